@@ -1,0 +1,14 @@
+"""What Python 3.10 lacks, from its backports; one place, so that nothing else asks for the version."""
+
+from __future__ import annotations
+
+import sys
+
+if sys.version_info >= (3, 11):
+    import tomllib
+    from asyncio import TaskGroup, timeout
+else:
+    import tomli as tomllib
+    from taskgroup import TaskGroup, timeout
+
+__all__ = ["TaskGroup", "timeout", "tomllib"]

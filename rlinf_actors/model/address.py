@@ -1,0 +1,93 @@
+"""WorkerAddress: the name of a worker, and of the children it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import total_ordering
+
+
+@total_ordering
+@dataclass(frozen=True, slots=True, init=False)
+class WorkerAddress:
+    """A group's name and a path of ranks: ``trainer:3``, or ``trainer:3:0`` for a child of it.
+
+    Tuples and lists of ranks, and a single int, give equal addresses. Hashable and ordered.
+
+    Attributes:
+        root_group_name: name of the group at the root.
+        rank_path: the ranks from the root down; empty for the group itself.
+    """
+
+    root_group_name: str
+    rank_path: tuple[int, ...]
+
+    def __init__(self, root_group_name: str, ranks: int | Sequence[int] = ()) -> None:
+        path = (ranks,) if isinstance(ranks, int) else tuple(int(rank) for rank in ranks)
+        object.__setattr__(self, "root_group_name", root_group_name)
+        object.__setattr__(self, "rank_path", path)
+
+    def __reduce__(self) -> tuple[type[WorkerAddress], tuple[str, tuple[int, ...]]]:
+        return WorkerAddress, (self.root_group_name, self.rank_path)
+
+    @property
+    def rank(self) -> int:
+        """The last rank of the path; -1 for the group itself."""
+        return self.rank_path[-1] if self.rank_path else -1
+
+    def get_name(self) -> str:
+        """The address as text, e.g. ``group:0:1``."""
+        return ":".join((self.root_group_name, *map(str, self.rank_path)))
+
+    def get_parent_rank(self) -> int:
+        """The rank above the last one.
+
+        Raises:
+            ValueError: the address has no parent rank.
+        """
+        if len(self.rank_path) < 2:
+            raise ValueError(f"worker address {self.get_name()!r} has no parent rank: it is not a child of a worker")
+        return self.rank_path[-2]
+
+    def get_parent_address(self) -> WorkerAddress:
+        """The address one level up.
+
+        Raises:
+            ValueError: this is the group itself.
+        """
+        if not self.rank_path:
+            raise ValueError(f"worker address {self.get_name()!r} is a group and has no parent")
+        return WorkerAddress(self.root_group_name, self.rank_path[:-1])
+
+    def get_child_address(self, rank: int) -> WorkerAddress:
+        """The address of child *rank* of this worker."""
+        return WorkerAddress(self.root_group_name, (*self.rank_path, rank))
+
+    @classmethod
+    def from_name(cls, name: str) -> WorkerAddress:
+        """Parse ``group:0:1``. The group's name may itself hold colons before the ranks.
+
+        Raises:
+            ValueError: *name* has an empty group.
+        """
+        parts = name.split(":")
+        cut = len(parts)
+        while cut > 1 and parts[cut - 1].isdigit():
+            cut -= 1
+        group = ":".join(parts[:cut])
+        if not group:
+            raise ValueError(f"{name!r} is no worker name: expected group:rank, e.g. trainer:0")
+        return cls(group, tuple(map(int, parts[cut:])))
+
+    @classmethod
+    def from_parent_name_rank(cls, parent_name: str, rank: int) -> WorkerAddress:
+        """The address of child *rank* of the worker or group called *parent_name*."""
+        return cls.from_name(parent_name).get_child_address(rank)
+
+    def __lt__(self, other: object) -> bool:
+        if not isinstance(other, WorkerAddress):
+            return NotImplemented
+        return (self.root_group_name, self.rank_path) < (other.root_group_name, other.rank_path)
+
+    def __str__(self) -> str:
+        return self.get_name()

@@ -1,0 +1,101 @@
+"""Every environment variable that configures the project; nothing else reads os.environ for that.
+
+A function per process kind builds one frozen value; the rest of the code takes it as an argument.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rlinf_actors.errors import ConfigError
+
+HEAD = "RLINF_HEAD"
+NODE_RANK = "RLINF_NODE_RANK"
+PATH_ENV_MERGE_MODE = "RLINF_PATH_ENV_MERGE_MODE"
+EXT_MODULE = "RLINF_EXT_MODULE"
+COMM_NET_DEVICES = "RLINF_COMM_NET_DEVICES"
+TIMEOUT_MINUTES = "RLINF_TIMEOUT"
+RUN_DIR = "RLINF_ACTORS_RUN_DIR"
+LOG_DIR = "RLINF_ACTORS_LOG_DIR"
+CONFIG_FILE = "RLINF_ACTORS_CONFIG"
+NAMESPACE = "CLUSTER_NAMESPACE"
+WORKER_MARK = "RLINF_ACTORS_WORKER"
+"""Set in every worker (its id), so that a sweep of /proc finds what a worker left behind."""
+
+MERGE_MODES = ("append", "override")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the environment says.
+
+    Attributes:
+        head: the coordinator's address, ``HOST:PORT`` or a ZeroMQ endpoint; None without one.
+        node_rank: this node's rank in the cluster, None to let the head choose.
+        path_env_merge_mode: "append" (configuration first, then the node's) or "override".
+        ext_module: module whose ``register()`` runs in the probe and in every worker.
+        comm_net_devices: network interfaces for collectives, None to ask the kernel's route.
+        timeout_minutes: how long collectives wait, None for torch's default.
+        run_dir: parent directory of sockets, None for the per-user default.
+        log_dir: directory of worker logs, None for the default.
+        config_file: agentd's configuration file, None for the default places.
+    """
+
+    head: str | None = None
+    node_rank: int | None = None
+    path_env_merge_mode: str = "append"
+    ext_module: str | None = None
+    comm_net_devices: str | None = None
+    timeout_minutes: float | None = None
+    run_dir: str | None = None
+    log_dir: str | None = None
+    config_file: str | None = None
+
+    @classmethod
+    def load(cls, environ: Mapping[str, str] | None = None) -> Settings:
+        """Read the environment (``os.environ`` by default).
+
+        Raises:
+            ConfigError: a variable has a value that it cannot have; ``path`` is its name.
+        """
+        env = os.environ if environ is None else environ
+        mode = env.get(PATH_ENV_MERGE_MODE) or "append"
+        if mode not in MERGE_MODES:
+            raise ConfigError(f"is {mode!r}; it must be one of {', '.join(MERGE_MODES)}", path=PATH_ENV_MERGE_MODE)
+        return cls(
+            head=env.get(HEAD) or None,
+            node_rank=_rank(env.get(NODE_RANK)),
+            path_env_merge_mode=mode,
+            ext_module=env.get(EXT_MODULE) or None,
+            comm_net_devices=env.get(COMM_NET_DEVICES) or None,
+            timeout_minutes=_minutes(env.get(TIMEOUT_MINUTES)),
+            run_dir=env.get(RUN_DIR) or None,
+            log_dir=env.get(LOG_DIR) or None,
+            config_file=env.get(CONFIG_FILE) or None,
+        )
+
+
+def _rank(text: str | None) -> int | None:
+    if not text:
+        return None
+    try:
+        rank = int(text)
+    except ValueError:
+        rank = -1
+    if rank < 0:
+        raise ConfigError(f"is {text!r}; it must be a whole number from 0 up", path=NODE_RANK)
+    return rank
+
+
+def _minutes(text: str | None) -> float | None:
+    if not text:
+        return None
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = 0.0
+    if not 0 < minutes < float("inf"):
+        raise ConfigError(f"is {text!r}; it must be a number of minutes above 0", path=TIMEOUT_MINUTES)
+    return minutes

@@ -1,0 +1,388 @@
+"""Control messages: everything that agents, drivers, workers and the head say to one another.
+
+House rules: a message is a frozen struct in this file; user data never rides in one. Decoding
+validates types, so that a message that got past the door is well formed. `Notice` needs no
+answer; a `Request` gets exactly one `Reply` or `Failed`.
+"""
+
+from __future__ import annotations
+
+from typing import Union
+
+import msgspec
+
+PROTOCOL = 1
+"""Raised whenever two versions of this file, or of frames.py, would not understand one another."""
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """Base of all control messages; the tag is the class's name."""
+
+
+class Value(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Base of the structs inside messages."""
+
+
+# --- values -----------------------------------------------------------------------------------
+
+
+class HardwareReport(Value, frozen=True):
+    """One piece of hardware. `detail` holds the fields that `type` adds (plain values)."""
+
+    type: str
+    model: str
+    detail: dict[str, Union[str, int, float, bool, None, list[str]]] = {}
+
+
+class ResourceReport(Value, frozen=True):
+    """All pieces of one type, in the order of their local ranks."""
+
+    type: str
+    infos: list[HardwareReport]
+
+
+class NodeReport(Value, frozen=True):
+    """What an agent knows of its node.
+
+    `node_id` stays the same when agentd restarts; `host` is equal for processes that share a
+    kernel and a network namespace; `rank` is RLINF_NODE_RANK or None.
+    """
+
+    node_id: str
+    hostname: str
+    ip: str
+    host: str
+    num_cpus: int
+    memory_bytes: int
+    python: str
+    interpreter: str
+    rank: Union[int, None] = None
+    resources: list[ResourceReport] = []
+    env_vars: dict[str, str] = {}
+    labels: dict[str, str] = {}
+    interfaces: dict[str, str] = {}
+    faults: list[str] = []
+    profilers: list[str] = []
+    port: int = 0
+
+
+class NodeState(Value, frozen=True):
+    """A node as the head sees it. `state` is ready, suspect, draining or lost; `rank` -1 before it is fixed."""
+
+    report: NodeReport
+    incarnation: str
+    rank: int
+    state: str
+    last_seen_s: float
+    is_head: bool = False
+
+
+class WorkerSpec(Value, frozen=True):
+    """What an agent needs to start one worker process. `env` is what the placement and the
+    configuration ask for; the agent adds its node's. `token` proves membership of the job."""
+
+    id: str
+    group: str
+    namespace: str
+    rank: int
+    world_size: int
+    node_rank: int
+    env: dict[str, str]
+    path_env_merge_mode: str = "append"
+    interpreter: Union[str, None] = None
+    start_method: str = "fork"
+    preload: list[str] = []
+    sys_path: list[str] = []
+    cwd: Union[str, None] = None
+    log_dir: Union[str, None] = None
+    forward_logs: bool = True
+    token: str = ""
+
+
+class Endpoint(Value, frozen=True):
+    """Where a worker listens. `ipc` is usable by processes whose host is `host`."""
+
+    host: str
+    ipc: str = ""
+    tcp: str = ""
+
+
+class ExitReport(Value, frozen=True):
+    """How a worker ended. `kind`: exited, signalled, start_failed, node_lost, stopped.
+    `oom`: no, suspected, yes."""
+
+    kind: str
+    exit_code: Union[int, None] = None
+    signal: Union[int, None] = None
+    oom: str = "no"
+    stderr_tail: list[str] = []
+    reason: str = ""
+
+
+class WorkerState(Value, frozen=True):
+    """One worker of a group as the head sees it. `state`: starting, running, stopping, gone."""
+
+    id: str
+    rank: int
+    node_rank: int
+    node_ip: str
+    state: str
+    pid: int = 0
+    endpoint: Union[Endpoint, None] = None
+    port: int = 0
+    master_port: int = 0
+    exit: Union[ExitReport, None] = None
+
+
+class GroupState(Value, frozen=True):
+    """A group as the head sees it. `cls` is module:qualname of the worker class, for people.
+    `detail` is JSON that the launching client wrote for those who attach (placements and the like)."""
+
+    namespace: str
+    name: str
+    cls: str
+    owner: str
+    state: str
+    workers: list[WorkerState]
+    token: str = ""
+    detail: str = ""
+
+
+# --- session ----------------------------------------------------------------------------------
+
+
+class AgentHello(Message, frozen=True):
+    """First message of an agent; answered by Welcome or Failed."""
+
+    protocol: int
+    version: str
+    incarnation: str
+    node: NodeReport
+    is_head: bool = False
+    workers: list[str] = []
+
+
+class ClientHello(Message, frozen=True):
+    """First message of a driver or worker. `pid` and `pid_start` (clock ticks since boot, field
+    22 of /proc/PID/stat) let the agent on the same host watch the process."""
+
+    protocol: int
+    version: str
+    incarnation: str
+    role: str
+    namespace: str
+    host: str
+    pid: int
+    pid_start: int
+    worker_id: str = ""
+    token: str = ""
+
+
+class Welcome(Message, frozen=True):
+    """The head's answer to a hello. `token` is the job's membership token (clients only)."""
+
+    epoch: str
+    version: str
+    beat_s: float
+    lease_s: float
+    token: str = ""
+
+
+class Goodbye(Message, frozen=True):
+    """Sent by whoever ends a session on purpose."""
+
+    reason: str = ""
+
+
+class Beat(Message, frozen=True):
+    """Sent every beat by agents and clients; the head answers with a Beat of its own."""
+
+    incarnation: str = ""
+
+
+# --- requests of clients -----------------------------------------------------------------------
+
+
+class GetNodes(Message, frozen=True):
+    """Wait until `num_nodes` nodes are there (0: answer at once), then fix and return their ranks.
+    Answered by Nodes, or by Failed(kind=timeout) naming the missing after `timeout_s`."""
+
+    num_nodes: int = 0
+    timeout_s: Union[float, None] = None
+
+
+class Nodes(Message, frozen=True):
+    nodes: list[NodeState]
+    warnings: list[str] = []
+
+
+class Launch(Message, frozen=True):
+    """Reserve the name and start the workers. Answered at once by Launched; each worker's fate
+    follows as WorkerChanged. The sender owns the group and is subscribed to it."""
+
+    namespace: str
+    group: str
+    cls: str
+    workers: list[WorkerSpec]
+    detail: str = ""
+    replaces: str = ""
+
+
+class Launched(Message, frozen=True):
+    group: GroupState
+
+
+class FindGroup(Message, frozen=True):
+    """Describe a group and subscribe to it. Answered by Launched or Failed(kind=not_found)."""
+
+    namespace: str
+    group: str
+
+
+class StopGroup(Message, frozen=True):
+    """SIGTERM, after `grace_s` SIGKILL, for all workers of a group. Answered by Done when all are gone."""
+
+    namespace: str
+    group: str
+    grace_s: float
+
+
+class GetStatus(Message, frozen=True):
+    """Answered by Status. `namespace` None: every namespace."""
+
+    namespace: Union[str, None] = None
+
+
+class Status(Message, frozen=True):
+    epoch: str
+    version: str
+    uptime_s: float
+    nodes: list[NodeState]
+    groups: list[GroupState]
+    clients: list[str]
+
+
+class StopCluster(Message, frozen=True):
+    """End the cluster (embedded clusters only). Answered by Done."""
+
+
+class Done(Message, frozen=True):
+    """The request was carried out and has no other result."""
+
+
+# --- head to agent, agent to head --------------------------------------------------------------
+
+
+class StartWorkers(Message, frozen=True):
+    """Notice to an agent. Its answer, per worker, is WorkerReady or WorkerExited."""
+
+    workers: list[WorkerSpec]
+
+
+class StopWorkers(Message, frozen=True):
+    """Notice to an agent: SIGTERM, and SIGKILL after `grace_s`. Unknown ids are ignored."""
+
+    ids: list[str]
+    grace_s: float
+
+
+class Watch(Message, frozen=True):
+    """Notice to an agent: say ProcessGone when this process of your host ends."""
+
+    incarnation: str
+    pid: int
+    pid_start: int
+
+
+class ProcessGone(Message, frozen=True):
+    incarnation: str
+
+
+class WorkerReady(Message, frozen=True):
+    """A worker's runtime listens; its class is not constructed yet."""
+
+    id: str
+    pid: int
+    endpoint: Endpoint
+    port: int = 0
+    master_port: int = 0
+
+
+class WorkerExited(Message, frozen=True):
+    id: str
+    exit: ExitReport
+
+
+class LogLines(Message, frozen=True):
+    """Lines that workers wrote, on their way agent -> head -> owner. `entries` are
+    (group:rank, stream, text); `skipped` says that lines were left out here (never in the files)."""
+
+    owner: str
+    node: str
+    entries: list[tuple[str, str, str]]
+    skipped: int = 0
+
+
+class LogCredit(Message, frozen=True):
+    """The owner's answer to LogLines: that many characters were shown; send more."""
+
+    owner: str
+    node: str
+    chars: int
+
+
+# --- head to clients ---------------------------------------------------------------------------
+
+
+class WorkerChanged(Message, frozen=True):
+    """Notice to all who hold a handle: the new state of workers of one group."""
+
+    namespace: str
+    group: str
+    workers: list[WorkerState]
+
+
+class Warn(Message, frozen=True):
+    """Notice for a person; shown once."""
+
+    text: str
+
+
+Body = Union[
+    AgentHello, ClientHello, Welcome, Goodbye, Beat,
+    GetNodes, Nodes, Launch, Launched, FindGroup, StopGroup, GetStatus, Status, StopCluster, Done,
+    StartWorkers, StopWorkers, Watch, ProcessGone, WorkerReady, WorkerExited, LogLines, LogCredit,
+    WorkerChanged, Warn,
+]  # fmt: skip
+"""Every control message."""
+
+
+# --- envelopes ---------------------------------------------------------------------------------
+
+
+class Request(Message, frozen=True, tag="req"):
+    id: int
+    body: Body
+
+
+class Reply(Message, frozen=True, tag="rep"):
+    id: int
+    body: Body
+
+
+class Failed(Message, frozen=True, tag="err"):
+    """A request that was refused. `kind` names the error class at the asker (wire.refusals):
+    config, timeout, name_in_use, not_found, unreachable, authentication, protocol, usage, node_lost."""
+
+    id: int
+    kind: str
+    text: str
+    missing_ranks: list[int] = []
+    path: str = ""
+
+
+class Notice(Message, frozen=True, tag="not"):
+    body: Body
+
+
+Envelope = Union[Request, Reply, Failed, Notice]

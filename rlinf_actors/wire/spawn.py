@@ -1,0 +1,134 @@
+"""What agentd and a template say to one another, over a unix SOCK_SEQPACKET socket, a struct a packet.
+
+A template is the small process that forks workers. agentd never runs user code and never imports
+what workers need, so the fork happens there. A packet is at most MAX_PACKET bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Union
+
+import msgspec
+
+from rlinf_actors.errors import RemoteWireError
+from rlinf_actors.wire.messages import Endpoint, ExitReport, Message, WorkerSpec
+
+MAX_PACKET = 1 << 20
+"""SO_SNDBUF is raised to hold it; an environment near ARG_MAX/2 still fits."""
+
+
+class WorkerPlace(Message, frozen=True):
+    """What a worker process is told of where it runs; the agent's part beside the WorkerSpec.
+
+    `run_dir` is where its ipc socket goes, `listen_ip` the address to bind TCP on ("" for ipc
+    only), `head` the coordinator's endpoint, `node` the node's name for messages to people,
+    `out_path`/`err_path` the files its stdout and stderr are drained to.
+    """
+
+    run_dir: str
+    host: str
+    head: str
+    node: str
+    node_ip: str
+    listen_ip: str
+    out_path: str
+    err_path: str
+
+
+# --- agentd to template ---
+
+
+class Fork(Message, frozen=True):
+    """Start one worker. `env` is its whole environment; nothing of the template's is kept."""
+
+    spec: WorkerSpec
+    place: WorkerPlace
+    env: dict[str, str]
+
+
+class Watching(Message, frozen=True):
+    """agentd holds a pidfd of this worker: the template may reap it once it ends."""
+
+    id: str
+
+
+class Shutdown(Message, frozen=True):
+    """Kill what is left, reap it, and exit."""
+
+
+# --- template to agentd ---
+
+
+class TemplateReady(Message, frozen=True):
+    """`forks` is False when it must spawn instead; `why` then says what is running in it."""
+
+    pid: int
+    python: str
+    forks: bool
+    why: str = ""
+
+
+class TemplateFailed(Message, frozen=True):
+    """The interpreter cannot run workers (package missing, too old); `text` says what to do."""
+
+    text: str
+
+
+class Forked(Message, frozen=True):
+    id: str
+    pid: int
+
+
+class Up(Message, frozen=True):
+    """The worker's runtime listens."""
+
+    id: str
+    endpoint: Endpoint
+    port: int
+    master_port: int
+
+
+class Grew(Message, frozen=True):
+    """There is more in these workers' log files; one is sent per file until agentd says Read."""
+
+    ids: list[str]
+
+
+class Read(Message, frozen=True):
+    """agentd to template: these log files were read to their end; tell me when they grow again."""
+
+    ids: list[str]
+
+
+class Exited(Message, frozen=True):
+    id: str
+    exit: ExitReport
+
+
+ToTemplate = Union[Fork, Watching, Read, Shutdown]
+ToAgent = Union[TemplateReady, TemplateFailed, Forked, Up, Grew, Exited]
+
+_encoder = msgspec.msgpack.Encoder()
+_to_template: msgspec.msgpack.Decoder[ToTemplate] = msgspec.msgpack.Decoder(ToTemplate)
+_to_agent: msgspec.msgpack.Decoder[ToAgent] = msgspec.msgpack.Decoder(ToAgent)
+
+
+def encode(packet: ToTemplate | ToAgent) -> bytes:
+    """One packet as bytes."""
+    return _encoder.encode(packet)
+
+
+def decode_to_template(data: bytes) -> ToTemplate:
+    """Raises RemoteWireError when *data* is no such packet."""
+    try:
+        return _to_template.decode(data)
+    except msgspec.DecodeError as error:
+        raise RemoteWireError(f"not a packet for a template: {error}") from None
+
+
+def decode_to_agent(data: bytes) -> ToAgent:
+    """Raises RemoteWireError when *data* is no such packet."""
+    try:
+        return _to_agent.decode(data)
+    except msgspec.DecodeError as error:
+        raise RemoteWireError(f"not a packet for agentd: {error}") from None
