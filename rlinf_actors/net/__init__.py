@@ -1,0 +1,1 @@
+"""Sockets and loops: the only package that moves bytes between processes."""

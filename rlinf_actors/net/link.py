@@ -1,0 +1,56 @@
+"""The seam between the transports (ZeroMQ, memory) and everything above them.
+
+A message is a header (bytes that the layer above encodes) and parts (buffers that it does not
+look into). What goes out in one loop iteration to one peer leaves as one chunk. Order is kept per
+(sender, receiver). Nothing here says that a peer is gone: the head does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, Union
+
+Buffer = Union[bytes, bytearray, memoryview]
+
+OnMessage = Callable[[bytes, bytes, "list[Buffer]"], None]
+"""(peer, header, parts); runs on the network's loop. *peer* is b"" on a Link."""
+
+
+class Listener(Protocol):
+    """A socket that others connect to."""
+
+    def bind(self, endpoint: str) -> str:
+        """Listen; returns the endpoint with the actual port. Raises ConfigError or OSError."""
+
+    def send(self, peer: bytes, header: bytes, parts: Sequence[Buffer] = (), *, now: bool = False) -> None:
+        """Send to a connected peer; to one that is gone it is dropped. Any thread.
+
+        *now* hands the message to the socket on the calling thread if nothing is queued before it
+        (saves a wake-up of the loop's thread; costs the batching).
+        """
+
+    def close(self) -> None:
+        """Stop listening. Loop thread only; twice is fine."""
+
+
+class Link(Protocol):
+    """A connection to one listener; reconnects by itself."""
+
+    def send(self, header: bytes, parts: Sequence[Buffer] = (), *, now: bool = False) -> None:
+        """As Listener.send. Messages to a listener that is not there yet wait."""
+
+    def close(self, linger_ms: int = 0) -> None:
+        """Close; what is not sent after *linger_ms* milliseconds is dropped. Loop thread only; twice is fine."""
+
+
+class Network(Protocol):
+    """Makes listeners and links on one event loop."""
+
+    def listener(self, on_message: OnMessage, *, max_bytes: int = -1) -> Listener:
+        """A listener that is not bound yet; frames above *max_bytes* end the connection (-1: no limit)."""
+
+    def link(self, endpoint: str, identity: bytes, on_message: OnMessage) -> Link:
+        """A link to *endpoint*; the listener knows it as *identity* (unique per process and purpose)."""
+
+    def close(self) -> None:
+        """Close every socket made here. Loop thread only."""

@@ -1,0 +1,117 @@
+"""The in-process twin of net.transport: one loop, no sockets, and faults on command.
+
+Everything above the seam runs unchanged on it. `cut` stops all messages of a peer in both
+directions (they are lost, as on a cut cable); `heal` lets later ones through; `delay` holds
+messages back for some seconds of the loop's time; `drop` loses those a function picks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from rlinf_actors.errors import ConfigError
+from rlinf_actors.net.link import Buffer, OnMessage
+
+
+class MemoryNetwork:
+    """Listeners and links that live in one event loop.
+
+    Args:
+        loop: the loop that delivers.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._listeners: dict[str, MemoryListener] = {}
+        self._cut: set[bytes] = set()
+        self._ports = 0
+        self.delay = 0.0
+        self.drop: Callable[[bytes, bytes], bool] = lambda _identity, _header: False
+
+    def listener(self, on_message: OnMessage, *, max_bytes: int = -1) -> MemoryListener:
+        return MemoryListener(self, on_message)
+
+    def link(self, endpoint: str, identity: bytes, on_message: OnMessage) -> MemoryLink:
+        return MemoryLink(self, endpoint, identity, on_message)
+
+    def cut(self, identity: bytes) -> None:
+        """Lose everything from and to the link of this identity from now on."""
+        self._cut.add(identity)
+
+    def heal(self, identity: bytes) -> None:
+        """Undo `cut` for messages sent from now on."""
+        self._cut.discard(identity)
+
+    def close(self) -> None:
+        for listener in list(self._listeners.values()):
+            listener.close()
+
+    def _deliver(self, identity: bytes, header: bytes, call: Callable[[], None]) -> None:
+        if identity in self._cut or self.drop(identity, header):
+            return
+        if self.delay:
+            self._loop.call_later(self.delay, call)
+        else:
+            self._loop.call_soon(call)
+
+
+class MemoryListener:
+    """The twin of ZmqListener."""
+
+    def __init__(self, network: MemoryNetwork, on_message: OnMessage) -> None:
+        self._network = network
+        self._endpoint = ""
+        self.on_message = on_message
+        self.links: dict[bytes, MemoryLink] = {}
+        self.open = True
+
+    def bind(self, endpoint: str) -> str:
+        if endpoint.endswith((":0", ":*")):
+            self._network._ports += 1
+            endpoint = f"{endpoint.rpartition(':')[0]}:{40000 + self._network._ports}"
+        if endpoint in self._network._listeners:
+            raise ConfigError(f"cannot listen on {endpoint}: it is in use")
+        self._network._listeners[endpoint] = self
+        self._endpoint = endpoint
+        return endpoint
+
+    def send(self, peer: bytes, header: bytes, parts: Sequence[Buffer] = (), *, now: bool = False) -> None:
+        copies = [bytes(part) for part in parts]
+
+        def arrive() -> None:
+            link = self.links.get(peer)
+            if link is not None and link.open:
+                link.on_message(b"", header, list(copies))
+
+        self._network._deliver(peer, header, arrive)
+
+    def close(self) -> None:
+        self.open = False
+        self._network._listeners.pop(self._endpoint, None)
+
+
+class MemoryLink:
+    """The twin of ZmqLink; messages to a listener that is not there are lost (a restart, seen from a peer)."""
+
+    def __init__(self, network: MemoryNetwork, endpoint: str, identity: bytes, on_message: OnMessage) -> None:
+        self._network = network
+        self._endpoint = endpoint
+        self._identity = identity
+        self.on_message = on_message
+        self.open = True
+
+    def send(self, header: bytes, parts: Sequence[Buffer] = (), *, now: bool = False) -> None:
+        copies = [bytes(part) for part in parts]
+
+        def arrive() -> None:
+            listener = self._network._listeners.get(self._endpoint)
+            if listener is None or not self.open:
+                return
+            listener.links[self._identity] = self
+            listener.on_message(self._identity, header, list(copies))
+
+        self._network._deliver(self._identity, header, arrive)
+
+    def close(self, linger_ms: int = 0) -> None:
+        self.open = False

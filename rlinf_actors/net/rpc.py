@@ -1,0 +1,173 @@
+"""Typed control messages over a Listener or a Link: notices, and requests with one answer each."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from rlinf_actors.errors import (
+    AuthenticationError,
+    ClusterTimeoutError,
+    ConfigError,
+    GroupNotFoundError,
+    NameInUseError,
+    NodeLostError,
+    ProtocolMismatchError,
+    RemoteWireError,
+    RlinfActorsError,
+    UsageError,
+)
+from rlinf_actors.net.link import Buffer, Network
+from rlinf_actors.wire import codec
+from rlinf_actors.wire.messages import Body, Envelope, Failed, Notice, Reply, Request
+
+log = logging.getLogger(__name__)
+
+_REFUSALS: dict[str, type[RlinfActorsError]] = {
+    "name_in_use": NameInUseError,
+    "not_found": GroupNotFoundError,
+    "authentication": AuthenticationError,
+    "protocol": ProtocolMismatchError,
+    "usage": UsageError,
+    "node_lost": NodeLostError,
+}
+
+
+def refusal(failed: Failed) -> RlinfActorsError:
+    """The exception that a Failed stands for."""
+    if failed.kind in ("timeout", "unreachable"):
+        return ClusterTimeoutError(failed.text, missing_ranks=failed.missing_ranks)
+    if failed.kind == "config":
+        return ConfigError(failed.text, path=failed.path)
+    return _REFUSALS.get(failed.kind, RlinfActorsError)(failed.text)
+
+
+class ControlServer:
+    """The head's end: decodes what arrives, encodes what leaves. Loop thread only.
+
+    Args:
+        network: where to listen.
+        on_envelope: called with the peer's identity and each well-formed Request or Notice.
+    """
+
+    def __init__(self, network: Network, on_envelope: Callable[[bytes, Envelope], None]) -> None:
+        self._listener = network.listener(self._received, max_bytes=codec.MAX_CONTROL_BYTES)
+        self._on_envelope = on_envelope
+        self.malformed = 0
+
+    def bind(self, endpoint: str) -> str:
+        """Listen; returns the endpoint with the actual port."""
+        return self._listener.bind(endpoint)
+
+    def notify(self, peer: bytes, body: Body) -> None:
+        """Send a notice; to a peer that is gone it is dropped."""
+        self._listener.send(peer, codec.encode(Notice(body)))
+
+    def reply(self, peer: bytes, request_id: int, body: Body) -> None:
+        """Answer a request."""
+        self._listener.send(peer, codec.encode(Reply(request_id, body)))
+
+    def fail(
+        self,
+        peer: bytes,
+        request_id: int,
+        kind: str,
+        text: str,
+        missing_ranks: Sequence[int] = (),
+        path: str = "",
+    ) -> None:
+        """Refuse a request; *kind* chooses the error class at the asker."""
+        self._listener.send(peer, codec.encode(Failed(request_id, kind, text, list(missing_ranks), path)))
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._listener.close()
+
+    def _received(self, peer: bytes, header: bytes, parts: list[Buffer]) -> None:
+        try:
+            envelope = codec.decode(header)
+        except RemoteWireError as error:
+            self.malformed += 1
+            log.warning("dropped a message from %r: %s", peer, error)
+            return
+        self._on_envelope(peer, envelope)
+
+
+class ControlClient:
+    """The end of an agent, driver or worker. Loop thread only.
+
+    Args:
+        network: what to connect with.
+        endpoint: the head's.
+        identity: unique per process, e.g. ``b"driver:3f2a..."``.
+        on_notice: called with each notice of the head.
+    """
+
+    def __init__(
+        self, network: Network, endpoint: str, identity: bytes, on_notice: Callable[[Body], None]
+    ) -> None:
+        self.endpoint = endpoint
+        self._on_notice = on_notice
+        self._pending: dict[int, asyncio.Future[Body]] = {}
+        self._next = 0
+        self._closed = False
+        self._link = network.link(endpoint, identity, self._received)
+
+    async def request(self, body: Body, timeout: float | None = None) -> Body:
+        """Ask and wait for the answer. Cancelling forgets the request; the head may still carry it out.
+
+        Raises:
+            ClusterTimeoutError: no answer within *timeout* seconds.
+            RlinfActorsError: the head refused (the class says why), or this end was closed.
+        """
+        if self._closed:
+            raise RlinfActorsError(f"the connection to the head at {self.endpoint} is closed")
+        self._next += 1
+        request_id = self._next
+        future: asyncio.Future[Body] = asyncio.get_running_loop().create_future()
+        self._pending[request_id] = future
+        try:
+            self._link.send(codec.encode(Request(request_id, body)))
+            return await asyncio.wait_for(future, timeout)
+        except (asyncio.TimeoutError, TimeoutError) as error:
+            if isinstance(error, RlinfActorsError):
+                raise
+            raise ClusterTimeoutError(
+                f"the head at {self.endpoint} did not answer {type(body).__name__} within {timeout:g} s; "
+                f"is it running, and is the address right?"
+            ) from None
+        finally:
+            self._pending.pop(request_id, None)
+
+    def notify(self, body: Body) -> None:
+        """Send a notice."""
+        if not self._closed:
+            self._link.send(codec.encode(Notice(body)))
+
+    def close(self, linger_ms: int = 0) -> None:
+        """Close; requests that wait end with an error. Twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        self._link.close(linger_ms)
+        for future in self._pending.values():
+            if not future.done():
+                future.set_exception(RlinfActorsError(f"the connection to the head at {self.endpoint} was closed"))
+
+    def _received(self, peer: bytes, header: bytes, parts: list[Buffer]) -> None:
+        try:
+            envelope = codec.decode(header)
+        except RemoteWireError as error:
+            log.warning("dropped a message from the head at %s: %s", self.endpoint, error)
+            return
+        if isinstance(envelope, Notice):
+            self._on_notice(envelope.body)
+            return
+        future = self._pending.get(envelope.id)
+        if future is None or future.done():
+            return  # cancelled or timed out meanwhile
+        if isinstance(envelope, Reply):
+            future.set_result(envelope.body)
+        elif isinstance(envelope, Failed):
+            future.set_exception(refusal(envelope))
