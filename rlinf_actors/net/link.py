@@ -8,9 +8,9 @@ look into). What goes out in one loop iteration to one peer leaves as one chunk.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, Union
+from typing import Protocol
 
-Buffer = Union[bytes, bytearray, memoryview]
+from rlinf_actors.model.buffers import Buffer
 
 OnMessage = Callable[[bytes, bytes, "list[Buffer]"], None]
 """(peer, header, parts); runs on the network's loop. *peer* is b"" on a Link."""

@@ -11,7 +11,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.net.link import Buffer, OnMessage
+from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.net.link import OnMessage
 
 
 class MemoryNetwork:

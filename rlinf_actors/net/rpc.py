@@ -18,7 +18,8 @@ from rlinf_actors.errors import (
     RlinfActorsError,
     UsageError,
 )
-from rlinf_actors.net.link import Buffer, Network
+from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.net.link import Network
 from rlinf_actors.wire import codec
 from rlinf_actors.wire.messages import Body, Envelope, Failed, Notice, Reply, Request
 

@@ -20,7 +20,8 @@ from collections.abc import Sequence
 import msgspec
 import zmq
 
-from rlinf_actors.net.link import Buffer, OnMessage
+from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.net.link import OnMessage
 from rlinf_actors.net.security import Security
 
 log = logging.getLogger(__name__)

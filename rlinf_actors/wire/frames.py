@@ -1,0 +1,119 @@
+"""Headers of what processes of one job say directly to one another; the user's data rides behind them.
+
+Kept as MessagePack arrays with a numeric tag, since one goes with every call. A link's first
+message is a Join; until it was accepted nothing else from that peer is looked at.
+"""
+
+from __future__ import annotations
+
+from typing import Union
+
+import msgspec
+
+from rlinf_actors.errors import RemoteWireError
+
+
+class Frame(msgspec.Struct, frozen=True, array_like=True):
+    """Base of all headers."""
+
+
+class Join(Frame, frozen=True, tag=0):
+    """First on every link. `token` proves membership of the job; `python` is "3.11"; `worker_id`
+    is whom the sender means to reach, so that a recycled address is noticed."""
+
+    protocol: int
+    version: str
+    python: str
+    name: str
+    token: str
+    worker_id: str
+
+
+class Rejected(Frame, frozen=True, tag=1):
+    """The answer to a Join that is not accepted. `kind` as in messages.Failed."""
+
+    kind: str
+    text: str
+
+
+class Create(Frame, frozen=True, tag=2):
+    """Construct the worker's class: payload (class or None, args, kwargs, extras). `cls` is
+    "module:qualname" where the class is imported, "" where it comes by value; `env` is set first."""
+
+    id: int
+    cls: str
+    env: dict[str, str]
+    max_concurrency: int = 0
+
+
+class Call(Frame, frozen=True, tag=3):
+    """Run a method; `deadline_s` is what is left of the caller's time in seconds, 0 for no limit."""
+
+    id: int
+    method: str
+    deadline_s: float = 0.0
+
+
+class Stream(Frame, frozen=True, tag=4):
+    """Run an async generator method; at most `window` items may be on their way at a time."""
+
+    id: int
+    method: str
+    window: int
+
+
+class Credit(Frame, frozen=True, tag=5):
+    """`n` more items of the stream may be sent."""
+
+    id: int
+    n: int
+
+
+class Cancel(Frame, frozen=True, tag=6):
+    """Forget the call: dropped if queued, cancelled if async, left to finish if it blocks a thread."""
+
+    id: int
+
+
+class Ok(Frame, frozen=True, tag=7):
+    """The call's result, or the end of a stream; `seconds` is how long the method ran."""
+
+    id: int
+    seconds: float = 0.0
+
+
+class Item(Frame, frozen=True, tag=8):
+    """One item of a stream."""
+
+    id: int
+
+
+class Raised(Frame, frozen=True, tag=9):
+    """The call failed. The payload is the pickled exception, or nothing if it does not pickle.
+    `kind`: raised (by the method), start (class not importable, ...), expired, cancelled, usage."""
+
+    id: int
+    kind: str
+    error: str
+    text: str
+    traceback: str = ""
+
+
+AnyFrame = Union[Join, Rejected, Create, Call, Stream, Credit, Cancel, Ok, Item, Raised]
+
+encode = msgspec.msgpack.Encoder().encode
+"""A header as bytes."""
+
+_decode = msgspec.msgpack.Decoder(AnyFrame).decode
+
+
+def decode(data: bytes) -> AnyFrame:
+    """The header in *data*.
+
+    Raises:
+        RemoteWireError: *data* is not one.
+    """
+    try:
+        return _decode(data)
+    except msgspec.DecodeError as error:
+        raise RemoteWireError(f"not a header: {error}") from None

@@ -1,0 +1,227 @@
+"""User data to buffers and back: the one module that pickles and unpickles.
+
+Only drivers and workers import it, and only for peers that proved to be members of the same job.
+
+An encoded object is a list of parts. Nothing at all stands for None (or for a call without
+arguments). The first byte of the first part says what follows:
+
+    M  MessagePack of a plain scalar or string         B  raw bytes, in the second part
+    A  MessagePack of [args, kwargs], all plain        P  pickle protocol 5, out-of-band buffers behind it
+    C  the same by cloudpickle, after two bytes with Python's major and minor version
+
+Buffers (tensors, arrays) never go through pickle's stream, and arrive writable.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import io
+import pickle
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from rlinf_actors.errors import ProtocolMismatchError, SerializationError
+from rlinf_actors.model.buffers import Buffer
+
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes})
+_SMALL = 16 << 10
+"""bytes of this size and more skip MessagePack, which would copy them twice."""
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder().decode
+
+_Table = dict[type, Callable[[Any], Any]]
+
+
+def encode(value: Any, what: str = "value") -> list[Buffer]:
+    """One object as parts. Buffers in it are not copied: they must not change until they are sent.
+
+    Args:
+        value: any picklable object.
+        what: its name, for the error's path.
+
+    Raises:
+        SerializationError: something in it cannot be pickled; ``path`` says what.
+    """
+    if value is None:
+        return []
+    kind = type(value)
+    if kind in _PLAIN:
+        if kind is bytes and len(value) >= _SMALL:
+            return [b"B", value]
+        try:
+            return [b"M" + _pack(value)]
+        except (OverflowError, UnicodeEncodeError):
+            pass  # beyond 64 bits, or a lone surrogate: pickle takes both
+    return _pickle(value, what)
+
+
+def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Buffer]:
+    """The arguments of a call as parts. Raises SerializationError with a path like ``args[0].lock``."""
+    if not args and not kwargs:
+        return []
+    if all(type(a) in _PLAIN for a in args) and (not kwargs or all(type(a) in _PLAIN for a in kwargs.values())):
+        try:
+            packed: bytes = b"A" + _pack([args, kwargs])
+            if len(packed) < _SMALL:
+                return [packed]
+        except (OverflowError, UnicodeEncodeError):
+            pass
+    return _pickle((args, kwargs), "")
+
+
+def decode(parts: Sequence[Buffer]) -> Any:
+    """The object that `encode` made *parts* of. Unpickles: authenticated members of the same job only.
+
+    Raises:
+        ProtocolMismatchError: it was pickled by value by another minor version of Python.
+        Exception: whatever unpickling raises (ImportError where a module is missing here).
+    """
+    if not parts:
+        return None
+    head = parts[0]
+    kind = head[:1]
+    if kind == b"M" or kind == b"A":
+        return _unpack(memoryview(head)[1:])
+    if kind == b"P":
+        return pickle.loads(memoryview(head)[1:], buffers=_writable(parts))
+    if kind == b"C":
+        theirs, ours = (head[1], head[2]), sys.version_info[:2]
+        if theirs != ours:
+            raise ProtocolMismatchError(
+                f"a class or function sent by value comes from Python {theirs[0]}.{theirs[1]} and this worker runs "
+                f"{ours[0]}.{ours[1]}: put it in a module that both can import, or use one Python version"
+            )
+        return pickle.loads(memoryview(head)[3:], buffers=_writable(parts))
+    if kind == b"B":
+        return bytes(parts[1])
+    raise SerializationError(f"data of unknown form {bytes(kind)!r}: the sender is of another version")
+
+
+def decode_call(parts: Sequence[Buffer]) -> tuple[Sequence[Any], dict[str, Any]]:
+    """The arguments that `encode_call` made *parts* of."""
+    if not parts:
+        return (), {}
+    args, kwargs = decode(parts)
+    return args, kwargs
+
+
+def _writable(parts: Sequence[Buffer]) -> list[Buffer]:
+    # small parts arrive as bytes, from which arrays would be read-only
+    return [bytearray(part) if type(part) is bytes else part for part in parts[1:]]
+
+
+def _pickle(value: Any, what: str) -> list[Buffer]:
+    buffers: list[Buffer] = []
+
+    def keep(buffer: pickle.PickleBuffer) -> None:
+        buffers.append(buffer.raw())
+
+    try:
+        stream = io.BytesIO()
+        pickler = pickle.Pickler(stream, 5, buffer_callback=keep)
+        pickler.dispatch_table = _dispatch_table()
+        pickler.dump(value)
+        data = stream.getbuffer()
+        if b"__main__" not in stream.getvalue():
+            return [b"P" + bytes(data), *buffers]
+    except Exception:  # noqa: BLE001 - any failure means: let cloudpickle try, which reports its own
+        pass
+    buffers.clear()
+    stream = io.BytesIO()
+    try:
+        _cloud_pickler(stream, keep).dump(value)
+    except Exception as error:
+        path = _culprit(value, what)
+        raise SerializationError(f"{path or what} cannot be pickled: {error}", path=path) from error
+    return [b"C" + bytes(sys.version_info[:2]) + stream.getvalue(), *buffers]
+
+
+def _cloud_pickler(stream: io.BytesIO, keep: Callable[[pickle.PickleBuffer], Any]) -> pickle.Pickler:
+    import cloudpickle  # not at the top: most processes never need it, and it takes 50 ms
+
+    pickler: pickle.Pickler = cloudpickle.Pickler(stream, protocol=5, buffer_callback=keep)
+    table = _tensor_reducers()
+    if table:
+        # a copy: the attribute is shared by all picklers of the class
+        pickler.dispatch_table = pickler.dispatch_table.new_child(table)  # type: ignore[attr-defined]
+    return pickler
+
+
+_cached: tuple[int, bool, Mapping[type, Callable[[Any], Any]]] = (-1, False, {})
+
+
+def _dispatch_table() -> Mapping[type, Callable[[Any], Any]]:
+    """copyreg's table and ours; a table is looked up in C, where reducer_override costs a Python call an object."""
+    global _cached
+    torch_loaded = "torch" in sys.modules
+    if _cached[:2] != (len(copyreg.dispatch_table), torch_loaded):
+        table: _Table = {**copyreg.dispatch_table, **_tensor_reducers()}
+        _cached = (len(copyreg.dispatch_table), torch_loaded, table)
+    return _cached[2]
+
+
+def _tensor_reducers() -> _Table:
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "Tensor"):
+        return {}
+    return {torch.Tensor: _reduce_tensor}
+
+
+def _reduce_tensor(tensor: Any) -> Any:
+    """A dense CPU tensor as a numpy view of its bytes, out of band; anything else as torch does it."""
+    torch = sys.modules["torch"]
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.is_quantized:
+        return tensor.__reduce_ex__(5)
+    if tensor.is_conj() or tensor.is_neg() or (tensor.requires_grad and tensor.grad_fn is not None):
+        return tensor.__reduce_ex__(5)  # torch's own rules (and its error for non-leaf tensors)
+    flat = tensor.detach().contiguous().view(-1)
+    raw = flat.view(torch.uint8).numpy() if flat.numel() else b""
+    return _rebuild_tensor, (raw, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.requires_grad)
+
+
+def _rebuild_tensor(raw: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool) -> Any:
+    import torch
+
+    kind = getattr(torch, dtype)
+    tensor = torch.from_numpy(raw).view(kind).view(shape) if len(raw) else torch.empty(shape, dtype=kind)
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+def _culprit(value: Any, path: str, depth: int = 0, seen: frozenset[int] = frozenset()) -> str:
+    """The path to the innermost part of *value* that cannot be pickled."""
+    if depth > 12 or id(value) in seen:
+        return path
+    for name, part in _parts_of(value, path):
+        if not _pickles(part):
+            return _culprit(part, name, depth + 1, seen | {id(value)})
+    return path
+
+
+def _parts_of(value: Any, path: str) -> list[tuple[str, Any]]:
+    if path == "" and type(value) is tuple and len(value) == 2:
+        args, kwargs = value
+        return [(f"args[{n}]", arg) for n, arg in enumerate(args)] + list(kwargs.items())
+    if isinstance(value, (list, tuple)):
+        return [(f"{path}[{n}]", part) for n, part in enumerate(value)]
+    if isinstance(value, dict):
+        return [(f"{path}[{key!r}]", part) for key, part in value.items()]
+    attributes = getattr(value, "__dict__", None)
+    if isinstance(attributes, dict) and not isinstance(value, type):
+        return [(f"{path}.{name}", part) for name, part in attributes.items()]
+    closure = getattr(value, "__closure__", None)
+    if closure:
+        names = value.__code__.co_freevars
+        return [(f"{path}.<closure {name}>", cell.cell_contents) for name, cell in zip(names, closure, strict=False)]
+    return []
+
+
+def _pickles(value: Any) -> bool:
+    try:
+        _cloud_pickler(io.BytesIO(), lambda _buffer: None).dump(value)
+    except Exception:  # noqa: BLE001 - that it fails is the answer
+        return False
+    return True
