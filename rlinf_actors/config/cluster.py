@@ -1,0 +1,279 @@
+"""ClusterConfig: the ``cluster:`` section, checked and in one normal form.
+
+Every fault is a ConfigError that carries its config path. Nothing a caller passes in is changed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlinf_actors.config.components import ComponentRule, parse_component_placement
+from rlinf_actors.config.fields import (
+    check_keys,
+    flag,
+    join,
+    label_text,
+    mapping,
+    nearest,
+    plain,
+    sequence,
+    text,
+    whole_number,
+)
+from rlinf_actors.config.hardware import HardwareSection, parse_hardware
+from rlinf_actors.config.ranks import parse_node_ranks
+from rlinf_actors.config.variables import parse_env_vars
+from rlinf_actors.config.yaml_file import load_yaml
+from rlinf_actors.errors import ConfigError
+from rlinf_actors.model.node import RESERVED_LABELS, NodeEnvConfig
+
+SECTION = "cluster"
+_CLUSTER_KEYS = ("num_nodes", "component_placement", "node_groups")
+_GROUP_KEYS = ("label", "node_ranks", "env_configs", "hardware", "ignore_hardware")
+_ENV_KEYS = ("node_ranks", "python_interpreter_path", "env_vars")
+_GROUP_EXAMPLE = "{label: a800, node_ranks: 0-7}"
+
+ConfigSource = Any
+"""A mapping, an OmegaConf DictConfig, or the path of a YAML file (str or PathLike)."""
+
+
+@dataclass(frozen=True)
+class NodeGroupConfig:
+    """One entry of ``node_groups``.
+
+    Attributes:
+        label: its name; unique.
+        node_ranks: cluster ranks of its nodes, ascending.
+        env_configs: interpreters and variables, for nodes of the group, no node in two of them.
+        hardware: the non-accelerator type that the group owns, if any.
+        ignore_hardware: whether its nodes count as CPU-only.
+    """
+
+    label: str
+    node_ranks: tuple[int, ...]
+    env_configs: tuple[NodeEnvConfig, ...] = ()
+    hardware: HardwareSection | None = None
+    ignore_hardware: bool = False
+
+    @classmethod
+    def from_any(
+        cls,
+        source: ConfigSource,
+        *,
+        num_nodes: int,
+        hardware_types: Mapping[str, type] | None = None,
+        path: str = "node_group",
+    ) -> NodeGroupConfig:
+        """Check one group of a cluster of *num_nodes* nodes; see :meth:`ClusterConfig.from_any`.
+
+        Raises:
+            ConfigError: a key or value is wrong.
+        """
+        section = mapping(_load(source, path), path, _GROUP_EXAMPLE)
+        check_keys(section, _GROUP_KEYS, path)
+        for key in ("label", "node_ranks"):
+            if key not in section:
+                raise ConfigError(f"has no {key}; a node group looks like {_GROUP_EXAMPLE}", path=path)
+        label = label_text(section["label"], f"{path}.label")
+        if label in RESERVED_LABELS:
+            raise ConfigError(
+                f"{label!r} is the built-in group of all nodes; choose another label for this one", path=f"{path}.label"
+            )
+        ranks = parse_node_ranks(section["node_ranks"], num_nodes, f"{path}.node_ranks")
+        ignore = flag(section.get("ignore_hardware", False), f"{path}.ignore_hardware")
+        hardware = parse_hardware(section.get("hardware"), label, ranks, hardware_types, f"{path}.hardware")
+        if ignore and hardware is not None:
+            raise ConfigError(
+                "ignore_hardware and hardware exclude one another: a group that owns hardware cannot ignore it",
+                path=f"{path}.ignore_hardware",
+            )
+        env_configs = _env_configs(section.get("env_configs"), label, ranks, num_nodes, f"{path}.env_configs")
+        return cls(label, ranks, env_configs, hardware, ignore)
+
+
+@dataclass(frozen=True)
+class ClusterConfig:
+    """The ``cluster:`` section.
+
+    Attributes:
+        num_nodes: how many nodes the cluster has.
+        component_placement: which components go by which rule; see ComponentPlacement.
+        node_groups: the groups, in the order given.
+    """
+
+    num_nodes: int
+    component_placement: tuple[ComponentRule, ...] = ()
+    node_groups: tuple[NodeGroupConfig, ...] = ()
+
+    @classmethod
+    def from_any(
+        cls,
+        source: ConfigSource,
+        *,
+        num_nodes: int | None = None,
+        hardware_types: Mapping[str, type] | None = None,
+    ) -> ClusterConfig:
+        """Check a configuration: the ``cluster:`` section itself, or a whole one that has it.
+
+        Args:
+            source: a mapping, an OmegaConf DictConfig or the path of a YAML file; a ClusterConfig is returned as it is.
+            num_nodes: stands in for a missing ``num_nodes`` key; must agree with one that is there.
+            hardware_types: registered hardware types, name to config dataclass. With it, every entry of
+                ``hardware.configs`` becomes an instance; without it they stay mappings, and types are not checked.
+
+        Raises:
+            ConfigError: a key or value is wrong; its ``path`` says which.
+        """
+        if isinstance(source, cls):
+            return source
+        section = cluster_section(source)
+        check_keys(section, _CLUSTER_KEYS, SECTION)
+        count = _num_nodes(section, num_nodes)
+        rules: tuple[ComponentRule, ...] = ()
+        if section.get("component_placement") is not None:
+            rules = parse_component_placement(section["component_placement"], f"{SECTION}.component_placement")
+        groups: list[NodeGroupConfig] = []
+        path = f"{SECTION}.node_groups"
+        entries = section.get("node_groups")
+        for index, entry in enumerate(sequence([] if entries is None else entries, path, f"[{_GROUP_EXAMPLE}]")):
+            where = f"{path}[{index}]"
+            group = NodeGroupConfig.from_any(
+                mapping(entry, where, _GROUP_EXAMPLE), num_nodes=count, hardware_types=hardware_types, path=where
+            )
+            for other, earlier in enumerate(groups):
+                if earlier.label == group.label:
+                    raise ConfigError(f"{group.label!r} is the label of {path}[{other}] too", path=f"{where}.label")
+            groups.append(group)
+        _check_labels(rules, [group.label for group in groups])
+        return cls(count, rules, tuple(groups))
+
+    from_dict_cfg = from_any
+
+    def get_node_labels(self, node_rank: int) -> list[str]:
+        """Labels of the configured groups that hold a node."""
+        return [group.label for group in self.node_groups if node_rank in group.node_ranks]
+
+    def get_hardware_configs(self, node_rank: int) -> dict[str, list[Any]]:
+        """Hardware type to the entries of ``hardware.configs`` for a node; types without an entry for it too."""
+        found: dict[str, list[Any]] = {}
+        for group in self.node_groups:
+            if group.hardware is not None and node_rank in group.node_ranks:
+                found.setdefault(group.hardware.type, []).extend(group.hardware.for_node(node_rank))
+        return found
+
+
+def cluster_section(source: ConfigSource) -> Mapping[Any, Any]:
+    """The plain ``cluster:`` section of *source*, which is that section or a whole configuration.
+
+    Of a whole OmegaConf configuration only that section is resolved.
+
+    Raises:
+        ConfigError: there is none, or it cannot be read.
+    """
+    loaded = source
+    if isinstance(source, (str, os.PathLike)):
+        loaded = load_yaml(source)
+    if not isinstance(loaded, Mapping):  # a DictConfig is one
+        raise ConfigError(
+            f"is {loaded!r}; it must be a mapping, an OmegaConf DictConfig or the path of a YAML file", path=SECTION
+        )
+    if SECTION in loaded:
+        loaded = _member(loaded)
+    return mapping(plain(loaded, SECTION), SECTION, "{num_nodes: 1}")
+
+
+def _member(whole: Any) -> Any:
+    try:
+        return whole[SECTION]
+    except (ConfigError, KeyError):
+        raise
+    except Exception as error:  # OmegaConf's own, which may not be imported here
+        raise ConfigError(f"cannot be resolved: {error}", path=SECTION) from error
+
+
+def _load(source: ConfigSource, path: str) -> Any:
+    return plain(load_yaml(source) if isinstance(source, (str, os.PathLike)) else source, path)
+
+
+def _num_nodes(section: Mapping[Any, Any], given: int | None) -> int:
+    path = f"{SECTION}.num_nodes"
+    if section.get("num_nodes") is None:
+        if given is None:
+            raise ConfigError("has no num_nodes; add the number of nodes, e.g. num_nodes: 1", path=SECTION)
+        return whole_number(given, path, least=1)
+    count = whole_number(section["num_nodes"], path, least=1)
+    if given is not None and given != count:
+        raise ConfigError(f"is {count}, but num_nodes={given} was asked for; give only one, or the same", path=path)
+    return count
+
+
+def _env_configs(
+    value: Any, label: str, group_ranks: Sequence[int], num_nodes: int, path: str
+) -> tuple[NodeEnvConfig, ...]:
+    owner: dict[int, str] = {}
+    found: list[NodeEnvConfig] = []
+    example = "[{node_ranks: 0-7, env_vars: [{NAME: value}]}]"
+    for index, raw in enumerate(sequence([] if value is None else value, path, example)):
+        where = f"{path}[{index}]"
+        entry = mapping(raw, where, example[1:-1])
+        check_keys(entry, _ENV_KEYS, where)
+        if "node_ranks" not in entry:
+            raise ConfigError("has no node_ranks; say which nodes of the group it is for", path=where)
+        ranks = parse_node_ranks(entry["node_ranks"], num_nodes, f"{where}.node_ranks")
+        if _is_all(entry["node_ranks"]):
+            ranks = tuple(group_ranks)
+        for rank in ranks:
+            if rank not in group_ranks:
+                raise ConfigError(
+                    f"names node {rank}, which is not in group {label!r} (its nodes: {spell_ranks(group_ranks)})",
+                    path=f"{where}.node_ranks",
+                )
+            if rank in owner:
+                raise ConfigError(
+                    f"names node {rank}, which {owner[rank]} covers already; one entry per node",
+                    path=f"{where}.node_ranks",
+                )
+            owner[rank] = where
+        interpreter = entry.get("python_interpreter_path")
+        if interpreter is not None:
+            interpreter = text(interpreter, f"{where}.python_interpreter_path", "the path of an interpreter")
+        found.append(NodeEnvConfig(ranks, interpreter, parse_env_vars(entry.get("env_vars"), join(where, "env_vars"))))
+    return tuple(found)
+
+
+def _is_all(value: Any) -> bool:
+    return isinstance(value, str) and value.strip().lower() == "all"
+
+
+def _check_labels(rules: Sequence[ComponentRule], labels: Sequence[str]) -> None:
+    known = [*labels, *RESERVED_LABELS]
+    for rule in rules:
+        for label in rule.node_groups:
+            if label not in known:
+                raise ConfigError(
+                    f"there is no node group {label!r}; did you mean {nearest(label, known)!r}? "
+                    f"Groups: {', '.join(known)} (labels are case-sensitive)",
+                    path=f"{rule.path}.node_group",
+                )
+
+
+def spell_ranks(ranks: Sequence[int]) -> str:
+    """Ranks as people write them: ``0-3,5``."""
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in _runs(ranks)) or "none"
+
+
+def _runs(ranks: Sequence[int]) -> Iterator[tuple[int, int]]:
+    start: int | None = None
+    previous = -1
+    for rank in ranks:
+        if start is None:
+            start = rank
+        elif rank != previous + 1:
+            yield start, previous
+            start = rank
+        previous = rank
+    if start is not None:
+        yield start, previous

@@ -1,0 +1,295 @@
+"""Nodes and groups of nodes, as plain values.
+
+Both can be made by hand, so that a placement can be tried on a cluster that does not exist. A
+group numbers its resources: the ranks that placements speak of. They are, in this order of
+precedence, one piece of the group's own hardware type, an accelerator if any node has one, a node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from rlinf_actors.errors import PlacementError
+from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType, HardwareInfo, HardwareResource
+
+CLUSTER_GROUP = "cluster"
+"""Built-in group of all nodes: the one that the short form of a placement uses."""
+NODE_GROUP = "node"
+"""Built-in group whose resources are the nodes, whatever hardware they have."""
+RESERVED_LABELS = (CLUSTER_GROUP, NODE_GROUP)
+
+ANY_ACCELERATOR = "Accelerator"
+"""Older type of a resource that holds accelerators; their vendor is then in the infos."""
+
+_ACCELERATOR_TYPES = {kind.value for kind in AcceleratorType if kind is not AcceleratorType.NO_ACCEL}
+
+
+@dataclass(frozen=True)
+class NodeEnvConfig:
+    """Interpreter and variables for some nodes of a group (an entry of ``env_configs``).
+
+    ``node_ranks`` may be given as an int or a sequence, ``env_vars`` as a mapping or as the
+    configuration's list of one-key mappings.
+
+    Attributes:
+        node_ranks: cluster ranks of the nodes that it is for.
+        python_interpreter_path: interpreter of workers there, None for the node's own.
+        env_vars: variables of workers there.
+    """
+
+    node_ranks: tuple[int, ...] = ()
+    python_interpreter_path: str | None = None
+    env_vars: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        ranks: int | Sequence[int] = self.node_ranks
+        object.__setattr__(self, "node_ranks", (ranks,) if isinstance(ranks, int) else tuple(ranks))
+        given: Mapping[str, str] | Sequence[Mapping[str, str]] = self.env_vars
+        entries = [given] if isinstance(given, Mapping) else list(given)
+        object.__setattr__(
+            self, "env_vars", {str(key): str(value) for entry in entries for key, value in entry.items()}
+        )
+
+
+@dataclass(frozen=True)
+class NodeInfo:
+    """One machine of the cluster.
+
+    Attributes:
+        node_labels: labels of the node groups that it belongs to.
+        node_rank: its rank in the cluster.
+        ray_id: the node's id, under its older name (see :attr:`node_id`).
+        node_ip: address that the other nodes reach it by.
+        num_cpus: logical CPUs.
+        python_interpreter_path: interpreter of its workers unless the configuration names another.
+        default_env_vars: environment that its workers start from.
+        env_vars: variables that were set for this node on purpose.
+        hardware_resources: what the probe found, one entry a type.
+        profiler_backends: profilers that can be used there.
+    """
+
+    node_labels: list[str] = field(default_factory=list)
+    node_rank: int = 0
+    ray_id: str = ""
+    node_ip: str = "127.0.0.1"
+    num_cpus: int = 1
+    python_interpreter_path: str = ""
+    default_env_vars: dict[str, str] = field(default_factory=dict)
+    env_vars: dict[str, str] = field(default_factory=dict)
+    hardware_resources: list[HardwareResource] = field(default_factory=list)
+    profiler_backends: list[str] = field(default_factory=list)
+
+    @property
+    def node_id(self) -> str:
+        """The node's id: stays the same when its agent restarts."""
+        return self.ray_id
+
+    @cached_property
+    def accelerators(self) -> tuple[HardwareInfo, ...]:
+        """Its accelerators, in the order of their local ranks."""
+        return tuple(
+            info for resource in self.hardware_resources if _is_accelerator(resource) for info in resource.infos
+        )
+
+    @property
+    def num_accelerators(self) -> int:
+        """How many accelerators it has."""
+        return len(self.accelerators)
+
+    @cached_property
+    def accelerator_type(self) -> AcceleratorType:
+        """Type of its accelerators, NO_ACCEL without any."""
+        for resource in self.hardware_resources:
+            if resource.infos and _is_accelerator(resource):
+                kind = resource.infos[0].type
+                return AcceleratorType(kind if kind in _ACCELERATOR_TYPES else resource.type)
+        return AcceleratorType.NO_ACCEL
+
+    @property
+    def accelerator_model(self) -> str:
+        """Model of its first accelerator, "" without any."""
+        return self.accelerators[0].model if self.accelerators else ""
+
+    @cached_property
+    def accelerator_device_names(self) -> tuple[str, ...]:
+        """What a visibility variable calls each accelerator, in the order of their local ranks.
+
+        The vendor's index where those differ (an agent may see devices 4-7 only), else UUIDs (slices of
+        one GPU share its index), else the position.
+        """
+        indices = [info.index for info in self.accelerators if isinstance(info, AcceleratorInfo)]
+        if len(set(indices)) == len(self.accelerators):
+            return tuple(map(str, indices))
+        uuids = {info.uuid: None for info in self.accelerators if isinstance(info, AcceleratorInfo) and info.uuid}
+        if len(uuids) == len(self.accelerators):
+            return tuple(uuids)
+        return tuple(str(position) for position in range(len(self.accelerators)))
+
+    def get_hardware_infos(self, hw_type: str) -> list[HardwareInfo]:
+        """Its pieces of type *hw_type*, in the order of their local ranks."""
+        if hw_type == ANY_ACCELERATOR:
+            return list(self.accelerators)
+        found = [info for resource in self.hardware_resources if resource.type == hw_type for info in resource.infos]
+        return found or [info for info in self.accelerators if info.type == hw_type]
+
+    def get_hw_resource_count(self, hw_type: str) -> int:
+        """How many pieces of type *hw_type* it has."""
+        return len(self.get_hardware_infos(hw_type))
+
+
+def _is_accelerator(resource: HardwareResource) -> bool:
+    if resource.type in _ACCELERATOR_TYPES:
+        return True
+    return resource.type == ANY_ACCELERATOR and all(info.type in _ACCELERATOR_TYPES for info in resource.infos)
+
+
+@dataclass(frozen=True)
+class NodeGroupInfo:
+    """Nodes under one label, and the numbering of their resources.
+
+    Attributes:
+        label: name of the group.
+        nodes: its nodes; resource ranks run through them in this order.
+        hardware_type: the one type that the group owns, None for accelerators or else nodes.
+        ignore_hardware: count nodes, whatever they have.
+        env_configs: interpreters and variables of its nodes.
+    """
+
+    label: str
+    nodes: list[NodeInfo] = field(default_factory=list)
+    hardware_type: str | None = None
+    ignore_hardware: bool = False
+    env_configs: Sequence[NodeEnvConfig] | None = None
+
+    @property
+    def node_ranks(self) -> list[int]:
+        """Cluster ranks of its nodes."""
+        return [node.node_rank for node in self.nodes]
+
+    @cached_property
+    def counts_nodes(self) -> bool:
+        """Whether a resource of this group is a node, not a piece of hardware."""
+        if self.ignore_hardware or self.label == NODE_GROUP:
+            return True
+        return self.hardware_type is None and not any(node.num_accelerators for node in self.nodes)
+
+    @cached_property
+    def holds_accelerators(self) -> bool:
+        """Whether a resource of this group is an accelerator."""
+        if self.counts_nodes:
+            return False
+        return self.hardware_type is None or self.hardware_type in {*_ACCELERATOR_TYPES, ANY_ACCELERATOR}
+
+    @cached_property
+    def _node_by_rank(self) -> dict[int, NodeInfo]:
+        return {node.node_rank: node for node in self.nodes}
+
+    @cached_property
+    def _resources(self) -> list[tuple[NodeInfo, int]]:
+        """For each resource rank its node and its rank there (the node itself: 0)."""
+        if self.counts_nodes:
+            return [(node, 0) for node in self.nodes]
+        return [(node, local) for node in self.nodes for local in range(len(self._infos(node)))]
+
+    def _infos(self, node: NodeInfo) -> list[HardwareInfo]:
+        if self.counts_nodes:
+            return []
+        return list(node.accelerators) if self.holds_accelerators else node.get_hardware_infos(str(self.hardware_type))
+
+    @property
+    def hardware_resource_count(self) -> int:
+        """How many resources the group has: ranks 0 to this less one can be placed on."""
+        return len(self._resources)
+
+    @property
+    def local_hardware_ranks(self) -> list[int]:
+        """For each resource rank, its rank on its own node; -1 where the resource is the node."""
+        return [-1 if self.counts_nodes else local for _, local in self._resources]
+
+    def get_hardware_infos(self, node_rank: int) -> list[HardwareInfo]:
+        """The group's hardware on a node; empty where a resource is the node.
+
+        Raises:
+            PlacementError: the node is not in the group.
+        """
+        return self._infos(self._node(node_rank))
+
+    def group_ranks_to_global_ranks(self, ranks: Sequence[int]) -> list[int]:
+        """Cluster ranks of the nodes that are number *ranks* of the group.
+
+        Raises:
+            PlacementError: a rank is outside the group.
+        """
+        for rank in ranks:
+            if not 0 <= rank < len(self.nodes):
+                raise PlacementError(
+                    f"node {rank} is outside node group {self.label!r}, which has {self._span(len(self.nodes), 'node')}"
+                )
+        return [self.nodes[rank].node_rank for rank in ranks]
+
+    def get_node_by_hardware_rank(self, rank: int) -> NodeInfo:
+        """The node that holds resource *rank*.
+
+        Raises:
+            PlacementError: the rank is outside the group.
+        """
+        return self._resource(rank)[0]
+
+    def get_local_hardware_rank(self, rank: int) -> int:
+        """The rank on its own node of resource *rank*; -1 where the resource is the node.
+
+        Raises:
+            PlacementError: the rank is outside the group.
+        """
+        return -1 if self.counts_nodes else self._resource(rank)[1]
+
+    def get_node_env_vars(self, node_rank: int) -> dict[str, str]:
+        """Variables that the group's configuration sets on a node.
+
+        Raises:
+            PlacementError: the node is not in the group.
+        """
+        self._node(node_rank)
+        chosen = [entry.env_vars for entry in self.env_configs or () if node_rank in entry.node_ranks]
+        return {key: value for env_vars in chosen for key, value in env_vars.items()}
+
+    def get_node_python_interpreter_path(self, node_rank: int) -> str:
+        """Interpreter of workers of this group on a node: the configuration's, else the node's own.
+
+        Raises:
+            PlacementError: the node is not in the group.
+        """
+        node = self._node(node_rank)
+        for entry in self.env_configs or ():
+            if node_rank in entry.node_ranks and entry.python_interpreter_path is not None:
+                return entry.python_interpreter_path
+        return node.python_interpreter_path
+
+    @property
+    def resource_name(self) -> str:
+        """What one resource of the group is called in messages."""
+        if self.counts_nodes:
+            return "node"
+        return "accelerator" if self.holds_accelerators else str(self.hardware_type)
+
+    def _node(self, node_rank: int) -> NodeInfo:
+        try:
+            return self._node_by_rank[node_rank]
+        except KeyError:
+            raise PlacementError(
+                f"node {node_rank} is not in node group {self.label!r}, whose nodes are {self.node_ranks}"
+            ) from None
+
+    def _resource(self, rank: int) -> tuple[NodeInfo, int]:
+        if not 0 <= rank < len(self._resources):
+            span = self._span(len(self._resources), self.resource_name)
+            raise PlacementError(f"resource {rank} is outside node group {self.label!r}, which has {span}")
+        return self._resources[rank]
+
+    @staticmethod
+    def _span(count: int, noun: str) -> str:
+        if count == 0:
+            return f"no {noun}"
+        return f"one {noun}: 0" if count == 1 else f"{count} {noun}s: 0-{count - 1}"

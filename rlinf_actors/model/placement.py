@@ -1,0 +1,64 @@
+"""Placement: where one process of a group runs and what it sees there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rlinf_actors.model.hardware import AcceleratorType
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One process of a group.
+
+    Attributes:
+        rank: rank in the group, 0..world_size-1.
+        cluster_node_rank: the node's rank in the cluster.
+        placement_node_rank: index of the node among those this placement uses, in the order in
+            which the processes' ranks reach them (rank 0 is always on 0).
+        local_accelerator_rank: position on its node of the process's first accelerator, -1 without.
+        accelerator_type: type of the accelerators that the process sees.
+        local_rank: the worker's LOCAL_RANK: 0 for a process isolated on accelerators, the accelerator's
+            position for one that is not isolated, the rank among the group's processes on the node for others.
+        local_world_size: 1 for a process isolated on accelerators, else how many of the group's processes
+            are on the node.
+        visible_accelerators: what the vendor's visibility variable is to list: indices or UUIDs.
+        isolate_accelerator: whether the process sees only its own accelerators.
+        local_hardware_ranks: positions on the node of the process's resources (accelerators or robots);
+            empty where the resource is the node itself.
+        node_group_label: the group that the process's resources belong to.
+        node_id: the node's id ("" if unknown).
+    """
+
+    rank: int
+    cluster_node_rank: int
+    placement_node_rank: int
+    local_accelerator_rank: int = -1
+    accelerator_type: AcceleratorType = AcceleratorType.NO_ACCEL
+    local_rank: int = 0
+    local_world_size: int = 1
+    visible_accelerators: list[str] = field(default_factory=list)
+    isolate_accelerator: bool = True
+    local_hardware_ranks: list[int] = field(default_factory=list)
+    node_group_label: str = "cluster"
+    node_id: str = ""
+
+    @property
+    def node_rank(self) -> int:
+        """Older name of :attr:`cluster_node_rank`."""
+        return self.cluster_node_rank
+
+    @property
+    def local_gpu_id(self) -> int:
+        """Older name of :attr:`local_accelerator_rank`."""
+        return self.local_accelerator_rank
+
+    @property
+    def cuda_visible_devices(self) -> list[str]:
+        """Older name of :attr:`visible_accelerators`."""
+        return self.visible_accelerators
+
+    @property
+    def isolate_gpu(self) -> bool:
+        """Older name of :attr:`isolate_accelerator`."""
+        return self.isolate_accelerator
