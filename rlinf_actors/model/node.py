@@ -187,7 +187,7 @@ class NodeGroupInfo:
         return {node.node_rank: node for node in self.nodes}
 
     @cached_property
-    def _resources(self) -> list[tuple[NodeInfo, int]]:
+    def resources(self) -> list[tuple[NodeInfo, int]]:
         """For each resource rank its node and its rank there (the node itself: 0)."""
         if self.counts_nodes:
             return [(node, 0) for node in self.nodes]
@@ -201,12 +201,12 @@ class NodeGroupInfo:
     @property
     def hardware_resource_count(self) -> int:
         """How many resources the group has: ranks 0 to this less one can be placed on."""
-        return len(self._resources)
+        return len(self.resources)
 
     @property
     def local_hardware_ranks(self) -> list[int]:
         """For each resource rank, its rank on its own node; -1 where the resource is the node."""
-        return [-1 if self.counts_nodes else local for _, local in self._resources]
+        return [-1 if self.counts_nodes else local for _, local in self.resources]
 
     def get_hardware_infos(self, node_rank: int) -> list[HardwareInfo]:
         """The group's hardware on a node; empty where a resource is the node.
@@ -283,10 +283,10 @@ class NodeGroupInfo:
             ) from None
 
     def _resource(self, rank: int) -> tuple[NodeInfo, int]:
-        if not 0 <= rank < len(self._resources):
-            span = self._span(len(self._resources), self.resource_name)
+        if not 0 <= rank < len(self.resources):
+            span = self._span(len(self.resources), self.resource_name)
             raise PlacementError(f"resource {rank} is outside node group {self.label!r}, which has {span}")
-        return self._resources[rank]
+        return self.resources[rank]
 
     @staticmethod
     def _span(count: int, noun: str) -> str:

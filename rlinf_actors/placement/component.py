@@ -1,0 +1,138 @@
+"""ComponentPlacement: the ``component_placement`` part of a configuration, applied to a cluster."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+from rlinf_actors.config.cluster import SECTION, ClusterConfig, cluster_section
+from rlinf_actors.config.components import EXAMPLE, ComponentRule, parse_component_placement
+from rlinf_actors.config.fields import nearest
+from rlinf_actors.errors import ConfigError, PlacementError
+from rlinf_actors.model.node import NODE_GROUP
+from rlinf_actors.placement.assign import assign
+from rlinf_actors.placement.resolver import ResourceTable, place
+from rlinf_actors.placement.strategies import FlexiblePlacementStrategy, NodePlacementStrategy, PlacementStrategy
+from rlinf_actors.placement.view import ClusterView
+
+
+class PlacementMode(str, enum.Enum):
+    """How the components' resources lie to one another."""
+
+    COLLOCATED = "collocated"
+    """All components share the same resources."""
+    DISAGGREGATED = "disaggregated"
+    """No resource belongs to two components."""
+    HYBRID = "hybrid"
+    """Something between the two."""
+
+
+class _Resolved:
+    """A rule on a cluster: what the components that share it have in common."""
+
+    def __init__(self, rule: ComponentRule, cluster: ClusterView) -> None:
+        self.rule = rule
+        try:
+            table = ResourceTable.of(cluster, rule.node_groups)
+            self.assignment = assign(rule.placement, table.target, rule.maybe_sexagesimal)
+            place(self.assignment, table)  # a process that spans two nodes is a fault of the rule, so say it here
+        except PlacementError as error:
+            raise PlacementError(f"{rule.path}: {error}") from error
+        self.ranks = sorted({rank for ranks in self.assignment for rank in ranks})
+        self.identities = {table.resources[rank].identity for rank in self.ranks}
+        self.strategy: PlacementStrategy
+        if rule.node_groups == (NODE_GROUP,):
+            self.strategy = NodePlacementStrategy([ranks[0] for ranks in self.assignment], NODE_GROUP)
+        else:
+            self.strategy = FlexiblePlacementStrategy(self.assignment, rule.node_groups)
+
+
+class ComponentPlacement:
+    """Where each component of a configuration goes; components that share a rule share its strategy."""
+
+    def __init__(self, config: Any, cluster: ClusterView) -> None:
+        """Read the rules and check them against *cluster*.
+
+        Args:
+            config: a whole configuration or its ``cluster:`` section: a mapping, an OmegaConf DictConfig, the
+                path of a YAML file, or a ClusterConfig. Only ``component_placement`` is read.
+            cluster: the cluster that they are for, real or described.
+
+        Raises:
+            ConfigError: there is no ``component_placement``, or an entry has another shape.
+            PlacementError: a placement breaks a rule or does not fit; the message starts with its config path.
+        """
+        self._cluster = cluster
+        self._resolved: dict[str, _Resolved] = {}
+        for rule in _rules(config):
+            resolved = _Resolved(rule, cluster)
+            for name in rule.components:
+                self._resolved[name] = resolved
+
+    @property
+    def components(self) -> list[str]:
+        """The components' names, in the order of the configuration."""
+        return list(self._resolved)
+
+    @property
+    def placement_mode(self) -> PlacementMode:
+        """Whether the components share resources: all, none, or some."""
+        sets = [resolved.identities for resolved in self._resolved.values()]
+        if all(each == sets[0] for each in sets):
+            return PlacementMode.COLLOCATED
+        if sum(map(len, sets)) == len(set().union(*sets)):
+            return PlacementMode.DISAGGREGATED
+        return PlacementMode.HYBRID
+
+    def get_strategy(self, component_name: str) -> PlacementStrategy:
+        """The strategy for a component.
+
+        Raises:
+            PlacementError: there is no such component.
+        """
+        return self._get(component_name).strategy
+
+    def get_world_size(self, component_name: str) -> int:
+        """How many processes a component has.
+
+        Raises:
+            PlacementError: there is no such component.
+        """
+        return len(self._get(component_name).assignment)
+
+    def get_hardware_ranks(self, component_name: str) -> list[int]:
+        """The resource ranks, in its node groups, that a component uses; ascending.
+
+        Raises:
+            PlacementError: there is no such component.
+        """
+        return list(self._get(component_name).ranks)
+
+    def get_rule(self, component_name: str) -> ComponentRule:
+        """The rule as the configuration has it.
+
+        Raises:
+            PlacementError: there is no such component.
+        """
+        return self._get(component_name).rule
+
+    def _get(self, name: str) -> _Resolved:
+        try:
+            return self._resolved[name]
+        except KeyError:
+            known = self.components
+            raise PlacementError(
+                f"there is no component {name!r}; did you mean {nearest(name, known)!r}? Components: {', '.join(known)}"
+            ) from None
+
+
+def _rules(config: Any) -> tuple[ComponentRule, ...]:
+    path = f"{SECTION}.component_placement"
+    if isinstance(config, ClusterConfig):
+        rules = config.component_placement
+    else:
+        section = cluster_section(config)
+        rules = parse_component_placement(section.get("component_placement") or {}, path)
+    if not rules:
+        raise ConfigError(f"there is no component_placement; add one, e.g. {EXAMPLE}", path=path)
+    return rules

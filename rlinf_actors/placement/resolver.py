@@ -1,0 +1,229 @@
+"""From resource ranks to placements: on which node each process runs and what it sees there.
+
+Linear in processes and resources. Nothing here knows placement strings; see assign.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from rlinf_actors.errors import PlacementError
+from rlinf_actors.model.hardware import AcceleratorType
+from rlinf_actors.model.node import NodeGroupInfo, NodeInfo
+from rlinf_actors.model.placement import Placement
+from rlinf_actors.placement.assign import Target
+from rlinf_actors.placement.view import ClusterView, find_group
+
+
+@dataclass(frozen=True)
+class Resource:
+    """One resource: a node, or a piece of hardware that is number *local* on its node."""
+
+    group: NodeGroupInfo
+    node: NodeInfo
+    local: int
+
+    @property
+    def identity(self) -> tuple[int, str, int]:
+        """Equal for one and the same thing, whichever group it is reached by."""
+        return (self.node.node_rank, self.group.resource_name, self.local)
+
+
+class ResourceTable:
+    """The resources of one or several node groups, numbered through the groups in the order given."""
+
+    def __init__(self, groups: Sequence[NodeGroupInfo]) -> None:
+        """Number the resources of *groups*.
+
+        Raises:
+            PlacementError: two groups hold one and the same resource.
+        """
+        self.groups = tuple(groups)
+        self.label = ",".join(group.label for group in self.groups)
+        self.resources = [Resource(group, node, local) for group in self.groups for node, local in group.resources]
+        self._count = Counter(resource.node.node_rank for resource in self.resources)
+        self._first: dict[int, int] = {}
+        for rank, resource in enumerate(self.resources):
+            self._first.setdefault(resource.node.node_rank, rank)
+        if len(self.groups) > 1:
+            self._check_disjoint()
+
+    @classmethod
+    def of(cls, cluster: ClusterView, labels: Sequence[str]) -> ResourceTable:
+        """The resources of the groups called *labels*.
+
+        Raises:
+            PlacementError: a group does not exist, or two hold the same resource.
+        """
+        return cls([find_group(cluster, label) for label in labels])
+
+    @property
+    def target(self) -> Target:
+        """What a placement string is read against."""
+        nouns = list(dict.fromkeys(group.resource_name for group in self.groups))
+        return Target(self.label, len(self.resources), nouns[0] if len(nouns) == 1 else "resource")
+
+    def first_on_node(self, node_rank: int) -> int:
+        """Rank of the first resource on a node.
+
+        Raises:
+            PlacementError: the node has none.
+        """
+        if node_rank not in self._first:
+            raise PlacementError(f"node {node_rank} has no resource in {self.target}")
+        return self._first[node_rank]
+
+    def count_on_node(self, node_rank: int) -> int:
+        """How many resources a node has."""
+        return self._count[node_rank]
+
+    def _check_disjoint(self) -> None:
+        seen: dict[tuple[int, str, int], Resource] = {}
+        for resource in self.resources:
+            other = seen.setdefault(resource.identity, resource)
+            if other is not resource:
+                raise PlacementError(
+                    f"node groups {other.group.label!r} and {resource.group.label!r} both hold "
+                    f"{_describe(resource)}; groups that are used together must not overlap"
+                )
+
+
+def place(
+    assignment: Sequence[Sequence[int]], table: ResourceTable, isolate_accelerator: bool = True
+) -> list[Placement]:
+    """Placements of processes whose resource ranks are *assignment*, by process rank.
+
+    Raises:
+        PlacementError: a resource does not exist or repeats in a process, or a process would span two
+            nodes, two node groups or two types of hardware.
+    """
+    node_index: dict[int, int] = {}
+    found: list[Placement] = []
+    for rank, ranks in enumerate(assignment):
+        held = _held(rank, ranks, table)
+        node = held[0].node
+        index = node_index.setdefault(node.node_rank, len(node_index))
+        found.append(_placement(rank, index, held, isolate_accelerator))
+    return _with_local_ranks(found)
+
+
+def place_on_nodes(nodes: Sequence[NodeInfo], label: str) -> list[Placement]:
+    """Placements of one process for each entry of *nodes*; they see all accelerators of their node."""
+    index: dict[int, int] = {}
+    found = [
+        Placement(
+            rank=rank,
+            cluster_node_rank=node.node_rank,
+            placement_node_rank=index.setdefault(node.node_rank, len(index)),
+            accelerator_type=node.accelerator_type,
+            visible_accelerators=list(node.accelerator_device_names),
+            isolate_accelerator=False,
+            node_group_label=label,
+            node_id=node.node_id,
+        )
+        for rank, node in enumerate(nodes)
+    ]
+    return _with_local_ranks(found)
+
+
+def _held(rank: int, ranks: Sequence[int], table: ResourceTable) -> list[Resource]:
+    if not ranks:
+        raise PlacementError(f"process {rank} is given no resource of {table.target}")
+    for number in ranks:
+        if not 0 <= number < len(table.resources):
+            raise PlacementError(f"process {rank} is given resource {number} of {table.target}")
+    if len(set(ranks)) != len(ranks):
+        raise PlacementError(f"process {rank} is given a resource twice: {list(ranks)}")
+    held = [table.resources[number] for number in ranks]
+    first = held[0]
+    for resource in held[1:]:
+        if resource.node.node_rank != first.node.node_rank:
+            raise PlacementError(
+                f"process {rank} would hold resources {_spell(ranks)} of node group {table.label!r}, "
+                f"which lie on nodes {first.node.node_rank} and {resource.node.node_rank}; a process sits on one node: "
+                f"{_fewer_resources(first, ranks)}"
+            )
+        if resource.group is not first.group or _kind(resource) != _kind(first):
+            raise PlacementError(
+                f"process {rank} would hold {_describe(first)} and {_describe(resource)}; "
+                "a process holds one type of hardware of one node group"
+            )
+    return held
+
+
+def _placement(rank: int, node_index: int, held: Sequence[Resource], isolate: bool) -> Placement:
+    first = held[0]
+    group, node = first.group, first.node
+    locals_ = [resource.local for resource in held]
+    names = node.accelerator_device_names
+    if group.holds_accelerators:
+        return Placement(
+            rank=rank,
+            cluster_node_rank=node.node_rank,
+            placement_node_rank=node_index,
+            local_accelerator_rank=locals_[0],
+            accelerator_type=AcceleratorType(_kind(first)),
+            local_rank=0 if isolate else locals_[0],
+            visible_accelerators=[names[local] for local in locals_] if isolate else list(names),
+            isolate_accelerator=isolate,
+            local_hardware_ranks=locals_,
+            node_group_label=group.label,
+            node_id=node.node_id,
+        )
+    blind = group.ignore_hardware  # such a group counts as CPU-only, so its workers see no accelerator
+    return Placement(
+        rank=rank,
+        cluster_node_rank=node.node_rank,
+        placement_node_rank=node_index,
+        accelerator_type=AcceleratorType.NO_ACCEL if blind else node.accelerator_type,
+        visible_accelerators=[] if blind else list(names),
+        isolate_accelerator=blind and bool(names),
+        local_hardware_ranks=[] if group.counts_nodes else locals_,
+        node_group_label=group.label,
+        node_id=node.node_id,
+    )
+
+
+def _with_local_ranks(found: Sequence[Placement]) -> list[Placement]:
+    on_node = Counter(placement.cluster_node_rank for placement in found)
+    passed: Counter[int] = Counter()
+    result: list[Placement] = []
+    for placement in found:
+        node = placement.cluster_node_rank
+        if placement.local_accelerator_rank < 0:
+            result.append(replace(placement, local_rank=passed[node], local_world_size=on_node[node]))
+        elif placement.isolate_accelerator:
+            result.append(placement)
+        else:
+            result.append(replace(placement, local_world_size=on_node[node]))
+        passed[node] += 1
+    return result
+
+
+def _kind(resource: Resource) -> str:
+    if not resource.group.holds_accelerators:
+        return resource.group.resource_name
+    kind = resource.group.get_hardware_infos(resource.node.node_rank)[resource.local].type
+    return kind if kind in AcceleratorType.__members__ else resource.node.accelerator_type.value
+
+
+def _describe(resource: Resource) -> str:
+    if resource.group.counts_nodes:
+        return f"node {resource.node.node_rank}"
+    kind = _kind(resource)
+    return f"{kind} {resource.local} of node {resource.node.node_rank} (group {resource.group.label!r})"
+
+
+def _spell(ranks: Sequence[int]) -> str:
+    consecutive = list(ranks) == list(range(ranks[0], ranks[0] + len(ranks)))
+    return f"{ranks[0]}-{ranks[-1]}" if consecutive and len(ranks) > 1 else ", ".join(map(str, ranks))
+
+
+def _fewer_resources(first: Resource, ranks: Sequence[int]) -> str:
+    on_node = sum(node.node_rank == first.node.node_rank for node, _ in first.group.resources)
+    if first.group.counts_nodes:
+        return "name at least as many processes as nodes"
+    here = f"node {first.node.node_rank} has {on_node}"
+    return f"{here}, so give each process a number that divides {on_node}, not {len(ranks)}"

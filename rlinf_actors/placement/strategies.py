@@ -1,0 +1,314 @@
+"""The four strategies: which resources each process of a group gets.
+
+Every ``get_placement`` takes a cluster (anything with ClusterView's four members) or, in the older call,
+the number of accelerators that each of any number of identical nodes has. A strategy is a value: it can be
+used for many groups, and nothing a caller passes in is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlinf_actors.errors import PlacementError
+from rlinf_actors.model.node import CLUSTER_GROUP, NODE_GROUP, NodeInfo
+from rlinf_actors.model.placement import Placement
+from rlinf_actors.placement.resolver import ResourceTable, place, place_on_nodes
+from rlinf_actors.placement.strategy import PlacementStrategy, group_labels, whole
+from rlinf_actors.placement.view import ClusterView, find_group
+
+__all__ = [
+    "FlexiblePlacementStrategy",
+    "NodePlacementStrategy",
+    "PackedPlacementStrategy",
+    "PlacementStrategy",
+    "StridedPlacementStrategy",
+    "default_strategy",
+]
+
+
+class PackedPlacementStrategy(PlacementStrategy):
+    """Processes side by side on consecutive resources, some consecutive (or strided) ones for each.
+
+    The older form, by keyword, counts from an accelerator of a node instead:
+    ``PackedPlacementStrategy(master_node=0, num_nodes=2)`` or ``(num_processes=4, num_gpus_per_process=2)``.
+    """
+
+    def __init__(
+        self,
+        start_hardware_rank: int | None = None,
+        end_hardware_rank: int | None = None,
+        num_hardware_per_process: int = 1,
+        stride: int = 1,
+        node_group: str | Sequence[str] | None = None,
+        *,
+        master_node: int | None = None,
+        num_nodes: int | None = None,
+        num_processes: int | None = None,
+        master_gpu: int | None = None,
+        num_gpus_per_process: int | None = None,
+        isolate_gpu: bool = True,
+    ) -> None:
+        """Choose the resources.
+
+        Args:
+            start_hardware_rank: first resource of the group.
+            end_hardware_rank: last resource, included.
+            num_hardware_per_process: resources of each process.
+            stride: distance between the resources of one process: with 2 and two of them each, process 0
+                gets 0 and 2, process 1 gets 1 and 3.
+            node_group: label, or labels, of the node group; all nodes by default.
+            master_node: (older form) node of the first process, 0 by default.
+            num_nodes: (older form) use this many whole nodes; give this or *num_processes*.
+            num_processes: (older form) how many processes.
+            master_gpu: (older form) first accelerator on the master node, 0 by default.
+            num_gpus_per_process: (older form) accelerators of each process, 1 by default.
+            isolate_gpu: False lets processes see all accelerators whatever get_placement says.
+
+        Raises:
+            PlacementError: a number is out of range, the lengths do not divide, or the forms are mixed.
+        """
+        self._labels = group_labels(node_group)
+        self._stride = whole(stride, "stride", least=1)
+        self._isolate = isolate_gpu
+        self._first: int | None = None
+        self._last: int | None = None
+        older = (master_node, num_nodes, num_processes, master_gpu, num_gpus_per_process)
+        if start_hardware_rank is not None or end_hardware_rank is not None:
+            if any(value is not None for value in older):
+                raise PlacementError(
+                    "PackedPlacementStrategy takes start_hardware_rank and end_hardware_rank, or the older "
+                    "master_node, num_nodes, num_processes, master_gpu, num_gpus_per_process; not both"
+                )
+            self._first = whole(start_hardware_rank, "start_hardware_rank")
+            self._last = whole(end_hardware_rank, "end_hardware_rank")
+            if self._last < self._first:
+                raise PlacementError(f"end_hardware_rank {self._last} is below start_hardware_rank {self._first}")
+            self._each = whole(num_hardware_per_process, "num_hardware_per_process", least=1)
+            self._check_count(self._last - self._first + 1)
+            return
+        if (num_nodes is None) == (num_processes is None):
+            raise PlacementError(
+                "PackedPlacementStrategy needs start_hardware_rank and end_hardware_rank, "
+                "or exactly one of num_nodes and num_processes"
+            )
+        self._each = whole(1 if num_gpus_per_process is None else num_gpus_per_process, "num_gpus_per_process", least=1)
+        self._master_node = whole(master_node or 0, "master_node")
+        self._master_gpu = whole(master_gpu or 0, "master_gpu")
+        self._num_nodes = None if num_nodes is None else whole(num_nodes, "num_nodes", least=1)
+        self._num_processes = None if num_processes is None else whole(num_processes, "num_processes", least=1)
+
+    def _place(self, cluster: ClusterView, isolate: bool) -> list[Placement]:
+        table = ResourceTable.of(cluster, self._labels)
+        first, last = self._range(table)
+        if last >= len(table.resources):
+            raise PlacementError(f"the strategy needs resources {first}-{last} of {table.target}")
+        return place(strided(first, last, self._each, self._stride), table, isolate and self._isolate)
+
+    def _range(self, table: ResourceTable) -> tuple[int, int]:
+        if self._first is not None and self._last is not None:
+            return self._first, self._last
+        start = table.first_on_node(self._master_node)
+        on_master = table.count_on_node(self._master_node)
+        if self._master_gpu >= on_master:
+            raise PlacementError(
+                f"master_gpu is {self._master_gpu}, but node {self._master_node} has {on_master} of them"
+            )
+        first = start + self._master_gpu
+        if self._num_processes is not None:
+            count = self._num_processes * self._each
+        else:
+            nodes = range(self._master_node, self._master_node + (self._num_nodes or 1))
+            table.first_on_node(nodes[-1])  # raises for a node that is not there
+            count = sum(map(table.count_on_node, nodes)) - self._master_gpu
+        self._check_count(count)
+        return first, first + count - 1
+
+    def _check_count(self, count: int) -> None:
+        unit = self._each * self._stride
+        if count % unit:
+            raise PlacementError(
+                f"{count} resources do not divide into processes of {self._each} with stride {self._stride}: "
+                f"the number must be a multiple of {unit}, e.g. {max(unit, count - count % unit)}"
+            )
+
+    def _nodes_needed(self, per_node: int) -> int:
+        each_node = max(per_node, 1)
+        if self._last is not None:
+            return self._last // each_node + 1
+        if self._num_nodes is not None:
+            return self._master_node + self._num_nodes
+        last = self._master_gpu + (self._num_processes or 1) * self._each - 1
+        return self._master_node + last // each_node + 1
+
+
+class StridedPlacementStrategy(PlacementStrategy):
+    """Processes on whole nodes, each with accelerators at a distance of *stride*.
+
+    Accelerators fall into groups of ``stride * num_gpus_per_process``; worker g of a group takes g,
+    g + stride, g + 2 * stride, ...
+    """
+
+    def __init__(
+        self, master_node: int, num_nodes: int, stride: int, num_gpus_per_process: int, isolate_gpu: bool = True
+    ) -> None:
+        """Choose the nodes and the pattern.
+
+        Args:
+            master_node: first node.
+            num_nodes: how many nodes.
+            stride: distance between the accelerators of a process.
+            num_gpus_per_process: accelerators of each process.
+            isolate_gpu: must be True, since LOCAL_RANK could not name such a process's accelerators otherwise.
+
+        Raises:
+            PlacementError: a number is out of range, or isolate_gpu is False.
+        """
+        self._master_node = whole(master_node, "master_node")
+        self._num_nodes = whole(num_nodes, "num_nodes", least=1)
+        self._stride = whole(stride, "stride", least=1)
+        self._each = whole(num_gpus_per_process, "num_gpus_per_process", least=1)
+        self._check_isolated(isolate_gpu)
+
+    def _place(self, cluster: ClusterView, isolate: bool) -> list[Placement]:
+        self._check_isolated(isolate)
+        table = ResourceTable.of(cluster, (CLUSTER_GROUP,))
+        unit = self._stride * self._each
+        assignment: list[list[int]] = []
+        for node in range(self._master_node, self._master_node + self._num_nodes):
+            first = table.first_on_node(node)
+            count = table.count_on_node(node)
+            if count % unit:
+                raise PlacementError(
+                    f"node {node} has {count} accelerators, which do not divide into groups of {unit} "
+                    f"(stride {self._stride} x {self._each} for each process)"
+                )
+            assignment += strided(first, first + count - 1, self._each, self._stride)
+        return place(assignment, table, True)
+
+    def _nodes_needed(self, per_node: int) -> int:
+        return self._master_node + self._num_nodes
+
+    @staticmethod
+    def _check_isolated(isolate: bool) -> None:
+        if not isolate:
+            raise PlacementError(
+                "StridedPlacementStrategy needs isolate_gpu=True: a process that saw every accelerator could not tell "
+                "which ones are its own; use PackedPlacementStrategy for processes that share a node's accelerators"
+            )
+
+
+class FlexiblePlacementStrategy(PlacementStrategy):
+    """Processes with exactly the resources that are listed for each."""
+
+    def __init__(
+        self,
+        hardware_ranks_list: Sequence[Sequence[int]],
+        node_group_label: str | Sequence[str] | None = None,
+    ) -> None:
+        """List the resources.
+
+        Args:
+            hardware_ranks_list: for each process, by rank, its resource ranks in the node group.
+            node_group_label: label, or labels, of the node group; all nodes by default.
+
+        Raises:
+            PlacementError: the list is empty, or a process has no rank, one twice, or something else than ranks.
+        """
+        if isinstance(hardware_ranks_list, (str, bytes)) or not hardware_ranks_list:
+            raise PlacementError(
+                f"hardware_ranks_list is {hardware_ranks_list!r}; it must list the ranks of each process: [[0], [1, 2]]"
+            )
+        self._labels = group_labels(node_group_label)
+        self._ranks: list[list[int]] = []
+        for rank, entry in enumerate(hardware_ranks_list):
+            if isinstance(entry, (str, bytes)) or not isinstance(entry, Sequence) or not entry:
+                raise PlacementError(
+                    f"hardware_ranks_list[{rank}] is {entry!r}; it must be a list of ranks such as [0]"
+                )
+            ranks = [whole(number, f"hardware_ranks_list[{rank}]") for number in entry]
+            if len(set(ranks)) != len(ranks):
+                raise PlacementError(f"hardware_ranks_list[{rank}] is {ranks}, which has a rank twice")
+            self._ranks.append(ranks)
+
+    def _place(self, cluster: ClusterView, isolate: bool) -> list[Placement]:
+        return place(self._ranks, ResourceTable.of(cluster, self._labels), isolate)
+
+    def _nodes_needed(self, per_node: int) -> int:
+        return max(max(ranks) for ranks in self._ranks) // max(per_node, 1) + 1
+
+
+class NodePlacementStrategy(PlacementStrategy):
+    """Processes on nodes, whatever hardware those have; they see all of it."""
+
+    def __init__(self, node_ranks: Sequence[int], node_group_label: str | None = None) -> None:
+        """List the nodes.
+
+        Args:
+            node_ranks: the node of each process, by rank: the node's rank in the cluster, or its number in
+                the node group if there is a label. One may repeat.
+            node_group_label: label of a node group.
+
+        Raises:
+            PlacementError: the list is empty or holds something else than ranks.
+        """
+        if isinstance(node_ranks, (str, bytes)) or not node_ranks:
+            raise PlacementError(f"node_ranks is {node_ranks!r}; it must list the node of each process: [0, 0, 1]")
+        self._ranks = [whole(rank, "node_ranks") for rank in node_ranks]
+        labels = group_labels(node_group_label) if node_group_label is not None else (NODE_GROUP,)
+        if len(labels) != 1:
+            raise PlacementError(f"NodePlacementStrategy takes one node group, not {', '.join(labels)}")
+        self._label = labels[0]
+
+    def _place(self, cluster: ClusterView, isolate: bool) -> list[Placement]:
+        return place_on_nodes(self._nodes(cluster), self._label)
+
+    def _nodes(self, cluster: ClusterView) -> list[NodeInfo]:
+        if self._label not in (NODE_GROUP, CLUSTER_GROUP):
+            group = find_group(cluster, self._label)
+            group.group_ranks_to_global_ranks(self._ranks)  # raises for a rank that the group lacks
+            return [group.nodes[rank] for rank in self._ranks]
+        worst = max(self._ranks)
+        if worst >= cluster.num_nodes:
+            nodes = "one node: 0" if cluster.num_nodes == 1 else f"{cluster.num_nodes} nodes: 0-{cluster.num_nodes - 1}"
+            raise PlacementError(f"there is no node {worst} in the cluster, which has {nodes}")
+        infos = {rank: cluster.get_node_info(rank) for rank in dict.fromkeys(self._ranks)}
+        return [infos[rank] for rank in self._ranks]
+
+    def _nodes_needed(self, per_node: int) -> int:
+        return max(self._ranks) + 1
+
+
+def default_strategy(cluster: ClusterView) -> PlacementStrategy:
+    """One process on each accelerator of the cluster; without any, one process on node 0.
+
+    Raises:
+        PlacementError: the nodes have accelerators of several types; the message shows which.
+    """
+    by_type: dict[str, list[NodeInfo]] = {}
+    for rank in range(cluster.num_nodes):
+        node = cluster.get_node_info(rank)
+        if node.num_accelerators:
+            by_type.setdefault(node.accelerator_type.value, []).append(node)
+    if not by_type:
+        return NodePlacementStrategy([0])
+    if len(by_type) > 1:
+        shown = "; ".join(f"{kind}: {', '.join(map(_describe, nodes))}" for kind, nodes in by_type.items())
+        raise PlacementError(
+            f"the nodes have accelerators of several types, so there is no default placement ({shown}); "
+            "give a placement_strategy on one node group, e.g. PackedPlacementStrategy(0, 7, node_group=LABEL)"
+        )
+    return PackedPlacementStrategy(0, cluster.num_accelerators - 1)
+
+
+def strided(first: int, last: int, each: int, stride: int) -> list[list[int]]:
+    """Resource ranks of processes that hold *each* of *first* to *last*, *stride* apart."""
+    return [
+        [start + offset + step * stride for step in range(each)]
+        for start in range(first, last + 1, each * stride)
+        for offset in range(stride)
+    ]
+
+
+def _describe(node: NodeInfo) -> str:
+    labels = f" ({', '.join(node.node_labels)})" if node.node_labels else ""
+    return f"node {node.node_rank}{labels}"
