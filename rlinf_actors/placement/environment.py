@@ -1,0 +1,120 @@
+"""The environment that a worker's place gives it: ranks, devices, network, and its group's variables.
+
+MASTER_ADDR and MASTER_PORT are not here: they are known when rank 0 runs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE, ALWAYS_NIC_VARIABLE, VISIBILITY_VARIABLES
+from rlinf_actors.model.hardware import AcceleratorType
+from rlinf_actors.model.node import NodeGroupInfo, NodeInfo
+from rlinf_actors.model.paths import merge_environment, merge_paths
+from rlinf_actors.model.placement import Placement
+from rlinf_actors.settings import COMM_NET_DEVICES, NAMESPACE
+
+__all__ = ["GroupLayout", "merge_environment", "merge_paths", "worker_environment"]
+
+
+@dataclass(frozen=True)
+class GroupLayout:
+    """How a group's processes share nodes; worked out once for all of them.
+
+    Attributes:
+        node_local_ranks: for each rank, how many lower ranks are on its node.
+        on_node: cluster node rank to the number of processes there.
+    """
+
+    node_local_ranks: tuple[int, ...]
+    on_node: Mapping[int, int]
+
+    @classmethod
+    def of(cls, placements: Sequence[Placement]) -> GroupLayout:
+        """The layout of a group's *placements*, which are in rank order."""
+        passed: Counter[int] = Counter()
+        ranks: list[int] = []
+        for placement in placements:
+            ranks.append(passed[placement.cluster_node_rank])
+            passed[placement.cluster_node_rank] += 1
+        return cls(tuple(ranks), dict(passed))
+
+
+def worker_environment(
+    group_name: str,
+    placement: Placement,
+    placements: Sequence[Placement] | GroupLayout,
+    node: NodeInfo,
+    node_group: NodeGroupInfo,
+    namespace: str,
+    *,
+    comm_net_devices: str | None = None,
+    visibility_variables: Mapping[AcceleratorType, str] = VISIBILITY_VARIABLES,
+) -> dict[str, str]:
+    """What a worker finds in ``os.environ`` because of where it is.
+
+    The configuration's variables come first and ours win, since a process with another's rank could not work.
+
+    Args:
+        group_name: name of the worker group.
+        placement: the worker's place.
+        placements: those of the whole group in rank order, or their GroupLayout (one for many workers).
+        node: its node.
+        node_group: the node group that its resources belong to.
+        namespace: the job's namespace.
+        comm_net_devices: network interfaces for collectives (RLINF_COMM_NET_DEVICES); what the node or the
+            configuration has under that name goes before it. Interface variables that are set stay.
+        visibility_variables: accelerator type to the variable that lists the visible devices.
+    """
+    layout = placements if isinstance(placements, GroupLayout) else GroupLayout.of(placements)
+    configured = node_group.get_node_env_vars(placement.cluster_node_rank)
+    present = {**node.default_env_vars, **node.env_vars, **configured}
+    devices = present.get(COMM_NET_DEVICES) or comm_net_devices
+    return {
+        **(_network(node, devices, present) if devices else {}),
+        **configured,
+        **_ranks(group_name, placement, layout),
+        **_devices(placement, node, visibility_variables),
+        "NODE_GROUP_LABEL": placement.node_group_label,
+        NAMESPACE: namespace,
+    }
+
+
+def _ranks(group_name: str, placement: Placement, layout: GroupLayout) -> dict[str, str]:
+    return {
+        "GROUP_NAME": group_name,
+        "WORKER_NAME": f"{group_name}:{placement.rank}",
+        "WORLD_SIZE": str(len(layout.node_local_ranks)),
+        "RANK": str(placement.rank),
+        "LOCAL_RANK": str(placement.local_rank),
+        "LOCAL_WORLD_SIZE": str(placement.local_world_size),
+        "NODE_RANK": str(placement.placement_node_rank),
+        "CLUSTER_NODE_RANK": str(placement.cluster_node_rank),
+        "NODE_LOCAL_RANK": str(layout.node_local_ranks[placement.rank]),
+        "NODE_LOCAL_WORLD_SIZE": str(layout.on_node[placement.cluster_node_rank]),
+    }
+
+
+def _devices(placement: Placement, node: NodeInfo, variables: Mapping[AcceleratorType, str]) -> dict[str, str]:
+    kind = placement.accelerator_type
+    found = {
+        "LOCAL_ACCELERATOR_RANK": str(placement.local_accelerator_rank),
+        "VISIBLE_DEVICES": ",".join(placement.visible_accelerators),
+        "ACCELERATOR_TYPE": kind.value,
+        "ACCELERATOR_MODEL": "" if kind is AcceleratorType.NO_ACCEL else node.accelerator_model,
+        "ISOLATE_ACCELERATOR": "1" if placement.isolate_accelerator else "0",
+        "LOCAL_HARDWARE_RANKS": ",".join(map(str, placement.local_hardware_ranks)),
+    }
+    # The node's type, not the placement's: a worker that counts as CPU-only must not see the node's devices.
+    installed = kind if kind is not AcceleratorType.NO_ACCEL else node.accelerator_type
+    variable = variables.get(installed, "")
+    if variable:
+        found[variable] = ACCELERATOR_TABLE[installed].visibility_value(placement.visible_accelerators)
+    return found
+
+
+def _network(node: NodeInfo, devices: str, present: Mapping[str, str]) -> dict[str, str]:
+    names = (ALWAYS_NIC_VARIABLE, ACCELERATOR_TABLE[node.accelerator_type].nic_variable)
+    return {name: devices for name in names if name and name not in present}

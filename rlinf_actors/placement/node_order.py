@@ -1,0 +1,131 @@
+"""Which node gets which rank."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rlinf_actors.errors import ConfigError
+from rlinf_actors.model.hardware import AcceleratorType
+from rlinf_actors.settings import NODE_RANK
+
+_TYPE_ORDER = {kind.value: index for index, kind in enumerate(AcceleratorType)}
+
+
+@dataclass(frozen=True)
+class RegisteredNode:
+    """What the order of nodes depends on.
+
+    Attributes:
+        key: identifies the node; appears in messages.
+        explicit: its RLINF_NODE_RANK, None if it has none.
+        is_head: whether the head runs there.
+        accelerator_type: type of its accelerators, ``NO_ACCEL`` without.
+        ip: its address.
+    """
+
+    key: str
+    explicit: int | None = None
+    is_head: bool = False
+    accelerator_type: str = AcceleratorType.NO_ACCEL.value
+    ip: str = ""
+
+
+def order_nodes(
+    nodes: Sequence[RegisteredNode], fixed: Mapping[str, int] | None = None, *, complete: bool = True
+) -> dict[str, int]:
+    """The rank of every node, by key; for equal input, in whatever order it comes, equal.
+
+    With RLINF_NODE_RANK on every node those are the ranks. With none: the head's node first, then by
+    accelerator type (in the order of AcceleratorType, so that nodes without come last), then by address as a number.
+
+    Args:
+        nodes: the registered nodes.
+        fixed: ranks that were given out before, by key; they stay, also those of nodes that are not in *nodes*,
+            and new nodes get the free ranks from below.
+        complete: whether all nodes are here, so that explicit ranks must be 0..N-1; otherwise gaps may still fill.
+
+    Raises:
+        ConfigError: only some nodes have RLINF_NODE_RANK, two have the same, it contradicts a fixed rank, or
+            (with *complete*) the ranks leave a gap. The message names the nodes.
+    """
+    taken = dict(fixed or {})
+    stated = [node for node in nodes if node.explicit is not None]
+    if not stated:
+        return _by_hardware(nodes, taken)
+    silent = [node for node in nodes if node.explicit is None]
+    if silent:
+        raise ConfigError(
+            f"set on {_names(stated)} but not on {_names(silent)}; set it on all nodes or on none", path=NODE_RANK
+        )
+    return _by_statement(stated, taken, complete)
+
+
+def missing_ranks(ranks: Mapping[str, int], num_nodes: int) -> list[int]:
+    """Ranks below *num_nodes* that no node has."""
+    present = set(ranks.values())
+    return [rank for rank in range(num_nodes) if rank not in present]
+
+
+def _by_hardware(nodes: Sequence[RegisteredNode], taken: Mapping[str, int]) -> dict[str, int]:
+    used = set(taken.values())
+    result = {node.key: taken[node.key] for node in nodes if node.key in taken}
+    rank = 0
+    for node in sorted((node for node in nodes if node.key not in taken), key=_sort_key):
+        while rank in used:
+            rank += 1
+        result[node.key] = rank
+        used.add(rank)
+    return result
+
+
+def _by_statement(nodes: Sequence[RegisteredNode], taken: Mapping[str, int], complete: bool) -> dict[str, int]:
+    holders: dict[int, str] = {rank: key for key, rank in taken.items()}
+    result: dict[str, int] = {}
+    for node in sorted(nodes, key=lambda node: (node.explicit or 0, node.key)):
+        rank = node.explicit or 0
+        if node.key in taken and taken[node.key] != rank:
+            raise ConfigError(
+                f"is {rank} on node {_name(node)}, which has rank {taken[node.key]} in this cluster already; "
+                "ranks stay as they are until the head is started anew",
+                path=NODE_RANK,
+            )
+        holder = holders.setdefault(rank, node.key)
+        if holder != node.key:
+            raise ConfigError(f"is {rank} on two nodes, {holder} and {_name(node)}; ranks are unique", path=NODE_RANK)
+        result[node.key] = rank
+    gaps = missing_ranks({**taken, **result}, len(result.keys() | taken.keys()))
+    if complete and gaps:
+        raise ConfigError(
+            f"gives ranks {sorted(result.values())} to {_names(nodes)}, and none has {gaps[0]}; "
+            f"{len(nodes)} nodes have ranks 0-{len(nodes) - 1}",
+            path=NODE_RANK,
+        )
+    return result
+
+
+def _sort_key(node: RegisteredNode) -> tuple[bool, int, tuple[int, int, str], str]:
+    return (
+        not node.is_head,
+        _TYPE_ORDER.get(node.accelerator_type, len(_TYPE_ORDER)),
+        _address(node.ip),
+        node.key,
+    )
+
+
+def _address(ip: str) -> tuple[int, int, str]:
+    """Addresses as numbers, version 4 before 6; names after both."""
+    try:
+        address = ipaddress.ip_address(ip)
+    except ValueError:
+        return (9, 0, ip)
+    return (address.version, int(address), "")
+
+
+def _name(node: RegisteredNode) -> str:
+    return f"{node.key} ({node.ip})" if node.ip else node.key
+
+
+def _names(nodes: Sequence[RegisteredNode]) -> str:
+    return ", ".join(map(_name, nodes))

@@ -1,0 +1,211 @@
+"""Who goes where, to look at before anything runs: ``rlinf-actors plan conf.yaml``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from rlinf_actors.config.cluster import spell_ranks
+from rlinf_actors.model.hardware import AcceleratorType
+from rlinf_actors.model.node import NodeGroupInfo, NodeInfo
+from rlinf_actors.model.placement import Placement
+from rlinf_actors.placement.component import ComponentPlacement, PlacementMode
+from rlinf_actors.placement.environment import GroupLayout, worker_environment
+from rlinf_actors.placement.view import ClusterView, find_group
+
+_HEADINGS = ("NODE", "ADDRESS", "RANKS", "RESOURCES", "INTERPRETER")
+
+
+@dataclass(frozen=True)
+class PlannedComponent:
+    """One component of a plan.
+
+    Attributes:
+        name: its name.
+        node_groups: labels of the node groups that its rule names.
+        placement: the placement string.
+        hardware_ranks: the resource ranks that it uses.
+        placements: the place of each process, by rank.
+        groups: label to node group, for those labels.
+    """
+
+    name: str
+    node_groups: tuple[str, ...]
+    placement: str
+    hardware_ranks: list[int]
+    placements: list[Placement]
+    groups: dict[str, NodeGroupInfo]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A configuration applied to a cluster.
+
+    Attributes:
+        nodes: the cluster's nodes, by rank.
+        components: the components, in the order of the configuration.
+        placement_mode: whether components share resources.
+    """
+
+    nodes: list[NodeInfo]
+    components: list[PlannedComponent]
+    placement_mode: PlacementMode
+
+    def render(self) -> str:
+        """The plan as text: a table for each component, a line for each node that it uses."""
+        accelerators = sum(node.num_accelerators for node in self.nodes)
+        head = f"{_count(len(self.nodes), 'node')}, {_count(accelerators, 'accelerator')}; {self.placement_mode.value}"
+        return "\n\n".join([head, *(_render(component, self.nodes) for component in self.components)]) + "\n"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as plain values; keys are stable, new ones may be added."""
+        return {
+            "num_nodes": len(self.nodes),
+            "num_accelerators": sum(node.num_accelerators for node in self.nodes),
+            "placement_mode": self.placement_mode.value,
+            "nodes": [_node_dict(node) for node in self.nodes],
+            "components": [_component_dict(component, self.nodes) for component in self.components],
+        }
+
+    def environment(self, component: str, rank: int, group_name: str | None = None) -> dict[str, str]:
+        """The environment that a worker of the plan would get, less MASTER_ADDR and MASTER_PORT.
+
+        Raises:
+            KeyError: there is no such component.
+            IndexError: there is no such rank.
+        """
+        planned = {entry.name: entry for entry in self.components}[component]
+        placement = planned.placements[rank]
+        return worker_environment(
+            group_name or component,
+            placement,
+            GroupLayout.of(planned.placements),
+            self.nodes[placement.cluster_node_rank],
+            planned.groups[placement.node_group_label],
+            "",
+        )
+
+
+def plan(config: Any, cluster: ClusterView) -> Plan:
+    """Apply a configuration's ``component_placement`` to a cluster, without starting anything.
+
+    Args:
+        config: what ComponentPlacement takes.
+        cluster: the cluster, real or described (see DescribedCluster).
+
+    Raises:
+        ConfigError: the configuration has a fault.
+        PlacementError: a placement breaks a rule or does not fit the cluster.
+    """
+    placement = ComponentPlacement(config, cluster)
+    components: list[PlannedComponent] = []
+    for name in placement.components:
+        rule = placement.get_rule(name)
+        components.append(
+            PlannedComponent(
+                name=name,
+                node_groups=rule.node_groups,
+                placement=rule.placement,
+                hardware_ranks=placement.get_hardware_ranks(name),
+                placements=placement.get_strategy(name).get_placement(cluster),
+                groups={label: find_group(cluster, label) for label in rule.node_groups},
+            )
+        )
+    nodes = [cluster.get_node_info(rank) for rank in range(cluster.num_nodes)]
+    return Plan(nodes, components, placement.placement_mode)
+
+
+def _render(component: PlannedComponent, nodes: Sequence[NodeInfo]) -> str:
+    title = (
+        f"{component.name}: {_count(len(component.placements), 'process')} on {', '.join(component.node_groups)} "
+        f"({component.placement})"
+    )
+    rows = [_HEADINGS]
+    for (node_rank, label), run in groupby(component.placements, key=_where):
+        placements = list(run)
+        group = component.groups[label]
+        rows.append(
+            (
+                str(node_rank),
+                nodes[node_rank].node_ip,
+                spell_ranks([placement.rank for placement in placements]),
+                _resources(placements, group),
+                group.get_node_python_interpreter_path(node_rank) or "-",
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([title, *(f"  {line}" for line in lines)])
+
+
+def _where(placement: Placement) -> tuple[int, str]:
+    return placement.cluster_node_rank, placement.node_group_label
+
+
+def _resources(placements: Sequence[Placement], group: NodeGroupInfo) -> str:
+    if group.counts_nodes:
+        return "the node" if len(placements) == 1 else f"the node, shared by {len(placements)}"
+    users = Counter(rank for placement in placements for rank in placement.local_hardware_ranks)
+    first = placements[0]
+    name = first.accelerator_type.value if group.holds_accelerators else group.resource_name
+    each = len(first.local_hardware_ranks)
+    if len(placements) == 1:
+        how = ""
+    elif max(users.values()) > 1:
+        how = f", {max(users.values())} processes on each"
+    else:
+        how = f", {each} each"
+    return f"{name} {spell_ranks(sorted(users))}{how}"
+
+
+def _node_dict(node: NodeInfo) -> dict[str, Any]:
+    return {
+        "rank": node.node_rank,
+        "id": node.node_id,
+        "ip": node.node_ip,
+        "labels": list(node.node_labels),
+        "accelerator_type": node.accelerator_type.value,
+        "accelerator_model": node.accelerator_model,
+        "num_accelerators": node.num_accelerators,
+        "hardware": {resource.type: resource.count for resource in node.hardware_resources},
+    }
+
+
+def _component_dict(component: PlannedComponent, nodes: Sequence[NodeInfo]) -> dict[str, Any]:
+    return {
+        "name": component.name,
+        "node_groups": list(component.node_groups),
+        "placement": component.placement,
+        "world_size": len(component.placements),
+        "hardware_ranks": component.hardware_ranks,
+        "workers": [
+            {
+                "rank": placement.rank,
+                "cluster_node_rank": placement.cluster_node_rank,
+                "node_ip": nodes[placement.cluster_node_rank].node_ip,
+                "placement_node_rank": placement.placement_node_rank,
+                "node_group_label": placement.node_group_label,
+                "local_hardware_ranks": list(placement.local_hardware_ranks),
+                "accelerator_type": AcceleratorType(placement.accelerator_type).value,
+                "local_accelerator_rank": placement.local_accelerator_rank,
+                "visible_accelerators": list(placement.visible_accelerators),
+                "isolate_accelerator": placement.isolate_accelerator,
+                "local_rank": placement.local_rank,
+                "local_world_size": placement.local_world_size,
+                "python_interpreter_path": component.groups[
+                    placement.node_group_label
+                ].get_node_python_interpreter_path(placement.cluster_node_rank),
+                "env_vars": component.groups[placement.node_group_label].get_node_env_vars(placement.cluster_node_rank),
+            }
+            for placement in component.placements
+        ],
+    }
+
+
+def _count(number: int, noun: str) -> str:
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number} {noun}{'es' if noun.endswith('s') else 's'}"
