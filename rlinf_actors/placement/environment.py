@@ -1,6 +1,7 @@
 """The environment that a worker's place gives it: ranks, devices, network, and its group's variables.
 
-MASTER_ADDR and MASTER_PORT are not here: they are known when rank 0 runs.
+MASTER_ADDR and MASTER_PORT are not here: they are known when rank 0 runs. The node's own environment is
+merged in by its agent (model.pathenv).
 """
 
 from __future__ import annotations
@@ -12,11 +13,8 @@ from dataclasses import dataclass
 from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE, ALWAYS_NIC_VARIABLE, VISIBILITY_VARIABLES
 from rlinf_actors.model.hardware import AcceleratorType
 from rlinf_actors.model.node import NodeGroupInfo, NodeInfo
-from rlinf_actors.model.paths import merge_environment, merge_paths
 from rlinf_actors.model.placement import Placement
 from rlinf_actors.settings import COMM_NET_DEVICES, NAMESPACE
-
-__all__ = ["GroupLayout", "merge_environment", "merge_paths", "worker_environment"]
 
 
 @dataclass(frozen=True)
