@@ -88,6 +88,13 @@ class Up(Message, frozen=True):
     master_port: int
 
 
+class StartFailed(Message, frozen=True):
+    """From a worker before Up: it cannot start. It ends next; its Exited carries the text as reason."""
+
+    id: str
+    text: str
+
+
 class Grew(Message, frozen=True):
     """There is more in these workers' log files; one is sent per file until agentd says Read."""
 
@@ -106,7 +113,7 @@ class Exited(Message, frozen=True):
 
 
 ToTemplate = Union[Fork, Watching, Read, Shutdown]
-ToAgent = Union[TemplateReady, TemplateFailed, Forked, Up, Grew, Exited]
+ToAgent = Union[TemplateReady, TemplateFailed, Forked, Up, StartFailed, Grew, Exited]
 
 _encoder = msgspec.msgpack.Encoder()
 _to_template: msgspec.msgpack.Decoder[ToTemplate] = msgspec.msgpack.Decoder(ToTemplate)
@@ -118,7 +125,7 @@ def encode(packet: ToTemplate | ToAgent) -> bytes:
     return _encoder.encode(packet)
 
 
-def decode_to_template(data: bytes) -> ToTemplate:
+def decode_to_template(data: bytes | memoryview) -> ToTemplate:
     """Raises RemoteWireError when *data* is no such packet."""
     try:
         return _to_template.decode(data)
@@ -126,7 +133,7 @@ def decode_to_template(data: bytes) -> ToTemplate:
         raise RemoteWireError(f"not a packet for a template: {error}") from None
 
 
-def decode_to_agent(data: bytes) -> ToAgent:
+def decode_to_agent(data: bytes | memoryview) -> ToAgent:
     """Raises RemoteWireError when *data* is no such packet."""
     try:
         return _to_agent.decode(data)

@@ -1,0 +1,378 @@
+"""The workers of one node: started through templates, watched by pidfd, ended with all that is theirs.
+
+House rules: every worker that `start` was given ends in exactly one WorkerExited, through `_end`;
+everything runs on the loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Union
+
+import msgspec
+
+import rlinf_actors
+from agentd import launch
+from agentd.logs import Logs
+from agentd.sweep import Sweep
+from agentd.templates import Template
+from rlinf_actors import procfs
+from rlinf_actors.compat import timeout
+from rlinf_actors.errors import WorkerStartError
+from rlinf_actors.wire import spawn
+from rlinf_actors.wire.messages import ExitReport, LogLines, WorkerExited, WorkerReady, WorkerSpec
+
+log = logging.getLogger(__name__)
+
+Report = Union[WorkerReady, WorkerExited, LogLines]
+
+MAX_IDLE = 4
+"""Templates without workers that are kept for later launches; the one used last stays longest."""
+TEMPLATE_SILENT_S = 5.0
+"""How long after a worker's end its template may take to say how it ended."""
+TEMPLATE_END_S = 6.0
+"""How long a template may take to end; it gives what it kills 5 s."""
+
+
+@dataclass
+class _Worker:
+    spec: WorkerSpec
+    fork: spawn.Fork
+    template: Template
+    asked: bool = False
+    pid: int = 0
+    pidfd: int = -1
+    stopping: bool = False
+    kill_timer: asyncio.TimerHandle | None = None
+    silence_timer: asyncio.TimerHandle | None = None
+
+
+class Children:
+    """All workers of this agent. Loop thread only.
+
+    Args:
+        loop: the agent's.
+        run_dir: directory for sockets; exists, is ours alone.
+        log_dir: parent of the workers' log files.
+        head: the coordinator's endpoint, as workers are told it.
+        node: the node's name.
+        node_ip: its address.
+        host: equal for processes that can talk over ipc.
+        listen_ip: where workers bind TCP, "" for ipc only.
+        owner_pid: process whose end is the end of every worker; None without one.
+        allowed_interpreters: prefixes; None allows any.
+        environment: the node's environment, asked for at every launch.
+        report: takes WorkerReady, WorkerExited and LogLines (whose owner is the namespace).
+        entry: ``module:function`` that runs a worker; see worker.template.
+
+    Raises:
+        ProcessLookupError: the owner is gone already.
+    """
+
+    def __init__(
+        self,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        run_dir: str,
+        log_dir: str,
+        head: str,
+        node: str,
+        node_ip: str,
+        host: str,
+        listen_ip: str = "",
+        owner_pid: int | None = None,
+        allowed_interpreters: Sequence[str] | None = None,
+        environment: Callable[[], Mapping[str, str]],
+        report: Callable[[Report], None],
+        entry: str = "rlinf_actors.worker.main:run_worker",
+    ) -> None:
+        self._loop = loop
+        self._run_dir = Path(run_dir)
+        allowed = None if allowed_interpreters is None else tuple(allowed_interpreters)
+        self._rules = launch.Rules(node, log_dir, sys.executable, allowed)
+        self._place = partial(
+            spawn.WorkerPlace,
+            run_dir=run_dir,
+            host=host,
+            head=head,
+            node=node,
+            node_ip=node_ip,
+            listen_ip=listen_ip,
+        )
+        self._environment = environment
+        self._report = report
+        self._entry = entry
+        self._workers: dict[str, _Worker] = {}
+        self._templates: dict[launch.Key, Template] = {}
+        self._running: set[Template] = set()
+        self._sweeps = 0
+        self._numbers = count(1)
+        self._closing = False
+        self._changed = asyncio.Event()
+        self._logs = Logs(loop, node, report, self._on_logs_read)
+        self._pkg = self._make_directories()
+        self._owner = os.pidfd_open(owner_pid) if owner_pid is not None else -1
+        procfs.set_subreaper()  # what a killed template leaves behind comes to us
+
+    def _make_directories(self) -> str:
+        for name in ("w", "t", "pkg"):
+            (self._run_dir / name).mkdir(mode=0o700, exist_ok=True)
+        package = self._run_dir / "pkg" / "rlinf_actors"
+        with contextlib.suppress(FileExistsError):
+            package.symlink_to(Path(rlinf_actors.__file__).resolve().parent)
+        return str(package.parent)
+
+    # --- what the session asks for ---
+
+    async def prestart(self, preload: Sequence[str] = ()) -> None:
+        """Start the template of agentd's own interpreter ahead of the first launch. Does not wait for it.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        env = self._environment()
+        self._template(launch.template_key(self._rules.own, env, preload), env)
+
+    def start(self, specs: Sequence[WorkerSpec]) -> None:
+        """Start workers. Each one's fate follows through *report*: WorkerReady, then or instead one WorkerExited."""
+        env = self._environment()
+        for spec in specs:
+            try:
+                self._start(spec, env)
+            except WorkerStartError as error:
+                self._refuse(spec, str(error))
+
+    def stop(self, ids: Sequence[str], grace_s: float) -> None:
+        """SIGTERM to the workers' process groups, SIGKILL after *grace_s* seconds. Unknown ids are ignored."""
+        for worker in [self._workers[id] for id in ids if id in self._workers]:
+            worker.stopping = True
+            if not worker.asked:
+                self._end(worker, ExitReport("stopped"))
+                continue
+            if grace_s > 0:
+                _signal(worker, signal.SIGTERM)
+            when = self._loop.time() + grace_s
+            if worker.kill_timer is None or worker.kill_timer.when() > when:
+                if worker.kill_timer is not None:
+                    worker.kill_timer.cancel()
+                worker.kill_timer = self._loop.call_at(when, _signal, worker, signal.SIGKILL)
+
+    def log_credit(self, chars: int, owner: str) -> None:
+        """The owner (LogLines.owner) has shown that many characters: it may be sent as many more."""
+        self._logs.credit(chars, owner)
+
+    async def close(self, grace_s: float) -> None:
+        """End all workers as `stop` does, then all templates; nothing remains.
+
+        When cancelled, the templates are killed, and their workers by the kernel.
+        """
+        self._closing = True
+        try:
+            self.stop(list(self._workers), grace_s)
+            await self._until(lambda: not self._workers, grace_s + TEMPLATE_SILENT_S)
+            for template in self._running:
+                template.send(spawn.Shutdown())
+            await self._until(lambda: not self._running, TEMPLATE_END_S)
+        finally:
+            for template in self._running:
+                template.kill()
+        await self._until(lambda: not self._running and not self._sweeps, TEMPLATE_END_S)
+        self._logs.close()
+        if self._owner >= 0:
+            os.close(self._owner)
+            self._owner = -1
+
+    async def _until(self, fact: Callable[[], bool], patience_s: float) -> None:
+        """Wait for *fact*, which only changes with `_changed`; gives up after *patience_s*."""
+        with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+            async with timeout(patience_s):
+                while not fact():
+                    self._changed.clear()
+                    await self._changed.wait()
+
+    # --- starting ---
+
+    def _start(self, spec: WorkerSpec, node_env: Mapping[str, str]) -> None:
+        where = f"{spec.group}:{spec.rank} cannot be started on node {self._rules.node}"
+        if self._closing:
+            raise WorkerStartError(f"{where}: its agentd is shutting down")
+        if spec.id in self._workers:
+            log.error("worker %s was to be started twice; the second request is dropped", spec.id)
+            return
+        plan = launch.plan(spec, node_env, self._rules)
+        try:
+            template = self._template(plan.key, node_env)
+        except OSError as error:
+            raise WorkerStartError(f"{where}: {plan.key.interpreter}: {error.strerror}") from None
+        try:
+            self._logs.add(spec.id, f"{spec.group}:{spec.rank}", spec.namespace, plan.out_path, plan.err_path)
+        except OSError as error:
+            text = f"its log directory {os.path.dirname(plan.out_path)} cannot be used ({error.strerror}): choose another"
+            raise WorkerStartError(f"{where}: {text}") from None
+        place = self._place(out_path=plan.out_path, err_path=plan.err_path)
+        worker = _Worker(spec, spawn.Fork(spec, place, plan.env), template)
+        self._workers[spec.id] = worker
+        if template.ready:
+            self._ask(worker)
+
+    def _template(self, key: launch.Key, node_env: Mapping[str, str]) -> Template:
+        template = self._templates.pop(key, None)
+        if template is None:
+            config = {"agent": os.getpid(), "owner": self._owner, "entry": self._entry, "slot": launch.SLOT}
+            json = msgspec.json.encode({**config, "preload": key.preload}).decode()
+            template = Template(
+                self._loop,
+                key,
+                lambda fd: launch.template_command(key, self._pkg, fd, self._rules.node, json),
+                launch.template_environment(key, node_env),
+                (self._owner,) if self._owner >= 0 else (),
+                str(self._run_dir / "t" / f"{next(self._numbers)}.err"),
+                self._on_packet,
+                self._on_template_end,
+            )
+            self._running.add(template)
+        self._templates[key] = template  # at the end: it was used last
+        return template
+
+    def _ask(self, worker: _Worker) -> None:
+        worker.asked = True
+        try:
+            worker.template.send(worker.fork)
+        except OSError as error:
+            self._end(worker, ExitReport("start_failed", reason=f"its environment cannot be passed on: {error}"))
+
+    def _refuse(self, spec: WorkerSpec, reason: str) -> None:
+        exit = ExitReport("start_failed", reason=reason)
+        self._loop.call_soon(self._report, WorkerExited(spec.id, exit))  # not before start() has returned
+
+    # --- what templates say ---
+
+    def _on_packet(self, template: Template, packet: spawn.ToAgent) -> None:
+        if isinstance(packet, spawn.TemplateReady):
+            template.ready = True
+            if not packet.forks:
+                log.warning("%s: workers are started afresh instead of forked: %s", template.key.interpreter, packet.why)
+            for worker in self._of(template):
+                self._ask(worker)
+        elif isinstance(packet, spawn.TemplateFailed):
+            template.failure = packet.text
+            self._templates.pop(template.key, None)  # the next launch tries again
+        elif isinstance(packet, spawn.Grew):
+            self._logs.grew(packet.ids)
+        elif isinstance(packet, spawn.Forked):
+            self._on_forked(template, packet)
+        elif isinstance(packet, (spawn.Up, spawn.Exited)):
+            known = self._workers.get(packet.id)
+            if known is None:
+                log.debug("template %d speaks of worker %s, which has ended", template.pid, packet.id)
+            elif isinstance(packet, spawn.Up):
+                self._report(WorkerReady(packet.id, known.pid, packet.endpoint, packet.port, packet.master_port))
+            else:
+                self._end(known, packet.exit)
+
+    def _on_forked(self, template: Template, packet: spawn.Forked) -> None:
+        worker = self._workers.get(packet.id)
+        if worker is not None:
+            worker.pid = packet.pid
+            worker.pidfd = os.pidfd_open(packet.pid)  # the template keeps even a dead one until we have this
+            self._loop.add_reader(worker.pidfd, self._on_worker_end, worker)
+            if worker.stopping:
+                _signal(worker, signal.SIGTERM)
+        template.send(spawn.Watching(packet.id))
+
+    def _on_worker_end(self, worker: _Worker) -> None:
+        """It has ended; its template says how within moments, unless that one is stopped or stuck."""
+        self._loop.remove_reader(worker.pidfd)
+        report = ExitReport("exited", reason="how it ended is not known: its template does not answer")
+        worker.silence_timer = self._loop.call_later(TEMPLATE_SILENT_S, self._end, worker, report)
+
+    def _on_template_end(self, template: Template) -> None:
+        self._running.discard(template)
+        if self._templates.get(template.key) is template:
+            del self._templates[template.key]
+        workers = self._of(template)
+        reason = template.failure or (
+            f"interpreter {template.key.interpreter} on node {self._rules.node} ended before it was ready: "
+            f"{template.last_words()}"
+        )
+        for worker in [w for w in workers if not w.asked]:
+            self._end(worker, ExitReport("start_failed", reason=reason))
+        orphans = [w for w in workers if w.asked]
+        if orphans:
+            log.error("template %d ended (%s); its workers end with it", template.pid, template.last_words())
+            self._sweeps += 1
+            pids = [w.pid for w in orphans if w.pid]
+            Sweep(self._loop, [w.spec.id for w in orphans], pids, partial(self._on_swept, template, orphans))
+        self._changed.set()
+
+    def _on_swept(self, template: Template, orphans: list[_Worker], statuses: dict[int, int]) -> None:
+        self._sweeps -= 1
+        reason = f"the template process that it came from ended ({template.last_words()})"
+        for worker in orphans:
+            if worker.spec.id not in self._workers:
+                continue
+            code = os.waitstatus_to_exitcode(statuses[worker.pid]) if worker.pid in statuses else -signal.SIGKILL
+            kind = "start_failed" if not worker.pid else "signalled" if code < 0 else "exited"
+            exit_code, number = (None, -code) if code < 0 else (code, None)
+            self._end(worker, ExitReport(kind, exit_code, number, reason=reason))
+        self._changed.set()
+
+    def _of(self, template: Template) -> list[_Worker]:
+        return [worker for worker in self._workers.values() if worker.template is template]
+
+    def _on_logs_read(self, ids: list[str]) -> None:
+        for id in ids:
+            worker = self._workers.get(id)
+            if worker is not None:
+                worker.template.send(spawn.Read([id]))
+
+    # --- ends ---
+
+    def _end(self, worker: _Worker, exit: ExitReport) -> None:
+        """The one place where a worker's life ends."""
+        if self._workers.pop(worker.spec.id, None) is None:
+            return
+        for timer in (worker.kill_timer, worker.silence_timer):
+            if timer is not None:
+                timer.cancel()
+        if worker.pidfd >= 0:
+            self._loop.remove_reader(worker.pidfd)
+            os.close(worker.pidfd)
+            worker.pidfd = -1
+        for path in (self._run_dir / "w").glob(f"{worker.spec.id}*"):
+            path.unlink(missing_ok=True)
+        if worker.stopping:
+            exit = msgspec.structs.replace(exit, kind="stopped", oom="no")
+        self._logs.finish(worker.spec.id)
+        self._report(WorkerExited(worker.spec.id, exit))
+        self._trim()
+        self._changed.set()
+
+    def _trim(self) -> None:
+        """End the templates that have been idle longest, beyond MAX_IDLE of them."""
+        busy = {id(worker.template) for worker in self._workers.values()}
+        idle = [key for key, template in self._templates.items() if template.ready and id(template) not in busy]
+        for key in idle[:-MAX_IDLE]:
+            self._templates.pop(key).send(spawn.Shutdown())
+
+
+def _signal(worker: _Worker, number: int) -> None:
+    """Signal a worker's process group, as long as the pid is certainly still its own."""
+    if worker.pidfd < 0 or select.select([worker.pidfd], [], [], 0)[0]:
+        return
+    try:
+        os.killpg(worker.pid, number)
+    except ProcessLookupError:  # so young that it is no group leader yet
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(worker.pidfd, number)

@@ -1,0 +1,177 @@
+"""How a worker is started: which interpreter, which template, which environment and files.
+
+Decisions only: it looks for interpreters on the disk, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rlinf_actors.errors import WorkerStartError
+from rlinf_actors.model.pathenv import merge_paths
+from rlinf_actors.settings import WORKER_MARK
+from rlinf_actors.wire.messages import WorkerSpec
+
+SLOT = 128
+"""Bytes that a template keeps in its environment block for the id of the worker that it becomes by forking."""
+
+_LOAD_TIME = re.compile(
+    r"(LD_|OMP_|KMP_|MKL_|GOMP_|OPENBLAS_|GLIBC_TUNABLES$|MALLOC_|PYTHON|TORCH|PYTORCH_|LANG$|LC_|CUDA_MODULE_LOADING$)"
+)
+"""Variables that an interpreter or its libraries read when they are loaded: changing them after a fork is too late."""
+
+_NOT_FOR_WORKERS = frozenset(
+    {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "INVOCATION_ID",
+     "JOURNAL_STREAM", "MAINPID", "CREDENTIALS_DIRECTORY"}
+)  # fmt: skip
+"""What systemd tells agentd alone."""
+
+_TEMPLATE_ENV = {
+    "OPENBLAS_NUM_THREADS": "1",  # a pool of threads would forbid the fork; workers get theirs afterwards
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "THP_MEM_ALLOC_ENABLE": "1",  # torch: large CPU tensors in huge pages
+}
+_HUGE_PAGES = "glibc.malloc.hugetlb=1"
+
+BOOTSTRAP = (
+    "import sys; p = sys.argv[1] + '/rlinf_actors/worker/bootstrap.py'; s = {}; "
+    "exec(compile(open(p).read(), p, 'exec'), s); s['bootstrap'](*sys.argv[1:])"
+)
+"""Run by the template's interpreter with -c; see rlinf_actors/worker/bootstrap.py."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """Workers with equal keys can come from one template."""
+
+    interpreter: str
+    variables: tuple[tuple[str, str], ...]
+    preload: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What starting one worker needs."""
+
+    key: Key
+    env: dict[str, str]
+    out_path: str
+    err_path: str
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What this node's agent allows and where it puts things.
+
+    Attributes:
+        node: its name, for messages.
+        log_dir: parent of the workers' log files.
+        own: agentd's interpreter.
+        allowed: prefixes of other interpreters that may be started; None: any.
+    """
+
+    node: str
+    log_dir: str
+    own: str = sys.executable
+    allowed: tuple[str, ...] | None = None
+
+
+def plan(spec: WorkerSpec, node_env: Mapping[str, str], rules: Rules) -> Plan:
+    """Decide how *spec* is started on this node.
+
+    Raises:
+        WorkerStartError: the interpreter is missing or not allowed, or the environment cannot be passed on.
+    """
+    env = worker_environment(spec, node_env, rules)
+    interpreter = _interpreter(spec, env, rules)
+    out_path, err_path = log_paths(spec, rules.log_dir)
+    return Plan(template_key(interpreter, env, spec.preload), env, out_path, err_path)
+
+
+def worker_environment(spec: WorkerSpec, node_env: Mapping[str, str], rules: Rules) -> dict[str, str]:
+    """The whole environment of a worker: its node's, with the specification's on top, and its mark."""
+    base = {name: value for name, value in node_env.items() if name not in _NOT_FOR_WORKERS}
+    try:
+        env = merge_paths(base, spec.env, spec.path_env_merge_mode)
+    except ValueError as error:
+        raise _refusal(spec, rules, str(error)) from None
+    for name, value in env.items():
+        if not name or "=" in name or "\0" in name + value:
+            raise _refusal(spec, rules, f"{name!r}={value!r} cannot be an environment variable")
+    env[WORKER_MARK] = spec.id
+    return env
+
+
+def template_key(interpreter: str, env: Mapping[str, str], preload: Sequence[str]) -> Key:
+    """What a template that serves such workers is known by."""
+    variables = tuple(sorted((name, value) for name, value in env.items() if _LOAD_TIME.match(name)))
+    return Key(interpreter, variables, tuple(dict.fromkeys(preload)))
+
+
+def template_environment(key: Key, node_env: Mapping[str, str]) -> dict[str, str]:
+    """The environment that a template itself runs in; its workers get their own after the fork."""
+    env = {name: value for name, value in node_env.items() if not _LOAD_TIME.match(name)}
+    env.update(key.variables)
+    tunables = env.get("GLIBC_TUNABLES", "")
+    if "glibc.malloc.hugetlb" not in tunables:
+        tunables = f"{tunables}:{_HUGE_PAGES}".lstrip(":")
+    return {**env, **_TEMPLATE_ENV, "GLIBC_TUNABLES": tunables, WORKER_MARK: "-" * SLOT}
+
+
+def template_command(key: Key, pkg: str, fd: int, node: str, config: str) -> list[str]:
+    """argv of a template; *config* is a worker.template.Config as JSON."""
+    return [key.interpreter, "-c", BOOTSTRAP, pkg, str(fd), node, config]
+
+
+def log_paths(spec: WorkerSpec, log_dir: str) -> tuple[str, str]:
+    """Files for a worker's stdout and stderr."""
+    base = f"{spec.log_dir or log_dir}/{file_name(spec.namespace)}/{file_name(spec.group)}-{spec.rank}"
+    return base + ".out", base + ".err"
+
+
+def file_name(name: str) -> str:
+    """*name* as a file name: itself if it is one, else cleaned, with a hash that keeps it distinct."""
+    clean = re.sub(r"[^A-Za-z0-9._-]", "_", name)[:120].lstrip(".") or "_"
+    return clean if clean == name else f"{clean}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+def _interpreter(spec: WorkerSpec, env: Mapping[str, str], rules: Rules) -> str:
+    if spec.interpreter is None or spec.interpreter == rules.own:
+        return rules.own
+    wanted = os.path.expanduser(spec.interpreter)
+    found = shutil.which(wanted, path=env.get("PATH"))
+    path = os.path.normpath(found if found is not None else wanted)
+    if rules.allowed is not None and path != rules.own and not _below(path, rules.allowed):
+        raise _refusal(
+            spec,
+            rules,
+            f"interpreter {path} is not below a directory that agentd allows there ({', '.join(rules.allowed)}): "
+            "add one to its configuration, or use an interpreter below one of these",
+        )
+    if found is None:
+        exists = os.path.exists(wanted)
+        raise _refusal(
+            spec,
+            rules,
+            f"interpreter {spec.interpreter} {'cannot be executed' if exists else 'does not exist'} there: "
+            "look at python_interpreter_path in the node group's env_configs",
+        )
+    return path
+
+
+def _below(path: str, prefixes: Sequence[str]) -> bool:
+    return os.path.isabs(path) and any(
+        path == prefix or path.startswith(prefix.rstrip("/") + "/") for prefix in prefixes
+    )
+
+
+def _refusal(spec: WorkerSpec, rules: Rules, text: str) -> WorkerStartError:
+    worker = f"{spec.group}:{spec.rank}"
+    return WorkerStartError(f"{worker} cannot be started on node {rules.node}: {text}", worker=worker, node=rules.node)

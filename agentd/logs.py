@@ -1,0 +1,226 @@
+"""Workers' output: from their log files to those who watch, as fast as they take it.
+
+The files are the buffer: without credit nothing is read, so a slow terminal costs no memory and
+loses nothing. Credit is counted in characters per owner, `len(text)` of the lines sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rlinf_actors.wire.messages import LogLines
+
+MAX_LINE = 64 << 10
+"""Bytes; a longer line comes in pieces, each but the last with CUT at its end."""
+CUT = " [continues]"
+WINDOW = 1 << 20
+"""Characters that one owner may have outstanding."""
+_TURN = 512 << 10
+"""Bytes read before the loop gets a turn."""
+_BATCH = 128 << 10
+"""Characters in one LogLines, about."""
+_PATIENCE_S = 60.0
+"""How long what a worker left in its files waits for credit after its end."""
+
+_LINE = re.compile(rb"([^\r\n]*)(\r\n|\n|\r(?!\Z))")
+
+
+def split(data: bytes, final: bool = False) -> tuple[list[str], int]:
+    """The complete lines in *data*, and how many bytes they are.
+
+    A lone carriage return ends a line too, so that progress bars show. With *final* the rest is a
+    line as well; a piece of MAX_LINE bytes without an end is cut.
+    """
+    lines: list[str] = []
+    end = 0
+    for match in _LINE.finditer(data):
+        end = match.end()
+        if match[1] or match[2] != b"\r":
+            lines.append(match[1].decode(errors="replace"))
+    rest = data[end:]
+    if not lines and end == 0 and len(rest) >= MAX_LINE:
+        return [rest[:MAX_LINE].decode(errors="replace") + CUT], MAX_LINE
+    if final and rest:
+        text = rest.rstrip(b"\r").decode(errors="replace")
+        return [*lines, *([text] if text else [])], len(data)
+    return lines, end
+
+
+@dataclass
+class _File:
+    path: str
+    stream: str
+    offset: int
+    skipped: int = 0
+
+    def read(self) -> bytes:
+        """What is there after `offset`, at most MAX_LINE bytes."""
+        with open(self.path, "rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size < self.offset:  # somebody truncated it
+                self.offset, self.skipped = 0, self.skipped + 1
+            return os.pread(file.fileno(), MAX_LINE, self.offset)
+
+
+@dataclass
+class _Worker:
+    id: str
+    name: str
+    owner: str
+    files: list[_File]
+    final: bool = False
+    drop: asyncio.TimerHandle | None = None
+
+
+@dataclass
+class _Owner:
+    credit: int = WINDOW
+    entries: list[tuple[str, str, str]] = field(default_factory=list)
+    chars: int = 0
+    skipped: int = 0
+
+
+class Logs:
+    """Reads the files of one node's workers.
+
+    Args:
+        loop: everything here runs on it.
+        node: the node's name, as LogLines say it.
+        report: takes LogLines.
+        read_to_end: called with the ids of workers whose files were read to their end; `grew` says when there is more.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        node: str,
+        report: Callable[[LogLines], None],
+        read_to_end: Callable[[list[str]], None],
+    ) -> None:
+        self._loop = loop
+        self._node = node
+        self._report = report
+        self._read_to_end = read_to_end
+        self._workers: dict[str, _Worker] = {}
+        self._pending: dict[str, None] = {}
+        self._owners: dict[str, _Owner] = {}
+        self._scheduled = False
+
+    def add(self, id: str, name: str, owner: str, out_path: str, err_path: str) -> None:
+        """Follow a new worker's files from where they are now.
+
+        Raises:
+            OSError: the files' directory cannot be made.
+        """
+        os.makedirs(os.path.dirname(out_path), exist_ok=True)
+        files = [_File(out_path, "out", _size(out_path)), _File(err_path, "err", _size(err_path))]
+        self._workers[id] = _Worker(id, name, owner, files)
+        self._owners.setdefault(owner, _Owner())
+
+    def grew(self, ids: list[str]) -> None:
+        """There is more in these workers' files."""
+        self._pending.update(dict.fromkeys(id for id in ids if id in self._workers))
+        self._pump()
+
+    def finish(self, id: str) -> None:
+        """The worker has ended: read what is left, as far as there is credit, and the rest when there is."""
+        worker = self._workers.get(id)
+        if worker is None or worker.final:
+            return
+        worker.final = True
+        self._pending[id] = None
+        self._pump(whole=True)
+        if id in self._workers:
+            worker.drop = self._loop.call_later(_PATIENCE_S, self._forget, id)
+
+    def credit(self, chars: int, owner: str) -> None:
+        """That many characters more may be sent to *owner*."""
+        state = self._owners.get(owner)
+        if state is not None:
+            state.credit = min(state.credit + chars, WINDOW)
+            self._pump()
+
+    def close(self) -> None:
+        """Forget every worker."""
+        for id in list(self._workers):
+            self._forget(id)
+
+    def _forget(self, id: str) -> None:
+        worker = self._workers.pop(id)
+        self._pending.pop(id, None)
+        if worker.drop is not None:
+            worker.drop.cancel()
+        if not any(other.owner == worker.owner for other in self._workers.values()):
+            del self._owners[worker.owner]
+
+    def _later(self) -> None:
+        self._scheduled = False
+        self._pump()
+
+    def _pump(self, whole: bool = False) -> None:
+        """Read in turns from all that have more and whose owner has credit; *whole*: without giving the loop a turn."""
+        budget, ended = _TURN, []
+        ready = [id for id in self._pending if self._owners[self._workers[id].owner].credit > 0]
+        while ready and (budget > 0 or whole):
+            for id in ready:
+                worker = self._workers[id]
+                got = sum(self._read(worker, file) for file in worker.files)
+                budget -= got
+                if not got:
+                    del self._pending[id]
+                    ended.append(id)
+            ready = [id for id in ready if id in self._pending and self._owners[self._workers[id].owner].credit > 0]
+        for owner in list(self._owners):
+            self._flush(owner)
+        going_on = []
+        for id in ended:
+            if self._workers[id].final:
+                self._forget(id)
+            else:
+                going_on.append(id)
+        if going_on:
+            self._read_to_end(going_on)
+        if ready and not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._later)
+
+    def _read(self, worker: _Worker, file: _File) -> int:
+        """Take one chunk of lines; returns how many bytes it was, 0 at the end."""
+        owner = self._owners[worker.owner]
+        if owner.credit <= 0:
+            return 1 if self._more(file) else 0
+        try:
+            data = file.read()
+        except FileNotFoundError:  # never opened, or removed by somebody: there is nothing to show
+            return 0
+        lines, size = split(data, worker.final and len(data) < MAX_LINE)
+        file.offset += size
+        owner.skipped += file.skipped
+        file.skipped = 0
+        for line in lines:
+            owner.entries.append((worker.name, file.stream, line))
+            owner.credit -= len(line)
+            owner.chars += len(line) + 1
+        if owner.chars >= _BATCH:
+            self._flush(worker.owner)
+        return size
+
+    def _more(self, file: _File) -> bool:
+        return _size(file.path) > file.offset
+
+    def _flush(self, name: str) -> None:
+        owner = self._owners[name]
+        if owner.entries or owner.skipped:
+            self._report(LogLines(name, self._node, owner.entries, owner.skipped))
+            owner.entries, owner.chars, owner.skipped = [], 0, 0
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0

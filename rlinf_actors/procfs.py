@@ -1,0 +1,186 @@
+"""What Linux says and does about processes: prctl and /proc. Stateless; no process is started here."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlinf_actors.settings import WORKER_MARK
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_MARK = WORKER_MARK.encode() + b"="
+
+
+def _prctl(option: int, argument: int | ctypes.Array[ctypes.c_char]) -> None:
+    if _libc.prctl(option, argument, 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"prctl({option}): {os.strerror(error)}")
+
+
+def set_subreaper() -> None:
+    """Orphaned descendants become children of this process instead of init's."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(signal: int, parent: int | None = None) -> None:
+    """Get *signal* when the thread that started this process ends; 0 takes it back.
+
+    Args:
+        signal: its number.
+        parent: pid that the parent must have; the process exits when that one is gone already.
+    """
+    _prctl(_PR_SET_PDEATHSIG, signal)
+    if parent is not None and os.getppid() != parent:
+        os._exit(1)
+
+
+def set_name(name: str) -> None:
+    """What ps and top call this process (15 bytes)."""
+    _prctl(_PR_SET_NAME, ctypes.create_string_buffer(name.encode()[:15]))
+
+
+def mark_slot() -> int:
+    """Address of the value of the worker mark in the environment this process was started with, 0 without one.
+
+    Only true until somebody changes the variable.
+    """
+    _libc.getenv.restype = ctypes.c_void_p
+    return _libc.getenv(WORKER_MARK.encode()) or 0
+
+
+def write_mark(slot: int, size: int, mark: str) -> None:
+    """Write *mark* into the environment block that /proc/PID/environ shows.
+
+    A forked process keeps the block of the process it came from, whatever os.environ says; this
+    makes it, and what it forks, recognisable. Does nothing when *mark* is longer than *size* bytes.
+    """
+    data = mark.encode()
+    if slot and len(data) <= size:
+        ctypes.memmove(slot, data.ljust(size, b"\0"), size)
+
+
+def mark_of(pid: int) -> str | None:
+    """Id of the worker that *pid* is, or comes from; None if it has none, cannot be read or is gone."""
+    try:
+        environ = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return None
+    at = 0 if environ.startswith(_MARK) else environ.find(b"\0" + _MARK) + 1
+    if at == 0 and not environ.startswith(_MARK):
+        return None
+    return environ[at + len(_MARK) :].split(b"\0", 1)[0].decode(errors="replace") or None
+
+
+@dataclass(frozen=True)
+class Stat:
+    """Some of /proc/PID/stat. `started` is in clock ticks since boot; with the pid it names a process for good."""
+
+    pid: int
+    state: str
+    parent: int
+    group: int
+    session: int
+    started: int
+
+
+def stat(pid: int) -> Stat | None:
+    """None when there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    fields = text[text.rindex(b")") + 2 :].split()
+    state, parent, group, session = fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3])
+    return Stat(pid, state, parent, group, session, int(fields[19]))
+
+
+def pids() -> list[int]:
+    """Every process that this one can see."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def children(pid: int) -> list[int]:
+    """Direct children of a process, zombies too."""
+    found: list[int] = []
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_bytes().split())
+    except (FileNotFoundError, ProcessLookupError):
+        if os.path.exists("/proc/self/task") and not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
+            return [c for c in pids() if (at := stat(c)) and at.parent == pid]  # a kernel without PROC_CHILDREN
+    return found
+
+
+def subtree(pid: int) -> list[int]:
+    """*pid* and all its descendants, parents first."""
+    found = [pid]
+    for parent in found:
+        found += [child for child in children(parent) if child not in found]
+    return found
+
+
+def marked(ids: Iterable[str]) -> list[int]:
+    """Living processes that carry the mark of one of these workers, wherever they are in the tree."""
+    wanted = set(ids)
+    return [pid for pid in pids() if mark_of(pid) in wanted]
+
+
+def threads() -> list[str]:
+    """Names of this process's threads, in the kernel's words."""
+    return [Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in os.listdir("/proc/self/task")]
+
+
+@dataclass(frozen=True)
+class OomKills:
+    """How often the kernel has killed for want of memory: in our memory cgroup, and on the machine."""
+
+    group: int | None
+    machine: int | None
+
+    def blame(self, before: OomKills) -> str:
+        """Whether one unexpected SIGKILL since *before* was that: yes, suspected or no."""
+        if self.group is not None and before.group is not None and self.group > before.group:
+            return "yes"
+        if self.machine is not None and before.machine is not None and self.machine > before.machine:
+            return "suspected"
+        return "no"
+
+
+def oom_kills() -> OomKills:
+    """The counters now; None for one that this machine does not have."""
+    return OomKills(_first_count(_memory_files(), b"oom_kill"), _first_count([Path("/proc/vmstat")], b"oom_kill"))
+
+
+def _memory_files() -> list[Path]:
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    files = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            files += [Path(f"{root}{path}/memory.events") for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")]
+        elif "memory" in controllers.split(","):
+            files.append(Path(f"/sys/fs/cgroup/memory{path}/memory.oom_control"))
+    return files
+
+
+def _first_count(files: list[Path], name: bytes) -> int | None:
+    for file in files:
+        try:
+            lines = file.read_bytes().splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            key, _, count = line.partition(b" ")
+            if key == name:
+                return int(count)
+    return None

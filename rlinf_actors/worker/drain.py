@@ -1,0 +1,119 @@
+"""A worker's stdout or stderr: from its pipe to its file, without ever making the worker wait."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+
+TAIL_LINES = 20
+TAIL_LINE_BYTES = 4096
+_CHUNK = 64 << 10
+_TURNS = 4
+"""Chunks taken from one pipe before others get a turn."""
+_LEFT_OVER = 4 << 20
+"""Most that is taken from a pipe after its worker ended: one that still writes is not followed for ever."""
+
+
+class Tail:
+    """The last lines of a stream of bytes."""
+
+    def __init__(self) -> None:
+        self._lines: deque[bytes] = deque(maxlen=TAIL_LINES)
+        self._partial = b""
+
+    def feed(self, data: bytes) -> None:
+        *lines, last = data.rsplit(b"\n", TAIL_LINES)
+        if lines:
+            lines[0] = lines[0].rpartition(b"\n")[2] if b"\n" in lines[0] else self._partial + lines[0]
+            self._lines.extend(line[: TAIL_LINE_BYTES + 1] for line in lines)
+            self._partial = b""
+        self._partial = (self._partial + last)[: TAIL_LINE_BYTES + 1]
+
+    def lines(self) -> list[str]:
+        """At most TAIL_LINES of them, each cut after TAIL_LINE_BYTES; undecodable bytes are replaced."""
+        lines = [*self._lines, self._partial] if self._partial else list(self._lines)
+        return [_text(line) for line in lines[-TAIL_LINES:]]
+
+
+def _text(line: bytes) -> str:
+    cut = line[:TAIL_LINE_BYTES].decode(errors="replace").rstrip("\r")
+    return cut + " [cut]" if len(line) > TAIL_LINE_BYTES else cut
+
+
+class Drain:
+    """Copies what a pipe holds to a file, as long as that takes it.
+
+    Args:
+        path: the file, appended to. One that cannot be opened or written (a full disk) loses
+            what does not fit; the pipe is emptied all the same, and `fault` says why.
+
+    Attributes:
+        tail: the last lines that went through.
+        fault: the first error of the file, "" while there was none.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.tail = Tail()
+        self.fault = ""
+        self._file = -1
+        self._pipe, self.writer = os.pipe()
+        os.set_blocking(self._pipe, False)
+        try:
+            self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            self.fault = f"{path}: {error.strerror}"
+
+    def fileno(self) -> int:
+        return self._pipe
+
+    def fds(self) -> list[int]:
+        """All that is open; a forked child closes them."""
+        return [fd for fd in (self._pipe, self.writer, self._file) if fd >= 0]
+
+    def close_writer(self) -> None:
+        """Only the worker writes from now on."""
+        os.close(self.writer)
+        self.writer = -1
+
+    def pump(self, turns: int = _TURNS) -> tuple[bool, bool]:
+        """Copy what is there. Returns (whether there was something, whether the pipe has ended)."""
+        got = False
+        for _ in range(turns):
+            try:
+                data = os.read(self._pipe, _CHUNK)
+            except BlockingIOError:
+                return got, False
+            if not data:
+                return got, True
+            got = True
+            self.tail.feed(data)
+            self._write(data)
+        return got, False
+
+    def finish(self) -> bool:
+        """Copy what is left, without waiting for other writers to close. Returns whether there was something."""
+        return self.pump(_LEFT_OVER // _CHUNK)[0]
+
+    def note(self, text: str) -> None:
+        """A line of ours among the worker's."""
+        line = f"[rlinf-actors] {text}\n".encode()
+        self.tail.feed(line)
+        self._write(line)
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        try:
+            while self._file >= 0 and view:
+                view = view[os.write(self._file, view) :]
+        except OSError as error:  # a full disk may have room again later: keep the file, lose these bytes
+            if not self.fault:
+                self.fault = f"{self.path}: {error.strerror}"
+
+    def close(self) -> None:
+        """Twice is fine."""
+        for fd in self.fds():
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        self._pipe = self.writer = self._file = -1

@@ -1,0 +1,218 @@
+"""What a worker process does between its start and its first own code: forget the template, become itself."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import gc
+import importlib
+import os
+import random
+import re
+import resource
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from rlinf_actors import procfs
+from rlinf_actors.wire import spawn
+from rlinf_actors.wire.messages import WorkerSpec
+
+RunWorker = Callable[[WorkerSpec, spawn.WorkerPlace, int], None]
+"""(spec, place, control): *control* is a SOCK_SEQPACKET fd to say Up or StartFailed on; its EOF means: end."""
+
+_SET_THREADS = (
+    "scipy_openblas_set_num_threads64_",
+    "scipy_openblas_set_num_threads",
+    "openblas_set_num_threads64_",
+    "openblas_set_num_threads",
+)
+_OF_AN_INTERPRETER = re.compile(r"/lib(64)?/python3(\d+\.zip|\.\d+(/|$))|/(site|dist)-packages(/|$)")
+
+
+@dataclass
+class Start:
+    """How one worker process is to begin.
+
+    Attributes:
+        fork: the packet that asked for it.
+        control: its end of the control socket.
+        entry: ``module:function`` of RunWorker.
+        template: pid of the process that started it.
+        forked: it came from the template by a fork, not by an exec.
+        slot: address and size of the worker mark in the environment block.
+        nofile: soft limit of open files, None to leave it.
+        threads: sets the number of threads of the libraries that are loaded.
+    """
+
+    fork: spawn.Fork
+    control: int
+    entry: str
+    template: int
+    forked: bool = False
+    slot: tuple[int, int] = (0, 0)
+    nofile: int | None = None
+    threads: Threads | None = None
+
+
+def run(start: Start) -> None:
+    """Turn this process into the worker and run it. Main thread; returns when the worker is done.
+
+    Whatever goes wrong before the worker's own code runs is told the template as StartFailed.
+    """
+    spec = start.fork.spec
+    try:
+        prepare(start)
+        module, _, name = start.entry.partition(":")
+        run_worker: RunWorker = getattr(importlib.import_module(module), name)
+    except Exception as error:
+        tell_failure(start.control, spec.id, f"{type(error).__name__}: {error}")
+        raise
+    run_worker(spec, start.fork.place, start.control)
+
+
+def tell_failure(control: int, worker: str, text: str) -> None:
+    """Say StartFailed on a control socket; the process should end then."""
+    with socket.socket(fileno=os.dup(control)) as to_template:
+        to_template.send(spawn.encode(spawn.StartFailed(worker, text)))
+
+
+def prepare(start: Start) -> None:
+    """All that makes this process differ from the template. Runs with all signals blocked; unblocks them."""
+    spec = start.fork.spec
+    if start.forked:
+        os.setsid()
+    procfs.die_with_parent(signal.SIGKILL, start.template)
+    _restore_signals()
+    procfs.write_mark(*start.slot, spec.id)
+    procfs.set_name(f"{spec.group}:{spec.rank}")
+    os.environ.clear()
+    os.environ.update(start.fork.env)
+    time.tzset()
+    _restore_limits(start.nofile)
+    _go_to(spec.cwd)
+    sys.argv[:] = sys.argv[:1]
+    sys.path[:] = import_path(sys.path, spec.sys_path, os.path.exists)
+    _restore_streams()
+    _reseed()
+    if start.threads is not None:
+        start.threads.restore(start.fork.env)
+    gc.enable()
+
+
+def import_path(current: list[str], wanted: Iterable[str], exists: Callable[[str], bool]) -> list[str]:
+    """sys.path of a worker: our package, then what the driver can import from, then the interpreter's own.
+
+    Directories that belong to an interpreter (its library, site-packages) are left out of *wanted*:
+    this interpreter may be another one, and has its own.
+    """
+    known = set(current)
+    ours = [
+        entry
+        for entry in dict.fromkeys(wanted)
+        if entry and entry not in known and not _OF_AN_INTERPRETER.search(entry) and exists(entry)
+    ]
+    return current[:1] + ours + current[1:]
+
+
+def _restore_signals() -> None:
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _restore_limits(nofile: int | None) -> None:
+    if nofile is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (nofile, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    score = Path("/proc/self/oom_score_adj")
+    if int(score.read_text()) < 0:  # agentd is protected, its workers are not
+        score.write_text("0")
+
+
+def _go_to(cwd: str | None) -> None:
+    """The driver's directory if this node has it, else the home directory, else /."""
+    for directory in (cwd, os.environ.get("HOME"), "/"):
+        if directory and os.path.isdir(directory) and os.access(directory, os.X_OK):
+            os.chdir(directory)
+            return
+
+
+def _restore_streams() -> None:
+    """Lines appear when they are complete; what cannot be encoded never ends a worker that only prints."""
+    out, err = (
+        open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+        for fd in (1, 2)
+    )
+    sys.stdout = sys.__stdout__ = out  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = err  # type: ignore[misc]
+    faulthandler.enable()  # a crash in C code says where, on stderr, so that it gets into the exit report
+
+
+def _reseed() -> None:
+    """Forked workers must not draw the same numbers."""
+    random.seed()
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+
+
+class Threads:
+    """The libraries that the template loaded with one thread each, to be given their threads in the worker."""
+
+    def __init__(self) -> None:
+        self._cores = _cores()
+        self._setters = list(_openblas_setters())
+
+    def restore(self, env: Mapping[str, str]) -> None:
+        """As many threads as *env* says, else one a core."""
+        for setter in self._setters:
+            setter(_count(env, "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS") or self._cores)
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            torch.set_num_threads(_count(env, "OMP_NUM_THREADS", "MKL_NUM_THREADS") or self._cores)
+
+
+def _count(env: Mapping[str, str], *names: str) -> int:
+    for name in names:
+        first = env.get(name, "").split(",")[0].strip()
+        if first.isdigit() and int(first) > 0:
+            return int(first)
+    return 0
+
+
+def _cores() -> int:
+    """Physical cores that this process may run on: what the libraries take by default."""
+    siblings = set()
+    for cpu in os.sched_getaffinity(0):
+        try:
+            siblings.add(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text())
+        except OSError:
+            siblings.add(f"{cpu}\n")
+    return len(siblings)
+
+
+def _openblas_setters() -> Iterable[Callable[[int], None]]:
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    for path in sorted({line[line.index("/") :] for line in lines if "openblas" in line and "/" in line}):
+        library = ctypes.CDLL(path)
+        for name in _SET_THREADS:
+            if hasattr(library, name):
+                yield getattr(library, name)
+                break
+
+
+def spawned(packet: int, control: int, entry: str, template: int) -> None:
+    """The same for a worker that was started afresh instead of forked; *packet* is a file with its Fork."""
+    with open(packet, "rb") as file:
+        data = file.read()
+    os.set_inheritable(control, False)
+    fork = msgspec.msgpack.decode(data, type=spawn.Fork)
+    run(Start(fork, control, entry, template))

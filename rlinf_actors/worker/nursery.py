@@ -1,0 +1,296 @@
+"""A template's workers: their pipes, their ends, and what they leave behind.
+
+A worker's life here: starting -> up -> ended (a zombie, so that its pid and process group stay
+its own) -> swept (what it left behind is dead) -> told (Exited sent) -> reaped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+
+from rlinf_actors import procfs
+from rlinf_actors.errors import RemoteWireError
+from rlinf_actors.wire import spawn
+from rlinf_actors.wire.messages import ExitReport
+from rlinf_actors.worker.drain import Drain
+
+SWEEP_S = 2.0
+"""How long an exit report waits for leftovers to die: one in an uninterruptible call may never."""
+END_S = 5.0
+"""The same for the template's own end."""
+
+
+class Worker:
+    """One worker process. Raises OSError when there are no fds left."""
+
+    def __init__(self, fork: spawn.Fork) -> None:
+        self.fork = fork
+        self.id = fork.spec.id
+        self.pid = 0
+        self.up = False
+        self.failure = ""
+        self.status: os.waitid_result | None = None
+        self.deadline = 0.0
+        self.told = self.watched = False
+        self.unread = self.announced = False  # more in the files than agentd read; Grew sent since the last Read
+        with contextlib.ExitStack() as stack:
+            self.out = Drain(fork.place.out_path)
+            stack.callback(self.out.close)
+            self.err = Drain(fork.place.err_path)
+            stack.callback(self.err.close)
+            self.control, self.child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self.control.setblocking(False)
+            stack.pop_all()
+
+    def started(self, pid: int) -> None:
+        """It runs: its ends of everything are its own now."""
+        self.pid = pid
+        self.out.close_writer()
+        self.err.close_writer()
+        self.child.close()
+
+    def close(self) -> None:
+        self.out.close()
+        self.err.close()
+        self.control.close()
+        self.child.close()
+
+    def report(self, oom: str, left: bool) -> ExitReport:
+        """How it ended, for `status` as waitid gave it."""
+        assert self.status is not None
+        code = self.status.si_status
+        exited = self.status.si_code == os.CLD_EXITED
+        reasons = [self.failure] if self.failure else []
+        if not self.up and not self.failure:
+            how = f"exit code {code}" if exited else signal.strsignal(code) or f"signal {code}"
+            reasons.append(f"it ended ({how}) before it was ready")
+        if left:
+            reasons.append("a process that it left behind could not be killed")
+        reasons += [f"output was lost: {drain.fault}" for drain in (self.out, self.err) if drain.fault]
+        return ExitReport(
+            kind=("exited" if exited else "signalled") if self.up else "start_failed",
+            exit_code=code if exited else None,
+            signal=None if exited else code,
+            oom=oom,
+            stderr_tail=self.err.tail.lines(),
+            reason="; ".join(reasons),
+        )
+
+
+class Nursery:
+    """All workers of one template.
+
+    Args:
+        selector: the template's; the data of each key is a callback that takes the event mask.
+        send: to agentd.
+    """
+
+    def __init__(self, selector: selectors.BaseSelector, send: Callable[[spawn.ToAgent], None]) -> None:
+        self._selector = selector
+        self._send = send
+        self._workers: dict[str, Worker] = {}
+        self._pids: dict[int, Worker] = {}
+        self._woken = False
+        self._ending: list[Worker] = []
+        self._oom = procfs.oom_kills()
+
+    def close(self) -> None:
+        """In a forked worker: what the template has open of the others is not its business."""
+        for worker in self._workers.values():
+            worker.close()
+
+    def add(self, worker: Worker) -> None:
+        """Take charge of a worker that was just started."""
+        self._workers[worker.id] = self._pids[worker.pid] = worker
+        for drain in (worker.out, worker.err):
+            self._selector.register(drain, selectors.EVENT_READ, partial(self._on_output, worker, drain))
+        self._selector.register(worker.control, selectors.EVENT_READ, partial(self._on_control, worker))
+
+    def watched(self, id: str) -> None:
+        """Now agentd has a pidfd of it."""
+        worker = self._workers.get(id)
+        if worker is not None:
+            worker.watched = True
+            self._reap(worker)
+
+    def read(self, ids: list[str]) -> None:
+        """What agentd has read: these workers' files to their end as it saw it."""
+        for worker in filter(None, map(self._workers.get, ids)):
+            worker.announced = False
+            self._announce(worker)
+
+    def wake(self) -> None:
+        """A child of this process ended."""
+        self._woken = True
+
+    def patience(self) -> float | None:
+        """Seconds until `look` must run even if nothing happens; None: it need not."""
+        if not self._ending:
+            return None
+        return max(0.0, min(worker.deadline for worker in self._ending) - time.monotonic())
+
+    # --- output and control ---
+
+    def _on_output(self, worker: Worker, drain: Drain, _: int) -> None:
+        known = drain.fault
+        got, ended = drain.pump()
+        if ended:
+            self._selector.unregister(drain)
+        if drain.fault != known:
+            print(f"output of {worker.id} is lost: {drain.fault}", file=sys.stderr)  # noqa: T201 our log file
+        if got and worker.fork.spec.forward_logs:
+            worker.unread = True
+            self._announce(worker)
+
+    def _announce(self, worker: Worker) -> None:
+        if worker.unread and not worker.announced:
+            worker.unread, worker.announced = False, True
+            self._send(spawn.Grew([worker.id]))
+
+    def _on_control(self, worker: Worker, _: int = 0) -> None:
+        while True:
+            try:
+                data = worker.control.recv(spawn.MAX_PACKET >> 4)
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                data = b""
+            if not data:
+                self._selector.unregister(worker.control)
+                return
+            try:
+                packet = spawn.decode_to_agent(data)
+            except RemoteWireError as error:
+                packet = spawn.StartFailed(worker.id, str(error))
+            if isinstance(packet, spawn.Up) and packet.id == worker.id:
+                worker.up = True
+                self._send(packet)
+            elif isinstance(packet, (spawn.StartFailed, spawn.TemplateFailed)):
+                worker.failure = packet.text
+
+    # --- ends ---
+
+    def look(self) -> None:
+        """See who ended, kill what they left behind, tell agentd."""
+        if not self._woken and self.patience() != 0.0:
+            return
+        self._woken = False
+        for worker in self._workers.values():
+            if worker.status is None:
+                worker.status = os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                if worker.status is not None:
+                    self._ending.append(worker)
+                    worker.deadline = time.monotonic() + SWEEP_S
+                    _kill_group(worker.pid)
+        left = self._sweep()
+        for worker in list(self._ending):
+            if worker.id not in left or worker.deadline <= time.monotonic():
+                self._ending.remove(worker)
+                self._tell(worker, worker.id in left)
+
+    def _sweep(self) -> set[str]:
+        """Kill what ended workers left behind. Returns the ids that still have something left.
+
+        As the subreaper we are the parent of every orphan, so a pid of theirs cannot be reused here.
+        """
+        living = {w.id for w in self._workers.values() if w.status is None}
+        left: set[str] = set()
+        again = True
+        while again:
+            again = False
+            for pid in procfs.children(os.getpid()):
+                if pid in self._pids:
+                    continue
+                stat = procfs.stat(pid)
+                if stat is None or stat.state in "ZX":
+                    again |= self._reap_orphan(pid)  # what it had forked is ours only now
+                    continue
+                owner = procfs.mark_of(pid) or self._of_session(stat.session)
+                if owner in living or (owner is None and living):
+                    continue  # a daemon of a living worker; one that hides its mark ends with the last worker
+                left |= {owner} if owner else {w.id for w in self._workers.values()}
+                for process in procfs.subtree(pid):
+                    _kill(process)
+        return left
+
+    def _of_session(self, session: int) -> str | None:
+        worker = self._pids.get(session)
+        return worker.id if worker is not None else None
+
+    def _reap_orphan(self, pid: int) -> bool:
+        try:
+            return os.waitpid(pid, os.WNOHANG)[0] != 0
+        except ChildProcessError:
+            return False
+
+    def _tell(self, worker: Worker, left: bool) -> None:
+        assert worker.status is not None
+        for drain in (worker.out, worker.err):
+            drain.finish()
+            if drain in self._selector.get_map():
+                self._selector.unregister(drain)
+        self._on_last_words(worker)
+        now = procfs.oom_kills()
+        killed = worker.status.si_code != os.CLD_EXITED and worker.status.si_status == signal.SIGKILL
+        oom = now.blame(self._oom) if killed else "no"
+        self._oom = now
+        worker.told = True
+        self._send(spawn.Exited(worker.id, worker.report(oom, left)))
+        worker.close()
+        self._reap(worker)
+
+    def _on_last_words(self, worker: Worker) -> None:
+        if worker.control in self._selector.get_map():
+            self._on_control(worker)
+        if worker.control in self._selector.get_map():
+            self._selector.unregister(worker.control)  # a process of its own may still hold the other end
+
+    def _reap(self, worker: Worker) -> None:
+        if worker.told and worker.watched:
+            os.waitpid(worker.pid, 0)  # a zombie already
+            del self._workers[worker.id], self._pids[worker.pid]
+
+    def end_all(self, wakeup: socket.socket) -> None:
+        """Kill every process below this one and wait until all are gone, END_S at most.
+
+        Args:
+            wakeup: readable when a child ended.
+        """
+        deadline = time.monotonic() + END_S
+        with selectors.DefaultSelector() as selector:
+            selector.register(wakeup, selectors.EVENT_READ)
+            for worker in self._workers.values():
+                _kill_group(worker.pid)
+            while True:
+                for pid in procfs.subtree(os.getpid())[1:]:
+                    _kill(pid)
+                try:
+                    while os.waitpid(-1, os.WNOHANG)[0]:
+                        pass
+                except ChildProcessError:
+                    break
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    break
+                with contextlib.suppress(BlockingIOError):
+                    wakeup.recv(4096)
+        for worker in self._workers.values():
+            worker.out.finish()
+            worker.err.finish()
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)

@@ -1,0 +1,300 @@
+"""The template: a small process that has imported what workers need, and forks one per request.
+
+House rules:
+* One thread, one select loop; no event loop, no ZeroMQ context, no CUDA: nothing that a fork breaks.
+* Nothing here blocks: pipes and sockets are non-blocking, what cannot be sent waits in a queue.
+* A worker that ended stays unreaped until agentd holds a pidfd of it (Watching), so that no pid is
+  mistaken; what it left behind is killed before its end is told.
+* agentd's end (EOF) or the owner's (pidfd) is the end of every worker and of the template.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import resource
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from rlinf_actors import procfs
+from rlinf_actors.wire import spawn
+from rlinf_actors.wire.messages import ExitReport
+from rlinf_actors.worker import forked
+from rlinf_actors.worker.bootstrap import fail
+from rlinf_actors.worker.nursery import Nursery, Worker
+
+WORKER_IMPORTS = ("asyncio", "zmq", "msgspec", "cloudpickle", "logging")
+"""What every worker needs; missing ones are an error."""
+OPTIONAL_IMPORTS = ("uvloop",)
+
+
+class Config(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What agentd tells a template on its command line.
+
+    Attributes:
+        agent: pid of agentd.
+        owner: inherited pidfd of the process whose end is the template's too, -1 without one.
+        entry: ``module:function`` that runs a worker.
+        preload: modules to import beside those that every worker needs.
+        slot: length of the placeholder in the environment for the worker's mark.
+        packet: fd of a file with one Fork: be that worker instead of a template.
+    """
+
+    agent: int
+    owner: int = -1
+    entry: str = "rlinf_actors.worker.main:run_worker"
+    preload: Sequence[str] = ()
+    slot: int = 0
+    packet: int = -1
+
+
+def main(fd: int, node: str, config_json: str) -> None:
+    """Run a template until its agentd, or its owner, ends; in a forked worker, run the worker.
+
+    Args:
+        fd: SOCK_SEQPACKET to agentd (to the template, for a spawned worker).
+        node: the node's name, for messages.
+        config_json: a Config.
+    """
+    config = msgspec.json.decode(config_json, type=Config)
+    if config.packet >= 0:
+        forked.spawned(config.packet, fd, config.entry, config.agent)
+        return
+    procfs.die_with_parent(signal.SIGKILL, config.agent)  # an import may hang; nobody would notice agentd's end
+    start = Template(fd, node, config).run()
+    if start is not None:
+        forked.run(start)
+
+
+class Template:
+    """The loop. *fd* is the socket to agentd."""
+
+    def __init__(self, fd: int, node: str, config: Config) -> None:
+        self._config = config
+        self._node = node
+        self._slot = (procfs.mark_slot(), config.slot)
+        self._agent = socket.socket(fileno=fd)
+        self._agent.setblocking(False)
+        for inherited in (fd, *([config.owner] * (config.owner >= 0))):
+            os.set_inheritable(inherited, False)
+        self._selector = selectors.DefaultSelector()
+        self._outgoing: deque[bytes] = deque()
+        self._buffer = memoryview(bytearray(spawn.MAX_PACKET))
+        self._over = False
+        self._child: forked.Start | None = None
+        self._nursery = Nursery(self._selector, self._send)
+        self._nofile, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # five fds a worker
+        self._wakeup = socket.socketpair()
+
+    def run(self) -> forked.Start | None:
+        """Serve. Returns None at the end, or, in a forked worker, how to begin there."""
+        procfs.set_name("rlinf-template")
+        procfs.set_subreaper()
+        self._import()
+        self._threads = forked.Threads()
+        self._listen()
+        gc.collect()
+        gc.freeze()  # what is here now is never collected, so that the collector does not touch, and copy, its pages
+        why = cannot_fork()
+        procfs.die_with_parent(0)  # from here on agentd's end is an EOF
+        self._send(spawn.TemplateReady(os.getpid(), sys.version.split()[0], not why, why))
+        while not self._over:
+            for key, mask in self._selector.select(self._nursery.patience()):
+                key.data(mask)
+                if self._child is not None:
+                    return self._child
+            self._nursery.look()
+        self._nursery.end_all(self._wakeup[0])
+        return None
+
+    # --- start-up ---
+
+    def _import(self) -> None:
+        module = self._config.entry.partition(":")[0]
+        for name in (*WORKER_IMPORTS, module):
+            try:
+                importlib.import_module(name)
+            except ModuleNotFoundError as error:
+                package = "pyzmq" if error.name == "zmq" else error.name
+                fail(
+                    self._agent.fileno(),
+                    f"interpreter {sys.executable} on node {self._node} has no {error.name}: "
+                    f"run '{sys.executable} -m pip install {package}'",
+                )
+        for name in OPTIONAL_IMPORTS:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+        for name in self._config.preload:
+            try:
+                importlib.import_module(name)
+            except Exception:  # noqa: BLE001 the worker that really needs it meets, and tells, the same error
+                traceback.print_exc()
+
+    def _listen(self) -> None:
+        ours, signals = self._wakeup
+        for end in self._wakeup:
+            end.setblocking(False)
+        signal.set_wakeup_fd(signals.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # it only has to wake the loop; the default discards it
+        signal.signal(signal.SIGTERM, self._on_terminate)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        self._selector.register(ours, selectors.EVENT_READ, self._on_wakeup)
+        self._selector.register(self._agent, selectors.EVENT_READ, self._on_agent)
+        if self._config.owner >= 0:
+            self._selector.register(self._config.owner, selectors.EVENT_READ, self._on_owner_end)
+
+    # --- events ---
+
+    def _on_terminate(self, *_: object) -> None:
+        self._over = True
+
+    def _on_owner_end(self, _: int) -> None:
+        self._over = True
+
+    def _on_wakeup(self, _: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._wakeup[0].recv(4096):
+                self._nursery.wake()
+
+    def _on_agent(self, mask: int) -> None:
+        if mask & selectors.EVENT_WRITE:
+            self._flush()
+        while not self._over and self._child is None:
+            try:
+                size = self._agent.recv_into(self._buffer)
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                size = 0
+            if size == 0:
+                self._over = True
+                return
+            self._obey(spawn.decode_to_template(self._buffer[:size]))
+
+    def _obey(self, packet: spawn.ToTemplate) -> None:
+        if isinstance(packet, spawn.Fork):
+            self._start(packet)
+        elif isinstance(packet, spawn.Watching):
+            self._nursery.watched(packet.id)
+        elif isinstance(packet, spawn.Read):
+            self._nursery.read(packet.ids)
+        else:
+            self._over = True
+
+    def _send(self, packet: spawn.ToAgent) -> None:
+        self._outgoing.append(spawn.encode(packet))
+        if len(self._outgoing) == 1:
+            self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._outgoing:
+                self._agent.send(self._outgoing[0])
+                self._outgoing.popleft()
+        except BlockingIOError:
+            pass
+        except ConnectionError:
+            self._over = True
+            self._outgoing.clear()
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
+        if self._agent in self._selector.get_map() and self._selector.get_key(self._agent).events != events:
+            self._selector.modify(self._agent, events, self._on_agent)
+
+    # --- starting a worker ---
+
+    def _start(self, fork: spawn.Fork) -> None:
+        spec = fork.spec
+        why = "" if spec.start_method == "spawn" else cannot_fork()
+        try:
+            worker = Worker(fork)
+        except OSError as error:
+            self._refuse(fork, f"node {self._node} cannot start it: {error}")
+            return
+        if why:
+            worker.err.note(f"{spec.group}:{spec.rank} is started afresh instead of forked: {why}")
+        try:
+            pid = self._spawn(worker) if why or spec.start_method == "spawn" else self._fork(worker)
+        except OSError as error:
+            worker.close()
+            self._refuse(fork, f"node {self._node} cannot start another process ({error}): look at its process limits")
+            return
+        if pid:
+            worker.started(pid)
+            self._nursery.add(worker)
+            self._send(spawn.Forked(spec.id, pid))
+
+    def _refuse(self, fork: spawn.Fork, reason: str) -> None:
+        self._send(spawn.Exited(fork.spec.id, ExitReport("start_failed", reason=reason)))
+
+    def _fork(self, worker: Worker) -> int:
+        """Fork. Returns 0 in the child, where the loop then hands back to main: no frame of ours stays."""
+        template = os.getpid()
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # no handler of ours runs there
+        try:
+            pid = os.fork()
+        except OSError:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+            raise
+        if pid:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+            return pid
+        os.dup2(worker.out.writer, 1)
+        os.dup2(worker.err.writer, 2)
+        control = worker.child.detach()
+        worker.close()
+        self._close()
+        config = self._config
+        self._child = forked.Start(worker.fork, control, config.entry, template, True, slot=self._slot)
+        self._child.nofile, self._child.threads = self._nofile, self._threads
+        return 0
+
+    def _close(self) -> None:
+        """In a forked worker: nothing of the template's stays open."""
+        self._selector.close()
+        self._nursery.close()
+        for end in (self._agent, *self._wakeup):
+            end.close()
+        if self._config.owner >= 0:
+            os.close(self._config.owner)
+
+    def _spawn(self, worker: Worker) -> int:
+        """Start an interpreter of its own; it learns what to be from an inherited file."""
+        with open(os.memfd_create("fork"), "w+b") as packet:
+            packet.write(spawn.encode(worker.fork))
+            packet.seek(0)
+            fds = (worker.child.fileno(), packet.fileno())
+            config = Config(os.getpid(), entry=self._config.entry, packet=packet.fileno())
+            argv = [*sys.orig_argv[: sys.orig_argv.index("-c") + 2], sys.argv[1], str(fds[0]), self._node]
+            process = subprocess.Popen(
+                [sys.executable, *argv[1:], msgspec.json.encode(config).decode()],
+                stdin=subprocess.DEVNULL,
+                stdout=worker.out.writer,
+                stderr=worker.err.writer,
+                env=worker.fork.env,
+                pass_fds=fds,
+                start_new_session=True,
+            )
+        process.returncode = 0  # the nursery reaps it
+        return process.pid
+
+
+def cannot_fork() -> str:
+    """Why this process must not fork, "" if it may."""
+    threads = procfs.threads()
+    if len(threads) > 1:
+        return f"the template runs {len(threads)} threads ({', '.join(sorted(threads))})"
+    torch = sys.modules.get("torch")
+    is_initialized: Callable[[], bool] | None = getattr(getattr(torch, "cuda", None), "is_initialized", None)
+    return "CUDA is initialised in the template" if is_initialized is not None and is_initialized() else ""

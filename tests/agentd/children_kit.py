@@ -1,0 +1,110 @@
+"""Children with a stand-in worker, and what they reported."""
+
+import asyncio
+import contextlib
+import os
+import uuid
+from pathlib import Path
+
+from agentd.children import Children
+from rlinf_actors import procfs
+from rlinf_actors.wire.messages import LogLines, WorkerExited, WorkerReady, WorkerSpec
+
+HERE = Path(__file__).parent
+
+
+def spec(rank=0, *, do="", first="", group="g", env=None, **fields):
+    return WorkerSpec(
+        id=uuid.uuid4().hex,
+        group=group,
+        namespace=fields.pop("namespace", "ns"),
+        rank=rank,
+        world_size=1,
+        node_rank=0,
+        env={"DO": do, "FIRST": first, **(env or {})},
+        **fields,
+    )
+
+
+class Reports:
+    """What was reported; `until` waits for a fact about it."""
+
+    def __init__(self):
+        self.ready, self.exits, self.lines, self.order = {}, {}, [], []
+        self.children = None
+        self.credit = True
+        self._changed = asyncio.Event()
+
+    def __call__(self, report):
+        self.order.append(report)
+        if isinstance(report, WorkerReady):
+            self.ready[report.id] = report
+        elif isinstance(report, WorkerExited):
+            assert report.id not in self.exits, "a worker ends once"
+            self.exits[report.id] = report.exit
+        elif isinstance(report, LogLines):
+            self.lines += report.entries
+            if self.credit:
+                chars = sum(len(text) for _, _, text in report.entries)
+                asyncio.get_running_loop().call_soon(self.children.log_credit, chars, report.owner)
+        self._changed.set()
+
+    async def until(self, fact):
+        while not fact():
+            self._changed.clear()
+            await self._changed.wait()
+        return self
+
+    async def up(self, *specs):
+        """Wait until all are ready or gone; none may be gone."""
+        ids = {s.id for s in specs}
+        await self.until(lambda: ids <= self.ready.keys() | self.exits.keys())
+        assert not ids & self.exits.keys(), [self.exits[i] for i in ids & self.exits.keys()]
+        return [self.ready[s.id] for s in specs]
+
+    async def gone(self, one):
+        await self.until(lambda: one.id in self.exits)
+        return self.exits[one.id]
+
+    async def line(self, text):
+        await self.until(lambda: any(text in entry[2] for entry in self.lines))
+        return next(entry for entry in self.lines if text in entry[2])
+
+
+@contextlib.asynccontextmanager
+async def children(tmp_path, **options):
+    """Children and their reports; afterwards no process, fd or file may be left."""
+    before = open_fds()
+    run_dir = tmp_path / "run"
+    run_dir.mkdir(exist_ok=True)
+    env = {**os.environ, "PYTHONPATH": str(HERE), **options.pop("env", {})}
+    reports = Reports()
+    made = Children(
+        loop=asyncio.get_running_loop(),
+        run_dir=str(run_dir),
+        log_dir=str(tmp_path / "log"),
+        head="ipc:///nowhere",
+        node="n0",
+        node_ip="127.0.0.1",
+        host="host",
+        environment=lambda: env,
+        report=reports,
+        **{"entry": "standin:run_worker", **options},
+    )
+    reports.children = made
+    try:
+        yield made, reports
+    finally:
+        await made.close(0.2)
+    assert not [name for name in ("w", "t") if os.listdir(run_dir / name)]
+    assert not procfs.marked([r.id for r in reports.order if isinstance(r, (WorkerReady, WorkerExited))])
+    assert procfs.children(os.getpid()) == []
+    assert open_fds() == before
+
+
+def open_fds():
+    return {fd: os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _exists(fd)}
+
+
+def _exists(fd):
+    return os.path.lexists(f"/proc/self/fd/{fd}")

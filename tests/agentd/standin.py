@@ -1,0 +1,17 @@
+"""A worker main for tests: says Up, runs the Python code in its environment's DO, ends at the EOF of its control."""
+
+import os
+import socket
+
+from rlinf_actors.wire import spawn
+from rlinf_actors.wire.messages import Endpoint
+
+
+def run_worker(spec, place, control):
+    sock = socket.socket(fileno=control)
+    scope = {"spec": spec, "place": place, "sock": sock}
+    exec(os.environ.get("FIRST", ""), scope)
+    sock.send(spawn.encode(spawn.Up(spec.id, Endpoint(place.host), 1000 + spec.rank, 0)))
+    exec(os.environ.get("DO", ""), scope)
+    while sock.recv(1024):
+        pass
