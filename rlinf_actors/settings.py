@@ -20,6 +20,8 @@ TIMEOUT_MINUTES = "RLINF_TIMEOUT"
 RUN_DIR = "RLINF_ACTORS_RUN_DIR"
 LOG_DIR = "RLINF_ACTORS_LOG_DIR"
 CONFIG_FILE = "RLINF_ACTORS_CONFIG"
+INSECURE_TEST_NETWORK = "RLINF_ACTORS_INSECURE_TEST_NETWORK"
+LOST_ERRORS = "RLINF_ACTORS_LOST_ERRORS"
 NAMESPACE = "CLUSTER_NAMESPACE"
 WORKER_MARK = "RLINF_ACTORS_WORKER"
 """Set in every worker (its id), so that a sweep of /proc finds what a worker left behind."""
@@ -40,6 +42,9 @@ class Settings:
         timeout_minutes: how long collectives wait, None for torch's default.
         run_dir: parent directory of sockets, None for the per-user default.
         log_dir: directory of worker logs, None for the default.
+        insecure_test_network: whether sockets may leave loopback without keys (``=1``; closed test networks only).
+        fail_on_lost_errors: whether a script whose calls failed unnoticed exits with 1 instead of 0
+            (``RLINF_ACTORS_LOST_ERRORS=log`` switches it off).
         config_file: agentd's configuration file, None for the default places.
     """
 
@@ -51,6 +56,8 @@ class Settings:
     timeout_minutes: float | None = None
     run_dir: str | None = None
     log_dir: str | None = None
+    insecure_test_network: bool = False
+    fail_on_lost_errors: bool = True
     config_file: str | None = None
 
     @classmethod
@@ -73,6 +80,8 @@ class Settings:
             timeout_minutes=_minutes(env.get(TIMEOUT_MINUTES)),
             run_dir=env.get(RUN_DIR) or None,
             log_dir=env.get(LOG_DIR) or None,
+            insecure_test_network=env.get(INSECURE_TEST_NETWORK) == "1",
+            fail_on_lost_errors=env.get(LOST_ERRORS) != "log",
             config_file=env.get(CONFIG_FILE) or None,
         )
 

@@ -1,0 +1,1 @@
+"""What a driver holds: the cluster, embedded or reached through its head."""

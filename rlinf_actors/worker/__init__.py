@@ -1,0 +1,1 @@
+"""The class that users subclass, and the process that runs it."""

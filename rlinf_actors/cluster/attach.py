@@ -1,0 +1,54 @@
+"""The cluster of a worker process: its agent started it, so there is nothing to choose."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlinf_actors.runtime.process import Runtime
+
+TIMEOUT_S = 10.0
+
+
+@dataclass
+class WorkerJob:
+    """What a worker process knows of its cluster; set by the worker's main before the user's code runs.
+
+    Attributes:
+        runtime: the worker's.
+        head: the coordinator's endpoint.
+        extras: what the owner sent along with the class.
+    """
+
+    runtime: Runtime
+    head: str
+    extras: Callable[[], dict[str, Any]]
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _connected: bool = False
+
+    def connect(self) -> Runtime:
+        """The worker's runtime, in session with the head; the first caller waits for that.
+
+        Most workers never need the head, so none connects before it does.
+        """
+        with self._lock:
+            if not self._connected:
+                self.runtime.io.submit(self.runtime.connect(self.head, TIMEOUT_S)).result()
+                self._connected = True
+        return self.runtime
+
+
+_job: WorkerJob | None = None
+
+
+def set_worker_job(job: WorkerJob) -> None:
+    """Make this process's cluster that of the worker it is."""
+    global _job
+    _job = job
+
+
+def worker_job() -> WorkerJob | None:
+    """The job of this worker process, None in a driver."""
+    return _job

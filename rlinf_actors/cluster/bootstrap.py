@@ -1,0 +1,164 @@
+"""The embedded cluster: one private agentd with the head inside, for a driver with nothing running.
+
+It listens on unix sockets in a directory of mode 0700, watches the driver's pidfd, and ends when
+the driver ends, however it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import rlinf_actors
+from rlinf_actors.errors import ClusterTimeoutError, RlinfActorsError
+from rlinf_actors.net.host import pid_start
+from rlinf_actors.settings import Settings
+
+START_TIMEOUT_S = 30.0
+_MAX_RUN_DIR = 60
+"""A unix socket's path has 107 bytes; ours add up to 40."""
+_BOOT = "import sys; sys.path.append({root!r}); from agentd.cli import main; sys.exit(main())"
+
+
+class EmbeddedDaemon:
+    """A private agentd. `start` it in the runtime's loop; `stop` it there too."""
+
+    def __init__(self, on_death: Callable[[str], None]) -> None:
+        self.run_dir = ""
+        self.endpoint = ""
+        self._on_death = on_death
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pidfd = -1
+        self._ended = asyncio.Event()
+        self._stopping = False
+
+    async def start(self, arguments: list[str], timeout: float | None) -> str:
+        """Start it and wait until its node is registered.
+
+        Args:
+            arguments: added to agentd's command line.
+            timeout: seconds, START_TIMEOUT_S by default.
+
+        Returns:
+            The head's endpoint.
+
+        Raises:
+            ClusterTimeoutError: it did not come up in time.
+            RlinfActorsError: it failed; the message has the last lines of its log.
+        """
+        self.run_dir = _make_run_dir(Settings.load().run_dir)
+        root = str(Path(rlinf_actors.__file__).resolve().parent.parent)
+        ready, tell = os.pipe()
+        try:
+            with open(os.path.join(self.run_dir, "agentd.log"), "ab") as log:
+                self._process = subprocess.Popen(
+                    [
+                        sys.executable, "-c", _BOOT.format(root=root), "--head", "--embedded",
+                        "--owner-pid", str(os.getpid()), "--owner-start", str(pid_start(os.getpid())),
+                        "--run-dir", self.run_dir, "--ready-fd", str(tell), *arguments,
+                    ],
+                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(tell,), start_new_session=True,
+                )  # fmt: skip
+            os.close(tell)
+            tell = -1
+            self._pidfd = os.pidfd_open(self._process.pid)
+            asyncio.get_running_loop().add_reader(self._pidfd, self._died)
+            line = await asyncio.wait_for(_read_line(ready), timeout or START_TIMEOUT_S)
+        except asyncio.TimeoutError:
+            await self.stop(lambda: None)
+            raise ClusterTimeoutError(
+                f"the private agentd did not come up in {timeout or START_TIMEOUT_S:g} s{self._log_tail()}"
+            ) from None
+        except BaseException:
+            await self.stop(lambda: None)
+            raise
+        finally:
+            os.close(ready)
+            if tell >= 0:
+                os.close(tell)
+        said = json.loads(line) if line else {"error": "it ended before it was ready"}
+        if "error" in said:
+            tail = self._log_tail()
+            await self.stop(lambda: None)
+            raise RlinfActorsError(f"the private agentd did not start: {said['error']}{tail}")
+        self.endpoint = str(said["head"])
+        return self.endpoint
+
+    async def stop(self, ask: Callable[[], object], timeout: float = 10.0) -> None:
+        """End it: *ask* it, and kill it if it is still there after *timeout* seconds. Twice is fine."""
+        self._stopping = True
+        process = self._process
+        if process is not None and not self._ended.is_set() and self._pidfd >= 0:
+            outcome = ask()
+            if asyncio.iscoroutine(outcome):
+                with contextlib.suppress(RlinfActorsError):  # it ended before it answered
+                    await outcome
+            else:
+                process.send_signal(signal.SIGTERM)
+            try:
+                await asyncio.wait_for(self._ended.wait(), timeout)
+            except asyncio.TimeoutError:
+                process.kill()
+                await self._ended.wait()
+        if self._pidfd >= 0:
+            asyncio.get_running_loop().remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
+        if process is not None:
+            process.wait()
+            self._process = None
+        if self.run_dir:
+            shutil.rmtree(self.run_dir, ignore_errors=True)  # agentd removes it; this is for one that was killed
+
+    def _died(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        self._ended.set()
+        if not self._stopping and self._process is not None:
+            code = self._process.wait()
+            self._on_death(f"its daemon (agentd, pid {self._process.pid}) ended with {code}{self._log_tail()}")
+
+    def _log_tail(self) -> str:
+        try:
+            lines = Path(self.run_dir, "agentd.log").read_text(errors="replace").splitlines()[-20:]
+        except OSError:
+            return ""
+        return "\nlast lines of its log:\n" + "\n".join(f"    {line}" for line in lines) if lines else ""
+
+
+def _make_run_dir(parent: str | None) -> str:
+    base = parent or tempfile.gettempdir()
+    if len(base) > _MAX_RUN_DIR:
+        base = "/tmp"  # noqa: S108 - mkdtemp makes it 0700 and ours; a longer path is no unix socket's
+    return tempfile.mkdtemp(prefix="rlinf-", dir=base)
+
+
+async def _read_line(fd: int) -> bytes:
+    """What is written to *fd* until it is closed or a line ends."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[bytes] = loop.create_future()
+    os.set_blocking(fd, False)
+    data = bytearray()
+
+    def readable() -> None:
+        try:
+            chunk = os.read(fd, 65536)
+        except BlockingIOError:
+            return
+        data.extend(chunk)
+        if (not chunk or b"\n" in chunk) and not done.done():
+            done.set_result(bytes(data))
+
+    loop.add_reader(fd, readable)
+    try:
+        return await done
+    finally:
+        loop.remove_reader(fd)

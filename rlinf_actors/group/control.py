@@ -1,0 +1,132 @@
+"""GroupControl: a group's own operations, apart from the user's methods."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+from rlinf_actors.errors import CallTimeoutError, RlinfActorsError
+from rlinf_actors.group.result import WorkerGroupFuncResult
+from rlinf_actors.model.address import WorkerAddress
+from rlinf_actors.model.worker import WorkerInfo
+
+if TYPE_CHECKING:
+    from rlinf_actors.model.placement import Placement
+    from rlinf_actors.runtime.process import Runtime
+    from rlinf_actors.runtime.remote import RemoteGroup
+
+log = logging.getLogger(__name__)
+
+
+class GroupControl:
+    """Reachable as ``group.control``, whatever the worker class calls its methods.
+
+    Attributes:
+        name: of the group.
+        cls: the worker class; cls_name its name.
+        methods: public methods and whether each streams; own_methods: those the user's class defines.
+        placements: where the ranks were placed; empty for a handle made by from_group_name.
+        world_size: number of ranks.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        group: RemoteGroup,
+        cls: type,
+        methods: dict[str, bool],
+        own_methods: frozenset[str],
+        placements: list[Placement],
+    ) -> None:
+        self.runtime = runtime
+        self.group = group
+        self.name = group.name
+        self.cls = cls
+        self.cls_name = cls.__name__
+        self.methods = methods
+        self.own_methods = own_methods
+        self.placements = placements
+        self._shutdown: concurrent.futures.Future[None] | None = None
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return len(self.group.peers)
+
+    def worker_infos(self) -> list[WorkerInfo]:
+        """Where each rank runs; complete once the group is ready."""
+        infos = []
+        by_rank = {placement.rank: placement for placement in self.placements}
+        for rank in range(self.world_size):
+            state = self.group.states.get(rank)
+            placement = by_rank.get(rank)
+            info = WorkerInfo(WorkerAddress(self.name, rank), rank, self.world_size)
+            if state is not None:
+                info.cluster_node_rank, info.node_ip, info.node_port = state.node_rank, state.node_ip, state.port
+            if placement is not None:
+                info.cluster_node_rank = placement.cluster_node_rank
+                info.accelerator_type = placement.accelerator_type
+                info.accelerator_rank = placement.local_accelerator_rank
+                info.available_accelerators = list(placement.visible_accelerators)
+            infos.append(info)
+        return infos
+
+    def wait_ready(self, timeout: float | None = None) -> None:
+        """Block until every worker is constructed; raises what went wrong."""
+        self.group.ready.wait(timeout)
+
+    def shutdown(self, grace: float = 5.0) -> Any:
+        """See WorkerGroup.shutdown."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            self.shutdown_blocking(grace)
+            return None
+        return _Shutdown(self._begin_shutdown(grace))
+
+    async def shutdown_async(self, grace: float = 5.0) -> None:
+        """End the workers and wait until they are gone."""
+        await asyncio.wrap_future(self._begin_shutdown(grace))
+
+    def shutdown_blocking(self, grace: float = 5.0) -> None:
+        """End the workers and block until they are gone."""
+        self._begin_shutdown(grace).result()
+
+    def _begin_shutdown(self, grace: float) -> concurrent.futures.Future[None]:
+        if self._shutdown is None:
+            if self.runtime.closed:
+                self._shutdown = concurrent.futures.Future()
+                self._shutdown.set_result(None)
+            else:
+                self._shutdown = self.runtime.io.submit(self._end(grace))
+        return self._shutdown
+
+    async def _end(self, grace: float) -> None:
+        """Ask the workers to close, then have them stopped. Loop thread."""
+        group = self.group
+        if group.gone.done():
+            return
+        if "_close" in dir(self.cls) and group.ready.done() and group.ready.error is None:
+            peers = [peer for peer in group.peers if peer.error is None]
+            closing: WorkerGroupFuncResult[Any] = WorkerGroupFuncResult(self.runtime, "_close", peers, grace)
+            closing._start(())
+            try:
+                await closing
+            except CallTimeoutError:
+                log.warning("group %r: _close() took longer than %g s; stopping it anyway", self.name, grace)
+            except RlinfActorsError as error:
+                log.warning("group %r: _close() failed; stopping it anyway: %s", self.name, error)
+        await self.runtime.stop_group(group, grace)
+
+
+class _Shutdown:
+    """The awaitable of a shutdown; it goes on whether or not it is awaited."""
+
+    def __init__(self, future: concurrent.futures.Future[None]) -> None:
+        self._future = future
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return asyncio.shield(asyncio.wrap_future(self._future)).__await__()

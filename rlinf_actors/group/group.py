@@ -1,0 +1,378 @@
+"""WorkerGroup: the proxy that fans method calls out to the workers of a group."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Union, cast
+
+from rlinf_actors.errors import PlacementError
+from rlinf_actors.group import launching
+from rlinf_actors.group.control import GroupControl
+from rlinf_actors.group.names import YIELDING, check_class, public_methods
+from rlinf_actors.group.result import WorkerGroupFuncResult
+from rlinf_actors.group.stream import StreamResult
+from rlinf_actors.model.worker import WorkerInfo
+from rlinf_actors.wire import payload
+
+if TYPE_CHECKING:
+    from rlinf_actors.cluster.cluster import Cluster
+    from rlinf_actors.placement.strategy import PlacementStrategy
+    from rlinf_actors.runtime.peer import Peer
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class WorkerRankInfo:
+    """An entry of ``worker_info_list``.
+
+    Attributes:
+        rank: of the worker.
+        worker: calls on this worker alone; ``worker.step()`` gives a result of one rank.
+        info: where it runs; complete once the group is ready.
+    """
+
+    rank: int
+    worker: Any
+    info: WorkerInfo
+
+
+class RemoteMethod:
+    """One method of the worker class on some ranks; calling it sends the call."""
+
+    __slots__ = ("_control", "_name", "_peers", "_streams", "_timeout")
+
+    def __init__(
+        self, control: GroupControl, name: str, streams: bool, peers: Sequence[Peer], timeout: float | None
+    ) -> None:
+        self._control = control
+        self._name = name
+        self._streams = streams
+        self._peers = peers
+        self._timeout = timeout
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Send the call to every rank; returns at once.
+
+        Returns:
+            A WorkerGroupFuncResult, or for an async generator method a StreamResult.
+
+        Raises:
+            SerializationError: an argument cannot be pickled; names its path.
+        """
+        parts = payload.encode_call(args, kwargs)
+        if self._streams:
+            return StreamResult(self._name, self._peers, parts)
+        result: WorkerGroupFuncResult[Any] = WorkerGroupFuncResult(
+            self._control.runtime, self._name, self._peers, self._timeout
+        )
+        result._start(parts)
+        return result
+
+    def __repr__(self) -> str:
+        return f"<method {self._name}() of group {self._control.name!r}, ranks {[peer.rank for peer in self._peers]}>"
+
+
+class _Calls:
+    """Turns attribute access into remote methods."""
+
+    _control: GroupControl
+
+    def _peers_called(self) -> Sequence[Peer]:
+        raise NotImplementedError
+
+    def _timeout_of_calls(self) -> float | None:
+        return None
+
+    def __getattr__(self, name: str) -> Any:
+        control = self.__dict__.get("_control")
+        if control is None:
+            raise AttributeError(name)
+        streams = control.methods.get(name)
+        if streams is None:
+            return _missing(control, name)
+        return RemoteMethod(control, name, streams, self._peers_called(), self._timeout_of_calls())
+
+    def __dir__(self) -> list[str]:
+        return sorted({*object.__dir__(self), *self._control.methods})
+
+
+class WorkerGroup(_Calls, Generic[T]):
+    """A running group of workers. Make one by ``MyWorker.create_group(...).launch(cluster)``.
+
+    ``await group`` waits until every worker is constructed and returns the group, or raises what
+    went wrong; ``async with group`` does that and shuts it down at the end. Every public method of
+    the worker class is here: ``group.step(x)`` calls it on all ranks and returns at once.
+    """
+
+    def __init__(self, control: GroupControl) -> None:
+        self._control = control
+
+    if not TYPE_CHECKING:
+
+        def __getattribute__(self, name: str) -> Any:
+            # the newer names give way to the worker's own methods
+            if name in YIELDING:
+                control = object.__getattribute__(self, "__dict__").get("_control")
+                if control is not None and name in control.own_methods:
+                    return _Calls.__getattr__(self, name)
+            return object.__getattribute__(self, name)
+
+    def _peers_called(self) -> Sequence[Peer]:
+        return self._control.group.peers
+
+    # --- what every group has ---
+
+    @property
+    def worker_group_name(self) -> str:
+        """The group's name."""
+        return self._control.name
+
+    @property
+    def worker_cls_name(self) -> str:
+        """The worker class's name."""
+        return self._control.cls_name
+
+    @property
+    def worker_info_list(self) -> list[WorkerRankInfo]:
+        """One entry per rank, in rank order."""
+        return [
+            WorkerRankInfo(info.rank, GroupView(self._control, (info.rank,), warn=False), info)
+            for info in self._control.worker_infos()
+        ]
+
+    def execute_on(self, *ranks: int | Sequence[int]) -> GroupView[T]:
+        """A view of the group with these ranks only; it can be used any number of times.
+
+        Args:
+            *ranks: ranks, or one list of them.
+
+        Raises:
+            PlacementError: a rank is not in the group.
+        """
+        return GroupView(self._control, _ranks(ranks, self._control), warn=True)
+
+    @staticmethod
+    def from_group_name(worker_cls: type[T], group_name: str) -> WorkerGroup[T]:
+        """A handle of a running group, from any process of its namespace. One round trip to the head.
+
+        Raises:
+            GroupNotFoundError: no group of that name is running in this namespace.
+        """
+        return WorkerGroup(launching.attach(worker_cls, group_name))
+
+    # --- newer names ---
+
+    @property
+    def control(self) -> GroupControl:
+        """The group's own operations, whatever methods the worker class has."""
+        return self._control
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self._control.world_size
+
+    @property
+    def placements(self) -> list[Any]:
+        """Where each rank was placed."""
+        return self._control.placements
+
+    def wait_ready(self, timeout: float | None = None) -> WorkerGroup[T]:
+        """Block until every worker is constructed; returns the group.
+
+        Raises:
+            WorkerStartError, WorkerError, WorkerDiedError, NameInUseError: what went wrong.
+            CallTimeoutError: it takes longer than *timeout* seconds; it goes on.
+        """
+        self._control.wait_ready(timeout)
+        return self
+
+    def shutdown(self, grace: float = 5.0) -> Any:
+        """End the workers: ``_close()`` on each if it has one, SIGTERM, after *grace* seconds SIGKILL.
+
+        In a plain script it returns when they are gone; in a running event loop it returns an
+        awaitable. Shutting down twice is fine.
+        """
+        return self._control.shutdown(grace)
+
+    def with_timeout(self, seconds: float) -> GroupView[T]:
+        """A view whose calls have a deadline.
+
+        When it is over the caller gets CallTimeoutError, a call that waits for its turn is never
+        started, and one that is a coroutine is cancelled. One that blocks a thread runs to its end.
+        """
+        if seconds <= 0:
+            raise ValueError(f"the timeout is {seconds}; it must be a number of seconds above 0")
+        ranks = tuple(range(self._control.world_size))
+        return GroupView(self._control, ranks, warn=True, timeout=seconds)
+
+    def _close(self) -> Any:
+        """Older name of `shutdown`."""
+        return self._control.shutdown()
+
+    def __await__(self) -> Generator[Any, None, WorkerGroup[T]]:
+        yield from self._control.group.ready.__await__()
+        return self
+
+    async def __aenter__(self) -> WorkerGroup[T]:
+        try:
+            return await self
+        except asyncio.CancelledError:
+            await self._control.shutdown_async()
+            raise
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self._control.shutdown_async()
+
+    def __enter__(self) -> WorkerGroup[T]:
+        return self.wait_ready()
+
+    def __exit__(self, *_error: object) -> None:
+        self._control.shutdown_blocking()
+
+    def __repr__(self) -> str:
+        control = self._control
+        return f"<WorkerGroup {control.name!r} of {control.world_size} {control.cls_name}>"
+
+
+class GroupView(_Calls, Generic[T]):
+    """Some ranks of a group; what `WorkerGroup.execute_on` returns. Holds no state on the group."""
+
+    def __init__(
+        self, control: GroupControl, ranks: Sequence[int], *, warn: bool, timeout: float | None = None
+    ) -> None:
+        self._control = control
+        self._ranks = tuple(ranks)
+        self._timeout = timeout
+        self._unused = warn
+
+    def execute_on(self, *ranks: int | Sequence[int]) -> GroupView[T]:
+        """A view with these ranks of the group."""
+        self._unused = False
+        return GroupView(self._control, _ranks(ranks, self._control), warn=True, timeout=self._timeout)
+
+    def with_timeout(self, seconds: float) -> GroupView[T]:
+        """The same ranks, with a deadline for each call; see WorkerGroup.with_timeout."""
+        self._unused = False
+        if seconds <= 0:
+            raise ValueError(f"the timeout is {seconds}; it must be a number of seconds above 0")
+        return GroupView(self._control, self._ranks, warn=True, timeout=seconds)
+
+    def _peers_called(self) -> Sequence[Peer]:
+        self._unused = False
+        peers = self._control.group.peers
+        return [peers[rank] for rank in self._ranks]
+
+    def _timeout_of_calls(self) -> float | None:
+        return self._timeout
+
+    def __del__(self) -> None:
+        if self.__dict__.get("_unused"):
+            warnings.warn(
+                f"a view of group {self._control.name!r} (ranks {list(self._ranks)}) was dropped without a call: "
+                f"write group.execute_on(...).method(...) in one expression, or keep the view; the group is unchanged",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def __repr__(self) -> str:
+        return f"<ranks {list(self._ranks)} of group {self._control.name!r}>"
+
+
+class GroupLauncher(Generic[T]):
+    """A group that is not running yet; what ``create_group`` returns."""
+
+    def __init__(self, cls: type[T], base: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        check_class(cls, base)
+        self._cls = cls
+        self._args = args
+        self._kwargs = kwargs
+
+    def launch(
+        self,
+        cluster: Cluster,
+        placement_strategy: PlacementStrategy | None = None,
+        name: str | None = None,
+        max_concurrency: int | None = None,
+        isolate_gpu: bool = True,
+        catch_system_failure: bool | None = None,
+        disable_distributed_log: bool = False,
+        *,
+        start_method: str = "fork",
+        preload: Sequence[str] | None = None,
+        env_vars: dict[str, str] | None = None,
+    ) -> Union[WorkerGroup[T], T]:  # noqa: UP007 - T is a value here: an editor completes the class's methods
+        """Reserve the name, start the workers, and return without waiting for their constructors.
+
+        Args:
+            cluster: where.
+            placement_strategy: default: one worker per accelerator, else one worker on node 0.
+            name: default ``worker_group_<Class>``.
+            max_concurrency: threads for a class without ``async def``; coroutines at a time with.
+            isolate_gpu: whether a worker sees its own accelerators only.
+            catch_system_failure: accepted for older scripts; a failure always reaches the caller.
+            disable_distributed_log: keep this group's lines out of the terminal and of ``distributed_log_dir``.
+            start_method: "fork" from a prepared process, or "spawn" for libraries that do not survive a fork.
+            preload: modules imported before the fork; default: torch and numpy where this process has them.
+            env_vars: variables for this group alone.
+
+        Returns:
+            The group. In a plain script the name is reserved when this returns; in a running event loop
+            nothing blocks, and ``await group`` and every call raise what went wrong.
+
+        Raises:
+            NameInUseError: (a ValueError) the name is taken; plain script only, see above.
+            PlacementError: the placement does not fit the cluster.
+            SerializationError: a constructor argument cannot be pickled.
+        """
+        control = launching.launch(
+            self._cls,
+            self._args,
+            self._kwargs,
+            public_methods(self._cls),
+            cluster,
+            launching.Options(
+                strategy=placement_strategy,
+                name=name,
+                max_concurrency=max_concurrency,
+                isolate_accelerator=isolate_gpu,
+                show_logs=not disable_distributed_log,
+                start_method=start_method,
+                preload=preload,
+                env=env_vars or {},
+            ),
+        )
+        return cast("WorkerGroup[T]", WorkerGroup(control))
+
+
+def _ranks(given: Sequence[int | Sequence[int]], control: GroupControl) -> tuple[int, ...]:
+    flat: list[int] = []
+    for item in given:
+        flat.extend([item] if isinstance(item, int) else item)
+    if not flat:
+        raise PlacementError(f"execute_on() needs at least one rank of group {control.name!r}")
+    for rank in flat:
+        if not isinstance(rank, int) or not 0 <= rank < control.world_size:
+            raise PlacementError(
+                f"rank {rank!r} is not in group {control.name!r}, which has ranks 0-{control.world_size - 1}"
+            )
+    return tuple(flat)
+
+
+def _missing(control: GroupControl, name: str) -> Callable[..., Any]:
+    """What an attribute that is no public method gives: ValueError on the call of a private one."""
+    if name.startswith("_") and not name.startswith("__") and callable(getattr(control.cls, name, None)):
+
+        def refuse(*_args: Any, **_kwargs: Any) -> Any:
+            raise ValueError(
+                f"{control.cls_name}.{name}() is private (its name begins with _) and cannot be called on a group"
+            )
+
+        return refuse
+    raise AttributeError(
+        f"{control.cls_name} has no public method {name!r}; it has {', '.join(sorted(control.own_methods)) or 'none'}"
+    )

@@ -1,0 +1,162 @@
+"""Launching a group and attaching to one: from a class and a cluster to a handle."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlinf_actors.errors import SerializationError, UsageError
+from rlinf_actors.group.control import GroupControl
+from rlinf_actors.group.names import public_methods
+from rlinf_actors.group.spec import START_METHODS, LaunchOptions, class_reference, hardware_of, worker_specs
+from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.placement.strategies import default_strategy
+from rlinf_actors.runtime.peer import Peer
+from rlinf_actors.runtime.remote import Construction, RemoteGroup
+from rlinf_actors.settings import Settings
+from rlinf_actors.wire import failure, frames, payload
+from rlinf_actors.wire.messages import Launch
+
+if TYPE_CHECKING:
+    from rlinf_actors.cluster.cluster import Cluster
+    from rlinf_actors.placement.strategy import PlacementStrategy
+
+PRELOADED = ("torch", "numpy")
+"""Imported before the fork where the launching process has them: each costs every worker its import otherwise."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Arguments of ``launch`` in one normal form; see GroupLauncher.launch."""
+
+    strategy: PlacementStrategy | None = None
+    name: str | None = None
+    max_concurrency: int | None = None
+    isolate_accelerator: bool = True
+    show_logs: bool = True
+    start_method: str = "fork"
+    preload: Sequence[str] | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+def launch(
+    cls: type,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    methods: dict[str, bool],
+    cluster: Cluster,
+    options: Options,
+) -> GroupControl:
+    """Place, reserve and start a group; see GroupLauncher.launch for what it raises."""
+    if options.start_method not in START_METHODS:
+        raise UsageError(f"start_method is {options.start_method!r}; it must be one of {', '.join(START_METHODS)}")
+    if options.max_concurrency is not None and options.max_concurrency < 1:
+        raise UsageError(f"max_concurrency is {options.max_concurrency}; it must be at least 1")
+    name = options.name or f"worker_group_{cls.__name__}"
+    if not name or any(char in name for char in "/\0\n"):
+        raise UsageError(f"{name!r} cannot be a group's name: it must not be empty or hold a slash or a line break")
+    runtime, settings = cluster.runtime, Settings.load()
+    strategy = options.strategy or default_strategy(cluster)
+    placements = strategy.get_placement(cluster, options.isolate_accelerator)
+    preload = PRELOADED if options.preload is None else options.preload
+    specs = worker_specs(
+        name,
+        cluster.namespace,
+        placements,
+        cluster,
+        LaunchOptions(
+            start_method=options.start_method,
+            preload=[module for module in preload if options.preload is not None or module in sys.modules],
+            sys_path=import_paths(),
+            cwd=_cwd(),
+            env=dict(options.env),
+            path_env_merge_mode=settings.path_env_merge_mode,
+            net_devices=settings.comm_net_devices,
+            log_dir=cluster.log_dir if options.show_logs else None,
+            forward_logs=options.show_logs,
+        ),
+    )
+    reference = class_reference(cls)
+    extras = {"hardware_infos": hardware_of(placements, cluster), **cluster.extras()}
+    construction = Construction(
+        reference, _encode(cls, reference, args, kwargs, extras), options.max_concurrency or 0, _failure
+    )
+    nodes = [cluster.get_node_info(spec.node_rank) for spec in specs]
+    node_names = [cluster.node_name(node.node_rank) for node in nodes]
+    group = runtime.new_group(cluster.namespace, name, node_names, construction)
+    message = Launch(cluster.namespace, name, reference or f"{cls.__module__}:{cls.__qualname__}", specs)
+    future = runtime.io.submit(runtime.launch(message, group))
+    if not _in_event_loop():
+        future.result()  # one round trip; with a loop running, `await group` and every call raise instead
+    return GroupControl(runtime, group, cls, methods, _own_methods(cls, methods), placements)
+
+
+def attach(cls: type, name: str) -> GroupControl:
+    """A handle of a running group; see WorkerGroup.from_group_name."""
+    from rlinf_actors.cluster.cluster import Cluster
+
+    cluster = Cluster.current()
+    runtime = cluster.runtime
+    group: RemoteGroup = runtime.io.submit(runtime.find(cluster.namespace, name)).result()
+    methods = public_methods(cls)
+    return GroupControl(runtime, group, cls, methods, _own_methods(cls, methods), [])
+
+
+def import_paths() -> list[str]:
+    """This process's import paths, less those that belong to its interpreter."""
+    own = {os.path.realpath(path) for path in sysconfig.get_paths().values()}
+    paths = []
+    for entry in sys.path:
+        path = os.path.realpath(entry or os.getcwd())
+        inside = any(path == root or path.startswith(root + os.sep) for root in own)
+        if not inside and os.path.isdir(path) and path not in paths and not path.endswith(".zip"):
+            paths.append(path)
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    if main and (folder := str(Path(main).resolve().parent)) not in paths and folder in map(os.path.realpath, sys.path):
+        paths.append(folder)
+    return paths
+
+
+def _encode(
+    cls: type, reference: str, args: tuple[Any, ...], kwargs: dict[str, Any], extras: dict[str, Any]
+) -> list[Buffer]:
+    try:
+        return payload.encode((None if reference else cls, args, kwargs, extras), cls.__name__)
+    except SerializationError:
+        payload.encode_call(args, kwargs)  # raises with the path of the argument, if it is one
+        raise
+
+
+def _failure(raised: frames.Raised, parts: Sequence[Buffer], peer: Peer) -> Exception:
+    return failure.decode(raised, parts, worker=peer.name, rank=peer.rank, node=peer.node)
+
+
+def _own_methods(cls: type, methods: dict[str, bool]) -> frozenset[str]:
+    """Public methods that the user's class, not the library, defines."""
+    own: set[str] = set()
+    for klass in cls.__mro__:
+        if klass.__module__.startswith("rlinf_actors.") or klass is object:
+            continue
+        own.update(name for name in vars(klass) if name in methods)
+    return frozenset(own)
+
+
+def _in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _cwd() -> str | None:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # it was removed under us: the workers start in their node's
+        return None

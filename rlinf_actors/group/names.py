@@ -1,0 +1,51 @@
+"""Which names a group needs for itself, and what a worker class puts on it."""
+
+from __future__ import annotations
+
+import inspect
+
+from rlinf_actors.errors import UsageError
+
+RESERVED = (
+    "launch",
+    "execute_on",
+    "from_group_name",
+    "worker_info_list",
+    "worker_group_name",
+    "worker_cls_name",
+)
+"""Names that every group has, as scripts for RLinf expect: a worker's own method may not have them."""
+
+YIELDING = ("shutdown", "wait_ready", "world_size", "placements", "with_timeout", "control")
+"""Newer names: a worker's own method of that name comes first; the group's is ``group.control.<name>``."""
+
+_NOT_CALLED = ("create_group", "timer")
+
+
+def public_methods(cls: type) -> dict[str, bool]:
+    """Public methods of a worker class, its bases' included, and whether each streams (is an async generator)."""
+    methods = {}
+    for name in dir(cls):
+        if name.startswith("_") or name in _NOT_CALLED:
+            continue
+        member = inspect.getattr_static(cls, name)
+        function = member.__func__ if isinstance(member, (staticmethod, classmethod)) else member
+        if inspect.isroutine(function) or (callable(function) and not isinstance(function, (type, property))):
+            methods[name] = inspect.isasyncgenfunction(inspect.unwrap(function))
+    return methods
+
+
+def check_class(cls: type, base: type) -> None:
+    """Refuse a class whose public method would hide what every group has.
+
+    Raises:
+        UsageError: names the method and the class that defines it.
+    """
+    for klass in cls.__mro__:
+        if klass is base:
+            break
+        for name in RESERVED:
+            if name in vars(klass):
+                raise UsageError(
+                    f"{klass.__name__}.{name} clashes with WorkerGroup.{name}, which every group needs: rename the method"
+                )

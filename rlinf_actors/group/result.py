@@ -1,0 +1,315 @@
+"""What a call on a group gives back: awaitable, waitable, one value per rank."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, Union
+
+from rlinf_actors.errors import CallTimeoutError, SerializationError, UsageError
+from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.runtime.peer import Peer
+from rlinf_actors.runtime.work import Work
+from rlinf_actors.wire import failure, frames, payload
+
+if TYPE_CHECKING:
+    from rlinf_actors.runtime.process import Runtime
+
+T = TypeVar("T")
+
+_Answer = Union[tuple[frames.AnyFrame, list[Buffer]], Exception, None]
+
+REDUCTIONS: dict[str, Callable[[list[float]], float]] = {
+    "max": max,
+    "min": min,
+    "mean": lambda values: sum(values) / len(values),
+    "sum": sum,
+}
+
+
+class Slot:
+    """One rank's place in a result; what the peer keeps while the call is under way."""
+
+    __slots__ = ("_index", "_result")
+
+    def __init__(self, result: WorkerGroupFuncResult[Any], index: int) -> None:
+        self._result = result
+        self._index = index
+
+    def answer(self, frame: frames.AnyFrame, parts: list[Buffer]) -> bool:
+        self._result._arrived(self._index, (frame, parts), type(frame) is not frames.Ok)
+        return True
+
+    def fail(self, error: Exception) -> None:
+        self._result._arrived(self._index, error, True)
+
+
+class WorkerGroupFuncResult(Work["list[T]"]):
+    """The results of one call on some ranks of a group, in rank order.
+
+    It ends when all ranks answered, or at the first failure in time, without waiting for ranks
+    that may be stuck in a collective with the failed one. The values are unpickled by the thread
+    that waits. ``await`` and ``wait`` may be used many times, from any thread and any loop;
+    cancelling a task that awaits it does not cancel the call (`cancel` does).
+    """
+
+    def __init__(
+        self, runtime: Runtime, method: str, peers: Sequence[Peer], timeout: float | None = None
+    ) -> None:
+        super().__init__()
+        self._what = method
+        self._runtime = runtime
+        self._method = method
+        self._peers = peers
+        self._ids: list[int] = []
+        self._answers: list[_Answer] = [None] * len(peers)
+        self._seconds = [0.0] * len(peers)
+        self._left = len(peers)
+        self._order: list[int] = []
+        self._watchers: list[Callable[[], object]] = []
+        self._failed: int | None = None
+        self._error: BaseException | None = None
+        self._values: list[T] | None = None
+        self._cancelled = False
+        self._timeout = timeout
+        self._expired = False
+        self._seen = False
+
+    # --- sending (the caller's thread) ---
+
+    def _start(self, parts: Sequence[Buffer]) -> None:
+        method, ids = self._method, self._ids
+        deadline_s = self._timeout or 0.0
+        for index, peer in enumerate(self._peers):
+            idle = not peer.pending
+            call = peer.open(Slot(self, index))
+            ids.append(call)
+            peer.send(frames.Call(call, method, deadline_s), parts, now=idle)
+        if self._timeout is not None:
+            self._runtime.io.call(self._arm, self._timeout)
+
+    def _arm(self, seconds: float) -> None:
+        timer = self._runtime.io.loop.call_later(seconds, self._expire)
+        self._on_done(lambda: self._runtime.io.call(timer.cancel))
+
+    def _expire(self) -> None:
+        with self._lock:
+            if self._finished:
+                return
+            self._expired = True
+        self._give_up()
+
+    def _give_up(self) -> bool:
+        for peer, call in zip(self._peers, self._ids, strict=False):
+            peer.forget(call)
+        return self._finish()
+
+    # --- answers (loop thread, or the thread that finds the peer dead) ---
+
+    def _arrived(self, index: int, answer: _Answer, failed: bool) -> None:
+        with self._lock:
+            if self._answers[index] is not None:
+                return
+            self._answers[index] = answer
+            self._order.append(index)
+            self._left -= 1
+            if not failed and isinstance(answer, tuple):
+                self._seconds[index] = answer[0].seconds  # type: ignore[union-attr]
+            finish = self._left == 0
+            if failed and self._failed is None:
+                self._failed = index
+                finish = True
+            watchers = tuple(self._watchers)
+        if failed and not self._finished:
+            self._runtime.lost.failed(self)
+        if finish:
+            self._finish()
+        for watcher in watchers:
+            watcher()
+
+    def _outcome(self) -> list[T]:
+        if self._cancelled:
+            raise concurrent.futures.CancelledError(f"the call of {self._method}() was cancelled")
+        if self._expired:
+            missing = [peer.name for peer, answer in zip(self._peers, self._answers, strict=True) if answer is None]
+            raise CallTimeoutError(
+                f"{self._method}() had {self._timeout:g} s and did not return from {', '.join(missing)}"
+            )
+        if self._failed is not None:
+            self._mark_seen()
+            raise self._failure(self._failed)
+        if self._values is None:
+            self._values = [self._value(index) for index in range(len(self._peers))]
+            self._answers = []  # the buffers are the values' now
+        return list(self._values)
+
+    def _value(self, index: int) -> T:
+        answer = self._answers[index]
+        assert isinstance(answer, tuple)
+        try:
+            value: T = payload.decode(answer[1])
+        except Exception as error:
+            peer = self._peers[index]
+            raise SerializationError(
+                f"the result of {self._method}() from {peer.name} on {peer.node} cannot be read here: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        return value
+
+    def _failure(self, index: int) -> Exception:
+        answer = self._answers[index]
+        if isinstance(answer, Exception):
+            return answer
+        assert isinstance(answer, tuple)
+        frame, parts = answer
+        assert isinstance(frame, frames.Raised)
+        peer = self._peers[index]
+        error = failure.decode(frame, parts, worker=peer.name, rank=peer.rank, node=peer.node)
+        self._answers[index] = error
+        return error
+
+    # --- the caller's side ---
+
+    def cancel(self) -> bool:
+        """Give the call up: dropped where it is queued, cancelled where it is a coroutine.
+
+        A method that is running on a thread runs to its end; its result is discarded.
+
+        Returns:
+            False if the result was already there.
+        """
+        with self._lock:
+            if self._finished:
+                return False
+            self._cancelled = True
+        return self._give_up()
+
+    def cancelled(self) -> bool:
+        """Whether `cancel` ended it."""
+        return self._cancelled
+
+    def exception(self) -> BaseException | None:
+        """The error of a finished call, None if it succeeded or is not done. Counts as looked at."""
+        if self._failed is None:
+            return None
+        self._mark_seen()
+        return self._failure(self._failed)
+
+    async def as_completed(self, return_exceptions: bool = False) -> AsyncIterator[tuple[int, Any]]:
+        """Yield ``(rank, value)`` as the ranks answer.
+
+        Args:
+            return_exceptions: yield ``(rank, error)`` for a rank that failed and go on; else raise it.
+        """
+        if self._values is not None:
+            for index in self._order:
+                yield self._peers[index].rank, self._values[index]
+            return
+        loop = asyncio.get_running_loop()
+        wake = asyncio.Event()
+
+        def notify() -> None:
+            try:
+                loop.call_soon_threadsafe(wake.set)
+            except RuntimeError:
+                if not loop.is_closed():
+                    raise
+
+        with self._lock:
+            self._watchers.append(notify)
+        self._on_done(notify)
+        try:
+            for n in range(len(self._peers)):
+                while len(self._order) <= n:
+                    if self._cancelled or self._expired:
+                        self._outcome()
+                    await wake.wait()
+                    wake.clear()
+                index = self._order[n]
+                answer = self._answers[index]
+                if isinstance(answer, tuple) and isinstance(answer[0], frames.Ok):
+                    yield self._peers[index].rank, self._value(index)
+                    continue
+                self._mark_seen()
+                if not return_exceptions:
+                    raise self._failure(index)
+                yield self._peers[index].rank, self._failure(index)
+        finally:
+            with self._lock:
+                self._watchers.remove(notify)
+            self._forget(notify)
+
+    def consume_duration(self, reduction_type: str = "max") -> float:
+        """How long the method ran, in seconds, reduced over the ranks. Waits for the result first.
+
+        Args:
+            reduction_type: max, min, mean or sum.
+        """
+        reduce = _reduction(reduction_type)
+        return reduce(self._durations())
+
+    def consume_durations(self, reduction_type: str = "max", return_per_rank: bool = False) -> Any:
+        """All durations the workers recorded by timer tag, and forget them there. Waits for the result first.
+
+        Returns:
+            ``{tag: seconds}`` reduced over the ranks; with *return_per_rank* a pair of that and
+            ``{tag: [seconds of each rank that has the tag]}``. The method itself is a tag too.
+        """
+        reduce = _reduction(reduction_type)
+        per_rank: dict[str, list[float]] = {self._method: self._durations()}
+        timers: WorkerGroupFuncResult[dict[str, float]] = WorkerGroupFuncResult(
+            self._runtime, "pop_execution_times", self._peers
+        )
+        timers._start(())
+        for times in timers.wait():
+            for tag, seconds in times.items():
+                if tag != self._method:
+                    per_rank.setdefault(tag, []).append(seconds)
+        reduced = {tag: reduce(values) for tag, values in per_rank.items()}
+        return (reduced, per_rank) if return_per_rank else reduced
+
+    def _durations(self) -> list[float]:
+        self.wait()
+        return list(self._seconds)
+
+    def _before_blocking(self) -> None:
+        runtime = self._runtime
+        if runtime.serving_thread != threading.get_ident():
+            return
+        for index, peer in enumerate(self._peers):
+            if peer.worker_id == runtime.worker_id and self._answers[index] is None:
+                raise UsageError(
+                    f"{peer.name} waits for its own {self._method}(), which would never end: it runs one call at a time. "
+                    f"Call the method directly, await it in an async def, or use execute_on() to leave this rank out"
+                )
+
+    def _mark_seen(self) -> None:
+        self._seen = True
+        self._runtime.lost.seen(self)
+
+    def describe(self) -> str:
+        """The error as one text, for the log."""
+        if self._failed is None:
+            return "no error"
+        return f"{self._method}(): {self._failure(self._failed)}"
+
+    def __del__(self) -> None:
+        if self.__dict__.get("_failed") is not None and not self._seen:
+            self._runtime.lost.collected(self)
+
+    def __repr__(self) -> str:
+        state = "cancelled" if self._cancelled else "failed" if self._failed is not None else "done"
+        answered = len(self._peers) - self._left
+        return (
+            f"<WorkerGroupFuncResult {self._method}() "
+            f"{state if self._finished else f'{answered} of {len(self._peers)} ranks'}>"
+        )
+
+
+def _reduction(name: str) -> Callable[[list[float]], float]:
+    try:
+        return REDUCTIONS[name]
+    except KeyError:
+        raise ValueError(f"reduction_type is {name!r}; it must be one of {', '.join(REDUCTIONS)}") from None

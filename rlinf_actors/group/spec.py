@@ -1,0 +1,103 @@
+"""From placements and options to what each agent is asked to start. Pure."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlinf_actors.model.hardware import HardwareInfo
+from rlinf_actors.model.placement import Placement
+from rlinf_actors.placement.environment import GroupLayout, worker_environment
+from rlinf_actors.placement.view import ClusterView, find_group
+from rlinf_actors.wire.messages import WorkerSpec
+
+START_METHODS = ("fork", "spawn")
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """What is the same for all workers of a group.
+
+    Attributes:
+        start_method: "fork" from a template, or "spawn" a fresh interpreter.
+        preload: modules that the template imports before it forks.
+        sys_path: the launcher's import paths, added to the workers' where they exist there.
+        cwd: the launcher's directory, used where it exists.
+        env: variables for this group alone; they win over the node group's.
+        path_env_merge_mode: "append" or "override".
+        net_devices: interfaces for collectives, None for the kernel's choice.
+        log_dir: directory of log files, None for the agent's own.
+        write_logs: whether stdout and stderr reach the driver's terminal and *log_dir*.
+    """
+
+    start_method: str = "fork"
+    preload: Sequence[str] = ()
+    sys_path: Sequence[str] = ()
+    cwd: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    path_env_merge_mode: str = "append"
+    net_devices: str | None = None
+    log_dir: str | None = None
+    forward_logs: bool = True
+
+
+def worker_specs(
+    name: str, namespace: str, placements: Sequence[Placement], cluster: ClusterView, options: LaunchOptions
+) -> list[WorkerSpec]:
+    """One spec per placement, in rank order, with ids that were never used before."""
+    launch = uuid.uuid4().hex[:10]
+    ordered = sorted(placements, key=lambda p: p.rank)
+    layout, specs = GroupLayout.of(ordered), []
+    for placement in ordered:
+        node = cluster.get_node_info(placement.cluster_node_rank)
+        group = find_group(cluster, placement.node_group_label)
+        env = worker_environment(
+            name, placement, layout, node, group, namespace, comm_net_devices=options.net_devices
+        )
+        interpreter = group.get_node_python_interpreter_path(placement.cluster_node_rank)
+        specs.append(
+            WorkerSpec(
+                id=f"{launch}-{placement.rank}",
+                group=name,
+                namespace=namespace,
+                rank=placement.rank,
+                world_size=len(placements),
+                node_rank=placement.cluster_node_rank,
+                env={**env, **options.env},
+                path_env_merge_mode=options.path_env_merge_mode,
+                interpreter=interpreter or None,
+                start_method=options.start_method,
+                preload=list(options.preload),
+                sys_path=list(options.sys_path),
+                cwd=options.cwd,
+                log_dir=options.log_dir,
+                forward_logs=options.forward_logs,
+            )
+        )
+    return specs
+
+
+def hardware_of(placements: Sequence[Placement], cluster: ClusterView) -> dict[int, list[HardwareInfo]]:
+    """For each rank the robots or other configured hardware it was placed on; ranks without any are left out."""
+    found: dict[int, list[HardwareInfo]] = {}
+    for placement in placements:
+        group = find_group(cluster, placement.node_group_label)
+        if group.counts_nodes or group.holds_accelerators:
+            continue
+        infos = group.get_hardware_infos(placement.cluster_node_rank)
+        found[placement.rank] = [infos[rank] for rank in placement.local_hardware_ranks]
+    return found
+
+
+def class_reference(cls: type) -> str:
+    """ "module:qualname" if *cls* can be imported by that, "" if it must travel by value."""
+    import sys
+
+    if cls.__module__ == "__main__" or "<locals>" in cls.__qualname__:
+        return ""
+    found: Any = sys.modules.get(cls.__module__)
+    for part in cls.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return f"{cls.__module__}:{cls.__qualname__}" if found is cls else ""

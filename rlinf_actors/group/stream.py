@@ -1,0 +1,180 @@
+"""Streaming calls: an async generator in each worker, one merged iteration at the caller.
+
+Back-pressure: a worker may be WINDOW items ahead of what the caller has taken from it, no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
+
+from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.runtime.peer import Peer
+from rlinf_actors.wire import failure, frames, payload
+
+T = TypeVar("T")
+
+WINDOW = 16
+"""Items a worker may be ahead; half of it is given back at a time, so that credits cost little."""
+
+
+class _Slot:
+    """One rank's stream, as its peer sees it."""
+
+    __slots__ = ("_feed", "peer", "taken")
+
+    def __init__(self, feed: _Feed, peer: Peer) -> None:
+        self._feed = feed
+        self.peer = peer
+        self.taken = 0
+
+    def answer(self, frame: frames.AnyFrame, parts: list[Buffer]) -> bool:
+        self._feed.put(self, frame, parts)
+        return not isinstance(frame, frames.Item)
+
+    def fail(self, error: Exception) -> None:
+        self._feed.put(self, error, [])
+
+
+class _Feed:
+    """What arrived and was not taken yet; and who waits for it. Any thread."""
+
+    def __init__(self, method: str, peers: Sequence[Peer]) -> None:
+        self.method = method
+        self.calls: list[tuple[_Slot, int]] = []
+        self._peers = peers
+        self._lock = threading.Lock()
+        self._items: collections.deque[tuple[_Slot, frames.AnyFrame | Exception, list[Buffer]]] = collections.deque()
+        self._wake: Callable[[], object] | None = None
+        self._left = len(peers)
+        self._closed = False
+
+    def start(self, parts: Sequence[Buffer]) -> None:
+        for peer in self._peers:
+            slot = _Slot(self, peer)
+            call = peer.open(slot)
+            self.calls.append((slot, call))
+            peer.send(frames.Stream(call, self.method, WINDOW), parts, now=True)
+
+    def put(self, slot: _Slot, frame: frames.AnyFrame | Exception, parts: list[Buffer]) -> None:
+        with self._lock:
+            self._items.append((slot, frame, parts))
+            wake, self._wake = self._wake, None
+        if wake is not None:
+            wake()
+
+    def wait(self, wake: Callable[[], object]) -> bool:
+        """Call *wake* when there is something to take; False if there is now."""
+        with self._lock:
+            if self._items or self._closed or not self._left:
+                return False
+            self._wake = wake
+            return True
+
+    def take(self) -> tuple[int, Any] | bool:
+        """The next (rank, item); False at the end; True when nothing is there at the moment."""
+        while self._left and not self._closed:
+            with self._lock:
+                if not self._items:
+                    return True
+                slot, frame, parts = self._items.popleft()
+            if isinstance(frame, frames.Item):
+                self._credit(slot)
+                return slot.peer.rank, payload.decode(parts)
+            if isinstance(frame, frames.Ok):
+                self._left -= 1
+                continue
+            self.close()
+            if isinstance(frame, Exception):
+                raise frame
+            assert isinstance(frame, frames.Raised)
+            raise failure.decode(frame, parts, worker=slot.peer.name, rank=slot.peer.rank, node=slot.peer.node)
+        return False
+
+    def close(self) -> None:
+        """End the generators in the workers; nothing more comes."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._items.clear()
+            wake, self._wake = self._wake, None
+        for slot, call in self.calls:
+            slot.peer.forget(call)
+        if wake is not None:
+            wake()
+
+    def _credit(self, slot: _Slot) -> None:
+        slot.taken += 1
+        if slot.taken >= WINDOW // 2:
+            call = next(number for known, number in self.calls if known is slot)
+            slot.peer.send(frames.Credit(call, slot.taken))
+            slot.taken = 0
+
+
+class StreamResult(Generic[T]):
+    """Iterate it once, by ``async for rank, item in …`` or ``for rank, item in …``.
+
+    Items of one rank come in order; ranks are merged as they arrive. An error of a worker ends the
+    iteration with that error. Leaving the loop early, `close`, or dropping it ends the generators.
+    """
+
+    def __init__(self, method: str, peers: Sequence[Peer], parts: Sequence[Buffer]) -> None:
+        self._feed = _Feed(method, peers)
+        self._feed.start(parts)
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, T]]:
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                event = asyncio.Event()
+
+                def wake(event: asyncio.Event = event) -> None:
+                    try:
+                        loop.call_soon_threadsafe(event.set)
+                    except RuntimeError:
+                        if not loop.is_closed():
+                            raise
+
+                if self._feed.wait(wake):
+                    await event.wait()
+                    continue
+                taken = self._feed.take()
+                if taken is False:
+                    return
+                if not isinstance(taken, bool):
+                    yield taken
+        finally:
+            self.close()
+
+    def __iter__(self) -> Iterator[tuple[int, T]]:
+        try:
+            while True:
+                gate = threading.Lock()
+                gate.acquire()
+                if self._feed.wait(gate.release):
+                    gate.acquire()
+                    continue
+                taken = self._feed.take()
+                if taken is False:
+                    return
+                if not isinstance(taken, bool):
+                    yield taken
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """End the generators in the workers. Any thread; twice is fine."""
+        self._feed.close()
+
+    async def aclose(self) -> None:
+        """As `close`."""
+        self.close()
+
+    def __del__(self) -> None:
+        feed = self.__dict__.get("_feed")
+        if feed is not None:
+            feed.close()

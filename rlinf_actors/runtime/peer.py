@@ -1,0 +1,166 @@
+"""A worker as this process reaches it: the link, the calls that wait for it, and its end.
+
+Every pending call ends exactly once: by its answer, by `forget`, or by `fail` when the head says
+that the worker is gone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from rlinf_actors import version
+from rlinf_actors.errors import AuthenticationError, ProtocolMismatchError, RemoteWireError, RlinfActorsError
+from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.net.link import Link, Network
+from rlinf_actors.wire import frames
+from rlinf_actors.wire.messages import PROTOCOL, Endpoint
+
+log = logging.getLogger(__name__)
+
+PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
+_links = itertools.count(1)
+
+
+class Pending(Protocol):
+    """Who waits for an answer."""
+
+    def answer(self, frame: frames.AnyFrame, parts: list[Buffer]) -> bool:
+        """An Ok, Item or Raised came; True if that was the last. Loop thread."""
+
+    def fail(self, error: Exception) -> None:
+        """The worker is gone. Any thread."""
+
+
+class Peer:
+    """One worker of one group.
+
+    Args:
+        network: where the link is made.
+        identity: of this process; a number is added per link.
+        name: of the worker, ``group:rank``.
+        rank: its rank.
+        node: its node, for messages to people.
+    """
+
+    def __init__(self, network: Network, identity: str, name: str, rank: int, node: str) -> None:
+        self.name = name
+        self.rank = rank
+        self.node = node
+        self.worker_id = ""
+        self.error: Exception | None = None
+        self.pending: dict[int, Pending] = {}
+        self._network = network
+        self._identity = identity
+        self._ids = itertools.count(1)
+        self._lock = threading.Lock()
+        self._backlog: list[tuple[bytes, Sequence[Buffer]]] = []
+        self._link: Link | None = None
+
+    @property
+    def connected(self) -> bool:
+        """Whether the link was made; a message sent before waits here."""
+        return self._link is not None
+
+    def connect(
+        self,
+        endpoint: Endpoint,
+        host: str,
+        token: str,
+        first: Callable[[], tuple[frames.AnyFrame, Sequence[Buffer]] | None],
+    ) -> None:
+        """Make the link and send what waited, after what *first* gives. Loop thread.
+
+        Args:
+            endpoint: where the worker listens.
+            host: this process's host key; equal to the endpoint's where ipc can be used.
+            token: of the job.
+            first: makes the message that must arrive before all others, or None.
+        """
+        address = endpoint.ipc if endpoint.ipc and endpoint.host == host else endpoint.tcp
+        if not address:
+            self.fail(
+                RlinfActorsError(
+                    f"{self.name} on {self.node} listens on a unix socket only, and this process is on another machine"
+                )
+            )
+            return
+        identity = f"{self._identity}#{next(_links)}".encode()
+        link = self._network.link(address, identity, self._received)
+        join = frames.Join(PROTOCOL, version.VERSION, PYTHON, self._identity, token, self.worker_id)
+        link.send(frames.encode(join))
+        message = first()
+        if message is not None:
+            link.send(frames.encode(message[0]), message[1])
+        with self._lock:
+            self._link = link
+            for header, parts in self._backlog:
+                link.send(header, parts)
+            self._backlog.clear()
+
+    def open(self, pending: Pending) -> int:
+        """Register a call; its answer goes to *pending*. Any thread. A dead peer fails it at once."""
+        call = next(self._ids)
+        self.pending[call] = pending
+        if self.error is not None and self.pending.pop(call, None) is not None:
+            pending.fail(self.error)
+        return call
+
+    def send(self, frame: frames.AnyFrame, parts: Sequence[Buffer] = (), *, now: bool = False) -> None:
+        """Send, or keep until the link is there. Any thread."""
+        header = frames.encode(frame)
+        link = self._link
+        if link is None:
+            with self._lock:
+                if self._link is None:
+                    if self.error is None:
+                        self._backlog.append((header, parts))
+                    return
+                link = self._link
+        link.send(header, parts, now=now)
+
+    def forget(self, call: int) -> None:
+        """Nobody waits for this call any more; the worker is told. Any thread."""
+        if self.pending.pop(call, None) is not None:
+            self.send(frames.Cancel(call))
+
+    def fail(self, error: Exception) -> None:
+        """The worker is gone: end every call to it, now and later. Any thread."""
+        if self.error is None:
+            self.error = error
+        with self._lock:
+            self._backlog.clear()
+        while self.pending:
+            try:
+                _, pending = self.pending.popitem()
+            except KeyError:
+                return  # another thread took the last one
+            pending.fail(self.error)
+
+    def close(self) -> None:
+        """Drop the link. Loop thread; twice is fine."""
+        with self._lock:
+            link, self._link = self._link, None
+        if link is not None:
+            link.close()
+
+    def _received(self, _peer: bytes, header: bytes, parts: list[Buffer]) -> None:
+        try:
+            frame = frames.decode(header)
+        except RemoteWireError as error:
+            log.warning("dropped a message from %s on %s: %s", self.name, self.node, error)
+            return
+        if isinstance(frame, frames.Rejected):
+            kind = ProtocolMismatchError if frame.kind == "protocol" else AuthenticationError
+            self.fail(kind(f"{self.name} on {self.node}: {frame.text}"))
+            return
+        if isinstance(frame, (frames.Ok, frames.Item, frames.Raised)):
+            pending = self.pending.get(frame.id)
+            if pending is not None and pending.answer(frame, parts):
+                self.pending.pop(frame.id, None)
+            return
+        log.warning("dropped a %s from %s on %s", type(frame).__name__, self.name, self.node)

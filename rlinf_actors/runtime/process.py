@@ -1,0 +1,283 @@
+"""Runtime: what a driver or a worker process holds; everything that talks goes through it.
+
+It owns the I/O thread, the sockets, the session with the head and the groups this process has
+handles of. User threads call in; the loop thread does the work; nothing of the user's runs on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import uuid
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from rlinf_actors import version
+from rlinf_actors.errors import GroupClosedError, ProtocolError, RlinfActorsError
+from rlinf_actors.net.host import host_key, pid_start
+from rlinf_actors.net.link import Network
+from rlinf_actors.net.loop import IoThread
+from rlinf_actors.net.security import Security
+from rlinf_actors.runtime.headlink import HeadLink
+from rlinf_actors.runtime.logprinter import LogPrinter
+from rlinf_actors.runtime.lost import LostErrors
+from rlinf_actors.runtime.remote import Construction, RemoteGroup
+from rlinf_actors.settings import Settings
+from rlinf_actors.wire.messages import (
+    PROTOCOL,
+    Body,
+    ClientHello,
+    Done,
+    FindGroup,
+    GetNodes,
+    GetStatus,
+    Goodbye,
+    Launch,
+    Launched,
+    LogLines,
+    Nodes,
+    Status,
+    StopCluster,
+    StopGroup,
+    Warn,
+    Welcome,
+    WorkerChanged,
+)
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Runtime:
+    """One process's runtime. Methods may be called from any thread but the I/O thread, unless said otherwise.
+
+    Args:
+        role: "driver" or "worker".
+        namespace: of the job.
+        worker_id: the id the agent gave, for a worker.
+        token: of the job, for a worker.
+        security: settings of the sockets.
+        on_lost: called (loop thread) when the head ends this session.
+    """
+
+    def __init__(
+        self,
+        role: str,
+        namespace: str,
+        *,
+        worker_id: str = "",
+        token: str = "",
+        security: Security | None = None,
+        on_lost: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        from rlinf_actors.net.transport import ZmqNetwork  # loads zmq: not before something is started
+
+        settings = Settings.load()
+        self.role = role
+        self.namespace = namespace
+        self.incarnation = uuid.uuid4().hex
+        self.worker_id = worker_id
+        self.token = token
+        self.host = host_key()
+        self.groups: dict[tuple[str, str], RemoteGroup] = {}
+        self.serving_thread = 0  # of a worker: where its calls run, one at a time; a wait there for itself cannot end
+        self.lost = LostErrors(change_exit_code=role == "driver" and settings.fail_on_lost_errors)
+        self.closed = False
+        self._on_lost = on_lost
+        self.io = IoThread(f"rlinf-actors-{role}-io")
+        self.network: Network = self.io.submit(_made(lambda: ZmqNetwork(self.io.loop, security))).result()
+        self._head: HeadLink | None = None
+        self._printer: LogPrinter | None = None
+        self._warned: set[str] = set()
+        self._stopping: set[asyncio.Task[None]] = set()
+
+    @property
+    def identity(self) -> str:
+        """How peers know this process."""
+        return f"{self.role}:{self.incarnation}"
+
+    # --- the head ---
+
+    async def connect(self, endpoint: str, timeout: float | None) -> Welcome:
+        """Start the session with the head. Loop thread.
+
+        Raises:
+            ClusterTimeoutError: no answer in *timeout* seconds.
+            ProtocolMismatchError, AuthenticationError: refused.
+        """
+        hello = ClientHello(
+            protocol=PROTOCOL,
+            version=version.VERSION,
+            incarnation=self.incarnation,
+            role=self.role,
+            namespace=self.namespace,
+            host=self.host,
+            pid=os.getpid(),
+            pid_start=pid_start(os.getpid()),
+            worker_id=self.worker_id,
+            token=self.token,
+        )
+        head = HeadLink(self.network, endpoint, hello, self._noticed)
+        try:
+            welcome = await head.start(timeout)
+        except BaseException:
+            head.close("never welcomed")
+            raise
+        self._head = head
+        self.token = welcome.token or self.token
+        return welcome
+
+    async def ask(self, body: Body, kind: type[T], timeout: float | None = None) -> T:
+        """Ask the head and expect an answer of this kind. Loop thread. Raises what the head refuses with."""
+        if self._head is None:
+            raise RlinfActorsError("this process has no connection to a head: start a Cluster first")
+        answer = await self._head.request(body, timeout)
+        if not isinstance(answer, kind):
+            raise ProtocolError(f"the head answered {type(body).__name__} with {type(answer).__name__}")
+        return answer
+
+    async def nodes(self, num_nodes: int, timeout: float | None) -> Nodes:
+        """Wait for nodes; see messages.GetNodes. Loop thread."""
+        # the head keeps the time and knows who is missing; ours is only for a head that went away
+        return await self.ask(GetNodes(num_nodes, timeout), Nodes, None if timeout is None else timeout + 5.0)
+
+    async def status(self, namespace: str | None) -> Status:
+        """What the head knows. Loop thread."""
+        return await self.ask(GetStatus(namespace), Status, 10.0)
+
+    async def stop_cluster(self) -> None:
+        """End an embedded cluster. Loop thread."""
+        if self._head is not None:
+            await self._head.request(StopCluster(), 10.0)
+
+    # --- groups ---
+
+    async def launch(self, message: Launch, group: RemoteGroup) -> None:
+        """Reserve the name and start the workers of *group* (made by `new_group`). Loop thread.
+
+        Raises:
+            NameInUseError: the name is taken in this namespace.
+        """
+        key = (message.namespace, message.group)
+        taken = key in self.groups
+        if not taken:
+            self.groups[key] = group  # before the request: the head's notices may be first
+        try:
+            launched = await self.ask(message, Launched)
+        except BaseException as error:
+            if not taken:
+                self.groups.pop(key, None)
+            group.close(error if isinstance(error, Exception) else None)
+            raise
+        self.groups[key] = group
+        group.adopt(launched.group)
+
+    def new_group(self, namespace: str, name: str, node_names: Sequence[str], construction: Construction) -> RemoteGroup:
+        """The owner's handle of a group that is about to be launched. Any thread."""
+        return RemoteGroup(
+            self.network, self.identity, self.host, namespace, name, node_names, construction, self._construction_failed
+        )
+
+    async def find(self, namespace: str, name: str) -> RemoteGroup:
+        """A handle of a running group. Loop thread.
+
+        Raises:
+            GroupNotFoundError: there is none of that name in the namespace.
+        """
+        known = self.groups.get((namespace, name))
+        if known is not None and not known.closing and not known.gone.done():
+            return known
+        launched = await self.ask(FindGroup(namespace, name), Launched, 10.0)
+        workers = sorted(launched.group.workers, key=lambda worker: worker.rank)
+        names = [worker.node_ip for worker in workers]
+        group = RemoteGroup(self.network, self.identity, self.host, namespace, name, names)
+        self.groups[(namespace, name)] = group
+        group.adopt(launched.group)
+        return group
+
+    async def stop_group(self, group: RemoteGroup, grace_s: float) -> None:
+        """End the workers of a group and wait until they are gone. Loop thread."""
+        group.closing = True
+        try:
+            await self.ask(StopGroup(group.namespace, group.name, grace_s), Done, grace_s + 30.0)
+        finally:
+            group.close()
+            if self.groups.get((group.namespace, group.name)) is group:
+                del self.groups[(group.namespace, group.name)]
+
+    def _construction_failed(self, group: RemoteGroup) -> None:
+        """A group that cannot come up does not stay half up. Loop thread or a user's."""
+        self.io.call(self._stop_failed, group)
+
+    def _stop_failed(self, group: RemoteGroup) -> None:
+        async def stop() -> None:
+            try:
+                await self.stop_group(group, 1.0)
+            except RlinfActorsError as error:
+                log.debug("stopping the failed group %r: %s", group.name, error)
+
+        task = asyncio.get_running_loop().create_task(stop(), name=f"stop {group.name}")
+        self._stopping.add(task)
+        task.add_done_callback(self._stopping.discard)
+
+    # --- the end ---
+
+    def daemon_died(self, reason: str) -> None:
+        """The embedded daemon is gone, and every worker with it. Loop thread."""
+        error = RlinfActorsError(f"the cluster is gone: {reason}")
+        for group in list(self.groups.values()):
+            group.close(error)
+
+    def close(self) -> None:
+        """Say goodbye, close every socket and end the I/O thread. Twice is fine."""
+        if self.closed:
+            return
+        self.closed = True
+        self.lost.close()
+        if not self.io.inside():
+            self.io.submit(self._close()).result()
+            self.io.stop()
+        if self._printer is not None:
+            self._printer.close()
+
+    async def _close(self) -> None:
+        for group in list(self.groups.values()):
+            group.close(GroupClosedError(f"group {group.name!r}: this process closed its connection to the cluster"))
+        self.groups.clear()
+        if self._head is not None:
+            self._head.close("the process ends")
+        self.network.close()
+
+    # --- what the head says ---
+
+    def _noticed(self, body: Body) -> None:
+        if isinstance(body, WorkerChanged):
+            group = self.groups.get((body.namespace, body.group))
+            if group is not None:
+                group.update(body.workers)
+        elif isinstance(body, LogLines):
+            if self._printer is None:
+                self._printer = LogPrinter(self._shown)
+            self._printer.show(body)
+        elif isinstance(body, Warn):
+            if body.text not in self._warned:
+                self._warned.add(body.text)
+                log.warning("%s", body.text)
+        elif isinstance(body, Goodbye):
+            self._on_lost(body.reason)
+        else:
+            log.warning("the head sent a %s, which this process does not expect", type(body).__name__)
+
+    def _shown(self, credit: Body) -> None:
+        def send() -> None:
+            if self._head is not None and not self.closed:
+                self._head.notify(credit)
+
+        self.io.call(send)
+
+
+async def _made(make: Callable[[], T]) -> T:
+    """Run *make* on the loop: sockets are registered with the loop they live on."""
+    return make()

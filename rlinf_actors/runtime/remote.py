@@ -1,0 +1,219 @@
+"""A group as this process knows it: its peers, what the head says of them, and how it began.
+
+The owner's handle also constructs: when rank 0 is up its MASTER_PORT is known, and each worker
+that is up gets a Create as its first message. `ready` ends when all are constructed, or at the
+first failure in time, which then ends every call on the group.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal as signals
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rlinf_actors.errors import (
+    GroupClosedError,
+    NodeLostError,
+    RlinfActorsError,
+    WorkerDiedError,
+    WorkerStartError,
+)
+from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.net.link import Network
+from rlinf_actors.runtime.peer import Peer
+from rlinf_actors.runtime.work import Promise
+from rlinf_actors.wire import frames
+from rlinf_actors.wire.messages import ExitReport, GroupState, WorkerState
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Construction:
+    """How the owner constructs the workers' class.
+
+    Attributes:
+        cls: "module:qualname", or "" where the class comes by value.
+        parts: the payload: class or None, args, kwargs, extras. Encoded once, shared by all ranks.
+        max_concurrency: threads for a class without ``async def``; 0 for the main thread.
+        decode_failure: makes the caller's exception of a Raised.
+    """
+
+    cls: str
+    parts: Sequence[Buffer]
+    max_concurrency: int
+    decode_failure: Callable[[frames.Raised, Sequence[Buffer], Peer], Exception]
+    constructed: set[int] = field(default_factory=set)
+
+
+class RemoteGroup:
+    """One group, by this process's handle. Loop thread, unless said otherwise.
+
+    Args:
+        network: for the links.
+        identity: of this process.
+        host: its host key.
+        namespace: of the group.
+        name: of the group.
+        world_size: number of ranks.
+        node_names: node of each rank, for messages to people.
+        construction: given by the owner, None for a handle of another process.
+        on_failure: called once if the construction fails.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        identity: str,
+        host: str,
+        namespace: str,
+        name: str,
+        node_names: Sequence[str],
+        construction: Construction | None = None,
+        on_failure: Callable[[RemoteGroup], None] = lambda group: None,
+    ) -> None:
+        self.namespace = namespace
+        self.name = name
+        self.token = ""
+        self.detail = ""
+        self.peers = [Peer(network, identity, f"{name}:{rank}", rank, node) for rank, node in enumerate(node_names)]
+        self.states: dict[int, WorkerState] = {}
+        self.ready: Promise[None] = Promise(f"group {name!r}")
+        self.gone: Promise[None] = Promise(f"the end of group {name!r}")
+        self.closing = False
+        self.owned = construction is not None
+        self._host = host
+        self._construction = construction
+        self._on_failure = on_failure
+        if construction is None:
+            self.ready.resolve(None)
+
+    def adopt(self, state: GroupState) -> None:
+        """Take over what the head says of the whole group."""
+        self.token, self.detail = state.token, state.detail
+        self.update(state.workers)
+
+    def update(self, workers: Sequence[WorkerState]) -> None:
+        """The head says how these workers are."""
+        for worker in workers:
+            before = self.states.get(worker.rank)
+            if before is not None and before.state == "gone" and before.id == worker.id:
+                continue
+            self.states[worker.rank] = worker
+            peer = self.peers[worker.rank]
+            peer.worker_id = worker.id
+            if worker.state == "gone":
+                self._ended(peer, worker.exit or ExitReport("exited"))
+        self._connect()
+        if len(self.states) == len(self.peers) and all(w.state == "gone" for w in self.states.values()):
+            self.gone.resolve(None)
+
+    def fail(self, error: Exception) -> None:
+        """End every call on this group, now and later. Any thread."""
+        self.ready.reject(error)
+        for peer in self.peers:
+            peer.fail(error)
+
+    def close(self, error: Exception | None = None) -> None:
+        """The handle is of no use any more: end its calls and drop its links."""
+        self.closing = True
+        self.fail(error or GroupClosedError(f"group {self.name!r} was shut down"))
+        self.gone.resolve(None)
+        for peer in self.peers:
+            peer.close()
+
+    def _connect(self) -> None:
+        if self._construction is not None:
+            first = self.states.get(0)
+            if first is None or not first.master_port:
+                return  # MASTER_PORT is rank 0's to give
+        for rank, state in self.states.items():
+            peer = self.peers[rank]
+            if state.state == "running" and state.endpoint is not None and not peer.connected and peer.error is None:
+                peer.connect(state.endpoint, self._host, self.token, lambda peer=peer: self._create(peer))  # type: ignore[misc]
+
+    def _create(self, peer: Peer) -> tuple[frames.AnyFrame, Sequence[Buffer]] | None:
+        construction = self._construction
+        if construction is None:
+            return None
+        first = self.states[0]
+        env = {"MASTER_ADDR": first.node_ip, "MASTER_PORT": str(first.master_port)}
+        call = peer.open(_Constructed(self, peer, construction))
+        return frames.Create(call, construction.cls, env, construction.max_concurrency), construction.parts
+
+    def _ended(self, peer: Peer, exit_report: ExitReport) -> None:
+        error: Exception
+        if self.closing or exit_report.kind == "stopped":
+            error = GroupClosedError(f"worker {peer.name} on {peer.node} was stopped: its group {self.name!r} was shut down")
+        else:
+            error = death(exit_report, peer.name, peer.rank, peer.node)
+        peer.fail(error)
+        peer.close()
+        if not self.ready.done():
+            self.construction_failed(peer.error or error)
+
+    def constructed(self, rank: int) -> None:
+        """One worker's class is constructed."""
+        assert self._construction is not None
+        self._construction.constructed.add(rank)
+        if len(self._construction.constructed) == len(self.peers):
+            self._construction.parts = ()  # the arguments may be large, and are not needed again
+            self.ready.resolve(None)
+
+    def construction_failed(self, error: Exception) -> None:
+        """The group cannot come up: the first cause ends every call on it."""
+        if self.ready.done():
+            return
+        self.fail(error)
+        self._on_failure(self)
+
+
+class _Constructed:
+    """Waits for the answer to a Create."""
+
+    def __init__(self, group: RemoteGroup, peer: Peer, construction: Construction) -> None:
+        self._group = group
+        self._peer = peer
+        self._construction = construction
+
+    def answer(self, frame: frames.AnyFrame, parts: list[Buffer]) -> bool:
+        if isinstance(frame, frames.Raised):
+            self._group.construction_failed(self._construction.decode_failure(frame, parts, self._peer))
+        else:
+            self._group.constructed(self._peer.rank)
+        return True
+
+    def fail(self, error: Exception) -> None:
+        self._group.construction_failed(error)
+
+
+def death(report: ExitReport, worker: str, rank: int, node: str) -> RlinfActorsError:
+    """What a caller gets for a worker that ended as *report* says."""
+    if report.kind == "start_failed":
+        return WorkerStartError(f"{worker} on {node} could not be started: {report.reason}", worker=worker, node=node)
+    if report.kind == "node_lost":
+        return NodeLostError(f"{worker} is gone with its node {node}: {report.reason or 'the node stopped answering'}")
+    if report.signal is not None:
+        try:
+            how = f"was ended by signal {report.signal} ({signals.Signals(report.signal).name})"
+        except ValueError:
+            how = f"was ended by signal {report.signal}"
+    elif report.exit_code is not None:
+        how = f"exited with code {report.exit_code}"
+    else:
+        how = "ended, and nobody saw how"
+    memory = {"yes": "; it was out of memory", "suspected": "; out of memory suspected"}.get(report.oom, "")
+    reason = f"; {report.reason}" if report.reason else ""
+    tail = "".join(f"\n    {line}" for line in report.stderr_tail)
+    said = f"\nlast lines of its stderr:{tail}" if tail else ""
+    return WorkerDiedError(
+        f"worker {worker} on {node} {how}{memory}{reason}{said}",
+        worker=worker,
+        rank=rank,
+        node=node,
+        exit_code=report.exit_code,
+        signal=report.signal,
+        oom=report.oom,
+        stderr_tail=report.stderr_tail,
+    )

@@ -1,0 +1,148 @@
+"""Work: something under way, with one outcome and two ways to wait for it.
+
+House rules: the outcome is set once, on any thread; callbacks run on the thread that sets it, or
+at once if it is there; nothing here is bound to an event loop, so that a test suite that makes a
+loop per test, and a script without one, use the same object. Cancelling a task that awaits a
+Work leaves the Work alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Generator
+from typing import Any, Generic, TypeVar
+
+from rlinf_actors.errors import CallTimeoutError
+
+T = TypeVar("T")
+
+
+class Work(Generic[T]):
+    """A one-shot outcome. Subclasses give it: `_outcome` returns the value or raises."""
+
+    _what = "this"
+
+    def __init__(self) -> None:
+        self._finished = False
+        self._lock = threading.Lock()
+        self._callbacks: list[Callable[[], object]] = []
+
+    def done(self) -> bool:
+        """Whether the outcome is there. Never blocks."""
+        return self._finished
+
+    def wait(self, timeout: float | None = None) -> T:
+        """Block until the outcome is there; return it or raise it.
+
+        Args:
+            timeout: seconds, None for no limit.
+
+        Raises:
+            CallTimeoutError: the time was up; the work goes on and can be waited for again.
+        """
+        if not self._finished:
+            self._before_blocking()
+            gate = threading.Lock()
+            gate.acquire()
+            self._on_done(gate.release)
+            if not gate.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
+                self._forget(gate.release)
+                raise CallTimeoutError(f"{self._what} was not done within {timeout:g} s; it goes on")
+        return self._outcome()
+
+    async def async_wait(self) -> T:
+        """As ``await``."""
+        return await self
+
+    def __await__(self) -> Generator[Any, None, T]:
+        if not self._finished:
+            loop = asyncio.get_running_loop()
+            future: asyncio.Future[None] = loop.create_future()
+
+            def wake() -> None:
+                if not future.done():
+                    future.set_result(None)
+
+            def notify() -> None:
+                try:
+                    loop.call_soon_threadsafe(wake)
+                except RuntimeError:
+                    if not loop.is_closed():  # a closed loop has nobody left who waits
+                        raise
+
+            self._on_done(notify)
+            try:
+                yield from future
+            finally:
+                self._forget(notify)
+        return self._outcome()
+
+    def _outcome(self) -> T:
+        raise NotImplementedError
+
+    def _before_blocking(self) -> None:
+        """Raise where blocking can never end."""
+
+    def _on_done(self, callback: Callable[[], object]) -> None:
+        """Call *callback* once the outcome is there; at once if it is."""
+        with self._lock:
+            if not self._finished:
+                self._callbacks.append(callback)
+                return
+        callback()
+
+    def _forget(self, callback: Callable[[], object]) -> None:
+        with self._lock:
+            if callback in self._callbacks:
+                self._callbacks.remove(callback)
+
+    def _finish(self) -> bool:
+        """Announce the outcome; False if it had been announced before."""
+        with self._lock:
+            if self._finished:
+                return False
+            self._finished = True
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
+        return True
+
+
+class Promise(Work[T]):
+    """A Work whose owner sets the outcome.
+
+    Args:
+        what: what it stands for, for messages of timeouts.
+    """
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self._what = what
+        self._value: T | None = None
+        self._error: BaseException | None = None
+
+    def resolve(self, value: T) -> bool:
+        """Set the value; False if there is an outcome already. Any thread."""
+        return self._set(value, None)
+
+    def reject(self, error: BaseException) -> bool:
+        """Set the error; False if there is an outcome already. Any thread."""
+        return self._set(None, error)
+
+    @property
+    def error(self) -> BaseException | None:
+        """The error, if that is the outcome."""
+        return self._error
+
+    def _set(self, value: T | None, error: BaseException | None) -> bool:
+        with self._lock:
+            if self._finished:
+                return False
+            self._value, self._error = value, error
+        return self._finish()
+
+    def _outcome(self) -> T:
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]

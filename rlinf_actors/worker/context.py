@@ -1,0 +1,75 @@
+"""What a worker process knows of itself; set once, before the user's class is constructed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rlinf_actors.model.address import WorkerAddress
+from rlinf_actors.model.hardware import AcceleratorType
+from rlinf_actors.worker.ports import HeldPorts
+
+if TYPE_CHECKING:
+    from rlinf_actors.runtime.process import Runtime
+    from rlinf_actors.wire.messages import WorkerSpec
+    from rlinf_actors.wire.spawn import WorkerPlace
+
+
+@dataclass
+class WorkerContext:
+    """One worker process.
+
+    Attributes:
+        address: its place in its group.
+        spec, place: what the agent started it with.
+        runtime: its connections.
+        environ: its environment as the agent made it; the ranks come from there.
+        ports: ports held for the user's code.
+        extras: what the owner sent along with the class (hardware_infos and the like).
+        tcp_port: the port it listens on, 0 with a unix socket only.
+        pid: of the process that is the worker; a fork of it has another.
+    """
+
+    address: WorkerAddress
+    spec: WorkerSpec
+    place: WorkerPlace
+    runtime: Runtime
+    environ: Mapping[str, str]
+    ports: HeldPorts
+    extras: dict[str, Any] = field(default_factory=dict)
+    tcp_port: int = 0
+    pid: int = field(default_factory=os.getpid)
+
+    def accelerator_type(self) -> AcceleratorType:
+        """The type of its accelerators; NO_ACCEL without."""
+        return AcceleratorType(self.environ.get("ACCELERATOR_TYPE") or "NO_ACCEL")
+
+
+_current: WorkerContext | None = None
+
+
+def install(context: WorkerContext) -> None:
+    """Make this process a worker. Once, by worker.main."""
+    global _current
+    _current = context
+
+
+def current() -> WorkerContext | None:
+    """The worker that this process is, None in a driver."""
+    return _current
+
+
+def make_logger(name: str) -> logging.Logger:
+    """The worker's logger: level INFO, to stderr, not through the root logger's handlers."""
+    logger = logging.getLogger(f"rlinf_actors.worker.{name}")
+    if not logger.handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("[%(levelname)s %(asctime)s %(filename)s:%(lineno)d] %(message)s"))
+        logger.addHandler(handler)
+        logger.propagate = False
+        logger.setLevel(os.environ.get("LOGLEVEL", "INFO").upper())
+    return logger

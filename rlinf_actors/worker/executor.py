@@ -1,0 +1,142 @@
+"""Where the user's methods run: never on the I/O thread.
+
+A class without ``async def`` runs its calls one at a time, in order, on the main thread (robot SDKs
+and CUDA expect it), or on k threads; a class with any runs everything on one event loop of the main
+thread, so its state needs no lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import inspect
+import queue
+import threading
+from typing import Any, Protocol
+
+from rlinf_actors.net.loop import new_event_loop
+from rlinf_actors.worker.invocation import Invocation
+
+
+class Executor(Protocol):
+    """Runs invocations until the process ends."""
+
+    def submit(self, invocation: Invocation) -> None:
+        """Take a call. I/O thread."""
+
+    def idle(self) -> bool:
+        """Whether nothing waits behind what is running: then an answer is worth sending at once."""
+
+    def serve(self, instance: Any) -> None:
+        """Run calls on the main thread, for ever."""
+
+
+def uses_event_loop(cls: type, base: type) -> bool:
+    """Whether the user's class, or a base of it below *base*, defines an ``async def``."""
+    for klass in cls.__mro__:
+        if klass is base or not issubclass(klass, base):
+            continue
+        for member in vars(klass).values():
+            function = inspect.unwrap(getattr(member, "__func__", member)) if callable(member) else member
+            if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+                return True
+    return False
+
+
+class SerialExecutor:
+    """One call at a time, in order of arrival, on the main thread."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Invocation] = queue.SimpleQueue()
+
+    def submit(self, invocation: Invocation) -> None:
+        self._queue.put(invocation)
+
+    def idle(self) -> bool:
+        return self._queue.empty()
+
+    def serve(self, instance: Any) -> None:
+        get = self._queue.get
+        while True:
+            get().run(instance)
+
+
+class ThreadsExecutor(SerialExecutor):
+    """Up to *threads* calls at a time, on as many threads; they start in order of arrival."""
+
+    def __init__(self, threads: int) -> None:
+        super().__init__()
+        self._threads = threads
+
+    def serve(self, instance: Any) -> None:
+        for n in range(self._threads - 1):
+            name = f"worker-call-{n + 1}"
+            threading.Thread(target=super().serve, args=(instance,), name=name, daemon=True).start()
+        super().serve(instance)
+
+
+class LoopExecutor:
+    """Everything on one event loop of the main thread; calls start in order and overlap where they await.
+
+    Args:
+        limit: how many coroutines may be under way at a time, 0 for any number.
+    """
+
+    def __init__(self, limit: int = 0) -> None:
+        self._queue: collections.deque[Invocation] = collections.deque()
+        self._loop = new_event_loop()
+        self._due = threading.Lock()
+        self._limit = limit
+        self._running: set[asyncio.Task[None]] = set()
+        self._instance: Any = None
+
+    def submit(self, invocation: Invocation) -> None:
+        self._queue.append(invocation)
+        if self._due.acquire(blocking=False):  # one wake-up for all that arrive before it is served
+            self._loop.call_soon_threadsafe(self._pump)
+
+    def idle(self) -> bool:
+        return not self._queue
+
+    def serve(self, instance: Any) -> None:
+        self._instance = instance
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    def construct(self, make: Any) -> Any:
+        """Run a plain function with the loop running, so that a constructor may make tasks and futures."""
+
+        async def call() -> Any:
+            return make()
+
+        asyncio.set_event_loop(self._loop)
+        return self._loop.run_until_complete(call())
+
+    def _pump(self) -> None:
+        self._due.release()
+        while self._queue and not (self._limit and len(self._running) >= self._limit):
+            invocation = self._queue.popleft()
+            if invocation.cancelled:
+                continue
+            if self._is_plain(invocation):
+                invocation.run(self._instance)
+                continue
+            task = self._loop.create_task(invocation.run_async(self._instance), name=invocation.method)
+            self._running.add(task)
+            invocation.stop = lambda task=task: self._loop.call_soon_threadsafe(task.cancel)  # type: ignore[misc]
+            if invocation.cancelled:  # between the look above and here
+                task.cancel()
+            task.add_done_callback(self._ended)
+
+    def _is_plain(self, invocation: Invocation) -> bool:
+        if invocation.window:
+            return False
+        function = inspect.unwrap(getattr(type(self._instance), invocation.method, None) or (lambda: None))
+        return not (inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function))
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            raise task.exception()  # type: ignore[misc]  # a bug of ours: run_async answers for everything else
+        if self._limit and self._queue and self._due.acquire(blocking=False):
+            self._loop.call_soon(self._pump)

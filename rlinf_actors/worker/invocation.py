@@ -1,0 +1,148 @@
+"""One call in a worker: its arguments, its limits, and its one answer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rlinf_actors.errors import SerializationError, UsageError
+from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.wire import failure, frames, payload
+
+Reply = Callable[["Invocation", frames.AnyFrame, Sequence[Buffer]], None]
+
+
+class CallExpiredError(Exception):
+    """The caller's time was over before the call began."""
+
+
+class Invocation:
+    """A call or a stream that a peer asked for.
+
+    `cancelled` is set on the I/O thread and read by the executor before it starts; `stop` is set by
+    an executor that can interrupt what runs.
+    """
+
+    __slots__ = ("_credit", "_reply", "_wake", "cancelled", "deadline", "id", "method", "parts", "peer", "stop", "window")
+
+    def __init__(
+        self, peer: bytes, call: int, method: str, parts: list[Buffer], reply: Reply, deadline_s: float, window: int
+    ) -> None:
+        self.peer = peer
+        self.id = call
+        self.method = method
+        self.parts: Sequence[Buffer] = parts
+        self.deadline = time.monotonic() + deadline_s if deadline_s else 0.0
+        self.window = window
+        self.cancelled = False
+        self.stop: Callable[[], object] | None = None
+        self._reply = reply
+        self._credit = window
+        self._wake: Callable[[], object] | None = None
+
+    # --- I/O thread ---
+
+    def cancel(self) -> None:
+        """The caller gave up."""
+        self.cancelled = True
+        if self.stop is not None:
+            self.stop()
+
+    def credit(self, n: int) -> None:
+        """The caller took *n* items."""
+        self._credit += n
+        if self._wake is not None:
+            self._wake()
+
+    # --- executor ---
+
+    def bind(self, instance: Any) -> tuple[Callable[..., Any], Sequence[Any], dict[str, Any]]:
+        """The method and its unpickled arguments.
+
+        Raises:
+            CallExpiredError: the deadline has passed.
+            UsageError: there is no such method, or it is private.
+            Exception: what unpickling raises.
+        """
+        if self.deadline and time.monotonic() > self.deadline:
+            raise CallExpiredError(f"{self.method}() was not started: the caller's time was over before its turn came")
+        if self.method.startswith("_") and self.method != "_close":
+            raise UsageError(f"{self.method}() is private and cannot be called from outside")
+        method = getattr(instance, self.method, None)
+        if not callable(method):
+            raise UsageError(f"{type(instance).__name__} has no method {self.method}()")
+        args, kwargs = payload.decode_call(self.parts)
+        self.parts = ()
+        return method, args, kwargs
+
+    def succeed(self, value: Any, seconds: float) -> None:
+        """Answer with a result; one that does not pickle is the call's error."""
+        try:
+            parts = payload.encode(value, f"the result of {self.method}()")
+        except SerializationError as error:
+            self.fail(error)
+            return
+        self._reply(self, frames.Ok(self.id, seconds), parts)
+
+    def fail(self, error: BaseException) -> None:
+        """Answer with an error."""
+        if isinstance(error, CallExpiredError):
+            self._reply(self, frames.Raised(self.id, "expired", "TimeoutError", str(error)), ())
+        elif isinstance(error, UsageError) and error.__traceback__ is None:
+            self._reply(self, frames.Raised(self.id, "usage", "UsageError", str(error)), ())
+        else:
+            self._reply(self, *failure.encode(self.id, error))
+
+    def run(self, instance: Any) -> None:
+        """Run a plain method on this thread and answer."""
+        if self.cancelled:
+            return
+        start = time.perf_counter()
+        try:
+            method, args, kwargs = self.bind(instance)
+            start = time.perf_counter()
+            value = method(*args, **kwargs)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the caller is told; the worker lives on
+            self.fail(error)
+            return
+        self.succeed(value, time.perf_counter() - start)
+
+    async def run_async(self, instance: Any) -> None:
+        """Run a method of any kind on this event loop and answer."""
+        start = time.perf_counter()
+        try:
+            method, args, kwargs = self.bind(instance)
+            value = method(*args, **kwargs)
+            if self.window:
+                await self._stream(value)
+                self._reply(self, frames.Ok(self.id, time.perf_counter() - start), ())
+                return
+            if hasattr(value, "__await__"):
+                value = await value
+        except BaseException as error:
+            self.fail(error)
+            if isinstance(error, asyncio.CancelledError) and self.cancelled:
+                return
+            if isinstance(error, (asyncio.CancelledError, GeneratorExit)):
+                raise
+            return
+        self.succeed(value, time.perf_counter() - start)
+
+    async def _stream(self, items: Any) -> None:
+        if not hasattr(items, "__aiter__"):
+            raise UsageError(f"{self.method}() does not stream: it is not an async generator")
+        loop, room = asyncio.get_running_loop(), asyncio.Event()
+        self._wake = lambda: loop.call_soon_threadsafe(room.set)
+        try:
+            async for item in items:
+                while self._credit <= 0:
+                    room.clear()
+                    if self._credit <= 0:  # credit came between the look and the clear
+                        await room.wait()
+                self._credit -= 1
+                self._reply(self, frames.Item(self.id), payload.encode(item, f"an item of {self.method}()"))
+        finally:
+            self._wake = None
+            await items.aclose()

@@ -1,0 +1,197 @@
+"""A worker process, from the fork to its end: `run_worker` is where the template's child goes.
+
+Two threads: the I/O thread (connections, heartbeats, the socket to the template) and the main
+thread, which belongs to the user's code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import importlib
+import os
+import socket
+import sys
+import traceback
+from typing import Any
+
+from rlinf_actors.cluster.attach import WorkerJob, set_worker_job
+from rlinf_actors.errors import ProtocolMismatchError, WorkerStartError
+from rlinf_actors.model.address import WorkerAddress
+from rlinf_actors.net.security import Security
+from rlinf_actors.runtime.process import Runtime
+from rlinf_actors.settings import EXT_MODULE
+from rlinf_actors.wire import failure, frames, payload, spawn
+from rlinf_actors.wire.messages import Endpoint, WorkerSpec
+from rlinf_actors.worker import context as worker_context
+from rlinf_actors.worker.executor import (
+    Executor,
+    LoopExecutor,
+    SerialExecutor,
+    ThreadsExecutor,
+    uses_event_loop,
+)
+from rlinf_actors.worker.ports import HeldPorts
+from rlinf_actors.worker.server import Creation, WorkerServer
+from rlinf_actors.worker.worker import Worker
+
+SWITCH_INTERVAL_S = 0.0002
+"""The I/O thread answers in 0.5 ms while the user's thread spins in Python (5 ms at the default of
+0.005); it costs the user's code 4 %."""
+
+
+def run_worker(spec: WorkerSpec, place: spawn.WorkerPlace, control_fd: int) -> None:
+    """Be the worker that *spec* describes. Never returns: the process ends here.
+
+    Args:
+        spec: which worker of which group.
+        place: where it runs.
+        control_fd: a SOCK_SEQPACKET socket to the template; its end of file is our end.
+    """
+    control = socket.socket(fileno=control_fd)
+    try:
+        context, server = _start(spec, place, control)
+        _serve(context, server)
+    except BaseException:  # noqa: BLE001 - nobody is above us; stderr's tail is in the exit report
+        traceback.print_exc()
+    finally:
+        _exit(1)
+
+
+def _start(
+    spec: WorkerSpec, place: spawn.WorkerPlace, control: socket.socket
+) -> tuple[worker_context.WorkerContext, WorkerServer]:
+    """Bring the runtime up and say so; nothing of the user's has run yet."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    security = Security(insecure_test_network=bool(place.listen_ip))
+    runtime = Runtime(
+        "worker",
+        spec.namespace,
+        worker_id=spec.id,
+        token=spec.token,
+        security=security,
+        on_lost=lambda reason: None,  # the agent's business: it ends us through the template
+    )
+    name = f"{spec.group}:{spec.rank}"
+
+    async def listen() -> tuple[WorkerServer, Endpoint]:
+        server = WorkerServer(runtime.network, spec.id, name, spec.token)
+        ipc = server.bind(f"ipc://{place.run_dir}/w/{spec.id}")
+        tcp = server.bind(f"tcp://{place.listen_ip}:0") if place.listen_ip else ""
+        asyncio.get_running_loop().add_reader(control.fileno(), _template_ended, control)
+        return server, Endpoint(place.host, ipc, tcp)
+
+    server, endpoint = runtime.io.submit(listen()).result()
+    ports = HeldPorts()
+    master_port = ports.hold(place.node_ip) if spec.rank == 0 else 0
+    context = worker_context.WorkerContext(
+        address=WorkerAddress(spec.group, spec.rank),
+        spec=spec,
+        place=place,
+        runtime=runtime,
+        environ=dict(os.environ),
+        ports=ports,
+    )
+    worker_context.install(context)
+    set_worker_job(WorkerJob(runtime, place.head, lambda: context.extras))
+    context.tcp_port = int(endpoint.tcp.rpartition(":")[2]) if endpoint.tcp else 0
+    control.send(spawn.encode(spawn.Up(spec.id, endpoint, context.tcp_port, master_port)))
+    return context, server
+
+
+def _serve(context: worker_context.WorkerContext, server: WorkerServer) -> None:
+    """Construct the class and run its calls. Main thread, to the end of the process."""
+    creation = server.creations.get()
+    try:
+        executor, instance = _construct(context, creation)
+    except BaseException as error:  # noqa: BLE001 - the owner is told, and ends us
+        kind = "start" if isinstance(error, WorkerStartError) else "raised"
+        server.refuse(error)
+        server.answer(creation.peer, *failure.encode(creation.frame.id, error, kind))
+        server.creations.get()  # for ever: the owner stops the group, its end ends us
+        return
+    if isinstance(executor, SerialExecutor) and not isinstance(executor, ThreadsExecutor):
+        import threading
+
+        context.runtime.serving_thread = threading.get_ident()
+    server.open(executor)
+    server.answer(creation.peer, frames.Ok(creation.frame.id))
+    executor.serve(instance)
+
+
+def _construct(context: worker_context.WorkerContext, creation: Creation) -> tuple[Executor, Any]:
+    """Import the class and call it with the owner's arguments.
+
+    Raises:
+        WorkerStartError: the class or its arguments cannot be imported here; says what to do.
+        BaseException: whatever the user's constructor raises.
+    """
+    os.environ.update(creation.frame.env)
+    where = f"{sys.executable} on {context.place.node}"
+    extension = os.environ.get(EXT_MODULE)
+    if extension:
+        from rlinf_actors.hardware.registry import load_extension
+
+        load_extension(extension)
+    cls = _import_class(creation.frame.cls, where) if creation.frame.cls else None
+    try:
+        given, args, kwargs, extras = payload.decode(creation.parts)
+    except ProtocolMismatchError as error:
+        raise WorkerStartError(str(error)) from None
+    except (ImportError, AttributeError) as error:
+        raise WorkerStartError(
+            f"the worker class or its arguments need something that {where} does not have: {error}. "
+            f"Install it there, or name an interpreter that has it (env_configs: python_interpreter_path)"
+        ) from error
+    cls = cls or given
+    if not (isinstance(cls, type) and issubclass(cls, Worker)):
+        raise WorkerStartError(f"{cls!r} is not a subclass of rlinf_actors.Worker")
+    context.extras.update(extras)
+    gc.enable()
+    threads = creation.frame.max_concurrency
+    if uses_event_loop(cls, Worker):
+        loop_executor = LoopExecutor(threads)
+        return loop_executor, loop_executor.construct(lambda: cls(*args, **kwargs))
+    executor = ThreadsExecutor(threads) if threads > 1 else SerialExecutor()
+    return executor, cls(*args, **kwargs)
+
+
+def _import_class(reference: str, where: str) -> Any:
+    module, _, qualname = reference.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for name in qualname.split("."):
+            found = getattr(found, name)
+    except ModuleNotFoundError as error:
+        raise WorkerStartError(
+            f"{reference} cannot be imported by {where}: {error}. Its sys.path is {sys.path}. Put the module on PYTHONPATH "
+            f"there (env_configs: env_vars), install it, or define the class in the launching script, which sends it along"
+        ) from error
+    except AttributeError as error:
+        raise WorkerStartError(
+            f"{reference} cannot be imported by {where}: {error}. Another version of {module} is installed there: "
+            f"{getattr(sys.modules.get(module), '__file__', 'unknown file')}"
+        ) from error
+    return found
+
+
+def _template_ended(control: socket.socket) -> None:
+    """The template closes its end of the socket when we are to end, and when it dies. I/O thread."""
+    try:
+        ended = not control.recv(1)
+    except BlockingIOError:
+        return
+    except OSError:
+        ended = True
+    if ended:
+        _exit(143)
+
+
+def _exit(code: int) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):
+            continue  # the reader is gone
+    os._exit(code)

@@ -1,0 +1,144 @@
+"""The worker's listening side: who may talk to it, and their calls on the way to the executor.
+
+I/O thread, unless a method says otherwise.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlinf_actors import version
+from rlinf_actors.errors import RemoteWireError
+from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.net.link import Network
+from rlinf_actors.wire import frames
+from rlinf_actors.wire.messages import PROTOCOL
+from rlinf_actors.worker.executor import Executor
+from rlinf_actors.worker.invocation import Invocation
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Creation:
+    """A Create that arrived, for the main thread."""
+
+    peer: bytes
+    frame: frames.Create
+    parts: list[Buffer]
+
+
+class WorkerServer:
+    """Accepts links of members of the job and takes their calls.
+
+    Args:
+        network: to listen with.
+        worker_id: this worker's id; a Join for another one came to a recycled address.
+        name: for messages.
+        token: of the job.
+    """
+
+    def __init__(self, network: Network, worker_id: str, name: str, token: str) -> None:
+        self._listener = network.listener(self._received)
+        self._worker_id = worker_id
+        self._name = name
+        self._token = token
+        self._members: set[bytes] = set()
+        self._calls: dict[tuple[bytes, int], Invocation] = {}
+        self._executor: Executor | None = None
+        self._held: list[Invocation] = []
+        self._failure: BaseException | None = None
+        self._lock = threading.Lock()
+        self.creations: queue.SimpleQueue[Creation] = queue.SimpleQueue()
+
+    def bind(self, endpoint: str) -> str:
+        """Listen; returns the endpoint with the actual port."""
+        return self._listener.bind(endpoint)
+
+    def open(self, executor: Executor) -> None:
+        """The class is constructed: let the calls through, those that waited first. Main thread."""
+        with self._lock:
+            for invocation in self._held:
+                executor.submit(invocation)
+            self._held.clear()
+            self._executor = executor
+
+    def refuse(self, error: BaseException) -> None:
+        """The class could not be constructed: every call fails with that. Main thread."""
+        with self._lock:
+            self._failure = error
+            held, self._held = self._held, []
+        for invocation in held:
+            invocation.fail(error)
+
+    def answer(self, peer: bytes, frame: frames.AnyFrame, parts: Sequence[Buffer] = ()) -> None:
+        """Send an answer that belongs to no invocation. Any thread."""
+        self._listener.send(peer, frames.encode(frame), parts, now=True)
+
+    def _reply(self, invocation: Invocation, frame: frames.AnyFrame, parts: Sequence[Buffer]) -> None:
+        """An invocation's answer. Executor's thread."""
+        if type(frame) is not frames.Item:
+            self._calls.pop((invocation.peer, invocation.id), None)
+        now = self._executor is None or self._executor.idle()
+        self._listener.send(invocation.peer, frames.encode(frame), parts, now=now)
+
+    def _received(self, peer: bytes, header: bytes, parts: list[Buffer]) -> None:
+        try:
+            frame = frames.decode(header)
+        except RemoteWireError as error:
+            log.warning("dropped a message from %r: %s", peer, error)
+            return
+        if peer not in self._members:
+            self._join(peer, frame)
+        elif type(frame) is frames.Call:
+            self._take(Invocation(peer, frame.id, frame.method, parts, self._reply, frame.deadline_s, 0))
+        elif type(frame) is frames.Stream:
+            self._take(Invocation(peer, frame.id, frame.method, parts, self._reply, 0.0, max(1, frame.window)))
+        elif type(frame) is frames.Cancel:
+            invocation = self._calls.pop((peer, frame.id), None)
+            if invocation is not None:
+                invocation.cancel()
+        elif type(frame) is frames.Credit:
+            invocation = self._calls.get((peer, frame.id))
+            if invocation is not None:
+                invocation.credit(frame.n)
+        elif type(frame) is frames.Create:
+            self.creations.put(Creation(peer, frame, parts))
+        else:
+            log.warning("dropped a %s from %r", type(frame).__name__, peer)
+
+    def _take(self, invocation: Invocation) -> None:
+        self._calls[(invocation.peer, invocation.id)] = invocation
+        executor = self._executor
+        if executor is None:
+            with self._lock:
+                if self._executor is None and self._failure is None:
+                    self._held.append(invocation)
+                    return
+            if self._failure is not None:
+                invocation.fail(self._failure)
+                return
+            executor = self._executor
+            assert executor is not None
+        executor.submit(invocation)
+
+    def _join(self, peer: bytes, frame: frames.AnyFrame) -> None:
+        if not isinstance(frame, frames.Join):
+            log.warning("dropped a %s from %r, which has not joined", type(frame).__name__, peer)
+        elif frame.protocol != PROTOCOL:
+            text = (
+                f"protocol {frame.protocol} (rlinf-actors {frame.version}) does not match protocol {PROTOCOL} "
+                f"(rlinf-actors {version.VERSION}) of {self._name}: install the same version on both"
+            )
+            self.answer(peer, frames.Rejected("protocol", text))
+        elif frame.token != self._token:
+            log.warning("refused %r: it is not a member of this job", peer)
+            self.answer(peer, frames.Rejected("authentication", f"{frame.name} is not a member of the job of {self._name}"))
+        elif frame.worker_id != self._worker_id:
+            self.answer(peer, frames.Rejected("authentication", f"{frame.name} looked for another worker at this address"))
+        else:
+            self._members.add(peer)

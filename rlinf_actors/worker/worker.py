@@ -1,0 +1,280 @@
+"""Worker: the class that users subclass."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from rlinf_actors.errors import UsageError
+from rlinf_actors.group.group import GroupLauncher
+from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE
+from rlinf_actors.model.address import WorkerAddress
+from rlinf_actors.model.hardware import AcceleratorType, HardwareInfo
+from rlinf_actors.model.worker import WorkerInfo
+from rlinf_actors.worker import context as worker_context
+from rlinf_actors.worker.manager import ManagerProxy
+from rlinf_actors.worker.ports import HeldPorts
+from rlinf_actors.worker.timers import Timers, timed
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+T = TypeVar("T")
+
+
+class _ClassValue(Generic[T]):
+    """An attribute of the class that is worked out when it is read, on the class or on an instance."""
+
+    def __init__(self, read: Callable[[], T]) -> None:
+        self._read = read
+
+    def __get__(self, instance: object, owner: type | None = None) -> T:
+        return self._read()
+
+
+def _accelerator_type() -> AcceleratorType:
+    context = worker_context.current()
+    return context.accelerator_type() if context else AcceleratorType.NO_ACCEL
+
+
+def _torch_device_type() -> str:
+    return ACCELERATOR_TABLE[_accelerator_type()].torch_device_type
+
+
+def _torch_platform() -> Any:
+    import torch
+
+    return getattr(torch, _torch_device_type())
+
+
+class Worker:
+    """Base of all worker classes. One instance runs in each process of a group.
+
+    A class without ``async def`` runs its calls one at a time on the process's main thread; with
+    any, everything runs on one event loop of that thread. Heartbeats and messages never wait for it.
+
+    The attributes below are set before ``__init__`` runs, whether or not it calls ``super().__init__()``.
+
+    Attributes:
+        torch_platform: torch's module of the accelerator (``torch.cuda``), ``torch.cpu`` without.
+        torch_device_type: ``"cuda"``, ``"npu"``, …, ``"cpu"`` without.
+        accelerator_type: of this process's accelerators.
+        current_worker: the instance in this process, None in a driver.
+    """
+
+    torch_platform: ClassVar[Any] = _ClassValue(_torch_platform)
+    torch_device_type: ClassVar[str] = _ClassValue(_torch_device_type)  # type: ignore[assignment]
+    accelerator_type: ClassVar[AcceleratorType] = _ClassValue(_accelerator_type)  # type: ignore[assignment]
+    current_worker: ClassVar[Worker | None] = None
+    timer = staticmethod(timed)
+
+    _worker_address: WorkerAddress
+    _rank: int
+    _world_size: int
+    _logger: logging.Logger
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Set the attributes of the process's context. Raises UsageError (a RuntimeError) outside a worker."""
+        context = worker_context.current()
+        parent = kwargs.get("parent_address")
+        if context is None and parent is None:
+            raise UsageError(
+                f"{cls.__name__} cannot be constructed directly: it runs in processes of its own. "
+                f"Use {cls.__name__}.create_group(...).launch(cluster)"
+            )
+        self = super().__new__(cls)
+        if parent is not None:
+            rank, size = int(kwargs.get("rank", 0)), int(kwargs.get("world_size", 1))
+            self._set_up(context, parent.get_child_address(rank), size)
+        else:
+            assert context is not None
+            self._set_up(context, context.address, context.spec.world_size)
+        if parent is None or Worker.current_worker is None or os.getpid() != context_pid():
+            Worker.current_worker = self
+        return self
+
+    def __init__(
+        self, parent_address: WorkerAddress | None = None, world_size: int | None = None, rank: int | None = None
+    ) -> None:
+        """Nothing is needed here in a group.
+
+        Args:
+            parent_address: in a child process that a worker forked: the worker's address; the child
+                then has the address ``group:parent_rank:rank``.
+            world_size: number of the children.
+            rank: of this child among them.
+        """
+
+    def _set_up(self, context: worker_context.WorkerContext | None, address: WorkerAddress, world_size: int) -> None:
+        environ: Any = context.environ if context else os.environ
+
+        def number(name: str, default: int) -> int:
+            text = environ.get(name, "")
+            return int(text) if text.lstrip("-").isdigit() else default
+
+        self._worker_address = address
+        self._rank = address.rank
+        self._world_size = world_size
+        self._group_name = address.root_group_name
+        self._worker_name = address.get_name()
+        self._cluster_node_rank = number("CLUSTER_NODE_RANK", 0)
+        self._node_local_rank = number("NODE_LOCAL_RANK", 0)
+        self._node_local_world_size = number("NODE_LOCAL_WORLD_SIZE", 1)
+        self._local_rank = number("LOCAL_RANK", 0)
+        self._local_world_size = number("LOCAL_WORLD_SIZE", 1)
+        self._local_accelerator_rank = number("LOCAL_ACCELERATOR_RANK", -1)
+        self._accelerator_type = AcceleratorType(environ.get("ACCELERATOR_TYPE") or "NO_ACCEL")
+        self._accelerator_model = environ.get("ACCELERATOR_MODEL", "")
+        ranks = environ.get("LOCAL_HARDWARE_RANKS", "")
+        self._local_hardware_ranks = [int(rank) for rank in ranks.split(",") if rank.strip()]
+        self._logger = worker_context.make_logger(self._worker_name)
+        self._timers = Timers()
+        self._context = context
+        self._own_ports = context.ports if context else HeldPorts()
+
+    # --- launching ---
+
+    @classmethod
+    def create_group(cls, *args: Any, **kwargs: Any) -> GroupLauncher[Self]:
+        """A group of this class that is not running yet: call ``launch`` on it.
+
+        Args:
+            *args, **kwargs: of the class's constructor, the same for every rank.
+
+        Raises:
+            UsageError: the class has a public method whose name the group itself needs.
+        """
+        return GroupLauncher(cls, Worker, args, kwargs)
+
+    # --- who am I ---
+
+    @property
+    def worker_address(self) -> WorkerAddress:
+        """This worker's address, ``group:rank``."""
+        return self._worker_address
+
+    @property
+    def worker_info(self) -> WorkerInfo:
+        """What others may know of this worker."""
+        context = self._context
+        return WorkerInfo(
+            address=self._worker_address,
+            rank=self._rank,
+            group_world_size=self._world_size,
+            cluster_node_rank=self._cluster_node_rank,
+            accelerator_type=self._accelerator_type,
+            accelerator_model=self._accelerator_model,
+            accelerator_rank=self._local_accelerator_rank,
+            node_ip=context.place.node_ip if context else "",
+            node_port=context.tcp_port if context else 0,
+            available_accelerators=[d for d in os.environ.get("VISIBLE_DEVICES", "").split(",") if d],
+            hardware_infos=self.hardware_infos,
+        )
+
+    @property
+    def has_accelerator(self) -> bool:
+        """Whether this worker was placed on an accelerator."""
+        return self._accelerator_type is not AcceleratorType.NO_ACCEL
+
+    @property
+    def hardware_type(self) -> str:
+        """The type of what this worker was placed on: an accelerator type, a robot's type, or NO_ACCEL."""
+        infos = self.hardware_infos
+        return infos[0].type if infos else self._accelerator_type.value
+
+    @property
+    def hardware_infos(self) -> list[HardwareInfo]:
+        """The robots or other configured hardware this worker was placed on."""
+        return list(self._context.extras.get("hardware_infos", {}).get(self._rank, [])) if self._context else []
+
+    @property
+    def manager_proxy(self) -> ManagerProxy:
+        """Looks up other workers of the job."""
+        return ManagerProxy(self._connected("manager_proxy"))
+
+    def get_name(self) -> str:
+        """This worker's name, ``group:rank``."""
+        return self._worker_name
+
+    def get_parent_rank(self) -> int:
+        """Rank of the worker that made this child process. Raises ValueError in a worker of a group."""
+        return self._worker_address.get_parent_rank()
+
+    def check_worker_alive(self, name: str) -> bool:
+        """Whether the worker called *name* (``group:rank``) is running. One round trip to the head."""
+        return ManagerProxy(self._connected("check_worker_alive()")).is_alive(name)
+
+    def acquire_free_port(self) -> int:
+        """A TCP port on this node that nothing else is given as long as this worker lives.
+
+        It is held bound, not listening, with SO_REUSEADDR, so a listener that sets that option
+        (torch's TCPStore does) may take it. An explicit bind of the number by another program is let in too.
+        """
+        return self._own_ports.hold(self._context.place.node_ip if self._context else "127.0.0.1")
+
+    def _connected(self, what: str) -> worker_context.WorkerContext:
+        if self._context is None:
+            raise UsageError(f"{what} needs a worker of a group; {self._worker_name} is a child process of one")
+        return self._context
+
+    # --- logging ---
+
+    def log_debug(self, message: object) -> None:
+        """Log at DEBUG."""
+        self._logger.debug("%s", message, stacklevel=2)
+
+    def log_info(self, message: object) -> None:
+        """Log at INFO."""
+        self._logger.info("%s", message, stacklevel=2)
+
+    def log_warning(self, message: object) -> None:
+        """Log at WARNING."""
+        self._logger.warning("%s", message, stacklevel=2)
+
+    def log_error(self, message: object) -> None:
+        """Log at ERROR."""
+        self._logger.error("%s", message, stacklevel=2)
+
+    def log_on_first_rank(self, message: object) -> None:
+        """Log at INFO in rank 0 only."""
+        if self._rank == 0:
+            self._logger.info("%s", message, stacklevel=2)
+
+    def log_on_last_rank(self, message: object) -> None:
+        """Log at INFO in the last rank only."""
+        if self._rank == self._world_size - 1:
+            self._logger.info("%s", message, stacklevel=2)
+
+    # --- timers ---
+
+    def worker_timer(self, tag: str | None = None) -> AbstractContextManager[None]:
+        """Record how long a ``with`` block takes, in seconds.
+
+        Args:
+            tag: the name it is kept under; the calling method's name by default.
+        """
+        if tag is None:
+            frame = inspect.currentframe()
+            assert frame is not None and frame.f_back is not None
+            tag = frame.f_back.f_code.co_name
+        return self._timers.measure(tag)
+
+    def pop_execution_time(self, tag: str) -> float:
+        """Seconds recorded under *tag* since it was last popped. Raises ValueError if there are none."""
+        return self._timers.pop(tag)
+
+    def pop_execution_times(self) -> dict[str, float]:
+        """All recorded seconds by tag; they are forgotten."""
+        return self._timers.pop_all()
+
+
+def context_pid() -> int:
+    """Process id of the worker this process is or was forked from, 0 in a driver."""
+    context = worker_context.current()
+    return context.pid if context else 0
+
+
