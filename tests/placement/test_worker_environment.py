@@ -1,0 +1,150 @@
+"""What a worker finds in its environment because of where it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE, VISIBILITY_VARIABLES
+from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType, HardwareResource
+from rlinf_actors.model.node import NodeEnvConfig, NodeGroupInfo, NodeInfo
+from rlinf_actors.placement.environment import GroupLayout, worker_environment
+from rlinf_actors.placement.resolver import ResourceTable, place, place_on_nodes
+
+
+def node(rank: int, kind: str = "NV_GPU", count: int = 2, **more: Any) -> NodeInfo:
+    infos = [AcceleratorInfo(kind, "M", index=index) for index in range(count)]
+    return NodeInfo(node_rank=rank, hardware_resources=[HardwareResource(kind, infos)], **more)
+
+
+def environments(
+    group: NodeGroupInfo, assignment: list[list[int]], isolate: bool = True, **more: Any
+) -> list[dict[str, str]]:
+    placements = place(assignment, ResourceTable([group]), isolate)
+    layout = GroupLayout.of(placements)
+    nodes = {info.node_rank: info for info in group.nodes}
+    return [
+        worker_environment("g", placement, layout, nodes[placement.cluster_node_rank], group, "job", **more)
+        for placement in placements
+    ]
+
+
+def test_everything_an_isolated_worker_gets() -> None:
+    group = NodeGroupInfo(label="a", nodes=[node(3), node(5)], env_configs=[NodeEnvConfig((5,), env_vars={"X": "1"})])
+    found = environments(group, [[1], [2], [3]])
+    assert found[2] == {
+        "X": "1",
+        "GROUP_NAME": "g",
+        "WORKER_NAME": "g:2",
+        "WORLD_SIZE": "3",
+        "RANK": "2",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "NODE_RANK": "1",
+        "CLUSTER_NODE_RANK": "5",
+        "NODE_LOCAL_RANK": "1",
+        "NODE_LOCAL_WORLD_SIZE": "2",
+        "LOCAL_ACCELERATOR_RANK": "1",
+        "VISIBLE_DEVICES": "1",
+        "ACCELERATOR_TYPE": "NV_GPU",
+        "ACCELERATOR_MODEL": "M",
+        "ISOLATE_ACCELERATOR": "1",
+        "LOCAL_HARDWARE_RANKS": "1",
+        "CUDA_VISIBLE_DEVICES": "1",
+        "NODE_GROUP_LABEL": "a",
+        "CLUSTER_NAMESPACE": "job",
+    }
+    assert "X" not in found[0]
+
+
+def test_placements_may_be_given_instead_of_the_layout() -> None:
+    group = NodeGroupInfo(label="a", nodes=[node(0)])
+    placements = place([[0], [1]], ResourceTable([group]))
+    assert worker_environment("g", placements[1], placements, group.nodes[0], group, "job")["NODE_LOCAL_RANK"] == "1"
+
+
+def test_not_isolated() -> None:
+    found = environments(NodeGroupInfo(label="a", nodes=[node(0)]), [[1], [0]], isolate=False)
+    assert [entry["LOCAL_RANK"] for entry in found] == ["1", "0"]
+    assert [entry["LOCAL_WORLD_SIZE"] for entry in found] == ["2", "2"]
+    assert {entry["CUDA_VISIBLE_DEVICES"] for entry in found} == {"0,1"}
+    assert {entry["ISOLATE_ACCELERATOR"] for entry in found} == {"0"}
+
+
+def test_a_worker_without_accelerator() -> None:
+    found = environments(NodeGroupInfo(label="a", nodes=[NodeInfo()]), [[0], [0]])
+    assert [(entry["LOCAL_RANK"], entry["NODE_LOCAL_RANK"], entry["LOCAL_WORLD_SIZE"]) for entry in found] == [
+        ("0", "0", "2"),
+        ("1", "1", "2"),
+    ]
+    assert found[0]["LOCAL_ACCELERATOR_RANK"] == "-1"
+    assert found[0]["ACCELERATOR_TYPE"] == "NO_ACCEL"
+    assert found[0]["ACCELERATOR_MODEL"] == found[0]["VISIBLE_DEVICES"] == found[0]["LOCAL_HARDWARE_RANKS"] == ""
+    assert not {"CUDA_VISIBLE_DEVICES", ""} & found[0].keys()
+
+
+def test_ignored_hardware_is_hidden() -> None:
+    found = environments(NodeGroupInfo(label="a", nodes=[node(0)], ignore_hardware=True), [[0]])
+    assert (found[0]["CUDA_VISIBLE_DEVICES"], found[0]["ACCELERATOR_TYPE"]) == ("", "NO_ACCEL")
+
+
+def test_node_workers_see_all() -> None:
+    info = node(0)
+    group = NodeGroupInfo(label="node", nodes=[info])
+    placements = place_on_nodes([info, info], "node")
+    found = worker_environment("g", placements[1], placements, info, group, "job")
+    assert (found["CUDA_VISIBLE_DEVICES"], found["LOCAL_RANK"], found["ACCELERATOR_TYPE"]) == ("0,1", "1", "NV_GPU")
+
+
+@pytest.mark.parametrize(
+    ("kind", "variable", "value", "hidden", "nic"),
+    [
+        ("NV_GPU", "CUDA_VISIBLE_DEVICES", "1", "", "NCCL_SOCKET_IFNAME"),
+        ("AMD_GPU", "HIP_VISIBLE_DEVICES", "1", "", "NCCL_SOCKET_IFNAME"),
+        ("INTEL_GPU", "ONEAPI_DEVICE_SELECTOR", "level_zero:1", "!*:gpu", "CCL_MNIC_NAME"),
+        ("NPU", "ASCEND_RT_VISIBLE_DEVICES", "1", "", "HCCL_SOCKET_IFNAME"),
+        ("MUSA_GPU", "MUSA_VISIBLE_DEVICES", "1", "", "MCCL_SOCKET_IFNAME"),
+        ("KUNLUN_XPU", "CUDA_VISIBLE_DEVICES", "1", "", "BKCL_SOCKET_IFNAME"),
+    ],
+)
+def test_vendors(kind: str, variable: str, value: str, hidden: str, nic: str) -> None:
+    nodes = [node(0, kind)]
+    found = environments(NodeGroupInfo(label="a", nodes=nodes), [[1]], comm_net_devices="eth3")[0]
+    assert found[variable] == value
+    assert (found["GLOO_SOCKET_IFNAME"], found[nic]) == ("eth3", "eth3")
+    blind = environments(NodeGroupInfo(label="a", nodes=nodes, ignore_hardware=True), [[0]])[0]
+    assert blind[variable] == hidden
+    assert ACCELERATOR_TABLE[AcceleratorType(kind)].ccl in {"nccl", "ccl", "hccl", "mccl", "bkcl"}
+
+
+def test_the_table_is_complete() -> None:
+    assert set(ACCELERATOR_TABLE) == set(VISIBILITY_VARIABLES) == set(AcceleratorType)
+
+
+def test_the_visibility_variable_can_be_another() -> None:
+    group = NodeGroupInfo(label="a", nodes=[node(0)])
+    assert environments(group, [[1]], visibility_variables={AcceleratorType.NV_GPU: "MINE"})[0]["MINE"] == "1"
+
+
+def test_network_interfaces_only_where_unset() -> None:
+    configs = [NodeEnvConfig((1,), env_vars={"GLOO_SOCKET_IFNAME": "conf"})]
+    nodes = [
+        node(0, default_env_vars={"NCCL_SOCKET_IFNAME": "node"}),
+        node(1, env_vars={"RLINF_COMM_NET_DEVICES": "own"}),
+        node(2, count=0),
+    ]
+    group = NodeGroupInfo(label="a", nodes=nodes, env_configs=configs)
+    found = environments(group, [[0], [2]], comm_net_devices="eth3,eth4")
+    assert found[0]["GLOO_SOCKET_IFNAME"] == "eth3,eth4"
+    assert "NCCL_SOCKET_IFNAME" not in found[0]  # the agent merges the node's own in
+    assert (found[1]["GLOO_SOCKET_IFNAME"], found[1]["NCCL_SOCKET_IFNAME"]) == ("conf", "own")
+    assert not [name for name in environments(group, [[0]])[0] if name.endswith("IFNAME")]
+    plain = environments(NodeGroupInfo(label="c", nodes=nodes[2:]), [[0]], comm_net_devices="e")[0]
+    assert [name for name in plain if name.endswith(("IFNAME", "MNIC_NAME"))] == ["GLOO_SOCKET_IFNAME"]
+
+
+def test_ours_wins_over_the_configuration() -> None:
+    configs = [NodeEnvConfig((0,), env_vars={"RANK": "7", "CUDA_VISIBLE_DEVICES": "9"})]
+    found = environments(NodeGroupInfo(label="a", nodes=[node(0)], env_configs=configs), [[1]])[0]
+    assert (found["RANK"], found["CUDA_VISIBLE_DEVICES"]) == ("0", "1")
