@@ -12,6 +12,8 @@ from rlinf_actors import procfs
 
 PATIENCE_S = 3.0
 """One that is in an uninterruptible call is not waited for longer."""
+EXEC_S = 0.002
+"""When to look again at an orphan that is just executing a program: nothing tells that it has."""
 
 
 class Sweep:
@@ -32,23 +34,31 @@ class Sweep:
         done: Callable[[dict[int, int]], None],
     ) -> None:
         self._loop = loop
-        self._ids = list(ids)
-        self._pids = list(pids)
+        self._ids = set(ids)
+        self._pids = set(pids)
         self._done = done
         self._pidfds: dict[int, int] = {}
         self._statuses: dict[int, int] = {}
+        self._over = False
         self._timer = loop.call_later(PATIENCE_S, self._finish)
-        for pid in self._pids:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)
-            self._kill(pid)
         self._look()
 
     def _look(self) -> None:
-        for pid in procfs.marked(self._ids):
-            self._kill(pid)
-        if not self._pidfds:
-            self._timer.cancel()
+        for pid in procfs.pids():
+            stat = procfs.stat(pid)
+            if stat is None:
+                continue
+            ours = pid in self._pids or stat.session in self._pids
+            if stat.state in "ZX":
+                if ours and stat.parent == os.getpid():
+                    self._reap(pid)
+            elif ours or procfs.mark_of(pid) in self._ids:
+                self._kill(pid)
+        if self._pidfds or self._over:
+            return
+        if any(map(procfs.in_exec, procfs.children(os.getpid()))):
+            self._loop.call_later(EXEC_S, self._look)  # its mark cannot be read yet
+        else:
             self._loop.call_soon(self._finish)
 
     def _kill(self, pid: int) -> None:
@@ -65,12 +75,15 @@ class Sweep:
 
     def _on_end(self, pid: int) -> None:
         self._forget(pid)
-        with contextlib.suppress(ChildProcessError):  # not ours: somebody else's child
+        self._reap(pid)
+        if not self._pidfds:
+            self._look()  # what it forked while we looked
+
+    def _reap(self, pid: int) -> None:
+        with contextlib.suppress(ChildProcessError):  # somebody else's child
             reaped, status = os.waitpid(pid, os.WNOHANG)
             if reaped:
                 self._statuses[pid] = status
-        if not self._pidfds:
-            self._look()  # what it forked while we looked
 
     def _forget(self, pid: int) -> None:
         pidfd = self._pidfds.pop(pid)
@@ -78,6 +91,10 @@ class Sweep:
         os.close(pidfd)
 
     def _finish(self) -> None:
+        if self._over:
+            return
+        self._over = True
+        self._timer.cancel()
         for pid in list(self._pidfds):
             self._forget(pid)
         self._done(self._statuses)

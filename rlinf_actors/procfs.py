@@ -101,6 +101,16 @@ def stat(pid: int) -> Stat | None:
     return Stat(pid, state, parent, group, session, int(fields[19]))
 
 
+def in_exec(pid: int) -> bool:
+    """Whether *pid* is just between two programs: its new environment, and mark, can be read in a moment."""
+    try:
+        between = not Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    now = stat(pid) if between else None
+    return now is not None and now.state not in "ZX"
+
+
 def pids() -> list[int]:
     """Every process that this one can see."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]

@@ -24,6 +24,8 @@ from rlinf_actors.worker.drain import Drain
 
 SWEEP_S = 2.0
 """How long an exit report waits for leftovers to die: one in an uninterruptible call may never."""
+EXEC_S = 0.002
+"""When to look again at an orphan that is just executing a program: nothing tells that it has."""
 END_S = 5.0
 """The same for the template's own end."""
 
@@ -49,6 +51,11 @@ class Worker:
             self.control, self.child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self.control.setblocking(False)
             stack.pop_all()
+
+    def note(self, text: str) -> None:
+        """A line of ours in its stderr file."""
+        self.err.note(text)
+        self.unread = True
 
     def started(self, pid: int) -> None:
         """It runs: its ends of everything are its own now."""
@@ -99,6 +106,7 @@ class Nursery:
         self._workers: dict[str, Worker] = {}
         self._pids: dict[int, Worker] = {}
         self._woken = False
+        self._look_again = 0.0  # when, 0 for only when something happens
         self._ending: list[Worker] = []
         self._oom = procfs.oom_kills()
 
@@ -110,6 +118,7 @@ class Nursery:
     def add(self, worker: Worker) -> None:
         """Take charge of a worker that was just started."""
         self._workers[worker.id] = self._pids[worker.pid] = worker
+        self._announce(worker)
         for drain in (worker.out, worker.err):
             self._selector.register(drain, selectors.EVENT_READ, partial(self._on_output, worker, drain))
         self._selector.register(worker.control, selectors.EVENT_READ, partial(self._on_control, worker))
@@ -133,9 +142,10 @@ class Nursery:
 
     def patience(self) -> float | None:
         """Seconds until `look` must run even if nothing happens; None: it need not."""
-        if not self._ending:
-            return None
-        return max(0.0, min(worker.deadline for worker in self._ending) - time.monotonic())
+        deadlines = [worker.deadline for worker in self._ending]
+        if self._look_again:
+            deadlines.append(self._look_again)
+        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
     # --- output and control ---
 
@@ -146,12 +156,12 @@ class Nursery:
             self._selector.unregister(drain)
         if drain.fault != known:
             print(f"output of {worker.id} is lost: {drain.fault}", file=sys.stderr)  # noqa: T201 our log file
-        if got and worker.fork.spec.forward_logs:
+        if got:
             worker.unread = True
             self._announce(worker)
 
     def _announce(self, worker: Worker) -> None:
-        if worker.unread and not worker.announced:
+        if worker.unread and not worker.announced and worker.fork.spec.forward_logs:
             worker.unread, worker.announced = False, True
             self._send(spawn.Grew([worker.id]))
 
@@ -203,6 +213,7 @@ class Nursery:
         """
         living = {w.id for w in self._workers.values() if w.status is None}
         left: set[str] = set()
+        self._look_again = 0.0
         again = True
         while again:
             again = False
@@ -214,6 +225,10 @@ class Nursery:
                     again |= self._reap_orphan(pid)  # what it had forked is ours only now
                     continue
                 owner = procfs.mark_of(pid) or self._of_session(stat.session)
+                if owner is None and procfs.in_exec(pid):
+                    self._look_again = time.monotonic() + EXEC_S
+                    left |= {w.id for w in self._ending}  # it may be anyone's
+                    continue
                 if owner in living or (owner is None and living):
                     continue  # a daemon of a living worker; one that hides its mark ends with the last worker
                 left |= {owner} if owner else {w.id for w in self._workers.values()}

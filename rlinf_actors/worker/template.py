@@ -223,7 +223,7 @@ class Template:
             self._refuse(fork, f"node {self._node} cannot start it: {error}")
             return
         if why:
-            worker.err.note(f"{spec.group}:{spec.rank} is started afresh instead of forked: {why}")
+            worker.note(f"{spec.group}:{spec.rank} is started afresh instead of forked: {why}")
         try:
             pid = self._spawn(worker) if why or spec.start_method == "spawn" else self._fork(worker)
         except OSError as error:

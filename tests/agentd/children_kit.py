@@ -52,7 +52,10 @@ class Reports:
     async def until(self, fact):
         while not fact():
             self._changed.clear()
-            await self._changed.wait()
+            try:
+                await asyncio.wait_for(self._changed.wait(), 10)
+            except asyncio.TimeoutError:
+                raise AssertionError(f"nothing more was reported after {self.order}") from None
         return self
 
     async def up(self, *specs):

@@ -1,7 +1,9 @@
 """A worker main for tests: says Up, runs the Python code in its environment's DO, ends at the EOF of its control."""
 
 import os
+import signal
 import socket
+import sys
 
 from rlinf_actors.wire import spawn
 from rlinf_actors.wire.messages import Endpoint
@@ -9,7 +11,7 @@ from rlinf_actors.wire.messages import Endpoint
 
 def run_worker(spec, place, control):
     sock = socket.socket(fileno=control)
-    scope = {"spec": spec, "place": place, "sock": sock}
+    scope = {"spec": spec, "place": place, "sock": sock, "os": os, "sys": sys, "signal": signal}
     exec(os.environ.get("FIRST", ""), scope)
     sock.send(spawn.encode(spawn.Up(spec.id, Endpoint(place.host), 1000 + spec.rank, 0)))
     exec(os.environ.get("DO", ""), scope)

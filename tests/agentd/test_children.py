@@ -1,7 +1,35 @@
+"""Real forks, real kills. The fixture checks that no process, fd or file is left."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
 import pytest
 from children_kit import children, spec
 
+from rlinf_actors.settings import WORKER_MARK
+
 pytestmark = pytest.mark.live
+
+TELL = """
+import gc, json, os, random, signal, sys, threading
+facts = {
+    "env": dict(os.environ), "cwd": os.getcwd(), "path": sys.path, "argv": sys.argv, "pid": os.getpid(),
+    "sid": os.getsid(0), "stdin": os.readlink("/proc/self/fd/0"),
+    "fds": sorted(int(fd) for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}")),
+    "control": sock.fileno(), "random": random.random(), "threads": threading.active_count(),
+    "blocked": [int(s) for s in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
+    "handlers": [str(signal.getsignal(s)) for s in (signal.SIGTERM, signal.SIGCHLD)],
+    "comm": open("/proc/self/comm").read().strip(), "gc": gc.isenabled(),
+}
+print(json.dumps(facts))
+"""
+
+
+async def told(reports, one):
+    return json.loads((await reports.line('"env"'))[2])
 
 
 async def test_worker_comes_up_and_is_stopped(tmp_path):
@@ -10,6 +38,186 @@ async def test_worker_comes_up_and_is_stopped(tmp_path):
         kids.start([one])
         (ready,) = await reports.up(one)
         assert ready.port == 1000
-        kids.stop([one.id], 5)
+        (tmp_path / "run" / "w" / one.id).touch()
+        kids.stop([one.id, "unknown"], 5)
         exit = await reports.gone(one)
         assert (exit.kind, exit.signal) == ("stopped", 15)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+async def test_worker_is_a_process_of_its_own(tmp_path, method):
+    extra = tmp_path / "extra"
+    extra.mkdir()
+    async with children(tmp_path, env={"NOTIFY_SOCKET": "/x", "PATH": "/node", "OMP_NUM_THREADS": "3"}) as (kids, reports):
+        one = spec(
+            do=TELL,
+            env={"PATH": "/ours", "RANK": "0"},
+            start_method=method,
+            cwd=str(extra),
+            sys_path=[str(extra), "/no/such", "/usr/lib/python3.9"],
+        )
+        kids.start([one])
+        facts = await told(reports, one)
+    env = facts["env"]
+    assert env[WORKER_MARK] == one.id
+    assert (env["PATH"], env["RANK"], env["OMP_NUM_THREADS"]) == ("/ours:/node", "0", "3")
+    assert not env.keys() & {"NOTIFY_SOCKET", "OPENBLAS_NUM_THREADS", "GLIBC_TUNABLES"}
+    assert facts["cwd"] == str(extra)
+    assert facts["path"][0] == str(tmp_path / "run" / "pkg")
+    assert str(extra) in facts["path"]
+    assert not {"", "/no/such", "/usr/lib/python3.9"} & set(facts["path"])
+    assert facts["sid"] == facts["pid"]
+    assert facts["stdin"] == "/dev/null"
+    assert facts["fds"] == [0, 1, 2, facts["control"]]
+    assert facts["blocked"] == []
+    assert all("SIG_DFL" in handler for handler in facts["handlers"])
+    assert facts["comm"] == "g:0"
+    assert facts["argv"] == ["-c"]
+    assert facts["gc"]
+
+
+async def test_forked_workers_draw_different_numbers(tmp_path):
+    async with children(tmp_path) as (kids, reports):
+        specs = [spec(rank, do=TELL) for rank in range(2)]
+        kids.start(specs)
+        await reports.until(lambda: len(reports.lines) == 2)
+        assert len({json.loads(text)["random"] for _, _, text in reports.lines}) == 2
+
+
+async def test_workers_of_one_environment_share_a_template(tmp_path):
+    async with children(tmp_path) as (kids, reports):
+        do = "print('parent', os.getppid())"
+        kids.start([spec(0, do=do), spec(1, do=do), spec(2, do=do, env={"LD_LIBRARY_PATH": "/tmp"})])
+        await reports.until(lambda: len(reports.lines) == 3)
+        parents = {name: text for name, _, text in reports.lines}
+        assert parents["g:0"] == parents["g:1"] != parents["g:2"]
+
+
+@pytest.mark.parametrize(
+    ("do", "kind", "code", "number", "tail"),
+    [
+        ("raise SystemExit(3)", "exited", 3, None, ""),
+        ("raise ValueError('oh')", "exited", 1, None, "ValueError: oh"),
+        ("os.kill(os.getpid(), 9)", "signalled", None, 9, ""),
+        ("import ctypes; ctypes.string_at(0)", "signalled", None, 11, "Segmentation fault"),
+        ("os.write(2, b'last words'); os._exit(5)", "exited", 5, None, "last words"),
+    ],
+)
+async def test_how_it_ended_is_told(tmp_path, do, kind, code, number, tail):
+    async with children(tmp_path) as (kids, reports):
+        one = spec(do=do)
+        kids.start([one])
+        exit = await reports.gone(one)
+        assert (exit.kind, exit.exit_code, exit.signal, exit.oom) == (kind, code, number, "no")
+        assert tail in "\n".join(exit.stderr_tail)
+
+
+async def test_worker_that_ends_before_it_listens_has_failed_to_start(tmp_path):
+    async with children(tmp_path) as (kids, reports):
+        crash, quiet = spec(first="raise OSError('no socket')"), spec(1, first="os._exit(0)")
+        kids.start([crash, quiet])
+        exit = await reports.gone(crash)
+        assert exit.kind == "start_failed"
+        assert "OSError: no socket" in exit.stderr_tail[-1]
+        assert "exit code 1" in exit.reason
+        assert (await reports.gone(quiet)).kind == "start_failed"
+
+
+async def test_worker_that_ignores_sigterm_is_killed_after_the_grace(tmp_path):
+    async with children(tmp_path) as (kids, reports):
+        one = spec(first="import signal; signal.signal(15, signal.SIG_IGN)")
+        kids.start([one])
+        await reports.up(one)
+        kids.stop([one.id], 60)
+        kids.stop([one.id], 0.05)
+        exit = await reports.gone(one)
+        assert (exit.kind, exit.signal, exit.oom) == ("stopped", 9, "no")
+
+
+async def test_stopped_while_its_template_is_starting(tmp_path):
+    async with children(tmp_path) as (kids, reports):
+        one = spec()
+        kids.start([one])
+        kids.stop([one.id], 0)
+        assert (await reports.gone(one)).kind == "stopped"
+
+
+async def test_stop_overtakes_the_fork(tmp_path):
+    async with children(tmp_path) as (kids, reports):
+        await kids.prestart()
+        first = spec()
+        kids.start([first])
+        await reports.up(first)
+        one, two = spec(1), spec(2)
+        kids.start([one, two])
+        kids.stop([one.id], 5)
+        kids.stop([two.id], 0)
+        assert (await reports.gone(one)).kind == "stopped"
+        assert (await reports.gone(two)).kind == "stopped"
+
+
+async def test_nothing_starts_after_close(tmp_path):
+    async with children(tmp_path) as (kids, reports):
+        await kids.close(0)
+        one = spec()
+        kids.start([one])
+        assert "shutting down" in (await reports.gone(one)).reason
+
+
+async def test_twenty_workers_at_once(tmp_path):
+    async with children(tmp_path) as (kids, reports):
+        specs = [spec(rank) for rank in range(20)]
+        kids.start(specs)
+        assert [r.port for r in await reports.up(*specs)] == [1000 + n for n in range(20)]
+
+
+async def test_threads_in_the_template_forbid_the_fork(tmp_path):
+    (tmp_path / "threadful.py").write_text("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()")
+    async with children(tmp_path, env={"PYTHONPATH": f"{os.path.dirname(__file__)}:{tmp_path}"}) as (kids, reports):
+        one = spec(preload=["threadful", "no_such_module"])
+        kids.start([one])
+        await reports.up(one)
+        note = await reports.line("started afresh instead of forked")
+        assert note[1] == "err"
+        assert "2 threads" in note[2]
+
+
+async def test_environment_too_large_for_a_packet(tmp_path):
+    async with children(tmp_path) as (kids, reports):
+        one, two = spec(env={"BIG": "x" * (2 << 20)}), spec(1)
+        kids.start([one, two])
+        exit = await reports.gone(one)
+        assert exit.kind == "start_failed"
+        assert "environment" in exit.reason
+        await reports.up(two)
+
+
+async def test_log_directory_that_cannot_be_made(tmp_path):
+    async with children(tmp_path) as (kids, reports):
+        one = spec(log_dir="/proc/nowhere")
+        kids.start([one])
+        exit = await reports.gone(one)
+        assert exit.kind == "start_failed"
+        assert "/proc/nowhere/ns cannot be used" in exit.reason
+
+
+async def test_template_that_does_not_answer_hides_no_end(tmp_path, monkeypatch):
+    monkeypatch.setattr("agentd.children.TEMPLATE_SILENT_S", 0.05)
+    async with children(tmp_path) as (kids, reports):
+        one = spec(do="print('parent', os.getppid())")
+        kids.start([one])
+        template = int((await reports.line("parent"))[2].split()[1])
+        (ready,) = await reports.up(one)
+        os.kill(template, signal.SIGSTOP)
+        os.kill(ready.pid, signal.SIGKILL)
+        assert "does not answer" in (await reports.gone(one)).reason
+        os.kill(template, signal.SIGCONT)
+
+
+async def test_owner_that_is_gone_is_an_error(tmp_path):
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    (tmp_path / "run").mkdir()
+    with pytest.raises(ProcessLookupError):
+        async with children(tmp_path, owner_pid=process.pid):
+            pass

@@ -1,0 +1,188 @@
+"""What a worker leaves behind ends with it, whoever of worker, template, agentd and owner is killed."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from children_kit import HERE, children, spec
+
+from rlinf_actors import procfs
+
+pytestmark = pytest.mark.live
+
+DAEMONS = """
+import subprocess, sys
+def daemon():
+    # forked twice, in a session of its own, with the pipes of the worker still open
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            print("daemon", os.getpid(), flush=True)
+            while True: signal.pause()
+        os._exit(0)
+    os.wait()
+import signal
+daemon()
+print("daemon", os.getpid(), flush=True)
+other = subprocess.Popen([sys.executable, "-c", "import os, signal; print('daemon', os.getpid(), flush=True); signal.pause()"],
+                         start_new_session=True, stdout=subprocess.PIPE, text=True)
+print(other.stdout.readline(), end="")
+in_group = subprocess.Popen(["sleep", "1000"])
+print("daemon", in_group.pid, "parent", os.getppid(), flush=True)
+"""
+
+
+async def daemons(reports, n):
+    await reports.until(lambda: sum("daemon" in text for _, _, text in reports.lines) >= n)
+    pids = [int(text.split()[1]) for _, _, text in reports.lines if "daemon" in text]
+    template = next(int(text.split()[3]) for _, _, text in reports.lines if "parent" in text)
+    assert all(procfs.stat(pid) for pid in pids)
+    return pids, template
+
+
+def alive(pids):
+    return [stat for pid in pids if (stat := procfs.stat(pid)) and stat.state != "Z"]
+
+
+@pytest.mark.parametrize("how", ["kill", "stop", "exit", "template"])
+async def test_daemons_end_with_their_worker(tmp_path, how):
+    async with children(tmp_path) as (kids, reports):
+        one, other = spec(do=DAEMONS + ("\nsys.exit(0)" if how == "exit" else "")), spec(1)
+        kids.start([one, other])
+        (ready,) = await reports.up(other)
+        pids, template = await daemons(reports, 4)
+        if how == "kill":
+            os.kill(reports.ready[one.id].pid, signal.SIGKILL)
+        elif how == "stop":
+            kids.stop([one.id], 5)
+        elif how == "template":
+            os.kill(template, signal.SIGKILL)
+        await reports.gone(one)
+        assert alive(pids) == []
+        if how == "template":
+            exit = await reports.gone(other)
+            assert (exit.kind, exit.signal) == ("signalled", 9)
+            assert "template process that it came from ended (signal 9" in exit.reason
+            again = spec(2)
+            kids.start([again])
+            await reports.up(again)
+        else:
+            assert other.id not in reports.exits
+            assert alive([ready.pid])
+
+
+@pytest.mark.parametrize("how", ["exit", "template"])
+async def test_programs_that_are_just_being_executed_end_too(tmp_path, how):
+    do = """
+import subprocess
+os.environ["DO"] = ""
+for _ in range(8):
+    subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], start_new_session=True)
+os.kill(%s, 9)
+""" % ("os.getppid()" if how == "template" else "os.getpid()")
+    async with children(tmp_path) as (kids, reports):
+        one, other = spec(do=do), spec(1)
+        kids.start([other])
+        await reports.up(other)
+        kids.start([one])
+        await reports.gone(one)
+        assert procfs.marked([one.id]) == []
+
+
+async def test_daemons_of_living_workers_live(tmp_path):
+    async with children(tmp_path) as (kids, reports):
+        one, other = spec(do=DAEMONS), spec(1)
+        kids.start([one, other])
+        await reports.up(one, other)
+        pids, _ = await daemons(reports, 4)
+        os.kill(reports.ready[other.id].pid, signal.SIGKILL)
+        await reports.gone(other)
+        assert len(alive(pids)) == 4
+
+
+async def test_daemon_that_hides_its_mark_ends_with_the_last_worker(tmp_path):
+    shell = "setsid sleep 1000 >/dev/null 2>&1 & echo $!"
+    do = f"import subprocess; print('daemon', subprocess.check_output(['env', '-i', 'sh', '-c', {shell!r}], text=True), end='')"
+    async with children(tmp_path) as (kids, reports):
+        one = spec(do=do)
+        kids.start([one])
+        pid = int((await reports.line("daemon"))[2].split()[1])
+        os.kill(reports.ready[one.id].pid, signal.SIGKILL)
+        await reports.gone(one)
+        assert alive([pid]) == []
+
+
+async def test_fork_bomb_is_outrun(tmp_path):
+    bomb = """
+import signal
+if os.fork() == 0:
+    os.setsid()
+    print("daemon", os.getpid(), flush=True)
+    while True:
+        if os.fork():
+            os._exit(0)  # a new pid all the time, an orphan at once
+"""
+    async with children(tmp_path) as (kids, reports):
+        one = spec(do=bomb)
+        kids.start([one])
+        await reports.line("daemon")
+        os.kill(reports.ready[one.id].pid, signal.SIGKILL)
+        await reports.gone(one)
+        assert procfs.marked([one.id]) == []
+
+
+AGENT = """
+    import asyncio, sys
+    sys.path.insert(0, {here!r})
+    import pathlib
+    from children_kit import children, spec
+    from test_leftovers import DAEMONS, daemons
+    async def main():
+        async with children(pathlib.Path({tmp!r}), owner_pid={owner}) as (kids, reports):
+            one = spec(do=DAEMONS)
+            kids.start([one])
+            pids, template = await daemons(reports, 4)
+            print(template, *pids, flush=True)
+            await asyncio.Event().wait()
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("victim", ["agentd", "owner", "template and agentd"])
+async def test_everything_ends_with_agentd_or_the_owner(tmp_path, victim):
+    owner = subprocess.Popen(["sleep", "1000"])
+    code = textwrap.dedent(AGENT).format(here=str(HERE), tmp=str(tmp_path), owner=owner.pid)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    agent = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=subprocess.PIPE, env=env)
+    assert agent.stdout is not None
+    try:
+        pids = [int(word) for word in (await agent.stdout.readline()).split()]
+        assert len(pids) == 5
+        watched = [os.pidfd_open(pid) for pid in pids]
+        if "template" in victim:
+            os.kill(pids[0], signal.SIGSTOP)  # it can do nothing for its workers: the kernel ends them
+        (owner if victim == "owner" else agent).kill()
+        if "template" in victim:
+            os.kill(pids[0], signal.SIGCONT)
+        for pidfd in watched:
+            await readable(pidfd)
+            os.close(pidfd)
+    finally:
+        owner.kill()
+        owner.wait()
+        if agent.returncode is None:
+            agent.kill()
+        await agent.wait()
+    assert alive(pids) == []
+
+
+async def readable(fd):
+    loop = asyncio.get_running_loop()
+    ended = loop.create_future()
+    loop.add_reader(fd, lambda: ended.done() or ended.set_result(None))
+    await ended
+    loop.remove_reader(fd)
