@@ -84,7 +84,7 @@ def _check_range(
     if maybe_sexagesimal and text.isdigit():
         left, right = divmod(int(text), 60)
         advice = f'; if {left}:{right} was meant, YAML read it in base 60: quote it, "{left}:{right}"'
-    elif target.count and len(parts) == 1:
+    elif target.count and len(parts) == 1 and len(parts[0].processes or spans[0]) < MAX_PROCESSES:
         # Most likely the processes were meant to be many, not the resources.
         wanted = len(parts[0].processes or spans[0])
         whole = Span(0, target.count - 1)

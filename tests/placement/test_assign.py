@@ -72,6 +72,7 @@ BAD = [
     # resources
     ("16", "names resource 16 of node group 'g', which has 16 resources (accelerators): ranks 0-15"),
     ("0-31", "to put 32 processes there, write `0-15:0-31`"),
+    ("0-99999999", "ranks 0-15; its last rank is 15"),
     ("0-19", "on all of it, write `0-15:0-15` or `0-15:0-31`"),
     ("0-1,16", "names resource 16 of node group 'g', which has 16 resources (accelerators): ranks 0-15; its last rank is 15"),
     ("4-7,0-3", "names resource 0 after 7: resource ranks ascend from part to part; write `0-3:4-7,4-7:0-3`"),
