@@ -56,18 +56,9 @@ class EmbeddedDaemon:
             RlinfActorsError: it failed; the message has the last lines of its log.
         """
         self.run_dir = _make_run_dir(Settings.load().run_dir)
-        root = str(Path(rlinf_actors.__file__).resolve().parent.parent)
         ready, tell = os.pipe()
         try:
-            with open(os.path.join(self.run_dir, "agentd.log"), "ab") as log:
-                self._process = subprocess.Popen(
-                    [
-                        sys.executable, "-c", _BOOT.format(root=root), "--head", "--embedded",
-                        "--owner-pid", str(os.getpid()), "--owner-start", str(pid_start(os.getpid())),
-                        "--run-dir", self.run_dir, "--ready-fd", str(tell), *arguments,
-                    ],
-                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(tell,), start_new_session=True,
-                )  # fmt: skip
+            self._process = _spawn(self.run_dir, tell, arguments)
             os.close(tell)
             tell = -1
             self._pidfd = os.pidfd_open(self._process.pid)
@@ -134,10 +125,23 @@ class EmbeddedDaemon:
         return "\nlast lines of its log:\n" + "\n".join(f"    {line}" for line in lines) if lines else ""
 
 
+def _spawn(run_dir: str, tell: int, arguments: list[str]) -> subprocess.Popen[bytes]:
+    root = str(Path(rlinf_actors.__file__).resolve().parent.parent)
+    command = [
+        sys.executable, "-c", _BOOT.format(root=root), "--head", "--embedded",
+        "--owner-pid", str(os.getpid()), "--owner-start", str(pid_start(os.getpid())),
+        "--run-dir", run_dir, "--ready-fd", str(tell), *arguments,
+    ]  # fmt: skip
+    with open(os.path.join(run_dir, "agentd.log"), "ab") as log:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(tell,), start_new_session=True
+        )
+
+
 def _make_run_dir(parent: str | None) -> str:
     base = parent or tempfile.gettempdir()
     if len(base) > _MAX_RUN_DIR:
-        base = "/tmp"  # noqa: S108 - mkdtemp makes it 0700 and ours; a longer path is no unix socket's
+        base = "/tmp"
     return tempfile.mkdtemp(prefix="rlinf-", dir=base)
 
 

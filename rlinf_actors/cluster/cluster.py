@@ -17,7 +17,7 @@ from rlinf_actors.cluster.progress import waiting_line
 from rlinf_actors.config.cluster import ClusterConfig
 from rlinf_actors.errors import ConfigError, PlacementError, UsageError
 from rlinf_actors.model.node import CLUSTER_GROUP, NodeGroupInfo, NodeInfo
-from rlinf_actors.net.host import free_port
+from rlinf_actors.net.ports import free_port
 from rlinf_actors.net.security import Security
 from rlinf_actors.placement.groups import build_node_groups, with_configured_hardware
 from rlinf_actors.runtime.process import Runtime
@@ -99,7 +99,10 @@ class Cluster:
         if not hasattr(self, "_arguments"):
             return False
         for name, new, old in zip(
-            ("num_nodes", "cluster_cfg", "distributed_log_dir", "head", "namespace"), arguments, self._arguments, strict=True
+            ("num_nodes", "cluster_cfg", "distributed_log_dir", "head", "namespace"),
+            arguments,
+            self._arguments,
+            strict=True,
         ):
             if new is not None and new != old:
                 raise ConfigError(
@@ -135,8 +138,8 @@ class Cluster:
         self._job = job
         if job is None and self._head is None and self._wanted > 1:
             raise ConfigError(
-                f"is {self._wanted}, and no head is known: start `agentd --head` on one node and `agentd --connect HOST:PORT` "
-                f"on the others, then pass head='HOST:PORT' or set RLINF_HEAD",
+                f"is {self._wanted}, and no head is known: start `agentd --head` on one node and "
+                f"`agentd --connect HOST:PORT` on the others, then pass head='HOST:PORT' or set RLINF_HEAD",
                 path="num_nodes",
             )
         if job is not None:

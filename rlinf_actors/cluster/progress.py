@@ -36,7 +36,8 @@ async def _show(runtime: Runtime, wanted: int) -> None:
         while True:
             status = await runtime.status(None)
             here = [node.report.hostname for node in status.nodes if node.state == "ready"]
-            line = f"waiting for nodes: {len(here)} of {wanted} ({', '.join(here) or 'none'}), {time.monotonic() - start:.0f} s"
+            waited = time.monotonic() - start
+            line = f"waiting for nodes: {len(here)} of {wanted} ({', '.join(here) or 'none'}), {waited:.0f} s"
             sys.stderr.write(f"\r\x1b[2K{line}")
             sys.stderr.flush()
             shown = True

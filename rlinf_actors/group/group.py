@@ -305,7 +305,7 @@ class GroupLauncher(Generic[T]):
         start_method: str = "fork",
         preload: Sequence[str] | None = None,
         env_vars: dict[str, str] | None = None,
-    ) -> Union[WorkerGroup[T], T]:  # noqa: UP007 - T is a value here: an editor completes the class's methods
+    ) -> Union[WorkerGroup[T], T]:
         """Reserve the name, start the workers, and return without waiting for their constructors.
 
         Args:

@@ -47,5 +47,6 @@ def check_class(cls: type, base: type) -> None:
         for name in RESERVED:
             if name in vars(klass):
                 raise UsageError(
-                    f"{klass.__name__}.{name} clashes with WorkerGroup.{name}, which every group needs: rename the method"
+                    f"{klass.__name__}.{name} clashes with WorkerGroup.{name}, which every group needs: "
+                    f"rename the method"
                 )

@@ -39,10 +39,12 @@ class Slot:
         self._index = index
 
     def answer(self, frame: frames.AnyFrame, parts: list[Buffer]) -> bool:
+        """The rank answered. Loop thread."""
         self._result._arrived(self._index, (frame, parts), type(frame) is not frames.Ok)
         return True
 
     def fail(self, error: Exception) -> None:
+        """The rank will not answer. Any thread."""
         self._result._arrived(self._index, error, True)
 
 
@@ -55,9 +57,7 @@ class WorkerGroupFuncResult(Work["list[T]"]):
     cancelling a task that awaits it does not cancel the call (`cancel` does).
     """
 
-    def __init__(
-        self, runtime: Runtime, method: str, peers: Sequence[Peer], timeout: float | None = None
-    ) -> None:
+    def __init__(self, runtime: Runtime, method: str, peers: Sequence[Peer], timeout: float | None = None) -> None:
         super().__init__()
         self._what = method
         self._runtime = runtime
@@ -281,7 +281,8 @@ class WorkerGroupFuncResult(Work["list[T]"]):
         for index, peer in enumerate(self._peers):
             if peer.worker_id == runtime.worker_id and self._answers[index] is None:
                 raise UsageError(
-                    f"{peer.name} waits for its own {self._method}(), which would never end: it runs one call at a time. "
+                    f"{peer.name} waits for its own {self._method}(), which would never end: "
+                    f"it runs one call at a time. "
                     f"Call the method directly, await it in an async def, or use execute_on() to leave this rank out"
                 )
 

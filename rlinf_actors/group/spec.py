@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -53,9 +54,7 @@ def worker_specs(
     for placement in ordered:
         node = cluster.get_node_info(placement.cluster_node_rank)
         group = find_group(cluster, placement.node_group_label)
-        env = worker_environment(
-            name, placement, layout, node, group, namespace, comm_net_devices=options.net_devices
-        )
+        env = worker_environment(name, placement, layout, node, group, namespace, comm_net_devices=options.net_devices)
         interpreter = group.get_node_python_interpreter_path(placement.cluster_node_rank)
         specs.append(
             WorkerSpec(
@@ -92,9 +91,7 @@ def hardware_of(placements: Sequence[Placement], cluster: ClusterView) -> dict[i
 
 
 def class_reference(cls: type) -> str:
-    """ "module:qualname" if *cls* can be imported by that, "" if it must travel by value."""
-    import sys
-
+    """How *cls* can be imported, as ``module:qualname``; "" if it must travel by value."""
     if cls.__module__ == "__main__" or "<locals>" in cls.__qualname__:
         return ""
     found: Any = sys.modules.get(cls.__module__)

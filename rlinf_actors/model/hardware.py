@@ -23,6 +23,17 @@ class AcceleratorType(str, enum.Enum):
 
 
 @dataclass
+class HardwareConfig:
+    """One entry of ``hardware.configs`` in a node group. Types add fields by subclassing.
+
+    Attributes:
+        node_rank: cluster rank of the node that the piece is attached to.
+    """
+
+    node_rank: int
+
+
+@dataclass
 class HardwareInfo:
     """One piece of hardware: what kind it is and which model. Robots add fields by subclassing.
 

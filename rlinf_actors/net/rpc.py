@@ -105,9 +105,7 @@ class ControlClient:
         on_notice: called with each notice of the head.
     """
 
-    def __init__(
-        self, network: Network, endpoint: str, identity: bytes, on_notice: Callable[[Body], None]
-    ) -> None:
+    def __init__(self, network: Network, endpoint: str, identity: bytes, on_notice: Callable[[Body], None]) -> None:
         self.endpoint = endpoint
         self._on_notice = on_notice
         self._pending: dict[int, asyncio.Future[Body]] = {}

@@ -81,10 +81,11 @@ class _Socket:
         self._socket.setsockopt(zmq.SNDHWM, 0)  # a full ROUTER drops without a word; we bound above
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.LINGER, 0)
+        self._fd = int(self._socket.getsockopt(zmq.FD))
         network._sockets.add(self)
 
     def _start(self) -> None:
-        self._loop.add_reader(self._socket.getsockopt(zmq.FD), self._drain)
+        self._loop.add_reader(self._fd, self._drain)
         self._loop.call_soon(self._drain)
 
     # --- out ---
@@ -96,7 +97,7 @@ class _Socket:
             queue = self._queues.get(peer)
             if now and not queue:
                 self._write(peer, [(header, parts)])
-                if not self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN or self._drain_due:
+                if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN or self._drain_due:
                     return
                 self._drain_due = True  # our send may have eaten the edge that announced these
                 wake = self._drain
@@ -159,22 +160,29 @@ class _Socket:
     # --- in ---
 
     def _drain(self) -> None:
-        """Receive until there is nothing left, or give the loop a turn after DRAIN chunks."""
+        """Receive until there is nothing left, or give the loop a turn after DRAIN chunks.
+
+        Delivers after the last receive: whoever is woken by a message and answers at once finds the lock free.
+        """
         self._thread = threading.get_ident()
-        for _ in range(DRAIN):
-            with self._lock:
-                self._drain_due = False
-                if self._closed:
-                    return
-                try:
-                    chunk = self._receive()
-                except zmq.Again:
-                    return
-            if chunk is not None:
-                self._deliver(*chunk)
+        chunks = []
+        more = False
         with self._lock:
-            self._drain_due = True
-        self._loop.call_soon(self._drain)
+            self._drain_due = False
+            if self._closed:
+                return
+            try:
+                for _ in range(DRAIN):
+                    chunk = self._receive()
+                    if chunk is not None:
+                        chunks.append(chunk)
+                more = self._drain_due = True
+            except zmq.Again:
+                pass
+        if more:
+            self._loop.call_soon(self._drain)
+        for chunk in chunks:
+            self._deliver(*chunk)
 
     def _receive(self) -> tuple[bytes, bytes, list[Buffer]] | None:
         socket = self._socket
@@ -196,7 +204,7 @@ class _Socket:
         for row in rows:
             try:
                 header = row[0]
-                parts: list[Buffer] = [big[p] if type(p) is int else p for p in row[1:]]  # type: ignore[index,misc]
+                parts: list[Buffer] = [big[p] if type(p) is int else p for p in row[1:]]  # type: ignore[misc]
             except IndexError:
                 log.warning("dropped a message from %r that names frames it does not have", peer)
                 continue
@@ -212,7 +220,7 @@ class _Socket:
             for peer, records in self._queues.items():
                 self._write(peer, records)
             self._closed = True
-            self._loop.remove_reader(self._socket.getsockopt(zmq.FD))
+            self._loop.remove_reader(self._fd)
             self._socket.close(linger=linger_ms)
         self._network._sockets.discard(self)
 

@@ -7,11 +7,10 @@ import logging
 import random
 from collections.abc import Callable
 
-from rlinf_actors import version
 from rlinf_actors.errors import ProtocolError
 from rlinf_actors.net.link import Network
 from rlinf_actors.net.rpc import ControlClient
-from rlinf_actors.wire.messages import PROTOCOL, Beat, Body, ClientHello, Goodbye, Welcome
+from rlinf_actors.wire.messages import Beat, Body, ClientHello, Goodbye, Welcome
 
 log = logging.getLogger(__name__)
 
@@ -26,9 +25,7 @@ class HeadLink:
         on_notice: called with every notice that is not the session's own.
     """
 
-    def __init__(
-        self, network: Network, endpoint: str, hello: ClientHello, on_notice: Callable[[Body], None]
-    ) -> None:
+    def __init__(self, network: Network, endpoint: str, hello: ClientHello, on_notice: Callable[[Body], None]) -> None:
         self.endpoint = endpoint
         self.welcome: Welcome | None = None
         self._hello = hello
@@ -73,14 +70,14 @@ class HeadLink:
         return answer
 
     async def _beat(self, beat_s: float) -> None:
-        await asyncio.sleep(beat_s * random.random())  # noqa: S311 - so that a thousand drivers do not beat as one
+        await asyncio.sleep(beat_s * random.random())
         while True:
             self._client.notify(Beat(self._hello.incarnation))
             await asyncio.sleep(beat_s)
 
     def _noticed(self, body: Body) -> None:
         if isinstance(body, Beat):
-            if body.incarnation == "hello?" and (self._greeting is None or self._greeting.done()):
+            if body.incarnation == HELLO_AGAIN and (self._greeting is None or self._greeting.done()):
                 # the head restarted and does not know us: introduce ourselves again
                 self._greeting = asyncio.get_running_loop().create_task(self._again(), name="hello again")
             return

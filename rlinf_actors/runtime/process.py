@@ -174,7 +174,9 @@ class Runtime:
         self.groups[key] = group
         group.adopt(launched.group)
 
-    def new_group(self, namespace: str, name: str, node_names: Sequence[str], construction: Construction) -> RemoteGroup:
+    def new_group(
+        self, namespace: str, name: str, node_names: Sequence[str], construction: Construction
+    ) -> RemoteGroup:
         """The owner's handle of a group that is about to be launched. Any thread."""
         return RemoteGroup(
             self.network, self.identity, self.host, namespace, name, node_names, construction, self._construction_failed

@@ -145,7 +145,9 @@ class RemoteGroup:
     def _ended(self, peer: Peer, exit_report: ExitReport) -> None:
         error: Exception
         if self.closing or exit_report.kind == "stopped":
-            error = GroupClosedError(f"worker {peer.name} on {peer.node} was stopped: its group {self.name!r} was shut down")
+            error = GroupClosedError(
+                f"worker {peer.name} on {peer.node} was stopped: its group {self.name!r} was shut down"
+            )
         else:
             error = death(exit_report, peer.name, peer.rank, peer.node)
         peer.fail(error)

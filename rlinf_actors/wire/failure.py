@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from rlinf_actors.errors import CallTimeoutError, UsageError, WorkerError, WorkerStartError
+from rlinf_actors.errors import CallTimeoutError, SerializationError, UsageError, WorkerError, WorkerStartError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.wire import payload
 from rlinf_actors.wire.frames import Raised
@@ -19,7 +19,7 @@ _MAX_TEXT = 256 << 10
 
 _NOT_MIXED: tuple[type, ...] = (StopIteration, StopAsyncIteration, WorkerError)
 with contextlib.suppress(NameError):
-    _NOT_MIXED = (*_NOT_MIXED, BaseExceptionGroup)  # type: ignore[name-defined]  # noqa: F821 - new in 3.11
+    _NOT_MIXED = (*_NOT_MIXED, BaseExceptionGroup)  # noqa: F821 - new in 3.11
 
 
 def encode(call_id: int, error: BaseException, kind: str = "raised") -> tuple[Raised, list[Buffer]]:
@@ -31,7 +31,7 @@ def encode(call_id: int, error: BaseException, kind: str = "raised") -> tuple[Ra
         text = f"<its __str__ raised {type(broken).__name__}>"
     try:
         parts = payload.encode(error, type(error).__name__)
-    except payload.SerializationError:
+    except SerializationError:
         parts = []
     return Raised(call_id, kind, kind_name, text[:_MAX_TEXT], _format(error)[-_MAX_TEXT:]), parts
 
@@ -39,8 +39,7 @@ def encode(call_id: int, error: BaseException, kind: str = "raised") -> tuple[Ra
 def decode(raised: Raised, parts: Sequence[Buffer], *, worker: str, rank: int, node: str) -> Exception:
     """The exception that the caller gets; see WorkerError for what it is."""
     if raised.kind == "start":
-        error = WorkerStartError(f"{worker} on {node} could not be started: {raised.text}", worker=worker, node=node)
-        return error
+        return WorkerStartError(f"{worker} on {node} could not be started: {raised.text}", worker=worker, node=node)
     if raised.kind == "expired":
         return CallTimeoutError(f"{worker} on {node}: {raised.text}")
     if raised.kind == "usage":
@@ -60,7 +59,8 @@ def decode(raised: Raised, parts: Sequence[Buffer], *, worker: str, rank: int, n
 
 def mixed(original: BaseException, message: str, where: dict[str, Any]) -> WorkerError:
     """A WorkerError that is also an instance of *original*'s type, where the two can be mixed."""
-    cls = _mixed_class(type(original))
+    kind: Any = type(original)
+    cls = _mixed_class(kind)
     error: WorkerError = cls.__new__(cls)
     _copy_state(original, error)
     BaseException.__init__(error, message)  # WorkerError's own would call the original's __init__
@@ -70,7 +70,7 @@ def mixed(original: BaseException, message: str, where: dict[str, Any]) -> Worke
 
 
 @lru_cache(maxsize=256)
-def _mixed_class(kind: type[BaseException]) -> type[WorkerError]:
+def _mixed_class(kind: Any) -> type[WorkerError]:
     if not issubclass(kind, Exception) or issubclass(kind, _NOT_MIXED):
         return WorkerError
     try:
@@ -85,7 +85,7 @@ def _mixed_class(kind: type[BaseException]) -> type[WorkerError]:
                 "__doc__": f"A {kind.__name__} raised in a worker.",
             },
         )
-        made.__new__(made)
+        made.__new__(made)  # type: ignore[call-overload]
     except TypeError:  # layouts that do not go together, or a __new__ that needs arguments
         return WorkerError
     return made

@@ -19,7 +19,8 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
 
 class Join(Frame, frozen=True, tag=0):
     """First on every link. `token` proves membership of the job; `python` is "3.11"; `worker_id`
-    is whom the sender means to reach, so that a recycled address is noticed."""
+    is whom the sender means to reach, so that a recycled address is noticed.
+    """
 
     protocol: int
     version: str
@@ -38,7 +39,8 @@ class Rejected(Frame, frozen=True, tag=1):
 
 class Create(Frame, frozen=True, tag=2):
     """Construct the worker's class: payload (class or None, args, kwargs, extras). `cls` is
-    "module:qualname" where the class is imported, "" where it comes by value; `env` is set first."""
+    "module:qualname" where the class is imported, "" where it comes by value; `env` is set first.
+    """
 
     id: int
     cls: str
@@ -90,7 +92,8 @@ class Item(Frame, frozen=True, tag=8):
 
 class Raised(Frame, frozen=True, tag=9):
     """The call failed. The payload is the pickled exception, or nothing if it does not pickle.
-    `kind`: raised (by the method), start (class not importable, ...), expired, cancelled, usage."""
+    `kind`: raised (by the method), start (class not importable, ...), expired, cancelled, usage.
+    """
 
     id: int
     kind: str
@@ -114,6 +117,7 @@ def decode(data: bytes) -> AnyFrame:
         RemoteWireError: *data* is not one.
     """
     try:
-        return _decode(data)
+        frame: AnyFrame = _decode(data)
     except msgspec.DecodeError as error:
         raise RemoteWireError(f"not a header: {error}") from None
+    return frame

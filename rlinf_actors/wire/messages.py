@@ -31,7 +31,7 @@ class HardwareReport(Value, frozen=True):
 
     type: str
     model: str
-    detail: dict[str, Union[str, int, float, bool, None, list[str]]] = {}
+    detail: dict[str, Union[str, int, float, bool, list[str], None]] = {}
 
 
 class ResourceReport(Value, frozen=True):
@@ -79,7 +79,8 @@ class NodeState(Value, frozen=True):
 
 class WorkerSpec(Value, frozen=True):
     """What an agent needs to start one worker process. `env` is what the placement and the
-    configuration ask for; the agent adds its node's. `token` proves membership of the job."""
+    configuration ask for; the agent adds its node's. `token` proves membership of the job.
+    """
 
     id: str
     group: str
@@ -109,7 +110,8 @@ class Endpoint(Value, frozen=True):
 
 class ExitReport(Value, frozen=True):
     """How a worker ended. `kind`: exited, signalled, start_failed, node_lost, stopped.
-    `oom`: no, suspected, yes."""
+    `oom`: no, suspected, yes.
+    """
 
     kind: str
     exit_code: Union[int, None] = None
@@ -134,9 +136,26 @@ class WorkerState(Value, frozen=True):
     exit: Union[ExitReport, None] = None
 
 
+class RunningWorker(Value, frozen=True):
+    """One worker as its agent tells a head that may not know it. `endpoint` is None before it is ready;
+    `exit` is set for one that ended while no head listened. `owner`, `cls` and `detail` are its StartWorkers'.
+    """
+
+    spec: WorkerSpec
+    owner: str
+    cls: str = ""
+    detail: str = ""
+    pid: int = 0
+    endpoint: Union[Endpoint, None] = None
+    port: int = 0
+    master_port: int = 0
+    exit: Union[ExitReport, None] = None
+
+
 class GroupState(Value, frozen=True):
     """A group as the head sees it. `cls` is module:qualname of the worker class, for people.
-    `detail` is JSON that the launching client wrote for those who attach (placements and the like)."""
+    `detail` is JSON that the launching client wrote for those who attach (placements and the like).
+    """
 
     namespace: str
     name: str
@@ -152,19 +171,22 @@ class GroupState(Value, frozen=True):
 
 
 class AgentHello(Message, frozen=True):
-    """First message of an agent; answered by Welcome or Failed."""
+    """First message of an agent; answered by Welcome or Failed. `workers` is all it has: a head that
+    was restarted learns its groups from there.
+    """
 
     protocol: int
     version: str
     incarnation: str
     node: NodeReport
     is_head: bool = False
-    workers: list[str] = []
+    workers: list[RunningWorker] = []
 
 
 class ClientHello(Message, frozen=True):
     """First message of a driver or worker. `pid` and `pid_start` (clock ticks since boot, field
-    22 of /proc/PID/stat) let the agent on the same host watch the process."""
+    22 of /proc/PID/stat) let the agent on the same host watch the process.
+    """
 
     protocol: int
     version: str
@@ -194,8 +216,12 @@ class Goodbye(Message, frozen=True):
     reason: str = ""
 
 
+HELLO_AGAIN = "hello?"
+"""The `incarnation` of the head's Beat to a peer that it does not know: it is to say hello (again)."""
+
+
 class Beat(Message, frozen=True):
-    """Sent every beat by agents and clients; the head answers with a Beat of its own."""
+    """Sent every beat by agents and clients; the head answers with a Beat of its own (`incarnation`: its epoch)."""
 
     incarnation: str = ""
 
@@ -205,7 +231,8 @@ class Beat(Message, frozen=True):
 
 class GetNodes(Message, frozen=True):
     """Wait until `num_nodes` nodes are there (0: answer at once), then fix and return their ranks.
-    Answered by Nodes, or by Failed(kind=timeout) naming the missing after `timeout_s`."""
+    Answered by Nodes, or by Failed(kind=timeout) naming the missing after `timeout_s`.
+    """
 
     num_nodes: int = 0
     timeout_s: Union[float, None] = None
@@ -218,7 +245,8 @@ class Nodes(Message, frozen=True):
 
 class Launch(Message, frozen=True):
     """Reserve the name and start the workers. Answered at once by Launched; each worker's fate
-    follows as WorkerChanged. The sender owns the group and is subscribed to it."""
+    follows as WorkerChanged. The sender owns the group and is subscribed to it.
+    """
 
     namespace: str
     group: str
@@ -274,9 +302,14 @@ class Done(Message, frozen=True):
 
 
 class StartWorkers(Message, frozen=True):
-    """Notice to an agent. Its answer, per worker, is WorkerReady or WorkerExited."""
+    """Notice to an agent. Its answer, per worker, is WorkerReady or WorkerExited; ids it knows are
+    ignored. `owner` is the incarnation of the client that owns the group, `cls` and `detail` are its Launch's.
+    """
 
     workers: list[WorkerSpec]
+    owner: str = ""
+    cls: str = ""
+    detail: str = ""
 
 
 class StopWorkers(Message, frozen=True):
@@ -315,7 +348,8 @@ class WorkerExited(Message, frozen=True):
 
 class LogLines(Message, frozen=True):
     """Lines that workers wrote, on their way agent -> head -> owner. `entries` are
-    (group:rank, stream, text); `skipped` says that lines were left out here (never in the files)."""
+    (group:rank, stream, text); `skipped` says that lines were left out here (never in the files).
+    """
 
     owner: str
     node: str
@@ -372,7 +406,8 @@ class Reply(Message, frozen=True, tag="rep"):
 
 class Failed(Message, frozen=True, tag="err"):
     """A request that was refused. `kind` names the error class at the asker (wire.refusals):
-    config, timeout, name_in_use, not_found, unreachable, authentication, protocol, usage, node_lost."""
+    config, timeout, name_in_use, not_found, unreachable, authentication, protocol, usage, node_lost.
+    """
 
     id: int
     kind: str

@@ -155,7 +155,7 @@ _cached: tuple[int, bool, Mapping[type, Callable[[Any], Any]]] = (-1, False, {})
 
 
 def _dispatch_table() -> Mapping[type, Callable[[Any], Any]]:
-    """copyreg's table and ours; a table is looked up in C, where reducer_override costs a Python call an object."""
+    """Copyreg's table and ours; a table is looked up in C, where reducer_override costs a Python call an object."""
     global _cached
     torch_loaded = "torch" in sys.modules
     if _cached[:2] != (len(copyreg.dispatch_table), torch_loaded):

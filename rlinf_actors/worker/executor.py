@@ -123,7 +123,7 @@ class LoopExecutor:
                 continue
             task = self._loop.create_task(invocation.run_async(self._instance), name=invocation.method)
             self._running.add(task)
-            invocation.stop = lambda task=task: self._loop.call_soon_threadsafe(task.cancel)  # type: ignore[misc]
+            invocation.stop = lambda task=task: self._loop.call_soon_threadsafe(task.cancel)
             if invocation.cancelled:  # between the look above and here
                 task.cancel()
             task.add_done_callback(self._ended)

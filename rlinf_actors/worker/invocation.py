@@ -25,7 +25,19 @@ class Invocation:
     an executor that can interrupt what runs.
     """
 
-    __slots__ = ("_credit", "_reply", "_wake", "cancelled", "deadline", "id", "method", "parts", "peer", "stop", "window")
+    __slots__ = (
+        "_credit",
+        "_reply",
+        "_wake",
+        "cancelled",
+        "deadline",
+        "id",
+        "method",
+        "parts",
+        "peer",
+        "stop",
+        "window",
+    )
 
     def __init__(
         self, peer: bytes, call: int, method: str, parts: list[Buffer], reply: Reply, deadline_s: float, window: int

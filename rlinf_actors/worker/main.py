@@ -164,8 +164,9 @@ def _import_class(reference: str, where: str) -> Any:
             found = getattr(found, name)
     except ModuleNotFoundError as error:
         raise WorkerStartError(
-            f"{reference} cannot be imported by {where}: {error}. Its sys.path is {sys.path}. Put the module on PYTHONPATH "
-            f"there (env_configs: env_vars), install it, or define the class in the launching script, which sends it along"
+            f"{reference} cannot be imported by {where}: {error}. Its sys.path is {sys.path}. Put the module on "
+            f"PYTHONPATH there (env_configs: env_vars), install it, or define the class in the launching script, "
+            f"which sends it along"
         ) from error
     except AttributeError as error:
         raise WorkerStartError(

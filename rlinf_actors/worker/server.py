@@ -137,8 +137,12 @@ class WorkerServer:
             self.answer(peer, frames.Rejected("protocol", text))
         elif frame.token != self._token:
             log.warning("refused %r: it is not a member of this job", peer)
-            self.answer(peer, frames.Rejected("authentication", f"{frame.name} is not a member of the job of {self._name}"))
+            self.answer(
+                peer, frames.Rejected("authentication", f"{frame.name} is not a member of the job of {self._name}")
+            )
         elif frame.worker_id != self._worker_id:
-            self.answer(peer, frames.Rejected("authentication", f"{frame.name} looked for another worker at this address"))
+            self.answer(
+                peer, frames.Rejected("authentication", f"{frame.name} looked for another worker at this address")
+            )
         else:
             self._members.add(peer)

@@ -259,7 +259,8 @@ class Worker:
         """
         if tag is None:
             frame = inspect.currentframe()
-            assert frame is not None and frame.f_back is not None
+            assert frame is not None
+            assert frame.f_back is not None
             tag = frame.f_back.f_code.co_name
         return self._timers.measure(tag)
 
@@ -276,5 +277,3 @@ def context_pid() -> int:
     """Process id of the worker this process is or was forked from, 0 in a driver."""
     context = worker_context.current()
     return context.pid if context else 0
-
-
