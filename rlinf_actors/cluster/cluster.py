@@ -366,9 +366,9 @@ class _Connecting:
 
 
 def _parse(source: Any) -> ClusterConfig:
-    from rlinf_actors.hardware.registry import config_types
+    from rlinf_actors.hardware.registry import hardware_types
 
-    return ClusterConfig.from_any(source, hardware_types=config_types())
+    return ClusterConfig.from_any(source, hardware_types=hardware_types())
 
 
 def _endpoint(head: str) -> str:

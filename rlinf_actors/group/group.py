@@ -76,6 +76,21 @@ class RemoteMethod:
         return f"<method {self._name}() of group {self._control.name!r}, ranks {[peer.rank for peer in self._peers]}>"
 
 
+if TYPE_CHECKING:
+    _yielding = property
+else:
+
+    class _yielding:
+        """A property that an attribute of the instance hides: a worker's own method of that name."""
+
+        def __init__(self, read: Callable[[Any], Any]) -> None:
+            self._read = read
+            self.__doc__ = read.__doc__
+
+        def __get__(self, instance: Any, owner: type | None = None) -> Any:
+            return self if instance is None else self._read(instance)
+
+
 class _Calls:
     """Turns attribute access into remote methods."""
 
@@ -94,7 +109,9 @@ class _Calls:
         streams = control.methods.get(name)
         if streams is None:
             return _missing(control, name)
-        return RemoteMethod(control, name, streams, self._peers_called(), self._timeout_of_calls())
+        method = RemoteMethod(control, name, streams, self._peers_called(), self._timeout_of_calls())
+        self.__dict__[name] = method
+        return method
 
     def __dir__(self) -> list[str]:
         return sorted({*object.__dir__(self), *self._control.methods})
@@ -110,16 +127,9 @@ class WorkerGroup(_Calls, Generic[T]):
 
     def __init__(self, control: GroupControl) -> None:
         self._control = control
-
-    if not TYPE_CHECKING:
-
-        def __getattribute__(self, name: str) -> Any:
-            # the newer names give way to the worker's own methods
-            if name in YIELDING:
-                control = object.__getattribute__(self, "__dict__").get("_control")
-                if control is not None and name in control.own_methods:
-                    return _Calls.__getattr__(self, name)
-            return object.__getattribute__(self, name)
+        for name in YIELDING:
+            if name in control.own_methods:
+                _Calls.__getattr__(self, name)  # kept on the instance, where it is found before the class's own
 
     def _peers_called(self) -> Sequence[Peer]:
         return self._control.group.peers
@@ -166,17 +176,17 @@ class WorkerGroup(_Calls, Generic[T]):
 
     # --- newer names ---
 
-    @property
+    @_yielding
     def control(self) -> GroupControl:
         """The group's own operations, whatever methods the worker class has."""
         return self._control
 
-    @property
+    @_yielding
     def world_size(self) -> int:
         """Number of ranks."""
         return self._control.world_size
 
-    @property
+    @_yielding
     def placements(self) -> list[Any]:
         """Where each rank was placed."""
         return self._control.placements

@@ -65,10 +65,8 @@ class WorkerGroupFuncResult(Work["list[T]"]):
         self._peers = peers
         self._ids: list[int] = []
         self._answers: list[_Answer] = [None] * len(peers)
-        self._seconds = [0.0] * len(peers)
-        self._left = len(peers)
         self._order: list[int] = []
-        self._watchers: list[Callable[[], object]] = []
+        self._watchers: tuple[Callable[[], object], ...] = ()
         self._failed: int | None = None
         self._error: BaseException | None = None
         self._values: list[T] | None = None
@@ -114,19 +112,17 @@ class WorkerGroupFuncResult(Work["list[T]"]):
                 return
             self._answers[index] = answer
             self._order.append(index)
-            self._left -= 1
-            if not failed and isinstance(answer, tuple):
-                self._seconds[index] = answer[0].seconds  # type: ignore[union-attr]
-            finish = self._left == 0
-            if failed and self._failed is None:
+            if failed and self._failed is None and not self._finished:
                 self._failed = index
-                finish = True
-            watchers = tuple(self._watchers)
-        if failed and not self._finished:
+            callbacks: tuple[Callable[[], object], ...] = ()
+            if not self._finished and (len(self._order) == len(self._peers) or failed):
+                self._finished = True
+                callbacks, self._callbacks = self._callbacks, ()
+        if self._failed == index:
             self._runtime.lost.failed(self)
-        if finish:
-            self._finish()
-        for watcher in watchers:
+        for callback in callbacks:
+            callback()
+        for watcher in self._watchers:
             watcher()
 
     def _outcome(self) -> list[T]:
@@ -142,7 +138,9 @@ class WorkerGroupFuncResult(Work["list[T]"]):
             raise self._failure(self._failed)
         if self._values is None:
             self._values = [self._value(index) for index in range(len(self._peers))]
-            self._answers = []  # the buffers are the values' now
+            for answer in self._answers:
+                if isinstance(answer, tuple):
+                    answer[1].clear()  # the buffers are the values' now
         return list(self._values)
 
     def _value(self, index: int) -> T:
@@ -218,7 +216,7 @@ class WorkerGroupFuncResult(Work["list[T]"]):
                     raise
 
         with self._lock:
-            self._watchers.append(notify)
+            self._watchers = (*self._watchers, notify)
         self._on_done(notify)
         try:
             for n in range(len(self._peers)):
@@ -238,7 +236,7 @@ class WorkerGroupFuncResult(Work["list[T]"]):
                 yield self._peers[index].rank, self._failure(index)
         finally:
             with self._lock:
-                self._watchers.remove(notify)
+                self._watchers = tuple(watcher for watcher in self._watchers if watcher is not notify)
             self._forget(notify)
 
     def consume_duration(self, reduction_type: str = "max") -> float:
@@ -272,7 +270,8 @@ class WorkerGroupFuncResult(Work["list[T]"]):
 
     def _durations(self) -> list[float]:
         self.wait()
-        return list(self._seconds)
+        frames_of = [answer[0] for answer in self._answers if isinstance(answer, tuple)]
+        return [frame.seconds for frame in frames_of if isinstance(frame, frames.Ok)]
 
     def _before_blocking(self) -> None:
         runtime = self._runtime
@@ -302,7 +301,7 @@ class WorkerGroupFuncResult(Work["list[T]"]):
 
     def __repr__(self) -> str:
         state = "cancelled" if self._cancelled else "failed" if self._failed is not None else "done"
-        answered = len(self._peers) - self._left
+        answered = len(self._order)
         return (
             f"<WorkerGroupFuncResult {self._method}() "
             f"{state if self._finished else f'{answered} of {len(self._peers)} ranks'}>"

@@ -2,6 +2,7 @@
 
 House rules:
 * A socket is guarded by one lock, so that any thread may send; only the loop's thread receives.
+  Queueing takes no lock: deque.append is atomic, and the flush clears its flag before it looks.
 * The socket's FD is edge-triggered, and any call on the socket may eat the edge: after every send
   the events are read again, and every wake-up receives until EAGAIN. `_drain` is the one place.
 * High-water marks are off (a full ROUTER drops without a word); memory is bounded above, by credits.
@@ -12,10 +13,12 @@ House rules:
 from __future__ import annotations
 
 import asyncio
+import collections
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import msgspec
 import zmq
@@ -25,6 +28,8 @@ from rlinf_actors.net.link import OnMessage
 from rlinf_actors.net.security import Security
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 BIG = 16 << 10
 """Parts of this size and more travel as frames of their own, without a copy (measured: pays from 16 KiB)."""
@@ -71,7 +76,7 @@ class _Socket:
         self._loop = network._loop
         self._on_message = on_message
         self._lock = threading.Lock()
-        self._queues: dict[bytes, list[tuple[bytes, Sequence[Buffer]]]] = {}
+        self._out: collections.deque[tuple[bytes, bytes, Sequence[Buffer]]] = collections.deque()
         self._flush_due = False
         self._drain_due = False
         self._closed = False
@@ -91,41 +96,52 @@ class _Socket:
     # --- out ---
 
     def _send(self, peer: bytes, header: bytes, parts: Sequence[Buffer], now: bool) -> None:
-        with self._lock:
-            if self._closed:
-                return
-            queue = self._queues.get(peer)
-            if now and not queue:
+        if now and not self._out and self._lock.acquire(blocking=False):
+            try:
+                if self._closed:
+                    return
                 self._write(peer, [(header, parts)])
                 if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN or self._drain_due:
                     return
                 self._drain_due = True  # our send may have eaten the edge that announced these
-                wake = self._drain
-            else:
-                if queue is None:
-                    queue = self._queues[peer] = []
-                queue.append((header, parts))
-                if self._flush_due:
-                    return
-                self._flush_due = True
-                wake = self._flush
+            finally:
+                self._lock.release()
+            self._wake(self._drain)
+            return
+        self._out.append((peer, header, parts))
+        if not self._flush_due:
+            self._flush_due = True
+            self._wake(self._flush)
+
+    def _wake(self, callback: Callable[[], None]) -> None:
         if threading.get_ident() == self._thread:
-            self._loop.call_soon(wake)
-        else:
-            try:
-                self._loop.call_soon_threadsafe(wake)
-            except RuntimeError:  # the loop was closed while we sent: the process is ending
-                log.debug("a message to %r was dropped: the loop is closed", peer)
+            self._loop.call_soon(callback)
+            return
+        try:
+            self._loop.call_soon_threadsafe(callback)
+        except RuntimeError:
+            if not self._loop.is_closed():  # a closed loop: the process is ending, and nobody listens
+                raise
 
     def _flush(self) -> None:
+        self._flush_due = False
         with self._lock:
-            self._flush_due = False
-            if self._closed:
-                return
-            queues, self._queues = self._queues, {}
-            for peer, records in queues.items():
-                self._write(peer, records)
+            self._write_queued()
         self._drain()
+
+    def _write_queued(self) -> None:
+        """Send what is queued, one chunk per peer. Called with the lock held."""
+        out = self._out
+        if self._closed or not out:
+            return
+        if not self._routed:
+            self._write(b"", [(header, parts) for _, header, parts in _all(out)])
+            return
+        queues: dict[bytes, list[tuple[bytes, Sequence[Buffer]]]] = {}
+        for peer, header, parts in _all(out):
+            queues.setdefault(peer, []).append((header, parts))
+        for peer, records in queues.items():
+            self._write(peer, records)
 
     def _write(self, peer: bytes, records: list[tuple[bytes, Sequence[Buffer]]]) -> None:
         """Send one chunk. Called with the lock held."""
@@ -217,12 +233,17 @@ class _Socket:
         with self._lock:
             if self._closed:
                 return
-            for peer, records in self._queues.items():
-                self._write(peer, records)
+            self._write_queued()
             self._closed = True
             self._loop.remove_reader(self._fd)
             self._socket.close(linger=linger_ms)
         self._network._sockets.discard(self)
+
+
+def _all(queue: collections.deque[T]) -> Iterator[T]:
+    """Take everything that is in *queue* now; others may append meanwhile."""
+    for _ in range(len(queue)):
+        yield queue.popleft()
 
 
 class ZmqListener(_Socket):

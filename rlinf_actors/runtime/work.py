@@ -26,7 +26,7 @@ class Work(Generic[T]):
     def __init__(self) -> None:
         self._finished = False
         self._lock = threading.Lock()
-        self._callbacks: list[Callable[[], object]] = []
+        self._callbacks: tuple[Callable[[], object], ...] = ()
 
     def done(self) -> bool:
         """Whether the outcome is there. Never blocks."""
@@ -45,9 +45,10 @@ class Work(Generic[T]):
             self._before_blocking()
             gate = threading.Lock()
             gate.acquire()
-            self._on_done(gate.release)
+            release = gate.release
+            self._on_done(release)
             if not gate.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
-                self._forget(gate.release)
+                self._forget(release)
                 raise CallTimeoutError(f"{self._what} was not done within {timeout:g} s; it goes on")
         return self._outcome()
 
@@ -88,14 +89,13 @@ class Work(Generic[T]):
         """Call *callback* once the outcome is there; at once if it is."""
         with self._lock:
             if not self._finished:
-                self._callbacks.append(callback)
+                self._callbacks = (*self._callbacks, callback)
                 return
         callback()
 
     def _forget(self, callback: Callable[[], object]) -> None:
         with self._lock:
-            if callback in self._callbacks:
-                self._callbacks.remove(callback)
+            self._callbacks = tuple(known for known in self._callbacks if known is not callback)
 
     def _finish(self) -> bool:
         """Announce the outcome; False if it had been announced before."""
@@ -103,7 +103,7 @@ class Work(Generic[T]):
             if self._finished:
                 return False
             self._finished = True
-            callbacks, self._callbacks = self._callbacks, []
+            callbacks, self._callbacks = self._callbacks, ()
         for callback in callbacks:
             callback()
         return True
