@@ -10,7 +10,7 @@ from collections.abc import Callable
 from rlinf_actors.errors import ProtocolError
 from rlinf_actors.net.link import Network
 from rlinf_actors.net.rpc import ControlClient
-from rlinf_actors.wire.messages import Beat, Body, ClientHello, Goodbye, Welcome
+from rlinf_actors.wire.messages import HELLO_AGAIN, Beat, Body, ClientHello, Goodbye, Welcome
 
 log = logging.getLogger(__name__)
 
