@@ -5,12 +5,12 @@ Which types there are is not known here: callers pass the registry's table, name
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rlinf_actors.config.fields import check_keys, mapping, nearest, sequence, text, whole_number
+from rlinf_actors.config.typed import build
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.model.hardware import AcceleratorType
 
@@ -68,7 +68,7 @@ def parse_hardware(
                 path=f"{where}.node_rank",
             )
         config = dict(entry, node_rank=rank)
-        configs.append(config if types is None else _convert(config, types[kind], where))
+        configs.append(config if types is None else build(types[kind], config, where))
         ranks.append(rank)
     return HardwareSection(kind, tuple(configs), tuple(ranks))
 
@@ -87,17 +87,3 @@ def _check_type(kind: str, types: Mapping[str, type] | None, path: str) -> None:
             "A type of your own is registered by the module that RLINF_EXT_MODULE names",
             path=path,
         )
-
-
-def _convert(config: Mapping[Any, Any], cls: type, path: str) -> Any:
-    if dataclasses.is_dataclass(cls):
-        fields = [field for field in dataclasses.fields(cls) if field.init]
-        check_keys(config, [field.name for field in fields], path)
-        for field in fields:
-            needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-            if needed and field.name not in config:
-                raise ConfigError(f"has no {field.name}, which {cls.__name__} needs", path=path)
-    try:
-        return cls(**config)
-    except (TypeError, ValueError, AssertionError) as error:
-        raise ConfigError(f"{cls.__name__} refuses it: {error}", path=path) from error

@@ -1,0 +1,72 @@
+"""The process that asks one vendor's library, or loads the extension module, and may die of it.
+
+It writes one JSON object to its standard output and ends without any clean-up, which could hang as well. Whatever the
+library itself prints goes to standard error, of which the parent shows the last line when this process dies.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import resource
+import signal
+import sys
+from typing import Any
+
+EXTENSION = "extension"
+_MAX_OUTPUT_BYTES = 64 << 20
+"""A library that prints for ever must not fill the memory that the parent's files are in."""
+
+
+def main(argv: list[str]) -> None:
+    """Write what was found. *argv*: an accelerator type or "extension", the parent's pid, the extension's module."""
+    what, parent = argv[0], int(argv[1])
+    _contain(parent)
+    answer = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        result = _extension(argv[2]) if what == EXTENSION else _vendor(what)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the parent reports it on this vendor
+        result = {"faults": [_describe(error)]}
+    os.write(answer, json.dumps(result).encode())
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _contain(parent: int) -> None:
+    """Die with the parent, leave no core file of the size of a driver's mappings, write no endless output."""
+    from rlinf_actors import procfs
+
+    procfs.die_with_parent(signal.SIGKILL, parent)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (_MAX_OUTPUT_BYTES, _MAX_OUTPUT_BYTES))
+    import faulthandler
+
+    faulthandler.enable()
+
+
+def _vendor(kind: str) -> dict[str, Any]:
+    from rlinf_actors.hardware.vendors import vendor_of
+    from rlinf_actors.model.hardware import AcceleratorType
+
+    vendor = vendor_of(AcceleratorType(kind))
+    if vendor is None:
+        raise LookupError(f"nobody can probe {kind}")
+    found = importlib.import_module(vendor.module).find(os.environ)
+    return {"infos": [vars(info) for info in found.infos], "faults": found.faults}
+
+
+def _extension(name: str) -> dict[str, Any]:
+    from rlinf_actors.hardware.registry import hardware_types, load_extension
+
+    load_extension(name)
+    return {"types": sorted(hardware_types())}
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name == "pynvml":
+        return f"nvidia-ml-py is not installed for {sys.executable}; NVIDIA's devices cannot be read"
+    from rlinf_actors.errors import ConfigError
+
+    return str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"

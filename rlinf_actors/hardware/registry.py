@@ -1,0 +1,220 @@
+"""Hardware types that users add: how they are found on a node and how they are configured.
+
+A type is registered where its module is imported. ``RLINF_EXT_MODULE`` names a module whose ``register()`` runs in
+agentd's probe, in every worker, and in the driver before it reads the configuration.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
+
+from rlinf_actors.config.fields import nearest
+from rlinf_actors.config.typed import build
+from rlinf_actors.errors import ConfigError
+from rlinf_actors.model.hardware import AcceleratorType, HardwareConfig, HardwareResource
+from rlinf_actors.settings import EXT_MODULE
+
+_RESERVED = frozenset({"Accelerator", *(kind.value for kind in AcceleratorType)})
+
+_HardwareClass = TypeVar("_HardwareClass", bound="type[Hardware]")
+_Entry = TypeVar("_Entry")
+_ConfigClass = TypeVar("_ConfigClass", bound="type[HardwareConfig]")
+
+
+class Hardware:
+    """Base of hardware types; a subclass says how its pieces are found on a node.
+
+    Such as::
+
+        @Hardware.register()
+        class MyArm(Hardware):
+            HW_TYPE = "MyArm"
+
+            @classmethod
+            def enumerate(cls, node_rank, configs=None):
+                infos = [HardwareInfo(cls.HW_TYPE, "v2") for _ in configs or ()]
+                return HardwareResource(cls.HW_TYPE, infos) if infos else None
+
+    Attributes:
+        HW_TYPE: name of the type, as in ``hardware: {type: ...}``; the class's own name if it gives none.
+    """
+
+    HW_TYPE: ClassVar[str] = ""
+
+    @classmethod
+    def register(cls) -> Callable[[_HardwareClass], _HardwareClass]:
+        """Class decorator: make a subclass known under its ``HW_TYPE``.
+
+        Raises:
+            TypeError: not a subclass of Hardware, or without ``enumerate`` of its own.
+            ValueError: another class has that type, or the name belongs to accelerators.
+        """
+
+        def decorate(found: _HardwareClass) -> _HardwareClass:
+            if not (isinstance(found, type) and issubclass(found, Hardware)):
+                raise TypeError(f"{found!r} is not a subclass of Hardware")
+            if found.enumerate.__func__ is Hardware.enumerate.__func__:  # type: ignore[attr-defined]
+                raise TypeError(f"{found.__name__} has no classmethod enumerate(node_rank, configs)")
+            _enter(_hardware, found.HW_TYPE or found.__name__, found, "a Hardware class")
+            return found
+
+        return decorate
+
+    @classmethod
+    def enumerate(cls, node_rank: int, configs: Sequence[Any] | None = None) -> HardwareResource | None:
+        """The pieces of this type on a node.
+
+        Args:
+            node_rank: cluster rank of the node.
+            configs: the configuration's entries for that node, None without any.
+
+        Returns:
+            The pieces, in the order of their local ranks; None if there is none.
+        """
+        raise NotImplementedError(f"{cls.__name__} has no enumerate(node_rank, configs)")
+
+
+@dataclass
+class NodeHardwareConfig:
+    """The ``hardware`` part of a node group.
+
+    Attributes:
+        type: the registered type that the group owns.
+        configs: one entry a piece; mappings become instances of the type's dataclass.
+    """
+
+    type: str
+    configs: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Check the configs against the type. Raises ConfigError."""
+        self.type = str(self.type)
+        self.configs = [
+            parse_config(self.type, entry, f"configs[{index}]") if isinstance(entry, Mapping) else entry
+            for index, entry in enumerate(self.configs or ())
+        ]
+
+    @classmethod
+    def register_hardware_config(cls, type: str) -> Callable[[_ConfigClass], _ConfigClass]:
+        """Class decorator, above ``@dataclass``: the configs of *type* are instances of this class.
+
+        Raises:
+            TypeError: not a dataclass that derives from HardwareConfig.
+            ValueError: another class has that type, or the name belongs to accelerators.
+        """
+
+        def decorate(found: _ConfigClass) -> _ConfigClass:
+            if not (isinstance(found, _class) and issubclass(found, HardwareConfig)):
+                raise TypeError(f"{found!r} is not a subclass of HardwareConfig")
+            if "__dataclass_fields__" not in vars(found):
+                raise TypeError(f"{found.__name__} is no dataclass yet: put @dataclass below the registration")
+            _enter(_configs, type, found, "a config class")
+            return found
+
+        return decorate
+
+
+_class = type  # NodeHardwareConfig has a field, and its decorator a parameter, of that name
+_hardware: dict[str, type[Hardware]] = {}
+_configs: dict[str, type[HardwareConfig]] = {}
+_extensions: set[str] = set()
+
+
+def _enter(table: dict[str, Any], kind: str, found: type, what: str) -> None:
+    if kind in _RESERVED:
+        raise ValueError(f"{kind!r} is a type of accelerator; choose another name for {found.__name__}")
+    earlier = table.get(kind)
+    # A module that is imported again, or a register() that runs again, makes a new class of the same name.
+    if earlier is not None and (earlier.__module__, earlier.__qualname__) != (found.__module__, found.__qualname__):
+        raise ValueError(
+            f"hardware type {kind!r} has {what} already: {earlier.__module__}.{earlier.__qualname__}; "
+            f"{found.__module__}.{found.__qualname__} needs another name"
+        )
+    table[kind] = found
+
+
+def hardware_types() -> dict[str, type[HardwareConfig]]:
+    """Registered type to config dataclass: what ClusterConfig.from_any takes as ``hardware_types``."""
+    return dict(_configs)
+
+
+def lookup(kind: str) -> type[HardwareConfig]:
+    """The config dataclass of a type.
+
+    Raises:
+        ConfigError: there is no such type; names the nearest.
+    """
+    return _find(_configs, kind, "@NodeHardwareConfig.register_hardware_config")
+
+
+def lookup_hardware(kind: str) -> type[Hardware]:
+    """The Hardware class of a type.
+
+    Raises:
+        ConfigError: there is none; names the nearest.
+    """
+    return _find(_hardware, kind, "@Hardware.register")
+
+
+def _find(table: Mapping[str, _Entry], kind: str, decorator: str) -> _Entry:
+    if kind in table:
+        return table[kind]
+    hint = f"did you mean {nearest(kind, table)!r}? " if table else ""
+    raise ConfigError(
+        f"nothing is registered for hardware type {kind!r} by {decorator}; {hint}"
+        f"Registered: {', '.join(sorted(table)) or 'none'}. "
+        f"A type of your own is registered by the module that {EXT_MODULE} names"
+    )
+
+
+def parse_config(kind: str, values: Mapping[str, Any], path: str = "") -> HardwareConfig:
+    """An instance of the type's config dataclass.
+
+    Args:
+        kind: the registered type.
+        values: the fields, as the configuration gives them.
+        path: config path of *values*, for messages.
+
+    Raises:
+        ConfigError: unknown type; unknown, missing or ill-typed field; or the class refuses the values.
+    """
+    config: HardwareConfig = build(lookup(kind), values, path)
+    return config
+
+
+def load_extension(name: str) -> None:
+    """Import module *name* and call its ``register()``; once per process and name, later calls do nothing.
+
+    Raises:
+        ConfigError: the module is missing, cannot be imported, has no ``register`` or that raised;
+            ``path`` is ``RLINF_EXT_MODULE``.
+    """
+    if name in _extensions:
+        return
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
+            raise ConfigError(
+                f"there is no module {error.name!r} on this interpreter's path; install it there, or add its directory "
+                "to PYTHONPATH",
+                path=EXT_MODULE,
+            ) from error
+        raise ConfigError(f"module {name!r} cannot be imported: {error}", path=EXT_MODULE) from error
+    except Exception as error:
+        raise ConfigError(
+            f"module {name!r} cannot be imported: {type(error).__name__}: {error}", path=EXT_MODULE
+        ) from error
+    register = getattr(module, "register", None)
+    if not callable(register):
+        raise ConfigError(f"module {name!r} has no function register()", path=EXT_MODULE)
+    try:
+        register()
+    except Exception as error:
+        raise ConfigError(
+            f"register() of module {name!r} raised {type(error).__name__}: {error}", path=EXT_MODULE
+        ) from error
+    _extensions.add(name)

@@ -1,0 +1,91 @@
+"""What a probe found, and its way into control messages and back. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType, HardwareInfo, HardwareResource
+from rlinf_actors.wire.messages import HardwareReport, ResourceReport
+
+_ACCELERATOR_FIELDS = {spec.name: spec for spec in dataclasses.fields(AcceleratorInfo)}
+_ACCELERATORS = frozenset(kind.value for kind in AcceleratorType)
+
+
+@dataclass(frozen=True)
+class ProbeReport:
+    """What a node has; the fields of NodeReport that a probe can fill, under the same names.
+
+    Attributes:
+        hostname: the kernel's name of the node.
+        num_cpus: logical CPUs that this process may use.
+        memory_bytes: physical memory.
+        python: version of the interpreter, e.g. ``3.11.7``.
+        interpreter: its path.
+        resources: accelerators, one entry a type, in the order of their local ranks.
+        interfaces: network interface to its first IPv4 address.
+        faults: what was there and could not be read, one sentence each, the vendor first.
+        extension_types: hardware types that RLINF_EXT_MODULE registered.
+    """
+
+    hostname: str
+    num_cpus: int
+    memory_bytes: int
+    python: str
+    interpreter: str
+    resources: list[ResourceReport] = field(default_factory=list)
+    interfaces: dict[str, str] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+    extension_types: list[str] = field(default_factory=list)
+
+
+@dataclass
+class ReportedInfo(HardwareInfo):
+    """A piece of hardware of a type whose class is not known here.
+
+    Attributes:
+        detail: the fields that its type adds.
+    """
+
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+def resource_to_report(resource: HardwareResource) -> ResourceReport:
+    """*resource* as plain values; a field that is not a plain value travels as its text."""
+    return ResourceReport(resource.type, [_info_to_report(info) for info in resource.infos])
+
+
+def resource_from_report(report: ResourceReport) -> HardwareResource:
+    """The resource in *report*: AcceleratorInfo for accelerators, ReportedInfo for everything else."""
+    return HardwareResource(report.type, [_info_from_report(info) for info in report.infos])
+
+
+def resources_from_reports(reports: Sequence[ResourceReport]) -> list[HardwareResource]:
+    """NodeInfo.hardware_resources from NodeReport.resources."""
+    return [resource_from_report(report) for report in reports]
+
+
+def _info_to_report(info: HardwareInfo) -> HardwareReport:
+    if isinstance(info, ReportedInfo):
+        values = dict(info.detail)
+    else:
+        values = {spec.name: getattr(info, spec.name) for spec in dataclasses.fields(info)[2:]}
+    return HardwareReport(str(info.type), info.model, {name: _plain(value) for name, value in values.items()})
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [str(item) for item in value]
+    return str(value)
+
+
+def _info_from_report(report: HardwareReport) -> HardwareInfo:
+    if report.type not in _ACCELERATORS:
+        return ReportedInfo(report.type, report.model, dict(report.detail))
+    # A newer agent may say more than this version knows.
+    known = {name: value for name, value in report.detail.items() if name in _ACCELERATOR_FIELDS}
+    return AcceleratorInfo(report.type, report.model, **known)  # type: ignore[arg-type]
