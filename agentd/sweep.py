@@ -38,6 +38,7 @@ class Sweep:
         self._pids = set(pids)
         self._done = done
         self._pidfds: dict[int, int] = {}
+        self._killed: set[int] = set()
         self._statuses: dict[int, int] = {}
         self._over = False
         self._timer = loop.call_later(PATIENCE_S, self._finish)
@@ -50,7 +51,7 @@ class Sweep:
                 continue
             ours = pid in self._pids or stat.session in self._pids
             if stat.state in "ZX":
-                if ours and stat.parent == os.getpid():
+                if (ours or pid in self._killed) and stat.parent == os.getpid():  # when it died, its parent still lived
                     self._reap(pid)
             elif ours or procfs.mark_of(pid) in self._ids:
                 self._kill(pid)
@@ -69,6 +70,7 @@ class Sweep:
         except ProcessLookupError:
             return
         self._pidfds[pid] = pidfd
+        self._killed.add(pid)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         self._loop.add_reader(pidfd, self._on_end, pid)

@@ -99,10 +99,14 @@ async def children(tmp_path, **options):
         yield made, reports
     finally:
         await made.close(0.2)
-    assert not [name for name in ("w", "t") if os.listdir(run_dir / name)]
-    assert not procfs.marked([r.id for r in reports.order if isinstance(r, (WorkerReady, WorkerExited))])
-    assert procfs.children(os.getpid()) == []
-    assert open_fds() == before
+    left = {
+        "files": [name for name in ("w", "t") if os.listdir(run_dir / name)],
+        "marked": procfs.marked([r.id for r in reports.order if isinstance(r, (WorkerReady, WorkerExited))]),
+        "children": [procfs.stat(pid) for pid in procfs.children(os.getpid())],
+        "fds": {fd: name for fd, name in open_fds().items() if before.get(fd) != name},
+    }
+    if any(left.values()):
+        raise AssertionError(left)
 
 
 def open_fds():

@@ -21,7 +21,7 @@ facts = {
     "fds": sorted(int(fd) for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}")),
     "control": sock.fileno(), "random": random.random(), "threads": threading.active_count(),
     "blocked": [int(s) for s in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
-    "handlers": [str(signal.getsignal(s)) for s in (signal.SIGTERM, signal.SIGCHLD)],
+    "handlers": [signal.getsignal(s) == signal.SIG_DFL for s in (signal.SIGTERM, signal.SIGCHLD)],
     "comm": open("/proc/self/comm").read().strip(), "gc": gc.isenabled(),
 }
 print(json.dumps(facts))
@@ -70,7 +70,7 @@ async def test_worker_is_a_process_of_its_own(tmp_path, method):
     assert facts["stdin"] == "/dev/null"
     assert facts["fds"] == [0, 1, 2, facts["control"]]
     assert facts["blocked"] == []
-    assert all("SIG_DFL" in handler for handler in facts["handlers"])
+    assert all(facts["handlers"])
     assert facts["comm"] == "g:0"
     assert facts["argv"] == ["-c"]
     assert facts["gc"]

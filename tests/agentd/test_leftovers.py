@@ -65,7 +65,7 @@ async def test_daemons_end_with_their_worker(tmp_path, how):
         assert alive(pids) == []
         if how == "template":
             exit = await reports.gone(other)
-            assert (exit.kind, exit.signal) == ("signalled", 9)
+            assert exit.kind in ("signalled", "exited"), "by the kernel's signal, or by itself at the end of its control"
             assert "template process that it came from ended (signal 9" in exit.reason
             again = spec(2)
             kids.start([again])
