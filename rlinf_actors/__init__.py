@@ -1,0 +1,111 @@
+"""rlinf-actors: RLinf's scheduler layer (clusters, placements, workers, groups) without Ray.
+
+Names are loaded when they are first used, so that this import brings in no torch, no ZeroMQ and no thread.
+"""
+
+from typing import TYPE_CHECKING
+
+from rlinf_actors.version import VERSION as __version__
+
+if TYPE_CHECKING:
+    from rlinf_actors.cluster.cluster import Cluster as Cluster
+    from rlinf_actors.config.cluster import ClusterConfig as ClusterConfig
+    from rlinf_actors.config.cluster import NodeGroupConfig as NodeGroupConfig
+    from rlinf_actors.errors import AuthenticationError as AuthenticationError
+    from rlinf_actors.errors import CallTimeoutError as CallTimeoutError
+    from rlinf_actors.errors import ChannelClosedError as ChannelClosedError
+    from rlinf_actors.errors import ClusterTimeoutError as ClusterTimeoutError
+    from rlinf_actors.errors import ConfigError as ConfigError
+    from rlinf_actors.errors import GroupClosedError as GroupClosedError
+    from rlinf_actors.errors import GroupNotFoundError as GroupNotFoundError
+    from rlinf_actors.errors import NameInUseError as NameInUseError
+    from rlinf_actors.errors import NodeLostError as NodeLostError
+    from rlinf_actors.errors import PeerDiedError as PeerDiedError
+    from rlinf_actors.errors import PlacementError as PlacementError
+    from rlinf_actors.errors import ProtocolError as ProtocolError
+    from rlinf_actors.errors import ProtocolMismatchError as ProtocolMismatchError
+    from rlinf_actors.errors import RemoteWireError as RemoteWireError
+    from rlinf_actors.errors import RlinfActorsError as RlinfActorsError
+    from rlinf_actors.errors import SerializationError as SerializationError
+    from rlinf_actors.errors import UsageError as UsageError
+    from rlinf_actors.errors import WorkerDiedError as WorkerDiedError
+    from rlinf_actors.errors import WorkerError as WorkerError
+    from rlinf_actors.errors import WorkerStartError as WorkerStartError
+    from rlinf_actors.group.group import WorkerGroup as WorkerGroup
+    from rlinf_actors.group.result import WorkerGroupFuncResult as WorkerGroupFuncResult
+    from rlinf_actors.model.address import WorkerAddress as WorkerAddress
+    from rlinf_actors.model.hardware import AcceleratorType as AcceleratorType
+    from rlinf_actors.model.hardware import HardwareInfo as HardwareInfo
+    from rlinf_actors.model.hardware import HardwareResource as HardwareResource
+    from rlinf_actors.model.node import NodeGroupInfo as NodeGroupInfo
+    from rlinf_actors.model.node import NodeInfo as NodeInfo
+    from rlinf_actors.model.placement import Placement as Placement
+    from rlinf_actors.model.worker import WorkerInfo as WorkerInfo
+    from rlinf_actors.placement.component import ComponentPlacement as ComponentPlacement
+    from rlinf_actors.placement.strategies import FlexiblePlacementStrategy as FlexiblePlacementStrategy
+    from rlinf_actors.placement.strategies import NodePlacementStrategy as NodePlacementStrategy
+    from rlinf_actors.placement.strategies import PackedPlacementStrategy as PackedPlacementStrategy
+    from rlinf_actors.placement.strategies import StridedPlacementStrategy as StridedPlacementStrategy
+    from rlinf_actors.placement.strategy import PlacementStrategy as PlacementStrategy
+    from rlinf_actors.worker.worker import Worker as Worker
+
+_MODULES = {
+    "cluster.cluster": ("Cluster",),
+    "config.cluster": ("ClusterConfig", "NodeGroupConfig"),
+    "errors": (
+        "AuthenticationError",
+        "CallTimeoutError",
+        "ChannelClosedError",
+        "ClusterTimeoutError",
+        "ConfigError",
+        "GroupClosedError",
+        "GroupNotFoundError",
+        "NameInUseError",
+        "NodeLostError",
+        "PeerDiedError",
+        "PlacementError",
+        "ProtocolError",
+        "ProtocolMismatchError",
+        "RemoteWireError",
+        "RlinfActorsError",
+        "SerializationError",
+        "UsageError",
+        "WorkerDiedError",
+        "WorkerError",
+        "WorkerStartError",
+    ),
+    "group.group": ("WorkerGroup",),
+    "group.result": ("WorkerGroupFuncResult",),
+    "model.address": ("WorkerAddress",),
+    "model.hardware": ("AcceleratorType", "HardwareInfo", "HardwareResource"),
+    "model.node": ("NodeGroupInfo", "NodeInfo"),
+    "model.placement": ("Placement",),
+    "model.worker": ("WorkerInfo",),
+    "placement.component": ("ComponentPlacement",),
+    "placement.strategies": (
+        "FlexiblePlacementStrategy",
+        "NodePlacementStrategy",
+        "PackedPlacementStrategy",
+        "StridedPlacementStrategy",
+    ),
+    "placement.strategy": ("PlacementStrategy",),
+    "worker.worker": ("Worker",),
+}
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = ["__version__", *sorted(_HOME)]  # noqa: PLE0604 - computed from the table above
+
+if not TYPE_CHECKING:  # a type checker takes the imports above, and finds names that do not exist
+
+    def __getattr__(name):
+        module = _HOME.get(name)
+        if module is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        value = getattr(import_module(f"{__name__}.{module}"), name)
+        globals()[name] = value
+        return value
+
+    def __dir__():
+        return sorted({*globals(), *__all__})

@@ -1,0 +1,66 @@
+"""The commands under one name, and what becomes of their errors.
+
+House rules: data goes to stdout, everything else to stderr; an error is shown as its message, never
+as a traceback of ours; exit codes are agentd's: 64 usage, 69 unavailable, 77 permission, 78 configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from rlinf_actors.cli import groups, head, nodes, plan, status, workers
+from rlinf_actors.cli.output import complain
+from rlinf_actors.errors import (
+    AuthenticationError,
+    ClusterTimeoutError,
+    ConfigError,
+    PlacementError,
+    RlinfActorsError,
+    UsageError,
+)
+from rlinf_actors.version import VERSION
+
+USAGE, UNAVAILABLE, PERMISSION, CONFIG, INTERRUPTED = 64, 69, 77, 78, 130
+
+_CODES: tuple[tuple[type[Exception], int], ...] = (
+    (ClusterTimeoutError, UNAVAILABLE),
+    (ConfigError, CONFIG),
+    (PlacementError, CONFIG),
+    (AuthenticationError, PERMISSION),
+    (PermissionError, PERMISSION),
+    (UsageError, USAGE),
+    (RlinfActorsError, 1),
+    (OSError, UNAVAILABLE),
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(VERSION, prog_name="rlinf-actors")
+def app() -> None:
+    """Look at clusters and configurations of rlinf-actors."""
+
+
+for _command in (head.head, status.status, nodes.nodes, groups.groups, workers.workers, plan.plan):
+    app.add_command(_command)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command; returns the exit code."""
+    try:
+        app.main(list(arguments), prog_name="rlinf-actors", standalone_mode=False)
+    except click.UsageError as error:
+        error.show()
+        return USAGE
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except BrokenPipeError:
+        return 0  # `rlinf-actors workers | head` has what it wants
+    except tuple(kind for kind, _ in _CODES) as error:
+        complain(str(error))
+        return next(code for kind, code in _CODES if isinstance(error, kind))
+    return 0

@@ -1,0 +1,58 @@
+"""`rlinf-actors head`: the coordinator alone, on a machine that runs no workers."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import click
+
+from rlinf_actors.cli.output import json_option, note, show_json
+from rlinf_actors.errors import ConfigError
+from rlinf_actors.head.server import HeadServer
+from rlinf_actors.net.security import Security
+from rlinf_actors.settings import Settings
+
+DEFAULT = "127.0.0.1:6380"
+
+
+@click.command()
+@click.option("--listen", default=DEFAULT, show_default=True, metavar="HOST:PORT", help="Where to listen; port 0: any.")
+@click.option(
+    "--insecure-test-network", is_flag=True, help="Listen outside loopback without keys. Closed test networks only."
+)
+@json_option
+def head(listen: str, insecure_test_network: bool, as_json: bool) -> None:
+    """Run a head without an agent, until SIGTERM or Ctrl-C. Nodes join it by `agentd --connect HOST:PORT`."""
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError(f"is {listen!r}; it must be HOST:PORT, e.g. {DEFAULT}", path="--listen")
+    insecure = insecure_test_network or Settings.load().insecure_test_network
+    asyncio.run(_serve(f"tcp://{listen}", Security(insecure_test_network=insecure), as_json))
+
+
+async def _serve(endpoint: str, security: Security, as_json: bool) -> None:
+    from rlinf_actors.net.transport import ZmqNetwork
+
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[str] = loop.create_future()
+    network = ZmqNetwork(loop, security)
+
+    def end(reason: str) -> None:
+        if not ended.done():
+            ended.set_result(reason)
+
+    try:
+        server = HeadServer(network, on_end=end)
+        address = server.start([endpoint])[0].removeprefix("tcp://")
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, end, number.name)
+        if as_json:
+            show_json({"head": address})
+        else:
+            click.echo(address)
+        note(f"the head listens on {address}; nodes join by: agentd --connect {address}")
+        reason = await ended
+        server.close(f"the head was stopped ({reason})")
+    finally:
+        network.close()

@@ -1,0 +1,97 @@
+"""How things are shown: tables for people, JSON for programs, colours on terminals only."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_STYLES = {
+    "ready": "green",
+    "running": "green",
+    "starting": "yellow",
+    "suspect": "yellow",
+    "stopping": "yellow",
+    "draining": "yellow",
+    "lost": "red",
+    "gone": "red",
+}
+
+json_option: Callable[[F], F] = click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON with stable keys instead of a table."
+)
+
+
+def show_json(data: object) -> None:
+    """Print data for programs."""
+    click.echo(json.dumps(data, indent=2, ensure_ascii=False))
+
+
+def show_table(headings: Sequence[str], rows: Sequence[Sequence[object]], empty: str) -> None:
+    """Print a table: drawn by rich on a terminal, plain aligned columns elsewhere.
+
+    Args:
+        headings: one per column.
+        rows: cells; a cell that is a known state is coloured.
+        empty: what to say on stderr when there are no rows.
+    """
+    if not rows:
+        note(empty)
+        return
+    texts = [[str(cell) for cell in row] for row in rows]
+    if sys.stdout.isatty():
+        _draw(headings, texts)
+        return
+    widths = [max(len(row[column]) for row in (headings, *texts)) for column in range(len(headings))]
+    for row in (headings, *texts):
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def show_fields(fields: Mapping[str, object]) -> None:
+    """Print names and values, one pair a line."""
+    width = max(map(len, fields))
+    for name, value in fields.items():
+        click.echo(f"{name.ljust(width)}  {value}")
+
+
+def note(text: str) -> None:
+    """Say something to a person; stderr."""
+    click.echo(text, err=True)
+
+
+def complain(text: str) -> None:
+    """Say what went wrong; stderr."""
+    coloured = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+    click.echo(click.style("error: ", fg="red", bold=True) + text, err=True, color=coloured)
+
+
+def seconds(value: float) -> str:
+    """A duration as people say it: ``12 s``, ``3 min``, ``5 h``, ``2 d``."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if value >= 2 * size:
+            return f"{value / size:.0f} {unit}"
+    return f"{value:.0f} s"
+
+
+def size(value: int) -> str:
+    """A number of bytes as people say it."""
+    return f"{value / 2**30:.0f} GiB" if value else "-"
+
+
+def _draw(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
+    Console(highlight=False).print(table)  # rich follows NO_COLOR and TERM itself

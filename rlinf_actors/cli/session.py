@@ -1,0 +1,132 @@
+"""Finding a head and asking it what it knows. An observer has no session: it asks and leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import stat
+import tempfile
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from rlinf_actors.cli.output import note
+from rlinf_actors.errors import ConfigError, ProtocolError
+from rlinf_actors.net.rpc import ControlClient
+from rlinf_actors.net.security import Security
+from rlinf_actors.settings import HEAD, Settings
+from rlinf_actors.wire.messages import GetStatus, Status
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+SOCKET = "head.sock"
+"""Name of the head's socket in the directory of an embedded cluster."""
+PARENTS = (tempfile.gettempdir(), "/tmp")
+"""Where private clusters have their directories, when RLINF_ACTORS_RUN_DIR names no other place."""
+TIMEOUT_S = 5.0
+
+head_option: Callable[[F], F] = click.option(
+    "--head",
+    "head",
+    metavar="HOST:PORT|DIR",
+    help=f"The head's address, or the directory of a private cluster. Default: {HEAD}, else the private cluster "
+    "that a script of yours has started on this machine.",
+)
+
+
+def find_head(given: str | None, settings: Settings) -> str:
+    """The endpoint of the head that is meant.
+
+    Args:
+        given: the option's value, None without.
+        settings: the environment's.
+
+    Raises:
+        ConfigError: it is no address, or none is given and there is not exactly one private cluster of this user.
+    """
+    if given or settings.head:
+        return _endpoint(given or settings.head or "", "--head" if given else HEAD)
+    found = embedded_clusters(settings)
+    if len(found) == 1:
+        note(f"looking at the private cluster in {found[0].parent}")
+        return f"ipc://{found[0]}"
+    if not found:
+        raise ConfigError(
+            f"no head is known, and no script of yours runs a private one: pass --head HOST:PORT or set {HEAD}"
+        )
+    names = ", ".join(str(path.parent) for path in found)
+    raise ConfigError(f"{len(found)} private clusters are running; say which by --head DIR: {names}")
+
+
+def embedded_clusters(settings: Settings) -> list[Path]:
+    """Sockets of the running private clusters of this user, and of nobody else."""
+    parents = dict.fromkeys([settings.run_dir, *PARENTS] if settings.run_dir else PARENTS)
+    candidates = [path for parent in parents for path in sorted(Path(parent).glob(f"rlinf-*/{SOCKET}"))]
+    return [path for path in candidates if _is_ours(path.parent) and _answers(path)]
+
+
+def fetch_status(endpoint: str, settings: Settings) -> Status:
+    """What the head at *endpoint* knows. Blocks.
+
+    Raises:
+        ClusterTimeoutError: no answer in TIMEOUT_S seconds.
+        ConfigError: the endpoint may not be used from here.
+    """
+    return asyncio.run(_ask(endpoint, settings, TIMEOUT_S))
+
+
+def status_of(head: str | None) -> tuple[str, Status]:
+    """The endpoint that the option means, and what the head there knows."""
+    settings = Settings.load()
+    endpoint = find_head(head, settings)
+    return endpoint, fetch_status(endpoint, settings)
+
+
+async def _ask(endpoint: str, settings: Settings, timeout: float) -> Status:
+    from rlinf_actors.net.transport import ZmqNetwork
+
+    security = Security(insecure_test_network=settings.insecure_test_network)
+    network = ZmqNetwork(asyncio.get_running_loop(), security)
+    try:
+        client = ControlClient(network, endpoint, f"observer:{uuid.uuid4().hex}".encode(), lambda notice: None)
+        try:
+            answer = await client.request(GetStatus(), timeout)
+        finally:
+            client.close()
+    finally:
+        network.close()
+    if not isinstance(answer, Status):
+        raise ProtocolError(f"the head answered GetStatus with {type(answer).__name__}")
+    return answer
+
+
+def _endpoint(text: str, source: str) -> str:
+    if "://" in text:
+        return text
+    if os.path.isdir(text):
+        return f"ipc://{os.path.join(os.path.abspath(text), SOCKET)}"
+    host, _, port = text.rpartition(":")
+    if host and port.isdigit():
+        return f"tcp://{text}"
+    raise ConfigError(
+        f"{text!r} is neither HOST:PORT (e.g. 127.0.0.1:6380) nor the directory of a private cluster", path=source
+    )
+
+
+def _is_ours(directory: Path) -> bool:
+    info = directory.lstat()
+    return stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid() and not info.st_mode & 0o077
+
+
+def _answers(path: Path) -> bool:
+    """Whether somebody listens; a cluster that was killed leaves a socket that refuses."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True

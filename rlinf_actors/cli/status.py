@@ -1,0 +1,62 @@
+"""`rlinf-actors status`: the cluster on one page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import click
+
+from rlinf_actors.cli.output import json_option, seconds, show_fields, show_json
+from rlinf_actors.cli.session import head_option, status_of
+from rlinf_actors.wire.messages import Status
+
+
+@click.command()
+@head_option
+@json_option
+def status(head: str | None, as_json: bool) -> None:
+    """Show how the cluster is: its head, nodes, groups and clients."""
+    endpoint, found = status_of(head)
+    data = summary(endpoint, found)
+    if as_json:
+        show_json(data)
+        return
+    show_fields(
+        {
+            "head": f"{endpoint} (rlinf-actors {found.version}, up {seconds(found.uptime_s)})",
+            "nodes": _counts(data["nodes"]),
+            "hardware": ", ".join(f"{count} {kind}" for kind, count in data["hardware"].items()) or "none",
+            "groups": _counts(data["groups"]),
+            "workers": _counts(data["workers"]),
+            "clients": "\n         ".join(found.clients) or "none",
+        }
+    )
+    for fault in data["faults"]:
+        click.echo(f"fault     {fault['node']}: {fault['text']}")
+
+
+def summary(endpoint: str, found: Status) -> dict[str, Any]:
+    """What `status --json` prints; keys are stable, new ones may be added."""
+    hardware: Counter[str] = Counter()
+    for node in found.nodes:
+        if node.state != "lost":
+            hardware.update({resource.type: len(resource.infos) for resource in node.report.resources})
+    return {
+        "head": endpoint,
+        "version": found.version,
+        "epoch": found.epoch,
+        "uptime_s": round(found.uptime_s, 3),
+        "nodes": dict(Counter(node.state for node in found.nodes)),
+        "hardware": dict(hardware),
+        "groups": dict(Counter(group.state for group in found.groups)),
+        "workers": dict(Counter(worker.state for group in found.groups for worker in group.workers)),
+        "clients": list(found.clients),
+        "faults": [
+            {"node": node.report.hostname, "text": fault} for node in found.nodes for fault in node.report.faults
+        ],
+    }
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {state}" for state, count in counts.items()) or "none"

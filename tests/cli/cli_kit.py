@@ -1,0 +1,44 @@
+"""A status to show."""
+
+from __future__ import annotations
+
+from rlinf_actors.wire.messages import (
+    ExitReport,
+    GroupState,
+    HardwareReport,
+    NodeReport,
+    NodeState,
+    ResourceReport,
+    Status,
+    WorkerState,
+)
+
+ENDPOINT = "tcp://127.0.0.1:6380"
+
+
+def node(rank: int, gpus: int = 0, state: str = "ready", faults: list[str] | None = None) -> NodeState:
+    name = f"n{rank if rank >= 0 else 'x'}"
+    resources = [ResourceReport("NV_GPU", [HardwareReport("NV_GPU", "A800", {"index": i}) for i in range(gpus)])]
+    report = NodeReport(
+        node_id=f"id-{name}",
+        hostname=name,
+        ip=f"10.0.0.{rank + 1}",
+        host="h",
+        num_cpus=8,
+        memory_bytes=2**36,
+        python="3.11.7",
+        interpreter="/usr/bin/python3",
+        resources=resources if gpus else [],
+        faults=faults or [],
+    )
+    return NodeState(report, f"inc-{name}", rank, state, 0.25, is_head=rank == 0)
+
+
+def example_status() -> Status:
+    workers = [
+        WorkerState("w1", 1, 1, "10.0.0.2", "gone", 12, exit=ExitReport("signalled", signal=9, oom="suspected")),
+        WorkerState("w0", 0, 0, "10.0.0.1", "running", 11),
+    ]
+    group = GroupState("job-1", "greeters", "hello:Greeter", "driver-1", "running", workers, token="SECRET")
+    nodes = [node(0, gpus=4), node(1, gpus=4), node(2, state="lost", faults=["NVML: driver mismatch"])]
+    return Status("epoch-1", "0.1.0", 75.0, nodes, [group], ["driver 3f2a, process 7, namespace 'job-1'"])

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import pytest
+from cli_kit import example_status
+
+from rlinf_actors.cli import app, session
+from rlinf_actors.wire.messages import Status
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Run a command against a status (by default the example); gives exit code, stdout and stderr."""
+    monkeypatch.delenv("RLINF_HEAD", raising=False)
+
+    def run(*arguments: str, status: Status | None = None) -> tuple[int, str, str]:
+        monkeypatch.setenv("RLINF_HEAD", "127.0.0.1:6380")
+        answer = status or example_status()
+        monkeypatch.setattr(session, "fetch_status", lambda endpoint, settings: answer)
+        monkeypatch.setattr("rlinf_actors.cli.plan.fetch_status", lambda endpoint, settings: answer)
+        code = app.run(arguments)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run

@@ -1,0 +1,90 @@
+"""The entry point as a process, and a head of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from rlinf_actors.cli import app, main
+
+
+def cli(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("RLINF_")}
+    return subprocess.run(
+        [sys.executable, "-m", "rlinf_actors.cli.main", *arguments],
+        capture_output=True, text=True, env={**clean, **env}, stdin=subprocess.DEVNULL, check=False,
+    )  # fmt: skip
+
+
+def test_without_click_it_says_what_to_install(monkeypatch, capsys):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "click" else real(name, *rest))
+    assert main.main(["status"]) == 69
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "rlinf-actors needs click: pip install 'rlinf-actors[cli]'\n")
+
+
+def test_the_entry_point_loads_neither_click_nor_rich():
+    code = "import sys, rlinf_actors.cli.main; print([m for m in ('click', 'rich', 'zmq') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("arguments", [["nonsense"], ["nodes", "--nonsense"], ["plan"], ["plan", "no-such-file"]])
+def test_wrong_usage_is_64(arguments, capsys):
+    assert app.run(arguments) == 64
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("Usage: rlinf-actors")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["nodes", "-h"], ["plan", "--help"]])
+def test_help(arguments, capsys):
+    assert app.run(arguments) == 0
+    assert capsys.readouterr().out.startswith("Usage: rlinf-actors")
+
+
+def test_a_head_outside_loopback_needs_keys(capsys):
+    assert app.run(["head", "--listen", "0.0.0.0:0"]) == 78
+    assert "it is outside loopback and this cluster has no keys" in capsys.readouterr().err
+
+
+def test_a_head_somewhere_is_no_address(capsys):
+    assert app.run(["head", "--listen", "somewhere"]) == 78
+    assert "--listen" in capsys.readouterr().err
+
+
+def test_no_head_there(monkeypatch, capsys):
+    monkeypatch.setattr("rlinf_actors.cli.session.TIMEOUT_S", 0.05)
+    assert app.run(["nodes", "--head", "127.0.0.1:1"]) == 69
+    assert "did not answer GetStatus within 0.05 s; is it running, and is the address right?" in capsys.readouterr().err
+
+
+@pytest.mark.live
+async def test_a_head_answers_and_ends_on_sigterm():
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "rlinf_actors.cli.main", "head", "--listen", "127.0.0.1:0",
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        address = (await process.stdout.readline()).decode().strip()
+        answer = await asyncio.to_thread(cli, "status", "--json", RLINF_HEAD=address)
+        assert (answer.returncode, answer.stderr) == (0, "")
+        assert json.loads(answer.stdout)["nodes"] == {}
+        nodes = await asyncio.to_thread(cli, "nodes", "--head", address)
+        assert (nodes.returncode, nodes.stdout, nodes.stderr) == (0, "", "no node has registered\n")
+        process.send_signal(signal.SIGTERM)
+        _, err = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode == 0
+    assert "Traceback" not in err.decode()

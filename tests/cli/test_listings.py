@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from cli_kit import ENDPOINT, example_status
+
+from rlinf_actors.wire.messages import Status
+
+
+def test_nodes_as_json_has_stable_keys(shown):
+    code, out, err = shown("nodes", "--json")
+    rows = json.loads(out)
+    assert (code, err) == (0, "")
+    assert list(rows[0]) == [
+        "rank", "id", "hostname", "ip", "state", "last_seen_s", "is_head", "num_cpus", "memory_bytes",
+        "hardware", "models", "python", "interpreter", "interfaces", "faults", "incarnation",
+    ]  # fmt: skip
+    assert rows[0]["hardware"] == {"NV_GPU": 4}
+    assert rows[0]["models"] == {"NV_GPU": ["A800"]}
+    assert rows[2]["state"] == "lost"
+
+
+def test_nodes_off_a_terminal_is_plain_and_aligned(shown):
+    code, out, _ = shown("nodes")
+    lines = out.splitlines()
+    assert code == 0
+    assert "\x1b" not in out
+    assert lines[0].split() == ["RANK", "HOST", "ADDRESS", "STATE", "SEEN", "CPUS", "MEMORY", "HARDWARE", "PYTHON"]
+    assert lines[1].startswith("0     n0 (head)  10.0.0.1  ready")
+    assert all(line == line.rstrip() for line in lines)
+
+
+def test_groups(shown):
+    _, out, _ = shown("groups", "--json")
+    assert json.loads(out) == [
+        {
+            "namespace": "job-1",
+            "name": "greeters",
+            "class": "hello:Greeter",
+            "state": "running",
+            "world_size": 2,
+            "workers": {"gone": 1, "running": 1},
+            "node_ranks": [0, 1],
+            "owner": "driver-1",
+        }
+    ]
+    _, out, _ = shown("groups")
+    assert "greeters" in out
+
+
+def test_workers_in_rank_order_with_their_ends(shown):
+    _, out, _ = shown("workers", "--json")
+    first, second = json.loads(out)
+    assert (first["name"], first["state"], first["exit"]) == ("greeters:0", "running", None)
+    assert second["exit"] == {
+        "kind": "signalled", "exit_code": None, "signal": 9, "oom": "suspected", "reason": "", "stderr_tail": [],
+    }  # fmt: skip
+    _, out, _ = shown("workers", "greeters")
+    assert "signalled, signal 9, out of memory suspected" in out
+    assert len(out.splitlines()) == 3
+
+
+def test_workers_of_an_unknown_group(shown):
+    code, out, err = shown("workers", "nobody")
+    assert (code, out) == (0, "")
+    assert err == "group 'nobody' has no worker\n"
+
+
+def test_status(shown):
+    _, out, _ = shown("status", "--json")
+    data = json.loads(out)
+    assert data["head"] == ENDPOINT
+    assert data["nodes"] == {"ready": 2, "lost": 1}
+    assert data["hardware"] == {"NV_GPU": 8}
+    assert data["workers"] == {"gone": 1, "running": 1}
+    assert data["faults"] == [{"node": "n2", "text": "NVML: driver mismatch"}]
+    _, out, _ = shown("status")
+    assert "up 75 s" in out
+    assert "fault     n2: NVML: driver mismatch" in out
+
+
+def test_an_empty_cluster(shown):
+    empty = Status("e", "0.1.0", 1.0, [], [], [])
+    for command, said in (("nodes", "no node has registered\n"), ("groups", "no group is running\n")):
+        assert shown(command, status=empty) == (0, "", said)
+        assert json.loads(shown(command, "--json", status=empty)[1]) == []
+    assert "none" in shown("status", status=empty)[1]
+
+
+@pytest.mark.parametrize("command", ["status", "nodes", "groups", "workers"])
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_tokens_are_never_shown(shown, command, form):
+    assert example_status().groups[0].token == "SECRET"
+    assert "SECRET" not in "".join(map(str, shown(command, *form)))
