@@ -26,6 +26,9 @@ from rlinf_actors.wire.messages import NodeState
 
 log = logging.getLogger(__name__)
 
+STOP_GRACE_S = 2.0
+"""Between SIGTERM and SIGKILL for groups that are still there when the cluster is shut down."""
+
 
 class Cluster:
     """The cluster of this process.
@@ -201,10 +204,14 @@ class Cluster:
 
     async def _end(self) -> None:
         self.runtime.lost.close()
-        groups = [group for group in self.runtime.groups.values() if group.owned and not group.gone.done()]
-        await asyncio.gather(*(self.runtime.stop_group(group, 2.0) for group in groups), return_exceptions=True)
         if self._daemon is not None:
             await self._daemon.stop(self.runtime.stop_cluster)
+            return
+        groups = [group for group in self.runtime.groups.values() if group.owned and not group.gone.done()]
+        ends = [self.runtime.stop_group(group, STOP_GRACE_S) for group in groups]
+        for outcome in await asyncio.gather(*ends, return_exceptions=True):
+            if isinstance(outcome, Exception):
+                log.warning("a group was not stopped by this process; the head does it: %s", outcome)
 
     def _head_said_goodbye(self, reason: str) -> None:
         if not self._closed:

@@ -293,7 +293,11 @@ class WorkerGroupFuncResult(Work["list[T]"]):
         """The error as one text, for the log."""
         if self._failed is None:
             return "no error"
-        return f"{self._method}(): {self._failure(self._failed)}"
+        answer = self._answers[self._failed]
+        if isinstance(answer, tuple) and isinstance(answer[0], frames.Raised):
+            raised, peer = answer[0], self._peers[self._failed]  # as text: this may run on the I/O thread
+            return f"{self._method}() in {peer.name} on {peer.node}: {raised.error}: {raised.text}\n{raised.traceback}"
+        return f"{self._method}(): {answer}"
 
     def __del__(self) -> None:
         if self.__dict__.get("_failed") is not None and not self._seen:
