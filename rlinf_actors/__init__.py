@@ -33,8 +33,13 @@ if TYPE_CHECKING:
     from rlinf_actors.errors import WorkerStartError as WorkerStartError
     from rlinf_actors.group.group import WorkerGroup as WorkerGroup
     from rlinf_actors.group.result import WorkerGroupFuncResult as WorkerGroupFuncResult
+    from rlinf_actors.hardware.accelerators import Accelerator as Accelerator
+    from rlinf_actors.hardware.accelerators import AcceleratorUtil as AcceleratorUtil
+    from rlinf_actors.hardware.registry import Hardware as Hardware
+    from rlinf_actors.hardware.registry import NodeHardwareConfig as NodeHardwareConfig
     from rlinf_actors.model.address import WorkerAddress as WorkerAddress
     from rlinf_actors.model.hardware import AcceleratorType as AcceleratorType
+    from rlinf_actors.model.hardware import HardwareConfig as HardwareConfig
     from rlinf_actors.model.hardware import HardwareInfo as HardwareInfo
     from rlinf_actors.model.hardware import HardwareResource as HardwareResource
     from rlinf_actors.model.node import NodeGroupInfo as NodeGroupInfo
@@ -76,8 +81,10 @@ _MODULES = {
     ),
     "group.group": ("WorkerGroup",),
     "group.result": ("WorkerGroupFuncResult",),
+    "hardware.accelerators": ("Accelerator", "AcceleratorUtil"),
+    "hardware.registry": ("Hardware", "NodeHardwareConfig"),
     "model.address": ("WorkerAddress",),
-    "model.hardware": ("AcceleratorType", "HardwareInfo", "HardwareResource"),
+    "model.hardware": ("AcceleratorType", "HardwareConfig", "HardwareInfo", "HardwareResource"),
     "model.node": ("NodeGroupInfo", "NodeInfo"),
     "model.placement": ("Placement",),
     "model.worker": ("WorkerInfo",),

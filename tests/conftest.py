@@ -1,0 +1,28 @@
+"""What all tests share: which of them can run here, and which must."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--without-torch", action="store_true", help="leave out the tests marked torch, also where CI is set"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests that need torch are left out where it is not installed; where CI is set, only if that is asked for."""
+    marked = [item for item in items if item.get_closest_marker("torch")]
+    if not marked or (importlib.util.find_spec("torch") and not config.option.without_torch):
+        return
+    if os.environ.get("CI") and not config.option.without_torch:
+        raise pytest.UsageError(
+            f"{len(marked)} tests need torch, which is not installed, and CI is set: install it "
+            "(pip install -c constraints.txt torch), or pass --without-torch"
+        )
+    for item in marked:
+        item.add_marker(pytest.mark.skip(reason="torch is not installed"))
