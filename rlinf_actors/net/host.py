@@ -37,3 +37,19 @@ def route_ip(host: str) -> str:
             probe.connect(address)
             return str(probe.getsockname()[0])
     raise OSError(f"{host} has no address")
+
+
+def free_port(below: int | None = None) -> int:
+    """A TCP port that nobody listens on now, below *below* if given. Nothing holds it.
+
+    Raises:
+        OSError: there is none.
+    """
+    for port in (0,) if below is None else range(below - 1, 1023, -1):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("", port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise OSError(f"no TCP port below {below} is free")

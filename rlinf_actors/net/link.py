@@ -29,8 +29,8 @@ class Listener(Protocol):
         (saves a wake-up of the loop's thread; costs the batching).
         """
 
-    def close(self) -> None:
-        """Stop listening. Loop thread only; twice is fine."""
+    def close(self, linger_ms: int = 0) -> None:
+        """Stop listening; what is not sent after *linger_ms* milliseconds is dropped. Loop thread only; twice is fine."""
 
 
 class Link(Protocol):

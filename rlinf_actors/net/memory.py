@@ -87,7 +87,7 @@ class MemoryListener:
 
         self._network._deliver(peer, header, arrive)
 
-    def close(self) -> None:
+    def close(self, linger_ms: int = 0) -> None:
         self.open = False
         self._network._listeners.pop(self._endpoint, None)
 

@@ -81,9 +81,9 @@ class ControlServer:
         """Refuse a request; *kind* chooses the error class at the asker."""
         self._listener.send(peer, codec.encode(Failed(request_id, kind, text, list(missing_ranks), path)))
 
-    def close(self) -> None:
-        """Stop listening."""
-        self._listener.close()
+    def close(self, linger_ms: int = 0) -> None:
+        """Stop listening; what is not sent after *linger_ms* milliseconds is dropped."""
+        self._listener.close(linger_ms)
 
     def _received(self, peer: bytes, header: bytes, parts: list[Buffer]) -> None:
         try:

@@ -1,0 +1,252 @@
+"""agentd's configuration: the file, the environment and the command line, in one frozen value. Nothing is started here.
+
+The command line wins over the environment, the environment over the file, agentd.d/*.toml over agentd.toml.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlinf_actors.compat import tomllib
+from rlinf_actors.errors import ConfigError
+from rlinf_actors.settings import Settings
+
+DEFAULT_FILE = Path("/etc/rlinf-actors/agentd.toml")
+DEFAULT_LISTEN = "127.0.0.1:6380"
+
+KEYS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
+    "head": {"listen": str, "connect": str},
+    "node": {"name": str, "id": str, "rank": int, "ip": str, "labels": dict, "env": dict},
+    "paths": {"run_dir": str, "log_dir": str},
+    "workers": {"interpreters": list, "stop_grace_s": (int, float)},
+    "hardware": {"probe_timeout_s": (int, float), "described": str},
+    "timers": {"beat_s": (int, float), "lease_s": (int, float), "head_grace_s": (int, float)},
+}
+"""Every table and key of agentd.toml, with the types of its value."""
+
+RELOADABLE = ("env", "labels", "interpreters", "stop_grace_s")
+"""Fields that SIGHUP changes; the others need a restart."""
+
+_TYPE_NAMES = {str: "a text", int: "a whole number", dict: "a table of texts", list: "a list of texts"}
+
+
+@dataclass(frozen=True)
+class Config:
+    """What agentd is to do.
+
+    Attributes:
+        head: whether the head runs in this process.
+        listen: the head's HOST:PORT; None for unix sockets only.
+        connect: HOST:PORT or endpoint of the head elsewhere.
+        embedded: whether a driver owns this process.
+        owner_pid: that driver, None without.
+        owner_start: when it started, in clock ticks since boot; 0 if unknown.
+        ready_fd: inherited descriptor on which the driver is told, -1 without.
+        run_dir: directory of sockets, None for the user's default.
+        log_dir: parent of the workers' log files, None for the default.
+        node_id: stays the same when agentd restarts; None to derive it.
+        name: the node's name for people, None for the host's.
+        rank: RLINF_NODE_RANK.
+        ip: address that others reach this node by, None to ask the kernel.
+        labels: of the node.
+        env: variables for workers on this node, set on purpose.
+        interpreters: prefixes of interpreters that workers may have; None for the default.
+        described: JSON file that stands in for the hardware.
+        probe_timeout_s: seconds that each vendor's library may take.
+        insecure: allow TCP outside loopback without keys.
+        beat_s: how often nodes and drivers say that they are there (head only).
+        lease_s: silence after which they are lost (head only).
+        head_grace_s: how long workers live while no head runs.
+        stop_grace_s: between SIGTERM and SIGKILL when agentd stops.
+        files: what was read.
+    """
+
+    head: bool = False
+    listen: str | None = None
+    connect: str | None = None
+    embedded: bool = False
+    owner_pid: int | None = None
+    owner_start: int = 0
+    ready_fd: int = -1
+    run_dir: str | None = None
+    log_dir: str | None = None
+    node_id: str | None = None
+    name: str | None = None
+    rank: int | None = None
+    ip: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    interpreters: tuple[str, ...] | None = None
+    described: str | None = None
+    probe_timeout_s: float = 30.0
+    insecure: bool = False
+    beat_s: float = 1.0
+    lease_s: float = 10.0
+    head_grace_s: float = 120.0
+    stop_grace_s: float = 3.0
+    files: tuple[str, ...] = ()
+
+
+def load(arguments: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
+    """The configuration that the command line, the environment and the files give together.
+
+    Args:
+        arguments: fields of Config that the command line sets (and `config`, the file); None means not given.
+        environ: the environment.
+
+    Raises:
+        ConfigError: a file cannot be read, a key is unknown, a value cannot be.
+    """
+    settings = Settings.load(environ)
+    chosen = arguments.get("config") or settings.config_file
+    files = _files(Path(chosen) if chosen else DEFAULT_FILE, must_exist=chosen is not None)
+    values: dict[str, Any] = {}
+    for path in files:
+        _merge(values, read(path))
+    from_environment = {
+        "rank": settings.node_rank,
+        "run_dir": settings.run_dir,
+        "log_dir": settings.log_dir,
+        "insecure": settings.insecure_test_network or None,
+    }
+    values.update({name: value for name, value in from_environment.items() if value is not None})
+    given = {name: value for name, value in arguments.items() if value is not None and name != "config"}
+    values.update(given)
+    _choose_role(values, given, settings)
+    return _checked(Config(**values, files=tuple(map(str, files))))
+
+
+def _choose_role(values: dict[str, Any], given: Mapping[str, Any], settings: Settings) -> None:
+    """One of head, by command line or file, or a head elsewhere, by command line, environment or file."""
+    if given.get("head") or given.get("listen"):
+        values.update(head=True, connect=None)
+    elif given.get("connect"):
+        values.update(head=False, listen=None)
+    elif settings.head:
+        values.update(head=False, listen=None, connect=settings.head)
+    elif values.get("listen"):
+        values.update(head=True)
+    if values.get("head") and not values.get("listen") and not values.get("embedded"):
+        values["listen"] = DEFAULT_LISTEN
+
+
+def read(path: Path) -> dict[str, Any]:
+    """One file, as fields of Config.
+
+    Raises:
+        ConfigError: it is not TOML, a key is unknown, a value has the wrong type; ``path`` says where.
+    """
+    try:
+        tables = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", path=str(path)) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"is not TOML: {error}", path=str(path)) from None
+    values: dict[str, Any] = {}
+    for table, section in tables.items():
+        if table not in KEYS:
+            raise ConfigError(_unknown(table, KEYS), path=f"{path}: {table}")
+        if not isinstance(section, dict):
+            raise ConfigError(f"is {section!r}; it must be a table: [{table}]", path=f"{path}: {table}")
+        for key, value in section.items():
+            where = f"{path}: {table}.{key}"
+            if key not in KEYS[table]:
+                raise ConfigError(_unknown(key, KEYS[table]), path=where)
+            field_name = _FIELDS.get(f"{table}.{key}", str(key))
+            values[field_name] = _typed(value, KEYS[table][key], where)
+    return values
+
+
+_FIELDS = {"node.id": "node_id"}
+
+
+def _typed(value: Any, kinds: type | tuple[type, ...], where: str) -> Any:
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        wanted = "a number" if isinstance(kinds, tuple) else _TYPE_NAMES[kinds]
+        raise ConfigError(f"is {value!r}; it must be {wanted}", path=where)
+    if isinstance(value, list):
+        if not all(isinstance(item, str) for item in value):
+            raise ConfigError(f"is {value!r}; it must be a list of texts", path=where)
+        return tuple(value)
+    if isinstance(value, dict):
+        wrong = [key for key, item in value.items() if not isinstance(item, str)]
+        if wrong:
+            raise ConfigError(f"is {value[wrong[0]]!r}; it must be a text (quote it)", path=f"{where}.{wrong[0]}")
+    return value
+
+
+def _merge(values: dict[str, Any], more: Mapping[str, Any]) -> None:
+    for name, value in more.items():
+        if isinstance(value, dict):
+            value = {**values.get(name, {}), **value}
+        values[name] = value
+
+
+def _files(path: Path, must_exist: bool) -> list[Path]:
+    """The file and what is beside it in agentd.d, in the order of their names."""
+    if not path.exists():
+        if must_exist:
+            raise ConfigError("does not exist", path=str(path))
+        return []
+    return [path, *sorted((path.parent / "agentd.d").glob("*.toml"))]
+
+
+def _unknown(key: str, known: Mapping[str, Any]) -> str:
+    nearest = difflib.get_close_matches(key, list(known), n=1, cutoff=0.0)
+    return f"is not a key here; did you mean {nearest[0]!r}? Known: {', '.join(known)}"
+
+
+def _checked(config: Config) -> Config:
+    if config.listen is not None:
+        split_address(config.listen, "--listen")
+    if config.connect is not None and not config.connect.startswith("ipc://"):
+        split_address(config.connect, "--connect")
+    if config.rank is not None and config.rank < 0:
+        raise ConfigError(f"is {config.rank}; it must be 0 or more", path="node.rank")
+    for name in ("beat_s", "lease_s", "probe_timeout_s"):
+        if not getattr(config, name) > 0:
+            raise ConfigError(f"is {getattr(config, name)}; it must be more than 0", path=name)
+    if config.lease_s < 4 * config.beat_s:
+        raise ConfigError(
+            f"is {config.lease_s:g}; it must be at least 4 beats of {config.beat_s:g} s", path="timers.lease_s"
+        )
+    for name in ("head_grace_s", "stop_grace_s"):
+        if not getattr(config, name) >= 0:
+            raise ConfigError(f"is {getattr(config, name)}; it must be 0 or more", path=name)
+    return config
+
+
+def split_address(address: str, path: str) -> tuple[str, int]:
+    """Host and port of ``HOST:PORT`` (``[HOST]:PORT`` for IPv6, ``tcp://`` in front is fine).
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535 or "/" in host:
+        raise ConfigError(f"is {address!r}; it must be HOST:PORT, such as {DEFAULT_LISTEN}", path=path)
+    return host.strip("[]"), int(port)
+
+
+def endpoint_of(address: str, path: str) -> str:
+    """The ZeroMQ endpoint of ``HOST:PORT``.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    host, port = split_address(address, path)
+    if host == "localhost":
+        host = "127.0.0.1"  # ZeroMQ binds to addresses, not to names
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+def default_interpreters() -> tuple[str, ...]:
+    """Where the interpreters of workers may lie in a cluster of several machines."""
+    home = os.path.expanduser("~")
+    return tuple(dict.fromkeys((sys.prefix, sys.base_prefix, "/opt", "/usr", home)))

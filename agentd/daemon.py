@@ -1,0 +1,278 @@
+"""One agentd from its start to its end: probe, head, session, children, signals, owner."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import shutil
+import signal
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from agentd.config import Config, default_interpreters, endpoint_of, load, split_address
+from agentd.notify import Notifier
+from rlinf_actors.errors import ConfigError, RlinfActorsError
+
+if TYPE_CHECKING:  # loaded while the probe's process runs
+    from agentd.node import Described, RunDir
+    from agentd.session import Report, Session, WorkerKeeper
+    from rlinf_actors.hardware.report import ProbeReport
+    from rlinf_actors.head.server import HeadServer
+    from rlinf_actors.net.transport import ZmqNetwork
+    from rlinf_actors.wire.messages import NodeReport
+
+log = logging.getLogger(__name__)
+
+OK, UNAVAILABLE, NO_PERMISSION, CONFIGURATION = 0, 69, 77, 78
+
+
+class Daemon:
+    """The process. `run` once, on the main thread.
+
+    Args:
+        config: what to do.
+        arguments: what it was made of; read again on SIGHUP.
+    """
+
+    def __init__(self, config: Config, arguments: Mapping[str, object]) -> None:
+        self._config = config
+        self._arguments = arguments
+        self._notifier = Notifier()
+        self._started_with = dict(os.environ)
+        self._session: Session | None = None
+        self._node: Callable[[Config], NodeReport] | None = None
+        self._head_endpoint = ""
+        self._node_id = ""
+        self._told_driver = config.ready_fd < 0
+        self._stopping = asyncio.Event()
+        self._orphaned = False
+        self._described_env: dict[str, str] = {}
+
+    async def run(self) -> int:
+        """Serve until the end; returns the exit code.
+
+        Raises:
+            ConfigError: something is configured that cannot be.
+            OSError: an address is in use, a directory cannot be made.
+        """
+        loop = asyncio.get_running_loop()
+        async with contextlib.AsyncExitStack() as stack:
+            self._watch_owner(stack)
+            probing = loop.create_task(self._probe(), name="probe")
+            stack.callback(probing.cancel)
+            await asyncio.sleep(0)  # its processes start now; what follows loads modules meanwhile
+            run_dir = self._open_run_dir(stack)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self._stop, signal.Signals(number).name)
+            loop.add_signal_handler(signal.SIGHUP, self._reload)
+            network = self._open_network(stack)
+            head = self._start_head(network, run_dir, stack)
+            stopped = loop.create_task(self._stopping.wait(), name="stopping")
+            stack.callback(stopped.cancel)
+            await asyncio.wait((probing, stopped), return_when=asyncio.FIRST_COMPLETED)
+            if stopped.done():
+                return OK
+            return await self._serve(network, run_dir, head, *probing.result())
+
+    # --- setting up ---
+
+    def _open_run_dir(self, stack: contextlib.AsyncExitStack) -> str:
+        from agentd.node import RunDir
+        from rlinf_actors import procfs
+
+        procfs.set_subreaper()  # what a killed template leaves behind comes to us
+        directory = RunDir.open(self._config.run_dir, os.environ)
+        stack.callback(self._close_run_dir, directory)
+        return directory.path
+
+    def _close_run_dir(self, directory: RunDir) -> None:
+        directory.close()
+        if self._config.embedded:
+            shutil.rmtree(directory.path, ignore_errors=True)
+
+    def _open_network(self, stack: contextlib.AsyncExitStack) -> ZmqNetwork:
+        from rlinf_actors.net.security import Security
+        from rlinf_actors.net.transport import ZmqNetwork
+
+        network = ZmqNetwork(asyncio.get_running_loop(), Security(self._config.insecure))
+        stack.callback(network.close)
+        return network
+
+    def _start_head(self, network: ZmqNetwork, run_dir: str, stack: contextlib.AsyncExitStack) -> HeadServer | None:
+        """Listen if the head is ours; sets the endpoint of the head in any case."""
+        config = self._config
+        if not config.head:
+            assert config.connect is not None
+            given = config.connect.startswith(("ipc://", "tcp://"))
+            self._head_endpoint = config.connect if given else endpoint_of(config.connect, "--connect")
+            return None
+        from rlinf_actors.head.commands import Timing
+        from rlinf_actors.head.server import HeadServer
+
+        timing = Timing(
+            beat_s=config.beat_s, lease_s=config.lease_s, rank_hold_s=max(config.lease_s, config.head_grace_s)
+        )
+        head = HeadServer(network, timing=timing, embedded=config.embedded, on_end=self._stop)
+        # only an embedded cluster ends with its head: drivers of others wait for a head that comes back
+        stack.callback(head.close, "the cluster was stopped" if config.embedded else "")
+        endpoints = [f"ipc://{run_dir}/head"]
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{run_dir}/head")  # of one that was killed; the directory's lock is ours
+        if config.listen is not None:
+            endpoints.append(endpoint_of(config.listen, "--listen"))
+        self._head_endpoint = head.start(endpoints)[0]
+        return head
+
+    async def _probe(self) -> tuple[ProbeReport, Described | None]:
+        from agentd.node import read_described, without_devices
+
+        if self._config.described is not None:
+            return without_devices(), read_described(self._config.described)
+        from rlinf_actors.hardware.probe import run_probe
+
+        return await run_probe(timeout_s=self._config.probe_timeout_s), None
+
+    # --- serving ---
+
+    async def _serve(
+        self,
+        network: ZmqNetwork,
+        run_dir: str,
+        head: HeadServer | None,
+        probe: ProbeReport,
+        described: Described | None,
+    ) -> int:
+        from agentd import node
+        from agentd.session import Session
+        from agentd.state import Policy
+
+        config = self._config
+        listen = split_address(config.listen, "--listen")[0] if config.listen else ""
+        remote = self._head_endpoint.startswith("tcp://")
+        ip = node.address(config, listen, split_address(self._head_endpoint, "--connect")[0] if remote else "")
+        self._node_id = node.node_id(config, run_dir)
+        self._node = lambda config: node.report(config, probe, described, ip, self._node_id)
+        report = self._node(config)
+        self._described_env = dict(described.env_vars) if described is not None else {}
+        for fault in report.faults:
+            log.warning("hardware: %s", fault)
+        self._session = Session(
+            network,
+            self._head_endpoint,
+            report,
+            lambda reported: self._children(run_dir, report, reported),
+            is_head=head is not None,
+            policy=Policy(config.head_grace_s, config.stop_grace_s),
+            on_registered=lambda epoch: self._registered(head),
+            on_status=lambda text: self._notifier.say(STATUS=text),
+        )
+        end = await self._session.run()
+        self._notifier.say(STOPPING=1, STATUS=end.text)
+        if end.code != OK:
+            log.error("%s", end.text)
+            self._tell_driver({"error": end.text, "code": end.code})
+        return end.code
+
+    def _children(self, run_dir: str, report: NodeReport, reported: Callable[[Report], None]) -> WorkerKeeper:
+        from agentd.children import Children
+        from agentd.node import default_log_dir
+        from rlinf_actors.net.security import is_loopback
+
+        config = self._config
+        outside = not is_loopback(report.ip)
+        interpreters = config.interpreters
+        if interpreters is None and outside:
+            interpreters = default_interpreters()
+        return Children(
+            loop=asyncio.get_running_loop(),
+            run_dir=run_dir,
+            log_dir=config.log_dir or default_log_dir(config, run_dir, os.environ),
+            head=self._head_endpoint,
+            node=report.hostname,
+            node_ip=report.ip,
+            host=report.host,
+            listen_ip=report.ip if outside else "",
+            owner_pid=config.owner_pid,
+            allowed_interpreters=interpreters,
+            environment=self._environment,
+            report=reported,
+        )
+
+    def _environment(self) -> dict[str, str]:
+        """What this node gives its workers: what agentd was started with, and what is configured."""
+        return {**self._started_with, **self._described_env, **self._config.env}
+
+    def _registered(self, head: HeadServer | None) -> None:
+        where = ", ".join(head.endpoints) if head is not None else self._head_endpoint
+        log.info("node %s is registered; head: %s", self._node_id, where)
+        self._notifier.say(READY=1, STATUS=f"registered; head: {where}")
+        endpoint = head.endpoints[-1] if head is not None else self._head_endpoint
+        self._tell_driver({"head": endpoint, "node_id": self._node_id})
+
+    def _tell_driver(self, line: Mapping[str, object]) -> None:
+        """One line over the inherited pipe, once."""
+        if self._told_driver:
+            return
+        self._told_driver = True
+        with contextlib.suppress(BrokenPipeError):  # nobody waits any more
+            os.write(self._config.ready_fd, json.dumps(line).encode() + b"\n")
+        os.close(self._config.ready_fd)
+
+    def fail(self, code: int, text: str) -> None:
+        """The process cannot start: tell the driver, if there is one."""
+        self._notifier.say(STATUS=text)
+        self._tell_driver({"error": text, "code": code})
+
+    # --- the end, and changes ---
+
+    def _watch_owner(self, stack: contextlib.AsyncExitStack) -> None:
+        pid = self._config.owner_pid
+        if pid is None:
+            return
+        from rlinf_actors.net.host import pid_start
+
+        loop = asyncio.get_running_loop()
+        try:
+            owner = os.pidfd_open(pid)
+        except ProcessLookupError:
+            raise RlinfActorsError(f"the owner, process {pid}, is gone already") from None
+        stack.callback(os.close, owner)
+        if self._config.owner_start not in (0, pid_start(pid)):
+            raise RlinfActorsError(f"the owner, process {pid}, is gone already; its pid is another's now")
+        loop.add_reader(owner, self._owner_ended, owner)
+        stack.callback(loop.remove_reader, owner)
+
+    def _owner_ended(self, owner: int) -> None:
+        asyncio.get_running_loop().remove_reader(owner)
+        self._orphaned = True
+        self._stop("the driver ended")
+
+    def _stop(self, reason: str) -> None:
+        self._stopping.set()
+        self._notifier.say(STOPPING=1, STATUS=f"stopping: {reason}")
+        if self._session is not None:
+            self._session.drain(reason, 0.0 if self._orphaned else None)
+
+    def _reload(self) -> None:
+        """SIGHUP: read the configuration again; what needs a restart is named and stays."""
+        from dataclasses import fields, replace
+
+        from agentd.config import RELOADABLE
+
+        self._notifier.say(STATUS="reading the configuration again")
+        try:
+            fresh = load(self._arguments, self._started_with)
+        except ConfigError as error:
+            log.error("the configuration stays as it was: %s", error)
+            return
+        changed = [f.name for f in fields(Config) if getattr(fresh, f.name) != getattr(self._config, f.name)]
+        restart = [name for name in changed if name not in (*RELOADABLE, "files")]
+        if restart:
+            log.warning("a restart is needed for: %s", ", ".join(restart))
+        self._config = replace(self._config, **{name: getattr(fresh, name) for name in RELOADABLE})
+        if self._session is not None and self._node is not None:
+            self._session.describe(self._node(self._config), self._config.stop_grace_s)
+        log.info("configuration read again; changed: %s", ", ".join(changed) or "nothing")

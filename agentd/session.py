@@ -1,0 +1,271 @@
+"""The shell around agentd's state: the connection to the head, timers, pidfds, and the children."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import random
+import uuid
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol, Union
+
+from agentd import state as s
+from rlinf_actors import version
+from rlinf_actors.errors import ProtocolError, RlinfActorsError
+from rlinf_actors.net.host import pid_start
+from rlinf_actors.net.link import Network
+from rlinf_actors.net.rpc import ControlClient
+from rlinf_actors.wire.messages import (
+    PROTOCOL,
+    AgentHello,
+    Body,
+    LogLines,
+    NodeReport,
+    Welcome,
+    WorkerExited,
+    WorkerReady,
+    WorkerSpec,
+)
+
+log = logging.getLogger(__name__)
+
+Report = Union[WorkerReady, WorkerExited, LogLines]
+
+HELLO_TIMEOUT_S = 5.0
+LOOK_TIMEOUT_S = 2.0
+STALL_S = 0.5
+"""A timer that comes later than this says that the process stood still (SIGSTOP, a suspended machine)."""
+
+
+class WorkerKeeper(Protocol):
+    """What the session needs of agentd.children.Children."""
+
+    def start(self, specs: Sequence[WorkerSpec]) -> None:
+        """See Children."""
+
+    def stop(self, ids: Sequence[str], grace_s: float) -> None:
+        """See Children."""
+
+    def log_credit(self, chars: int, owner: str) -> None:
+        """See Children."""
+
+    async def close(self, grace_s: float) -> None:
+        """See Children."""
+
+
+class Session:
+    """One agent's session with the head. Loop thread only.
+
+    Args:
+        network: what to connect with.
+        endpoint: the head's.
+        report: the node.
+        children: makes the keeper of workers, given where they report.
+        is_head: whether the head runs in this process.
+        policy: times.
+        on_registered: called each time the head has taken this node.
+        on_status: called with a line for people.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        endpoint: str,
+        report: NodeReport,
+        children: Callable[[Callable[[Report], None]], WorkerKeeper],
+        *,
+        is_head: bool = False,
+        policy: s.Policy | None = None,
+        on_registered: Callable[[str], None] = lambda epoch: None,
+        on_status: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._network = network
+        self._endpoint = endpoint
+        self._report = report
+        self._is_head = is_head
+        self._on_registered = on_registered
+        self._on_status = on_status
+        self._state = s.AgentState(lambda: uuid.uuid4().hex, random.random, policy or s.Policy())
+        self._children = children(self._reported)
+        self._client: ControlClient | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._watched: dict[str, int] = {}
+        self._done: asyncio.Future[s.Exit] = self._loop.create_future()
+
+    async def run(self) -> s.Exit:
+        """Serve until told to stop or refused; everything is closed then.
+
+        Cancelling closes what is the session's own, not the children: `drain` is for that.
+        """
+        try:
+            self._handle(s.Start())
+            return await self._done
+        finally:
+            self._close()
+
+    def drain(self, reason: str, grace_s: float | None = None) -> None:
+        """Stop all workers, say goodbye, and end `run`. Twice is fine; *grace_s* may hurry it.
+
+        Args:
+            reason: for people.
+            grace_s: seconds between SIGTERM and SIGKILL, None for the policy's.
+        """
+        self._handle(s.Drain(reason, grace_s))
+
+    def describe(self, report: NodeReport, stop_grace_s: float) -> None:
+        """The configuration was read again; the head hears of the node with the next hello."""
+        self._report = report
+        self._state.policy.stop_grace_s = stop_grace_s
+
+    # --- in ---
+
+    def _reported(self, report: Report) -> None:
+        self._handle(s.FromWorkers(report))
+
+    def _noticed(self, body: Body) -> None:
+        self._handle(s.Heard(body))
+
+    def _handle(self, event: s.Event) -> None:
+        if self._done.done():
+            return
+        for action in self._state.handle(event, self._loop.time()):
+            self._act(action)
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        due = self._state.next_deadline()
+        if self._timer is not None:
+            if self._timer.when() <= due:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if due < math.inf and not self._done.done():
+            self._timer = self._loop.call_at(due, self._tick, due)
+
+    def _tick(self, due: float) -> None:
+        self._timer = None
+        now = max(self._loop.time(), due)  # uvloop's clock is coarser than its time()
+        event: s.Event = s.Stalled(now - due) if now - due > STALL_S else s.Tick()
+        for action in self._state.handle(event, now):
+            self._act(action)
+        self._set_timer()
+
+    # --- out ---
+
+    def _act(self, action: s.Action) -> None:
+        if isinstance(action, s.Send):
+            if self._client is not None:
+                self._client.notify(action.body)
+        elif isinstance(action, s.SayHello):
+            self._spawn(self._hello(action), "hello")
+        elif isinstance(action, s.StartChildren):
+            self._children.start(action.specs)
+        elif isinstance(action, s.StopChildren):
+            self._children.stop(action.ids, action.grace_s)
+        elif isinstance(action, s.CloseChildren):
+            self._spawn(self._close_children(action.grace_s), "close children")
+        elif isinstance(action, s.Credit):
+            self._children.log_credit(action.chars, action.owner)
+        elif isinstance(action, s.WatchProcess):
+            self._watch(action)
+        elif isinstance(action, s.LookAtHead):
+            self._spawn(self._look(), "look at the head")
+        elif isinstance(action, s.Say):
+            log.info("%s", action.text)
+            self._on_status(action.text)
+        elif isinstance(action, s.Registered):
+            self._on_registered(action.epoch)
+        elif not self._done.done():
+            self._done.set_result(action)
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = self._loop.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not self._done.done():
+            self._done.set_exception(error)
+
+    async def _hello(self, action: s.SayHello) -> None:
+        if action.delay_s:
+            await asyncio.sleep(action.delay_s)
+        if action.anew and self._client is not None:
+            self._client.close()
+            self._client = None
+        if self._client is None:
+            identity = f"agent:{action.incarnation}".encode()
+            self._client = ControlClient(self._network, self._endpoint, identity, self._noticed)
+        running = self._state.running()
+        hello = AgentHello(PROTOCOL, version.VERSION, action.incarnation, self._report, self._is_head, running)
+        try:
+            answer = await self._client.request(hello, HELLO_TIMEOUT_S)
+            if not isinstance(answer, Welcome):
+                raise ProtocolError(f"the head answered a hello with {type(answer).__name__}")
+        except RlinfActorsError as error:
+            self._handle(s.HelloFailed(error))
+        else:
+            self._handle(s.Welcomed(answer))
+
+    async def _close_children(self, grace_s: float) -> None:
+        await self._children.close(grace_s)
+        self._handle(s.Empty())
+
+    async def _look(self) -> None:
+        """Whether somebody listens at the head's address; a refusal says that its machine is there."""
+        refused = False
+        try:
+            if self._endpoint.startswith("ipc://"):
+                opening: Coroutine[Any, Any, Any] = asyncio.open_unix_connection(self._endpoint.removeprefix("ipc://"))
+            else:
+                host, _, port = self._endpoint.removeprefix("tcp://").rpartition(":")
+                opening = asyncio.open_connection(host.strip("[]"), int(port))
+            _, writer = await asyncio.wait_for(opening, LOOK_TIMEOUT_S)
+            writer.close()
+        except (ConnectionRefusedError, FileNotFoundError):
+            refused = True
+        except (OSError, asyncio.TimeoutError) as error:
+            log.info("the head at %s is out of reach: %s", self._endpoint, error or type(error).__name__)
+        self._handle(s.HeadLooked(refused))
+
+    # --- watching processes ---
+
+    def _watch(self, action: s.WatchProcess) -> None:
+        if action.incarnation in self._watched:
+            return
+        try:
+            fd = os.pidfd_open(action.pid)
+        except ProcessLookupError:
+            fd = -1
+        if fd < 0 or pid_start(action.pid) != action.pid_start:  # gone; the pid may be another's by now
+            if fd >= 0:
+                os.close(fd)
+            self._loop.call_soon(self._process_ended, action.incarnation)
+            return
+        self._watched[action.incarnation] = fd
+        self._loop.add_reader(fd, self._process_ended, action.incarnation)
+
+    def _process_ended(self, incarnation: str) -> None:
+        self._unwatch(incarnation)
+        self._handle(s.ProcessEnded(incarnation))
+
+    def _unwatch(self, incarnation: str) -> None:
+        fd = self._watched.pop(incarnation, -1)
+        if fd >= 0:
+            self._loop.remove_reader(fd)
+            os.close(fd)
+
+    def _close(self) -> None:
+        for incarnation in list(self._watched):
+            self._unwatch(incarnation)
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        if self._client is not None:
+            self._client.close(linger_ms=200)

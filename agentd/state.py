@@ -1,0 +1,481 @@
+"""agentd's decisions: what happened and the time in, actions out. No sockets, no clock, no loop.
+
+House rules: children are started, stopped and told of by actions alone; a worker id is started
+once in an agent's life; every worker that was taken on ends in one WorkerExited, which a head
+that was away meanwhile learns from the next hello.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Union
+
+import msgspec
+
+from rlinf_actors.errors import ClusterTimeoutError, NodeLostError, ProtocolError
+from rlinf_actors.wire.messages import (
+    HELLO_AGAIN,
+    Beat,
+    Body,
+    ExitReport,
+    Goodbye,
+    LogCredit,
+    LogLines,
+    ProcessGone,
+    RunningWorker,
+    StartWorkers,
+    StopWorkers,
+    Watch,
+    Welcome,
+    WorkerExited,
+    WorkerReady,
+    WorkerSpec,
+)
+
+RETRY_MIN_S = 0.2
+RETRY_MAX_S = 5.0
+"""Bounds of the pause between two hellos; doubled each time, and jittered by half."""
+CUT_OFF_GRACE_S = 2.0
+"""Between SIGTERM and SIGKILL for workers whose head is out of reach."""
+EXITS_KEPT = 4096
+"""Ends that are told again in a hello: a head that was restarted may have missed them."""
+
+
+class Phase(str, enum.Enum):
+    """How the session with the head is."""
+
+    JOINING = "joining"
+    JOINED = "joined"
+    RESETTING = "resetting"
+    DRAINING = "draining"
+    ENDED = "ended"
+
+
+PHASES: Mapping[Phase, Mapping[str, Phase]] = {
+    Phase.JOINING: {
+        "welcomed": Phase.JOINED,
+        "failed": Phase.JOINING,
+        "refused": Phase.ENDED,
+        "cut_off": Phase.RESETTING,
+        "drain": Phase.DRAINING,
+    },
+    Phase.JOINED: {
+        "welcomed": Phase.JOINED,
+        "forgotten": Phase.JOINING,
+        "cut_off": Phase.RESETTING,
+        "drain": Phase.DRAINING,
+    },
+    Phase.RESETTING: {"empty": Phase.JOINING, "drain": Phase.DRAINING},
+    Phase.DRAINING: {"welcomed": Phase.DRAINING, "empty": Phase.ENDED},
+    Phase.ENDED: {},
+}
+"""RESETTING: this incarnation is over; its workers are ended before the next one says hello."""
+
+
+# --- what happens ---
+
+
+@dataclass(frozen=True)
+class Start:
+    """Everything is set up: begin."""
+
+
+@dataclass(frozen=True)
+class Welcomed:
+    """The head took us."""
+
+    welcome: Welcome
+
+
+@dataclass(frozen=True)
+class HelloFailed:
+    """The head refused, or did not answer."""
+
+    error: Exception
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A notice of the head."""
+
+    body: Body
+
+
+@dataclass(frozen=True)
+class FromWorkers:
+    """What the children report."""
+
+    report: Union[WorkerReady, WorkerExited, LogLines]
+
+
+@dataclass(frozen=True)
+class ProcessEnded:
+    """A watched process is gone."""
+
+    incarnation: str
+
+
+@dataclass(frozen=True)
+class HeadLooked:
+    """The head was silent and we looked: `refused` says that its machine answers and no head runs there."""
+
+    refused: bool
+
+
+@dataclass(frozen=True)
+class Tick:
+    """`next_deadline` has come."""
+
+
+@dataclass(frozen=True)
+class Stalled:
+    """We stood still for so many seconds: the head was not silent."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Drain:
+    """Stop for good; `grace_s` None for the policy's."""
+
+    reason: str
+    grace_s: Union[float, None] = None
+
+
+@dataclass(frozen=True)
+class Empty:
+    """The children that were told to close are all gone."""
+
+
+Event = Union[Start, Welcomed, HelloFailed, Heard, FromWorkers, ProcessEnded, HeadLooked, Tick, Stalled, Drain, Empty]
+
+
+# --- what to do ---
+
+
+@dataclass(frozen=True)
+class SayHello:
+    """Say hello after *delay_s*, with `running` as it is then. Answered by Welcomed or HelloFailed. *anew*: over a
+    new connection, so that what was queued for a head that went away is not sent.
+    """
+
+    incarnation: str
+    delay_s: float = 0.0
+    anew: bool = False
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send a notice to the head."""
+
+    body: Body
+
+
+@dataclass(frozen=True)
+class StartChildren:
+    """Start workers."""
+
+    specs: list[WorkerSpec]
+
+
+@dataclass(frozen=True)
+class StopChildren:
+    """Stop workers; an unknown id is ignored."""
+
+    ids: list[str]
+    grace_s: float
+
+
+@dataclass(frozen=True)
+class CloseChildren:
+    """Stop all workers and templates for good. Answered by Empty."""
+
+    grace_s: float
+
+
+@dataclass(frozen=True)
+class Credit:
+    """The owner has shown so many characters of its workers' output."""
+
+    chars: int
+    owner: str
+
+
+@dataclass(frozen=True)
+class WatchProcess:
+    """Hold this process's pidfd. Answered by ProcessEnded."""
+
+    incarnation: str
+    pid: int
+    pid_start: int
+
+
+@dataclass(frozen=True)
+class LookAtHead:
+    """Find out whether the head's machine answers. Answered by HeadLooked."""
+
+
+@dataclass(frozen=True)
+class Say:
+    """A line for people: the service manager's status and the log."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Registered:
+    """The head took us (again)."""
+
+    epoch: str
+
+
+@dataclass(frozen=True)
+class Exit:
+    """End the process; 78 when starting again would not help."""
+
+    code: int
+    text: str
+
+
+Action = Union[
+    SayHello, Send, StartChildren, StopChildren, CloseChildren, Credit, WatchProcess, LookAtHead, Say, Registered, Exit
+]
+
+
+@dataclass
+class Policy:
+    """What the configuration says of time, in seconds.
+
+    Attributes:
+        head_grace_s: how long workers live while the head's machine answers and no head runs there.
+        stop_grace_s: between SIGTERM and SIGKILL when agentd stops.
+    """
+
+    head_grace_s: float = 120.0
+    stop_grace_s: float = 3.0
+
+
+@dataclass
+class AgentState:
+    """One agent's state.
+
+    Attributes:
+        new_incarnation: makes a name for each life of this agent.
+        random: between 0 and 1; spreads beats and retries.
+        policy: times.
+    """
+
+    new_incarnation: Callable[[], str]
+    random: Callable[[], float]
+    policy: Policy = field(default_factory=Policy)
+    phase: Phase = Phase.JOINING
+    incarnation: str = ""
+    _beat_s: float = 1.0
+    _lease_s: float = 10.0
+    _last_heard: float = 0.0
+    _next_beat: float = math.inf
+    _looking: bool = False
+    _pause: float = RETRY_MIN_S
+    _workers: dict[str, RunningWorker] = field(default_factory=dict)
+    _ended: dict[str, RunningWorker] = field(default_factory=dict)
+    _unsent: list[Body] = field(default_factory=list)
+    _sent: set[str] = field(default_factory=set)
+    _out: list[Action] = field(default_factory=list)
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """What to do about *event*, in order.
+
+        Raises:
+            ProtocolError: it cannot happen in this phase; a fault of ours.
+        """
+        self._out = []
+        if isinstance(event, Start):
+            self.incarnation = self.new_incarnation()
+            self._hello()
+        elif isinstance(event, Welcomed):
+            self._welcomed(event.welcome, now)
+        elif isinstance(event, HelloFailed):
+            self._failed(event.error)
+        elif isinstance(event, Heard):
+            self._last_heard = now
+            self._heard(event.body)
+        elif isinstance(event, FromWorkers):
+            self._reported(event.report)
+        elif isinstance(event, ProcessEnded):
+            self._send(ProcessGone(event.incarnation))
+        elif isinstance(event, HeadLooked):
+            self._looked(event.refused, now)
+        elif isinstance(event, Stalled):
+            self._last_heard += event.seconds
+            self._next_beat = now
+        elif isinstance(event, Drain):
+            self._drain(event)
+        elif isinstance(event, Empty):
+            self._step("empty")
+            self._out += [Send(Goodbye("its agentd was stopped")), Exit(0, "stopped")]
+        else:
+            self._tick(now)
+        return self._out
+
+    def running(self) -> list[RunningWorker]:
+        """What a hello says: every worker, and the ends that the head may have missed."""
+        return [*self._workers.values(), *self._ended.values()]
+
+    def next_deadline(self) -> float:
+        """When a Tick is due, infinity for never."""
+        if self.phase is not Phase.JOINED:
+            return math.inf
+        return min(self._next_beat, math.inf if self._looking else self._last_heard + self._lease_s)
+
+    # --- the session ---
+
+    def _step(self, event: str) -> None:
+        try:
+            self.phase = PHASES[self.phase][event]
+        except KeyError:
+            raise ProtocolError(f"{event!r} is not expected of a session that is {self.phase.value}") from None
+
+    def _hello(self, delay_s: float = 0.0, anew: bool = False) -> None:
+        self._out.append(SayHello(self.incarnation, delay_s, anew))
+
+    def _welcomed(self, welcome: Welcome, now: float) -> None:
+        if self.phase is Phase.RESETTING:
+            return  # a late answer to the life that is over
+        self._step("welcomed")
+        self._beat_s, self._lease_s, self._last_heard = welcome.beat_s, welcome.lease_s, now
+        self._pause, self._looking, self._sent = RETRY_MIN_S, False, set()
+        self._next_beat = now + self._beat_s * self.random()
+        self._out.append(Registered(welcome.epoch))
+        self._out += [Send(body) for body in self._unsent]
+        self._unsent = []
+
+    def _failed(self, error: Exception) -> None:
+        if self.phase in (Phase.RESETTING, Phase.DRAINING, Phase.ENDED):
+            return
+        if isinstance(error, NodeLostError):
+            self._reset(str(error))
+        elif isinstance(error, ClusterTimeoutError):
+            self._step("failed")
+            pause = self._pause * (1 - self.random() / 2)
+            self._pause = min(self._pause * 2, RETRY_MAX_S)
+            self._out.append(Say(f"not registered yet: {error}"))
+            self._hello(pause, anew=True)
+        else:
+            self._step("refused")
+            self._out.append(Exit(78, f"the head refused this node: {error}"))
+
+    def _reset(self, reason: str) -> None:
+        """This life is over: end its workers, then come back as a new incarnation."""
+        self._step("cut_off")
+        self._out.append(Say(f"workers end: {reason}"))
+        self._ended.clear()
+        self._unsent = []
+        if self._workers:
+            self._out.append(StopChildren(list(self._workers), CUT_OFF_GRACE_S))
+        else:
+            self._reborn()
+
+    def _reborn(self) -> None:
+        self._step("empty")
+        self.incarnation = self.new_incarnation()
+        self._hello(self._pause * (1 - self.random() / 2), anew=True)
+
+    def _drain(self, event: Drain) -> None:
+        if self.phase is Phase.ENDED or (self.phase is Phase.DRAINING and event.grace_s is None):
+            return
+        grace_s = self.policy.stop_grace_s if event.grace_s is None else event.grace_s
+        if self.phase is Phase.DRAINING:
+            self._out.append(StopChildren(list(self._workers), grace_s))  # sooner than was said before
+            return
+        self._step("drain")
+        self._out += [Say(f"stopping: {event.reason}"), CloseChildren(grace_s)]
+
+    def _tick(self, now: float) -> None:
+        if self.phase is not Phase.JOINED:
+            return
+        if now >= self._next_beat:
+            self._next_beat = max(self._next_beat + self._beat_s, now)
+            self._out.append(Send(Beat(self.incarnation)))
+            self._sent = set(self._ended)
+        if not self._looking and now >= self._last_heard + self._lease_s:
+            self._looking = True
+            self._out.append(LookAtHead())
+
+    def _looked(self, refused: bool, now: float) -> None:
+        self._looking = False
+        silent = now - self._last_heard
+        if self.phase is not Phase.JOINED or silent < self._lease_s:
+            return
+        if refused and silent < self.policy.head_grace_s:
+            self._step("forgotten")  # a restarted head knows nobody: wait for it with a hello
+            self._out.append(Say(f"the head does not run; workers go on for {self.policy.head_grace_s:g} s"))
+            self._hello(self._pause, anew=True)
+        else:
+            self._reset(f"the head was silent for {silent:.0f} s")
+
+    # --- what the head says ---
+
+    def _heard(self, body: Body) -> None:
+        if isinstance(body, Beat):
+            if body.incarnation != HELLO_AGAIN:
+                for id in self._sent:  # told before the beat that this answers: the head has them
+                    self._ended.pop(id, None)
+                self._sent = set()
+            elif self.phase is Phase.JOINED:
+                self._step("forgotten")
+                self._hello()
+        elif isinstance(body, StartWorkers):
+            self._start(body)
+        elif isinstance(body, StopWorkers):
+            self._out.append(StopChildren(body.ids, body.grace_s))
+        elif isinstance(body, LogCredit):
+            self._out.append(Credit(body.chars, body.owner))
+        elif isinstance(body, Watch):
+            self._out.append(WatchProcess(body.incarnation, body.pid, body.pid_start))
+        else:
+            self._out.append(Say(f"the head sent a {type(body).__name__}, which an agent does not expect"))
+
+    def _start(self, body: StartWorkers) -> None:
+        specs = [spec for spec in body.workers if spec.id not in self._workers and spec.id not in self._ended]
+        for spec in specs:
+            self._workers[spec.id] = RunningWorker(spec, body.owner, body.cls, body.detail)
+        if self.phase in (Phase.JOINED, Phase.JOINING):
+            self._out.append(StartChildren(specs))
+            return
+        for spec in specs:
+            reason = f"its agentd is {self.phase.value}"
+            self._reported(WorkerExited(spec.id, ExitReport("start_failed", reason=reason)))
+
+    # --- what workers do ---
+
+    def _reported(self, report: WorkerReady | WorkerExited | LogLines) -> None:
+        if isinstance(report, WorkerReady) and report.id in self._workers:
+            self._workers[report.id] = msgspec.structs.replace(
+                self._workers[report.id],
+                pid=report.pid,
+                endpoint=report.endpoint,
+                port=report.port,
+                master_port=report.master_port,
+            )
+        elif isinstance(report, WorkerExited):
+            known = self._workers.pop(report.id, None)
+            if known is not None and self.phase is not Phase.RESETTING:
+                self._ended[report.id] = msgspec.structs.replace(known, exit=report.exit)
+                if len(self._ended) > EXITS_KEPT:
+                    del self._ended[next(iter(self._ended))]
+        self._send(report)
+        if self.phase is Phase.RESETTING and not self._workers:
+            self._unsent = []
+            self._reborn()
+
+    def _send(self, body: Body) -> None:
+        """To the head if it knows us; ends and the like wait for it, output does not (it is in the files)."""
+        if self.phase in (Phase.JOINED, Phase.DRAINING):
+            self._out.append(Send(body))
+        elif isinstance(body, LogLines):
+            self._out.append(Credit(sum(len(text) for _, _, text in body.entries), body.owner))
+        else:
+            self._unsent.append(body)

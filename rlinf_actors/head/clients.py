@@ -1,0 +1,207 @@
+"""Drivers and workers: who is there, which job they belong to, and how their end is noticed. Pure.
+
+A client that an agent on its host watches (by pidfd) ends when its process ends, and only then: a
+stopped driver may stay silent as long as it likes. Any other client lives by its beats.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+from rlinf_actors.head.commands import Emit, Ended, Notify, Refused, Timing
+from rlinf_actors.head.records import Client, Job, Node
+from rlinf_actors.wire.messages import ClientHello, Goodbye, Watch
+
+ROLES = ("driver", "worker")
+
+
+class ClientTable:
+    """All clients and jobs.
+
+    Args:
+        timing: the head's timers.
+        emit: takes commands.
+        new_token: makes a secret for a new job.
+        on_gone: called with the incarnation of a client that has ended, and why.
+    """
+
+    def __init__(
+        self, timing: Timing, emit: Emit, new_token: Callable[[], str], on_gone: Callable[[str, str], None]
+    ) -> None:
+        self._timing = timing
+        self._emit = emit
+        self._new_token = new_token
+        self._on_gone = on_gone
+        self._clients: dict[str, Client] = {}
+        self._by_peer: dict[bytes, Client] = {}
+        self._jobs: dict[str, Job] = {}
+        self._ended = Ended()
+        self._awaited: dict[str, float] = {}
+
+    # --- looking ---
+
+    def of_peer(self, peer: bytes) -> Client | None:
+        """The living client behind *peer*."""
+        return self._by_peer.get(peer)
+
+    def get(self, incarnation: str) -> Client | None:
+        """The living client of this incarnation."""
+        return self._clients.get(incarnation)
+
+    def alive(self) -> Iterable[Client]:
+        """All living clients, the oldest first."""
+        return self._clients.values()
+
+    def ended(self, incarnation: str) -> str | None:
+        """Why this client has ended; None if it has not."""
+        return self._ended.get(incarnation)
+
+    def awaited(self, incarnation: str) -> bool:
+        """Whether an agent says that this client owns workers, and it has not come back yet."""
+        return incarnation in self._awaited
+
+    def driver_of(self, namespace: str) -> Client | None:
+        """The first driver of a job: the one whose terminal its workers' output goes to."""
+        for client in self._clients.values():
+            if client.role == "driver" and client.namespace == namespace:
+                return client
+        return None
+
+    def token(self, namespace: str) -> str:
+        """The membership token of a job; made on first use."""
+        job = self._jobs.get(namespace)
+        if job is None:
+            job = self._jobs[namespace] = Job(namespace, self._new_token())
+        return job.token
+
+    def adopt_token(self, namespace: str, token: str) -> None:
+        """Running workers of a job prove membership with this token; it stays."""
+        if token:
+            self._jobs[namespace] = Job(namespace, token)
+
+    # --- coming and going ---
+
+    def hello(self, peer: bytes, hello: ClientHello, now: float, worker_namespace: str | None) -> Client:
+        """A driver or worker introduces itself, or says again that it is there.
+
+        Args:
+            peer: its address.
+            hello: what it said.
+            now: the time.
+            worker_namespace: of the worker that it claims to be; None if there is no such worker.
+
+        Raises:
+            Refused: it has ended before, or is no member of the job.
+        """
+        reason = self._ended.get(hello.incarnation)
+        if reason is not None:
+            raise Refused("unreachable", f"the head has given up on this {hello.role}: {reason}")
+        why_not = self.may_join(hello, worker_namespace)
+        if why_not:
+            raise Refused("authentication", why_not)
+        known = self._clients.get(hello.incarnation)
+        if known is not None:
+            del self._by_peer[known.peer]
+            known.peer, known.last_seen = peer, now
+            self._by_peer[peer] = known
+            return known
+        client = Client(
+            hello.incarnation,
+            hello.role,
+            hello.namespace,
+            hello.host,
+            hello.pid,
+            hello.pid_start,
+            hello.worker_id,
+            peer,
+            now,
+        )
+        self._clients[client.incarnation] = self._by_peer[peer] = client
+        self._awaited.pop(client.incarnation, None)
+        return client
+
+    def may_join(self, hello: ClientHello, worker_namespace: str | None) -> str:
+        """The one place that decides who is a member of a job; says why not, "" for yes.
+
+        On one machine (ipc, loopback) a driver joins by the namespace's name; a worker proves with the job's token
+        that an agent started it. Keys come with clusters of several machines.
+        """
+        if hello.role not in ROLES:
+            return f"{hello.role!r} is no role; the roles are {', '.join(ROLES)}"
+        if not hello.namespace:
+            return "a namespace must be named"
+        if hello.role == "driver":
+            return ""
+        if worker_namespace is None:
+            return f"worker {hello.worker_id!r} is not known here"
+        if worker_namespace != hello.namespace or hello.token != self.token(hello.namespace):
+            return f"worker {hello.worker_id!r} is no member of namespace {hello.namespace!r}"
+        return ""
+
+    def gone(self, client: Client, reason: str) -> None:
+        """A client has ended: what it owns ends too."""
+        del self._clients[client.incarnation]
+        self._by_peer.pop(client.peer, None)
+        self._ended.add(client.incarnation, reason)
+        self._on_gone(client.incarnation, reason)
+
+    def heard(self, peer: bytes, now: float) -> None:
+        """A client said something, whatever it was."""
+        self._by_peer[peer].last_seen = now
+
+    def await_return(self, incarnation: str, now: float) -> None:
+        """An agent says that this client owns workers; it has one lease to say hello itself."""
+        if incarnation in self._clients:
+            return
+        if self._ended.get(incarnation) is not None:
+            self._on_gone(incarnation, "its owner has ended")
+        else:
+            self._awaited.setdefault(incarnation, now + self._timing.lease_s)
+
+    def forget_job(self, namespace: str) -> None:
+        """Forget a job without members; the caller knows that it has no groups."""
+        if all(client.namespace != namespace for client in self._clients.values()):
+            self._jobs.pop(namespace, None)
+
+    # --- watching ---
+
+    def watch(self, nodes: Iterable[Node]) -> None:
+        """Have every client watched by an agent of its host, where there is one."""
+        agents = {node.report.host: node for node in nodes if node.usable}
+        for client in self._clients.values():
+            node = agents.get(client.host)
+            if client.watcher is None and client.pid_start and node is not None:
+                client.watcher = node.id
+                self._emit(Notify(node.peer, Watch(client.incarnation, client.pid, client.pid_start)))
+
+    def unwatch(self, node_id: str, now: float) -> None:
+        """An agent is gone, or begins anew: the clients that it watched live by their beats from now on."""
+        for client in self._clients.values():
+            if client.watcher == node_id:
+                client.watcher, client.last_seen = None, now
+
+    def tick(self, now: float) -> None:
+        """Time has passed: who does not beat and is not watched has ended."""
+        for client in [c for c in self._clients.values() if now >= self._expiry(c)]:
+            reason = f"it was silent for {now - client.last_seen:.0f} s"
+            self._emit(Notify(client.peer, Goodbye(f"the head has given up on this process: {reason}")))
+            self.gone(client, reason)
+        for incarnation in [i for i, deadline in self._awaited.items() if now >= deadline]:
+            del self._awaited[incarnation]
+            reason = "it did not return after the head was restarted"
+            self._ended.add(incarnation, reason)
+            self._on_gone(incarnation, reason)
+
+    def stalled(self, seconds: float) -> None:
+        """The head stood still: nobody was silent."""
+        for client in self._clients.values():
+            client.last_seen += seconds
+        self._awaited = {incarnation: at + seconds for incarnation, at in self._awaited.items()}
+
+    def next_deadline(self) -> float:
+        """When `tick` has something to do, infinity for never."""
+        return min([math.inf, *map(self._expiry, self._clients.values()), *self._awaited.values()])
+
+    def _expiry(self, client: Client) -> float:
+        return math.inf if client.watcher is not None else client.last_seen + self._timing.lease_s

@@ -1,0 +1,134 @@
+"""What goes into the supervisor and what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Union
+
+from rlinf_actors.wire.messages import Body
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A peer sent a request."""
+
+    peer: bytes
+    id: int
+    body: Body
+
+
+@dataclass(frozen=True)
+class Told:
+    """A peer sent a notice."""
+
+    peer: bytes
+    body: Body
+
+
+@dataclass(frozen=True)
+class Tick:
+    """`next_deadline` has come."""
+
+
+@dataclass(frozen=True)
+class Stalled:
+    """The head itself stood still for so many seconds: nobody's silence in that time counts."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Notify:
+    """Send a notice."""
+
+    peer: bytes
+    body: Body
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Answer a request."""
+
+    peer: bytes
+    id: int
+    body: Body
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """Answer a request with an error; fields as in messages.Failed."""
+
+    peer: bytes
+    id: int
+    kind: str
+    text: str
+    missing_ranks: tuple[int, ...] = ()
+    path: str = ""
+
+
+@dataclass(frozen=True)
+class EndCluster:
+    """Everything is stopped: end the head and its agent."""
+
+    reason: str
+
+
+Event = Union[Asked, Told, Tick, Stalled]
+Command = Union[Notify, Answer, Refuse, EndCluster]
+Emit = Callable[[Command], None]
+
+
+class Refused(Exception):
+    """Raised inside the supervisor to refuse the request at hand; fields as in messages.Failed."""
+
+    def __init__(self, kind: str, text: str, path: str = "") -> None:
+        super().__init__(text)
+        self.kind = kind
+        self.text = text
+        self.path = path
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The head's timers, in seconds.
+
+    Attributes:
+        beat_s: how often agents and clients say that they are there.
+        suspect_beats: beats missed before a node is shown as suspect.
+        lease_s: silence after which a node is lost and an unwatched client has ended.
+        rank_hold_s: how long the rank of a lost node is kept from others. The longer of the lease and the time
+            that cut-off workers may live while a head is restarting (`head_grace_s` of agentd).
+        orphan_grace_s: between SIGTERM and SIGKILL for the workers of an owner that is gone.
+        stop_grace_s: the same when the whole cluster is stopped.
+    """
+
+    beat_s: float = 1.0
+    suspect_beats: int = 3
+    lease_s: float = 10.0
+    rank_hold_s: float = 120.0
+    orphan_grace_s: float = 0.5
+    stop_grace_s: float = 3.0
+
+    @property
+    def suspect_s(self) -> float:
+        """Silence after which a node is suspect."""
+        return self.beat_s * self.suspect_beats
+
+
+@dataclass
+class Ended:
+    """Who has ended and why, the last *limit* of them, so that they are refused by name when they return."""
+
+    limit: int = 4096
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def add(self, incarnation: str, reason: str) -> None:
+        """Remember; the oldest is forgotten."""
+        self.reasons[incarnation] = reason
+        if len(self.reasons) > self.limit:
+            del self.reasons[next(iter(self.reasons))]
+
+    def get(self, incarnation: str) -> str | None:
+        """Why it ended; None if it did not, or too long ago."""
+        return self.reasons.get(incarnation)

@@ -1,0 +1,313 @@
+"""Groups: names, owners, workers, and who hears of them. Pure.
+
+House rules: a worker's state changes in `_step` alone; `flush` sends what changed since the last
+flush, one WorkerChanged per group and handle; a name is free when its last worker is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from rlinf_actors.head.clients import ClientTable
+from rlinf_actors.head.commands import Answer, Emit, Notify, Refused, Timing
+from rlinf_actors.head.nodes import NodeTable
+from rlinf_actors.head.records import Client, Group, Node, Worker
+from rlinf_actors.wire.messages import (
+    Done,
+    ExitReport,
+    GroupState,
+    Launch,
+    Launched,
+    RunningWorker,
+    StartWorkers,
+    StopGroup,
+    StopWorkers,
+    WorkerChanged,
+    WorkerReady,
+    WorkerSpec,
+)
+
+
+class GroupTable:
+    """All groups.
+
+    Args:
+        timing: the head's timers.
+        emit: takes commands.
+        nodes: where workers run.
+        clients: who owns groups.
+        on_worker_gone: called with the id of a worker whose process has ended.
+    """
+
+    def __init__(
+        self,
+        timing: Timing,
+        emit: Emit,
+        nodes: NodeTable,
+        clients: ClientTable,
+        on_worker_gone: Callable[[str], None],
+    ) -> None:
+        self._timing = timing
+        self._emit = emit
+        self._nodes = nodes
+        self._clients = clients
+        self._on_worker_gone = on_worker_gone
+        self._groups: dict[tuple[str, str], Group] = {}
+        self._of_worker: dict[str, Group] = {}
+
+    # --- looking ---
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def namespace_of(self, worker_id: str) -> str | None:
+        """The namespace of a living worker."""
+        group = self._of_worker.get(worker_id)
+        return None if group is None or group.workers[worker_id].gone else group.namespace
+
+    def states(self, namespace: str | None) -> list[GroupState]:
+        """Groups of one namespace, or all; without tokens."""
+        chosen = [group for group in self._groups.values() if namespace in (None, group.namespace)]
+        return [group.state("") for group in sorted(chosen, key=lambda group: group.key)]
+
+    def uses(self, namespace: str) -> bool:
+        """Whether a namespace has groups."""
+        return any(group.namespace == namespace for group in self._groups.values())
+
+    # --- what clients ask ---
+
+    def launch(self, client: Client, asked: Launch) -> Launched:
+        """Reserve the name and start the workers.
+
+        Raises:
+            Refused: the name is taken, a node is not there, or the request makes no sense.
+        """
+        _own_namespace(client, asked.namespace)
+        taken = self._groups.get((asked.namespace, asked.group))
+        if taken is not None:
+            raise Refused(
+                "name_in_use",
+                f"a group named {asked.group!r} is {taken.summary} in namespace {asked.namespace!r}: "
+                "give this one another name, or shut that one down first",
+            )
+        self._check(asked)
+        token = self._clients.token(asked.namespace)
+        group = Group(asked.namespace, asked.group, asked.cls, client.incarnation, asked.detail)
+        placed: dict[str, list[WorkerSpec]] = {}
+        for spec in asked.workers:
+            node = self._node_for(spec)
+            spec = msgspec.structs.replace(spec, token=token)
+            placed.setdefault(node.id, []).append(spec)
+            self._add(group, Worker(spec, node.id, node.report.ip))
+        self._groups[group.key] = group
+        for node_id, specs in placed.items():
+            self._start(node_id, group, specs)
+        return Launched(group.state(token))
+
+    def find(self, client: Client, namespace: str, name: str) -> Launched:
+        """Describe a group and subscribe to it.
+
+        Raises:
+            Refused: there is none of that name.
+        """
+        _own_namespace(client, namespace)
+        group = self._groups.get((namespace, name))
+        if group is None:
+            there = sorted(group.name for group in self._groups.values() if group.namespace == namespace)
+            known = f"there are {', '.join(map(repr, there))}" if there else "there is none at all"
+            raise Refused("not_found", f"no group named {name!r} is running in namespace {namespace!r}; {known}")
+        if client.incarnation != group.owner:
+            group.subscribers[client.incarnation] = None
+        return Launched(group.state(self._clients.token(namespace)))
+
+    def stop(self, client: Client, peer: bytes, id: int, asked: StopGroup) -> None:
+        """Stop a group; answered when its workers are gone, at once if there is none of that name."""
+        _own_namespace(client, asked.namespace)
+        group = self._groups.get((asked.namespace, asked.group))
+        if group is None:
+            self._emit(Answer(peer, id, Done()))
+            return
+        group.waiting.append((peer, id))
+        self._stop(group, asked.grace_s)
+
+    def stop_all(self) -> None:
+        """Stop every group: the cluster ends."""
+        for group in list(self._groups.values()):
+            self._stop(group, self._timing.stop_grace_s)
+
+    # --- what agents say ---
+
+    def ready(self, node: Node, said: WorkerReady) -> None:
+        """A worker's runtime listens."""
+        worker = self._worker_on(node, said.id)
+        if worker is not None:
+            worker.pid, worker.endpoint = said.pid, said.endpoint
+            worker.port, worker.master_port = said.port, said.master_port
+            self._step(worker, "ready")
+
+    def exited(self, node: Node, id: str, exit_report: ExitReport) -> None:
+        """A worker's process has ended."""
+        worker = self._worker_on(node, id)
+        if worker is not None:
+            worker.exit = exit_report
+            self._step(worker, "exited")
+
+    def reconcile(self, node: Node, there: Sequence[RunningWorker], now: float) -> None:
+        """Bring our view of a node in line with its agent's.
+
+        Workers that we do not know belong to groups from before this head started: they are taken over. Workers
+        that we have and it does not: those that are to start are asked for once more (the agent ignores ids that it
+        has), the others have ended unseen.
+        """
+        for running in there:
+            self._take_over(node, running, now)
+        listed = {running.spec.id for running in there}
+        for group in list(self._groups.values()):
+            missing = [w for w in group.workers.values() if w.node_id == node.id and not w.gone and w.id not in listed]
+            self._start(node.id, group, [worker.spec for worker in missing if worker.endpoint is None])
+            for worker in missing:
+                if worker.endpoint is not None:
+                    worker.exit = ExitReport("exited", reason="its agent does not have it any more")
+                    self._step(worker, "exited")
+
+    def node_lost(self, node: Node, reason: str) -> None:
+        """A node is gone, and its workers with it."""
+        for group in list(self._groups.values()):
+            for worker in group.workers.values():
+                if worker.node_id == node.id and not worker.gone:
+                    worker.exit = ExitReport("node_lost", reason=f"node {node.name}: {reason}")
+                    self._step(worker, "node_lost")
+
+    def client_gone(self, incarnation: str) -> None:
+        """A client has ended: its groups are stopped, and it hears of no other any more."""
+        for group in list(self._groups.values()):
+            group.subscribers.pop(incarnation, None)
+            if group.owner == incarnation:
+                self._stop(group, self._timing.orphan_grace_s)
+
+    def tell_all(self, client: Client) -> None:
+        """A client is back: say how all workers of its groups are."""
+        for group in self._groups.values():
+            if group.owner == client.incarnation or client.incarnation in group.subscribers:
+                group.changed.update(group.workers)
+
+    # --- the end of a handle ---
+
+    def flush(self) -> None:
+        """Say what has changed, answer those who wait for an end, and free names."""
+        for group in list(self._groups.values()):
+            if group.changed:
+                states = [worker.state() for worker in group.changed.values()]
+                group.changed.clear()
+                message = WorkerChanged(group.namespace, group.name, states)
+                for incarnation in (group.owner, *group.subscribers):
+                    client = self._clients.get(incarnation)
+                    if client is not None:
+                        self._emit(Notify(client.peer, message))
+            if group.gone and not self._clients.awaited(group.owner):
+                self._forget(group)
+
+    def _forget(self, group: Group) -> None:
+        for peer, id in group.waiting:
+            self._emit(Answer(peer, id, Done()))
+        del self._groups[group.key]
+        for worker_id in group.workers:
+            del self._of_worker[worker_id]
+        if not self.uses(group.namespace):
+            self._clients.forget_job(group.namespace)
+
+    # --- inside ---
+
+    def _check(self, asked: Launch) -> None:
+        ids = {spec.id for spec in asked.workers}
+        if not asked.workers:
+            raise Refused("usage", f"group {asked.group!r} has no workers")
+        if len(ids) != len(asked.workers) or ids & self._of_worker.keys() or "" in ids:
+            raise Refused("usage", f"the workers' ids of group {asked.group!r} are not unique")
+        if sorted(spec.rank for spec in asked.workers) != list(range(len(asked.workers))):
+            raise Refused("usage", f"the ranks of group {asked.group!r} are not 0 to {len(asked.workers) - 1}")
+        for spec in asked.workers:
+            if (spec.namespace, spec.group) != (asked.namespace, asked.group):
+                raise Refused("usage", f"worker {spec.id} of group {asked.group!r} says that it is {spec.group!r}'s")
+            self._node_for(spec)
+
+    def _node_for(self, spec: WorkerSpec) -> Node:
+        node = self._nodes.of_rank(spec.node_rank)
+        if node is None or not node.usable:
+            state = "is not there (any more)" if node is None else f"({node.name}) is {node.life.value}"
+            raise Refused("node_lost", f"node {spec.node_rank}, where {spec.group}:{spec.rank} was placed, {state}")
+        return node
+
+    def _add(self, group: Group, worker: Worker) -> None:
+        group.workers[worker.id] = worker
+        self._of_worker[worker.id] = group
+
+    def _start(self, node_id: str, group: Group, specs: list[WorkerSpec]) -> None:
+        node = self._nodes.get(node_id)
+        if specs and node is not None:
+            self._emit(Notify(node.peer, StartWorkers(specs, group.owner, group.cls, group.detail)))
+
+    def _stop(self, group: Group, grace_s: float) -> None:
+        group.stopping = True
+        living = [worker for worker in group.workers.values() if not worker.gone]
+        for worker in living:
+            self._step(worker, "stop")
+        for node_id in dict.fromkeys(worker.node_id for worker in living):
+            node = self._nodes.get(node_id)
+            ids = [worker.id for worker in living if worker.node_id == node_id]
+            if node is not None:
+                self._emit(Notify(node.peer, StopWorkers(ids, grace_s)))
+
+    def _step(self, worker: Worker, event: str) -> None:
+        before = worker.life
+        worker.step(event)
+        if worker.life is not before:
+            self._of_worker[worker.id].changed[worker.id] = worker
+            if worker.gone:
+                self._on_worker_gone(worker.id)
+
+    def _worker_on(self, node: Node, id: str) -> Worker | None:
+        """A living worker of this node; None for one that has ended, or that another node speaks of."""
+        group = self._of_worker.get(id)
+        worker = group.workers[id] if group is not None else None
+        return worker if worker is not None and worker.node_id == node.id and not worker.gone else None
+
+    def _take_over(self, node: Node, running: RunningWorker, now: float) -> None:
+        spec = running.spec
+        known = self._of_worker.get(spec.id)
+        if known is None:
+            group = self._groups.get((spec.namespace, spec.group))
+            if group is None:
+                if running.exit is not None and self._clients.ended(running.owner) is not None:
+                    return
+                group = Group(spec.namespace, spec.group, running.cls, running.owner, running.detail)
+                self._groups[group.key] = group
+                self._clients.adopt_token(spec.namespace, spec.token)
+            elif running.exit is not None and any(w.spec.rank == spec.rank for w in group.workers.values()):
+                return  # an end that was told before: the name has been given again since
+            elif group.owner != running.owner:
+                self._emit(Notify(node.peer, StopWorkers([spec.id], self._timing.orphan_grace_s)))
+                return
+            worker = Worker(spec, node.id, node.report.ip)
+            self._add(group, worker)
+            group.changed[spec.id] = worker
+            if group.stopping and running.exit is None:
+                self._emit(Notify(node.peer, StopWorkers([spec.id], self._timing.orphan_grace_s)))
+            self._clients.await_return(running.owner, now)
+        elif known.workers[spec.id].gone and running.exit is None:
+            self._emit(Notify(node.peer, StopWorkers([spec.id], 0.0)))  # we told its owner that it is gone
+            return
+        if running.exit is not None:
+            self.exited(node, spec.id, running.exit)
+        elif running.endpoint is not None:
+            self.ready(node, WorkerReady(spec.id, running.pid, running.endpoint, running.port, running.master_port))
+
+
+def _own_namespace(client: Client, namespace: str) -> None:
+    if client.namespace != namespace:
+        raise Refused(
+            "authentication",
+            f"this {client.role} belongs to namespace {client.namespace!r} and asks about {namespace!r}",
+        )

@@ -1,0 +1,245 @@
+"""Nodes: who registered, who is silent, which ranks they have, and who waits for them. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from rlinf_actors.errors import ConfigError
+from rlinf_actors.head.commands import Answer, Emit, Ended, Refuse, Refused, Timing
+from rlinf_actors.head.records import Node
+from rlinf_actors.head.transitions import NodeLife
+from rlinf_actors.placement.node_order import missing_ranks, order_nodes
+from rlinf_actors.wire.messages import AgentHello, GetNodes, Nodes, NodeState
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    peer: bytes
+    id: int
+    num_nodes: int
+    since: float
+    deadline: float
+
+
+class NodeTable:
+    """All nodes.
+
+    Args:
+        timing: the head's timers.
+        emit: takes commands.
+        on_lost: called with a node whose workers are gone with it, and why.
+    """
+
+    def __init__(self, timing: Timing, emit: Emit, on_lost: Callable[[Node, str], None]) -> None:
+        self._timing = timing
+        self._emit = emit
+        self._on_lost = on_lost
+        self._nodes: dict[str, Node] = {}
+        self._by_peer: dict[bytes, Node] = {}
+        self._ranks: dict[str, int] = {}
+        self._waiting: list[_Waiting] = []
+        self._lost = Ended()
+        self._replaced = Ended()
+
+    # --- looking ---
+
+    def of_peer(self, peer: bytes) -> Node | None:
+        """The living node that this peer is the agent of."""
+        return self._by_peer.get(peer)
+
+    def get(self, node_id: str) -> Node | None:
+        """The living node of this id."""
+        node = self._nodes.get(node_id)
+        return node if node is not None and node.alive else None
+
+    def alive(self) -> Iterable[Node]:
+        """All living nodes."""
+        return self._by_peer.values()
+
+    def of_rank(self, rank: int) -> Node | None:
+        """The living node of this rank."""
+        for node_id, its in self._ranks.items():
+            if its == rank:
+                return self.get(node_id)
+        return None
+
+    def rank(self, node: Node) -> int:
+        """Its rank, -1 as long as it has none."""
+        return self._ranks.get(node.id, -1)
+
+    def states(self, now: float) -> list[NodeState]:
+        """All nodes, lost ones too, those with a rank first."""
+        found = [node.state(self.rank(node), now) for node in self._nodes.values()]
+        return sorted(found, key=lambda state: (state.rank < 0, state.rank, state.report.node_id))
+
+    # --- coming and going ---
+
+    def hello(self, peer: bytes, hello: AgentHello, now: float) -> Node:
+        """An agent registers, or says again that it is there.
+
+        Raises:
+            Refused: this incarnation has ended, or the node's rank cannot be.
+        """
+        lost = self._lost.get(hello.incarnation)
+        if lost is not None:
+            raise Refused("node_lost", f"incarnation {hello.incarnation} of this node {lost}; come back as a new one")
+        replaced = self._replaced.get(hello.incarnation)
+        if replaced is not None:
+            raise Refused("config", f"{replaced}: two agentds run as one node; give each its own --node-id")
+        known = self._nodes.get(hello.node.node_id)
+        node = Node(hello.node, hello.incarnation, peer, hello.is_head, now, now)
+        self._release(now)
+        self._check_rank(node, now)
+        if known is not None and known.alive:
+            if known.incarnation == hello.incarnation:
+                self._by_peer.pop(known.peer, None)
+                node.life, node.since, node.log_name = known.life, known.since, known.log_name
+            else:
+                self._replaced.add(known.incarnation, f"node {known.name} is served by a newer agentd")
+                self._end(known, "replaced", "its agentd was started anew", now)
+        node.step("hello", now)
+        self._nodes[node.id] = self._by_peer[peer] = node
+        if node.report.rank is not None:
+            self._ranks[node.id] = node.report.rank
+        self._settle(now)
+        return node
+
+    def heard(self, peer: bytes, now: float) -> None:
+        """An agent said something, whatever it was."""
+        node = self._by_peer[peer]
+        node.last_seen = now
+        node.step("heard", now)
+
+    def left(self, node: Node, reason: str, now: float) -> None:
+        """An agent said goodbye: its workers are gone and its rank is free."""
+        self._end(node, "left", reason or "its agentd was stopped", now)
+        self._lost.add(node.incarnation, "said goodbye")
+        self._ranks.pop(node.id, None)
+        del self._nodes[node.id]
+
+    def tick(self, now: float) -> None:
+        """Time has passed: suspect, lose, give up waiting."""
+        for node in list(self._by_peer.values()):
+            if now >= node.last_seen + self._timing.lease_s:
+                silence = now - node.last_seen
+                self._lost.add(node.incarnation, f"was declared lost after {silence:.0f} s of silence")
+                self._end(node, "expired", f"it was silent for {silence:.0f} s", now)
+            elif node.life is NodeLife.READY and now >= node.last_seen + self._timing.suspect_s:
+                node.step("silent", now)
+        self._release(now)
+        self._settle(now)
+        for waiting in [w for w in self._waiting if now >= w.deadline]:
+            self._waiting.remove(waiting)
+            self._time_out(waiting, now)
+
+    def stalled(self, seconds: float) -> None:
+        """The head stood still: nobody was silent."""
+        for node in self._by_peer.values():
+            node.last_seen += seconds
+
+    def next_deadline(self) -> float:
+        """When `tick` has something to do, infinity for never."""
+        times = [math.inf]
+        for node in self._nodes.values():
+            if node.life is NodeLife.READY:
+                times.append(node.last_seen + self._timing.suspect_s)
+            elif node.alive:
+                times.append(node.last_seen + self._timing.lease_s)
+            else:
+                times.append(node.since + self._timing.rank_hold_s)
+        return min(times + [waiting.deadline for waiting in self._waiting])
+
+    def _end(self, node: Node, event: str, reason: str, now: float) -> None:
+        node.step(event, now)
+        self._by_peer.pop(node.peer, None)
+        self._on_lost(node, reason)
+
+    # --- ranks ---
+
+    def _release(self, now: float) -> None:
+        """Forget lost nodes whose workers have certainly ended: their ranks are free."""
+        for node in [n for n in self._nodes.values() if n.life is NodeLife.LOST]:
+            if now >= node.since + self._timing.rank_hold_s:
+                del self._nodes[node.id]
+                self._ranks.pop(node.id, None)
+
+    def _check_rank(self, node: Node, now: float) -> None:
+        """Refuse a node whose RLINF_NODE_RANK cannot be."""
+        others = [other for other in self._usable() if other.id != node.id]
+        for holder in self._nodes.values():
+            if holder.life is NodeLife.LOST and holder.id != node.id and self.rank(holder) == node.report.rank:
+                left = holder.since + self._timing.rank_hold_s - now
+                raise Refused(
+                    "unreachable",
+                    f"rank {node.report.rank} belongs to node {holder.name}, which was lost {now - holder.since:.0f} s "
+                    f"ago; its workers may still be running, so it is given to another in {left:.0f} s at the earliest",
+                )
+        try:
+            order_nodes([other.registered() for other in [*others, node]], self._ranks, complete=False)
+        except ConfigError as error:
+            raise Refused("config", str(error.args[0]), error.path) from None
+
+    def _usable(self) -> list[Node]:
+        return [node for node in self._by_peer.values() if node.usable]
+
+    def _order(self) -> dict[str, int]:
+        """What every usable node's rank would be, by id."""
+        return order_nodes([node.registered() for node in self._usable()], self._ranks, complete=False)
+
+    # --- waiting for nodes ---
+
+    def wait(self, peer: bytes, id: int, asked: GetNodes, now: float) -> None:
+        """Answer when there are enough nodes, or at the asker's deadline."""
+        patience = math.inf if asked.timeout_s is None else asked.timeout_s
+        self._waiting.append(_Waiting(peer, id, asked.num_nodes, now, now + patience))
+        self._settle(now)
+
+    def forget(self, peer: bytes) -> None:
+        """A client has ended: nobody waits there any more."""
+        self._waiting = [waiting for waiting in self._waiting if waiting.peer != peer]
+
+    def _settle(self, now: float) -> None:
+        """Answer those for whom there are enough nodes now."""
+        still = []
+        for waiting in self._waiting:
+            order = self._order()
+            if missing_ranks(order, waiting.num_nodes):
+                still.append(waiting)
+            else:
+                self._answer(waiting, order, now)
+        self._waiting = still
+
+    def _answer(self, waiting: _Waiting, order: dict[str, int], now: float) -> None:
+        chosen = {key: rank for key, rank in order.items() if not waiting.num_nodes or rank < waiting.num_nodes}
+        self._ranks.update(chosen)
+        rest = [self._nodes[key].name for key in order if key not in chosen]
+        warnings = []
+        if rest:
+            warnings.append(
+                f"{len(order)} nodes have registered and num_nodes is {waiting.num_nodes}; "
+                f"not used: {', '.join(sorted(rest))}"
+            )
+        nodes = [self._nodes[key].state(rank, now) for key, rank in sorted(chosen.items(), key=lambda item: item[1])]
+        self._emit(Answer(waiting.peer, waiting.id, Nodes(nodes, warnings)))
+
+    def _time_out(self, waiting: _Waiting, now: float) -> None:
+        missing = missing_ranks(self._order(), waiting.num_nodes)
+        ranks = ", ".join(f"{rank} ({self._last_seen(rank, now)})" for rank in missing)
+        self._emit(
+            Refuse(
+                waiting.peer,
+                waiting.id,
+                "timeout",
+                f"{waiting.num_nodes - len(missing)} of {waiting.num_nodes} nodes after {now - waiting.since:.0f} s; "
+                f"missing rank{'s' * (len(missing) > 1)} {ranks}. Does agentd run there, with --connect to this head?",
+                tuple(missing),
+            )
+        )
+
+    def _last_seen(self, rank: int, now: float) -> str:
+        for node in self._nodes.values():
+            if self.rank(node) == rank:
+                return f"{node.name}, last seen {now - node.last_seen:.0f} s ago"
+        return "never seen"

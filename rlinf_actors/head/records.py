@@ -1,0 +1,190 @@
+"""What the head keeps of nodes, clients, workers, groups and jobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rlinf_actors.head.transitions import NODE, WORKER, NodeLife, WorkerLife, step
+from rlinf_actors.model.hardware import AcceleratorType
+from rlinf_actors.placement.node_order import RegisteredNode
+from rlinf_actors.wire.messages import (
+    Endpoint,
+    ExitReport,
+    GroupState,
+    NodeReport,
+    NodeState,
+    WorkerSpec,
+    WorkerState,
+)
+
+_ACCELERATORS = {kind.value for kind in AcceleratorType} - {AcceleratorType.NO_ACCEL.value}
+
+
+@dataclass
+class Node:
+    """One incarnation of an agent. `since` is when its state last changed, `log_name` what its LogLines call it."""
+
+    report: NodeReport
+    incarnation: str
+    peer: bytes
+    is_head: bool
+    last_seen: float
+    since: float
+    life: NodeLife = NodeLife.REGISTERING
+    log_name: str = ""
+
+    @property
+    def id(self) -> str:
+        """Stays the same when the agent restarts."""
+        return self.report.node_id
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.report.hostname} ({self.report.ip})" if self.report.ip else self.report.hostname
+
+    @property
+    def alive(self) -> bool:
+        """Whether workers may be running there."""
+        return self.life in (NodeLife.READY, NodeLife.SUSPECT, NodeLife.DRAINING)
+
+    @property
+    def usable(self) -> bool:
+        """Whether it counts when a driver asks for nodes."""
+        return self.life in (NodeLife.READY, NodeLife.SUSPECT)
+
+    def step(self, event: str, now: float) -> None:
+        """Follow the table."""
+        life = step(NODE, self.life, event)
+        if life is not self.life:
+            self.life, self.since = life, now
+
+    def registered(self) -> RegisteredNode:
+        """What its rank depends on."""
+        kinds = [resource.type for resource in self.report.resources if resource.type in _ACCELERATORS]
+        return RegisteredNode(
+            self.id,
+            self.report.rank,
+            self.is_head,
+            kinds[0] if kinds else AcceleratorType.NO_ACCEL.value,
+            self.report.ip,
+        )
+
+    def state(self, rank: int, now: float) -> NodeState:
+        """As others see it; *rank* -1 if it has none."""
+        return NodeState(self.report, self.incarnation, rank, self.life.value, now - self.last_seen, self.is_head)
+
+
+@dataclass
+class Client:
+    """A driver or worker process. `watcher` is the node whose agent holds its pidfd; without one it lives by beats."""
+
+    incarnation: str
+    role: str
+    namespace: str
+    host: str
+    pid: int
+    pid_start: int
+    worker_id: str
+    peer: bytes
+    last_seen: float
+    watcher: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.incarnation[:8]}, process {self.pid}, namespace {self.namespace!r}"
+
+
+@dataclass
+class Worker:
+    """One worker process of a group."""
+
+    spec: WorkerSpec
+    node_id: str
+    node_ip: str
+    life: WorkerLife = WorkerLife.STARTING
+    pid: int = 0
+    endpoint: Endpoint | None = None
+    port: int = 0
+    master_port: int = 0
+    exit: ExitReport | None = None
+
+    @property
+    def id(self) -> str:
+        """Unique in the cluster."""
+        return self.spec.id
+
+    @property
+    def gone(self) -> bool:
+        """Whether its process has ended."""
+        return self.life is WorkerLife.GONE
+
+    def step(self, event: str) -> None:
+        """Follow the table."""
+        self.life = step(WORKER, self.life, event)
+
+    def state(self) -> WorkerState:
+        """As others see it."""
+        return WorkerState(
+            self.id,
+            self.spec.rank,
+            self.spec.node_rank,
+            self.node_ip,
+            self.life.value,
+            self.pid,
+            self.endpoint,
+            self.port,
+            self.master_port,
+            self.exit,
+        )
+
+
+@dataclass
+class Group:
+    """A name and its workers. `waiting` are the StopGroup requests to answer when all are gone."""
+
+    namespace: str
+    name: str
+    cls: str
+    owner: str
+    detail: str = ""
+    workers: dict[str, Worker] = field(default_factory=dict)
+    subscribers: dict[str, None] = field(default_factory=dict)
+    waiting: list[tuple[bytes, int]] = field(default_factory=list)
+    changed: dict[str, Worker] = field(default_factory=dict)
+    stopping: bool = False
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Namespace and name."""
+        return self.namespace, self.name
+
+    @property
+    def gone(self) -> bool:
+        """Whether no worker is left."""
+        return all(worker.gone for worker in self.workers.values())
+
+    @property
+    def summary(self) -> str:
+        """One word for all workers."""
+        lives = {worker.life for worker in self.workers.values()}
+        if lives == {WorkerLife.GONE}:
+            return "gone"
+        if self.stopping:
+            return "stopping"
+        if WorkerLife.GONE in lives:
+            return "degraded"
+        return "running" if lives == {WorkerLife.RUNNING} else "starting"
+
+    def state(self, token: str) -> GroupState:
+        """As others see it."""
+        workers = sorted(self.workers.values(), key=lambda worker: worker.spec.rank)
+        states = [worker.state() for worker in workers]
+        return GroupState(self.namespace, self.name, self.cls, self.owner, self.summary, states, token, self.detail)
+
+
+@dataclass
+class Job:
+    """A namespace. Whoever knows `token` is a member."""
+
+    namespace: str
+    token: str

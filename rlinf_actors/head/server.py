@@ -1,0 +1,130 @@
+"""The head as others reach it: sockets and a timer around the supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import secrets
+import uuid
+from collections.abc import Callable, Sequence
+
+from rlinf_actors import version
+from rlinf_actors.head.commands import (
+    Answer,
+    Asked,
+    Command,
+    EndCluster,
+    Event,
+    Notify,
+    Refuse,
+    Stalled,
+    Tick,
+    Timing,
+    Told,
+)
+from rlinf_actors.head.supervisor import Identity, Supervisor
+from rlinf_actors.net.link import Network
+from rlinf_actors.net.rpc import ControlServer
+from rlinf_actors.wire.messages import Envelope, Notice, Request, Status
+
+log = logging.getLogger(__name__)
+
+STALL_S = 0.5
+"""A timer that comes later than this says that the process stood still (SIGSTOP, a suspended machine)."""
+
+
+class HeadServer:
+    """The coordinator. Loop thread only.
+
+    Args:
+        network: where to listen.
+        timing: the head's timers.
+        embedded: whether a driver owns it, and may end it.
+        on_end: called once when a driver has ended the cluster.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        *,
+        timing: Timing | None = None,
+        embedded: bool = False,
+        on_end: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        identity = Identity(uuid.uuid4().hex, version.VERSION, embedded)
+        self._supervisor = Supervisor(identity, timing or Timing(), lambda: secrets.token_hex(16), self._loop.time())
+        self._server = ControlServer(network, self._received)
+        self._on_end = on_end
+        self._timer: asyncio.TimerHandle | None = None
+        self.endpoints: list[str] = []
+
+    def start(self, endpoints: Sequence[str]) -> list[str]:
+        """Listen; returns the endpoints with their actual ports.
+
+        Raises:
+            ConfigError: an endpoint is not allowed.
+            OSError: an endpoint is in use, or not of this machine.
+        """
+        for endpoint in endpoints:
+            self.endpoints.append(self._server.bind(endpoint))
+        return self.endpoints
+
+    def status(self) -> Status:
+        """Everything, for people."""
+        return self._supervisor.status(None, self._loop.time())
+
+    def close(self, reason: str = "") -> None:
+        """Stop listening; with a *reason* the clients are told that the cluster ends. Twice is fine."""
+        if reason:
+            self._act(self._supervisor.farewell(reason))
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._server.close(linger_ms=200 if reason else 0)
+
+    def _received(self, peer: bytes, envelope: Envelope) -> None:
+        if isinstance(envelope, Request):
+            self._handle(Asked(peer, envelope.id, envelope.body))
+        elif isinstance(envelope, Notice):
+            self._handle(Told(peer, envelope.body))
+        else:
+            log.warning("%r sent a %s; the head asked for nothing", peer, type(envelope).__name__)
+
+    def _handle(self, event: Event) -> None:
+        self._act(self._supervisor.handle(event, self._loop.time()))
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        """Tick at the next deadline. A timer that is too early does no harm, and spares one per message."""
+        due = self._supervisor.next_deadline()
+        if self._timer is not None:
+            if self._timer.when() <= due:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if due < math.inf:
+            self._timer = self._loop.call_at(due, self._tick, due)
+
+    def _tick(self, due: float) -> None:
+        self._timer = None
+        now = max(self._loop.time(), due)  # uvloop's clock is coarser than its time()
+        if now - due > STALL_S:  # the others' messages of that time wait in the sockets: nobody was silent
+            self._act(self._supervisor.handle(Stalled(now - due), now))
+        else:
+            self._act(self._supervisor.handle(Tick(), now))
+        self._set_timer()
+
+    def _act(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            if isinstance(command, Notify):
+                self._server.notify(command.peer, command.body)
+            elif isinstance(command, Answer):
+                self._server.reply(command.peer, command.id, command.body)
+            elif isinstance(command, Refuse):
+                self._server.fail(
+                    command.peer, command.id, command.kind, command.text, command.missing_ranks, command.path
+                )
+            elif isinstance(command, EndCluster):
+                self._on_end(command.reason)

@@ -1,0 +1,280 @@
+"""The head's decisions: an event and the time in, commands out. No sockets, no clock, no loop.
+
+House rules: a Request gets exactly one answer, now or later; what is not expected of a peer is
+counted and dropped, and a peer that is not known is asked to say hello.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rlinf_actors.errors import ProtocolError
+from rlinf_actors.head.clients import ClientTable
+from rlinf_actors.head.commands import (
+    Answer,
+    Asked,
+    Command,
+    EndCluster,
+    Event,
+    Notify,
+    Refuse,
+    Refused,
+    Stalled,
+    Timing,
+    Told,
+)
+from rlinf_actors.head.groups import GroupTable
+from rlinf_actors.head.nodes import NodeTable
+from rlinf_actors.head.records import Client, Node
+from rlinf_actors.wire.messages import (
+    HELLO_AGAIN,
+    PROTOCOL,
+    AgentHello,
+    Beat,
+    Body,
+    ClientHello,
+    Done,
+    FindGroup,
+    GetNodes,
+    GetStatus,
+    Goodbye,
+    Launch,
+    LogCredit,
+    LogLines,
+    ProcessGone,
+    Status,
+    StopCluster,
+    StopGroup,
+    Welcome,
+    WorkerExited,
+    WorkerReady,
+)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a head says of itself. `epoch` differs each time one is started."""
+
+    epoch: str
+    version: str
+    embedded: bool = False
+
+
+class Supervisor:
+    """The whole state of a head.
+
+    Args:
+        identity: of this head.
+        timing: its timers.
+        new_token: makes a secret; the only thing here that is random.
+        now: when it started.
+    """
+
+    def __init__(self, identity: Identity, timing: Timing, new_token: Callable[[], str], now: float) -> None:
+        self.identity = identity
+        self.timing = timing
+        self.unexpected = 0
+        self._started = now
+        self._now = now
+        self._out: list[Command] = []
+        self._ending: list[tuple[bytes, int]] = []
+        self._nodes = NodeTable(timing, self._emit, self._node_lost)
+        self._clients = ClientTable(timing, self._emit, new_token, self._client_gone)
+        self._groups = GroupTable(timing, self._emit, self._nodes, self._clients, self._worker_gone)
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """What to do about *event*, in order."""
+        self._now = now
+        self._out = []
+        if isinstance(event, Asked):
+            try:
+                answer = self._answer(event)
+            except Refused as error:
+                self._emit(Refuse(event.peer, event.id, error.kind, error.text, (), error.path))
+            else:
+                if answer is not None:
+                    self._emit(Answer(event.peer, event.id, answer))
+        elif isinstance(event, Told):
+            self._told(event.peer, event.body)
+        elif isinstance(event, Stalled):
+            self._nodes.stalled(event.seconds)
+            self._clients.stalled(event.seconds)
+        else:
+            self._nodes.tick(now)
+            self._clients.tick(now)
+        self._groups.flush()
+        if self._ending and not len(self._groups):
+            for peer, id in self._ending:
+                self._emit(Answer(peer, id, Done()))
+            self._ending = []
+            self._emit(EndCluster("a driver ended it"))
+        return self._out
+
+    def next_deadline(self) -> float:
+        """When a Tick is due, infinity for never."""
+        return min(self._nodes.next_deadline(), self._clients.next_deadline())
+
+    def status(self, namespace: str | None, now: float) -> Status:
+        """Everything, for people."""
+        return Status(
+            self.identity.epoch,
+            self.identity.version,
+            now - self._started,
+            self._nodes.states(now),
+            self._groups.states(namespace),
+            [str(client) for client in self._clients.alive() if namespace in (None, client.namespace)],
+        )
+
+    def farewell(self, reason: str) -> list[Command]:
+        """The head ends on purpose, and the cluster with it: tell the clients."""
+        return [Notify(client.peer, Goodbye(reason)) for client in self._clients.alive()]
+
+    # --- requests ---
+
+    def _answer(self, event: Asked) -> Body | None:
+        """The answer, or None when it comes later."""
+        body = event.body
+        if isinstance(body, AgentHello):
+            return self._agent_hello(event.peer, body)
+        if isinstance(body, ClientHello):
+            return self._client_hello(event.peer, body)
+        if isinstance(body, GetStatus):
+            return self.status(body.namespace, self._now)
+        client = self._clients.of_peer(event.peer)
+        if client is None:
+            self._emit(Notify(event.peer, Beat(HELLO_AGAIN)))
+            raise Refused(
+                "unreachable", "the head does not know this process: it was restarted, or no hello was sent; try again"
+            )
+        self._clients.heard(event.peer, self._now)
+        return self._client_asked(client, event)
+
+    def _client_asked(self, client: Client, event: Asked) -> Body | None:
+        body = event.body
+        if isinstance(body, GetNodes):
+            self._nodes.wait(event.peer, event.id, body, self._now)
+            return None
+        if isinstance(body, Launch):
+            if self._ending:
+                raise Refused("usage", "the cluster is being stopped")
+            return self._groups.launch(client, body)
+        if isinstance(body, FindGroup):
+            return self._groups.find(client, body.namespace, body.group)
+        if isinstance(body, StopGroup):
+            self._groups.stop(client, event.peer, event.id, body)
+            return None
+        if isinstance(body, StopCluster):
+            if not self.identity.embedded:
+                raise Refused("usage", "this cluster is not the driver's own: stop its agentds instead")
+            self._ending.append((event.peer, event.id))
+            self._groups.stop_all()
+            return None
+        raise Refused("protocol", f"the head does not answer a {type(body).__name__}")
+
+    def _agent_hello(self, peer: bytes, hello: AgentHello) -> Welcome:
+        self._check_protocol("agentd", hello.protocol, hello.version)
+        known = self._nodes.get(hello.node.node_id)
+        node = self._nodes.hello(peer, hello, self._now)
+        if known is not None and known.incarnation == node.incarnation:
+            self._clients.unwatch(node.id, self._now)  # a head's watch may have been lost with its connection
+        self._groups.reconcile(node, hello.workers, self._now)
+        self._clients.watch(self._nodes.alive())
+        return self._welcome("")
+
+    def _client_hello(self, peer: bytes, hello: ClientHello) -> Welcome:
+        self._check_protocol(f"this {hello.role}", hello.protocol, hello.version)
+        client = self._clients.hello(peer, hello, self._now, self._groups.namespace_of(hello.worker_id))
+        self._groups.tell_all(client)
+        self._clients.watch(self._nodes.alive())
+        return self._welcome(self._clients.token(client.namespace))
+
+    def _check_protocol(self, who: str, protocol: int, version: str) -> None:
+        if protocol != PROTOCOL:
+            raise Refused(
+                "protocol",
+                f"{who} is rlinf-actors {version} (protocol {protocol}), the head is {self.identity.version} "
+                f"(protocol {PROTOCOL}): install the same version on both",
+            )
+
+    def _welcome(self, token: str) -> Welcome:
+        return Welcome(self.identity.epoch, self.identity.version, self.timing.beat_s, self.timing.lease_s, token)
+
+    # --- notices ---
+
+    def _told(self, peer: bytes, body: Body) -> None:
+        node, client = self._nodes.of_peer(peer), self._clients.of_peer(peer)
+        if node is not None:
+            self._nodes.heard(peer, self._now)
+            self._agent_told(node, body)
+        elif client is not None:
+            self._clients.heard(peer, self._now)
+            self._client_told(client, body)
+        elif isinstance(body, Beat) and (reason := self._clients.ended(body.incarnation)) is not None:
+            self._emit(Notify(peer, Goodbye(f"the head has given up on this process: {reason}")))
+        elif not isinstance(body, Goodbye):
+            self._emit(Notify(peer, Beat(HELLO_AGAIN)))
+
+    def _agent_told(self, node: Node, body: Body) -> None:
+        if isinstance(body, Beat):
+            self._emit(Notify(node.peer, Beat(self.identity.epoch)))
+        elif isinstance(body, WorkerReady):
+            self._guard(lambda: self._groups.ready(node, body))
+        elif isinstance(body, WorkerExited):
+            self._guard(lambda: self._groups.exited(node, body.id, body.exit))
+        elif isinstance(body, ProcessGone):
+            client = self._clients.get(body.incarnation)
+            if client is not None and client.watcher == node.id:
+                self._clients.gone(client, "its process ended")
+        elif isinstance(body, LogLines):
+            self._route_lines(node, body)
+        elif isinstance(body, Goodbye):
+            self._nodes.left(node, body.reason, self._now)
+        else:
+            self.unexpected += 1
+
+    def _client_told(self, client: Client, body: Body) -> None:
+        if isinstance(body, Beat):
+            self._emit(Notify(client.peer, Beat(self.identity.epoch)))
+        elif isinstance(body, LogCredit):
+            for node in self._nodes.alive():
+                if node.log_name == body.node:
+                    self._emit(Notify(node.peer, body))
+        elif isinstance(body, Goodbye):
+            self._clients.gone(client, body.reason or "it said goodbye")
+        else:
+            self.unexpected += 1
+
+    def _route_lines(self, node: Node, lines: LogLines) -> None:
+        """To the job's driver; without one they are dropped, and more may come (they stay in the files)."""
+        node.log_name = lines.node
+        driver = self._clients.driver_of(lines.owner)
+        if driver is not None:
+            self._emit(Notify(driver.peer, lines))
+        else:
+            chars = sum(len(text) for _, _, text in lines.entries)
+            self._emit(Notify(node.peer, LogCredit(lines.owner, lines.node, chars)))
+
+    def _guard(self, act: Callable[[], None]) -> None:
+        """A report that does not fit the state is a fault of that agent; it must not end the head."""
+        try:
+            act()
+        except ProtocolError:
+            self.unexpected += 1
+
+    # --- ends ---
+
+    def _node_lost(self, node: Node, reason: str) -> None:
+        self._groups.node_lost(node, reason)
+        self._clients.unwatch(node.id, self._now)
+        self._clients.watch(self._nodes.alive())
+
+    def _client_gone(self, incarnation: str, reason: str) -> None:
+        self._groups.client_gone(incarnation)
+
+    def _worker_gone(self, worker_id: str) -> None:
+        for client in [c for c in self._clients.alive() if c.worker_id == worker_id]:
+            self._clients.gone(client, "its worker has ended")
+
+    def _emit(self, command: Command) -> None:
+        self._out.append(command)
