@@ -216,10 +216,12 @@ class Children:
         except OSError as error:
             raise WorkerStartError(f"{where}: {plan.key.interpreter}: {error.strerror}") from None
         try:
-            self._logs.add(spec.id, f"{spec.group}:{spec.rank}", spec.namespace, plan.out_path, plan.err_path)
+            os.makedirs(os.path.dirname(plan.out_path), exist_ok=True)
         except OSError as error:
             text = f"its log directory {os.path.dirname(plan.out_path)} cannot be used ({error.strerror}): choose another"
             raise WorkerStartError(f"{where}: {text}") from None
+        if spec.forward_logs:
+            self._logs.add(spec.id, f"{spec.group}:{spec.rank}", spec.namespace, plan.out_path, plan.err_path)
         place = self._place(out_path=plan.out_path, err_path=plan.err_path)
         worker = _Worker(spec, spawn.Fork(spec, place, plan.env), template)
         self._workers[spec.id] = worker

@@ -26,7 +26,7 @@ _BATCH = 128 << 10
 _PATIENCE_S = 60.0
 """How long what a worker left in its files waits for credit after its end."""
 
-_LINE = re.compile(rb"([^\r\n]*)(\r\n|\n|\r(?!\Z))")
+_END = re.compile(rb"\r\n|\n|\r(?!\Z)")
 
 
 def split(data: bytes, final: bool = False) -> tuple[list[str], int]:
@@ -37,10 +37,10 @@ def split(data: bytes, final: bool = False) -> tuple[list[str], int]:
     """
     lines: list[str] = []
     end = 0
-    for match in _LINE.finditer(data):
+    for match in _END.finditer(data):
+        if match.start() > end or match[0] != b"\r":
+            lines.append(data[end : match.start()].decode(errors="replace"))
         end = match.end()
-        if match[1] or match[2] != b"\r":
-            lines.append(match[1].decode(errors="replace"))
     rest = data[end:]
     if not lines and end == 0 and len(rest) >= MAX_LINE:
         return [rest[:MAX_LINE].decode(errors="replace") + CUT], MAX_LINE
@@ -111,12 +111,7 @@ class Logs:
         self._scheduled = False
 
     def add(self, id: str, name: str, owner: str, out_path: str, err_path: str) -> None:
-        """Follow a new worker's files from where they are now.
-
-        Raises:
-            OSError: the files' directory cannot be made.
-        """
-        os.makedirs(os.path.dirname(out_path), exist_ok=True)
+        """Follow a new worker's files from where they are now; they need not exist yet."""
         files = [_File(out_path, "out", _size(out_path)), _File(err_path, "err", _size(err_path))]
         self._workers[id] = _Worker(id, name, owner, files)
         self._owners.setdefault(owner, _Owner())

@@ -1,0 +1,134 @@
+"""What logs decide: lines, cuts, credit. Files, but no process and no loop that runs."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentd.logs import CUT, MAX_LINE, WINDOW, Logs, split
+
+
+@pytest.mark.parametrize(
+    ("data", "final", "lines", "size"),
+    [
+        (b"", False, [], 0),
+        (b"one\ntwo", False, ["one"], 4),
+        (b"one\ntwo", True, ["one", "two"], 7),
+        (b"one\r\n\r\ntwo\n", False, ["one", "", "two"], 11),
+        (b"\r 10%\r 20%", False, [" 10%"], 6),
+        (b"wait\r", False, [], 0),
+        (b"wait\r", True, ["wait"], 5),
+        (b"\xff\xfe\n", False, ["\ufffd\ufffd"], 3),
+        (b"x" * MAX_LINE, False, ["x" * MAX_LINE + CUT], MAX_LINE),
+    ],
+)
+def test_split(data, final, lines, size):
+    assert split(data, final) == (lines, size)
+
+
+@given(st.binary(max_size=400), st.integers(1, 50))
+def test_split_is_the_same_in_pieces(data, step):
+    whole = split(data, True)[0]
+    pieces, rest = [], b""
+    for at in range(0, len(data), step):
+        rest += data[at : at + step]
+        lines, size = split(rest)
+        pieces += lines
+        rest = rest[size:]
+    assert pieces + split(rest, True)[0] == whole
+
+
+class Kit:
+    def __init__(self, tmp_path):
+        self.loop = asyncio.new_event_loop()
+        self.reports, self.reads, self.dir = [], [], tmp_path / "ns"
+        self.logs = Logs(self.loop, "n0", self.reports.append, self.reads.extend)
+
+    def add(self, id="w", owner="ns"):
+        self.dir.mkdir(exist_ok=True)
+        self.logs.add(id, f"{id}:0", owner, str(self.dir / f"{id}.out"), str(self.dir / f"{id}.err"))
+        return self.dir / f"{id}.out"
+
+    def lines(self):
+        return [text for report in self.reports for _, _, text in report.entries]
+
+    def turns(self):
+        self.loop.call_soon(self.loop.stop)
+        self.loop.run_forever()
+
+
+def append(path, text):
+    with path.open("a") as file:
+        file.write(text)
+
+
+@pytest.fixture
+def kit(tmp_path):
+    kit = Kit(tmp_path)
+    yield kit
+    kit.logs.close()
+    kit.loop.close()
+
+
+def test_only_what_is_new_is_read_and_an_unfinished_line_waits(kit):
+    kit.dir.mkdir()
+    (kit.dir / "w.out").write_text("before\n")
+    out = kit.add()
+    append(out, "one\ntw")
+    kit.logs.grew(["w", "unknown"])
+    assert kit.lines() == ["one"]
+    assert kit.reads == ["w"]
+    append(out, "o\n")
+    kit.logs.grew(["w"])
+    assert kit.lines() == ["one", "two"]
+
+
+def test_no_more_than_the_window_is_outstanding(kit):
+    out = kit.add()
+    out.write_text(("x" * 1023 + "\n") * 4096)
+    kit.logs.grew(["w"])
+    for _ in range(20):
+        kit.turns()
+    shown = len("".join(kit.lines()))
+    assert WINDOW <= shown < WINDOW + MAX_LINE
+    assert kit.reads == []
+    kit.logs.credit(100 * WINDOW, "ns")
+    for _ in range(20):
+        kit.turns()
+    assert WINDOW <= len("".join(kit.lines())) - shown < WINDOW + MAX_LINE, "credit never exceeds the window"
+    while len(kit.lines()) < 4096:
+        kit.logs.credit(WINDOW, "ns")
+        kit.turns()
+    assert kit.reads == ["w"]
+
+
+def test_truncated_file_is_noted_and_read_from_its_start(kit):
+    out = kit.add()
+    out.write_text("one\ntwo\n")
+    kit.logs.grew(["w"])
+    out.write_text("new\n")
+    kit.logs.grew(["w"])
+    assert kit.lines() == ["one", "two", "new"]
+    assert [report.skipped for report in kit.reports] == [0, 1]
+
+
+def test_end_without_credit_leaves_the_rest_for_later(kit):
+    out = kit.add()
+    out.write_text(("x" * 1023 + "\n") * 2048 + "last")
+    kit.logs.finish("w")
+    assert len(kit.lines()) < 2048
+    kit.logs.credit(WINDOW, "ns")
+    kit.turns()
+    kit.logs.credit(WINDOW, "ns")
+    for _ in range(5):
+        kit.turns()
+    assert kit.lines()[-1] == "last"
+    assert kit.reads == []
+
+
+def test_long_line_comes_in_pieces(kit):
+    out = kit.add()
+    out.write_text("x" * (MAX_LINE + 10) + "\nnext\n")
+    kit.logs.grew(["w"])
+    assert kit.lines() == ["x" * MAX_LINE + CUT, "x" * 10, "next"]

@@ -1,0 +1,100 @@
+"""The parts of the template that need no process."""
+
+import os
+
+import pytest
+
+from rlinf_actors import procfs
+from rlinf_actors.procfs import OomKills
+from rlinf_actors.worker.drain import TAIL_LINE_BYTES, TAIL_LINES, Drain, Tail
+from rlinf_actors.worker.forked import _count, import_path
+
+
+@pytest.mark.parametrize("step", [1, 3, 7, 1000])
+def test_tail_is_the_last_lines(step):
+    tail = Tail()
+    data = b"".join(b"line %d\n" % n for n in range(50)) + b"no end"
+    for at in range(0, len(data), step):
+        tail.feed(data[at : at + step])
+    assert tail.lines() == [f"line {n}" for n in range(50 - TAIL_LINES + 1, 50)] + ["no end"]
+
+
+def test_tail_cuts_long_lines_and_keeps_the_others():
+    tail = Tail()
+    tail.feed(b"first\n" + b"x" * 100_000)
+    tail.feed(b"x" * 100_000 + b"\nlast\r\n\xff")
+    assert tail.lines() == ["first", "x" * TAIL_LINE_BYTES + " [cut]", "last", "\ufffd"]
+
+
+def test_drain_appends_keeps_a_tail_and_ends(tmp_path):
+    path = tmp_path / "out"
+    path.write_text("before\n")
+    drain = Drain(str(path))
+    os.write(drain.writer, b"one\n")
+    assert drain.pump() == (True, False)
+    os.write(drain.writer, b"two\n")
+    drain.close_writer()
+    assert drain.pump() == (True, True)
+    assert path.read_text() == "before\none\ntwo\n"
+    assert drain.tail.lines() == ["one", "two"]
+    drain.close()
+    drain.close()
+
+
+@pytest.mark.parametrize("path", ["/dev/full", "/no/such/dir/out"])
+def test_drain_without_room_empties_the_pipe_and_says_so(path):
+    drain = Drain(path)
+    os.write(drain.writer, b"lost\n")
+    assert drain.pump() == (True, False)
+    assert drain.fault.startswith(f"{path}: ")
+    assert drain.tail.lines() == ["lost"]
+    drain.close()
+
+
+def test_drain_gives_others_a_turn_but_takes_all_at_the_end(tmp_path):
+    drain = Drain(str(tmp_path / "out"))
+    os.write(drain.writer, b"x" * 60_000)
+    assert drain.finish(), "although the other end is open"
+    assert not drain.finish()
+    assert (tmp_path / "out").stat().st_size == 60_000
+    drain.close()
+
+
+def test_import_path_puts_the_drivers_directories_before_the_interpreters():
+    current = ["/run/pkg", "/usr/lib/python3.11", "/venv/lib/python3.11/site-packages"]
+    wanted = ["/work", "", "/gone", "/other/lib/python3.12/site-packages", "/usr/lib/python312.zip", "/work", "/lib2"]
+    assert import_path(current, wanted, lambda entry: entry != "/gone") == ["/run/pkg", "/work", "/lib2", *current[1:]]
+
+
+def test_thread_count_of_an_environment():
+    assert _count({"A": "", "B": "4,2"}, "A", "B") == 4
+    assert _count({"A": "0", "B": "many"}, "A", "B") == 0
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "blame"),
+    [
+        ((1, 1), (2, 2), "yes"),
+        ((None, 1), (None, 2), "suspected"),
+        ((1, 1), (1, 2), "suspected"),
+        ((1, 1), (1, 1), "no"),
+        ((None, None), (None, None), "no"),
+    ],
+)
+def test_who_is_to_blame_for_a_sigkill(before, after, blame):
+    assert OomKills(*after).blame(OomKills(*before)) == blame
+
+
+def test_oom_counters_can_be_read():
+    counts = procfs.oom_kills()
+    assert all(count is None or count >= 0 for count in (counts.group, counts.machine))
+
+
+def test_own_process_is_described():
+    stat = procfs.stat(os.getpid())
+    assert (stat.pid, stat.parent, stat.session) == (os.getpid(), os.getppid(), os.getsid(0))
+    assert os.getpid() in procfs.children(os.getppid())
+    assert os.getpid() in procfs.subtree(os.getppid())
+    assert not procfs.in_exec(os.getpid())
+    assert procfs.stat(2**22 + 1) is procfs.mark_of(2**22 + 1) is None
+    assert procfs.children(2**22 + 1) == []
