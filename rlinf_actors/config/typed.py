@@ -37,6 +37,8 @@ def build(cls: type, values: Mapping[Any, Any], path: str) -> Any:
         hints = _hints(cls)
         for field in fields:
             if field.name in given:
+                if given[field.name] is None and field.default is None:
+                    continue  # people write `name: str = None`
                 given[field.name] = convert(given[field.name], hints.get(field.name, Any), f"{path}.{field.name}")
             elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
                 raise ConfigError(f"has no {field.name}, which {cls.__name__} needs", path=path)

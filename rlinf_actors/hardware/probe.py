@@ -59,7 +59,7 @@ class ChildReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True)
-class _End:
+class ChildEnd:
     """How a child ended: its exit code or less signal, None if it had to be killed (or could not even be)."""
 
     code: int | None
@@ -121,7 +121,7 @@ async def run_probe(
     )
 
 
-def read_answer(end: _End, name: str, timeout_s: float) -> ChildReport:
+def read_answer(end: ChildEnd, name: str, timeout_s: float) -> ChildReport:
     """What a child that ended like this found; a child that failed found one fault. Pure."""
     whose = f"{EXT_MODULE}: its module" if name == EXTENSION else "the vendor's library"
     if end.note:
@@ -152,7 +152,7 @@ def _last_line(errors: str) -> str:
     return f"; its last words: {lines[-1][:300]}" if lines else ""
 
 
-async def _ask(python: str, arguments: list[str], environ: Mapping[str, str], timeout_s: float) -> _End:
+async def _ask(python: str, arguments: list[str], environ: Mapping[str, str], timeout_s: float) -> ChildEnd:
     """Start a child, wait for its end, kill whatever is left of its process group."""
     # Files instead of pipes: a grandchild that keeps a pipe open, or fills it, cannot hold us up.
     with (
@@ -169,9 +169,9 @@ async def _ask(python: str, arguments: list[str], environ: Mapping[str, str], ti
                 start_new_session=True,
             )
         except OSError as error:
-            return _End(None, note=f"the probe's process cannot be started: {error}")
+            return ChildEnd(None, note=f"the probe's process cannot be started: {error}")
         code, note = await _until_end(child, timeout_s)
-        return _End(code, _content(output.fileno()), _content(errors.fileno()).decode(errors="replace"), note)
+        return ChildEnd(code, _content(output.fileno()), _content(errors.fileno()).decode(errors="replace"), note)
 
 
 async def _until_end(child: subprocess.Popen[bytes], timeout_s: float) -> tuple[int | None, str]:

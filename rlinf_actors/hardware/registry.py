@@ -20,7 +20,6 @@ from rlinf_actors.settings import EXT_MODULE
 _RESERVED = frozenset({"Accelerator", *(kind.value for kind in AcceleratorType)})
 
 _HardwareClass = TypeVar("_HardwareClass", bound="type[Hardware]")
-_Entry = TypeVar("_Entry")
 _ConfigClass = TypeVar("_ConfigClass", bound="type[HardwareConfig]")
 
 
@@ -147,27 +146,20 @@ def lookup(kind: str) -> type[HardwareConfig]:
     Raises:
         ConfigError: there is no such type; names the nearest.
     """
-    return _find(_configs, kind, "@NodeHardwareConfig.register_hardware_config")
-
-
-def lookup_hardware(kind: str) -> type[Hardware]:
-    """The Hardware class of a type.
-
-    Raises:
-        ConfigError: there is none; names the nearest.
-    """
-    return _find(_hardware, kind, "@Hardware.register")
-
-
-def _find(table: Mapping[str, _Entry], kind: str, decorator: str) -> _Entry:
-    if kind in table:
-        return table[kind]
-    hint = f"did you mean {nearest(kind, table)!r}? " if table else ""
+    if kind in _configs:
+        return _configs[kind]
+    hint = f"did you mean {nearest(kind, _configs)!r}? " if _configs else ""
     raise ConfigError(
-        f"nothing is registered for hardware type {kind!r} by {decorator}; {hint}"
-        f"Registered: {', '.join(sorted(table)) or 'none'}. "
+        f"there is no hardware type {kind!r}; {hint}Known types: {', '.join(sorted(_configs)) or 'none'}. "
         f"A type of your own is registered by the module that {EXT_MODULE} names"
     )
+
+
+def hardware_classes(kind: str) -> list[type[Hardware]]:
+    """The classes that may find pieces of a type: the one that says so, else those that name no type at all."""
+    if kind in _hardware:
+        return [_hardware[kind]]
+    return [found for found in _hardware.values() if not found.HW_TYPE]
 
 
 def parse_config(kind: str, values: Mapping[str, Any], path: str = "") -> HardwareConfig:

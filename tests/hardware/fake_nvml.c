@@ -4,6 +4,7 @@
  * FAKE_NVML_MODE     CALL=WHAT, e.g. init=hang: what nvml CALL does instead of answering. Calls: init, count, handle,
  *                    name, uuid, memory, utilization. What: hang, segfault, exit, garbage, fork, print, or an error number.
  *                    handle@2=15: only for device 2.
+ * FAKE_NVML_PID_FILE gets the pid of the process that hangs, or of the one that was forked; may be a FIFO.
  */
 #include <signal.h>
 #include <stdio.h>
@@ -26,6 +27,14 @@ static device devices[MAX];
 static unsigned int count;
 #define GARBAGE 1000
 
+static void tell(pid_t pid) {
+    const char *file = getenv("FAKE_NVML_PID_FILE");
+    FILE *out = file ? fopen(file, "w") : NULL;
+    if (!out) return;
+    fprintf(out, "%d", pid);
+    fclose(out);
+}
+
 static int misbehave(const char *call, int index) {
     const char *mode = getenv("FAKE_NVML_MODE");
     char wanted[32], what[32];
@@ -34,18 +43,18 @@ static int misbehave(const char *call, int index) {
     if (sscanf(mode, "%31[a-z]@%d=%31s", wanted, &only, what) != 3 && sscanf(mode, "%31[a-z]=%31s", wanted, what) != 2)
         return 0;
     if (strcmp(wanted, call) || (only >= 0 && only != index)) return 0;
-    if (!strcmp(what, "hang")) for (;;) pause();
+    if (!strcmp(what, "hang")) {
+        tell(getpid());
+        for (;;) pause();
+    }
     if (!strcmp(what, "segfault")) raise(SIGSEGV);
     if (!strcmp(what, "exit")) { fputs("fake NVML gives up\n", stderr); exit(3); }
     if (!strcmp(what, "garbage")) return GARBAGE;
     if (!strcmp(what, "print")) { printf("{\"not\": \"the report\"}\n"); fflush(stdout); return 0; }
     if (!strcmp(what, "fork")) { /* a helper that outlives the call and keeps our files open, as nvidia-modprobe may */
-        const char *file = getenv("FAKE_NVML_PID_FILE");
         pid_t pid = fork();
         if (pid == 0) for (;;) pause();
-        FILE *out = fopen(file, "w");
-        fprintf(out, "%d", pid);
-        fclose(out);
+        tell(pid);
         return 0;
     }
     return atoi(what);

@@ -1,0 +1,138 @@
+"""Accelerator and AcceleratorUtil: what scripts ask about accelerators, under RLinf's names."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar
+
+from rlinf_actors.errors import ConfigError, UsageError
+from rlinf_actors.hardware.registry import Hardware
+from rlinf_actors.hardware.report import resource_from_report
+from rlinf_actors.hardware.vendors import VENDORS
+from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE, ALWAYS_NIC_VARIABLE, AcceleratorFacts
+from rlinf_actors.model.hardware import AcceleratorType, HardwareResource
+from rlinf_actors.model.node import ANY_ACCELERATOR
+
+_WORKERS_TYPE = "ACCELERATOR_TYPE"
+"""Set in every worker from its placement."""
+
+
+class AcceleratorUtil:
+    """Facts about accelerator types. Every method is static; none loads a vendor's library or torch unless it says so.
+
+    A type may be given as its name. An unknown one is a ConfigError.
+    """
+
+    @staticmethod
+    def get_accelerator_type(environ: Mapping[str, str] | None = None) -> AcceleratorType:
+        """The type of accelerator of this process: a worker's placement says so, elsewhere the machine's files.
+
+        Args:
+            environ: the environment, os.environ by default.
+
+        Returns:
+            NO_ACCEL without any. Outside a worker this is a guess from device files; Cluster.get_node_info knows.
+        """
+        env = os.environ if environ is None else environ
+        named = env.get(_WORKERS_TYPE)
+        if named:
+            return _kind(named)
+        return next((vendor.kind for vendor in VENDORS if vendor.may_be_present(env)), AcceleratorType.NO_ACCEL)
+
+    @staticmethod
+    def get_visibility_variable(accelerator_type: AcceleratorType | str) -> str:
+        """The variable that lists the devices which a process may see; "" for NO_ACCEL."""
+        return _facts(accelerator_type).visibility_variable
+
+    @staticmethod
+    def get_accelerator_env_var(
+        accelerator_type: AcceleratorType | str, visible_accelerators: Sequence[str | int]
+    ) -> dict[str, str]:
+        """The environment that shows a process *visible_accelerators* (indices or UUIDs) and no other."""
+        facts = _facts(accelerator_type)
+        if not facts.visibility_variable:
+            return {}
+        return {facts.visibility_variable: facts.visibility_value([str(device) for device in visible_accelerators])}
+
+    @staticmethod
+    def get_visible_devices(
+        accelerator_type: AcceleratorType | str, environ: Mapping[str, str] | None = None
+    ) -> list[int | str] | None:
+        """The devices that the visibility variable lists: indices as int, UUIDs as text; None if it is not set."""
+        facts = _facts(accelerator_type)
+        value = (os.environ if environ is None else environ).get(facts.visibility_variable)
+        if value is None:
+            return None
+        if value == facts.hide_all:
+            return []
+        entries = [part.strip() for part in value.removeprefix(facts.visibility_prefix).split(",")]
+        return [int(entry) if entry.isdecimal() else entry for entry in entries if entry]
+
+    @staticmethod
+    def get_ccl_backend(accelerator_type: AcceleratorType | str) -> str:
+        """torch.distributed's backend for the type: nccl, hccl, …; gloo for NO_ACCEL."""
+        return _facts(accelerator_type).ccl or "gloo"
+
+    @staticmethod
+    def get_ccl_socket_ifname_env_var(accelerator_type: AcceleratorType | str) -> str:
+        """The variable that names the collectives' network interface; gloo's for NO_ACCEL."""
+        return _facts(accelerator_type).nic_variable or ALWAYS_NIC_VARIABLE
+
+    @staticmethod
+    def get_device_type(accelerator_type: AcceleratorType | str) -> str:
+        """Torch's name of the device: cuda, npu, …; cpu for NO_ACCEL."""
+        return _facts(accelerator_type).torch_device_type
+
+    @staticmethod
+    def get_torch_platform(accelerator_type: AcceleratorType | str) -> Any:
+        """Torch's module of the device, such as ``torch.cuda``. Imports torch.
+
+        Raises:
+            ImportError: torch is not installed.
+            UsageError: this torch has no such module; the vendor's plug-in (torch_npu, …) must be imported first.
+        """
+        name = _facts(accelerator_type).torch_device_type
+        platform = getattr(importlib.import_module("torch"), name, None)
+        if platform is None:
+            raise UsageError(f"torch has no module torch.{name} here; import the vendor's plug-in (torch_{name}) first")
+        return platform
+
+
+class Accelerator(Hardware):
+    """The accelerators of a machine, as one hardware type. Not registered: they are found, not configured."""
+
+    HW_TYPE: ClassVar[str] = ANY_ACCELERATOR
+
+    @classmethod
+    def enumerate(cls, node_rank: int, configs: Sequence[Any] | None = None) -> HardwareResource | None:
+        """Ask the vendors' libraries on this machine; blocks until they have answered, 30 s at most.
+
+        Args:
+            node_rank: not used: the machine is always this one.
+            configs: not used.
+
+        Returns:
+            The accelerators of the first type found, None without any.
+        """
+        from rlinf_actors.hardware.probe import run_probe
+
+        # A thread of its own, because the caller's may be running an event loop.
+        with ThreadPoolExecutor(1, thread_name_prefix="probe") as thread:
+            report = thread.submit(lambda: asyncio.run(run_probe())).result()
+        return resource_from_report(report.resources[0]) if report.resources else None
+
+
+def _kind(given: AcceleratorType | str) -> AcceleratorType:
+    try:
+        return AcceleratorType(given)
+    except ValueError:
+        known = ", ".join(kind.value for kind in AcceleratorType)
+        raise ConfigError(f"there is no accelerator type {given!r}; types: {known}") from None
+
+
+def _facts(given: AcceleratorType | str) -> AcceleratorFacts:
+    return ACCELERATOR_TABLE[_kind(given)]

@@ -1,0 +1,246 @@
+"""The probe against a real subprocess and a library that does what it should, or anything else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from rlinf_actors.hardware import probe as probe_module
+from rlinf_actors.hardware.accelerators import Accelerator, AcceleratorUtil
+from rlinf_actors.hardware.probe import run_probe
+from rlinf_actors.hardware.report import ProbeReport, resources_from_reports
+from rlinf_actors.hardware.vendors import VENDORS, Vendor
+from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType
+
+pytestmark = [pytest.mark.live, pytest.mark.usefixtures("nothing_left")]
+Probe = Callable[..., Awaitable[ProbeReport]]
+
+
+def devices(report: ProbeReport) -> list[AcceleratorInfo]:
+    found = [info for resource in resources_from_reports(report.resources) for info in resource.infos]
+    assert all(isinstance(info, AcceleratorInfo) for info in found)
+    return [info for info in found if isinstance(info, AcceleratorInfo)]
+
+
+async def test_eight_devices_with_all_that_nvml_knows(probe: Probe) -> None:
+    report = await probe()
+    found = devices(report)
+    assert report.faults == []
+    assert [info.index for info in found] == list(range(8))
+    assert (found[3].type, found[3].model, found[3].uuid) == ("NV_GPU", "NVIDIA H100", "GPU-3")
+    assert (found[3].pci_bus, found[3].memory_bytes) == ("0000:13:00.0", 80 << 30)
+    assert (found[3].utilization, found[3].temperature) == (7, 41)
+
+
+async def test_the_node_itself(probe: Probe) -> None:
+    report = await probe()
+    assert report.hostname == os.uname().nodename
+    assert report.num_cpus == len(os.sched_getaffinity(0))
+    assert report.memory_bytes > 1 << 20
+    assert report.python == sys.version.split()[0]
+    assert report.interpreter == sys.executable
+    assert report.interfaces["lo"] == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("value", "indices"), [("2,0", [2, 0]), ("GPU-5,1", [5, 1]), ("", []), ("-1", []), ("0,-1,3", [0]), ("7,", [7])]
+)
+async def test_only_what_the_nodes_variable_shows_in_its_order(probe: Probe, value: str, indices: list[int]) -> None:
+    report = await probe(CUDA_VISIBLE_DEVICES=value)
+    assert [info.index for info in devices(report)] == indices
+    assert report.faults == []
+
+
+async def test_no_device_is_no_resource(probe: Probe) -> None:
+    report = await probe(devices="-")
+    assert report.resources == []
+    assert report.faults == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "fault"),
+    [
+        ("init=segfault", "NV_GPU: the vendor's library crashed its process (SIGSEGV) in nvmlInitWithFlags"),
+        ("uuid@5=segfault", "NV_GPU: the vendor's library crashed its process (SIGSEGV) in nvmlDeviceGetUUID"),
+        ("init=9", "NV_GPU: NVML does not start: Driver Not Loaded"),
+        ("init=18", "NV_GPU: NVML does not start: RM has detected an NVML/RM version mismatch."),
+        ("init=77", "NV_GPU: NVML does not start: Fake Error"),
+        ("count=999", "NV_GPU: NVML does not start: Unknown Error"),
+        (
+            "count=exit",
+            "NV_GPU: the vendor's library ended its process with exit code 3; its last words: fake NVML gives up",
+        ),
+        ("count=garbage", "NV_GPU: NVML says that there are 4000000000 devices, which cannot be"),
+    ],
+)
+async def test_a_broken_library_costs_its_devices_and_is_named(probe: Probe, mode: str, fault: str) -> None:
+    report = await probe(mode)
+    assert report.resources == []
+    assert report.faults == [fault]
+    assert report.num_cpus > 0
+
+
+async def test_a_library_that_hangs_is_killed_and_named(probe: Probe) -> None:
+    report = await probe("init=hang", timeout_s=1)
+    assert report.resources == []
+    assert len(report.faults) == 1
+    assert report.faults[0].startswith("NV_GPU: the vendor's library gave no answer within 1 s")
+
+
+@pytest.mark.parametrize(
+    ("mode", "start"),
+    [("handle@2=15", "NV_GPU: device 2 cannot be used: GPU is lost"), ("name@2=garbage", "NV_GPU: device 2 cannot be")],
+)
+async def test_a_broken_device_costs_only_itself(probe: Probe, mode: str, start: str) -> None:
+    report = await probe(mode)
+    assert [info.index for info in devices(report)] == [0, 1, 3, 4, 5, 6, 7]
+    assert len(report.faults) == 1
+    assert report.faults[0].startswith(start)
+
+
+async def test_what_a_device_does_not_have_is_unknown(probe: Probe) -> None:
+    report = await probe("utilization@0=3")
+    assert [info.utilization for info in devices(report)][:2] == [-1, 7]
+
+
+async def test_what_a_library_prints_is_not_the_report(probe: Probe) -> None:
+    report = await probe("name=print")
+    assert len(devices(report)) == 8
+    assert report.faults == []
+
+
+async def test_what_a_library_forks_ends_with_the_probe(probe: Probe, tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+    report = await probe("init=fork", FAKE_NVML_PID_FILE=str(file))
+    assert len(devices(report)) == 8
+    _assert_ends(int(file.read_text()))
+
+
+async def test_cancelling_the_probe_kills_its_processes(probe: Probe, tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    task = asyncio.ensure_future(probe("init=hang", FAKE_NVML_PID_FILE=str(fifo)))
+    pid = int(await asyncio.to_thread(fifo.read_text))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    _assert_ends(pid)
+
+
+def test_the_childs_process_ends_with_its_parent(nvml_environ: dict[str, str], tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    environ = {**nvml_environ, "FAKE_NVML_MODE": "init=hang", "FAKE_NVML_PID_FILE": str(fifo)}
+    root = str(Path(probe_module.__file__).parents[2])
+    with subprocess.Popen([sys.executable, "-m", "rlinf_actors.hardware.probe"], env=environ, cwd=root) as parent:
+        pid = int(fifo.read_text())
+        parent.kill()
+    _assert_ends(pid)
+
+
+async def test_one_vendor_does_not_cost_another(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = Vendor(AcceleratorType.AMD_GPU, devices=("/dev/null",), libraries=(), module="missing")
+    monkeypatch.setattr(probe_module, "VENDORS", (other, *VENDORS))
+    report = await probe()
+    assert len(devices(report)) == 8
+    assert report.faults == ["AMD_GPU: LookupError: nobody can probe AMD_GPU"]
+
+
+async def test_without_a_sign_of_any_vendor_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    none = Vendor(AcceleratorType.NV_GPU, devices=("/nowhere/*",), libraries=("libnowhere.so",), module="missing")
+    monkeypatch.setattr(probe_module, "VENDORS", (none,))
+    report = await run_probe(python="/nowhere/python", env={})
+    assert report.resources == []
+    assert report.faults == []
+
+
+async def test_an_interpreter_that_is_missing_is_a_fault(nvml_environ: dict[str, str]) -> None:
+    report = await run_probe(python="/nowhere/python", env=nvml_environ)
+    assert len(report.faults) == 1
+    assert report.faults[0].startswith("NV_GPU: the probe's process cannot be started: ")
+
+
+async def test_an_interpreter_without_nvidia_ml_py_is_a_fault(probe: Probe, tmp_path: Path) -> None:
+    (tmp_path / "pynvml.py").write_text("raise ModuleNotFoundError('no pynvml', name='pynvml')\n")
+    report = await probe(PYTHONPATH=str(tmp_path))
+    assert report.faults == [
+        f"NV_GPU: nvidia-ml-py is not installed for {sys.executable}; NVIDIA's devices cannot be read"
+    ]
+
+
+async def test_the_extension_registers_its_types(probe: Probe, tmp_path: Path) -> None:
+    (tmp_path / "my_lab.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from rlinf_actors.hardware.registry import HardwareConfig, NodeHardwareConfig\n"
+        "def register():\n"
+        "    print('registering')\n"
+        "    @NodeHardwareConfig.register_hardware_config('MyArm')\n"
+        "    @dataclass\n"
+        "    class MyArmConfig(HardwareConfig):\n"
+        "        ip: str = ''\n"
+    )
+    report = await probe(PYTHONPATH=str(tmp_path), RLINF_EXT_MODULE="my_lab")
+    assert report.extension_types == ["MyArm"]
+    assert report.faults == []
+    assert len(devices(report)) == 8
+
+
+@pytest.mark.parametrize(
+    ("code", "fault"),
+    [
+        ("def register(): raise OSError('no bus')", "register() of module 'my_lab' raised OSError: no bus"),
+        ("import os\nos._exit(5)", "its module ended its process with exit code 5"),
+        (
+            "import sys\nsys.exit('no licence')",
+            "its module ended its process with exit code 1; its last words: no licence",
+        ),
+        ("import os\nos.kill(os.getpid(), 9)", "its module crashed its process (SIGKILL)"),
+    ],
+)
+async def test_a_broken_extension_costs_no_device(probe: Probe, tmp_path: Path, code: str, fault: str) -> None:
+    (tmp_path / "my_lab.py").write_text(code + "\n")
+    report = await probe(PYTHONPATH=str(tmp_path), RLINF_EXT_MODULE="my_lab")
+    assert report.faults == [f"RLINF_EXT_MODULE: {fault}"]
+    assert len(devices(report)) == 8
+
+
+def test_the_command_prints_json(nvml_environ: dict[str, str]) -> None:
+    root = str(Path(probe_module.__file__).parents[2])
+    command = [sys.executable, "-m", "rlinf_actors.hardware.probe"]
+    done = subprocess.run(command, env=nvml_environ, cwd=root, capture_output=True, check=True)
+    assert done.stderr == b""
+    assert len(json.loads(done.stdout)["resources"][0]["infos"]) == 8
+
+
+async def test_accelerator_enumerates_this_machine(
+    nvml_environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", nvml_environ)
+    found = Accelerator.enumerate(0)  # blocking, with this test's event loop running
+    assert found is not None
+    assert (found.type, found.count) == ("NV_GPU", 8)
+    assert AcceleratorUtil.get_accelerator_type() is AcceleratorType.NV_GPU
+
+
+def _assert_ends(pid: int) -> None:
+    """Wait for the end of a process that was killed."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        ended = select.select([pidfd], [], [], 10)[0]
+        if not ended:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        assert ended
+    finally:
+        os.close(pidfd)
