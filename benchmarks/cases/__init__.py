@@ -1,0 +1,28 @@
+"""The cases, one module each; they know a runtime by its contract alone."""
+
+from benchmarks.cases import (
+    cluster_start,
+    echo_numpy,
+    fan_out,
+    first_call,
+    first_call_torch,
+    idle_memory,
+    import_time,
+    in_flight,
+    one_call,
+)
+
+CASES = {
+    module.CASE.name: module.CASE
+    for module in (
+        import_time,
+        cluster_start,
+        first_call,
+        first_call_torch,
+        idle_memory,
+        one_call,
+        in_flight,
+        fan_out,
+        echo_numpy,
+    )
+}

@@ -1,0 +1,26 @@
+"""Eight workers that use torch, from launch to the first call answered by all.
+
+The driver has torch loaded before the clock starts, as a training script has: a runtime may take that as a hint.
+"""
+
+from __future__ import annotations
+
+from benchmarks.cases import first_call
+from benchmarks.model import Case, Figure, Figures, Runtime
+
+
+def measure(runtime: Runtime) -> Figures:
+    return first_call.measure(runtime, torch=True)
+
+
+CASE = Case(
+    "first_call_torch",
+    "8 workers with torch, first call answered",
+    (
+        Figure("from_nothing", "from nothing: cluster and workers", "s"),
+        Figure("cold", "first group (raw: import torch once, fork 8)", "s", reach_limit=1.7, reach_ray=4.6),
+        Figure("warm", "next group (raw: fork 8 of a process with torch)", "s", reach_limit=8, reach_ray=30),
+    ),
+    measure,
+    driver_imports=("torch",),
+)

@@ -1,0 +1,54 @@
+"""Memory of an idle runtime and of an idle worker: proportional set size, shared pages divided by their users.
+
+The driver is not counted. Processes are found below the runner, which inherits every orphan.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+
+from benchmarks.model import Case, Figure, Figures, Runtime
+from benchmarks.processes import descendants, pss_mb
+
+WORKERS = 8
+SETTLE_S = 2.0
+"""A runtime may start more after it says it is up (Ray starts workers ahead); this lets it."""
+
+
+def daemons() -> list[int]:
+    """Processes of this session other than this one."""
+    return [pid for pid in descendants(os.getppid()) if pid != os.getpid()]
+
+
+def measure(runtime: Runtime) -> Figures:
+    runtime.start()
+    try:
+        time.sleep(SETTLE_S)
+        found = daemons()
+        figures = {"daemons": sum(map(pss_mb, found)), "processes": float(len(found))}
+        for name, torch in (("worker", False), ("worker_torch", True)):
+            group = runtime.spawn(WORKERS, torch)
+            pids = [int(str(pid)) for pid in group.call("pid")]
+            figures[name] = statistics.mean(map(pss_mb, pids))
+            group.release()
+    finally:
+        runtime.stop()
+    return figures
+
+
+CASE = Case(
+    "idle_memory",
+    "Memory when idle (PSS)",
+    (
+        Figure(
+            "daemons", "daemons, before any group (raw: one interpreter with pyzmq and asyncio)", "MB", reach_ray=6.6
+        ),
+        Figure("processes", "their number", ""),
+        Figure("worker", "a worker (raw: a fork of an interpreter with pyzmq)", "MB"),
+        Figure("worker_torch", "a worker with torch (raw: a fork of a process with torch)", "MB", reach_ray=6.2),
+    ),
+    measure,
+    driver_imports=("torch",),
+)

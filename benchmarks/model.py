@@ -1,0 +1,97 @@
+"""What a benchmark is: a case measures figures, a backend is what it measures them of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+Figures = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One row of the table.
+
+    Attributes:
+        name: key in what a case gives.
+        title: what the row says.
+        unit: of the number: "s", "us", "/s", "GB/s", "MB" or "".
+        better: which way is better.
+        limit: the raw backend's figure that ours is divided by; the one of the same name by default.
+        reach_limit: what ours / raw is to be: at most (lower is better) or at least (higher is better).
+        reach_ray: what ray / ours is to be: at least (lower is better) or at most (higher is better).
+    """
+
+    name: str
+    title: str
+    unit: str
+    better: Literal["lower", "higher"] = "lower"
+    limit: str = ""
+    reach_limit: float | None = None
+    reach_ray: float | None = None
+
+    @property
+    def limit_name(self) -> str:
+        """The raw figure that ours is divided by."""
+        return self.limit or self.name
+
+
+@dataclass(frozen=True)
+class Case:
+    """One benchmark. It runs in a fresh process per backend and repetition.
+
+    Attributes:
+        name: on the command line.
+        title: heading in the table.
+        figures: what it measures.
+        measure: does so, given a runtime that is not started; it stops what it starts.
+        driver_imports: modules that the driver has loaded before the clock starts, as a training script has.
+    """
+
+    name: str
+    title: str
+    figures: Sequence[Figure]
+    measure: Callable[[Runtime], Figures]
+    driver_imports: Sequence[str] = ()
+
+
+class Group(Protocol):
+    """Some workers, each in a process of its own, with the methods of `benchmarks.methods`."""
+
+    def call(self, method: str, *args: object) -> list[object]:
+        """One call on every worker, waited for from a plain script; the values in rank order."""
+
+    async def call_async(self, method: str, *args: object) -> list[object]:
+        """The same, awaited."""
+
+    def burst(self, method: str, count: int) -> None:
+        """Start *count* calls on every worker, then wait for all."""
+
+    async def burst_async(self, method: str, count: int) -> None:
+        """The same, awaited."""
+
+    def release(self) -> None:
+        """End the workers; returns when they are gone or as good as gone."""
+
+
+class Runtime(Protocol):
+    """A runtime under test. ``IMPORT`` is the statement that loads it."""
+
+    IMPORT: str
+
+    def start(self) -> None:
+        """A one-node cluster, with no workers."""
+
+    def spawn(self, count: int, torch: bool = False) -> Group:
+        """Start *count* workers (which import torch); need not wait for them."""
+
+    def stop(self) -> None:
+        """End all of it."""
+
+
+class Backend(Protocol):
+    """What the runner knows: a name and a way to measure a case."""
+
+    def measure(self, case: Case) -> Figures:
+        """Figures of *case*; those that this backend has no such thing as are left out."""

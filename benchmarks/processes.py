@@ -1,0 +1,73 @@
+"""Processes of a session, from /proc: who they are, what they hold, and how they end."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def become_subreaper() -> None:
+    """Make every orphan below this process its child, so that `sweep` finds it, setsid or not."""
+    if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the thread that started it ends."""
+    if _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """All processes below *pid* that have not ended: pid to name."""
+    children: dict[int, list[int]] = {}
+    names: dict[int, str] = {}
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{entry}/stat") as file:
+                name, _, rest = file.read().partition("(")[2].rpartition(")")
+        except OSError:  # it ended while we looked
+            continue
+        state, parent = rest.split()[:2]
+        children.setdefault(int(parent), []).append(int(entry))
+        if state != "Z":
+            names[int(entry)] = name
+    found, todo = {}, list(children.get(pid, ()))
+    while todo:
+        child = todo.pop()
+        if child in names:
+            found[child] = names[child]
+        todo.extend(children.get(child, ()))
+    return found
+
+
+def sweep() -> list[str]:
+    """Kill and reap everything below this process, which must be a subreaper.
+
+    Returns:
+        Names of what was still running.
+    """
+    left: dict[int, str] = {}
+    with contextlib.suppress(ChildProcessError):  # raised by waitpid when nothing is left
+        while True:
+            for pid, name in descendants(os.getpid()).items():
+                left[pid] = name
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            os.waitpid(-1, 0)
+    return sorted(left.values())
+
+
+def pss_mb(pid: int) -> float:
+    """Proportional set size of a process in MB (10^6 bytes); 0 for one that has ended."""
+    try:
+        with open(f"/proc/{pid}/smaps_rollup") as file:
+            return sum(int(line.split()[1]) for line in file if line.startswith("Pss:")) * 1024 / 1e6
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0

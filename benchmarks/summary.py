@@ -1,0 +1,103 @@
+"""From samples to medians, ratios and verdicts. Pure: no absolute time is judged, only ratios."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from benchmarks.model import Case, Figure
+from benchmarks.runner import Session
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure of all backends.
+
+    Attributes:
+        ours, raw, ray: medians, None where not measured.
+        ours_raw, ray_ours: ratios of them.
+        reach_limit, reach_ray: what the ratios are to be; see `Figure`.
+        reached: None where nothing is to be reached, or a ratio that is asked for is missing.
+    """
+
+    case: str
+    name: str
+    title: str
+    unit: str
+    better: str
+    ours: float | None
+    raw: float | None
+    ray: float | None
+    ours_raw: float | None
+    ray_ours: float | None
+    reach_limit: float | None
+    reach_ray: float | None
+    reached: bool | None
+
+
+def samples(sessions: Sequence[Session], case: str, backend: str, figure: str) -> list[float]:
+    """All repetitions of a figure, in the order measured."""
+    return [
+        session.figures[figure]
+        for session in sessions
+        if session.case == case and session.backend == backend and figure in session.figures
+    ]
+
+
+def row(case: Case, figure: Figure, sessions: Sequence[Session]) -> Row:
+    """One figure, over all sessions."""
+
+    def median(backend: str, name: str) -> float | None:
+        values = samples(sessions, case.name, backend, name)
+        return statistics.median(values) if values else None
+
+    ours, raw, ray = median("ours", figure.name), median("zmq", figure.limit_name), median("ray", figure.name)
+    ours_raw, ray_ours = _ratio(ours, raw), _ratio(ray, ours)
+    lower = figure.better == "lower"
+    verdicts = []
+    if figure.reach_limit is not None:
+        verdicts.append(None if ours_raw is None else _meets(ours_raw, figure.reach_limit, at_most=lower))
+    if figure.reach_ray is not None:
+        verdicts.append(None if ray_ours is None else _meets(ray_ours, figure.reach_ray, at_most=not lower))
+    reached = None if not verdicts or None in verdicts else all(verdicts)
+    return Row(
+        case.name, figure.name, figure.title, figure.unit, figure.better, ours, raw, ray, ours_raw, ray_ours,
+        figure.reach_limit, figure.reach_ray, reached,
+    )  # fmt: skip
+
+
+def rows(cases: Sequence[Case], sessions: Sequence[Session]) -> list[Row]:
+    """The table's rows; figures that no backend gave are left out."""
+    every = [row(case, figure, sessions) for case in cases for figure in case.figures]
+    return [line for line in every if not line.ours is line.raw is line.ray is None]
+
+
+def as_json(
+    cases: Sequence[Case],
+    sessions: Sequence[Session],
+    repetitions: int,
+    backends: Sequence[str],
+    machine: dict[str, object],
+    command: str,
+) -> dict[str, object]:
+    """The whole run: every sample, and what the table says."""
+    return {
+        "schema": SCHEMA,
+        "command": command,
+        "machine": machine,
+        "repetitions": repetitions,
+        "backends": list(backends),
+        "rows": [asdict(line) for line in rows(cases, sessions)],
+        "sessions": [asdict(session) for session in sessions],
+    }
+
+
+def _ratio(above: float | None, below: float | None) -> float | None:
+    return None if above is None or not below else above / below
+
+
+def _meets(value: float, wanted: float, at_most: bool) -> bool:
+    return value <= wanted if at_most else value >= wanted
