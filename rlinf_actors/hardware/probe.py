@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import platform
 import re
 import select
 import signal
@@ -112,7 +111,7 @@ async def run_probe(
         hostname=os.uname().nodename,
         num_cpus=len(os.sched_getaffinity(0)),
         memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-        python=platform.python_version(),
+        python=sys.version.split()[0],
         interpreter=interpreter,
         resources=resources,
         interfaces=ipv4_interfaces(),
