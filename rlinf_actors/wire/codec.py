@@ -33,5 +33,5 @@ def decode(data: bytes | memoryview) -> Envelope:
         raise RemoteWireError(f"a control message of {len(data)} bytes; the limit is {MAX_CONTROL_BYTES}")
     try:
         return _decoder.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RemoteWireError(f"not a control message: {error}") from None

@@ -29,11 +29,55 @@ def encode(call_id: int, error: BaseException, kind: str = "raised") -> tuple[Ra
         text = str(error)
     except Exception as broken:  # noqa: BLE001 - a __str__ of the user's that raises must not hide the error
         text = f"<its __str__ raised {type(broken).__name__}>"
+    return Raised(call_id, kind, kind_name, text[:_MAX_TEXT], _format(error)[-_MAX_TEXT:]), _whole_or_rebuilt(error)
+
+
+def _whole_or_rebuilt(error: BaseException) -> list[Buffer]:
+    """The exception as parts that can be read again: as it pickles, else put together from its class and arguments.
+
+    An exception whose constructor takes other arguments than it passes on pickles, and does not unpickle.
+    """
+    name = type(error).__name__
+    with contextlib.suppress(Exception):
+        parts = payload.encode(error, name)
+        if type(payload.decode(parts)) is type(error):
+            return parts
+    with contextlib.suppress(SerializationError):
+        args = error.args if _travels(error.args) else tuple(str(arg) for arg in error.args)
+        state = {key: value for key, value in vars(error).items() if _travels(value)}
+        return payload.encode(_Rebuilt(type(error), args, state), name)
+    return []
+
+
+class _Rebuilt:
+    """Stands for an exception, and becomes one where it arrives."""
+
+    def __init__(self, cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> None:
+        self._parts = (cls, args, state)
+
+    def __reduce__(self) -> Any:
+        return _rebuild, self._parts
+
+
+def _rebuild(cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
+    error = _blank(cls, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+def _blank(cls: type[BaseException], *args: Any) -> Any:
+    """An instance of which no constructor in Python has run."""
+    built_in = next(base for base in cls.__mro__ if base.__module__ == "builtins")
+    return built_in.__new__(cls, *args)  # type: ignore[call-overload]
+
+
+def _travels(value: Any) -> bool:
     try:
-        parts = payload.encode(error, type(error).__name__)
-    except SerializationError:
-        parts = []
-    return Raised(call_id, kind, kind_name, text[:_MAX_TEXT], _format(error)[-_MAX_TEXT:]), parts
+        payload.decode(payload.encode(value))
+    except Exception:  # noqa: BLE001 - that it does not is the answer
+        return False
+    return True
 
 
 def decode(raised: Raised, parts: Sequence[Buffer], *, worker: str, rank: int, node: str) -> Exception:
@@ -60,8 +104,8 @@ def decode(raised: Raised, parts: Sequence[Buffer], *, worker: str, rank: int, n
 def mixed(original: BaseException, message: str, where: dict[str, Any]) -> WorkerError:
     """A WorkerError that is also an instance of *original*'s type, where the two can be mixed."""
     kind: Any = type(original)
-    cls = _mixed_class(kind)
-    error: WorkerError = cls.__new__(cls)
+    cls = _mixed_class(getattr(kind, "_mixed_from", kind))  # an error that one worker passes on for another
+    error: WorkerError = _blank(cls)
     _copy_state(original, error)
     BaseException.__init__(error, message)  # WorkerError's own would call the original's __init__
     error.__dict__.update(where)
@@ -83,10 +127,11 @@ def _mixed_class(kind: Any) -> type[WorkerError]:
                 "__reduce__": _reduce,
                 "__str__": WorkerError.__str__,
                 "__doc__": f"A {kind.__name__} raised in a worker.",
+                "_mixed_from": kind,
             },
         )
-        made.__new__(made)  # type: ignore[call-overload]
-    except TypeError:  # layouts that do not go together, or a __new__ that needs arguments
+        _blank(made)
+    except TypeError:  # layouts that do not go together, or a class that refuses subclasses
         return WorkerError
     return made
 

@@ -118,6 +118,6 @@ def decode(data: bytes) -> AnyFrame:
     """
     try:
         frame: AnyFrame = _decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RemoteWireError(f"not a header: {error}") from None
     return frame

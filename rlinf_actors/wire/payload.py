@@ -18,7 +18,9 @@ import copyreg
 import io
 import pickle
 import sys
+import types
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -33,6 +35,7 @@ _SMALL = 16 << 10
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder().decode
 
+_EMPTY_CELL = types.CellType()
 _Table = dict[type, Callable[[Any], Any]]
 
 
@@ -143,12 +146,16 @@ def _pickle(value: Any, what: str) -> list[Buffer]:
 def _cloud_pickler(stream: io.BytesIO, keep: Callable[[pickle.PickleBuffer], Any]) -> pickle.Pickler:
     import cloudpickle  # not at the top: most processes never need it, and it takes 50 ms
 
-    pickler: pickle.Pickler = cloudpickle.Pickler(stream, protocol=5, buffer_callback=keep)
-    table = _tensor_reducers()
-    if table:
-        # a copy: the attribute is shared by all picklers of the class
-        pickler.dispatch_table = pickler.dispatch_table.new_child(table)  # type: ignore[attr-defined]
+    pickler: pickle.Pickler = _cloud_pickler_class(cloudpickle.Pickler, "torch" in sys.modules)(
+        stream, protocol=5, buffer_callback=keep
+    )
     return pickler
+
+
+@lru_cache(maxsize=2)
+def _cloud_pickler_class(base: Any, torch_loaded: bool) -> Any:
+    # a class attribute: the C pickler looks once, while it is made, and an instance's attribute comes too late
+    return type("Pickler", (base,), {"dispatch_table": base.dispatch_table.new_child(_tensor_reducers())})
 
 
 _cached: tuple[int, bool, Mapping[type, Callable[[Any], Any]]] = (-1, False, {})
@@ -176,8 +183,8 @@ def _reduce_tensor(tensor: Any) -> Any:
     torch = sys.modules["torch"]
     if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.is_quantized:
         return tensor.__reduce_ex__(5)
-    if tensor.is_conj() or tensor.is_neg() or (tensor.requires_grad and tensor.grad_fn is not None):
-        return tensor.__reduce_ex__(5)  # torch's own rules (and its error for non-leaf tensors)
+    if tensor.is_conj() or tensor.is_neg():
+        return tensor.__reduce_ex__(5)
     flat = tensor.detach().contiguous().view(-1)
     raw = flat.view(torch.uint8).numpy() if flat.numel() else b""
     return _rebuild_tensor, (raw, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.requires_grad)
@@ -209,13 +216,14 @@ def _parts_of(value: Any, path: str) -> list[tuple[str, Any]]:
         return [(f"{path}[{n}]", part) for n, part in enumerate(value)]
     if isinstance(value, dict):
         return [(f"{path}[{key!r}]", part) for key, part in value.items()]
-    attributes = getattr(value, "__dict__", None)
-    if isinstance(attributes, dict) and not isinstance(value, type):
-        return [(f"{path}.{name}", part) for name, part in attributes.items()]
     closure = getattr(value, "__closure__", None)
     if closure:
         names = value.__code__.co_freevars
-        return [(f"{path}.<closure {name}>", cell.cell_contents) for name, cell in zip(names, closure, strict=False)]
+        filled = [(name, cell) for name, cell in zip(names, closure, strict=False) if cell != _EMPTY_CELL]
+        return [(f"{path}.<closure {name}>", cell.cell_contents) for name, cell in filled]
+    attributes = getattr(value, "__dict__", None)
+    if isinstance(attributes, dict) and not isinstance(value, type):
+        return [(f"{path}.{name}", part) for name, part in attributes.items()]
     return []
 
 

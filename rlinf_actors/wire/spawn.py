@@ -129,7 +129,7 @@ def decode_to_template(data: bytes | memoryview) -> ToTemplate:
     """Raises RemoteWireError when *data* is no such packet."""
     try:
         return _to_template.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RemoteWireError(f"not a packet for a template: {error}") from None
 
 
@@ -137,5 +137,5 @@ def decode_to_agent(data: bytes | memoryview) -> ToAgent:
     """Raises RemoteWireError when *data* is no such packet."""
     try:
         return _to_agent.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RemoteWireError(f"not a packet for agentd: {error}") from None

@@ -1,0 +1,167 @@
+"""Control messages and headers: what is well formed gets through, anything else is RemoteWireError."""
+
+from __future__ import annotations
+
+import typing
+
+import msgspec
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from rlinf_actors.errors import ProtocolError, RemoteWireError
+from rlinf_actors.wire import codec, frames, spawn
+from rlinf_actors.wire import messages as m
+
+NODE = m.NodeReport("id", "host", "127.0.0.1", "key", 2, 1 << 30, "3.11", "/usr/bin/python3")
+SPEC = m.WorkerSpec("w-0", "g", "ns", 0, 1, 0, {"A": "1"})
+STATE = m.WorkerState("w-0", 0, 0, "127.0.0.1", "running", 7, m.Endpoint("key", "ipc:///x", "tcp://127.0.0.1:1"))
+
+BODIES = [
+    m.AgentHello(1, "0.1", "inc", NODE, True, [m.RunningWorker(SPEC, "owner")]),
+    m.ClientHello(1, "0.1", "inc", "driver", "ns", "key", 1, 2),
+    m.Welcome("e", "0.1", 1.0, 10.0, "tok"),
+    m.Goodbye("done"),
+    m.Beat("x"),
+    m.GetNodes(3, 1.5),
+    m.Nodes([m.NodeState(NODE, "inc", 0, "ready", 0.0)], ["careful"]),
+    m.Launch("ns", "g", "m:C", [SPEC]),
+    m.Launched(m.GroupState("ns", "g", "m:C", "o", "running", [STATE])),
+    m.FindGroup("ns", "g"),
+    m.StopGroup("ns", "g", 1.0),
+    m.GetStatus(),
+    m.Status("e", "0.1", 1.0, [], [], []),
+    m.StopCluster(),
+    m.Done(),
+    m.StartWorkers([SPEC], "o"),
+    m.StopWorkers(["w-0"], 1.0),
+    m.Watch("inc", 1, 2),
+    m.ProcessGone("inc"),
+    m.WorkerReady("w-0", 7, m.Endpoint("key")),
+    m.WorkerExited("w-0", m.ExitReport("signalled", None, 9, "yes", ["oops"])),
+    m.LogLines("o", "n", [("g:0", "out", "hello")], 3),
+    m.LogCredit("o", "n", 10),
+    m.WorkerChanged("ns", "g", [STATE]),
+    m.Warn("careful"),
+]
+
+
+def test_every_message_is_tried_here():
+    assert {type(body) for body in BODIES} == set(typing.get_args(m.Body))
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: type(body).__name__)
+def test_every_message_comes_back(body):
+    for envelope in (m.Notice(body), m.Request(1, body), m.Reply(2, body)):
+        assert codec.decode(codec.encode(envelope)) == envelope
+
+
+def test_refusals_come_back():
+    failed = m.Failed(3, "timeout", "no", [1, 2], "cluster.x")
+    assert codec.decode(memoryview(codec.encode(failed))) == failed
+
+
+GOOD = codec.encode(m.Request(1, m.Launch("ns", "g", "m:C", [SPEC])))
+
+
+@given(st.binary(max_size=300))
+@example(b"")
+@example(b"\xc1")
+@example(b"\x91" * 5000)
+@example(b"\x81" * 5000)
+@settings(max_examples=300, deadline=None)
+def test_random_bytes_are_a_wire_error(data):
+    with pytest.raises(RemoteWireError):
+        codec.decode(data)
+
+
+@given(st.integers(0, len(GOOD) - 1), st.integers(0, 255))
+@settings(max_examples=300, deadline=None)
+def test_one_wrong_byte_is_a_message_or_a_wire_error(at, byte):
+    data = GOOD[:at] + bytes([byte]) + GOOD[at + 1 :]
+    try:
+        envelope = codec.decode(data)
+    except RemoteWireError:
+        return
+    assert isinstance(envelope, (m.Request, m.Reply, m.Failed, m.Notice))
+
+
+@given(st.integers(0, len(GOOD) - 1))
+@settings(max_examples=50, deadline=None)
+def test_a_cut_message_is_a_wire_error(length):
+    with pytest.raises(RemoteWireError):
+        codec.decode(GOOD[:length])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"type": "req", "id": "one", "body": {"type": "Done"}},
+        {"type": "req", "id": 1},
+        {"type": "req", "id": 1, "body": {"type": "Nonsense"}},
+        {"type": "nonsense", "id": 1, "body": {"type": "Done"}},
+        {"type": "req", "id": 1, "body": {"type": "GetNodes", "num_nodes": 1.5}},
+        {"type": "req", "id": 1, "body": {"type": "Launch", "namespace": "n", "group": "g", "cls": "c", "workers": 3}},
+        [1, 2],
+        "text",
+        None,
+    ],
+)
+def test_wrong_fields_are_a_wire_error(wrong):
+    with pytest.raises(RemoteWireError):
+        codec.decode(msgspec.msgpack.encode(wrong))
+
+
+def test_deep_nesting_is_a_wire_error():
+    with pytest.raises(RemoteWireError):
+        codec.decode(b"\x82\xa4type\xa3not\xa4body" + b"\x91" * 100_000 + b"\xc0")
+
+
+def test_too_long_is_refused_before_it_is_looked_at():
+    with pytest.raises(RemoteWireError, match="limit"):
+        codec.decode(b"\xc0" * (codec.MAX_CONTROL_BYTES + 1))
+
+
+def test_a_wire_error_is_never_the_users_fault():
+    assert issubclass(RemoteWireError, ProtocolError)
+
+
+FRAMES = [
+    frames.Join(1, "0.1", "3.11", "driver:x", "tok", "w-0"),
+    frames.Rejected("protocol", "no"),
+    frames.Create(1, "m:C", {"A": "1"}, 2),
+    frames.Call(2, "step", 1.5),
+    frames.Stream(3, "roll", 16),
+    frames.Credit(3, 8),
+    frames.Cancel(2),
+    frames.Ok(2, 0.5),
+    frames.Item(3),
+    frames.Raised(2, "raised", "ValueError", "boom", "Traceback"),
+]
+
+
+def test_every_header_comes_back():
+    assert {type(frame) for frame in FRAMES} == set(typing.get_args(frames.AnyFrame))
+    for frame in FRAMES:
+        assert frames.decode(frames.encode(frame)) == frame
+
+
+@given(st.binary(max_size=100))
+@example(b"")
+@example(b"\x91" * 100_000)
+@settings(max_examples=300, deadline=None)
+def test_random_headers_are_a_wire_error_or_a_header(data):
+    try:
+        frame = frames.decode(data)
+    except RemoteWireError:
+        return
+    assert isinstance(frame, frames.Frame)
+
+
+@given(st.binary(max_size=100))
+@example(b"\x91" * 100_000)
+@settings(max_examples=100, deadline=None)
+def test_random_packets_of_templates_are_a_wire_error(data):
+    for decode in (spawn.decode_to_template, spawn.decode_to_agent):
+        with pytest.raises(RemoteWireError):
+            decode(data)

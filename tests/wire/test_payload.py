@@ -1,0 +1,311 @@
+"""User data to buffers and back."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import os
+import pathlib
+import pickle
+import subprocess
+import sys
+import textwrap
+import threading
+import types
+
+import numpy as np
+import payload_types as kinds
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlinf_actors.errors import ProtocolMismatchError, SerializationError
+from rlinf_actors.wire import payload
+
+
+def there(value):
+    """What arrives: parts as the transport hands them over, small ones as bytes."""
+    return payload.decode([bytes(part) for part in payload.encode(value)])
+
+
+VALUES = [
+    None,
+    True,
+    0,
+    -1,
+    2**63,
+    -(2**64),
+    2**70,
+    1.5,
+    "",
+    "äöü",
+    "\ud800",
+    b"",
+    b"x" * 100,
+    b"y" * (payload._SMALL + 1),
+    bytearray(b"abc"),
+    (1, 2),
+    [1, (2, [3])],
+    {"a": 1, 2: "b", (1,): None},
+    {1, 2},
+    frozenset({1}),
+    range(3),
+    slice(1, 2),
+    1 + 2j,
+    kinds.Frozen(1, kinds.Frozen(2)),
+    kinds.Slotted(1, "y"),
+    kinds.Point(1, 2),
+    kinds.Color.RED,
+    datetime.datetime(2024, 1, 1, tzinfo=datetime.timezone.utc),
+    decimal.Decimal("1.10"),
+    pathlib.Path("/tmp"),
+    kinds.Frozen,
+    os.path.join,
+    len,
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: f"{type(value).__name__}-{str(value)[:20]!a}")
+def test_comes_back_as_sent(value):
+    back = there(value)
+    assert type(back) is type(value)
+    assert back == value
+
+
+def test_nan_and_infinity():
+    values = there([float("nan"), float("inf"), -0.0])
+    assert values[0] != values[0]
+    assert values[1:] == [float("inf"), 0.0]
+    assert str(values[2]) == "-0.0"
+
+
+def test_subclasses_of_plain_types_keep_their_type():
+    class Loud(str):
+        __slots__ = ()
+
+    back = there(Loud("x"))
+    assert type(back).__name__ == "Loud"
+    assert type(there(np.float64(1.5))) is np.float64
+
+
+def test_shared_and_cyclic_references_survive():
+    shared: list = []
+    value = [shared, shared]
+    value.append(value)
+    back = there(value)
+    assert back[0] is back[1]
+    assert back[2] is back
+
+
+class TestCalls:
+    def test_no_arguments_take_no_bytes(self):
+        assert payload.encode_call((), {}) == []
+        assert payload.decode_call([]) == ((), {})
+
+    @pytest.mark.parametrize(
+        ("args", "kwargs"),
+        [
+            ((1, "x", None, b"b", 2.0, True), {}),
+            ((), {"x": 1}),
+            ((2**80,), {}),
+            (("\udc80",), {"k": [1]}),
+            ((b"z" * 40_000,), {}),
+            (({"a": np.arange(3).tolist()},), {"k": (1, 2)}),
+        ],
+    )
+    def test_arguments_come_back(self, args, kwargs):
+        back_args, back_kwargs = payload.decode_call([bytes(p) for p in payload.encode_call(args, kwargs)])
+        assert tuple(back_args) == args
+        assert back_kwargs == kwargs
+
+    def test_a_tuple_among_plain_arguments_stays_one(self):
+        args, _ = payload.decode_call(payload.encode_call((1, (2, 3)), {}))
+        assert args[1] == (2, 3)
+        assert type(args[1]) is tuple
+
+
+_LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
+_TREES = st.recursive(
+    _LEAVES,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4) | st.tuples(inner, inner),
+    max_leaves=20,
+)
+
+
+@given(_TREES)
+@settings(max_examples=80, deadline=None)
+def test_any_tree_comes_back(value):
+    back = there(value)
+    assert back == value
+    assert type(back) is type(value)
+
+
+@given(st.lists(_LEAVES, max_size=4), st.dictionaries(st.text(max_size=5), _LEAVES, max_size=3))
+@settings(max_examples=80, deadline=None)
+def test_any_plain_call_comes_back(args, kwargs):
+    back_args, back_kwargs = payload.decode_call([bytes(p) for p in payload.encode_call(tuple(args), kwargs)])
+    assert list(back_args) == args
+    assert back_kwargs == kwargs
+
+
+class TestArrays:
+    @pytest.mark.parametrize(
+        "array",
+        [
+            np.arange(12).reshape(3, 4),
+            np.asfortranarray(np.arange(12).reshape(3, 4)),
+            np.arange(12)[::2],
+            np.zeros((0, 3)),
+            np.array(5),
+            np.array([True, False]),
+            np.array(["a", "bc"]),
+            np.array([1, None], dtype=object),
+            np.zeros(3, dtype=[("x", "i4"), ("y", "f8")]),
+            np.arange(3).astype(">i4"),
+            np.arange(100_000, dtype=np.float32),
+        ],
+        ids=lambda a: f"{a.dtype}-{a.shape}",
+    )
+    def test_come_back_equal_and_writable(self, array):
+        back = there(array)
+        assert back.dtype == array.dtype
+        assert back.shape == array.shape
+        np.testing.assert_array_equal(back, array)
+        back[...] = back
+        assert back.flags.writeable
+
+    def test_travel_outside_the_pickle_stream(self):
+        array = np.arange(10_000, dtype=np.uint8)
+        parts = payload.encode({"deep": [array]})
+        assert len(parts) == 2
+        assert len(parts[0]) < 500
+        assert memoryview(parts[1]).nbytes == array.nbytes
+
+    def test_are_not_copied_by_encoding(self):
+        array = np.zeros(10_000, dtype=np.uint8)
+        parts = payload.encode(array)
+        array[0] = 7
+        assert memoryview(parts[1])[0] == 7
+
+    def test_two_names_for_one_array_stay_one_array(self):
+        array = np.arange(3)
+        back = there([array, array])
+        back[0][0] = 9
+        assert back[1][0] == 9
+
+
+class TestByValue:
+    def test_lambda_and_closure(self):
+        n = 3
+        assert there(lambda x: x + n)(4) == 7
+
+    def test_local_class_with_state(self):
+        class Local:
+            def __init__(self):
+                self.x = np.arange(4)
+
+            def total(self):
+                return int(self.x.sum())
+
+        assert there(Local()).total() == 6
+
+    def test_class_of_main_goes_by_value(self):
+        script = """
+            import dataclasses, subprocess, sys
+            from rlinf_actors.wire import payload
+            @dataclasses.dataclass
+            class Mine:
+                x: int
+                def double(self): return self.x * 2
+            parts = [bytes(part) for part in payload.encode([Mine(21)])]
+            assert parts[0][:1] == b"C", parts[0][:1]
+            code = "import sys; from rlinf_actors.wire import payload; print(payload.decode([sys.stdin.buffer.read()])[0].double())"
+            sys.exit(subprocess.run([sys.executable, "-c", code], input=parts[0], check=True).returncode)
+        """
+        done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout.strip()) == (0, "42"), done.stderr
+
+    def test_another_minor_version_is_refused_with_both_named(self):
+        parts = payload.encode(lambda: None)
+        assert parts[0][:1] == b"C"
+        other = b"C" + bytes((3, 99)) + bytes(parts[0][3:])
+        ours = f"{sys.version_info[0]}.{sys.version_info[1]}"
+        with pytest.raises(ProtocolMismatchError, match=rf"3\.99.*{ours}"):
+            payload.decode([other])
+
+    def test_what_is_importable_goes_by_reference_and_minds_no_version(self):
+        assert payload.encode(kinds.Frozen(1))[0][:1] == b"P"
+
+    def test_the_word_main_in_user_data_is_no_reason_to_fail(self):
+        assert there(["__main__", kinds.Frozen("__main__")]) == ["__main__", kinds.Frozen("__main__")]
+
+
+class TestUnpicklable:
+    @pytest.mark.parametrize(
+        ("args", "kwargs", "path"),
+        [
+            ((threading.Lock(),), {}, "args[0]"),
+            ((1, kinds.Model("m")), {}, "args[1].lock"),
+            ((), {"model": kinds.Model("m")}, "model.lock"),
+            (([1, {"k": (0, threading.Lock())}],), {}, "args[0][1]['k'][1]"),
+            ((kinds.Holder(a=kinds.Holder(b=[kinds.Model("m")])),), {}, "args[0].a.b[0].lock"),
+        ],
+    )
+    def test_names_the_path_of_the_argument(self, args, kwargs, path):
+        with pytest.raises(SerializationError) as caught:
+            payload.encode_call(args, kwargs)
+        assert caught.value.path == path
+        assert path in str(caught.value)
+        assert isinstance(caught.value, TypeError)
+
+    def test_names_the_closure_variable(self):
+        lock = threading.Lock()
+        with pytest.raises(SerializationError) as caught:
+            payload.encode_call((lambda: lock,), {})
+        assert caught.value.path == "args[0].<closure lock>"
+
+    def test_of_a_result(self):
+        with pytest.raises(SerializationError, match=r"the result of f\(\)\[1\]"):
+            payload.encode([1, threading.Lock()], "the result of f()")
+
+    def test_a_reduce_that_raises_is_reported(self):
+        class Broken:
+            def __reduce__(self):
+                raise ZeroDivisionError("no way")
+
+        with pytest.raises(SerializationError, match="no way") as caught:
+            payload.encode_call((Broken(),), {})
+        assert caught.value.path == "args[0]"
+
+    def test_generators_and_modules_state(self):
+        with pytest.raises(SerializationError):
+            payload.encode_call((x for x in range(3)), {}) if False else payload.encode(iter(x for x in ()))
+        assert there(types) is types  # modules go by name
+
+    def test_a_cycle_through_the_culprit_ends(self):
+        model = kinds.Model("m")
+        model.me = model
+        with pytest.raises(SerializationError) as caught:
+            payload.encode_call((model,), {})
+        assert caught.value.path == "args[0].lock"
+
+
+def test_unknown_form_is_an_error():
+    with pytest.raises(SerializationError, match="unknown form"):
+        payload.decode([b"?x"])
+
+
+def test_module_that_is_missing_here_is_an_import_error():
+    stream = b"P" + pickle.dumps(kinds.Frozen(1)).replace(b"payload_types", b"payload_typos")
+    with pytest.raises(ModuleNotFoundError, match="payload_typos"):
+        payload.decode([stream])
+
+
+def test_encoding_plain_values_loads_neither_cloudpickle_nor_torch():
+    code = (
+        "import sys; from rlinf_actors.wire import payload as p; "
+        "p.decode(p.encode([1, {'x': (2,)}])); p.decode_call(p.encode_call((1,), {'a': b'2'})); "
+        "print({'cloudpickle', 'torch', 'numpy', 'zmq'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
