@@ -1,0 +1,31 @@
+"""The first program of an RLinf user; only the import differs (it was ``from rlinf.scheduler import ...``).
+
+On a machine with four accelerators there is one process on each: python examples/hydra_first_program/main.py
+On one without, four processes on the node are asked for like this:
+    python examples/hydra_first_program/main.py 'cluster.component_placement.test_worker.placement="0:0-3"'
+"""
+
+import hydra
+
+from rlinf_actors import Cluster, ComponentPlacement, Worker
+
+
+class TestWorker(Worker):
+    def __init__(self):
+        super().__init__()
+
+    def run(self):
+        self.log_info(f"Hello from TestWorker rank {self._rank}!")
+
+
+@hydra.main(version_base=None, config_path=".", config_name="conf")
+def main(cfg):
+    cluster = Cluster(cluster_cfg=cfg.cluster)
+    placement = ComponentPlacement(cfg, cluster)
+    strategy = placement.get_strategy("test_worker")
+    worker = TestWorker.create_group().launch(cluster, placement_strategy=strategy)
+    worker.run().wait()
+
+
+if __name__ == "__main__":
+    main()
