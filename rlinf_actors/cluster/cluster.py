@@ -16,10 +16,12 @@ from rlinf_actors.cluster.nodes import node_infos
 from rlinf_actors.cluster.progress import waiting_line
 from rlinf_actors.config.cluster import ClusterConfig
 from rlinf_actors.errors import ConfigError, PlacementError, UsageError
+from rlinf_actors.hardware.configured import with_enumerated_hardware
+from rlinf_actors.hardware.registry import hardware_types, load_extension
 from rlinf_actors.model.node import CLUSTER_GROUP, NodeGroupInfo, NodeInfo
 from rlinf_actors.net.ports import free_port
 from rlinf_actors.net.security import Security
-from rlinf_actors.placement.groups import build_node_groups, with_configured_hardware
+from rlinf_actors.placement.groups import build_node_groups
 from rlinf_actors.runtime.process import Runtime
 from rlinf_actors.settings import NAMESPACE, Settings
 from rlinf_actors.wire.messages import NodeState
@@ -128,6 +130,8 @@ class Cluster:
         self._owner_pid = os.getpid()
         self._closed = False
         settings, job = Settings.load(), worker_job()
+        if settings.ext_module and job is None:
+            load_extension(settings.ext_module)
         self.config = None if cluster_cfg is None else _parse(cluster_cfg)
         if self.config is None and job is not None:
             self.config = job.extras().get("cluster_config")
@@ -171,7 +175,7 @@ class Cluster:
         self._states = [state for state in nodes.nodes if 0 <= state.rank < self._wanted or self._job is not None]
         infos = node_infos(self._states)
         if self.config is not None:
-            infos = with_configured_hardware(self.config, infos)
+            infos = with_enumerated_hardware(self.config, infos)
         self._groups = build_node_groups(self.config, infos)
         self._nodes = list(self._groups[CLUSTER_GROUP].nodes)
 
@@ -373,8 +377,6 @@ class _Connecting:
 
 
 def _parse(source: Any) -> ClusterConfig:
-    from rlinf_actors.hardware.registry import hardware_types
-
     return ClusterConfig.from_any(source, hardware_types=hardware_types())
 
 

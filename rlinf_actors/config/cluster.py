@@ -26,7 +26,6 @@ from rlinf_actors.config.fields import (
 from rlinf_actors.config.hardware import HardwareSection, parse_hardware
 from rlinf_actors.config.ranks import parse_node_ranks
 from rlinf_actors.config.variables import parse_env_vars
-from rlinf_actors.config.yaml_file import load_yaml
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.model.node import RESERVED_LABELS, NodeEnvConfig
 
@@ -175,7 +174,7 @@ def cluster_section(source: ConfigSource) -> Mapping[Any, Any]:
     """
     loaded = source
     if isinstance(source, (str, os.PathLike)):
-        loaded = load_yaml(source)
+        loaded = _load_yaml(source)
     if not isinstance(loaded, Mapping):  # a DictConfig is one
         raise ConfigError(
             f"is {loaded!r}; it must be a mapping, an OmegaConf DictConfig or the path of a YAML file", path=SECTION
@@ -195,7 +194,7 @@ def _member(whole: Any) -> Any:
 
 
 def _load(source: ConfigSource, path: str) -> Any:
-    return plain(load_yaml(source) if isinstance(source, (str, os.PathLike)) else source, path)
+    return plain(_load_yaml(source) if isinstance(source, (str, os.PathLike)) else source, path)
 
 
 def _num_nodes(section: Mapping[Any, Any], given: int | None) -> int:
@@ -277,3 +276,9 @@ def _runs(ranks: Sequence[int]) -> Iterator[tuple[int, int]]:
         previous = rank
     if start is not None:
         yield start, previous
+
+
+def _load_yaml(source: str | os.PathLike[str]) -> Any:
+    from rlinf_actors.config.yaml_file import load_yaml  # not at the top: workers have no YAML, nor need it
+
+    return load_yaml(source)

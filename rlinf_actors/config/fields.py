@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rlinf_actors.config.yaml_file import SexagesimalInt
+from rlinf_actors.config.sexagesimal import SexagesimalInt
 from rlinf_actors.errors import ConfigError
 
 

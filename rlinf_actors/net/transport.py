@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import logging
 import os
 import threading
@@ -251,6 +252,7 @@ class ZmqListener(_Socket):
 
     def __init__(self, network: ZmqNetwork, on_message: OnMessage, max_bytes: int) -> None:
         super().__init__(network, zmq.ROUTER, on_message)
+        self._paths: list[tuple[str, int]] = []
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # an unknown peer raises instead of vanishing
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a peer that reconnects replaces its half-dead connection
         self._socket.setsockopt(zmq.MAXMSGSIZE, max_bytes)
@@ -263,9 +265,21 @@ class ZmqListener(_Socket):
             with self._lock:
                 self._socket.setsockopt(zmq.IPV6, int("[" in endpoint))  # off: else IPv4 ports read ::ffff:a.b.c.d
                 self._socket.bind(endpoint)
-                return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+                actual = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         except zmq.ZMQError as error:
             raise OSError(error.errno, f"cannot listen on {endpoint}: {os.strerror(error.errno or 0)}") from None
+        if actual.startswith("ipc://"):
+            path = actual.removeprefix("ipc://")
+            self._paths.append((path, os.stat(path).st_ino))
+        return actual
+
+    def close(self, linger_ms: int = 0) -> None:
+        super().close(linger_ms)
+        for path, inode in self._paths:  # libzmq closes on a thread of its own, and a process that ends first leaves it
+            with contextlib.suppress(FileNotFoundError):
+                if os.stat(path).st_ino == inode:  # not that of a successor
+                    os.unlink(path)
+        self._paths.clear()
 
     def send(self, peer: bytes, header: bytes, parts: Sequence[Buffer] = (), *, now: bool = False) -> None:
         self._send(peer, header, parts, now)

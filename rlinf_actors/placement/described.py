@@ -18,7 +18,6 @@ from typing import Any
 
 from rlinf_actors.config.cluster import ClusterConfig
 from rlinf_actors.config.fields import check_keys, mapping, nearest, plain, sequence, text, whole_number
-from rlinf_actors.config.yaml_file import load_yaml
 from rlinf_actors.errors import ConfigError, PlacementError
 from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType, HardwareInfo, HardwareResource
 from rlinf_actors.model.node import CLUSTER_GROUP, NodeGroupInfo, NodeInfo
@@ -111,6 +110,8 @@ def parse_description(source: Any) -> list[NodeInfo]:
     Raises:
         ConfigError: a key or value is wrong; ``path`` says which.
     """
+    from rlinf_actors.config.yaml_file import load_yaml  # not at the top: workers have no YAML, nor need it
+
     loaded = plain(load_yaml(source) if isinstance(source, (str, os.PathLike)) else source, "")
     if isinstance(loaded, Mapping):
         check_keys(loaded, ("nodes",), "")

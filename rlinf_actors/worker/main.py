@@ -16,7 +16,7 @@ import traceback
 from typing import Any
 
 from rlinf_actors.cluster.attach import WorkerJob, set_worker_job
-from rlinf_actors.errors import ProtocolMismatchError, WorkerStartError
+from rlinf_actors.errors import ConfigError, ProtocolMismatchError, WorkerStartError
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.net.security import Security
 from rlinf_actors.runtime.process import Runtime
@@ -132,7 +132,10 @@ def _construct(context: worker_context.WorkerContext, creation: Creation) -> tup
     if extension:
         from rlinf_actors.hardware.registry import load_extension
 
-        load_extension(extension)
+        try:
+            load_extension(extension)
+        except ConfigError as error:
+            raise WorkerStartError(str(error)) from error
     cls = _import_class(creation.frame.cls, where) if creation.frame.cls else None
     try:
         given, args, kwargs, extras = payload.decode(creation.parts)
