@@ -218,7 +218,9 @@ class Children:
         try:
             os.makedirs(os.path.dirname(plan.out_path), exist_ok=True)
         except OSError as error:
-            text = f"its log directory {os.path.dirname(plan.out_path)} cannot be used ({error.strerror}): choose another"
+            text = (
+                f"its log directory {os.path.dirname(plan.out_path)} cannot be used ({error.strerror}): choose another"
+            )
             raise WorkerStartError(f"{where}: {text}") from None
         if spec.forward_logs:
             self._logs.add(spec.id, f"{spec.group}:{spec.rank}", spec.namespace, plan.out_path, plan.err_path)
@@ -264,7 +266,9 @@ class Children:
         if isinstance(packet, spawn.TemplateReady):
             template.ready = True
             if not packet.forks:
-                log.warning("%s: workers are started afresh instead of forked: %s", template.key.interpreter, packet.why)
+                log.warning(
+                    "%s: workers are started afresh instead of forked: %s", template.key.interpreter, packet.why
+                )
             for worker in self._of(template):
                 self._ask(worker)
         elif isinstance(packet, spawn.TemplateFailed):

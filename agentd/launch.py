@@ -126,7 +126,7 @@ def template_environment(key: Key, node_env: Mapping[str, str]) -> dict[str, str
 
 
 def template_command(key: Key, pkg: str, fd: int, node: str, config: str) -> list[str]:
-    """argv of a template; *config* is a worker.template.Config as JSON."""
+    """The argv of a template; *config* is a worker.template.Config as JSON."""
     return [key.interpreter, "-c", BOOTSTRAP, pkg, str(fd), node, config]
 
 

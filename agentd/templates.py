@@ -66,6 +66,7 @@ class Template:
         with contextlib.ExitStack() as stack:
             stack.callback(self._socket.close)
             with theirs, open(err_path, "wb") as err:
+                stack.callback(os.unlink, err_path)
                 self._process = subprocess.Popen(
                     command(theirs.fileno()),
                     stdin=subprocess.DEVNULL,
@@ -85,6 +86,7 @@ class Template:
 
     @property
     def pid(self) -> int:
+        """Its process id."""
         return self._process.pid
 
     def send(self, packet: spawn.ToTemplate) -> None:

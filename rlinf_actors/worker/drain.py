@@ -23,6 +23,7 @@ class Tail:
         self._partial = b""
 
     def feed(self, data: bytes) -> None:
+        """The next bytes of the stream."""
         *lines, last = data.rsplit(b"\n", TAIL_LINES)
         if lines:
             lines[0] = lines[0].rpartition(b"\n")[2] if b"\n" in lines[0] else self._partial + lines[0]
@@ -66,6 +67,7 @@ class Drain:
             self.fault = f"{path}: {error.strerror}"
 
     def fileno(self) -> int:
+        """The pipe's read end, for a selector."""
         return self._pipe
 
     def fds(self) -> list[int]:

@@ -92,8 +92,7 @@ def prepare(start: Start) -> None:
     _restore_signals()
     procfs.write_mark(*start.slot, spec.id)
     procfs.set_name(f"{spec.group}:{spec.rank}")
-    os.environ.clear()
-    os.environ.update(start.fork.env)
+    _take_environment(start.fork.env)
     time.tzset()
     _restore_limits(start.nofile)
     _go_to(spec.cwd)
@@ -104,6 +103,14 @@ def prepare(start: Start) -> None:
     if start.threads is not None:
         start.threads.restore(start.fork.env)
     gc.enable()
+
+
+def _take_environment(env: Mapping[str, str]) -> None:
+    for name in os.environ.keys() - env.keys():
+        del os.environ[name]
+    for name, value in env.items():  # most are the same: a putenv for each would cost more than all else here
+        if os.environ.get(name) != value:
+            os.environ[name] = value
 
 
 def import_path(current: list[str], wanted: Iterable[str], exists: Callable[[str], bool]) -> list[str]:

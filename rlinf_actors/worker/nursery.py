@@ -65,6 +65,7 @@ class Worker:
         self.child.close()
 
     def close(self) -> None:
+        """Close all that is open of it here."""
         self.out.close()
         self.err.close()
         self.control.close()

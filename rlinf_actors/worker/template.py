@@ -33,7 +33,7 @@ from rlinf_actors.worker import forked
 from rlinf_actors.worker.bootstrap import fail
 from rlinf_actors.worker.nursery import Nursery, Worker
 
-WORKER_IMPORTS = ("asyncio", "zmq", "msgspec", "cloudpickle", "logging")
+WORKER_IMPORTS = ("asyncio", "zmq", "msgspec", "cloudpickle", "rlinf_actors.net.transport")
 """What every worker needs; missing ones are an error."""
 OPTIONAL_IMPORTS = ("uvloop",)
 
@@ -101,6 +101,7 @@ class Template:
         """Serve. Returns None at the end, or, in a forked worker, how to begin there."""
         procfs.set_name("rlinf-template")
         procfs.set_subreaper()
+        gc.disable()  # no garbage in imports that is worth its time
         self._import()
         self._threads = forked.Threads()
         self._listen()

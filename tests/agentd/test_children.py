@@ -9,6 +9,7 @@ import sys
 import pytest
 from children_kit import children, spec
 
+from agentd.children import MAX_IDLE
 from rlinf_actors.settings import WORKER_MARK
 
 pytestmark = pytest.mark.live
@@ -48,7 +49,10 @@ async def test_worker_comes_up_and_is_stopped(tmp_path):
 async def test_worker_is_a_process_of_its_own(tmp_path, method):
     extra = tmp_path / "extra"
     extra.mkdir()
-    async with children(tmp_path, env={"NOTIFY_SOCKET": "/x", "PATH": "/node", "OMP_NUM_THREADS": "3"}) as (kids, reports):
+    async with children(tmp_path, env={"NOTIFY_SOCKET": "/x", "PATH": "/node", "OMP_NUM_THREADS": "3"}) as (
+        kids,
+        reports,
+    ):
         one = spec(
             do=TELL,
             env={"PATH": "/ours", "RANK": "0"},
@@ -172,7 +176,9 @@ async def test_twenty_workers_at_once(tmp_path):
 
 
 async def test_threads_in_the_template_forbid_the_fork(tmp_path):
-    (tmp_path / "threadful.py").write_text("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()")
+    (tmp_path / "threadful.py").write_text(
+        "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
+    )
     async with children(tmp_path, env={"PYTHONPATH": f"{os.path.dirname(__file__)}:{tmp_path}"}) as (kids, reports):
         one = spec(preload=["threadful", "no_such_module"])
         kids.start([one])
@@ -214,10 +220,63 @@ async def test_template_that_does_not_answer_hides_no_end(tmp_path, monkeypatch)
         os.kill(template, signal.SIGCONT)
 
 
-async def test_owner_that_is_gone_is_an_error(tmp_path):
+def test_on_uvloop(tmp_path):
+    uvloop = pytest.importorskip("uvloop")
+
+    async def scenario():
+        async with children(tmp_path) as (kids, reports):
+            one, two = spec(do="print('hello')"), spec(1)
+            kids.start([one, two])
+            await reports.up(one, two)
+            await reports.line("hello")
+            os.kill(reports.ready[two.id].pid, signal.SIGKILL)
+            assert (await reports.gone(two)).signal == 9
+
+    loop = uvloop.new_event_loop()
+    loop.run_until_complete(scenario())
+    loop.close()
+
+
+async def test_idle_templates_are_few(tmp_path):
+    async with children(tmp_path) as (kids, reports):
+        for n in range(MAX_IDLE + 2):
+            one = spec(n, env={"OMP_NUM_THREADS": str(n + 1)}, do="raise SystemExit")
+            kids.start([one])
+            await reports.gone(one)
+        await kids._until(lambda: len(os.listdir(tmp_path / "run" / "t")) <= MAX_IDLE, 10)
+        assert len(os.listdir(tmp_path / "run" / "t")) == MAX_IDLE
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(60)
+async def test_threads_of_a_preloaded_torch_are_restored(tmp_path):
+    pytest.importorskip("torch")
+    do = (
+        "import torch, numpy; print('threads', torch.get_num_threads(), torch.initial_seed() >= 0, numpy.random.rand())"
+    )
+    async with children(tmp_path) as (kids, reports):
+        three, default = (
+            spec(0, do=do, env={"OMP_NUM_THREADS": "3"}, preload=["torch"]),
+            spec(1, do=do, preload=["torch"]),
+        )
+        kids.start([three, default])
+        await reports.up(three, default)
+        await reports.until(lambda: len(reports.lines) == 2)
+        said = {name: text.split() for name, _, text in reports.lines}
+    assert said["g:0"][1] == "3"
+    assert int(said["g:1"][1]) >= 1
+    assert said["g:0"][3] != said["g:1"][3]
+
+
+def ended():
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
+    return process.pid
+
+
+async def test_owner_that_is_gone_is_an_error(tmp_path):
+    pid = ended()
     (tmp_path / "run").mkdir()
     with pytest.raises(ProcessLookupError):
-        async with children(tmp_path, owner_pid=process.pid):
+        async with children(tmp_path, owner_pid=pid):
             pass

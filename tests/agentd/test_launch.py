@@ -14,7 +14,8 @@ RULES = Rules("n0", "/log")
 
 
 def spec(**fields):
-    return WorkerSpec(**{**dict(id="i", group="g", namespace="ns", rank=3, world_size=4, node_rank=0, env={}), **fields})
+    given = {"id": "i", "group": "g", "namespace": "ns", "rank": 3, "world_size": 4, "node_rank": 0, "env": {}}
+    return WorkerSpec(**{**given, **fields})
 
 
 def test_environment_is_the_nodes_with_ours_on_top():
@@ -58,7 +59,13 @@ def test_interpreters_must_be_below_an_allowed_prefix():
 def test_templates_differ_by_what_is_read_at_load_time():
     key = template_key("/p", {"A": "1", "HOME": "/"}, [])
     assert key == template_key("/p", {"A": "2"}, ())
-    others = [{"LD_PRELOAD": "x"}, {"OMP_NUM_THREADS": "2"}, {"PYTHONPATH": "/x"}, {"GLIBC_TUNABLES": "a=b"}, {"LC_ALL": "C"}]
+    others = [
+        {"LD_PRELOAD": "x"},
+        {"OMP_NUM_THREADS": "2"},
+        {"PYTHONPATH": "/x"},
+        {"GLIBC_TUNABLES": "a=b"},
+        {"LC_ALL": "C"},
+    ]
     assert len({key, *(template_key("/p", env, []) for env in others), template_key("/p", {}, ["torch"])}) == 7
     assert template_key("/p", {}, ["torch", "torch"]) == template_key("/p", {}, ["torch"])
 

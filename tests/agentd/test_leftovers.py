@@ -28,8 +28,8 @@ def daemon():
 import signal
 daemon()
 print("daemon", os.getpid(), flush=True)
-other = subprocess.Popen([sys.executable, "-c", "import os, signal; print('daemon', os.getpid(), flush=True); signal.pause()"],
-                         start_new_session=True, stdout=subprocess.PIPE, text=True)
+code = "import os, signal; print('daemon', os.getpid(), flush=True); signal.pause()"
+other = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, stdout=subprocess.PIPE, text=True)
 print(other.stdout.readline(), end="")
 in_group = subprocess.Popen(["sleep", "1000"])
 print("daemon", in_group.pid, "parent", os.getppid(), flush=True)
@@ -65,7 +65,9 @@ async def test_daemons_end_with_their_worker(tmp_path, how):
         assert alive(pids) == []
         if how == "template":
             exit = await reports.gone(other)
-            assert exit.kind in ("signalled", "exited"), "by the kernel's signal, or by itself at the end of its control"
+            assert exit.kind in ("signalled", "exited"), (
+                "by the kernel's signal, or by itself at the end of its control"
+            )
             assert "template process that it came from ended (signal 9" in exit.reason
             again = spec(2)
             kids.start([again])
@@ -106,7 +108,8 @@ async def test_daemons_of_living_workers_live(tmp_path):
 
 async def test_daemon_that_hides_its_mark_ends_with_the_last_worker(tmp_path):
     shell = "setsid sleep 1000 >/dev/null 2>&1 & echo $!"
-    do = f"import subprocess; print('daemon', subprocess.check_output(['env', '-i', 'sh', '-c', {shell!r}], text=True), end='')"
+    command = ["env", "-i", "sh", "-c", shell]
+    do = f"import subprocess; print('daemon', subprocess.check_output({command}, text=True), end='')"
     async with children(tmp_path) as (kids, reports):
         one = spec(do=do)
         kids.start([one])
@@ -154,7 +157,7 @@ AGENT = """
 
 @pytest.mark.parametrize("victim", ["agentd", "owner", "template and agentd"])
 async def test_everything_ends_with_agentd_or_the_owner(tmp_path, victim):
-    owner = subprocess.Popen(["sleep", "1000"])
+    owner = await asyncio.create_subprocess_exec("sleep", "1000")
     code = textwrap.dedent(AGENT).format(here=str(HERE), tmp=str(tmp_path), owner=owner.pid)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     agent = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=subprocess.PIPE, env=env)
@@ -173,13 +176,13 @@ async def test_everything_ends_with_agentd_or_the_owner(tmp_path, victim):
             os.close(pidfd)
     finally:
         owner.kill()
-        owner.wait()
+        await owner.wait()
         if agent.returncode is None:
             agent.kill()
         await agent.wait()
     for stat in map(procfs.stat, pids):
         if stat is not None and stat.parent == os.getpid():  # earlier tests made us a subreaper
-            os.waitpid(stat.pid, 0)
+            os.waitpid(stat.pid, 0)  # noqa: ASYNC222 it is a zombie
     assert alive(pids) == []
 
 

@@ -1,0 +1,119 @@
+"""Workers in other interpreters, and interpreters that cannot run any."""
+
+import glob
+import os
+import subprocess
+import sys
+import venv
+
+import pytest
+from children_kit import children, spec
+
+pytestmark = pytest.mark.live
+
+OTHERS = [
+    path
+    for minor in (12, 10, 13, 11)
+    for path in [
+        *glob.glob(os.path.expanduser(f"~/.pyenv/versions/3.{minor}.*/bin/python")),
+        f"/usr/bin/python3.{minor}",
+    ]
+    if minor != sys.version_info[1] and os.path.exists(path)
+]
+
+
+def empty_environment(path):
+    """A virtual environment of this Python with nothing installed."""
+    venv.create(path, with_pip=False, symlinks=True)
+    return str(path / "bin" / "python")
+
+
+async def refused(tmp_path, interpreter, **options):
+    async with children(tmp_path, **options) as (kids, reports):
+        specs = [spec(rank, interpreter=interpreter) for rank in range(2)]
+        kids.start(specs)
+        exits = [await reports.gone(one) for one in specs]
+        assert exits[0] == exits[1] or "g:1" in exits[1].reason
+        assert exits[0].kind == "start_failed"
+        return exits[0].reason
+
+
+async def test_interpreter_without_packages_says_how_to_install_them(tmp_path):
+    python = empty_environment(tmp_path / "venv")
+    reason = await refused(tmp_path, python)
+    assert reason.startswith(f"interpreter {python} on node n0 has no pyzmq, msgspec, cloudpickle: ")
+    assert f"run '{python} -m pip install pyzmq msgspec cloudpickle'" in reason
+
+
+async def test_interpreter_that_is_none(tmp_path):
+    script = tmp_path / "python"
+    script.write_text("#!/bin/sh\necho licence expired >&2\nexit 3\n")
+    script.chmod(0o755)
+    reason = await refused(tmp_path, str(script))
+    assert f"interpreter {script} on node n0 ended before it was ready: exit code 3" in reason
+    assert "licence expired" in reason
+
+
+async def test_file_that_cannot_be_executed_as_a_program(tmp_path):
+    script = tmp_path / "python"
+    script.write_bytes(b"\x7fELF nonsense")
+    script.chmod(0o755)
+    assert f"{script}: Exec format error" in await refused(tmp_path, str(script))
+
+
+async def test_missing_and_forbidden_interpreters(tmp_path):
+    assert "does not exist there" in await refused(tmp_path, "/no/such/python")
+    assert "not below a directory that agentd allows" in await refused(
+        tmp_path, "/bin/sh", allowed_interpreters=["/opt"]
+    )
+
+
+async def test_entry_that_is_missing_is_a_failed_start(tmp_path):
+    reason = await refused(tmp_path, None, entry="no_such_module:run")
+    assert "has no no_such_module" in reason
+    assert "AttributeError" in await refused(tmp_path, None, entry="standin:no_such_function")
+
+
+async def test_failed_interpreter_is_tried_again(tmp_path):
+    gate = tmp_path / "gate"
+    script = tmp_path / "python"
+    script.write_text(f'#!/bin/sh\n[ -e {gate} ] || exit 1\nexec {sys.executable} "$@"\n')
+    script.chmod(0o755)
+    async with children(tmp_path) as (kids, reports):
+        one, two = spec(interpreter=str(script)), spec(1, interpreter=str(script))
+        kids.start([one])
+        await reports.gone(one)
+        gate.touch()
+        kids.start([two])
+        await reports.up(two)
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory):
+    if not OTHERS:
+        pytest.skip("needs a second Python, 3.10 or newer")
+    path = tmp_path_factory.mktemp("other")
+    subprocess.run([OTHERS[0], "-m", "venv", path], check=True)
+    python = str(path / "bin" / "python")
+    install = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "pyzmq", "msgspec", "cloudpickle"]
+    if OTHERS[0].endswith(("3.10", "3.10.13/bin/python")):
+        install += ["taskgroup", "tomli"]
+    subprocess.run(install, check=True)
+    return python
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+async def test_worker_in_another_python(tmp_path, other, method):
+    async with children(tmp_path) as (kids, reports):
+        ours = spec(0, do="print('version', sys.version_info[1], sys.executable)")
+        theirs = spec(
+            1, do="print('version', sys.version_info[1], sys.executable)", interpreter=other, start_method=method
+        )
+        kids.start([ours, theirs])
+        await reports.up(ours, theirs)
+        await reports.until(lambda: len(reports.lines) == 2)
+        said = {name: text.split() for name, _, text in reports.lines}
+    assert said["g:0"][1] == str(sys.version_info[1])
+    assert said["g:1"][1] != said["g:0"][1]
+    assert said["g:1"][2] == other
