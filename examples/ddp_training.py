@@ -1,4 +1,4 @@
-"""Data-parallel training of a small model: python examples/ddp_training.py [--workers 4] [--steps 20]
+"""Data-parallel training of a small model. Usage: python examples/ddp_training.py [--workers 4] [--steps 20].
 
 A group has all that ``init_process_group`` reads from the environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT),
 so torch's own programs run in it as they are. On GPUs, write "nccl" and place the group on accelerators.

@@ -1,4 +1,4 @@
-"""Four greeters on this machine, from asyncio. Nothing has to be running before: python examples/hello.py"""
+"""Four greeters on this machine, from asyncio. Nothing has to be running before."""
 
 from __future__ import annotations
 

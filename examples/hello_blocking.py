@@ -1,4 +1,4 @@
-"""The same greeters from a plain script, without an event loop: python examples/hello_blocking.py"""
+"""The same greeters from a plain script, without an event loop."""
 
 from __future__ import annotations
 

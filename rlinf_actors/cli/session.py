@@ -23,18 +23,18 @@ from rlinf_actors.wire.messages import GetStatus, Status
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-SOCKET = "head.sock"
-"""Name of the head's socket in the directory of an embedded cluster."""
-PARENTS = (tempfile.gettempdir(), "/tmp")
-"""Where private clusters have their directories, when RLINF_ACTORS_RUN_DIR names no other place."""
+SOCKET = "head"
+"""Name of the head's socket in its agentd's run directory."""
+PARENTS = (tempfile.gettempdir(), "/tmp", os.environ.get("XDG_RUNTIME_DIR") or "/run")
+"""Where agentds have their run directories, when RLINF_ACTORS_RUN_DIR names no other place."""
 TIMEOUT_S = 5.0
 
 head_option: Callable[[F], F] = click.option(
     "--head",
     "head",
     metavar="HOST:PORT|DIR",
-    help=f"The head's address, or the directory of a private cluster. Default: {HEAD}, else the private cluster "
-    "that a script of yours has started on this machine.",
+    help=f"The head's address, or the run directory of its agentd. Default: {HEAD}, else the one head that you or "
+    "a script of yours runs on this machine.",
 )
 
 
@@ -46,24 +46,24 @@ def find_head(given: str | None, settings: Settings) -> str:
         settings: the environment's.
 
     Raises:
-        ConfigError: it is no address, or none is given and there is not exactly one private cluster of this user.
+        ConfigError: it is no address, or none is given and this user does not run exactly one head on this machine.
     """
     if given or settings.head:
         return _endpoint(given or settings.head or "", "--head" if given else HEAD)
-    found = embedded_clusters(settings)
+    found = local_heads(settings)
     if len(found) == 1:
-        note(f"looking at the private cluster in {found[0].parent}")
+        note(f"looking at the cluster in {found[0].parent}")
         return f"ipc://{found[0]}"
     if not found:
         raise ConfigError(
-            f"no head is known, and no script of yours runs a private one: pass --head HOST:PORT or set {HEAD}"
+            f"no head is known, and none of yours runs on this machine: pass --head HOST:PORT or set {HEAD}"
         )
     names = ", ".join(str(path.parent) for path in found)
-    raise ConfigError(f"{len(found)} private clusters are running; say which by --head DIR: {names}")
+    raise ConfigError(f"{len(found)} clusters are running here; say which by --head DIR: {names}")
 
 
-def embedded_clusters(settings: Settings) -> list[Path]:
-    """Sockets of the running private clusters of this user, and of nobody else."""
+def local_heads(settings: Settings) -> list[Path]:
+    """Sockets of the heads that run on this machine as this user, private clusters' too; of nobody else's."""
     parents = dict.fromkeys([settings.run_dir, *PARENTS] if settings.run_dir else PARENTS)
     candidates = [path for parent in parents for path in sorted(Path(parent).glob(f"rlinf-*/{SOCKET}"))]
     return [path for path in candidates if _is_ours(path.parent) and _answers(path)]
@@ -113,7 +113,7 @@ def _endpoint(text: str, source: str) -> str:
     if host and port.isdigit():
         return f"tcp://{text}"
     raise ConfigError(
-        f"{text!r} is neither HOST:PORT (e.g. 127.0.0.1:6380) nor the directory of a private cluster", path=source
+        f"{text!r} is neither HOST:PORT (e.g. 127.0.0.1:6380) nor a run directory", path=source
     )
 
 

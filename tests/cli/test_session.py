@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from rlinf_actors.cli.session import SOCKET, embedded_clusters, find_head
+from rlinf_actors.cli.session import SOCKET, find_head, local_heads
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.settings import Settings
 
@@ -48,7 +48,7 @@ def test_the_option_wins_over_the_environment():
 
 @pytest.mark.parametrize(("option", "environment", "path"), [("host", None, "--head"), (None, "host:", "RLINF_HEAD")])
 def test_what_is_no_address(option, environment, path):
-    with pytest.raises(ConfigError, match=r"neither HOST:PORT .* nor the directory") as caught:
+    with pytest.raises(ConfigError, match=r"neither HOST:PORT .* nor a run directory") as caught:
         find_head(option, Settings(head=environment))
     assert caught.value.path == path
 
@@ -69,7 +69,7 @@ def test_the_only_private_cluster_is_meant(run_dir, private_cluster, capsys):
 def test_of_two_private_clusters_none_is_meant(run_dir, private_cluster):
     private_cluster("a")
     private_cluster("b")
-    with pytest.raises(ConfigError, match=r"2 private .* say which by --head DIR: .*rlinf-a.*rlinf-b"):
+    with pytest.raises(ConfigError, match=r"2 clusters .* say which by --head DIR: .*rlinf-a.*rlinf-b"):
         find_head(None, Settings(run_dir=str(run_dir)))
 
 
@@ -84,15 +84,15 @@ def test_a_socket_that_a_killed_cluster_left_is_not_a_cluster(run_dir):
     dead = socket.socket(socket.AF_UNIX)
     dead.bind(str(directory / SOCKET))
     dead.close()
-    assert embedded_clusters(Settings(run_dir=str(run_dir))) == []
+    assert local_heads(Settings(run_dir=str(run_dir))) == []
 
 
 def test_a_directory_that_others_can_read_is_not_ours(run_dir, private_cluster):
     private_cluster("open", mode=0o755)
-    assert embedded_clusters(Settings(run_dir=str(run_dir))) == []
+    assert local_heads(Settings(run_dir=str(run_dir))) == []
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory away")
 def test_a_cluster_of_another_user_is_left_alone(run_dir, private_cluster):
     os.chown(private_cluster("theirs"), 12345, -1)
-    assert embedded_clusters(Settings(run_dir=str(run_dir))) == []
+    assert local_heads(Settings(run_dir=str(run_dir))) == []
