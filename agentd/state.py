@@ -78,75 +78,64 @@ PHASES: Mapping[Phase, Mapping[str, Phase]] = {
 # --- what happens ---
 
 
-@dataclass(frozen=True)
-class Start:
+class Start(msgspec.Struct, frozen=True):
     """Everything is set up: begin."""
 
 
-@dataclass(frozen=True)
-class Welcomed:
+class Welcomed(msgspec.Struct, frozen=True):
     """The head took us."""
 
     welcome: Welcome
 
 
-@dataclass(frozen=True)
-class HelloFailed:
+class HelloFailed(msgspec.Struct, frozen=True):
     """The head refused, or did not answer."""
 
     error: Exception
 
 
-@dataclass(frozen=True)
-class Heard:
+class Heard(msgspec.Struct, frozen=True):
     """A notice of the head."""
 
     body: Body
 
 
-@dataclass(frozen=True)
-class FromWorkers:
+class FromWorkers(msgspec.Struct, frozen=True):
     """What the children report."""
 
     report: Union[WorkerReady, WorkerExited, LogLines]
 
 
-@dataclass(frozen=True)
-class ProcessEnded:
+class ProcessEnded(msgspec.Struct, frozen=True):
     """A watched process is gone."""
 
     incarnation: str
 
 
-@dataclass(frozen=True)
-class HeadLooked:
+class HeadLooked(msgspec.Struct, frozen=True):
     """The head was silent and we looked: `refused` says that its machine answers and no head runs there."""
 
     refused: bool
 
 
-@dataclass(frozen=True)
-class Tick:
+class Tick(msgspec.Struct, frozen=True):
     """`next_deadline` has come."""
 
 
-@dataclass(frozen=True)
-class Stalled:
+class Stalled(msgspec.Struct, frozen=True):
     """We stood still for so many seconds: the head was not silent."""
 
     seconds: float
 
 
-@dataclass(frozen=True)
-class Drain:
+class Drain(msgspec.Struct, frozen=True):
     """Stop for good; `grace_s` None for the policy's."""
 
     reason: str
     grace_s: Union[float, None] = None
 
 
-@dataclass(frozen=True)
-class Empty:
+class Empty(msgspec.Struct, frozen=True):
     """The children that were told to close are all gone."""
 
 
@@ -156,8 +145,7 @@ Event = Union[Start, Welcomed, HelloFailed, Heard, FromWorkers, ProcessEnded, He
 # --- what to do ---
 
 
-@dataclass(frozen=True)
-class SayHello:
+class SayHello(msgspec.Struct, frozen=True):
     """Say hello after *delay_s*, with `running` as it is then. Answered by Welcomed or HelloFailed. *anew*: over a
     new connection, so that what was queued for a head that went away is not sent.
     """
@@ -167,45 +155,39 @@ class SayHello:
     anew: bool = False
 
 
-@dataclass(frozen=True)
-class Send:
+class Send(msgspec.Struct, frozen=True):
     """Send a notice to the head."""
 
     body: Body
 
 
-@dataclass(frozen=True)
-class StartChildren:
+class StartChildren(msgspec.Struct, frozen=True):
     """Start workers."""
 
     specs: list[WorkerSpec]
 
 
-@dataclass(frozen=True)
-class StopChildren:
+class StopChildren(msgspec.Struct, frozen=True):
     """Stop workers; an unknown id is ignored."""
 
     ids: list[str]
     grace_s: float
 
 
-@dataclass(frozen=True)
-class CloseChildren:
+class CloseChildren(msgspec.Struct, frozen=True):
     """Stop all workers and templates for good. Answered by Empty."""
 
     grace_s: float
 
 
-@dataclass(frozen=True)
-class Credit:
+class Credit(msgspec.Struct, frozen=True):
     """The owner has shown so many characters of its workers' output."""
 
     chars: int
     owner: str
 
 
-@dataclass(frozen=True)
-class WatchProcess:
+class WatchProcess(msgspec.Struct, frozen=True):
     """Hold this process's pidfd. Answered by ProcessEnded."""
 
     incarnation: str
@@ -213,27 +195,23 @@ class WatchProcess:
     pid_start: int
 
 
-@dataclass(frozen=True)
-class LookAtHead:
+class LookAtHead(msgspec.Struct, frozen=True):
     """Find out whether the head's machine answers. Answered by HeadLooked."""
 
 
-@dataclass(frozen=True)
-class Say:
+class Say(msgspec.Struct, frozen=True):
     """A line for people: the service manager's status and the log."""
 
     text: str
 
 
-@dataclass(frozen=True)
-class Registered:
+class Registered(msgspec.Struct, frozen=True):
     """The head took us (again)."""
 
     epoch: str
 
 
-@dataclass(frozen=True)
-class Exit:
+class Exit(msgspec.Struct, frozen=True):
     """End the process; 78 when starting again would not help."""
 
     code: int

@@ -23,11 +23,11 @@ class ClientTable:
         timing: the head's timers.
         emit: takes commands.
         new_token: makes a secret for a new job.
-        on_gone: called with the incarnation of a client that has ended, and why.
+        on_gone: called with the incarnation of a client that has ended, and with the client if it was here.
     """
 
     def __init__(
-        self, timing: Timing, emit: Emit, new_token: Callable[[], str], on_gone: Callable[[str, str], None]
+        self, timing: Timing, emit: Emit, new_token: Callable[[], str], on_gone: Callable[[str, Client | None], None]
     ) -> None:
         self._timing = timing
         self._emit = emit
@@ -144,7 +144,7 @@ class ClientTable:
         del self._clients[client.incarnation]
         self._by_peer.pop(client.peer, None)
         self._ended.add(client.incarnation, reason)
-        self._on_gone(client.incarnation, reason)
+        self._on_gone(client.incarnation, client)
 
     def heard(self, peer: bytes, now: float) -> None:
         """A client said something, whatever it was."""
@@ -155,7 +155,7 @@ class ClientTable:
         if incarnation in self._clients:
             return
         if self._ended.get(incarnation) is not None:
-            self._on_gone(incarnation, "its owner has ended")
+            self._on_gone(incarnation, None)
         else:
             self._awaited.setdefault(incarnation, now + self._timing.lease_s)
 
@@ -189,9 +189,8 @@ class ClientTable:
             self.gone(client, reason)
         for incarnation in [i for i, deadline in self._awaited.items() if now >= deadline]:
             del self._awaited[incarnation]
-            reason = "it did not return after the head was restarted"
-            self._ended.add(incarnation, reason)
-            self._on_gone(incarnation, reason)
+            self._ended.add(incarnation, "it did not return after the head was restarted")
+            self._on_gone(incarnation, None)
 
     def stalled(self, seconds: float) -> None:
         """The head stood still: nobody was silent."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Union
+
+import msgspec
 
 from rlinf_actors.wire.messages import Body
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True):
     """A peer sent a request."""
 
     peer: bytes
@@ -18,36 +18,31 @@ class Asked:
     body: Body
 
 
-@dataclass(frozen=True)
-class Told:
+class Told(msgspec.Struct, frozen=True):
     """A peer sent a notice."""
 
     peer: bytes
     body: Body
 
 
-@dataclass(frozen=True)
-class Tick:
+class Tick(msgspec.Struct, frozen=True):
     """`next_deadline` has come."""
 
 
-@dataclass(frozen=True)
-class Stalled:
+class Stalled(msgspec.Struct, frozen=True):
     """The head itself stood still for so many seconds: nobody's silence in that time counts."""
 
     seconds: float
 
 
-@dataclass(frozen=True)
-class Notify:
+class Notify(msgspec.Struct, frozen=True):
     """Send a notice."""
 
     peer: bytes
     body: Body
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """Answer a request."""
 
     peer: bytes
@@ -55,8 +50,7 @@ class Answer:
     body: Body
 
 
-@dataclass(frozen=True)
-class Refuse:
+class Refuse(msgspec.Struct, frozen=True):
     """Answer a request with an error; fields as in messages.Failed."""
 
     peer: bytes
@@ -67,8 +61,7 @@ class Refuse:
     path: str = ""
 
 
-@dataclass(frozen=True)
-class EndCluster:
+class EndCluster(msgspec.Struct, frozen=True):
     """Everything is stopped: end the head and its agent."""
 
     reason: str
@@ -89,8 +82,7 @@ class Refused(Exception):
         self.path = path
 
 
-@dataclass(frozen=True)
-class Timing:
+class Timing(msgspec.Struct, frozen=True):
     """The head's timers, in seconds.
 
     Attributes:
@@ -116,19 +108,19 @@ class Timing:
         return self.beat_s * self.suspect_beats
 
 
-@dataclass
 class Ended:
     """Who has ended and why, the last *limit* of them, so that they are refused by name when they return."""
 
-    limit: int = 4096
-    reasons: dict[str, str] = field(default_factory=dict)
+    def __init__(self, limit: int = 4096) -> None:
+        self._limit = limit
+        self._reasons: dict[str, str] = {}
 
     def add(self, incarnation: str, reason: str) -> None:
         """Remember; the oldest is forgotten."""
-        self.reasons[incarnation] = reason
-        if len(self.reasons) > self.limit:
-            del self.reasons[next(iter(self.reasons))]
+        self._reasons[incarnation] = reason
+        if len(self._reasons) > self._limit:
+            del self._reasons[next(iter(self._reasons))]
 
     def get(self, incarnation: str) -> str | None:
         """Why it ended; None if it did not, or too long ago."""
-        return self.reasons.get(incarnation)
+        return self._reasons.get(incarnation)

@@ -269,8 +269,12 @@ class Supervisor:
         self._clients.unwatch(node.id, self._now)
         self._clients.watch(self._nodes.alive())
 
-    def _client_gone(self, incarnation: str, reason: str) -> None:
+    def _client_gone(self, incarnation: str, client: Client | None) -> None:
         self._groups.client_gone(incarnation)
+        if client is not None:
+            self._nodes.forget(client.peer)
+            if not self._groups.uses(client.namespace):
+                self._clients.forget_job(client.namespace)
 
     def _worker_gone(self, worker_id: str) -> None:
         for client in [c for c in self._clients.alive() if c.worker_id == worker_id]:

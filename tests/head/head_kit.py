@@ -1,0 +1,162 @@
+"""A supervisor with a clock in hand, and short ways to say things to it."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, TypeVar
+
+import msgspec
+
+from rlinf_actors.head.commands import Answer, Asked, Command, EndCluster, Notify, Refuse, Stalled, Tick, Timing, Told
+from rlinf_actors.head.supervisor import Identity, Supervisor
+from rlinf_actors.wire.messages import (
+    PROTOCOL,
+    AgentHello,
+    Body,
+    ClientHello,
+    Endpoint,
+    ExitReport,
+    GetNodes,
+    Launch,
+    NodeReport,
+    RunningWorker,
+    WorkerExited,
+    WorkerReady,
+    WorkerSpec,
+)
+
+T = TypeVar("T")
+
+
+def node_report(id: str, ip: str = "", **more: Any) -> NodeReport:
+    fields = {"hostname": id, "ip": ip or "10.0.0.1", "host": f"host-{id}", "num_cpus": 4, "memory_bytes": 1 << 30}
+    return NodeReport(node_id=id, **{**fields, "python": "3.11.0", "interpreter": "/usr/bin/python3", **more})
+
+
+def agent_hello(id: str, incarnation: str = "", **more: Any) -> AgentHello:
+    hello = {name: more.pop(name) for name in ("is_head", "workers", "protocol", "version") if name in more}
+    return AgentHello(
+        **{"protocol": PROTOCOL, "version": "1.0", **hello, "incarnation": incarnation or f"{id}-1"},
+        node=node_report(id, **more),
+    )
+
+
+def client_hello(incarnation: str, **more: Any) -> ClientHello:
+    fields: dict[str, Any] = {
+        "protocol": PROTOCOL,
+        "version": "1.0",
+        "role": "driver",
+        "namespace": "ns",
+        "host": "elsewhere",
+    }
+    return ClientHello(incarnation=incarnation, **{**fields, "pid": 100, "pid_start": 5, **more})
+
+
+def specs(group: str, nodes: list[int], namespace: str = "ns", launch: str = "") -> list[WorkerSpec]:
+    return [
+        WorkerSpec(f"{launch or group}-{rank}", group, namespace, rank, len(nodes), node, {})
+        for rank, node in enumerate(nodes)
+    ]
+
+
+class HeadKit:
+    """Peers are named by text: agents "a:<id>", clients by incarnation."""
+
+    def __init__(self, embedded: bool = False, **timing: float) -> None:
+        self.now = 1000.0
+        self.ids = itertools.count(1)
+        tokens = (f"token{n}" for n in itertools.count(1))
+        self.timing = Timing(**timing)
+        self.head = Supervisor(Identity("epoch", "1.0", embedded), self.timing, lambda: next(tokens), self.now)
+        self.out: list[Command] = []
+
+    # --- in ---
+
+    def ask(self, peer: str, body: Body) -> Body | Refuse | None:
+        """The answer, if it came at once; everything else is in `out`."""
+        id = next(self.ids)
+        self.out = self.head.handle(Asked(peer.encode(), id, body), self.now)
+        for command in self.out:
+            if isinstance(command, (Answer, Refuse)) and command.id == id:
+                return command.body if isinstance(command, Answer) else command
+        return None
+
+    def tell(self, peer: str, body: Body) -> list[Command]:
+        self.out = self.head.handle(Told(peer.encode(), body), self.now)
+        return self.out
+
+    def wait(self, seconds: float) -> list[Command]:
+        """Let time pass, ticking at each deadline on the way as the server does."""
+        end, everything = self.now + seconds, []
+        while self.head.next_deadline() <= end:
+            self.now = self.head.next_deadline()
+            everything += self.head.handle(Tick(), self.now)
+        self.now = end
+        self.out = everything
+        return everything
+
+    def stall(self, seconds: float) -> None:
+        self.now += seconds
+        self.out = self.head.handle(Stalled(seconds), self.now)
+
+    # --- shortcuts ---
+
+    def node(self, id: str, incarnation: str = "", **more: Any) -> Body | Refuse | None:
+        return self.ask(f"a:{id}{incarnation}", agent_hello(id, incarnation, **more))
+
+    def driver(self, incarnation: str = "d1", **more: Any) -> Body | Refuse | None:
+        return self.ask(incarnation, client_hello(incarnation, **more))
+
+    def nodes(self, count: int = 0, timeout: float | None = None, peer: str = "d1") -> Body | Refuse | None:
+        return self.ask(peer, GetNodes(count, timeout))
+
+    def launch(self, group: str, nodes: list[int], peer: str = "d1", namespace: str = "ns", launch: str = "") -> Any:
+        return self.ask(peer, Launch(namespace, group, "m:C", specs(group, nodes, namespace, launch)))
+
+    def ready(self, node: str, id: str) -> list[Command]:
+        return self.tell(node, WorkerReady(id, 77, Endpoint("h", "ipc://x"), 0, 4000))
+
+    def exited(self, node: str, id: str, **report: Any) -> list[Command]:
+        return self.tell(node, WorkerExited(id, ExitReport(**{"kind": "exited", "exit_code": 0, **report})))
+
+    def cluster(self, count: int = 1) -> None:
+        """Nodes n0, n1, ... with ranks, and driver d1."""
+        for n in range(count):
+            self.node(f"n{n}", ip=f"10.0.0.{n + 1}", is_head=n == 0)
+        self.driver()
+        self.nodes(count)
+
+    # --- out ---
+
+    def sent(self, kind: type[T], peer: str | None = None) -> list[T]:
+        """Notices of this kind in the last commands."""
+        return [
+            c.body
+            for c in self.out
+            if isinstance(c, Notify) and isinstance(c.body, kind) and peer in (None, c.peer.decode())
+        ]
+
+    def answers(self) -> list[tuple[str, Body]]:
+        return [(c.peer.decode(), c.body) for c in self.out if isinstance(c, Answer)]
+
+    def refusals(self) -> list[Refuse]:
+        return [c for c in self.out if isinstance(c, Refuse)]
+
+    def ended(self) -> bool:
+        return any(isinstance(c, EndCluster) for c in self.out)
+
+    def node_states(self) -> dict[str, str]:
+        return {state.report.node_id: state.state for state in self.head.status(None, self.now).nodes}
+
+    def ranks(self) -> dict[str, int]:
+        return {state.report.node_id: state.rank for state in self.head.status(None, self.now).nodes}
+
+    def group_states(self) -> dict[str, str]:
+        return {group.name: group.state for group in self.head.status(None, self.now).groups}
+
+    def clients(self) -> int:
+        return len(self.head.status(None, self.now).clients)
+
+
+def running(spec: WorkerSpec, owner: str, **more: Any) -> RunningWorker:
+    return RunningWorker(msgspec.structs.replace(spec, token="old"), owner, "m:C", **more)

@@ -1,0 +1,285 @@
+"""Drivers and workers: membership, leases, being watched, and what ends with them."""
+
+from __future__ import annotations
+
+import pytest
+from head_kit import HeadKit
+
+from rlinf_actors.head.commands import Refuse
+from rlinf_actors.wire.messages import (
+    HELLO_AGAIN,
+    Beat,
+    Done,
+    FindGroup,
+    GetNodes,
+    GetStatus,
+    Goodbye,
+    Launched,
+    LogCredit,
+    LogLines,
+    ProcessGone,
+    Status,
+    StopCluster,
+    StopWorkers,
+    Watch,
+    Welcome,
+)
+
+
+def test_members_of_a_job_share_its_token_and_others_have_another():
+    kit = HeadKit()
+    one, two, other = kit.driver("d1"), kit.driver("d2"), kit.driver("d3", namespace="else")
+    assert one.token == two.token == "token1"
+    assert other.token == "token2"
+
+
+def test_a_job_without_members_is_forgotten():
+    kit = HeadKit()
+    first = kit.driver("d1").token
+    kit.tell("d1", Goodbye())
+    assert kit.driver("d2").token != first
+
+
+def test_another_protocol_is_refused_naming_both():
+    kit = HeadKit()
+    refused = kit.driver(protocol=2, version="2.0")
+    assert refused.kind == "protocol"
+    assert "this driver is rlinf-actors 2.0 (protocol 2), the head is 1.0" in refused.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"role": "king"}, "'king' is no role"),
+        ({"namespace": ""}, "a namespace must be named"),
+        ({"role": "worker", "worker_id": "w9", "token": "token1"}, "worker 'w9' is not known"),
+        ({"role": "worker", "worker_id": "g-0", "token": "guess"}, "no member of namespace 'ns'"),
+        (
+            {"role": "worker", "worker_id": "g-0", "token": "token1", "namespace": "else"},
+            "no member of namespace 'else'",
+        ),
+    ],
+)
+def test_who_is_no_member_is_refused(fields, text):
+    kit = HeadKit()
+    kit.cluster()
+    kit.launch("g", [0])
+    refused = kit.driver("w", **fields)
+    assert isinstance(refused, Refuse)
+    assert refused.kind == "authentication"
+    assert text in refused.text
+
+
+def test_a_worker_with_the_token_is_welcome():
+    kit = HeadKit()
+    kit.cluster()
+    token = kit.launch("g", [0]).group.token
+    assert isinstance(kit.driver("w", role="worker", worker_id="g-0", token=token), Welcome)
+
+
+@pytest.mark.parametrize("body", [GetNodes(0), FindGroup("ns", "g"), StopCluster()])
+def test_a_stranger_must_say_hello_first(body):
+    kit = HeadKit()
+    refused = kit.ask("d9", body)
+    assert refused.kind == "unreachable"
+    assert kit.sent(Beat, "d9") == [Beat(HELLO_AGAIN)]
+
+
+def test_status_is_for_everybody_and_tells_no_secrets():
+    kit = HeadKit()
+    kit.cluster()
+    kit.launch("g", [0])
+    status = kit.ask("passer-by", GetStatus())
+    assert isinstance(status, Status)
+    assert [node.report.node_id for node in status.nodes] == ["n0"]
+    assert [(group.name, group.state, group.token) for group in status.groups] == [("g", "starting", "")]
+    assert status.clients == ["driver d1, process 100, namespace 'ns'"]
+    assert kit.ask("passer-by", GetStatus("other")).groups == []
+
+
+def test_an_unexpected_request_is_refused():
+    kit = HeadKit()
+    kit.driver()
+    refused = kit.ask("d1", Beat())
+    assert refused.kind == "protocol"
+    assert "Beat" in refused.text
+
+
+# --- ends ---
+
+
+def test_an_unwatched_driver_lives_by_its_beats():
+    kit = HeadKit()
+    kit.driver()
+    for _ in range(3):
+        kit.wait(9)
+        kit.tell("d1", Beat("d1"))
+        assert kit.sent(Beat, "d1") == [Beat("epoch")]
+    kit.wait(10)
+    assert kit.clients() == 0
+    assert "silent for 10 s" in kit.sent(Goodbye, "d1")[0].reason
+
+
+def test_a_driver_that_was_given_up_is_told_and_not_taken_back():
+    kit = HeadKit()
+    kit.driver()
+    kit.wait(11)
+    kit.tell("d1", Beat("d1"))
+    assert "given up" in kit.sent(Goodbye, "d1")[0].reason
+    refused = kit.driver()
+    assert refused.kind == "unreachable"
+    assert "silent for 10 s" in refused.text
+
+
+def test_a_driver_on_a_nodes_host_is_watched_and_may_be_silent():
+    kit = HeadKit()
+    kit.node("n0")
+    kit.driver(host="host-n0", pid=42, pid_start=7)
+    assert kit.sent(Watch, "a:n0") == [Watch("d1", 42, 7)]
+    for _ in range(5):
+        kit.wait(9)
+        kit.tell("a:n0", Beat())
+    assert kit.clients() == 1
+    kit.tell("a:n0", ProcessGone("d1"))
+    assert kit.clients() == 0
+
+
+def test_only_the_watcher_may_say_that_a_process_is_gone():
+    kit = HeadKit()
+    kit.node("n0")
+    kit.node("n1", ip="10.0.0.2")
+    kit.driver(host="host-n0")
+    kit.tell("a:n1", ProcessGone("d1"))
+    assert kit.clients() == 1
+    kit.tell("a:n0", ProcessGone("nobody"))
+    assert kit.clients() == 1
+
+
+def test_a_watcher_that_comes_later_watches_and_one_that_goes_leaves_the_beats():
+    kit = HeadKit()
+    kit.driver(host="host-n0")
+    kit.node("n0")
+    assert kit.sent(Watch, "a:n0") == [Watch("d1", 100, 5)]
+    kit.wait(5)
+    kit.tell("a:n0", Goodbye())
+    kit.wait(9)
+    assert kit.clients() == 1
+    kit.wait(1)
+    assert kit.clients() == 0
+
+
+def test_another_agent_of_the_host_takes_the_watch_over():
+    kit = HeadKit()
+    kit.node("n0", host="shared")
+    kit.node("n1", host="shared", ip="10.0.0.2")
+    kit.driver(host="shared")
+    watcher = "a:n0" if kit.sent(Watch, "a:n0") else "a:n1"
+    kit.tell(watcher, Goodbye())
+    assert len(kit.sent(Watch, "a:n1" if watcher == "a:n0" else "a:n0")) == 1
+
+
+def test_an_agent_that_says_hello_again_is_asked_to_watch_again():
+    kit = HeadKit()
+    kit.node("n0")
+    kit.driver(host="host-n0")
+    kit.node("n0")
+    assert len(kit.sent(Watch, "a:n0")) == 1
+
+
+def test_the_end_of_a_driver_stops_its_groups_with_little_grace():
+    kit = HeadKit(orphan_grace_s=0.5)
+    kit.cluster(2)
+    kit.driver("d2")
+    kit.launch("mine", [0, 1])
+    kit.launch("theirs", [0], peer="d2")
+    kit.tell("d1", Goodbye("done"))
+    assert kit.sent(StopWorkers, "a:n0") == [StopWorkers(["mine-0"], 0.5)]
+    assert kit.sent(StopWorkers, "a:n1") == [StopWorkers(["mine-1"], 0.5)]
+    assert kit.group_states() == {"mine": "stopping", "theirs": "starting"}
+
+
+def test_the_end_of_a_worker_ends_the_groups_it_made():
+    kit = HeadKit()
+    kit.cluster()
+    token = kit.launch("g", [0]).group.token
+    kit.driver("w", role="worker", worker_id="g-0", token=token)
+    assert isinstance(kit.launch("child", [0], peer="w"), Launched)
+    kit.exited("a:n0", "g-0", exit_code=1)
+    assert kit.sent(StopWorkers, "a:n0") == [StopWorkers(["child-0"], kit.timing.orphan_grace_s)]
+
+
+def test_a_job_is_not_open_to_other_namespaces():
+    kit = HeadKit()
+    kit.cluster()
+    kit.driver("d2", namespace="else")
+    refused = kit.ask("d2", FindGroup("ns", "g"))
+    assert refused.kind == "authentication"
+    assert "'else'" in refused.text
+
+
+# --- the whole cluster ---
+
+
+def test_only_an_embedded_cluster_is_the_drivers_to_end():
+    kit = HeadKit()
+    kit.cluster()
+    assert kit.ask("d1", StopCluster()).kind == "usage"
+
+
+def test_the_cluster_ends_when_its_groups_have():
+    kit = HeadKit(embedded=True)
+    kit.cluster()
+    kit.launch("g", [0])
+    assert kit.ask("d1", StopCluster()) is None
+    assert kit.sent(StopWorkers, "a:n0") == [StopWorkers(["g-0"], kit.timing.stop_grace_s)]
+    assert kit.launch("late", [0]).kind == "usage"
+    kit.exited("a:n0", "g-0")
+    assert kit.answers() == [("d1", Done())]
+    assert kit.ended()
+
+
+def test_an_idle_cluster_ends_at_once():
+    kit = HeadKit(embedded=True)
+    kit.driver()
+    assert kit.ask("d1", StopCluster()) == Done()
+    assert kit.ended()
+
+
+def test_clients_hear_of_the_end_of_the_head():
+    kit = HeadKit()
+    kit.driver("d1")
+    kit.driver("d2")
+    assert [command.peer for command in kit.head.farewell("bye")] == [b"d1", b"d2"]
+
+
+# --- output of workers ---
+
+
+def test_lines_go_to_the_first_driver_of_the_job_and_credit_comes_back():
+    kit = HeadKit()
+    kit.cluster()
+    kit.driver("d2")
+    lines = LogLines("ns", "n0-name", [("g:0", "out", "hello")])
+    kit.tell("a:n0", lines)
+    assert kit.sent(LogLines) == [lines]
+    assert kit.sent(LogLines, "d1") == [lines]
+    kit.tell("d1", LogCredit("ns", "n0-name", 5))
+    assert kit.sent(LogCredit, "a:n0") == [LogCredit("ns", "n0-name", 5)]
+    kit.tell("d1", LogCredit("ns", "other", 5))
+    assert kit.sent(LogCredit) == []
+
+
+def test_lines_for_nobody_are_dropped_with_credit_for_more():
+    kit = HeadKit()
+    kit.node("n0")
+    kit.tell("a:n0", LogLines("ns", "n0-name", [("g:0", "out", "hello"), ("g:0", "err", "x")]))
+    assert kit.sent(LogCredit, "a:n0") == [LogCredit("ns", "n0-name", 6)]
+
+
+def test_unexpected_notices_are_counted():
+    kit = HeadKit()
+    kit.cluster()
+    kit.tell("a:n0", LogCredit("ns", "x", 1))
+    kit.tell("d1", ProcessGone("d1"))
+    assert kit.head.unexpected == 2
+    assert kit.clients() == 1
