@@ -16,18 +16,21 @@ from benchmarks.backends import BACKENDS
 from benchmarks.cases import CASES
 from benchmarks.processes import become_subreaper
 
-EX_OK, EX_FAILED, EX_USAGE, EX_UNAVAILABLE = 0, 1, 64, 69
+EX_OK, EX_FAILED, EX_USAGE, EX_UNAVAILABLE, EX_INTERRUPTED = 0, 1, 64, 69, 130
 TITLES = {name: case.title for name, case in CASES.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status: 0, 1 when a session failed, 64 usage, 69 Ray is not there."""
+    """Run one command; returns the exit status: 0, 1 when a session failed, 64 usage, 69 Ray is not there, 130."""
     options = _parser().parse_args(arguments)
     try:
         return int(options.run(options))
     except subprocess.CalledProcessError as failed:
         print(f"benchmarks: {shlex.join(map(str, failed.cmd))} ended with {failed.returncode}", file=sys.stderr)
         return EX_UNAVAILABLE
+    except KeyboardInterrupt:
+        print("benchmarks: interrupted; what the session started has been ended", file=sys.stderr)
+        return EX_INTERRUPTED
 
 
 def compare(options: argparse.Namespace) -> int:

@@ -76,9 +76,15 @@ class Group(Protocol):
 
 
 class Runtime(Protocol):
-    """A runtime under test. ``IMPORT`` is the statement that loads it."""
+    """A runtime under test.
+
+    Attributes:
+        IMPORT: the statement that loads it.
+        NAMES: one that also loads what a script begins with.
+    """
 
     IMPORT: str
+    NAMES: str
 
     def start(self) -> None:
         """A one-node cluster, with no workers."""

@@ -51,6 +51,7 @@ class RayGroup:
 
 class OnRay:
     IMPORT = "import ray"
+    NAMES = "from ray import init, remote"
 
     def start(self) -> None:
         ray.init(

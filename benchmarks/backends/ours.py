@@ -43,6 +43,7 @@ class OurGroup:
 
 class Ours:
     IMPORT = "import rlinf_actors"
+    NAMES = "from rlinf_actors import Cluster, Worker"
 
     def __init__(self) -> None:
         self._names = itertools.count()

@@ -5,6 +5,7 @@ The driver is not counted. Processes are found below the runner, which inherits 
 
 from __future__ import annotations
 
+import importlib
 import os
 import statistics
 import time
@@ -29,6 +30,8 @@ def measure(runtime: Runtime) -> Figures:
         found = daemons()
         figures = {"daemons": sum(map(pss_mb, found)), "processes": float(len(found))}
         for name, torch in (("worker", False), ("worker_torch", True)):
+            if torch:  # as a training script has it loaded; a runtime may take that as a hint
+                importlib.import_module("torch")
             group = runtime.spawn(WORKERS, torch)
             pids = [int(str(pid)) for pid in group.call("pid")]
             figures[name] = statistics.mean(map(pss_mb, pids))
@@ -50,5 +53,4 @@ CASE = Case(
         Figure("worker_torch", "a worker with torch (raw: a fork of a process with torch)", "MB", reach_ray=6.2),
     ),
     measure,
-    driver_imports=("torch",),
 )
