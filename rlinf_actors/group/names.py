@@ -19,7 +19,7 @@ RESERVED = (
 YIELDING = ("shutdown", "wait_ready", "world_size", "placements", "with_timeout", "control")
 """Newer names: a worker's own method of that name comes first; the group's is ``group.control.<name>``."""
 
-_NOT_CALLED = ("create_group", "timer")
+_NOT_CALLED = ("create_group", "timer", "worker_timer")
 
 
 def public_methods(cls: type) -> dict[str, bool]:
@@ -30,7 +30,7 @@ def public_methods(cls: type) -> dict[str, bool]:
             continue
         member = inspect.getattr_static(cls, name)
         function = member.__func__ if isinstance(member, (staticmethod, classmethod)) else member
-        if inspect.isroutine(function) or (callable(function) and not isinstance(function, (type, property))):
+        if callable(function) and not isinstance(function, type):
             methods[name] = inspect.isasyncgenfunction(inspect.unwrap(function))
     return methods
 

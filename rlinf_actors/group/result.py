@@ -8,7 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, Union
 
-from rlinf_actors.errors import CallTimeoutError, SerializationError, UsageError
+from rlinf_actors.errors import CallTimeoutError, GroupClosedError, SerializationError, UsageError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.work import Work
@@ -119,7 +119,10 @@ class WorkerGroupFuncResult(Work["list[T]"]):
                 self._finished = True
                 callbacks, self._callbacks = self._callbacks, ()
         if self._failed == index:
-            self._runtime.lost.failed(self)
+            if isinstance(answer, GroupClosedError):
+                self._seen = True  # the caller's own doing: not an error that was lost
+            else:
+                self._runtime.lost.failed(self)
         for callback in callbacks:
             callback()
         for watcher in self._watchers:

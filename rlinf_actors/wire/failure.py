@@ -14,7 +14,7 @@ from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.wire import payload
 from rlinf_actors.wire.frames import Raised
 
-_HERE = str(Path(__file__).resolve().parent.parent)
+_HERE = str(Path(__file__).parent.parent)  # not resolved: in workers it is a link, and tracebacks name that
 _MAX_TEXT = 256 << 10
 
 _NOT_MIXED: tuple[type, ...] = (StopIteration, StopAsyncIteration, WorkerError)
@@ -60,7 +60,7 @@ class _Rebuilt:
 
 
 def _rebuild(cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
-    error = _blank(cls, *args)
+    error: BaseException = _blank(cls, *args)
     error.args = args
     error.__dict__.update(state)
     return error
@@ -69,7 +69,7 @@ def _rebuild(cls: type[BaseException], args: tuple[Any, ...], state: dict[str, A
 def _blank(cls: type[BaseException], *args: Any) -> Any:
     """An instance of which no constructor in Python has run."""
     built_in = next(base for base in cls.__mro__ if base.__module__ == "builtins")
-    return built_in.__new__(cls, *args)  # type: ignore[call-overload]
+    return built_in.__new__(cls, *args)
 
 
 def _travels(value: Any) -> bool:
