@@ -175,11 +175,10 @@ async def test_everything_ends_with_agentd_or_the_owner(tmp_path, victim):
             await readable(pidfd)
             os.close(pidfd)
     finally:
-        owner.kill()
-        await owner.wait()
-        if agent.returncode is None:
-            agent.kill()
-        await agent.wait()
+        for process in (owner, agent):
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
     for stat in map(procfs.stat, pids):
         if stat is not None and stat.parent == os.getpid():  # earlier tests made us a subreaper
             os.waitpid(stat.pid, 0)  # noqa: ASYNC222 it is a zombie
