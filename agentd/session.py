@@ -65,6 +65,7 @@ class Session:
         children: makes the keeper of workers, given where they report.
         is_head: whether the head runs in this process.
         policy: times.
+        hello_timeout_s: how long a hello waits for its answer before the next.
         on_registered: called each time the head has taken this node.
         on_status: called with a line for people.
     """
@@ -78,6 +79,7 @@ class Session:
         *,
         is_head: bool = False,
         policy: s.Policy | None = None,
+        hello_timeout_s: float = HELLO_TIMEOUT_S,
         on_registered: Callable[[str], None] = lambda epoch: None,
         on_status: Callable[[str], None] = lambda text: None,
     ) -> None:
@@ -90,7 +92,9 @@ class Session:
         self._on_status = on_status
         self._state = s.AgentState(lambda: uuid.uuid4().hex, random.random, policy or s.Policy())
         self._children = children(self._reported)
+        self._hello_timeout_s = hello_timeout_s
         self._client: ControlClient | None = None
+        self._greeting: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._watched: dict[str, int] = {}
@@ -161,7 +165,9 @@ class Session:
             if self._client is not None:
                 self._client.notify(action.body)
         elif isinstance(action, s.SayHello):
-            self._spawn(self._hello(action), "hello")
+            if self._greeting is not None:
+                self._greeting.cancel()  # of a life that is over; its failure must not be taken for this one's
+            self._greeting = self._spawn(self._hello(action), "hello")
         elif isinstance(action, s.StartChildren):
             self._children.start(action.specs)
         elif isinstance(action, s.StopChildren):
@@ -182,10 +188,11 @@ class Session:
         elif not self._done.done():
             self._done.set_result(action)
 
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = self._loop.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -204,12 +211,14 @@ class Session:
         running = self._state.running()
         hello = AgentHello(PROTOCOL, version.VERSION, action.incarnation, self._report, self._is_head, running)
         try:
-            answer = await self._client.request(hello, HELLO_TIMEOUT_S)
+            answer = await self._client.request(hello, self._hello_timeout_s)
             if not isinstance(answer, Welcome):
                 raise ProtocolError(f"the head answered a hello with {type(answer).__name__}")
         except RlinfActorsError as error:
+            self._greeting = None
             self._handle(s.HelloFailed(error))
         else:
+            self._greeting = None
             self._handle(s.Welcomed(answer))
 
     async def _close_children(self, grace_s: float) -> None:

@@ -304,6 +304,8 @@ class AgentState:
 
     def next_deadline(self) -> float:
         """When a Tick is due, infinity for never."""
+        if self.phase is Phase.JOINING and self._workers:
+            return self._last_heard + self.policy.head_grace_s
         if self.phase is not Phase.JOINED:
             return math.inf
         return min(self._next_beat, math.inf if self._looking else self._last_heard + self._lease_s)
@@ -372,6 +374,8 @@ class AgentState:
         self._out += [Say(f"stopping: {event.reason}"), CloseChildren(grace_s)]
 
     def _tick(self, now: float) -> None:
+        if self.phase is Phase.JOINING and now >= self.next_deadline():
+            self._reset(f"no head for {now - self._last_heard:.0f} s")
         if self.phase is not Phase.JOINED:
             return
         if now >= self._next_beat:

@@ -1,0 +1,354 @@
+"""Head, agent sessions and drivers in one loop over the memory network, with workers that only say that they live."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from agentd.session import Session
+from agentd.state import Policy
+from rlinf_actors import compat
+from rlinf_actors.errors import ClusterTimeoutError, NameInUseError
+from rlinf_actors.head.commands import Timing
+from rlinf_actors.head.server import HeadServer
+from rlinf_actors.net.host import pid_start
+from rlinf_actors.net.memory import MemoryNetwork
+from rlinf_actors.net.rpc import ControlClient
+from rlinf_actors.wire.messages import (
+    PROTOCOL,
+    ClientHello,
+    Done,
+    Endpoint,
+    ExitReport,
+    GetNodes,
+    GetStatus,
+    Goodbye,
+    Launch,
+    Launched,
+    LogCredit,
+    LogLines,
+    NodeReport,
+    Nodes,
+    StopGroup,
+    Welcome,
+    WorkerChanged,
+    WorkerExited,
+    WorkerReady,
+    WorkerSpec,
+)
+
+ENDPOINT = "ipc:///nowhere/head"  # nobody answers there: to an agent that looks, its head does not run
+TIMING = Timing(beat_s=0.05, lease_s=0.4, orphan_grace_s=0.1)
+
+
+class FakeChildren:
+    """Workers are ready at once and end when told; `until` waits for a fact."""
+
+    def __init__(self, report):
+        self.report = report
+        self.alive: dict[str, WorkerSpec] = {}
+        self.stops: list[tuple[list[str], float]] = []
+        self.credits: list[tuple[int, str]] = []
+        self.closed = False
+
+    def start(self, specs):
+        loop = asyncio.get_running_loop()
+        for spec in specs:
+            self.alive[spec.id] = spec
+            loop.call_soon(self.report, WorkerReady(spec.id, 9, Endpoint("h", f"ipc://{spec.id}"), 0, 4000))
+
+    def stop(self, ids, grace_s):
+        self.stops.append((ids, grace_s))
+        for id in ids:
+            self.end(id, ExitReport("stopped", None, 15))
+
+    def end(self, id, exit):
+        if self.alive.pop(id, None) is not None:
+            asyncio.get_running_loop().call_soon(self.report, WorkerExited(id, exit))
+
+    def log_credit(self, chars, owner):
+        self.credits.append((chars, owner))
+
+    async def close(self, grace_s):
+        self.stop(list(self.alive), grace_s)
+        await asyncio.sleep(0)
+        self.closed = True
+
+
+class Agent:
+    def __init__(self, network, id, **report):
+        fields = {"hostname": id, "ip": "127.0.0.1", "host": f"host-{id}", "num_cpus": 1, "memory_bytes": 1}
+        self.report = NodeReport(node_id=id, python="3", interpreter="/py", **{**fields, **report})
+        self.registered = 0
+        self.says: list[str] = []
+        self.session = Session(
+            network,
+            ENDPOINT,
+            self.report,
+            self._made,
+            policy=Policy(head_grace_s=30.0, stop_grace_s=0.1),
+            hello_timeout_s=0.2,  # what is said to a head that is not there is lost in memory
+            on_registered=self._registered,
+            on_status=self.says.append,
+        )
+        self.task = asyncio.get_running_loop().create_task(self.session.run())
+
+    def _made(self, report):
+        self.children = FakeChildren(report)
+        return self.children
+
+    def _registered(self, epoch):
+        self.registered += 1
+
+    @property
+    def identity(self):
+        return f"agent:{self.session._state.incarnation}".encode()
+
+
+class Driver:
+    def __init__(self, network, name, namespace="ns", host="elsewhere", pid=0, pid_start=0):
+        self.hello = ClientHello(PROTOCOL, "1", name, "driver", namespace, host, pid, pid_start)
+        self.notices: list = []
+        self.client = ControlClient(network, ENDPOINT, f"driver:{name}".encode(), self.notices.append)
+
+    async def ask(self, body):
+        return await self.client.request(body, 5)
+
+    async def launch(self, group, nodes):
+        specs = [WorkerSpec(f"{group}-{r}", group, "ns", r, len(nodes), n, {}) for r, n in enumerate(nodes)]
+        return await self.ask(Launch("ns", group, "m:C", specs))
+
+    def states(self, group):
+        """The last state that was heard of each rank."""
+        heard = [n for n in self.notices if isinstance(n, WorkerChanged) and n.group == group]
+        return {worker.rank: worker.state for notice in heard for worker in notice.workers}
+
+
+class Lab:
+    def __init__(self):
+        self._changed = asyncio.Event()
+        self.network = MemoryNetwork(asyncio.get_running_loop())
+        self.network.drop = self._saw
+        self.agents: list[Agent] = []
+        self.start_head()
+
+    def start_head(self):
+        self.head = HeadServer(self.network, timing=TIMING, embedded=True)
+        self.head.start([ENDPOINT])
+
+    def _saw(self, identity, header):
+        """A message is on its way: look again once it has arrived."""
+        loop = asyncio.get_running_loop()
+        loop.call_soon(loop.call_soon, self._changed.set)
+        return False
+
+    async def until(self, fact):
+        """Wait for a fact that a message, or what it leads to in the same turn, brings about."""
+        async with compat.timeout(10):
+            while not fact():
+                self._changed.clear()
+                await self._changed.wait()
+
+    def agent(self, id, **report):
+        self.agents.append(Agent(self.network, id, **report))
+        return self.agents[-1]
+
+    async def driver(self, name="d1", **fields):
+        driver = Driver(self.network, name, **fields)
+        assert isinstance(await driver.ask(driver.hello), Welcome)
+        return driver
+
+
+@pytest_asyncio.fixture
+async def lab():
+    made = Lab()
+    yield made
+    for agent in made.agents:
+        if not agent.task.done():
+            agent.session.drain("the test ends")
+            await agent.task
+    made.head.close()
+    made.network.close()
+
+
+async def test_nodes_register_and_groups_live_and_end(lab):
+    one, two = lab.agent("n0"), lab.agent("n1")
+    driver = await lab.driver()
+    nodes = await driver.ask(GetNodes(2, 5.0))
+    assert isinstance(nodes, Nodes)
+    assert [(node.rank, node.report.node_id) for node in nodes.nodes] == [(0, "n0"), (1, "n1")]
+    launched = await driver.launch("g", [0, 1, 1])
+    assert isinstance(launched, Launched)
+    await lab.until(lambda: driver.states("g") == {0: "running", 1: "running", 2: "running"})
+    assert set(one.children.alive) == {"g-0"}
+    assert set(two.children.alive) == {"g-1", "g-2"}
+    two.children.end("g-2", ExitReport("signalled", None, 9))
+    await lab.until(lambda: driver.states("g")[2] == "gone")
+    with pytest.raises(NameInUseError):
+        await driver.launch("g", [0])
+    assert await driver.ask(StopGroup("ns", "g", 0.1)) == Done()
+    assert driver.states("g") == {0: "gone", 1: "gone", 2: "gone"}
+    assert one.children.alive == two.children.alive == {}
+
+
+async def test_a_timeout_names_the_missing_rank(lab):
+    lab.agent("n0")
+    driver = await lab.driver()
+    with pytest.raises(ClusterTimeoutError, match=r"1 of 2 nodes.*missing rank 1") as failed:
+        await driver.ask(GetNodes(2, 0.2))
+    assert failed.value.missing_ranks == (1,)
+
+
+async def test_drain_stops_workers_and_says_goodbye(lab):
+    agent = lab.agent("n0")
+    driver = await lab.driver()
+    await driver.ask(GetNodes(1))
+    await driver.launch("g", [0])
+    await lab.until(lambda: driver.states("g") == {0: "running"})
+    agent.session.drain("SIGTERM")
+    end = await agent.task
+    assert (end.code, agent.children.closed) == (0, True)
+    await lab.until(lambda: driver.states("g") == {0: "gone"})
+    assert (await driver.ask(GetStatus())).nodes == []
+
+
+async def test_a_refused_node_exits_with_78_and_the_reason(lab):
+    lab.agent("n0", rank=0)
+    driver = await lab.driver()
+    await driver.ask(GetNodes(1))
+    end = await lab.agent("n1", rank=0).task
+    assert end.code == 78
+    assert "RLINF_NODE_RANK" in end.text
+
+
+async def test_a_driver_that_goes_takes_its_groups_along(lab):
+    agent = lab.agent("n0")
+    driver = await lab.driver()
+    await driver.ask(GetNodes(1))
+    await driver.launch("g", [0])
+    await lab.until(lambda: agent.children.alive)
+    driver.client.notify(Goodbye("bye"))
+    await lab.until(lambda: not agent.children.alive)
+    assert agent.children.stops == [(["g-0"], 0.1)]
+
+
+async def test_the_end_of_a_watched_driver_is_noticed_by_its_pidfd(lab):
+    agent = lab.agent("n0", host="here")
+    sleeper = await asyncio.create_subprocess_exec(sys.executable, "-c", "input()", stdin=subprocess.PIPE)
+    driver = await lab.driver(host="here", pid=sleeper.pid, pid_start=pid_start(sleeper.pid))
+    await driver.ask(GetNodes(1))
+    await driver.launch("g", [0])
+    await lab.until(lambda: agent.children.alive)
+    sleeper.kill()
+    await lab.until(lambda: not agent.children.alive)
+    await sleeper.communicate()
+
+
+async def test_a_driver_that_ended_before_the_watch_is_noticed(lab):
+    lab.agent("n0", host="here")
+    first = Driver(lab.network, "d1", host="here", pid=os.getpid(), pid_start=1)  # the pid is another's by now
+    await first.ask(first.hello)
+    other = await lab.driver("d2")
+    await other.ask(GetNodes(1))
+
+    async def clients():
+        return (await other.ask(GetStatus())).clients
+
+    while len(await clients()) > 1:
+        pass
+
+
+async def test_output_and_credit_find_their_way(lab):
+    agent = lab.agent("n0")
+    driver = await lab.driver()
+    await driver.ask(GetNodes(1))
+    lines = LogLines("ns", "n0", [("g:0", "out", "hello")])
+    agent.children.report(lines)
+    await lab.until(lambda: lines in driver.notices)
+    driver.client.notify(LogCredit("ns", "n0", 5))
+    await lab.until(lambda: agent.children.credits == [(5, "ns")])
+
+
+async def test_a_cut_off_node_is_lost_ends_its_workers_and_comes_back(lab, tmp_path):
+    agent = lab.agent("n0")
+    driver = await lab.driver()
+    await driver.ask(GetNodes(1))
+    await driver.launch("g", [0])
+    await lab.until(lambda: driver.states("g") == {0: "running"})
+    before = agent.identity
+    lab.network.cut(before)
+    beats = asyncio.get_running_loop().create_task(_beat(driver))
+    await lab.until(lambda: driver.states("g") == {0: "gone"})
+    lab.network.heal(before)
+    await lab.until(lambda: agent.registered == 2)
+    beats.cancel()
+    assert agent.identity != before
+    assert agent.children.alive == {}
+    status = await driver.ask(GetStatus())
+    assert [(node.report.node_id, node.state, node.rank) for node in status.nodes] == [("n0", "ready", 0)]
+
+
+async def _beat(driver):
+    from rlinf_actors.wire.messages import Beat
+
+    while True:
+        driver.client.notify(Beat(driver.hello.incarnation))
+        await asyncio.sleep(TIMING.beat_s)
+
+
+async def test_a_restarted_head_loses_no_worker(lab):
+    agent = lab.agent("n0")
+    driver = await lab.driver()
+    await driver.ask(GetNodes(1))
+    await driver.launch("g", [0, 0])
+    await lab.until(lambda: driver.states("g") == {0: "running", 1: "running"})
+    lab.head.close()
+    await lab.until(lambda: any("the head does not run; workers go on" in text for text in agent.says))
+    agent.children.end("g-1", ExitReport("exited", 1))
+    lab.start_head()
+    await lab.until(lambda: agent.registered == 2)
+    assert isinstance(await driver.ask(driver.hello), Welcome)
+    await lab.until(lambda: driver.states("g") == {0: "running", 1: "gone"})
+    assert set(agent.children.alive) == {"g-0"}
+    assert await driver.ask(StopGroup("ns", "g", 0.1)) == Done()
+    assert agent.children.alive == {}
+
+
+async def test_a_head_that_restarts_at_once_is_joined_again(lab):
+    agent = lab.agent("n0")
+    await lab.until(lambda: agent.registered == 1)
+    lab.head.close()
+    lab.start_head()
+    await lab.until(lambda: agent.registered == 2)
+
+
+async def test_an_agent_waits_for_a_head_that_is_not_there_yet(lab):
+    lab.head.close()
+    agent = lab.agent("n0")
+    await lab.until(lambda: any("not registered yet" in text for text in agent.says))
+    lab.start_head()
+    await lab.until(lambda: agent.registered == 1)
+
+
+async def test_an_agent_that_never_found_its_head_can_be_stopped(lab):
+    lab.head.close()
+    agent = lab.agent("n0")
+    agent.session.drain("enough")
+    assert (await agent.task).code == 0
+    lab.start_head()
+
+
+async def test_malformed_bytes_are_counted_and_harm_nobody(lab):
+    agent = lab.agent("n0")
+    await lab.until(lambda: agent.registered == 1)
+    link = lab.network.link(ENDPOINT, b"stranger", lambda *message: None)
+    link.send(b"\x00rubbish")
+    link.send(msgspec.msgpack.encode({"type": "not", "body": {"type": "Spawn"}}))
+    await lab.until(lambda: lab.head._server.malformed == 2)
+    assert agent.registered == 1

@@ -1,0 +1,330 @@
+"""agentd's decisions, one by one, with a clock in hand."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from agentd import state as s
+from rlinf_actors.errors import (
+    AuthenticationError,
+    ClusterTimeoutError,
+    ConfigError,
+    NodeLostError,
+    ProtocolError,
+    ProtocolMismatchError,
+)
+from rlinf_actors.wire.messages import (
+    HELLO_AGAIN,
+    Beat,
+    Done,
+    Endpoint,
+    ExitReport,
+    Goodbye,
+    LogCredit,
+    LogLines,
+    ProcessGone,
+    RunningWorker,
+    StartWorkers,
+    StopWorkers,
+    Watch,
+    Welcome,
+    WorkerExited,
+    WorkerReady,
+    WorkerSpec,
+)
+
+P = s.Phase
+UP = Endpoint("h", "ipc://x")
+GONE = ExitReport("exited", 0)
+
+
+def spec(id: str) -> WorkerSpec:
+    return WorkerSpec(id, "g", "ns", 0, 1, 0, {})
+
+
+class Kit:
+    def __init__(self) -> None:
+        names = (f"life{n}" for n in itertools.count(1))
+        self.state = s.AgentState(lambda: next(names), lambda: 0.5, s.Policy(head_grace_s=120.0, stop_grace_s=3.0))
+        self.now = 100.0
+
+    def do(self, event: s.Event, after: float = 0.0) -> list[s.Action]:
+        self.now += after
+        return self.state.handle(event, self.now)
+
+    def join(self) -> Kit:
+        self.do(s.Start())
+        self.do(s.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0)))
+        return self
+
+    def start(self, *ids: str) -> list[s.Action]:
+        return self.do(s.Heard(StartWorkers([spec(id) for id in ids], "d1", "m:C", "{}")))
+
+    def silence(self) -> list[s.Action]:
+        """Tick at every deadline until the head is looked for."""
+        while True:
+            self.now = self.state.next_deadline()
+            out = self.state.handle(s.Tick(), self.now)
+            if s.LookAtHead() in out:
+                return out
+
+
+# --- the phases ---
+
+ROWS = {
+    (P.JOINING, "welcomed"): P.JOINED,
+    (P.JOINING, "failed"): P.JOINING,
+    (P.JOINING, "refused"): P.ENDED,
+    (P.JOINING, "cut_off"): P.RESETTING,
+    (P.JOINING, "drain"): P.DRAINING,
+    (P.JOINED, "welcomed"): P.JOINED,
+    (P.JOINED, "forgotten"): P.JOINING,
+    (P.JOINED, "cut_off"): P.RESETTING,
+    (P.JOINED, "drain"): P.DRAINING,
+    (P.RESETTING, "empty"): P.JOINING,
+    (P.RESETTING, "drain"): P.DRAINING,
+    (P.DRAINING, "welcomed"): P.DRAINING,
+    (P.DRAINING, "empty"): P.ENDED,
+}
+
+
+def test_the_table_of_phases():
+    events = ["welcomed", "failed", "refused", "cut_off", "forgotten", "drain", "empty"]
+    for phase, event in itertools.product(P, events):
+        assert s.PHASES[phase].get(event) is ROWS.get((phase, event)), (phase, event)
+
+
+def test_an_impossible_event_names_the_phase():
+    kit = Kit().join()
+    with pytest.raises(ProtocolError, match="'empty' is not expected of a session that is joined"):
+        kit.do(s.Empty())
+
+
+# --- joining ---
+
+
+def test_it_begins_with_a_hello():
+    assert Kit().do(s.Start()) == [s.SayHello("life1")]
+
+
+def test_a_welcome_registers_and_starts_the_beats_jittered():
+    kit = Kit()
+    kit.do(s.Start())
+    assert kit.do(s.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0))) == [s.Registered("epoch")]
+    assert kit.state.next_deadline() == kit.now + 0.5
+    assert kit.do(s.Tick(), 0.5) == [s.Send(Beat("life1"))]
+    assert kit.state.next_deadline() == kit.now + 1.0
+
+
+def test_no_answer_is_tried_again_with_growing_jittered_pauses():
+    kit = Kit()
+    kit.do(s.Start())
+    pauses = []
+    for _ in range(7):
+        says, hello = kit.do(s.HelloFailed(ClusterTimeoutError("no answer")))
+        assert isinstance(says, s.Say)
+        assert isinstance(hello, s.SayHello)
+        assert hello.anew
+        pauses.append(hello.delay_s)
+    assert pauses == pytest.approx([0.15, 0.3, 0.6, 1.2, 2.4, 3.75, 3.75])
+
+
+@pytest.mark.parametrize("error", [ProtocolMismatchError("v1, v2"), ConfigError("rank"), AuthenticationError("no")])
+def test_a_refusal_ends_with_78_and_its_reason(error):
+    kit = Kit()
+    kit.do(s.Start())
+    (end,) = kit.do(s.HelloFailed(error))
+    assert isinstance(end, s.Exit)
+    assert end.code == 78
+    assert str(error) in end.text
+
+
+def test_a_lost_incarnation_comes_back_as_a_new_one():
+    kit = Kit()
+    kit.do(s.Start())
+    out = kit.do(s.HelloFailed(NodeLostError("was declared lost")))
+    assert (out[-1].incarnation, out[-1].delay_s, out[-1].anew) == ("life2", pytest.approx(0.15), True)
+
+
+# --- beats and silence ---
+
+
+def test_a_head_that_forgot_us_gets_a_hello_over_the_same_connection():
+    kit = Kit().join()
+    assert kit.do(s.Heard(Beat(HELLO_AGAIN))) == [s.SayHello("life1")]
+    assert kit.do(s.Heard(Beat(HELLO_AGAIN))) == []
+
+
+def test_a_silent_head_is_looked_for_at_the_lease_and_once():
+    kit = Kit().join()
+    began = kit.now
+    kit.silence()
+    assert kit.now == began + 10
+    assert s.LookAtHead() not in kit.do(s.Tick(), 5)
+
+
+def test_a_refusal_by_its_machine_keeps_workers_and_joins_again():
+    kit = Kit().join()
+    kit.start("w1")
+    kit.silence()
+    says, hello = kit.do(s.HeadLooked(refused=True))
+    assert "workers go on for 120 s" in says.text
+    assert hello == s.SayHello("life1", s.RETRY_MIN_S, anew=True)
+    assert [worker.spec.id for worker in kit.state.running()] == ["w1"]
+
+
+def test_silence_of_its_machine_ends_workers_before_a_new_life():
+    kit = Kit().join()
+    kit.start("w1", "w2")
+    kit.silence()
+    says, stop = kit.do(s.HeadLooked(refused=False))
+    assert "silent for 10 s" in says.text
+    assert stop == s.StopChildren(["w1", "w2"], s.CUT_OFF_GRACE_S)
+    assert kit.do(s.FromWorkers(WorkerExited("w1", GONE))) == []
+    (hello,) = kit.do(s.FromWorkers(WorkerExited("w2", GONE)))
+    assert (hello.incarnation, hello.anew) == ("life2", True)
+    assert kit.state.running() == []
+
+
+def test_a_head_that_stays_away_costs_the_workers_after_its_grace():
+    kit = Kit().join()
+    kit.start("w1")
+    kit.silence()
+    kit.do(s.HeadLooked(refused=True))
+    kit.do(s.HelloFailed(ClusterTimeoutError("no answer")), 50)
+    assert kit.state.next_deadline() == 100 + 120
+    assert kit.do(s.Tick(), 59) == []
+    assert s.StopChildren(["w1"], s.CUT_OFF_GRACE_S) in kit.do(s.Tick(), 1)
+
+
+def test_a_node_without_workers_waits_for_its_head_for_ever():
+    kit = Kit().join()
+    kit.do(s.Heard(Beat(HELLO_AGAIN)))
+    assert kit.state.next_deadline() == float("inf")
+
+
+def test_a_head_that_was_heard_while_we_looked_is_there():
+    kit = Kit().join()
+    kit.silence()
+    kit.do(s.Heard(Beat("epoch")))
+    assert kit.do(s.HeadLooked(refused=False)) == []
+    assert kit.state.phase is P.JOINED
+
+
+def test_a_stand_still_of_ours_is_not_the_heads_silence():
+    kit = Kit().join()
+    kit.do(s.Stalled(60), 60)
+    assert kit.do(s.Tick()) == [s.Send(Beat("life1"))]
+
+
+# --- workers ---
+
+
+def test_workers_are_started_once():
+    kit = Kit().join()
+    assert kit.start("w1", "w2") == [s.StartChildren([spec("w1"), spec("w2")])]
+    assert kit.start("w2", "w3") == [s.StartChildren([spec("w3")])]
+    kit.do(s.FromWorkers(WorkerExited("w3", GONE)))
+    assert kit.start("w3") == [s.StartChildren([])]
+
+
+def test_reports_are_sent_and_kept_for_the_next_hello():
+    kit = Kit().join()
+    kit.start("w1", "w2")
+    ready = WorkerReady("w1", 5, UP, 0, 7)
+    gone = WorkerExited("w2", GONE)
+    assert kit.do(s.FromWorkers(ready)) == [s.Send(ready)]
+    assert kit.do(s.FromWorkers(gone)) == [s.Send(gone)]
+    assert kit.state.running() == [
+        RunningWorker(spec("w1"), "d1", "m:C", "{}", 5, UP, 0, 7),
+        RunningWorker(spec("w2"), "d1", "m:C", "{}", exit=GONE),
+    ]
+
+
+def test_an_end_is_told_until_a_later_beat_was_answered():
+    kit = Kit().join()
+    kit.start("w1")
+    kit.do(s.Tick(), 0.5)
+    kit.do(s.FromWorkers(WorkerExited("w1", GONE)))
+    kit.do(s.Heard(Beat("epoch")))  # answers a beat from before the end
+    assert len(kit.state.running()) == 1
+    kit.do(s.Tick(), 1.0)
+    kit.do(s.Heard(Beat("epoch")))
+    assert kit.state.running() == []
+
+
+def test_what_happens_while_the_head_is_away_is_told_afterwards():
+    kit = Kit().join()
+    kit.start("w1")
+    kit.do(s.Heard(Beat(HELLO_AGAIN)))
+    gone = WorkerExited("w1", GONE)
+    assert kit.do(s.FromWorkers(gone)) == []
+    assert kit.do(s.ProcessEnded("d1")) == []
+    registered, *sent = kit.do(s.Welcomed(Welcome("epoch2", "1.0", 1.0, 10.0)))
+    assert registered == s.Registered("epoch2")
+    assert sent == [s.Send(gone), s.Send(ProcessGone("d1"))]
+
+
+def test_output_flows_and_is_dropped_with_credit_while_the_head_is_away():
+    kit = Kit().join()
+    lines = LogLines("ns", "node", [("g:0", "out", "hello")])
+    assert kit.do(s.FromWorkers(lines)) == [s.Send(lines)]
+    kit.do(s.Heard(Beat(HELLO_AGAIN)))
+    assert kit.do(s.FromWorkers(lines)) == [s.Credit(5, "ns")]
+
+
+@pytest.mark.parametrize(
+    ("body", "action"),
+    [
+        (StopWorkers(["w1"], 2.0), s.StopChildren(["w1"], 2.0)),
+        (LogCredit("ns", "node", 9), s.Credit(9, "ns")),
+        (Watch("d1", 3, 4), s.WatchProcess("d1", 3, 4)),
+    ],
+)
+def test_orders_of_the_head(body, action):
+    assert Kit().join().do(s.Heard(body)) == [action]
+
+
+def test_an_unexpected_notice_is_said():
+    (says,) = Kit().join().do(s.Heard(Done()))
+    assert "Done" in says.text
+
+
+def test_the_end_of_a_watched_process_is_sent():
+    assert Kit().join().do(s.ProcessEnded("d1")) == [s.Send(ProcessGone("d1"))]
+
+
+# --- the end ---
+
+
+def test_drain_closes_the_children_then_says_goodbye():
+    kit = Kit().join()
+    kit.start("w1")
+    says, close = kit.do(s.Drain("SIGTERM"))
+    assert "SIGTERM" in says.text
+    assert close == s.CloseChildren(3.0)
+    assert kit.do(s.Drain("SIGTERM")) == []
+    assert kit.do(s.Drain("the driver ended", 0.0)) == [s.StopChildren(["w1"], 0.0)]
+    gone = WorkerExited("w1", GONE)
+    assert kit.do(s.FromWorkers(gone)) == [s.Send(gone)]
+    goodbye, end = kit.do(s.Empty())
+    assert goodbye == s.Send(Goodbye("its agentd was stopped"))
+    assert end == s.Exit(0, "stopped")
+
+
+def test_what_is_to_start_while_draining_fails_with_the_reason():
+    kit = Kit().join()
+    kit.do(s.Drain("SIGTERM"))
+    (sent,) = kit.start("w1")
+    assert sent == s.Send(WorkerExited("w1", ExitReport("start_failed", reason="its agentd is draining")))
+
+
+@pytest.mark.parametrize("late", [s.HelloFailed(ClusterTimeoutError("x")), s.HelloFailed(ConfigError("x"))])
+def test_answers_after_the_drain_change_nothing(late):
+    kit = Kit()
+    kit.do(s.Start())
+    kit.do(s.Drain("SIGINT"))
+    assert kit.do(late) == []
+    assert kit.state.phase is P.DRAINING
