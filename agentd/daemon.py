@@ -17,8 +17,9 @@ from agentd.notify import Notifier
 from rlinf_actors.errors import ConfigError, RlinfActorsError
 
 if TYPE_CHECKING:  # loaded while the probe's process runs
+    from agentd.children import Children
     from agentd.node import Described, RunDir
-    from agentd.session import Report, Session, WorkerKeeper
+    from agentd.session import Report, Session
     from rlinf_actors.hardware.report import ProbeReport
     from rlinf_actors.head.server import HeadServer
     from rlinf_actors.net.transport import ZmqNetwork
@@ -43,6 +44,8 @@ class Daemon:
         self._notifier = Notifier()
         self._started_with = dict(os.environ)
         self._session: Session | None = None
+        self._keeper: Children | None = None
+        self._prestarting: asyncio.Task[None] | None = None
         self._node: Callable[[Config], NodeReport] | None = None
         self._head_endpoint = ""
         self._node_id = ""
@@ -90,7 +93,7 @@ class Daemon:
 
     def _close_run_dir(self, directory: RunDir) -> None:
         directory.close()
-        if self._config.embedded:
+        if self._config.embedded or self._orphaned:  # nobody is left who would remove it
             shutil.rmtree(directory.path, ignore_errors=True)
 
     def _open_network(self, stack: contextlib.AsyncExitStack) -> ZmqNetwork:
@@ -176,7 +179,7 @@ class Daemon:
             self._tell_driver({"error": end.text, "code": end.code})
         return end.code
 
-    def _children(self, run_dir: str, report: NodeReport, reported: Callable[[Report], None]) -> WorkerKeeper:
+    def _children(self, run_dir: str, report: NodeReport, reported: Callable[[Report], None]) -> Children:
         from agentd.children import Children
         from agentd.node import default_log_dir
         from rlinf_actors.net.security import is_loopback
@@ -186,7 +189,7 @@ class Daemon:
         interpreters = config.interpreters
         if interpreters is None and outside:
             interpreters = default_interpreters()
-        return Children(
+        self._keeper = Children(
             loop=asyncio.get_running_loop(),
             run_dir=run_dir,
             log_dir=config.log_dir or default_log_dir(config, run_dir, os.environ),
@@ -200,6 +203,7 @@ class Daemon:
             environment=self._environment,
             report=reported,
         )
+        return self._keeper
 
     def _environment(self) -> dict[str, str]:
         """What this node gives its workers: what agentd was started with, and what is configured."""
@@ -211,6 +215,10 @@ class Daemon:
         self._notifier.say(READY=1, STATUS=f"registered; head: {where}")
         endpoint = head.endpoints[-1] if head is not None else self._head_endpoint
         self._tell_driver({"head": endpoint, "node_id": self._node_id})
+        if self._config.prestart is not None and self._keeper is not None and self._prestarting is None:
+            prestart = self._keeper.prestart(self._config.prestart)
+            self._prestarting = asyncio.get_running_loop().create_task(prestart, name="prestart")
+            self._prestarting.add_done_callback(_log_failure)
 
     def _tell_driver(self, line: Mapping[str, object]) -> None:
         """One line over the inherited pipe, once."""
@@ -276,3 +284,9 @@ class Daemon:
         if self._session is not None and self._node is not None:
             self._session.describe(self._node(self._config), self._config.stop_grace_s)
         log.info("configuration read again; changed: %s", ", ".join(changed) or "nothing")
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    """A template that cannot be started ahead of need is tried again by the first launch, which reports it."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.warning("no template was started ahead: %s", error)

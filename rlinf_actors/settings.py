@@ -25,6 +25,8 @@ LOST_ERRORS = "RLINF_ACTORS_LOST_ERRORS"
 NAMESPACE = "CLUSTER_NAMESPACE"
 WORKER_MARK = "RLINF_ACTORS_WORKER"
 """Set in every worker (its id), so that a sweep of /proc finds what a worker left behind."""
+TEST_MARK = "RLINF_ACTORS_TEST"
+"""Set by the pytest plugin while a test runs: whatever the test starts inherits it, and can be found afterwards."""
 
 MERGE_MODES = ("append", "override")
 

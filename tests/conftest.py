@@ -7,6 +7,14 @@ import os
 
 import pytest
 
+from rlinf_actors.testing import pytest_plugin
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Where the project runs from its checkout, nothing has registered the plugin yet."""
+    if not config.pluginmanager.is_registered(pytest_plugin):
+        config.pluginmanager.register(pytest_plugin)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(

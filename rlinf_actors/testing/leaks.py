@@ -1,0 +1,155 @@
+"""What a test left behind: processes, threads, file descriptors, files, shared memory.
+
+A process is the test's if it carries the test's mark in its environment, which everything inherits
+that the test starts, also through setsid and double forks. Ends that are under way are waited for,
+each by its own event, until GRACE_S is over.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import select
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from rlinf_actors import procfs
+from rlinf_actors.net.loop import new_event_loop
+from rlinf_actors.settings import RUN_DIR, TEST_MARK
+
+GRACE_S = 5.0
+_NOT_OURS = ("asyncio_", "pytest_timeout", "ThreadPoolExecutor")
+"""Threads that belong to the event loop or to pytest, by the beginnings of their names."""
+_MAX_BASE = 24
+"""Bytes of the temporary directory: the run directories below have to keep their sockets' paths short."""
+
+_numbers = itertools.count(1)
+
+
+class LeakCheck:
+    """Take it before the test's resources are made; `problems` says what is left when they are gone."""
+
+    def __init__(self) -> None:
+        self._mark = f"{os.getpid()}-{next(_numbers)}"
+        base = tempfile.gettempdir()
+        self.run_dir = tempfile.mkdtemp(prefix="rlt-", dir=base if len(base) <= _MAX_BASE else "/tmp")
+        self._environ = {name: os.environ.get(name) for name in (TEST_MARK, RUN_DIR)}
+        os.environ[TEST_MARK] = self._mark
+        os.environ[RUN_DIR] = self.run_dir
+        new_event_loop().close()  # uvloop's first loop of a process makes a pipe that stays
+        self._threads = set(threading.enumerate())
+        self._fds = _fds()
+        self._shm = _shm()
+        self._children = set(procfs.children(os.getpid()))
+
+    def problems(self) -> list[str]:
+        """What is left, one sentence each. Kills the processes and removes the files; the environment is as before."""
+        for name, value in self._environ.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        deadline = time.monotonic() + GRACE_S
+        found = [*self._processes(deadline), *self._left_threads(deadline), *self._left_fds()]
+        files = sorted(str(path.relative_to(self.run_dir)) for path in Path(self.run_dir).rglob("*"))
+        if files:
+            found.append(f"files in run directories: {', '.join(files)}")
+        shutil.rmtree(self.run_dir, ignore_errors=True)
+        shm = sorted(name for name in _shm() - self._shm if not _used_by_others(name))
+        if shm:
+            found.append(f"shared memory: {', '.join(shm)}")
+        return found
+
+    def _processes(self, deadline: float) -> list[str]:
+        found = []
+        for pid in self._own():
+            if not _gone(pid, deadline):
+                found.append(f"process {pid}: {_command(pid)}")
+        while left := self._own():
+            for pid in left:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+                _gone(pid, time.monotonic() + GRACE_S)
+        zombies = set(procfs.children(os.getpid())) - self._children
+        found += [f"child process {pid} was not waited for" for pid in sorted(zombies)]
+        return found
+
+    def _own(self) -> list[int]:
+        """Living processes that the test started, by their mark."""
+        wanted = f"{TEST_MARK}={self._mark}".encode()
+        me, found = os.getpid(), []
+        for pid in procfs.pids():
+            try:
+                environ = Path(f"/proc/{pid}/environ").read_bytes()
+            except OSError:
+                continue
+            if pid != me and wanted in environ.split(b"\0"):
+                state = procfs.stat(pid)
+                if state is not None and state.state not in "ZX":
+                    found.append(pid)
+        return found
+
+    def _left_threads(self, deadline: float) -> list[str]:
+        left = [t for t in threading.enumerate() if t not in self._threads and not t.name.startswith(_NOT_OURS)]
+        for thread in left:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return [f"thread {thread.name!r}" for thread in left if thread.is_alive()]
+
+    def _left_fds(self) -> list[str]:
+        left = {fd: what for fd, what in _fds().items() if self._fds.get(fd) != what}
+        return [f"file descriptor {fd}: {what}" for fd, what in left.items()]
+
+
+def _fds() -> dict[int, str]:
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue  # the directory's own
+    return found
+
+
+def _shm() -> set[str]:
+    try:
+        return set(os.listdir("/dev/shm"))
+    except FileNotFoundError:
+        return set()
+
+
+def _used_by_others(name: str) -> bool:
+    """Whether a process that is not ours maps it; then another program on this machine made it."""
+    path, ours = f"/dev/shm/{name}".encode(), set(procfs.subtree(os.getpid()))
+    for pid in procfs.pids():
+        try:
+            if pid not in ours and path in Path(f"/proc/{pid}/maps").read_bytes():
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def _gone(pid: int, deadline: float) -> bool:
+    """Wait for its end."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        ended, _, _ = select.select([pidfd], [], [], max(0.0, deadline - time.monotonic()))
+        return bool(ended)
+    finally:
+        os.close(pidfd)
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()[:200]
+    except OSError:
+        return "(gone now)"

@@ -1,0 +1,314 @@
+"""LocalCluster: a head and several agents as real processes on this machine, with hardware as described."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import select
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import rlinf_actors
+from rlinf_actors import procfs
+from rlinf_actors.errors import ClusterTimeoutError, ConfigError, RlinfActorsError
+from rlinf_actors.net.host import pid_start
+from rlinf_actors.settings import CONFIG_FILE, HEAD, LOG_DIR, NAMESPACE, NODE_RANK, RUN_DIR, WORKER_MARK, Settings
+from rlinf_actors.testing.described import NodeHardware, per_node
+
+if TYPE_CHECKING:
+    from rlinf_actors.cluster.cluster import Cluster
+
+_BOOT = "import sys; sys.path.append({root!r}); from agentd.cli import main; sys.exit(main())"
+_NOT_INHERITED = (HEAD, NODE_RANK, RUN_DIR, LOG_DIR, CONFIG_FILE, NAMESPACE, WORKER_MARK)
+_MAX_BASE = 40
+"""Bytes of the directory that ours is made in: a unix socket's path holds 107."""
+
+
+@dataclass
+class LocalNode:
+    """One node of a LocalCluster.
+
+    Attributes:
+        rank: its rank in the cluster.
+        ip: its address: 127.0.0.1 for node 0, 127.0.0.2 for node 1, …
+        run_dir: its agentd's directory of sockets.
+        log_dir: where its workers' output goes unless the driver says otherwise.
+        pid: of its agentd.
+    """
+
+    rank: int
+    ip: str
+    run_dir: str
+    log_dir: str
+    process: subprocess.Popen[bytes]
+
+    @property
+    def pid(self) -> int:
+        """Process id of its agentd."""
+        return self.process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether its agentd runs."""
+        return self.process.poll() is None
+
+    def log(self) -> str:
+        """What its agentd has written."""
+        return Path(self.run_dir, "agentd.log").read_text(errors="replace")
+
+
+class LocalCluster:
+    """A cluster of *num_nodes* nodes on this machine, for tests.
+
+    Each node is an agentd of its own, the first one with the head; they listen on loopback and unix
+    sockets only. Everything ends with ``stop``, with the ``with`` block, or with this process, however
+    it ends. ``start`` blocks; ``async with`` does not.
+
+    Example::
+
+        with LocalCluster(num_nodes=2, hardware={"accelerators": 4, "model": "A800"}) as local:
+            cluster = local.cluster()
+            group = MyWorker.create_group().launch(cluster)
+
+    Args:
+        num_nodes: how many nodes.
+        hardware: what the nodes say they have: one description for all, or a list with one for each. Keys
+            (all optional): accelerators (a number), type (NV_GPU), model, memory_bytes, robots (a list of
+            ``{"type": "Franka", ...}``), cpus, env, labels, interfaces. None: no accelerators. Nothing is probed.
+        env: variables for the agents, and so for the workers on every node.
+        options: tables of agentd's configuration file, for all nodes: ``{"timers": {"lease_s": 2}}``.
+        timeout: seconds that the start may take.
+
+    Raises:
+        ConfigError: *hardware* or *options* is wrong.
+    """
+
+    def __init__(
+        self,
+        num_nodes: int = 1,
+        hardware: NodeHardware | Sequence[NodeHardware] = None,
+        *,
+        env: Mapping[str, str] | None = None,
+        options: Mapping[str, Mapping[str, Any]] | None = None,
+        timeout: float = 30.0,
+    ) -> None:
+        if num_nodes < 1:
+            raise ConfigError(f"is {num_nodes}; a cluster has at least one node", path="num_nodes")
+        self.num_nodes = num_nodes
+        self.nodes: list[LocalNode] = []
+        self.head = ""
+        self._started = False
+        self._described = per_node(hardware, num_nodes)
+        self._env = dict(env or {})
+        self._options = options or {}
+        self._timeout = timeout
+        self._clusters: list[Cluster] = []
+
+    # --- life ---
+
+    def start(self) -> LocalCluster:
+        """Start the nodes and wait until all are registered. Blocks.
+
+        Raises:
+            ClusterTimeoutError: that takes longer than *timeout* seconds.
+            RlinfActorsError: an agentd ended; the message has its log.
+        """
+        if self._started:
+            raise RlinfActorsError("this LocalCluster was started already: make another one")
+        self._started = True
+        deadline = time.monotonic() + self._timeout
+        try:
+            first = self._spawn(0, ["--head", "--listen", "127.0.0.1:0"])
+            self.head = str(_ready({0: first}, self.nodes, deadline)[0]["head"]).removeprefix("tcp://")
+            rest = {rank: self._spawn(rank, ["--connect", self.head]) for rank in range(1, self.num_nodes)}
+            _ready(rest, self.nodes, deadline)
+        except BaseException:
+            self.stop(grace=0.0)
+            raise
+        return self
+
+    def stop(self, grace: float = 10.0) -> None:
+        """End every node and what runs on it: SIGTERM, after *grace* seconds SIGKILL. Blocks; twice is fine."""
+        clusters, self._clusters = self._clusters, []
+        for cluster in clusters:
+            cluster.shutdown()
+        deadline = time.monotonic() + grace
+        for node in reversed(self.nodes):  # the head last: the others tell it how their workers ended
+            if node.alive:
+                node.process.terminate()
+        for node in reversed(self.nodes):
+            try:
+                node.process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                _kill_all(node.pid)
+                node.process.wait()
+        for node in self.nodes:
+            shutil.rmtree(node.run_dir, ignore_errors=True)
+
+    def kill_node(self, rank: int) -> None:
+        """SIGKILL a node: its agentd, templates, workers and their children. Returns when it is gone."""
+        node = self.nodes[rank]
+        _kill_all(node.pid)
+        node.process.wait()
+
+    def stop_node(self, rank: int, timeout: float = 10.0) -> None:
+        """End a node in good order (SIGTERM) and wait for it. Raises subprocess.TimeoutExpired."""
+        node = self.nodes[rank]
+        node.process.terminate()
+        node.process.wait(timeout)
+
+    def __enter__(self) -> LocalCluster:
+        return self.start()
+
+    def __exit__(self, *_error: object) -> None:
+        self.stop()
+
+    async def __aenter__(self) -> LocalCluster:
+        starting = asyncio.ensure_future(asyncio.to_thread(self.start))
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            await asyncio.wait([starting])  # a thread cannot be cancelled
+            await asyncio.to_thread(self.stop)
+            raise
+
+    async def __aexit__(self, *_error: object) -> None:
+        clusters, self._clusters = self._clusters, []
+        for cluster in clusters:
+            await cluster.shutdown_async()
+        await asyncio.to_thread(self.stop)
+
+    # --- what drivers need ---
+
+    def cluster(self, num_nodes: int | None = None, cluster_cfg: Any = None, **arguments: Any) -> Cluster:
+        """This process's Cluster on these nodes; it is shut down with them. Blocks; arguments as Cluster's."""
+        from rlinf_actors.cluster.cluster import Cluster
+
+        made = Cluster(self._wanted(num_nodes, cluster_cfg), cluster_cfg, head=self.head, **arguments)
+        self._clusters.append(made)
+        return made
+
+    def connect(self, num_nodes: int | None = None, cluster_cfg: Any = None, **arguments: Any) -> Any:
+        """The same for asyncio: ``async with local.connect() as cluster``; arguments as Cluster.connect's."""
+        from rlinf_actors.cluster.cluster import Cluster
+
+        return Cluster.connect(self._wanted(num_nodes, cluster_cfg), cluster_cfg, head=self.head, **arguments)
+
+    def _wanted(self, num_nodes: int | None, cluster_cfg: Any) -> int | None:
+        return self.num_nodes if num_nodes is None and cluster_cfg is None else num_nodes
+
+    # --- starting ---
+
+    def _spawn(self, rank: int, role: list[str]) -> int:
+        """Start one agentd; returns the pipe's end where it says that it is registered."""
+        run_dir = tempfile.mkdtemp(prefix=f"rlinf-n{rank}-", dir=_base())  # agentd removes it if we are killed
+        ip = f"127.0.{rank // 250}.{rank % 250 + 1}"
+        hardware = f"{run_dir}/hardware.json"
+        Path(hardware).write_text(json.dumps({**self._described[rank], "ip": ip}))
+        Path(run_dir, "agentd.toml").write_text(_toml(self._options))
+        root = str(Path(rlinf_actors.__file__).resolve().parent.parent)
+        heard, tell = os.pipe()
+        command = [
+            sys.executable, "-c", _BOOT.format(root=root), *role, "--config", f"{run_dir}/agentd.toml",
+            "--node-rank", str(rank), "--name", f"node{rank}", "--node-id", f"node-{rank}", "--hardware", hardware,
+            "--run-dir", run_dir, "--log-dir", f"{run_dir}/logs", "--ready-fd", str(tell),
+            "--owner-pid", str(os.getpid()), "--owner-start", str(pid_start(os.getpid())),
+        ]  # fmt: skip
+        env = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+        try:
+            with open(f"{run_dir}/agentd.log", "ab") as log:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=(tell,),
+                    start_new_session=True,
+                    env={**env, **self._env},
+                )
+        except BaseException:
+            os.close(heard)
+            raise
+        finally:
+            os.close(tell)
+        self.nodes.append(LocalNode(rank, ip, run_dir, f"{run_dir}/logs", process))
+        return heard
+
+
+def _base() -> str:
+    base = Settings.load().run_dir or tempfile.gettempdir()
+    return base if len(os.fsencode(base)) <= _MAX_BASE else "/tmp"
+
+
+def _ready(pipes: Mapping[int, int], nodes: Sequence[LocalNode], deadline: float) -> dict[int, dict[str, Any]]:
+    """What each agentd says once it is registered; closes the pipes."""
+    said: dict[int, dict[str, Any]] = {}
+    text = {rank: bytearray() for rank in pipes}
+    with selectors.DefaultSelector() as waiting, contextlib.ExitStack() as stack:
+        for rank, fd in pipes.items():
+            stack.callback(os.close, fd)
+            waiting.register(fd, selectors.EVENT_READ, rank)
+        while len(said) < len(pipes):
+            events = waiting.select(max(0.0, deadline - time.monotonic()))
+            if not events:
+                missing = sorted(set(pipes) - set(said))
+                raise ClusterTimeoutError(
+                    f"node {missing[0]} of the local cluster did not come up in time; its log:\n"
+                    f"{nodes[missing[0]].log()}",
+                    missing_ranks=missing,
+                )
+            for key, _ in events:
+                rank, chunk = key.data, os.read(key.fd, 65536)
+                text[rank] += chunk
+                if chunk and not chunk.endswith(b"\n"):
+                    continue
+                waiting.unregister(key.fd)
+                said[rank] = json.loads(text[rank]) if text[rank] else {"error": "it ended"}
+                if "error" in said[rank]:
+                    raise RlinfActorsError(
+                        f"node {rank} of the local cluster did not start: {said[rank]['error']}\n{nodes[rank].log()}"
+                    )
+    return said
+
+
+def _kill_all(pid: int) -> None:
+    """SIGKILL a process and all its descendants; stopped first, so that none makes another meanwhile."""
+    stopped: list[int] = []
+    while fresh := [found for found in procfs.subtree(pid) if found not in stopped]:
+        for found in fresh:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(found, signal.SIGSTOP)
+        stopped += fresh
+    pidfds = []
+    for found in stopped:
+        with contextlib.suppress(ProcessLookupError):
+            pidfds.append(os.pidfd_open(found))
+            os.kill(found, signal.SIGKILL)
+    for pidfd in pidfds:
+        select.select([pidfd], [], [])
+        os.close(pidfd)
+
+
+def _toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """TOML of plain tables; JSON's numbers, texts and lists of texts are TOML's too."""
+    lines: list[str] = []
+    for table, section in tables.items():
+        lines.append(f"[{table}]")
+        for key, value in section.items():
+            if isinstance(value, Mapping):
+                inner = ", ".join(f"{json.dumps(k)} = {json.dumps(v)}" for k, v in value.items())
+                lines.append(f"{key} = {{{inner}}}")
+            else:
+                lines.append(f"{key} = {json.dumps(value)}")
+    return "\n".join(lines) + "\n"

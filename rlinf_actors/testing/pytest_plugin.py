@@ -1,0 +1,80 @@
+"""pytest plugin: clusters as fixtures, and a check that a test leaves nothing behind.
+
+It is loaded in every pytest run where rlinf-actors is installed, so it imports next to nothing by itself.
+
+Fixtures:
+
+* ``rlinf_cluster``: the embedded one-node Cluster, for plain tests and for ``async def`` tests alike.
+* ``rlinf_cluster_async``: the same, started without blocking the test's event loop (needs pytest-asyncio).
+* ``local_cluster``: ``local_cluster(num_nodes=3, hardware=...)`` starts a LocalCluster that ends with the test.
+* ``rlinf_leak_check``: used by the others; a test can ask for it alone. Afterwards no process, thread, file
+  descriptor, file in a run directory or shared memory may be left that was not there before.
+
+A cluster that many tests share (a fixture of module scope) is made with LocalCluster directly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from rlinf_actors.cluster.cluster import Cluster
+    from rlinf_actors.testing.local_cluster import LocalCluster
+
+try:
+    import pytest_asyncio
+except ImportError:
+    pytest_asyncio = None  # type: ignore[assignment]
+
+
+@pytest.fixture
+def rlinf_leak_check() -> Iterator[None]:
+    """Fails the test if it leaves anything behind."""
+    from rlinf_actors.testing.leaks import LeakCheck
+
+    check = LeakCheck()
+    yield
+    problems = check.problems()
+    if problems:
+        pytest.fail("the test left behind:\n" + "\n".join(f"  {problem}" for problem in problems), pytrace=False)
+
+
+@pytest.fixture
+def rlinf_cluster(rlinf_leak_check: None) -> Iterator[Cluster]:
+    """A private cluster of one node; shut down after the test."""
+    from rlinf_actors.cluster.cluster import Cluster
+
+    cluster = Cluster(num_nodes=1)
+    yield cluster
+    cluster.shutdown()
+
+
+@pytest.fixture
+def local_cluster(rlinf_leak_check: None) -> Iterator[Callable[..., LocalCluster]]:
+    """Starts LocalClusters (arguments as theirs, num_nodes is 3 by default); they end with the test."""
+    from rlinf_actors.testing.local_cluster import LocalCluster
+
+    started: list[LocalCluster] = []
+
+    def start(num_nodes: int = 3, hardware: Any = None, **options: Any) -> LocalCluster:
+        made = LocalCluster(num_nodes, hardware, **options)
+        started.append(made)
+        return made.start()
+
+    yield start
+    for made in started:
+        made.stop()
+
+
+if pytest_asyncio is not None:
+
+    @pytest_asyncio.fixture
+    async def rlinf_cluster_async(rlinf_leak_check: None) -> AsyncIterator[Cluster]:
+        """A private cluster of one node, for ``async def`` tests; shut down after the test."""
+        from rlinf_actors.cluster.cluster import Cluster
+
+        async with Cluster.connect(num_nodes=1) as cluster:
+            yield cluster

@@ -1,0 +1,186 @@
+"""LocalCluster and the pytest plugin, as users have them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import live_workers as lw
+import pytest
+
+from rlinf_actors import ClusterTimeoutError, ConfigError, NodeLostError, RlinfActorsError
+from rlinf_actors.testing import LocalCluster
+from rlinf_actors.testing.described import per_node
+
+pytestmark = pytest.mark.live
+
+PLUGIN = ["-p", "pytest_asyncio.plugin", "-p", "rlinf_actors.testing.pytest_plugin", "-p", "no:cacheprovider", "-q"]
+
+
+def test_described_hardware_is_what_the_cluster_sees(local_cluster):
+    local = local_cluster(
+        2,
+        [
+            {"accelerators": 2, "model": "A800", "memory_bytes": 80 << 30, "cpus": 64},
+            {"robots": [{"type": "Franka", "robot_ip": "10.0.0.1"}], "env": {"SIDE": "left"}, "labels": {"room": "a"}},
+        ],
+    )
+    cluster = local.cluster()
+    assert cluster.num_nodes == 2
+    assert cluster.accelerator_ranks == [[0, 1], []]
+    first, second = cluster.get_node_info(0), cluster.get_node_info(1)
+    assert (first.accelerator_model, first.num_cpus, first.node_ip) == ("A800", 64, "127.0.0.1")
+    assert first.hardware_resources[0].infos[1].memory_bytes == 80 << 30
+    assert second.get_hw_resource_count("Franka") == 1
+    assert second.env_vars["SIDE"] == "left"
+    assert second.node_ip == "127.0.0.2"
+
+
+async def test_in_asyncio(rlinf_leak_check):
+    async with LocalCluster(2) as local, local.connect() as cluster:
+        group = await lw.on_every_node(cluster, lw.Where)
+        assert [node for node, _ in await group.where()] == [0, 1]
+
+
+def test_a_killed_node_is_gone_with_all_that_ran_on_it(local_cluster):
+    local = local_cluster(2, options={"timers": {"beat_s": 0.2, "lease_s": 1}})
+    group = lw.on_every_node(local.cluster(), lw.Where)
+    (_, here), (_, there) = group.where().wait()
+    child = group.execute_on(1).leave_child().wait()[0]
+    waiting = group.execute_on(1).block()
+    local.kill_node(1)
+    assert not local.nodes[1].alive
+    for pid in (there, child):
+        assert not lw.running(pid)
+    with pytest.raises(NodeLostError, match="node1"):
+        waiting.wait()
+    assert group.execute_on(0).where().wait() == [(0, here)]
+
+
+def test_bad_descriptions_are_named():
+    with pytest.raises(ConfigError, match="no key 'gpus'"):
+        per_node({"gpus": 3}, 1)
+    with pytest.raises(ConfigError, match=r"hardware\[1\].type: is 'TPU'"):
+        per_node([None, {"accelerators": 1, "type": "TPU"}], 2)
+    with pytest.raises(ConfigError, match="describes 1 nodes; the cluster has 2"):
+        per_node([None], 2)
+    with pytest.raises(ConfigError, match="at least one node"):
+        LocalCluster(0)
+
+
+def test_a_node_that_cannot_start_says_why(rlinf_leak_check):
+    with pytest.raises(RlinfActorsError, match=r"timers\.beats: is not a key"):
+        LocalCluster(1, options={"timers": {"beats": 1}}).start()
+
+
+def test_start_that_takes_too_long_leaves_nothing(rlinf_leak_check):
+    with pytest.raises(ClusterTimeoutError) as caught:
+        LocalCluster(1, timeout=0.0).start()
+    assert caught.value.missing_ranks == (0,)
+
+
+def test_ends_with_the_process_that_made_it(rlinf_leak_check):
+    """kill -9 of the owner: the leak check waits for the rest to go."""
+    code = textwrap.dedent(
+        """
+        import sys, os
+        from rlinf_actors.testing import LocalCluster
+        local = LocalCluster(2).start()
+        print(local.nodes[1].pid, flush=True)
+        sys.stdin.read()
+        """
+    )
+    owner = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with owner:
+        agent = os.pidfd_open(int(owner.stdout.readline()))
+        owner.send_signal(signal.SIGKILL)
+    lw.wait_for_end(agent)
+
+
+class TestPlugin:
+    """Each case is a small test file of a user's, run by a pytest of its own."""
+
+    def run(self, tmp_path, source, *arguments):
+        path = tmp_path / "test_mine.py"
+        path.write_text(textwrap.dedent(source))
+        command = [sys.executable, "-m", "pytest", *PLUGIN, *arguments, str(path), "--rootdir", str(tmp_path)]
+        env = {**lw.SCRIPT_ENV, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # installed or not, the plugin is loaded once
+        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=env)
+
+    def test_fixtures_work_in_plain_and_async_tests(self, tmp_path):
+        done = self.run(
+            tmp_path,
+            """
+            import pytest
+            from rlinf_actors import Cluster, Worker
+
+            class Adder(Worker):
+                def add(self, x):
+                    return x + self._rank
+
+            def test_plain(rlinf_cluster):
+                assert Adder.create_group().launch(rlinf_cluster).add(1).wait() == [1]
+
+            @pytest.mark.asyncio
+            async def test_async(rlinf_cluster_async):
+                group = await Adder.create_group().launch(rlinf_cluster_async)
+                assert await group.add(2) == [2]
+
+            @pytest.mark.asyncio
+            async def test_async_with_the_plain_one(rlinf_cluster):
+                assert await Adder.create_group().launch(rlinf_cluster).add(3) == [3]
+
+            def test_nodes(local_cluster):
+                local = local_cluster(2, {"accelerators": 1})
+                assert Adder.create_group().launch(local.cluster()).add(1).wait() == [1, 2]
+
+            def test_nothing_remains():
+                assert not Cluster.has_initialized()
+            """,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    @pytest.mark.parametrize(
+        ("leak", "said"),
+        [
+            ("subprocess.Popen(['setsid', 'sleep', '1000'])", "process"),
+            ("threading.Thread(target=threading.Event().wait, name='mine', daemon=True).start()", "thread 'mine'"),
+            ("os.open('/dev/null', os.O_RDONLY)", "file descriptor"),
+            ("open('/dev/shm/leaked-by-a-test', 'w').close()", "shared memory: leaked-by-a-test"),
+            ("open(os.environ['RLINF_ACTORS_RUN_DIR'] + '/left', 'w').close()", "files in run directories: left"),
+        ],
+        ids=["process", "thread", "fd", "shm", "file"],
+    )
+    def test_leaks_fail_the_test(self, tmp_path, leak, said):
+        source = f"""
+            import os, subprocess, threading
+            import rlinf_actors.testing.leaks as leaks
+            leaks.GRACE_S = 0.2
+
+            def test_leaks(rlinf_leak_check):
+                keep = {leak}
+
+            def test_next(rlinf_leak_check):
+                pass
+        """
+        try:
+            done = self.run(tmp_path, source)
+        finally:
+            Path("/dev/shm/leaked-by-a-test").unlink(missing_ok=True)
+        assert done.returncode == 1, done.stdout + done.stderr
+        assert "the test left behind" in done.stdout
+        assert said in done.stdout
+        assert "2 passed, 1 error" in done.stdout
+
+    def test_loading_it_loads_next_to_nothing(self):
+        code = (
+            "import sys, pytest; before = set(sys.modules); import rlinf_actors.testing.pytest_plugin; "
+            "new = {m.partition('.')[0] for m in set(sys.modules) - before}; "
+            "print({'zmq', 'torch', 'msgspec', 'numpy', 'cloudpickle', 'uvloop'} & new)"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == "set()"
