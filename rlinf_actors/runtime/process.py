@@ -49,6 +49,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+HEAD_TIMEOUT_S = 120.0
+"""How long a launch waits for a head that is being restarted: as long as workers outlive it (head_grace)."""
+
 
 class Runtime:
     """One process's runtime. Methods may be called from any thread but the I/O thread, unless said otherwise.
@@ -89,6 +92,7 @@ class Runtime:
         self.io = IoThread(f"rlinf-actors-{role}-io")
         self.network: Network = self.io.submit(_made(lambda: ZmqNetwork(self.io.loop, security))).result()
         self._head: HeadLink | None = None
+        self._gone: RlinfActorsError | None = None
         self._printer: LogPrinter | None = None
         self._warned: set[str] = set()
         self._stopping: set[asyncio.Task[None]] = set()
@@ -131,6 +135,8 @@ class Runtime:
 
     async def ask(self, body: Body, kind: type[T], timeout: float | None = None) -> T:
         """Ask the head and expect an answer of this kind. Loop thread. Raises what the head refuses with."""
+        if self._gone is not None:
+            raise self._gone
         if self._head is None:
             raise RlinfActorsError("this process has no connection to a head: start a Cluster first")
         answer = await self._head.request(body, timeout)
@@ -165,7 +171,7 @@ class Runtime:
         if not taken:
             self.groups[key] = group  # before the request: the head's notices may be first
         try:
-            launched = await self.ask(message, Launched)
+            launched = await self.ask(message, Launched, HEAD_TIMEOUT_S)
         except BaseException as error:
             if not taken:
                 self.groups.pop(key, None)
@@ -228,7 +234,9 @@ class Runtime:
 
     def daemon_died(self, reason: str) -> None:
         """The embedded daemon is gone, and every worker with it. Loop thread."""
-        error = RlinfActorsError(f"the cluster is gone: {reason}")
+        error = self._gone = RlinfActorsError(f"the cluster is gone: {reason}")
+        if self._head is not None:
+            self._head.close(reason)
         for group in list(self.groups.values()):
             group.close(error)
 
