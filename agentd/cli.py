@@ -42,6 +42,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--run-dir", metavar="DIR", help="directory for sockets, used by this agentd alone")
     made.add_argument("--log-dir", metavar="DIR", help="directory for the output of workers")
     made.add_argument("--hardware", metavar="FILE", dest="described", help="JSON that stands in for the hardware")
+    made.add_argument(
+        "--prestart", type=_modules, metavar="MODULE,...", help='start a template with these ahead of need ("": none)'
+    )
     made.add_argument("--embedded", action="store_const", const=True, help="belong to a driver (--owner-pid)")
     made.add_argument("--owner-pid", type=int, metavar="PID", help="end everything when this process ends")
     made.add_argument("--owner-start", type=int, metavar="TICKS", help="start of that process, ticks since boot")
@@ -55,6 +58,10 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--version", action="version", version=f"agentd {version.VERSION}")
     return made
+
+
+def _modules(text: str) -> tuple[str, ...]:
+    return tuple(name for name in text.split(",") if name)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -24,7 +24,7 @@ KEYS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "head": {"listen": str, "connect": str},
     "node": {"name": str, "id": str, "rank": int, "ip": str, "labels": dict, "env": dict},
     "paths": {"run_dir": str, "log_dir": str},
-    "workers": {"interpreters": list, "stop_grace_s": (int, float)},
+    "workers": {"interpreters": list, "prestart": list, "stop_grace_s": (int, float)},
     "hardware": {"probe_timeout_s": (int, float), "described": str},
     "timers": {"beat_s": (int, float), "lease_s": (int, float), "head_grace_s": (int, float)},
 }
@@ -48,6 +48,7 @@ class Config:
         owner_pid: that driver, None without.
         owner_start: when it started, in clock ticks since boot; 0 if unknown.
         ready_fd: inherited descriptor on which the driver is told, -1 without.
+        prestart: modules that a template loads ahead of the first launch; None starts no template ahead.
         run_dir: directory of sockets, None for the user's default.
         log_dir: parent of the workers' log files, None for the default.
         node_id: stays the same when agentd restarts; None to derive it.
@@ -74,6 +75,7 @@ class Config:
     owner_pid: int | None = None
     owner_start: int = 0
     ready_fd: int = -1
+    prestart: tuple[str, ...] | None = None
     run_dir: str | None = None
     log_dir: str | None = None
     node_id: str | None = None

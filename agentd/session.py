@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, Union
 
+from agentd import events as e
 from agentd import state as s
 from rlinf_actors import version
 from rlinf_actors.errors import ProtocolError, RlinfActorsError
@@ -98,15 +99,15 @@ class Session:
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._watched: dict[str, int] = {}
-        self._done: asyncio.Future[s.Exit] = self._loop.create_future()
+        self._done: asyncio.Future[e.Exit] = self._loop.create_future()
 
-    async def run(self) -> s.Exit:
+    async def run(self) -> e.Exit:
         """Serve until told to stop or refused; everything is closed then.
 
         Cancelling closes what is the session's own, not the children: `drain` is for that.
         """
         try:
-            self._handle(s.Start())
+            self._handle(e.Start())
             return await self._done
         finally:
             self._close()
@@ -118,7 +119,7 @@ class Session:
             reason: for people.
             grace_s: seconds between SIGTERM and SIGKILL, None for the policy's.
         """
-        self._handle(s.Drain(reason, grace_s))
+        self._handle(e.Drain(reason, grace_s))
 
     def describe(self, report: NodeReport, stop_grace_s: float) -> None:
         """The configuration was read again; the head hears of the node with the next hello."""
@@ -128,12 +129,12 @@ class Session:
     # --- in ---
 
     def _reported(self, report: Report) -> None:
-        self._handle(s.FromWorkers(report))
+        self._handle(e.FromWorkers(report))
 
     def _noticed(self, body: Body) -> None:
-        self._handle(s.Heard(body))
+        self._handle(e.Heard(body))
 
-    def _handle(self, event: s.Event) -> None:
+    def _handle(self, event: e.Event) -> None:
         if self._done.done():
             return
         for action in self._state.handle(event, self._loop.time()):
@@ -153,37 +154,37 @@ class Session:
     def _tick(self, due: float) -> None:
         self._timer = None
         now = max(self._loop.time(), due)  # uvloop's clock is coarser than its time()
-        event: s.Event = s.Stalled(now - due) if now - due > STALL_S else s.Tick()
+        event: e.Event = e.Stalled(now - due) if now - due > STALL_S else e.Tick()
         for action in self._state.handle(event, now):
             self._act(action)
         self._set_timer()
 
     # --- out ---
 
-    def _act(self, action: s.Action) -> None:
-        if isinstance(action, s.Send):
+    def _act(self, action: e.Action) -> None:
+        if isinstance(action, e.Send):
             if self._client is not None:
                 self._client.notify(action.body)
-        elif isinstance(action, s.SayHello):
+        elif isinstance(action, e.SayHello):
             if self._greeting is not None:
                 self._greeting.cancel()  # of a life that is over; its failure must not be taken for this one's
             self._greeting = self._spawn(self._hello(action), "hello")
-        elif isinstance(action, s.StartChildren):
+        elif isinstance(action, e.StartChildren):
             self._children.start(action.specs)
-        elif isinstance(action, s.StopChildren):
+        elif isinstance(action, e.StopChildren):
             self._children.stop(action.ids, action.grace_s)
-        elif isinstance(action, s.CloseChildren):
+        elif isinstance(action, e.CloseChildren):
             self._spawn(self._close_children(action.grace_s), "close children")
-        elif isinstance(action, s.Credit):
+        elif isinstance(action, e.Credit):
             self._children.log_credit(action.chars, action.owner)
-        elif isinstance(action, s.WatchProcess):
+        elif isinstance(action, e.WatchProcess):
             self._watch(action)
-        elif isinstance(action, s.LookAtHead):
+        elif isinstance(action, e.LookAtHead):
             self._spawn(self._look(), "look at the head")
-        elif isinstance(action, s.Say):
+        elif isinstance(action, e.Say):
             log.info("%s", action.text)
             self._on_status(action.text)
-        elif isinstance(action, s.Registered):
+        elif isinstance(action, e.Registered):
             self._on_registered(action.epoch)
         elif not self._done.done():
             self._done.set_result(action)
@@ -199,7 +200,7 @@ class Session:
         if not task.cancelled() and (error := task.exception()) is not None and not self._done.done():
             self._done.set_exception(error)
 
-    async def _hello(self, action: s.SayHello) -> None:
+    async def _hello(self, action: e.SayHello) -> None:
         if action.delay_s:
             await asyncio.sleep(action.delay_s)
         if action.anew and self._client is not None:
@@ -216,14 +217,14 @@ class Session:
                 raise ProtocolError(f"the head answered a hello with {type(answer).__name__}")
         except RlinfActorsError as error:
             self._greeting = None
-            self._handle(s.HelloFailed(error))
+            self._handle(e.HelloFailed(error))
         else:
             self._greeting = None
-            self._handle(s.Welcomed(answer))
+            self._handle(e.Welcomed(answer))
 
     async def _close_children(self, grace_s: float) -> None:
         await self._children.close(grace_s)
-        self._handle(s.Empty())
+        self._handle(e.Empty())
 
     async def _look(self) -> None:
         """Whether somebody listens at the head's address; a refusal says that its machine is there."""
@@ -240,11 +241,11 @@ class Session:
             refused = True
         except (OSError, asyncio.TimeoutError) as error:
             log.info("the head at %s is out of reach: %s", self._endpoint, error or type(error).__name__)
-        self._handle(s.HeadLooked(refused))
+        self._handle(e.HeadLooked(refused))
 
     # --- watching processes ---
 
-    def _watch(self, action: s.WatchProcess) -> None:
+    def _watch(self, action: e.WatchProcess) -> None:
         if action.incarnation in self._watched:
             return
         try:
@@ -261,7 +262,7 @@ class Session:
 
     def _process_ended(self, incarnation: str) -> None:
         self._unwatch(incarnation)
-        self._handle(s.ProcessEnded(incarnation))
+        self._handle(e.ProcessEnded(incarnation))
 
     def _unwatch(self, incarnation: str) -> None:
         fd = self._watched.pop(incarnation, -1)

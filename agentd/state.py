@@ -11,10 +11,34 @@ import enum
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Union
 
 import msgspec
 
+from agentd.events import (
+    Action,
+    CloseChildren,
+    Credit,
+    Drain,
+    Empty,
+    Event,
+    Exit,
+    FromWorkers,
+    HeadLooked,
+    Heard,
+    HelloFailed,
+    LookAtHead,
+    ProcessEnded,
+    Registered,
+    Say,
+    SayHello,
+    Send,
+    Stalled,
+    Start,
+    StartChildren,
+    StopChildren,
+    WatchProcess,
+    Welcomed,
+)
 from rlinf_actors.errors import ClusterTimeoutError, NodeLostError, ProtocolError
 from rlinf_actors.wire.messages import (
     HELLO_AGAIN,
@@ -32,7 +56,6 @@ from rlinf_actors.wire.messages import (
     Welcome,
     WorkerExited,
     WorkerReady,
-    WorkerSpec,
 )
 
 RETRY_MIN_S = 0.2
@@ -73,154 +96,6 @@ PHASES: Mapping[Phase, Mapping[str, Phase]] = {
     Phase.ENDED: {},
 }
 """RESETTING: this incarnation is over; its workers are ended before the next one says hello."""
-
-
-# --- what happens ---
-
-
-class Start(msgspec.Struct, frozen=True):
-    """Everything is set up: begin."""
-
-
-class Welcomed(msgspec.Struct, frozen=True):
-    """The head took us."""
-
-    welcome: Welcome
-
-
-class HelloFailed(msgspec.Struct, frozen=True):
-    """The head refused, or did not answer."""
-
-    error: Exception
-
-
-class Heard(msgspec.Struct, frozen=True):
-    """A notice of the head."""
-
-    body: Body
-
-
-class FromWorkers(msgspec.Struct, frozen=True):
-    """What the children report."""
-
-    report: Union[WorkerReady, WorkerExited, LogLines]
-
-
-class ProcessEnded(msgspec.Struct, frozen=True):
-    """A watched process is gone."""
-
-    incarnation: str
-
-
-class HeadLooked(msgspec.Struct, frozen=True):
-    """The head was silent and we looked: `refused` says that its machine answers and no head runs there."""
-
-    refused: bool
-
-
-class Tick(msgspec.Struct, frozen=True):
-    """`next_deadline` has come."""
-
-
-class Stalled(msgspec.Struct, frozen=True):
-    """We stood still for so many seconds: the head was not silent."""
-
-    seconds: float
-
-
-class Drain(msgspec.Struct, frozen=True):
-    """Stop for good; `grace_s` None for the policy's."""
-
-    reason: str
-    grace_s: Union[float, None] = None
-
-
-class Empty(msgspec.Struct, frozen=True):
-    """The children that were told to close are all gone."""
-
-
-Event = Union[Start, Welcomed, HelloFailed, Heard, FromWorkers, ProcessEnded, HeadLooked, Tick, Stalled, Drain, Empty]
-
-
-# --- what to do ---
-
-
-class SayHello(msgspec.Struct, frozen=True):
-    """Say hello after *delay_s*, with `running` as it is then. Answered by Welcomed or HelloFailed. *anew*: over a
-    new connection, so that what was queued for a head that went away is not sent.
-    """
-
-    incarnation: str
-    delay_s: float = 0.0
-    anew: bool = False
-
-
-class Send(msgspec.Struct, frozen=True):
-    """Send a notice to the head."""
-
-    body: Body
-
-
-class StartChildren(msgspec.Struct, frozen=True):
-    """Start workers."""
-
-    specs: list[WorkerSpec]
-
-
-class StopChildren(msgspec.Struct, frozen=True):
-    """Stop workers; an unknown id is ignored."""
-
-    ids: list[str]
-    grace_s: float
-
-
-class CloseChildren(msgspec.Struct, frozen=True):
-    """Stop all workers and templates for good. Answered by Empty."""
-
-    grace_s: float
-
-
-class Credit(msgspec.Struct, frozen=True):
-    """The owner has shown so many characters of its workers' output."""
-
-    chars: int
-    owner: str
-
-
-class WatchProcess(msgspec.Struct, frozen=True):
-    """Hold this process's pidfd. Answered by ProcessEnded."""
-
-    incarnation: str
-    pid: int
-    pid_start: int
-
-
-class LookAtHead(msgspec.Struct, frozen=True):
-    """Find out whether the head's machine answers. Answered by HeadLooked."""
-
-
-class Say(msgspec.Struct, frozen=True):
-    """A line for people: the service manager's status and the log."""
-
-    text: str
-
-
-class Registered(msgspec.Struct, frozen=True):
-    """The head took us (again)."""
-
-    epoch: str
-
-
-class Exit(msgspec.Struct, frozen=True):
-    """End the process; 78 when starting again would not help."""
-
-    code: int
-    text: str
-
-
-Action = Union[
-    SayHello, Send, StartChildren, StopChildren, CloseChildren, Credit, WatchProcess, LookAtHead, Say, Registered, Exit
-]
 
 
 @dataclass

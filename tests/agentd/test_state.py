@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from agentd import events as e
 from agentd import state as s
 from rlinf_actors.errors import (
     AuthenticationError,
@@ -50,24 +51,24 @@ class Kit:
         self.state = s.AgentState(lambda: next(names), lambda: 0.5, s.Policy(head_grace_s=120.0, stop_grace_s=3.0))
         self.now = 100.0
 
-    def do(self, event: s.Event, after: float = 0.0) -> list[s.Action]:
+    def do(self, event: e.Event, after: float = 0.0) -> list[e.Action]:
         self.now += after
         return self.state.handle(event, self.now)
 
     def join(self) -> Kit:
-        self.do(s.Start())
-        self.do(s.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0)))
+        self.do(e.Start())
+        self.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0)))
         return self
 
-    def start(self, *ids: str) -> list[s.Action]:
-        return self.do(s.Heard(StartWorkers([spec(id) for id in ids], "d1", "m:C", "{}")))
+    def start(self, *ids: str) -> list[e.Action]:
+        return self.do(e.Heard(StartWorkers([spec(id) for id in ids], "d1", "m:C", "{}")))
 
-    def silence(self) -> list[s.Action]:
+    def silence(self) -> list[e.Action]:
         """Tick at every deadline until the head is looked for."""
         while True:
             self.now = self.state.next_deadline()
-            out = self.state.handle(s.Tick(), self.now)
-            if s.LookAtHead() in out:
+            out = self.state.handle(e.Tick(), self.now)
+            if e.LookAtHead() in out:
                 return out
 
 
@@ -99,33 +100,33 @@ def test_the_table_of_phases():
 def test_an_impossible_event_names_the_phase():
     kit = Kit().join()
     with pytest.raises(ProtocolError, match="'empty' is not expected of a session that is joined"):
-        kit.do(s.Empty())
+        kit.do(e.Empty())
 
 
 # --- joining ---
 
 
 def test_it_begins_with_a_hello():
-    assert Kit().do(s.Start()) == [s.SayHello("life1")]
+    assert Kit().do(e.Start()) == [e.SayHello("life1")]
 
 
 def test_a_welcome_registers_and_starts_the_beats_jittered():
     kit = Kit()
-    kit.do(s.Start())
-    assert kit.do(s.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0))) == [s.Registered("epoch")]
+    kit.do(e.Start())
+    assert kit.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0))) == [e.Registered("epoch")]
     assert kit.state.next_deadline() == kit.now + 0.5
-    assert kit.do(s.Tick(), 0.5) == [s.Send(Beat("life1"))]
+    assert kit.do(e.Tick(), 0.5) == [e.Send(Beat("life1"))]
     assert kit.state.next_deadline() == kit.now + 1.0
 
 
 def test_no_answer_is_tried_again_with_growing_jittered_pauses():
     kit = Kit()
-    kit.do(s.Start())
+    kit.do(e.Start())
     pauses = []
     for _ in range(7):
-        says, hello = kit.do(s.HelloFailed(ClusterTimeoutError("no answer")))
-        assert isinstance(says, s.Say)
-        assert isinstance(hello, s.SayHello)
+        says, hello = kit.do(e.HelloFailed(ClusterTimeoutError("no answer")))
+        assert isinstance(says, e.Say)
+        assert isinstance(hello, e.SayHello)
         assert hello.anew
         pauses.append(hello.delay_s)
     assert pauses == pytest.approx([0.15, 0.3, 0.6, 1.2, 2.4, 3.75, 3.75])
@@ -134,17 +135,17 @@ def test_no_answer_is_tried_again_with_growing_jittered_pauses():
 @pytest.mark.parametrize("error", [ProtocolMismatchError("v1, v2"), ConfigError("rank"), AuthenticationError("no")])
 def test_a_refusal_ends_with_78_and_its_reason(error):
     kit = Kit()
-    kit.do(s.Start())
-    (end,) = kit.do(s.HelloFailed(error))
-    assert isinstance(end, s.Exit)
+    kit.do(e.Start())
+    (end,) = kit.do(e.HelloFailed(error))
+    assert isinstance(end, e.Exit)
     assert end.code == 78
     assert str(error) in end.text
 
 
 def test_a_lost_incarnation_comes_back_as_a_new_one():
     kit = Kit()
-    kit.do(s.Start())
-    out = kit.do(s.HelloFailed(NodeLostError("was declared lost")))
+    kit.do(e.Start())
+    out = kit.do(e.HelloFailed(NodeLostError("was declared lost")))
     assert (out[-1].incarnation, out[-1].delay_s, out[-1].anew) == ("life2", pytest.approx(0.15), True)
 
 
@@ -153,8 +154,8 @@ def test_a_lost_incarnation_comes_back_as_a_new_one():
 
 def test_a_head_that_forgot_us_gets_a_hello_over_the_same_connection():
     kit = Kit().join()
-    assert kit.do(s.Heard(Beat(HELLO_AGAIN))) == [s.SayHello("life1")]
-    assert kit.do(s.Heard(Beat(HELLO_AGAIN))) == []
+    assert kit.do(e.Heard(Beat(HELLO_AGAIN))) == [e.SayHello("life1")]
+    assert kit.do(e.Heard(Beat(HELLO_AGAIN))) == []
 
 
 def test_a_silent_head_is_looked_for_at_the_lease_and_once():
@@ -162,16 +163,16 @@ def test_a_silent_head_is_looked_for_at_the_lease_and_once():
     began = kit.now
     kit.silence()
     assert kit.now == began + 10
-    assert s.LookAtHead() not in kit.do(s.Tick(), 5)
+    assert e.LookAtHead() not in kit.do(e.Tick(), 5)
 
 
 def test_a_refusal_by_its_machine_keeps_workers_and_joins_again():
     kit = Kit().join()
     kit.start("w1")
     kit.silence()
-    says, hello = kit.do(s.HeadLooked(refused=True))
+    says, hello = kit.do(e.HeadLooked(refused=True))
     assert "workers go on for 120 s" in says.text
-    assert hello == s.SayHello("life1", s.RETRY_MIN_S, anew=True)
+    assert hello == e.SayHello("life1", s.RETRY_MIN_S, anew=True)
     assert [worker.spec.id for worker in kit.state.running()] == ["w1"]
 
 
@@ -179,11 +180,11 @@ def test_silence_of_its_machine_ends_workers_before_a_new_life():
     kit = Kit().join()
     kit.start("w1", "w2")
     kit.silence()
-    says, stop = kit.do(s.HeadLooked(refused=False))
+    says, stop = kit.do(e.HeadLooked(refused=False))
     assert "silent for 10 s" in says.text
-    assert stop == s.StopChildren(["w1", "w2"], s.CUT_OFF_GRACE_S)
-    assert kit.do(s.FromWorkers(WorkerExited("w1", GONE))) == []
-    (hello,) = kit.do(s.FromWorkers(WorkerExited("w2", GONE)))
+    assert stop == e.StopChildren(["w1", "w2"], s.CUT_OFF_GRACE_S)
+    assert kit.do(e.FromWorkers(WorkerExited("w1", GONE))) == []
+    (hello,) = kit.do(e.FromWorkers(WorkerExited("w2", GONE)))
     assert (hello.incarnation, hello.anew) == ("life2", True)
     assert kit.state.running() == []
 
@@ -192,31 +193,31 @@ def test_a_head_that_stays_away_costs_the_workers_after_its_grace():
     kit = Kit().join()
     kit.start("w1")
     kit.silence()
-    kit.do(s.HeadLooked(refused=True))
-    kit.do(s.HelloFailed(ClusterTimeoutError("no answer")), 50)
+    kit.do(e.HeadLooked(refused=True))
+    kit.do(e.HelloFailed(ClusterTimeoutError("no answer")), 50)
     assert kit.state.next_deadline() == 100 + 120
-    assert kit.do(s.Tick(), 59) == []
-    assert s.StopChildren(["w1"], s.CUT_OFF_GRACE_S) in kit.do(s.Tick(), 1)
+    assert kit.do(e.Tick(), 59) == []
+    assert e.StopChildren(["w1"], s.CUT_OFF_GRACE_S) in kit.do(e.Tick(), 1)
 
 
 def test_a_node_without_workers_waits_for_its_head_for_ever():
     kit = Kit().join()
-    kit.do(s.Heard(Beat(HELLO_AGAIN)))
+    kit.do(e.Heard(Beat(HELLO_AGAIN)))
     assert kit.state.next_deadline() == float("inf")
 
 
 def test_a_head_that_was_heard_while_we_looked_is_there():
     kit = Kit().join()
     kit.silence()
-    kit.do(s.Heard(Beat("epoch")))
-    assert kit.do(s.HeadLooked(refused=False)) == []
+    kit.do(e.Heard(Beat("epoch")))
+    assert kit.do(e.HeadLooked(refused=False)) == []
     assert kit.state.phase is P.JOINED
 
 
 def test_a_stand_still_of_ours_is_not_the_heads_silence():
     kit = Kit().join()
-    kit.do(s.Stalled(60), 60)
-    assert kit.do(s.Tick()) == [s.Send(Beat("life1"))]
+    kit.do(e.Stalled(60), 60)
+    assert kit.do(e.Tick()) == [e.Send(Beat("life1"))]
 
 
 # --- workers ---
@@ -224,10 +225,10 @@ def test_a_stand_still_of_ours_is_not_the_heads_silence():
 
 def test_workers_are_started_once():
     kit = Kit().join()
-    assert kit.start("w1", "w2") == [s.StartChildren([spec("w1"), spec("w2")])]
-    assert kit.start("w2", "w3") == [s.StartChildren([spec("w3")])]
-    kit.do(s.FromWorkers(WorkerExited("w3", GONE)))
-    assert kit.start("w3") == [s.StartChildren([])]
+    assert kit.start("w1", "w2") == [e.StartChildren([spec("w1"), spec("w2")])]
+    assert kit.start("w2", "w3") == [e.StartChildren([spec("w3")])]
+    kit.do(e.FromWorkers(WorkerExited("w3", GONE)))
+    assert kit.start("w3") == [e.StartChildren([])]
 
 
 def test_reports_are_sent_and_kept_for_the_next_hello():
@@ -235,8 +236,8 @@ def test_reports_are_sent_and_kept_for_the_next_hello():
     kit.start("w1", "w2")
     ready = WorkerReady("w1", 5, UP, 0, 7)
     gone = WorkerExited("w2", GONE)
-    assert kit.do(s.FromWorkers(ready)) == [s.Send(ready)]
-    assert kit.do(s.FromWorkers(gone)) == [s.Send(gone)]
+    assert kit.do(e.FromWorkers(ready)) == [e.Send(ready)]
+    assert kit.do(e.FromWorkers(gone)) == [e.Send(gone)]
     assert kit.state.running() == [
         RunningWorker(spec("w1"), "d1", "m:C", "{}", 5, UP, 0, 7),
         RunningWorker(spec("w2"), "d1", "m:C", "{}", exit=GONE),
@@ -246,54 +247,54 @@ def test_reports_are_sent_and_kept_for_the_next_hello():
 def test_an_end_is_told_until_a_later_beat_was_answered():
     kit = Kit().join()
     kit.start("w1")
-    kit.do(s.Tick(), 0.5)
-    kit.do(s.FromWorkers(WorkerExited("w1", GONE)))
-    kit.do(s.Heard(Beat("epoch")))  # answers a beat from before the end
+    kit.do(e.Tick(), 0.5)
+    kit.do(e.FromWorkers(WorkerExited("w1", GONE)))
+    kit.do(e.Heard(Beat("epoch")))  # answers a beat from before the end
     assert len(kit.state.running()) == 1
-    kit.do(s.Tick(), 1.0)
-    kit.do(s.Heard(Beat("epoch")))
+    kit.do(e.Tick(), 1.0)
+    kit.do(e.Heard(Beat("epoch")))
     assert kit.state.running() == []
 
 
 def test_what_happens_while_the_head_is_away_is_told_afterwards():
     kit = Kit().join()
     kit.start("w1")
-    kit.do(s.Heard(Beat(HELLO_AGAIN)))
+    kit.do(e.Heard(Beat(HELLO_AGAIN)))
     gone = WorkerExited("w1", GONE)
-    assert kit.do(s.FromWorkers(gone)) == []
-    assert kit.do(s.ProcessEnded("d1")) == []
-    registered, *sent = kit.do(s.Welcomed(Welcome("epoch2", "1.0", 1.0, 10.0)))
-    assert registered == s.Registered("epoch2")
-    assert sent == [s.Send(gone), s.Send(ProcessGone("d1"))]
+    assert kit.do(e.FromWorkers(gone)) == []
+    assert kit.do(e.ProcessEnded("d1")) == []
+    registered, *sent = kit.do(e.Welcomed(Welcome("epoch2", "1.0", 1.0, 10.0)))
+    assert registered == e.Registered("epoch2")
+    assert sent == [e.Send(gone), e.Send(ProcessGone("d1"))]
 
 
 def test_output_flows_and_is_dropped_with_credit_while_the_head_is_away():
     kit = Kit().join()
     lines = LogLines("ns", "node", [("g:0", "out", "hello")])
-    assert kit.do(s.FromWorkers(lines)) == [s.Send(lines)]
-    kit.do(s.Heard(Beat(HELLO_AGAIN)))
-    assert kit.do(s.FromWorkers(lines)) == [s.Credit(5, "ns")]
+    assert kit.do(e.FromWorkers(lines)) == [e.Send(lines)]
+    kit.do(e.Heard(Beat(HELLO_AGAIN)))
+    assert kit.do(e.FromWorkers(lines)) == [e.Credit(5, "ns")]
 
 
 @pytest.mark.parametrize(
     ("body", "action"),
     [
-        (StopWorkers(["w1"], 2.0), s.StopChildren(["w1"], 2.0)),
-        (LogCredit("ns", "node", 9), s.Credit(9, "ns")),
-        (Watch("d1", 3, 4), s.WatchProcess("d1", 3, 4)),
+        (StopWorkers(["w1"], 2.0), e.StopChildren(["w1"], 2.0)),
+        (LogCredit("ns", "node", 9), e.Credit(9, "ns")),
+        (Watch("d1", 3, 4), e.WatchProcess("d1", 3, 4)),
     ],
 )
 def test_orders_of_the_head(body, action):
-    assert Kit().join().do(s.Heard(body)) == [action]
+    assert Kit().join().do(e.Heard(body)) == [action]
 
 
 def test_an_unexpected_notice_is_said():
-    (says,) = Kit().join().do(s.Heard(Done()))
+    (says,) = Kit().join().do(e.Heard(Done()))
     assert "Done" in says.text
 
 
 def test_the_end_of_a_watched_process_is_sent():
-    assert Kit().join().do(s.ProcessEnded("d1")) == [s.Send(ProcessGone("d1"))]
+    assert Kit().join().do(e.ProcessEnded("d1")) == [e.Send(ProcessGone("d1"))]
 
 
 # --- the end ---
@@ -302,29 +303,29 @@ def test_the_end_of_a_watched_process_is_sent():
 def test_drain_closes_the_children_then_says_goodbye():
     kit = Kit().join()
     kit.start("w1")
-    says, close = kit.do(s.Drain("SIGTERM"))
+    says, close = kit.do(e.Drain("SIGTERM"))
     assert "SIGTERM" in says.text
-    assert close == s.CloseChildren(3.0)
-    assert kit.do(s.Drain("SIGTERM")) == []
-    assert kit.do(s.Drain("the driver ended", 0.0)) == [s.StopChildren(["w1"], 0.0)]
+    assert close == e.CloseChildren(3.0)
+    assert kit.do(e.Drain("SIGTERM")) == []
+    assert kit.do(e.Drain("the driver ended", 0.0)) == [e.StopChildren(["w1"], 0.0)]
     gone = WorkerExited("w1", GONE)
-    assert kit.do(s.FromWorkers(gone)) == [s.Send(gone)]
-    goodbye, end = kit.do(s.Empty())
-    assert goodbye == s.Send(Goodbye("its agentd was stopped"))
-    assert end == s.Exit(0, "stopped")
+    assert kit.do(e.FromWorkers(gone)) == [e.Send(gone)]
+    goodbye, end = kit.do(e.Empty())
+    assert goodbye == e.Send(Goodbye("its agentd was stopped"))
+    assert end == e.Exit(0, "stopped")
 
 
 def test_what_is_to_start_while_draining_fails_with_the_reason():
     kit = Kit().join()
-    kit.do(s.Drain("SIGTERM"))
+    kit.do(e.Drain("SIGTERM"))
     (sent,) = kit.start("w1")
-    assert sent == s.Send(WorkerExited("w1", ExitReport("start_failed", reason="its agentd is draining")))
+    assert sent == e.Send(WorkerExited("w1", ExitReport("start_failed", reason="its agentd is draining")))
 
 
-@pytest.mark.parametrize("late", [s.HelloFailed(ClusterTimeoutError("x")), s.HelloFailed(ConfigError("x"))])
+@pytest.mark.parametrize("late", [e.HelloFailed(ClusterTimeoutError("x")), e.HelloFailed(ConfigError("x"))])
 def test_answers_after_the_drain_change_nothing(late):
     kit = Kit()
-    kit.do(s.Start())
-    kit.do(s.Drain("SIGINT"))
+    kit.do(e.Start())
+    kit.do(e.Drain("SIGINT"))
     assert kit.do(late) == []
     assert kit.state.phase is P.DRAINING

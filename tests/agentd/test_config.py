@@ -1,0 +1,256 @@
+"""agentd's configuration: files, precedence, and every refusal with its path."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from agentd import node
+from agentd.config import DEFAULT_LISTEN, Config, endpoint_of, load, split_address
+from rlinf_actors.errors import ConfigError
+
+WHOLE = """
+[head]
+connect = "127.0.0.1:7000"
+[node]
+name = "lab"
+id = "node-7"
+rank = 2
+ip = "127.0.0.1"
+labels = {room = "b1"}
+env = {ROBOT_IP = "10.0.0.9"}
+[paths]
+run_dir = "/run/x"
+log_dir = "/var/x"
+[workers]
+interpreters = ["/opt", "/srv"]
+prestart = ["torch"]
+stop_grace_s = 5
+[hardware]
+probe_timeout_s = 2.5
+described = "/etc/hw.json"
+[timers]
+beat_s = 0.5
+lease_s = 4
+head_grace_s = 60
+"""
+
+
+def written(tmp_path, text, name="agentd.toml"):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    return str(path)
+
+
+def test_every_key_of_the_file(tmp_path):
+    path = written(tmp_path, WHOLE)
+    assert load({"config": path}, {}) == Config(
+        connect="127.0.0.1:7000",
+        name="lab",
+        node_id="node-7",
+        rank=2,
+        ip="127.0.0.1",
+        labels={"room": "b1"},
+        env={"ROBOT_IP": "10.0.0.9"},
+        run_dir="/run/x",
+        log_dir="/var/x",
+        interpreters=("/opt", "/srv"),
+        prestart=("torch",),
+        stop_grace_s=5,
+        probe_timeout_s=2.5,
+        described="/etc/hw.json",
+        beat_s=0.5,
+        lease_s=4,
+        head_grace_s=60,
+        files=(path,),
+    )
+
+
+def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_path):
+    path = written(tmp_path, WHOLE)
+    environ = {
+        "RLINF_ACTORS_CONFIG": path,
+        "RLINF_NODE_RANK": "5",
+        "RLINF_HEAD": "127.0.0.1:1",
+        "RLINF_ACTORS_RUN_DIR": "/e",
+    }
+    loaded = load({"run_dir": "/c"}, environ)
+    assert (loaded.rank, loaded.connect, loaded.run_dir, loaded.log_dir) == (5, "127.0.0.1:1", "/c", "/var/x")
+    assert load({"connect": "127.0.0.1:2", "rank": 0}, environ).connect == "127.0.0.1:2"
+
+
+def test_drop_ins_come_later_in_the_order_of_their_names(tmp_path):
+    path = written(tmp_path, WHOLE)
+    written(tmp_path, '[node]\nname = "b"\nenv = {X = "1"}\n', "agentd.d/20.toml")
+    written(tmp_path, '[node]\nname = "a"\n', "agentd.d/10.toml")
+    loaded = load({"config": path}, {})
+    assert loaded.name == "b"
+    assert loaded.env == {"ROBOT_IP": "10.0.0.9", "X": "1"}
+    assert [os.path.basename(file) for file in loaded.files] == ["agentd.toml", "10.toml", "20.toml"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "text", "expected"),
+    [
+        ({"head": True}, {}, "", (True, DEFAULT_LISTEN, None)),
+        ({"head": True, "listen": "127.0.0.1:0"}, {}, "", (True, "127.0.0.1:0", None)),
+        ({"listen": "127.0.0.1:0"}, {}, "", (True, "127.0.0.1:0", None)),
+        ({"head": True, "embedded": True, "owner_pid": 1}, {}, "", (True, None, None)),
+        ({"connect": "h:1"}, {}, '[head]\nlisten = "127.0.0.1:5"', (False, None, "h:1")),
+        ({"head": True}, {"RLINF_HEAD": "h:1"}, '[head]\nconnect = "h:2"', (True, DEFAULT_LISTEN, None)),
+        ({}, {"RLINF_HEAD": "h:1"}, '[head]\nlisten = "127.0.0.1:5"', (False, None, "h:1")),
+        ({}, {}, '[head]\nlisten = "127.0.0.1:5"', (True, "127.0.0.1:5", None)),
+        ({}, {}, "", (False, None, None)),
+    ],
+)
+def test_what_this_process_is_to_be(tmp_path, arguments, environ, text, expected):
+    loaded = load({**arguments, "config": written(tmp_path, text)}, environ)
+    assert (loaded.head, loaded.listen, loaded.connect) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "what"),
+    [
+        ("[nodes]", "nodes", "did you mean 'node'? Known: head, node, paths"),
+        ('[node]\nnme = "x"', "node.nme", "is not a key here; did you mean 'name'?"),
+        ("node = 3", "node", "is 3; it must be a table: [node]"),
+        ("[node]\nname = 3", "node.name", "is 3; it must be a text"),
+        ("[node]\nrank = true", "node.rank", "is True; it must be a whole number"),
+        ("[node]\nenv = {A = 1}", "node.env.A", "is 1; it must be a text (quote it)"),
+        ("[workers]\ninterpreters = [1]", "workers.interpreters", "it must be a list of texts"),
+        ('[timers]\nbeat_s = "1"', "timers.beat_s", "is '1'; it must be a number"),
+        ("[node", "agentd.toml", "is not TOML"),
+    ],
+)
+def test_a_wrong_file_is_refused_where_it_is_wrong(tmp_path, text, where, what):
+    with pytest.raises(ConfigError) as error:
+        load({"config": written(tmp_path, text)}, {})
+    assert error.value.path.endswith(where)
+    assert error.value.path.startswith(str(tmp_path))
+    assert what in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "path"),
+    [
+        ({"listen": "7000"}, "--listen"),
+        ({"listen": "h:x"}, "--listen"),
+        ({"connect": ":1"}, "--connect"),
+        ({"connect": "h:70000"}, "--connect"),
+        ({"rank": -1}, "node.rank"),
+        ({"beat_s": 0}, "beat_s"),
+        ({"lease_s": 2.0}, "timers.lease_s"),
+        ({"stop_grace_s": -1}, "stop_grace_s"),
+    ],
+)
+def test_values_that_cannot_be(tmp_path, arguments, path):
+    with pytest.raises(ConfigError) as error:
+        load({**arguments, "config": written(tmp_path, "")}, {})
+    assert error.value.path == path
+
+
+def test_a_file_that_was_named_must_exist(tmp_path):
+    with pytest.raises(ConfigError, match="does not exist"):
+        load({"config": str(tmp_path / "none.toml")}, {})
+
+
+@pytest.mark.parametrize(
+    ("given", "parts", "endpoint"),
+    [
+        ("127.0.0.1:80", ("127.0.0.1", 80), "tcp://127.0.0.1:80"),
+        ("tcp://h:1", ("h", 1), "tcp://h:1"),
+        ("[::1]:9", ("::1", 9), "tcp://[::1]:9"),
+        ("localhost:9", ("localhost", 9), "tcp://127.0.0.1:9"),
+    ],
+)
+def test_addresses(given, parts, endpoint):
+    assert split_address(given, "x") == parts
+    assert endpoint_of(given, "x") == endpoint
+
+
+# --- the node ---
+
+
+def test_described_hardware_stands_in_for_the_machines(tmp_path):
+    path = written(
+        tmp_path,
+        json.dumps(
+            {
+                "resources": [
+                    {"type": "NV_GPU", "infos": [{"type": "NV_GPU", "model": "H100", "detail": {"index": 0}}]}
+                ],
+                "env_vars": {"ROBOT_IP": "1"},
+                "labels": {"a": "b"},
+                "ip": "10.1.1.1",
+                "num_cpus": 128,
+            }
+        ),
+        "hw.json",
+    )
+    described = node.read_described(path)
+    config = Config(name="n", rank=3, env={"ROBOT_IP": "2"}, labels={"c": "d"})
+    report = node.report(config, node.without_devices(), described, "127.0.0.1", "id")
+    assert (report.node_id, report.hostname, report.ip, report.rank, report.num_cpus) == ("id", "n", "10.1.1.1", 3, 128)
+    assert report.resources[0].infos[0].model == "H100"
+    assert report.env_vars == {"ROBOT_IP": "2"}
+    assert report.labels == {"a": "b", "c": "d"}
+    assert report.memory_bytes > 0
+
+
+@pytest.mark.parametrize("text", ['{"resorces": []}', "[", '{"ip": 3}'])
+def test_a_description_of_another_form_is_refused(tmp_path, text):
+    with pytest.raises(ConfigError, match="does not describe hardware"):
+        node.read_described(written(tmp_path, text, "hw.json"))
+
+
+@pytest.mark.parametrize(
+    ("config", "listen", "head", "expected"),
+    [
+        (Config(ip="10.0.0.1"), "", "h", "10.0.0.1"),
+        (Config(), "127.0.0.1", "", "127.0.0.1"),
+        (Config(), "", "", "127.0.0.1"),
+        (Config(), "10.9.9.9", "", "10.9.9.9"),
+        (Config(), "", "127.0.0.1", "127.0.0.1"),
+        (Config(), "", "localhost", "127.0.0.1"),
+    ],
+)
+def test_the_address_that_others_use(config, listen, head, expected):
+    assert node.address(config, listen, head) == expected
+
+
+def test_a_node_id_stays_and_differs_between_run_directories(tmp_path):
+    assert node.node_id(Config(), "/run/a") == node.node_id(Config(), "/run/a") != node.node_id(Config(), "/run/b")
+    assert node.node_id(Config(node_id="x"), "/run/a") == "x"
+
+
+# --- the run directory ---
+
+
+def test_a_run_directory_is_made_private_and_used_by_one(tmp_path):
+    path = str(tmp_path / "run")
+    first = node.RunDir.open(path, {})
+    assert os.stat(path).st_mode & 0o777 == 0o700
+    with pytest.raises(ConfigError, match="another --run-dir"):
+        node.RunDir.open(path, {})
+    first.close()
+    first.close()
+    node.RunDir.open(path, {}).close()
+
+
+def test_a_run_directory_that_others_may_enter_is_refused(tmp_path):
+    tmp_path.chmod(0o755)
+    with pytest.raises(ConfigError, match="chmod 700"):
+        node.RunDir.open(str(tmp_path), {})
+
+
+def test_a_run_directory_too_long_for_sockets_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="unix sockets allow"):
+        node.RunDir.open(str(tmp_path / ("x" * 100)), {})
+
+
+def test_the_users_own_run_directory(tmp_path):
+    assert node.default_run_dir({"XDG_RUNTIME_DIR": str(tmp_path)}) == f"{tmp_path}/rlinf-actors"
+    assert node.default_run_dir({"XDG_RUNTIME_DIR": "/nowhere"}) == f"/tmp/rlinf-actors-{os.getuid()}"
