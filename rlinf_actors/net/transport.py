@@ -41,6 +41,14 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[list[bytes | int]]).decode
 
 
+def start_shared_thread() -> None:
+    """Start the thread that pyzmq keeps for the life of a process to free large buffers that were sent.
+
+    It starts by itself with the first of them; who compares threads before and after wants it there before.
+    """
+    zmq.Frame(bytes(zmq.COPY_THRESHOLD), copy=False)
+
+
 class ZmqNetwork:
     """ZeroMQ sockets on one event loop.
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from rlinf_actors import procfs
 from rlinf_actors.net.loop import new_event_loop
+from rlinf_actors.net.transport import start_shared_thread
 from rlinf_actors.settings import RUN_DIR, TEST_MARK
 
 GRACE_S = 5.0
@@ -41,6 +42,7 @@ class LeakCheck:
         os.environ[TEST_MARK] = self._mark
         os.environ[RUN_DIR] = self.run_dir
         new_event_loop().close()  # uvloop's first loop of a process makes a pipe that stays
+        start_shared_thread()
         self._threads = set(threading.enumerate())
         self._fds = _fds()
         self._shm = _shm()

@@ -1,0 +1,69 @@
+"""Networks under test, and an inbox that waits for what arrives."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from rlinf_actors.net.memory import MemoryNetwork
+from rlinf_actors.net.transport import ZmqNetwork
+
+KINDS = ("memory", "ipc", "tcp")
+
+
+class Inbox:
+    """An OnMessage that keeps what came."""
+
+    def __init__(self) -> None:
+        self.messages: list[tuple[bytes, bytes, list[bytes]]] = []
+        self._came = asyncio.Event()
+
+    def __call__(self, peer: bytes, header: bytes, parts: list) -> None:
+        self.messages.append((peer, header, [bytes(part) for part in parts]))
+        self._came.set()
+
+    @property
+    def headers(self) -> list[bytes]:
+        return [header for _, header, _ in self.messages]
+
+    async def until(self, count: int) -> Inbox:
+        """Wait until *count* messages are there."""
+        while len(self.messages) < count:
+            self._came.clear()
+            await asyncio.wait_for(self._came.wait(), 10)
+        return self
+
+
+class Wire:
+    """One kind of network, and the endpoints it takes."""
+
+    def __init__(self, kind: str, folder: str) -> None:
+        loop = asyncio.get_running_loop()
+        self.kind = kind
+        self.network = MemoryNetwork(loop) if kind == "memory" else ZmqNetwork(loop)
+        self._folder = folder
+        self._made = 0
+
+    def endpoint(self) -> str:
+        """One that nobody listens on."""
+        self._made += 1
+        return "tcp://127.0.0.1:0" if self.kind == "tcp" else f"ipc://{self._folder}/{self._made}"
+
+    def listen(self) -> tuple[object, str, Inbox]:
+        inbox = Inbox()
+        listener = self.network.listener(inbox)
+        return listener, listener.bind(self.endpoint()), inbox
+
+    def link(self, endpoint: str, identity: bytes = b"me"):
+        inbox = Inbox()
+        return self.network.link(endpoint, identity, inbox), inbox
+
+
+@contextlib.asynccontextmanager
+async def wire(kind: str, folder: object) -> AsyncIterator[Wire]:
+    made = Wire(kind, str(folder))
+    try:
+        yield made
+    finally:
+        made.network.close()

@@ -1,0 +1,80 @@
+"""The I/O thread, ports, and which machine this is."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from rlinf_actors.net.host import host_key, pid_start, route_ip
+from rlinf_actors.net.loop import IoThread
+from rlinf_actors.net.ports import free_port
+
+
+class TestIoThread:
+    def test_runs_coroutines_and_functions_on_its_thread(self, rlinf_leak_check):
+        io = IoThread("io-under-test")
+        seen = threading.Event()
+
+        async def where():
+            return threading.current_thread().name, io.inside()
+
+        assert io.submit(where()).result(10) == ("io-under-test", True)
+        io.call(seen.set)
+        assert seen.wait(10)
+        assert not io.inside()
+        io.stop()
+        io.stop()
+        io.call(seen.clear)
+        assert seen.is_set()
+
+    def test_stop_cancels_what_runs(self, rlinf_leak_check):
+        io = IoThread("io")
+        started, ended = threading.Event(), threading.Event()
+
+        async def forever():
+            started.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+        future = io.submit(forever())
+        assert started.wait(10)
+        io.stop()
+        assert ended.is_set()
+        assert future.cancelled()
+
+
+class TestPorts:
+    def test_a_free_port_can_be_bound(self):
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", free_port()))
+
+    def test_below_a_limit(self):
+        assert 1023 < free_port(20_000) < 20_000
+        with pytest.raises(OSError, match="below 1024"):
+            free_port(1024)
+
+
+def test_host_key_is_the_same_in_another_process_of_this_machine():
+    code = "from rlinf_actors.net.host import host_key; print(host_key())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == host_key()
+
+
+def test_pid_start_names_a_process_for_good():
+    assert pid_start(os.getpid()) == pid_start(os.getpid()) > 0
+    child = subprocess.Popen([sys.executable, "-c", "pass"])
+    child.wait()
+    assert pid_start(child.pid) == 0
+
+
+def test_route_to_loopback():
+    assert route_ip("127.0.0.1") == "127.0.0.1"
+    assert route_ip("localhost") == "127.0.0.1"

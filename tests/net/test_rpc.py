@@ -1,0 +1,158 @@
+"""Typed control messages: notices, requests and their one answer; the same over memory and ZeroMQ."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from rlinf_actors import errors
+from rlinf_actors.net.rpc import ControlClient, ControlServer, refusal
+from rlinf_actors.wire import codec
+from rlinf_actors.wire.messages import Beat, Done, Failed, FindGroup, GetStatus, Goodbye, Notice, Request, Warn
+
+
+class Head:
+    """A server that keeps what came and answers as `answer` says."""
+
+    def __init__(self, wire) -> None:
+        self.server = ControlServer(wire.network, self._came)
+        self.endpoint = self.server.bind(wire.endpoint())
+        self.envelopes: asyncio.Queue = asyncio.Queue()
+
+    def _came(self, peer, envelope) -> None:
+        self.envelopes.put_nowait((peer, envelope))
+
+    async def next(self):
+        return await asyncio.wait_for(self.envelopes.get(), 10)
+
+
+@pytest.fixture
+async def ends(wire):
+    head = Head(wire)
+    notices: asyncio.Queue = asyncio.Queue()
+    client = ControlClient(wire.network, head.endpoint, b"driver:1", notices.put_nowait)
+    yield head, client, notices
+    client.close()
+    client.close()
+    head.server.close()
+
+
+async def test_a_request_gets_its_own_answer(ends):
+    head, client, _ = ends
+    asked = [asyncio.create_task(client.request(FindGroup("ns", f"g{n}"))) for n in range(3)]
+    came = [await head.next() for _ in asked]
+    for peer, request in reversed(came):
+        assert isinstance(request, Request)
+        head.server.reply(peer, request.id, Warn(request.body.group))
+    assert [(await task).text for task in asked] == ["g0", "g1", "g2"]
+
+
+async def test_notices_both_ways(ends):
+    head, client, notices = ends
+    client.notify(Beat("x"))
+    assert await head.next() == (b"driver:1", Notice(Beat("x")))
+    head.server.notify(b"driver:1", Goodbye("bye"))
+    assert await asyncio.wait_for(notices.get(), 10) == Goodbye("bye")
+
+
+REFUSALS = [
+    ("name_in_use", errors.NameInUseError, ValueError),
+    ("not_found", errors.GroupNotFoundError, ValueError),
+    ("authentication", errors.AuthenticationError, errors.RlinfActorsError),
+    ("protocol", errors.ProtocolMismatchError, errors.RlinfActorsError),
+    ("usage", errors.UsageError, RuntimeError),
+    ("node_lost", errors.NodeLostError, errors.RlinfActorsError),
+    ("timeout", errors.ClusterTimeoutError, TimeoutError),
+    ("unreachable", errors.ClusterTimeoutError, TimeoutError),
+    ("config", errors.ConfigError, AssertionError),
+    ("something newer", errors.RlinfActorsError, Exception),
+]
+
+
+@pytest.mark.parametrize(("kind", "error", "base"), REFUSALS)
+async def test_a_refusal_raises_its_class(ends, kind, error, base):
+    head, client, _ = ends
+    task = asyncio.create_task(client.request(GetStatus()))
+    peer, request = await head.next()
+    head.server.fail(peer, request.id, kind, "because", [3, 4], "cluster.x")
+    with pytest.raises(error, match="because") as caught:
+        await task
+    assert isinstance(caught.value, base)
+    if kind == "timeout":
+        assert caught.value.missing_ranks == (3, 4)
+    if kind == "config":
+        assert caught.value.path == "cluster.x"
+
+
+def test_refusals_need_no_network():
+    assert str(refusal(Failed(1, "config", "wrong", path="a.b"))) == "a.b: wrong"
+
+
+async def test_no_answer_in_time_names_the_head_and_the_request(ends):
+    _, client, _ = ends
+    with pytest.raises(errors.ClusterTimeoutError, match=f"the head at {client.endpoint} did not answer GetStatus"):
+        await client.request(GetStatus(), timeout=0.01)
+    assert client._pending == {}
+
+
+async def test_a_late_answer_is_nobodys(ends):
+    head, client, _ = ends
+    with pytest.raises(errors.ClusterTimeoutError):
+        await client.request(GetStatus(), timeout=0.01)
+    peer, late = await head.next()
+    head.server.reply(peer, late.id, Done())
+    task = asyncio.create_task(client.request(GetStatus()))
+    peer, request = await head.next()
+    assert request.id != late.id
+    head.server.reply(peer, request.id, Warn("mine"))
+    assert (await task).text == "mine"
+
+
+async def test_an_answer_counts_once(ends):
+    head, client, _ = ends
+    task = asyncio.create_task(client.request(GetStatus()))
+    peer, request = await head.next()
+    head.server.reply(peer, request.id, Warn("first"))
+    head.server.reply(peer, request.id, Warn("second"))
+    assert (await task).text == "first"
+
+
+async def test_cancelling_forgets_the_request(ends):
+    head, client, _ = ends
+    task = asyncio.create_task(client.request(GetStatus()))
+    await head.next()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert client._pending == {}
+
+
+async def test_closing_ends_who_waits(ends):
+    head, client, _ = ends
+    task = asyncio.create_task(client.request(GetStatus()))
+    await head.next()
+    client.close()
+    with pytest.raises(errors.RlinfActorsError, match="was closed"):
+        await task
+    with pytest.raises(errors.RlinfActorsError, match="is closed"):
+        await client.request(GetStatus())
+    client.notify(Beat())
+
+
+async def test_malformed_messages_are_counted_and_dropped(ends, wire, caplog):
+    head, client, notices = ends
+    stranger, _ = wire.link(head.endpoint, b"stranger")
+    for bad in (b"", b"\xc1garbage", b"\x82\xa4type\xa3req\xa2id\x01"):
+        stranger.send(bad)
+    stranger.send(codec.encode(Notice(Beat("well formed"))))
+    assert await head.next() == (b"stranger", Notice(Beat("well formed")))
+    assert head.server.malformed == 3
+    client.notify(Beat("x"))
+    assert await head.next() == (b"driver:1", Notice(Beat("x")))
+    with caplog.at_level(logging.WARNING):
+        head.server._listener.send(b"driver:1", b"garbage")
+        head.server.notify(b"driver:1", Beat("y"))
+        assert await asyncio.wait_for(notices.get(), 10) == Beat("y")
+    assert "dropped a message from the head" in caplog.text
