@@ -219,10 +219,12 @@ class TestByValue:
                 def double(self): return self.x * 2
             parts = [bytes(part) for part in payload.encode([Mine(21)])]
             assert parts[0][:1] == b"C", parts[0][:1]
-            code = "import sys; from rlinf_actors.wire import payload; print(payload.decode([sys.stdin.buffer.read()])[0].double())"
+            code = "import sys; from rlinf_actors.wire.payload import decode; "
+            code += "print(decode([sys.stdin.buffer.read()])[0].double())"
             sys.exit(subprocess.run([sys.executable, "-c", code], input=parts[0], check=True).returncode)
         """
-        done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False)
+        command = [sys.executable, "-c", textwrap.dedent(script)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout.strip()) == (0, "42"), done.stderr
 
     def test_another_minor_version_is_refused_with_both_named(self):
