@@ -1,0 +1,58 @@
+"""The commands against real nodes, groups and workers."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from rlinf_actors import Worker
+from rlinf_actors.cli import app
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(60)]
+
+
+class Pid(Worker):
+    def pid(self) -> int:
+        return os.getpid()
+
+
+@pytest.fixture
+def local(local_cluster, monkeypatch):
+    made = local_cluster(num_nodes=2, hardware={"accelerators": 2, "model": "A800"})
+    monkeypatch.setenv("RLINF_HEAD", made.head)
+    return made
+
+
+def as_json(capsys, *arguments: str):
+    assert app.run([*arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_everything_that_runs_is_shown(local, capsys):
+    cluster = local.cluster()
+    group = Pid.create_group().launch(cluster, name="pids")
+    pids = group.pid().wait()
+
+    nodes = as_json(capsys, "nodes")
+    assert [(node["rank"], node["hostname"], node["state"], node["hardware"]) for node in nodes] == [
+        (0, "node0", "ready", {"NV_GPU": 2}),
+        (1, "node1", "ready", {"NV_GPU": 2}),
+    ]
+    (shown,) = as_json(capsys, "groups")
+    assert (shown["name"], shown["world_size"], shown["workers"]) == ("pids", 4, {"running": 4})
+    workers = as_json(capsys, "workers", "pids")
+    assert [worker["pid"] for worker in workers] == pids
+    assert [worker["node_rank"] for worker in workers] == [0, 0, 1, 1]
+    status = as_json(capsys, "status")
+    assert (status["nodes"], status["workers"]) == ({"ready": 2}, {"running": 4})
+    assert len(status["clients"]) == 1
+
+
+def test_looking_changes_nothing(local, capsys, tmp_path):
+    conf = tmp_path / "conf.yaml"
+    conf.write_text("cluster: {num_nodes: 2, component_placement: {actor: 0-3}}")
+    planned = as_json(capsys, "plan", str(conf))
+    assert [worker["cluster_node_rank"] for worker in planned["components"][0]["workers"]] == [0, 0, 1, 1]
+    assert as_json(capsys, "status")["clients"] == []  # who only looks is no client
