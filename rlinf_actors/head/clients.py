@@ -35,6 +35,7 @@ class ClientTable:
         self._on_gone = on_gone
         self._clients: dict[str, Client] = {}
         self._by_peer: dict[bytes, Client] = {}
+        self._by_worker: dict[str, Client] = {}
         self._jobs: dict[str, Job] = {}
         self._ended = Ended()
         self._awaited: dict[str, float] = {}
@@ -48,6 +49,10 @@ class ClientTable:
     def get(self, incarnation: str) -> Client | None:
         """The living client of this incarnation."""
         return self._clients.get(incarnation)
+
+    def of_worker(self, worker_id: str) -> Client | None:
+        """The living client that is this worker."""
+        return self._by_worker.get(worker_id)
 
     def alive(self) -> Iterable[Client]:
         """All living clients, the oldest first."""
@@ -118,6 +123,8 @@ class ClientTable:
             now,
         )
         self._clients[client.incarnation] = self._by_peer[peer] = client
+        if client.worker_id:
+            self._by_worker[client.worker_id] = client
         self._awaited.pop(client.incarnation, None)
         return client
 
@@ -143,6 +150,8 @@ class ClientTable:
         """A client has ended: what it owns ends too."""
         del self._clients[client.incarnation]
         self._by_peer.pop(client.peer, None)
+        if self._by_worker.get(client.worker_id) is client:
+            del self._by_worker[client.worker_id]
         self._ended.add(client.incarnation, reason)
         self._on_gone(client.incarnation, client)
 

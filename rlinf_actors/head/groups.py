@@ -6,7 +6,7 @@ flush, one WorkerChanged per group and handle; a name is free when its last work
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -56,6 +56,7 @@ class GroupTable:
         self._on_worker_gone = on_worker_gone
         self._groups: dict[tuple[str, str], Group] = {}
         self._of_worker: dict[str, Group] = {}
+        self._touched: dict[tuple[str, str], Group] = {}
 
     # --- looking ---
 
@@ -92,12 +93,13 @@ class GroupTable:
                 f"a group named {asked.group!r} is {taken.summary} in namespace {asked.namespace!r}: "
                 "give this one another name, or shut that one down first",
             )
-        self._check(asked)
+        by_rank = self._nodes.by_rank()
+        self._check(asked, by_rank)
         token = self._clients.token(asked.namespace)
         group = Group(asked.namespace, asked.group, asked.cls, client.incarnation, asked.detail)
         placed: dict[str, list[WorkerSpec]] = {}
         for spec in asked.workers:
-            node = self._node_for(spec)
+            node = _node_for(spec, by_rank)
             spec = msgspec.structs.replace(spec, token=token)
             placed.setdefault(node.id, []).append(spec)
             self._add(group, Worker(spec, node.id, node.report.ip))
@@ -186,18 +188,21 @@ class GroupTable:
             group.subscribers.pop(incarnation, None)
             if group.owner == incarnation:
                 self._stop(group, self._timing.orphan_grace_s)
+                self._touched[group.key] = group
 
     def tell_all(self, client: Client) -> None:
         """A client is back: say how all workers of its groups are."""
         for group in self._groups.values():
             if group.owner == client.incarnation or client.incarnation in group.subscribers:
                 group.changed.update(group.workers)
+                self._touched[group.key] = group
 
     # --- the end of a handle ---
 
     def flush(self) -> None:
         """Say what has changed, answer those who wait for an end, and free names."""
-        for group in list(self._groups.values()):
+        touched, self._touched = self._touched, {}
+        for group in touched.values():
             if group.changed:
                 states = [worker.state() for worker in group.changed.values()]
                 group.changed.clear()
@@ -220,7 +225,7 @@ class GroupTable:
 
     # --- inside ---
 
-    def _check(self, asked: Launch) -> None:
+    def _check(self, asked: Launch, by_rank: Mapping[int, Node]) -> None:
         ids = {spec.id for spec in asked.workers}
         if not asked.workers:
             raise Refused("usage", f"group {asked.group!r} has no workers")
@@ -231,14 +236,7 @@ class GroupTable:
         for spec in asked.workers:
             if (spec.namespace, spec.group) != (asked.namespace, asked.group):
                 raise Refused("usage", f"worker {spec.id} of group {asked.group!r} says that it is {spec.group!r}'s")
-            self._node_for(spec)
-
-    def _node_for(self, spec: WorkerSpec) -> Node:
-        node = self._nodes.of_rank(spec.node_rank)
-        if node is None or not node.usable:
-            state = "is not there (any more)" if node is None else f"({node.name}) is {node.life.value}"
-            raise Refused("node_lost", f"node {spec.node_rank}, where {spec.group}:{spec.rank} was placed, {state}")
-        return node
+            _node_for(spec, by_rank)
 
     def _add(self, group: Group, worker: Worker) -> None:
         group.workers[worker.id] = worker
@@ -264,7 +262,9 @@ class GroupTable:
         before = worker.life
         worker.step(event)
         if worker.life is not before:
-            self._of_worker[worker.id].changed[worker.id] = worker
+            group = self._of_worker[worker.id]
+            group.changed[worker.id] = worker
+            self._touched[group.key] = group
             if worker.gone:
                 self._on_worker_gone(worker.id)
 
@@ -293,6 +293,7 @@ class GroupTable:
             worker = Worker(spec, node.id, node.report.ip)
             self._add(group, worker)
             group.changed[spec.id] = worker
+            self._touched[group.key] = group
             if group.stopping and running.exit is None:
                 self._emit(Notify(node.peer, StopWorkers([spec.id], self._timing.orphan_grace_s)))
             self._clients.await_return(running.owner, now)
@@ -311,3 +312,11 @@ def _own_namespace(client: Client, namespace: str) -> None:
             "authentication",
             f"this {client.role} belongs to namespace {client.namespace!r} and asks about {namespace!r}",
         )
+
+
+def _node_for(spec: WorkerSpec, by_rank: Mapping[int, Node]) -> Node:
+    node = by_rank.get(spec.node_rank)
+    if node is None or not node.usable:
+        state = "is not there (any more)" if node is None else f"({node.name}) is {node.life.value}"
+        raise Refused("node_lost", f"node {spec.node_rank}, where {spec.group}:{spec.rank} was placed, {state}")
+    return node

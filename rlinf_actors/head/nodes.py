@@ -58,12 +58,10 @@ class NodeTable:
         """All living nodes."""
         return self._by_peer.values()
 
-    def of_rank(self, rank: int) -> Node | None:
-        """The living node of this rank."""
-        for node_id, its in self._ranks.items():
-            if its == rank:
-                return self.get(node_id)
-        return None
+    def by_rank(self) -> dict[int, Node]:
+        """Living nodes by their ranks."""
+        found = {rank: self.get(node_id) for node_id, rank in self._ranks.items()}
+        return {rank: node for rank, node in found.items() if node is not None}
 
     def rank(self, node: Node) -> int:
         """Its rank, -1 as long as it has none."""

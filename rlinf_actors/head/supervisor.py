@@ -27,6 +27,7 @@ from rlinf_actors.head.commands import (
 from rlinf_actors.head.groups import GroupTable
 from rlinf_actors.head.nodes import NodeTable
 from rlinf_actors.head.records import Client, Node
+from rlinf_actors.head.transitions import NodeLife
 from rlinf_actors.wire.messages import (
     HELLO_AGAIN,
     PROTOCOL,
@@ -79,6 +80,7 @@ class Supervisor:
         self._now = now
         self._out: list[Command] = []
         self._ending: list[tuple[bytes, int]] = []
+        self._deadline: float | None = None
         self._nodes = NodeTable(timing, self._emit, self._node_lost)
         self._clients = ClientTable(timing, self._emit, new_token, self._client_gone)
         self._groups = GroupTable(timing, self._emit, self._nodes, self._clients, self._worker_gone)
@@ -87,6 +89,8 @@ class Supervisor:
         """What to do about *event*, in order."""
         self._now = now
         self._out = []
+        if not self._is_routine(event):
+            self._deadline = None
         if isinstance(event, Asked):
             try:
                 answer = self._answer(event)
@@ -112,8 +116,17 @@ class Supervisor:
         return self._out
 
     def next_deadline(self) -> float:
-        """When a Tick is due, infinity for never."""
-        return min(self._nodes.next_deadline(), self._clients.next_deadline())
+        """When a Tick is due, infinity for never; may be too early, for a beat does not cost a look at everybody."""
+        if self._deadline is None:
+            self._deadline = min(self._nodes.next_deadline(), self._clients.next_deadline())
+        return self._deadline
+
+    def _is_routine(self, event: Event) -> bool:
+        """Whether an event can only put deadlines off: a beat of somebody who is well."""
+        if not isinstance(event, Told) or not isinstance(event.body, (Beat, LogLines, LogCredit)):
+            return False
+        node = self._nodes.of_peer(event.peer)
+        return node is None or node.life is NodeLife.READY
 
     def status(self, namespace: str | None, now: float) -> Status:
         """Everything, for people."""
@@ -277,7 +290,8 @@ class Supervisor:
                 self._clients.forget_job(client.namespace)
 
     def _worker_gone(self, worker_id: str) -> None:
-        for client in [c for c in self._clients.alive() if c.worker_id == worker_id]:
+        client = self._clients.of_worker(worker_id)
+        if client is not None:
             self._clients.gone(client, "its worker has ended")
 
     def _emit(self, command: Command) -> None:
