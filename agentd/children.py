@@ -10,11 +10,9 @@ import asyncio
 import contextlib
 import logging
 import os
-import select
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -24,6 +22,7 @@ import msgspec
 
 import rlinf_actors
 from agentd import launch
+from agentd.child import Child
 from agentd.logs import Logs
 from agentd.sweep import Sweep
 from agentd.templates import Template
@@ -43,19 +42,6 @@ TEMPLATE_SILENT_S = 5.0
 """How long after a worker's end its template may take to say how it ended."""
 TEMPLATE_END_S = 6.0
 """How long a template may take to end; it gives what it kills 5 s."""
-
-
-@dataclass
-class _Worker:
-    spec: WorkerSpec
-    fork: spawn.Fork
-    template: Template
-    asked: bool = False
-    pid: int = 0
-    pidfd: int = -1
-    stopping: bool = False
-    kill_timer: asyncio.TimerHandle | None = None
-    silence_timer: asyncio.TimerHandle | None = None
 
 
 class Children:
@@ -113,7 +99,7 @@ class Children:
         self._environment = environment
         self._report = report
         self._entry = entry
-        self._workers: dict[str, _Worker] = {}
+        self._workers: dict[str, Child] = {}
         self._templates: dict[launch.Key, Template] = {}
         self._running: set[Template] = set()
         self._sweeps = 0
@@ -161,12 +147,8 @@ class Children:
                 self._end(worker, ExitReport("stopped"))
                 continue
             if grace_s > 0:
-                _signal(worker, signal.SIGTERM)
-            when = self._loop.time() + grace_s
-            if worker.kill_timer is None or worker.kill_timer.when() > when:
-                if worker.kill_timer is not None:
-                    worker.kill_timer.cancel()
-                worker.kill_timer = self._loop.call_at(when, _signal, worker, signal.SIGKILL)
+                worker.signal(signal.SIGTERM)
+            worker.kill_at(self._loop, self._loop.time() + grace_s)
 
     def log_credit(self, chars: int, owner: str) -> None:
         """The owner (LogLines.owner) has shown that many characters: it may be sent as many more."""
@@ -182,7 +164,10 @@ class Children:
             self.stop(list(self._workers), grace_s)
             await self._until(lambda: not self._workers, grace_s + TEMPLATE_SILENT_S)
             for template in self._running:
-                template.send(spawn.Shutdown())
+                if template.ready:
+                    template.send(spawn.Shutdown())
+                else:
+                    template.kill()  # it may be in a long import, and has no workers yet
             await self._until(lambda: not self._running, TEMPLATE_END_S)
         finally:
             for template in self._running:
@@ -225,7 +210,7 @@ class Children:
         if spec.forward_logs:
             self._logs.add(spec.id, f"{spec.group}:{spec.rank}", spec.namespace, plan.out_path, plan.err_path)
         place = self._place(out_path=plan.out_path, err_path=plan.err_path)
-        worker = _Worker(spec, spawn.Fork(spec, place, plan.env), template)
+        worker = Child(spec, spawn.Fork(spec, place, plan.env), template)
         self._workers[spec.id] = worker
         if template.ready:
             self._ask(worker)
@@ -249,7 +234,7 @@ class Children:
         self._templates[key] = template  # at the end: it was used last
         return template
 
-    def _ask(self, worker: _Worker) -> None:
+    def _ask(self, worker: Child) -> None:
         worker.asked = True
         try:
             worker.template.send(worker.fork)
@@ -294,10 +279,10 @@ class Children:
             worker.pidfd = os.pidfd_open(packet.pid)  # the template keeps even a dead one until we have this
             self._loop.add_reader(worker.pidfd, self._on_worker_end, worker)
             if worker.stopping:
-                _signal(worker, signal.SIGTERM)
+                worker.signal(signal.SIGTERM)
         template.send(spawn.Watching(packet.id))
 
-    def _on_worker_end(self, worker: _Worker) -> None:
+    def _on_worker_end(self, worker: Child) -> None:
         """It has ended; its template says how within moments, unless that one is stopped or stuck."""
         self._loop.remove_reader(worker.pidfd)
         report = ExitReport("exited", reason="how it ended is not known: its template does not answer")
@@ -319,22 +304,16 @@ class Children:
             log.error("template %d ended (%s); its workers end with it", template.pid, template.last_words())
             self._sweeps += 1
             pids = [w.pid for w in orphans if w.pid]
-            Sweep(self._loop, [w.spec.id for w in orphans], pids, partial(self._on_swept, template, orphans))
+            Sweep(self._loop, [w.spec.id for w in orphans], pids, partial(self._on_swept, orphans))
         self._changed.set()
 
-    def _on_swept(self, template: Template, orphans: list[_Worker], statuses: dict[int, int]) -> None:
+    def _on_swept(self, orphans: list[Child], statuses: dict[int, int]) -> None:
         self._sweeps -= 1
-        reason = f"the template process that it came from ended ({template.last_words()})"
         for worker in orphans:
-            if worker.spec.id not in self._workers:
-                continue
-            code = os.waitstatus_to_exitcode(statuses[worker.pid]) if worker.pid in statuses else -signal.SIGKILL
-            kind = "start_failed" if not worker.pid else "signalled" if code < 0 else "exited"
-            exit_code, number = (None, -code) if code < 0 else (code, None)
-            self._end(worker, ExitReport(kind, exit_code, number, reason=reason))
+            self._end(worker, worker.ended_with_template(statuses.get(worker.pid)))
         self._changed.set()
 
-    def _of(self, template: Template) -> list[_Worker]:
+    def _of(self, template: Template) -> list[Child]:
         return [worker for worker in self._workers.values() if worker.template is template]
 
     def _on_logs_read(self, ids: list[str]) -> None:
@@ -345,17 +324,11 @@ class Children:
 
     # --- ends ---
 
-    def _end(self, worker: _Worker, exit: ExitReport) -> None:
+    def _end(self, worker: Child, exit: ExitReport) -> None:
         """The one place where a worker's life ends."""
         if self._workers.pop(worker.spec.id, None) is None:
             return
-        for timer in (worker.kill_timer, worker.silence_timer):
-            if timer is not None:
-                timer.cancel()
-        if worker.pidfd >= 0:
-            self._loop.remove_reader(worker.pidfd)
-            os.close(worker.pidfd)
-            worker.pidfd = -1
+        worker.release(self._loop)
         for path in (self._run_dir / "w").glob(f"{worker.spec.id}*"):
             path.unlink(missing_ok=True)
         if worker.stopping:
@@ -371,14 +344,3 @@ class Children:
         idle = [key for key, template in self._templates.items() if template.ready and id(template) not in busy]
         for key in idle[:-MAX_IDLE]:
             self._templates.pop(key).send(spawn.Shutdown())
-
-
-def _signal(worker: _Worker, number: int) -> None:
-    """Signal a worker's process group, as long as the pid is certainly still its own."""
-    if worker.pidfd < 0 or select.select([worker.pidfd], [], [], 0)[0]:
-        return
-    try:
-        os.killpg(worker.pid, number)
-    except ProcessLookupError:  # so young that it is no group leader yet
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(worker.pidfd, number)

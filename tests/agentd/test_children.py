@@ -188,6 +188,18 @@ async def test_threads_in_the_template_forbid_the_fork(tmp_path):
         assert "2 threads" in note[2]
 
 
+async def test_close_does_not_wait_for_an_import(tmp_path, monkeypatch):
+    monkeypatch.setattr("agentd.children.TEMPLATE_END_S", 1000)
+    os.mkfifo(tmp_path / "begun")
+    (tmp_path / "endless.py").write_text(f"import signal; open('{tmp_path}/begun', 'w').close(); signal.pause()")
+    async with children(tmp_path, env={"PYTHONPATH": f"{os.path.dirname(__file__)}:{tmp_path}"}) as (kids, reports):
+        one = spec(preload=["endless"])
+        kids.start([one])
+        with open(tmp_path / "begun") as begun:  # noqa: ASYNC230 the fifo opens when the import has begun
+            begun.read()
+    assert reports.exits[one.id].kind == "stopped"
+
+
 async def test_environment_too_large_for_a_packet(tmp_path):
     async with children(tmp_path) as (kids, reports):
         one, two = spec(env={"BIG": "x" * (2 << 20)}), spec(1)
