@@ -30,7 +30,7 @@ KEYS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
 }
 """Every table and key of agentd.toml, with the types of its value."""
 
-RELOADABLE = ("env", "labels", "interpreters", "stop_grace_s")
+RELOADABLE = ("env", "labels", "stop_grace_s")
 """Fields that SIGHUP changes; the others need a restart."""
 
 _TYPE_NAMES = {str: "a text", int: "a whole number", dict: "a table of texts", list: "a list of texts"}

@@ -170,7 +170,7 @@ class Daemon:
             is_head=head is not None,
             policy=Policy(config.head_grace_s, config.stop_grace_s),
             on_registered=lambda epoch: self._registered(head),
-            on_status=lambda text: self._notifier.say(STATUS=text),
+            on_status=self._on_status,
         )
         end = await self._session.run()
         self._notifier.say(STOPPING=1, STATUS=end.text)
@@ -219,6 +219,11 @@ class Daemon:
             prestart = self._keeper.prestart(self._config.prestart)
             self._prestarting = asyncio.get_running_loop().create_task(prestart, name="prestart")
             self._prestarting.add_done_callback(_log_failure)
+
+    def _on_status(self, text: str) -> None:
+        """For the service manager we are up once the head was tried: it may be down when this machine boots."""
+        if not self._stopping.is_set():
+            self._notifier.say(READY=1, STATUS=text)
 
     def _tell_driver(self, line: Mapping[str, object]) -> None:
         """One line over the inherited pipe, once."""

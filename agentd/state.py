@@ -277,7 +277,9 @@ class AgentState:
 
     def _heard(self, body: Body) -> None:
         if isinstance(body, Beat):
-            if body.incarnation != HELLO_AGAIN:
+            if not body.incarnation:
+                pass  # the head only tries the connection
+            elif body.incarnation != HELLO_AGAIN:
                 for id in self._sent:  # told before the beat that this answers: the head has them
                     self._ended.pop(id, None)
                 self._sent = set()

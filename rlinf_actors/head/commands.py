@@ -35,6 +35,12 @@ class Stalled(msgspec.Struct, frozen=True):
     seconds: float
 
 
+class Unreachable(msgspec.Struct, frozen=True):
+    """Something was sent to a peer that is not connected."""
+
+    peer: bytes
+
+
 class Notify(msgspec.Struct, frozen=True):
     """Send a notice."""
 
@@ -67,7 +73,7 @@ class EndCluster(msgspec.Struct, frozen=True):
     reason: str
 
 
-Event = Union[Asked, Told, Tick, Stalled]
+Event = Union[Asked, Told, Tick, Stalled, Unreachable]
 Command = Union[Notify, Answer, Refuse, EndCluster]
 Emit = Callable[[Command], None]
 

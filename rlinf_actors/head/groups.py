@@ -240,6 +240,7 @@ class GroupTable:
 
     def _add(self, group: Group, worker: Worker) -> None:
         group.workers[worker.id] = worker
+        group.living.add(worker.id)
         self._of_worker[worker.id] = group
 
     def _start(self, node_id: str, group: Group, specs: list[WorkerSpec]) -> None:
@@ -266,6 +267,7 @@ class GroupTable:
             group.changed[worker.id] = worker
             self._touched[group.key] = group
             if worker.gone:
+                group.living.discard(worker.id)
                 self._on_worker_gone(worker.id)
 
     def _worker_on(self, node: Node, id: str) -> Worker | None:

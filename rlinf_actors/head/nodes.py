@@ -7,11 +7,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.head.commands import Answer, Emit, Ended, Refuse, Refused, Timing
+from rlinf_actors.head.commands import Answer, Emit, Ended, Notify, Refuse, Refused, Timing
 from rlinf_actors.head.records import Node
 from rlinf_actors.head.transitions import NodeLife
 from rlinf_actors.placement.node_order import missing_ranks, order_nodes
-from rlinf_actors.wire.messages import AgentHello, GetNodes, Nodes, NodeState
+from rlinf_actors.wire.messages import AgentHello, Beat, GetNodes, Nodes, NodeState
+
+PING = ""
+"""The `incarnation` of a Beat to a silent agent: it asks for nothing, but a closed connection shows."""
 
 
 @dataclass(frozen=True)
@@ -126,11 +129,21 @@ class NodeTable:
                 self._end(node, "expired", f"it was silent for {silence:.0f} s", now)
             elif node.life is NodeLife.READY and now >= node.last_seen + self._timing.suspect_s:
                 node.step("silent", now)
+                self._emit(Notify(node.peer, Beat(PING)))
         self._release(now)
         self._settle(now)
         for waiting in [w for w in self._waiting if now >= w.deadline]:
             self._waiting.remove(waiting)
             self._time_out(waiting, now)
+
+    def unreachable(self, peer: bytes, now: float) -> None:
+        """An agent is not connected: one that is silent as well has ended. One that was just heard is reconnecting."""
+        node = self._by_peer.get(peer)
+        if node is not None and node.life is NodeLife.SUSPECT:
+            self._lost.add(node.incarnation, "was declared lost: it was silent and its connection closed")
+            self._end(
+                node, "expired", f"its agentd was silent for {now - node.last_seen:.0f} s and is not connected", now
+            )
 
     def stalled(self, seconds: float) -> None:
         """The head stood still: nobody was silent."""
@@ -166,6 +179,8 @@ class NodeTable:
     def _check_rank(self, node: Node, now: float) -> None:
         """Refuse a node whose RLINF_NODE_RANK cannot be."""
         others = [other for other in self._usable() if other.id != node.id]
+        if node.report.rank is None and all(other.report.rank is None for other in others):
+            return
         for holder in self._nodes.values():
             if holder.life is NodeLife.LOST and holder.id != node.id and self.rank(holder) == node.report.rank:
                 left = holder.since + self._timing.rank_hold_s - now

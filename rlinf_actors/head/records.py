@@ -140,7 +140,10 @@ class Worker:
 
 @dataclass
 class Group:
-    """A name and its workers. `waiting` are the StopGroup requests to answer when all are gone."""
+    """A name and its workers.
+
+    `living` are the ids of those that are not gone, `waiting` the StopGroup requests to answer when there are none.
+    """
 
     namespace: str
     name: str
@@ -148,6 +151,7 @@ class Group:
     owner: str
     detail: str = ""
     workers: dict[str, Worker] = field(default_factory=dict)
+    living: set[str] = field(default_factory=set)
     subscribers: dict[str, None] = field(default_factory=dict)
     waiting: list[tuple[bytes, int]] = field(default_factory=list)
     changed: dict[str, Worker] = field(default_factory=dict)
@@ -161,7 +165,7 @@ class Group:
     @property
     def gone(self) -> bool:
         """Whether no worker is left."""
-        return all(worker.gone for worker in self.workers.values())
+        return not self.living
 
     @property
     def summary(self) -> str:

@@ -22,6 +22,7 @@ from rlinf_actors.head.commands import (
     Tick,
     Timing,
     Told,
+    Unreachable,
 )
 from rlinf_actors.head.supervisor import Identity, Supervisor
 from rlinf_actors.net.link import Network
@@ -55,7 +56,7 @@ class HeadServer:
         self._loop = asyncio.get_running_loop()
         identity = Identity(uuid.uuid4().hex, version.VERSION, embedded)
         self._supervisor = Supervisor(identity, timing or Timing(), lambda: secrets.token_hex(16), self._loop.time())
-        self._server = ControlServer(network, self._received)
+        self._server = ControlServer(network, self._received, lambda peer: self._handle(Unreachable(peer)))
         self._on_end = on_end
         self._timer: asyncio.TimerHandle | None = None
         self.endpoints: list[str] = []

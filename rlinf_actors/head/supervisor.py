@@ -23,6 +23,7 @@ from rlinf_actors.head.commands import (
     Stalled,
     Timing,
     Told,
+    Unreachable,
 )
 from rlinf_actors.head.groups import GroupTable
 from rlinf_actors.head.nodes import NodeTable
@@ -101,6 +102,8 @@ class Supervisor:
                     self._emit(Answer(event.peer, event.id, answer))
         elif isinstance(event, Told):
             self._told(event.peer, event.body)
+        elif isinstance(event, Unreachable):
+            self._nodes.unreachable(event.peer, now)
         elif isinstance(event, Stalled):
             self._nodes.stalled(event.seconds)
             self._clients.stalled(event.seconds)

@@ -17,7 +17,13 @@ OnMessage = Callable[[bytes, bytes, "list[Buffer]"], None]
 
 
 class Listener(Protocol):
-    """A socket that others connect to."""
+    """A socket that others connect to.
+
+    Attributes:
+        on_unreachable: called on the loop with a peer that something was sent to and that is not connected, if set.
+    """
+
+    on_unreachable: Callable[[bytes], None] | None
 
     def bind(self, endpoint: str) -> str:
         """Listen; returns the endpoint with the actual port. Raises ConfigError or OSError."""
@@ -30,7 +36,7 @@ class Listener(Protocol):
         """
 
     def close(self, linger_ms: int = 0) -> None:
-        """Stop listening; what is not sent after *linger_ms* milliseconds is dropped. Loop thread only; twice is fine."""
+        """Stop listening; what is not sent after *linger_ms* ms is dropped. Loop thread only; twice is fine."""
 
 
 class Link(Protocol):

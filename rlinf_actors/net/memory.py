@@ -64,6 +64,7 @@ class MemoryListener:
         self._network = network
         self._endpoint = ""
         self.on_message = on_message
+        self.on_unreachable: Callable[[bytes], None] | None = None
         self.links: dict[bytes, MemoryLink] = {}
         self.open = True
 
@@ -84,6 +85,8 @@ class MemoryListener:
             link = self.links.get(peer)
             if link is not None and link.open:
                 link.on_message(b"", header, list(copies))
+            elif self.on_unreachable is not None:
+                self.on_unreachable(peer)
 
         self._network._deliver(peer, header, arrive)
 

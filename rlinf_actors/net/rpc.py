@@ -50,10 +50,17 @@ class ControlServer:
     Args:
         network: where to listen.
         on_envelope: called with the peer's identity and each well-formed Request or Notice.
+        on_unreachable: called with a peer that something was sent to and that is not connected.
     """
 
-    def __init__(self, network: Network, on_envelope: Callable[[bytes, Envelope], None]) -> None:
+    def __init__(
+        self,
+        network: Network,
+        on_envelope: Callable[[bytes, Envelope], None],
+        on_unreachable: Callable[[bytes], None] | None = None,
+    ) -> None:
         self._listener = network.listener(self._received, max_bytes=codec.MAX_CONTROL_BYTES)
+        self._listener.on_unreachable = on_unreachable
         self._on_envelope = on_envelope
         self.malformed = 0
 

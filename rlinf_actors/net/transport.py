@@ -89,6 +89,7 @@ class _Socket:
         self._flush_due = False
         self._drain_due = False
         self._closed = False
+        self.on_unreachable: Callable[[bytes], None] | None = None
         self._routed = kind == zmq.ROUTER
         self._thread = 0
         self._socket: zmq.Socket[bytes] = network._context.socket(kind)
@@ -181,6 +182,8 @@ class _Socket:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
             log.debug("dropped %d messages to %r, which is not connected", len(records), peer)
+            if self.on_unreachable is not None:
+                self._loop.call_soon_threadsafe(self.on_unreachable, peer)
 
     # --- in ---
 

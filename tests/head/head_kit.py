@@ -7,7 +7,19 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rlinf_actors.head.commands import Answer, Asked, Command, EndCluster, Notify, Refuse, Stalled, Tick, Timing, Told
+from rlinf_actors.head.commands import (
+    Answer,
+    Asked,
+    Command,
+    EndCluster,
+    Notify,
+    Refuse,
+    Stalled,
+    Tick,
+    Timing,
+    Told,
+    Unreachable,
+)
 from rlinf_actors.head.supervisor import Identity, Supervisor
 from rlinf_actors.wire.messages import (
     PROTOCOL,
@@ -98,6 +110,9 @@ class HeadKit:
     def stall(self, seconds: float) -> None:
         self.now += seconds
         self.out = self.head.handle(Stalled(seconds), self.now)
+
+    def unreachable(self, peer: str) -> None:
+        self.out = self.head.handle(Unreachable(peer.encode()), self.now)
 
     # --- shortcuts ---
 

@@ -77,6 +77,21 @@ def test_a_suspect_node_is_ready_once_heard():
     assert kit.node_states() == {"n0": "suspect"}
 
 
+def test_a_silent_agent_without_a_connection_is_lost_before_its_lease():
+    kit = HeadKit()
+    kit.cluster()
+    kit.launch("g", [0])
+    kit.unreachable("a:n0")
+    assert kit.node_states() == {"n0": "ready"}  # it reconnects
+    kit.wait(3)
+    assert kit.sent(Beat, "a:n0") == [Beat("")]
+    kit.unreachable("a:n0")
+    assert kit.node_states() == {"n0": "lost"}
+    (changed,) = kit.sent(WorkerChanged, "d1")
+    assert "silent for 3 s and is not connected" in changed.workers[0].exit.reason
+    assert kit.node("n0").kind == "node_lost"
+
+
 def test_a_stand_still_of_the_head_costs_nobody_his_lease():
     kit = HeadKit()
     kit.node("n0")
