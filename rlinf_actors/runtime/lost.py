@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import logging
-import os
 import sys
+import threading
 import weakref
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +29,7 @@ class LostErrors:
 
     def __init__(self, change_exit_code: bool) -> None:
         self._failed: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-        self._change_exit_code = change_exit_code
-        self._watch: _ExitCode | None = None
+        self._exit_code = _ExitCode.watched() if change_exit_code else None
         self.count = 0
 
     def failed(self, result: Failed) -> None:
@@ -45,34 +45,61 @@ class LostErrors:
         self._report(result)
 
     def close(self) -> None:
-        """Report what is still unseen. Called when the process's connection to the cluster ends."""
+        """Report what is still unseen. Called when the process's connection to the cluster ends; twice is fine."""
         for result in list(self._failed.values()):
             self._failed.pop(id(result), None)
             self._report(result)
+        exit_code, self._exit_code = self._exit_code, None
+        if exit_code is not None:
+            exit_code.release()
 
     def _report(self, result: Failed) -> None:
         self.count += 1
         log.error("an error that nobody waited for (wait() or await the result to handle it): %s", result.describe())
-        if self._change_exit_code and self._watch is None:
-            self._watch = _ExitCode()
+        if self._exit_code is not None:
+            self._exit_code.lost = True
 
 
 class _ExitCode:
-    """Makes an exit with 0 one with 1. An exit code that the script chose is left alone.
+    """Makes an exit with 0 one with 1 if an error was lost. A code given to sys.exit, and 1 of an exception, stay.
 
-    Python tells nobody the code it exits with, so sys.exit is wrapped from the first lost error on.
+    Python tells nobody the code it exits with, so sys.exit is wrapped while a cluster is connected. (``raise
+    SystemExit(3)`` passes by unseen and becomes 1.) Everything that runs at exit runs as usual: the code is changed
+    by the last of the process's steps, a C exit handler.
     """
 
+    _current: ClassVar[_ExitCode | None] = None
+
     def __init__(self) -> None:
+        self.lost = False
+        self._users = 0
         self._chosen = False
-        self._exit = sys.exit
-        self._hook = sys.excepthook
+        self._exit, self._hook = sys.exit, sys.excepthook
         sys.exit = self._note_exit  # type: ignore[assignment]
         sys.excepthook = self._note_exception
-        atexit.register(self._at_exit)
+        atexit.register(self._at_exit)  # before the cluster's own, so that it runs after: errors are lost there too
+
+    @classmethod
+    def watched(cls) -> _ExitCode:
+        """The process's one; `release` it."""
+        if cls._current is None:
+            cls._current = cls()
+        cls._current._users += 1
+        return cls._current
+
+    def release(self) -> None:
+        """With the last user everything is as before, unless an error was lost."""
+        self._users -= 1
+        if self._users or self.lost:
+            return
+        if sys.exit == self._note_exit and sys.excepthook == self._note_exception:
+            sys.exit, sys.excepthook = self._exit, self._hook
+            atexit.unregister(self._at_exit)
+            _ExitCode._current = None
 
     def _note_exit(self, status: Any = None, /) -> None:
-        self._chosen = status not in (None, 0)
+        if threading.current_thread() is threading.main_thread():
+            self._chosen = status not in (None, 0)
         self._exit(status)
 
     def _note_exception(self, *error: Any) -> None:
@@ -80,9 +107,8 @@ class _ExitCode:
         self._hook(*error)
 
     def _at_exit(self) -> None:
-        if self._chosen:
+        if self._chosen or not self.lost:
             return
-        for stream in (sys.stdout, sys.stderr):
-            if stream is not None:
-                stream.flush()
-        os._exit(1)
+        libc = ctypes.CDLL(None)
+        at_exit = getattr(libc, "__cxa_atexit")
+        at_exit(ctypes.cast(libc._exit, ctypes.c_void_p), ctypes.c_void_p(1), None)

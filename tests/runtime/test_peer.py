@@ -1,0 +1,147 @@
+"""A worker as a driver reaches it: backlog, calls that end exactly once, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+from fake_worker import FakeWorker, Waiter
+
+from rlinf_actors.errors import AuthenticationError, ProtocolMismatchError, RlinfActorsError, WorkerDiedError
+from rlinf_actors.wire import frames
+from rlinf_actors.wire.messages import PROTOCOL, Endpoint
+
+
+def connect(peer, worker, first=lambda: None, host="here"):
+    peer.connect(Endpoint("here", worker.endpoint), host, "token", first)
+
+
+async def test_joins_then_says_the_first_thing_then_what_waited(peer, worker):
+    waiter = Waiter()
+    call = peer.open(waiter)
+    peer.send(frames.Call(call, "step"), [b"arg"])
+    assert not peer.connected
+    connect(peer, worker, lambda: (frames.Create(99, "m:C", {}), [b"cls"]))
+    peer.send(frames.Call(call + 1, "next"))
+    join, create, one, two = await worker.until(4)
+    assert (join.protocol, join.token, join.worker_id, join.name) == (PROTOCOL, "token", "id-0", "driver:x")
+    assert isinstance(create, frames.Create)
+    assert (one.method, two.method) == ("step", "next")
+    assert worker.came[2][1] == [b"arg"]
+    assert peer.connected
+
+
+async def test_an_answer_ends_its_call_only(peer, worker):
+    connect(peer, worker)
+    first, second = Waiter(), Waiter()
+    one, two = peer.open(first), peer.open(second)
+    peer.send(frames.Call(one, "a"))
+    await worker.until(2)
+    worker.say(frames.Ok(two))
+    await second.told.wait()
+    assert first.answers == []
+    assert list(peer.pending) == [one]
+    worker.say(frames.Raised(one, "raised", "ValueError", "x"))
+    await first.told.wait()
+    assert peer.pending == {}
+
+
+async def test_items_of_a_stream_keep_it_open(peer, worker):
+    connect(peer, worker)
+    waiter = Waiter(answers=3)
+    call = peer.open(waiter)
+    peer.send(frames.Stream(call, "s", 4))
+    await worker.until(2)
+    for frame in (frames.Item(call), frames.Item(call), frames.Ok(call), frames.Ok(call)):
+        worker.say(frame)
+    while len(waiter.answers) < 3:
+        waiter.told.clear()
+        await asyncio.wait_for(waiter.told.wait(), 10)
+    assert peer.pending == {}
+
+
+async def test_forgetting_tells_the_worker_once(peer, worker):
+    connect(peer, worker)
+    call = peer.open(Waiter())
+    peer.forget(call)
+    peer.forget(call)
+    peer.send(frames.Call(7, "end"))
+    assert (await worker.until(3))[1:] == [frames.Cancel(call), frames.Call(7, "end")]
+
+
+async def test_death_fails_what_waits_and_what_comes_later(peer):
+    before, after = Waiter(), Waiter()
+    peer.open(before)
+    error = WorkerDiedError("gone")
+    peer.fail(error)
+    peer.fail(WorkerDiedError("a second cause"))
+    peer.open(after)
+    assert before.error is after.error is error
+    assert peer.pending == {}
+    peer.send(frames.Call(1, "into the void"))
+    assert peer._backlog == []
+
+
+async def test_a_call_made_while_it_dies_ends_too(peer):
+    """`fail` of one call opens another: it must not be left waiting."""
+    later = Waiter()
+
+    class Opens(Waiter):
+        def fail(self, error):
+            super().fail(error)
+            peer.open(later)
+
+    peer.open(Opens())
+    peer.fail(WorkerDiedError("gone"))
+    assert later.error is not None
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"), [("protocol", ProtocolMismatchError), ("authentication", AuthenticationError)]
+)
+async def test_a_refused_join_fails_the_calls(peer, worker, kind, error):
+    connect(peer, worker)
+    waiter = Waiter()
+    peer.open(waiter)
+    await worker.until(1)
+    worker.say(frames.Rejected(kind, "not you"))
+    await waiter.told.wait()
+    assert type(waiter.error) is error
+    assert "g:0 on node0: not you" in str(waiter.error)
+
+
+async def test_a_unix_socket_on_another_machine_is_out_of_reach(peer, worker):
+    waiter = Waiter()
+    peer.open(waiter)
+    connect(peer, worker, host="elsewhere")
+    assert isinstance(waiter.error, RlinfActorsError)
+    assert "another machine" in str(waiter.error)
+
+
+async def test_tcp_is_taken_where_ipc_cannot_be(network, peer):
+    worker = FakeWorker(network, "tcp://10.0.0.1:0")
+    peer.connect(Endpoint("there", "ipc:///nowhere", worker.endpoint), "here", "t", lambda: None)
+    await worker.until(1)
+
+
+async def test_nonsense_from_the_worker_is_dropped(peer, worker, caplog):
+    connect(peer, worker)
+    waiter = Waiter()
+    call = peer.open(waiter)
+    await worker.until(1)
+    with caplog.at_level(logging.WARNING):
+        worker.say_bytes(b"\xc1")
+        worker.say(frames.Call(call, "a worker does not call a driver"))
+        worker.say(frames.Ok(call + 100))
+        worker.say(frames.Ok(call))
+        await waiter.told.wait()
+    assert "not a header" in caplog.text
+    assert "dropped a Call" in caplog.text
+
+
+async def test_closing_drops_the_link_and_twice_is_fine(peer, worker):
+    connect(peer, worker)
+    peer.close()
+    peer.close()
+    assert not peer.connected

@@ -1,0 +1,164 @@
+"""A group by its handle: how it becomes ready, how it fails, how it ends."""
+
+from __future__ import annotations
+
+import pytest
+from fake_worker import FakeWorker, Waiter
+
+from rlinf_actors.errors import GroupClosedError, NodeLostError, WorkerDiedError, WorkerError, WorkerStartError
+from rlinf_actors.runtime.remote import Construction, RemoteGroup, death
+from rlinf_actors.wire import frames
+from rlinf_actors.wire.messages import Endpoint, ExitReport, GroupState, WorkerState
+
+
+class World:
+    """Two stand-in workers and the owner's handle of their group."""
+
+    def __init__(self, network, owner=True) -> None:
+        self.workers = [FakeWorker(network, f"ipc:///w{rank}") for rank in range(2)]
+        self.failed: list[RemoteGroup] = []
+        construction = None
+        if owner:
+            construction = Construction("m:C", [b"args"], 3, lambda raised, parts, peer: WorkerError(raised.text))
+        self.group = RemoteGroup(network, "driver:x", "here", "ns", "g", ["n0", "n1"], construction, self.failed.append)
+        self.group.adopt(GroupState("ns", "g", "m:C", "o", "starting", [self.state(0, "starting")], "tok"))
+
+    def state(self, rank, state="running", master_port=0, exit=None, id=None):
+        endpoint = Endpoint("here", self.workers[rank].endpoint) if state == "running" else None
+        return WorkerState(id or f"id-{rank}", rank, rank, f"10.0.0.{rank}", state, 1, endpoint, 0, master_port, exit)
+
+
+@pytest.fixture
+async def world(network):
+    return World(network)
+
+
+async def test_nobody_is_created_before_rank_0_has_given_its_port(world):
+    world.group.update([world.state(1)])
+    assert not world.group.peers[1].connected
+    world.group.update([world.state(0, master_port=4567)])
+    for worker in world.workers:
+        join, create = await worker.until(2)
+        assert join.token == "tok"
+        assert create.env == {"MASTER_ADDR": "10.0.0.0", "MASTER_PORT": "4567"}
+        assert (create.cls, create.max_concurrency) == ("m:C", 3)
+        assert worker.came[1][1] == [b"args"]
+
+
+async def test_ready_when_all_are_constructed(world):
+    world.group.update([world.state(0, master_port=1), world.state(1)])
+    creates = [(await worker.until(2))[1] for worker in world.workers]
+    world.workers[0].say(frames.Ok(creates[0].id))
+    world.workers[1].say(frames.Ok(creates[1].id))
+    await world.group.ready
+    assert world.group._construction.parts == ()
+
+
+async def test_the_first_failure_of_a_constructor_ends_the_group(world):
+    call = Waiter()
+    world.group.peers[1].open(call)
+    world.group.update([world.state(0, master_port=1), world.state(1)])
+    create = (await world.workers[0].until(2))[1]
+    world.workers[0].say(frames.Raised(create.id, "raised", "ValueError", "no arm"))
+    with pytest.raises(WorkerError, match="no arm"):
+        await world.group.ready
+    assert str(call.error) == "no arm"
+    assert world.failed == [world.group]
+    world.group.update([world.state(1, "gone", exit=ExitReport("exited", 1))])
+    assert str(world.group.ready.error) == "no arm"
+
+
+async def test_a_worker_that_ends_before_it_is_ready_ends_the_group(world):
+    world.group.update([world.state(0, "gone", exit=ExitReport("start_failed", reason="no such interpreter"))])
+    with pytest.raises(WorkerStartError, match="g:0 on n0 could not be started: no such interpreter"):
+        await world.group.ready
+    assert isinstance(world.group.peers[1].error, WorkerStartError)
+    assert world.failed == [world.group]
+
+
+async def test_a_death_after_that_concerns_its_rank_only(world):
+    world.group.ready.resolve(None)
+    world.group.update([world.state(0, master_port=1), world.state(1)])
+    calls = [Waiter(), Waiter()]
+    for peer, call in zip(world.group.peers, calls, strict=True):
+        peer.open(call)
+    world.group.update([world.state(1, "gone", exit=ExitReport("signalled", signal=9))])
+    assert isinstance(calls[1].error, WorkerDiedError)
+    assert calls[0].error is None
+    assert not world.group.gone.done()
+    world.group.update([world.state(0, "gone", exit=ExitReport("exited", 0))])
+    await world.group.gone
+
+
+async def test_news_of_the_dead_come_once(world):
+    world.group.ready.resolve(None)
+    world.group.update([world.state(1, "gone", exit=ExitReport("exited", 3))])
+    error = world.group.peers[1].error
+    world.group.update([world.state(1, "running"), world.state(1, "gone", exit=ExitReport("exited", 4))])
+    assert world.group.peers[1].error is error
+    assert not world.group.peers[1].connected
+
+
+async def test_an_end_that_was_asked_for_is_no_death(world):
+    world.group.ready.resolve(None)
+    call = Waiter()
+    world.group.peers[0].open(call)
+    world.group.closing = True
+    world.group.update([world.state(0, "gone", exit=ExitReport("signalled", signal=15))])
+    assert isinstance(call.error, GroupClosedError)
+
+
+async def test_stopped_by_another_is_told_as_such(world):
+    world.group.ready.resolve(None)
+    world.group.update([world.state(0, "gone", exit=ExitReport("stopped", signal=15))])
+    assert isinstance(world.group.peers[0].error, GroupClosedError)
+
+
+async def test_closing_ends_calls_and_waits(world):
+    call = Waiter()
+    world.group.peers[0].open(call)
+    world.group.close()
+    assert isinstance(call.error, GroupClosedError)
+    await world.group.gone
+    with pytest.raises(GroupClosedError):
+        await world.group.ready
+    assert world.failed == []
+
+
+async def test_a_handle_of_another_process_creates_nothing(network):
+    world = World(network, owner=False)
+    await world.group.ready
+    world.group.update([world.state(0, master_port=1), world.state(1)])
+    world.group.peers[1].send(frames.Call(1, "x"))
+    assert [type(frame) for frame in await world.workers[1].until(2)] == [frames.Join, frames.Call]
+
+
+DEATHS = [
+    (ExitReport("signalled", signal=9), "was ended by signal 9 (SIGKILL)"),
+    (ExitReport("signalled", signal=63), "was ended by signal 63"),
+    (ExitReport("exited", 3), "exited with code 3"),
+    (ExitReport("exited", 0), "exited with code 0"),
+    (ExitReport("exited"), "ended, and nobody saw how"),
+    (ExitReport("signalled", signal=9, oom="yes"), "it was out of memory"),
+    (ExitReport("signalled", signal=9, oom="suspected"), "out of memory suspected"),
+    (ExitReport("exited", 1, stderr_tail=["one", "two"]), "last lines of its stderr:\n    one\n    two"),
+    (ExitReport("exited", 1, reason="its template ended"), "its template ended"),
+]
+
+
+@pytest.mark.parametrize(("report", "text"), DEATHS, ids=[text for _, text in DEATHS])
+def test_deaths_say_how(report, text):
+    error = death(report, "g:2", 2, "n7")
+    assert isinstance(error, WorkerDiedError)
+    assert text in str(error)
+    assert "worker g:2 on n7" in str(error)
+    assert (error.rank, error.node, error.exit_code, error.signal) == (2, "n7", report.exit_code, report.signal)
+    assert error.stderr_tail == tuple(report.stderr_tail)
+    assert error.oom == report.oom
+
+
+def test_deaths_of_other_kinds():
+    assert isinstance(death(ExitReport("start_failed", reason="x"), "g:0", 0, "n"), WorkerStartError)
+    lost = death(ExitReport("node_lost"), "g:0", 0, "n")
+    assert isinstance(lost, NodeLostError)
+    assert "g:0 is gone with its node n: the node stopped answering" in str(lost)

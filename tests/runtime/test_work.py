@@ -1,0 +1,177 @@
+"""Work and Promise: one outcome, two ways to wait, no event loop of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from rlinf_actors.errors import CallTimeoutError
+from rlinf_actors.runtime.work import Promise
+
+
+def in_thread(function, *args):
+    thread = threading.Thread(target=function, args=args)
+    thread.start()
+    return thread
+
+
+def waiting(promise: Promise) -> bool:
+    """Whether somebody waits for it."""
+    return bool(promise._callbacks)
+
+
+class TestBlocking:
+    def test_outcome_that_is_there(self):
+        promise: Promise = Promise("this")
+        assert not promise.done()
+        assert promise.resolve(3)
+        assert promise.done()
+        assert promise.wait() == promise.wait(0) == 3
+
+    def test_outcome_that_comes_from_another_thread(self):
+        promise: Promise = Promise("this")
+        promise._on_done(lambda: None)
+        thread = in_thread(promise.resolve, "x")
+        assert promise.wait(10) == "x"
+        thread.join()
+
+    def test_error_is_raised_to_each_who_waits(self):
+        promise: Promise = Promise("this")
+        promise.reject(ValueError("no"))
+        for _ in range(2):
+            with pytest.raises(ValueError, match="no"):
+                promise.wait()
+
+    def test_first_outcome_stays(self):
+        promise: Promise = Promise("this")
+        assert promise.resolve(1)
+        assert not promise.resolve(2)
+        assert not promise.reject(ValueError())
+        assert promise.wait() == 1
+        assert promise.error is None
+
+    def test_timeout_says_what_goes_on_and_leaves_nothing(self):
+        promise: Promise = Promise("group 'g'")
+        with pytest.raises(CallTimeoutError, match=r"group 'g' was not done within 0\.01 s; it goes on"):
+            promise.wait(0.01)
+        with pytest.raises(TimeoutError):
+            promise.wait(-1)
+        assert promise._callbacks == ()
+        promise.resolve(5)
+        assert promise.wait() == 5
+
+    def test_many_threads_wait(self):
+        promise: Promise = Promise("this")
+        got: list = []
+        threads = [in_thread(lambda: got.append(promise.wait(10))) for _ in range(8)]
+        promise.resolve(7)
+        for thread in threads:
+            thread.join()
+        assert got == [7] * 8
+
+
+class TestAwaiting:
+    async def test_outcome_that_is_there_costs_no_turn_of_the_loop(self):
+        promise: Promise = Promise("this")
+        promise.resolve(1)
+        turns: list = []
+        asyncio.get_running_loop().call_soon(turns.append, 1)
+        assert await promise == 1
+        assert await promise.async_wait() == 1
+        assert turns == []
+
+    async def test_outcome_that_comes_from_another_thread(self):
+        promise: Promise = Promise("this")
+        task = asyncio.create_task(promise.async_wait())
+        await asyncio.sleep(0)
+        assert waiting(promise)
+        thread = in_thread(promise.resolve, "x")
+        assert await task == "x"
+        thread.join()
+
+    async def test_cancelling_the_awaiting_task_leaves_it_alone(self):
+        promise: Promise = Promise("this")
+        first = asyncio.create_task(promise.async_wait())
+        second = asyncio.create_task(promise.async_wait())
+        await asyncio.sleep(0)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        assert not promise.done()
+        promise.resolve(1)
+        assert await second == 1
+        assert await promise == 1
+
+    async def test_a_cancelled_waiter_leaves_no_callback(self):
+        promise: Promise = Promise("this")
+        task = asyncio.create_task(promise.async_wait())
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert promise._callbacks == ()
+
+    async def test_wait_for_is_a_plain_timeout_and_it_goes_on(self):
+        promise: Promise = Promise("this")
+        with pytest.raises((asyncio.TimeoutError, TimeoutError)):
+            await asyncio.wait_for(promise.async_wait(), 0.01)
+        promise.resolve(2)
+        assert await promise == 2
+
+    async def test_gather(self):
+        promises = [Promise("this") for _ in range(3)]
+        task = asyncio.ensure_future(asyncio.gather(*(p.async_wait() for p in promises)))
+        await asyncio.sleep(0)
+        for n, promise in enumerate(reversed(promises)):
+            promise.resolve(n)
+        assert await task == [2, 1, 0]
+
+    def test_several_loops_await_the_same(self):
+        promise: Promise = Promise("this")
+        got: list = []
+        ready = threading.Barrier(4)
+
+        async def main():
+            task = asyncio.create_task(promise.async_wait())
+            await asyncio.sleep(0)
+            ready.wait(10)
+            got.append(await task)
+
+        threads = [in_thread(asyncio.run, main()) for _ in range(3)]
+        ready.wait(10)
+        promise.resolve("all")
+        for thread in threads:
+            thread.join()
+        assert got == ["all"] * 3
+        assert asyncio.run(promise.async_wait()) == "all"
+
+    def test_a_loop_that_was_closed_meanwhile_is_nobodys_problem(self):
+        promise: Promise = Promise("this")
+        loop = asyncio.new_event_loop()
+        task = loop.create_task(promise.async_wait())
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
+        promise.resolve(1)
+        assert promise.wait() == 1
+        task.get_coro().close()
+        task._log_destroy_pending = False
+
+    async def test_blocking_and_awaiting_at_once(self):
+        promise: Promise = Promise("this")
+        thread_got: list = []
+
+        def block():
+            try:
+                promise.wait(10)
+            except KeyError as error:
+                thread_got.append(error)
+
+        thread = in_thread(block)
+        task = asyncio.create_task(promise.async_wait())
+        await asyncio.sleep(0)
+        promise.reject(KeyError("k"))
+        with pytest.raises(KeyError):
+            await task
+        await asyncio.to_thread(thread.join)
+        assert thread_got == [promise.error]
