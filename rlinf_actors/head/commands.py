@@ -73,8 +73,14 @@ class EndCluster(msgspec.Struct, frozen=True):
     reason: str
 
 
+class Record(msgspec.Struct, frozen=True):
+    """A line for the head's log."""
+
+    text: str
+
+
 Event = Union[Asked, Told, Tick, Stalled, Unreachable]
-Command = Union[Notify, Answer, Refuse, EndCluster]
+Command = Union[Notify, Answer, Refuse, EndCluster, Record]
 Emit = Callable[[Command], None]
 
 

@@ -17,6 +17,7 @@ from rlinf_actors.head.commands import (
     EndCluster,
     Event,
     Notify,
+    Record,
     Refuse,
     Stalled,
     Tick,
@@ -127,5 +128,7 @@ class HeadServer:
                 self._server.fail(
                     command.peer, command.id, command.kind, command.text, command.missing_ranks, command.path
                 )
+            elif isinstance(command, Record):
+                log.info("%s", command.text)
             elif isinstance(command, EndCluster):
                 self._on_end(command.reason)

@@ -18,6 +18,7 @@ from rlinf_actors.head.commands import (
     EndCluster,
     Event,
     Notify,
+    Record,
     Refuse,
     Refused,
     Stalled,
@@ -97,6 +98,9 @@ class Supervisor:
                 answer = self._answer(event)
             except Refused as error:
                 self._emit(Refuse(event.peer, event.id, error.kind, error.text, (), error.path))
+                if isinstance(event.body, (AgentHello, ClientHello)):
+                    who = event.peer.decode(errors="replace")
+                    self._emit(Record(f"refused {who} ({error.kind}): {error.text}"))
             else:
                 if answer is not None:
                     self._emit(Answer(event.peer, event.id, answer))
@@ -192,7 +196,9 @@ class Supervisor:
         self._check_protocol("agentd", hello.protocol, hello.version)
         known = self._nodes.get(hello.node.node_id)
         node = self._nodes.hello(peer, hello, self._now)
-        if known is not None and known.incarnation == node.incarnation:
+        if known is None or known.incarnation != node.incarnation:
+            self._emit(Record(f"node {node.name} is here, incarnation {node.incarnation}"))
+        else:
             self._clients.unwatch(node.id, self._now)  # a head's watch may have been lost with its connection
         self._groups.reconcile(node, hello.workers, self._now)
         self._clients.watch(self._nodes.alive())
@@ -201,6 +207,7 @@ class Supervisor:
     def _client_hello(self, peer: bytes, hello: ClientHello) -> Welcome:
         self._check_protocol(f"this {hello.role}", hello.protocol, hello.version)
         client = self._clients.hello(peer, hello, self._now, self._groups.namespace_of(hello.worker_id))
+        self._emit(Record(f"{client} is here"))
         self._groups.tell_all(client)
         self._clients.watch(self._nodes.alive())
         return self._welcome(self._clients.token(client.namespace))
@@ -281,6 +288,7 @@ class Supervisor:
     # --- ends ---
 
     def _node_lost(self, node: Node, reason: str) -> None:
+        self._emit(Record(f"node {node.name} is gone: {reason}"))
         self._groups.node_lost(node, reason)
         self._clients.unwatch(node.id, self._now)
         self._clients.watch(self._nodes.alive())
@@ -288,6 +296,7 @@ class Supervisor:
     def _client_gone(self, incarnation: str, client: Client | None) -> None:
         self._groups.client_gone(incarnation)
         if client is not None:
+            self._emit(Record(f"{client} has ended: {self._clients.ended(incarnation)}"))
             self._nodes.forget(client.peer)
             if not self._groups.uses(client.namespace):
                 self._clients.forget_job(client.namespace)

@@ -13,6 +13,7 @@ from rlinf_actors.head.commands import (
     Command,
     EndCluster,
     Notify,
+    Record,
     Refuse,
     Stalled,
     Tick,
@@ -156,6 +157,9 @@ class HeadKit:
 
     def refusals(self) -> list[Refuse]:
         return [c for c in self.out if isinstance(c, Refuse)]
+
+    def records(self) -> list[str]:
+        return [c.text for c in self.out if isinstance(c, Record)]
 
     def ended(self) -> bool:
         return any(isinstance(c, EndCluster) for c in self.out)

@@ -276,6 +276,27 @@ def test_lines_for_nobody_are_dropped_with_credit_for_more():
     assert kit.sent(LogCredit, "a:n0") == [LogCredit("ns", "n0-name", 6)]
 
 
+def test_the_log_says_who_came_who_went_and_who_was_refused():
+    kit = HeadKit()
+    kit.node("n0")
+    lines = kit.records()
+    kit.driver()
+    lines += kit.records()
+    kit.driver("d2", role="king")
+    lines += kit.records()
+    kit.tell("d1", Goodbye("done"))
+    lines += kit.records()
+    kit.tell("a:n0", Goodbye("off"))
+    lines += kit.records()
+    assert lines == [
+        "node n0 (10.0.0.1) is here, incarnation n0-1",
+        "driver d1, process 100, namespace 'ns' is here",
+        "refused d2 (authentication): 'king' is no role; the roles are driver, worker",
+        "driver d1, process 100, namespace 'ns' has ended: done",
+        "node n0 (10.0.0.1) is gone: off",
+    ]
+
+
 def test_unexpected_notices_are_counted():
     kit = HeadKit()
     kit.cluster()
