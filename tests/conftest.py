@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
+from collections.abc import Iterator
 
 import pytest
 
@@ -34,3 +36,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         )
     for item in marked:
         item.add_marker(pytest.mark.skip(reason="torch is not installed"))
+
+
+@pytest.fixture(autouse=True)
+def orphans_are_inits() -> Iterator[None]:
+    """A test that runs an agent's code in this process makes it a subreaper; the next test's orphans are not ours."""
+    yield
+    ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
