@@ -7,7 +7,9 @@ import sys
 
 from rlinf_actors import Worker
 
-TOLD = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CLUSTER_NODE_RANK", "NODE_RANK", "NODE_GROUP_LABEL", "MARK")
+TOLD = (
+    "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CLUSTER_NODE_RANK", "NODE_RANK", "NODE_GROUP_LABEL", "MARK",
+)  # fmt: skip
 
 
 class Anywhere(Worker):

@@ -45,8 +45,15 @@ def network() -> Iterator[list[netns_kit.Host]]:
         yield made
 
 
-def agentd(host: netns_kit.Host, folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "agentd", "--run-dir", str(folder), "--insecure-test-network", *arguments]
+def agentd(host: netns_kit.Host, folder: Path, venvs: list[str], *arguments: str) -> subprocess.Popen[str]:
+    folder.mkdir(mode=0o700)
+    config = folder / "agentd.toml"
+    allowed = sorted({str(Path(interpreter).parents[2]) for interpreter in venvs})
+    config.write_text(f"[workers]\ninterpreters = {json.dumps(allowed)}\n")
+    command = [
+        sys.executable, "-m", "agentd", "--config", str(config), "--run-dir", str(folder), "--insecure-test-network",
+        *arguments,
+    ]  # fmt: skip
     env = {**os.environ, "PYTHONPATH": str(PROJECT), "MARK": host.namespace}
     return subprocess.Popen(host.command(command), env=env, stdin=subprocess.DEVNULL, text=True)
 
@@ -80,9 +87,9 @@ def test_groups_span_nodes_in_the_right_interpreters(
 ) -> None:
     head, *rest = network
     address = f"{head.ip}:6399"
-    agents = [agentd(head, tmp_path / "n0", "--head", "--listen", address, "--node-rank", "0")]
+    agents = [agentd(head, tmp_path / "n0", venvs, "--head", "--listen", address, "--node-rank", "0")]
     agents += [
-        agentd(host, tmp_path / f"n{rank}", "--connect", address, "--node-rank", str(rank))
+        agentd(host, tmp_path / f"n{rank}", venvs, "--connect", address, "--node-rank", str(rank))
         for rank, host in enumerate(rest, start=1)
     ]
     config = {
