@@ -93,6 +93,7 @@ class Runtime:
         self.network: Network = self.io.submit(_made(lambda: ZmqNetwork(self.io.loop, security))).result()
         self._head: HeadLink | None = None
         self._gone: RlinfActorsError | None = None
+        self._stopped = False
         self._printer: LogPrinter | None = None
         self._warned: set[str] = set()
         self._stopping: set[asyncio.Task[None]] = set()
@@ -157,6 +158,7 @@ class Runtime:
         """End an embedded cluster. Loop thread."""
         if self._head is not None:
             await self._head.request(StopCluster(), 10.0)
+            self._stopped = True  # nobody is left to say goodbye to
 
     # --- groups ---
 
@@ -236,7 +238,7 @@ class Runtime:
         """The embedded daemon is gone, and every worker with it. Loop thread."""
         error = self._gone = RlinfActorsError(f"the cluster is gone: {reason}")
         if self._head is not None:
-            self._head.close(reason)
+            self._head.close(reason, 0)
         for group in list(self.groups.values()):
             group.close(error)
 
@@ -257,7 +259,7 @@ class Runtime:
             group.close(GroupClosedError(f"group {group.name!r}: this process closed its connection to the cluster"))
         self.groups.clear()
         if self._head is not None:
-            self._head.close("the process ends")
+            self._head.close("the process ends", 0 if self._stopped else 200)
         self.network.close()
 
     # --- what the head says ---
