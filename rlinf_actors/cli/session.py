@@ -111,7 +111,8 @@ def _endpoint(text: str, source: str) -> str:
     try:
         return endpoint_of(text, source)
     except ConfigError as error:
-        raise ConfigError(f"{text!r} is neither HOST:PORT ({DEFAULT_LISTEN}) nor a run directory", path=source) from error
+        message = f"{text!r} is neither HOST:PORT (such as {DEFAULT_LISTEN}) nor a run directory"
+        raise ConfigError(message, path=source) from error
 
 
 def _is_ours(directory: Path) -> bool:
