@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 
+import msgspec
 import pytest
 
 from rlinf_actors.net.memory import MemoryNetwork
@@ -57,10 +58,8 @@ class Ends:
         self.link.send(frames.encode(frame), parts)
 
     def join(self, **changes) -> None:
-        given = {
-            "protocol": PROTOCOL, "version": "0", "python": "3", "name": "driver", "token": "token", "worker_id": "id-0",
-        }  # fmt: skip
-        self.say(frames.Join(**{**given, **changes}))
+        good = frames.Join(PROTOCOL, "0", "3", "driver", "token", "id-0")
+        self.say(msgspec.structs.replace(good, **changes))
 
     def call(self, call, x=1, method="double") -> None:
         self.say(frames.Call(call, method), payload.encode_call((x,), {}))
