@@ -7,6 +7,7 @@ first failure in time, which then ends every call on the group.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import signal as signals
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from rlinf_actors.net.link import Network
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.work import Promise
 from rlinf_actors.wire import frames
-from rlinf_actors.wire.messages import ExitReport, GroupState, WorkerState
+from rlinf_actors.wire.messages import Endpoint, ExitReport, GroupState, WorkerState
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +98,10 @@ class RemoteGroup:
     def update(self, workers: Sequence[WorkerState]) -> None:
         """The head says how these workers are."""
         for worker in workers:
+            if not 0 <= worker.rank < len(self.peers):
+                continue  # of an earlier or later group of this name
+            if self.peers[worker.rank].worker_id not in ("", worker.id):
+                continue
             before = self.states.get(worker.rank)
             if before is not None and before.state == "gone" and before.id == worker.id:
                 continue
@@ -131,7 +136,15 @@ class RemoteGroup:
         for rank, state in self.states.items():
             peer = self.peers[rank]
             if state.state == "running" and state.endpoint is not None and not peer.connected and peer.error is None:
-                peer.connect(state.endpoint, self._host, self.token, lambda peer=peer: self._create(peer))  # type: ignore[misc]
+                self._connect_peer(peer, state.endpoint)
+
+    def _connect_peer(self, peer: Peer, endpoint: Endpoint) -> None:
+        try:
+            peer.connect(endpoint, self._host, self.token, lambda: self._create(peer))
+        except (OSError, RlinfActorsError) as error:  # no descriptor left, or an address that may not be used
+            reason = RlinfActorsError(f"cannot connect to {peer.name} on {peer.node}: {error}")
+            peer.fail(reason)
+            self.construction_failed(reason)
 
     def _create(self, peer: Peer) -> tuple[frames.AnyFrame, Sequence[Buffer]] | None:
         construction = self._construction
@@ -167,8 +180,8 @@ class RemoteGroup:
         """The group cannot come up: the first cause ends every call on it."""
         if self.ready.done():
             return
-        self.fail(error)
         self._on_failure(self)
+        self.fail(error)
 
 
 class _Constructed:
@@ -181,13 +194,22 @@ class _Constructed:
 
     def answer(self, frame: frames.AnyFrame, parts: list[Buffer]) -> bool:
         if isinstance(frame, frames.Raised):
-            self._group.construction_failed(self._construction.decode_failure(frame, parts, self._peer))
+            # unpickling runs the user's code: not on this thread
+            decoding = asyncio.get_running_loop().run_in_executor(
+                None, self._construction.decode_failure, frame, parts, self._peer
+            )
+            decoding.add_done_callback(self._decoded)
         else:
             self._group.constructed(self._peer.rank)
         return True
 
     def fail(self, error: Exception) -> None:
         self._group.construction_failed(error)
+
+    def _decoded(self, decoding: asyncio.Future[Exception]) -> None:
+        if not decoding.cancelled():
+            error = decoding.exception()
+            self._group.construction_failed(error if isinstance(error, Exception) else decoding.result())
 
 
 def death(report: ExitReport, worker: str, rank: int, node: str) -> RlinfActorsError:

@@ -40,7 +40,7 @@ _Table = dict[type, Callable[[Any], Any]]
 
 
 def encode(value: Any, what: str = "value") -> list[Buffer]:
-    """One object as parts. Buffers in it are not copied: they must not change until they are sent.
+    """One object as parts. They are a snapshot: changing the object afterwards changes nothing that is sent.
 
     Args:
         value: any picklable object.
@@ -121,7 +121,9 @@ def _pickle(value: Any, what: str) -> list[Buffer]:
     buffers: list[Buffer] = []
 
     def keep(buffer: pickle.PickleBuffer) -> None:
-        buffers.append(buffer.raw())
+        # a snapshot: it is sent later, by another thread, and the owner may reuse its memory meanwhile
+        raw = buffer.raw()
+        buffers.append(raw if raw.readonly else bytes(raw))
 
     try:
         stream = io.BytesIO()
