@@ -115,8 +115,8 @@ class Children:
         for name in ("w", "t", "pkg"):
             (self._run_dir / name).mkdir(mode=0o700, exist_ok=True)
         package = self._run_dir / "pkg" / "rlinf_actors"
-        with contextlib.suppress(FileExistsError):
-            package.symlink_to(Path(rlinf_actors.__file__).resolve().parent)
+        package.unlink(missing_ok=True)  # of an earlier agentd here, which may have been installed elsewhere
+        package.symlink_to(Path(rlinf_actors.__file__).resolve().parent)
         return str(package.parent)
 
     # --- what the session asks for ---

@@ -45,6 +45,16 @@ async def test_worker_comes_up_and_is_stopped(tmp_path):
         assert (exit.kind, exit.signal) == ("stopped", 15)
 
 
+async def test_a_run_dir_of_an_agentd_that_was_installed_elsewhere(tmp_path):
+    """Its link to the package leads to nowhere, or to another version."""
+    (tmp_path / "run" / "pkg").mkdir(parents=True)
+    (tmp_path / "run" / "pkg" / "rlinf_actors").symlink_to(tmp_path / "gone")
+    async with children(tmp_path) as (kids, reports):
+        one = spec()
+        kids.start([one])
+        await reports.up(one)
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 async def test_worker_is_a_process_of_its_own(tmp_path, method):
     extra = tmp_path / "extra"
