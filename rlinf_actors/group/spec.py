@@ -30,7 +30,7 @@ class LaunchOptions:
         path_env_merge_mode: "append" or "override".
         net_devices: interfaces for collectives, None for the kernel's choice.
         log_dir: directory of log files, None for the agent's own.
-        write_logs: whether stdout and stderr reach the driver's terminal and *log_dir*.
+        forward_logs: whether stdout and stderr reach the driver's terminal.
     """
 
     start_method: str = "fork"

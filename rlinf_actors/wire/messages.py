@@ -253,7 +253,6 @@ class Launch(Message, frozen=True):
     cls: str
     workers: list[WorkerSpec]
     detail: str = ""
-    replaces: str = ""
 
 
 class Launched(Message, frozen=True):
@@ -405,7 +404,7 @@ class Reply(Message, frozen=True, tag="rep"):
 
 
 class Failed(Message, frozen=True, tag="err"):
-    """A request that was refused. `kind` names the error class at the asker (wire.refusals):
+    """A request that was refused. `kind` names the error class at the asker (net.rpc.refusal):
     config, timeout, name_in_use, not_found, unreachable, authentication, protocol, usage, node_lost.
     """
 

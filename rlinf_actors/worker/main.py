@@ -71,7 +71,6 @@ def _start(
         worker_id=spec.id,
         token=spec.token,
         security=security,
-        on_lost=lambda reason: None,  # the agent's business: it ends us through the template
     )
     name = f"{spec.group}:{spec.rank}"
 
