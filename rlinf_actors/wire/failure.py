@@ -29,10 +29,10 @@ def encode(call_id: int, error: BaseException, kind: str = "raised") -> tuple[Ra
         text = str(error)
     except Exception as broken:  # noqa: BLE001 - a __str__ of the user's that raises must not hide the error
         text = f"<its __str__ raised {type(broken).__name__}>"
-    return Raised(call_id, kind, kind_name, text[:_MAX_TEXT], _format(error)[-_MAX_TEXT:]), _whole_or_rebuilt(error)
+    return Raised(call_id, kind, kind_name, text[:_MAX_TEXT], _format(error)[-_MAX_TEXT:]), encode_exception(error)
 
 
-def _whole_or_rebuilt(error: BaseException) -> list[Buffer]:
+def encode_exception(error: BaseException) -> list[Buffer]:
     """The exception as parts that can be read again: as it pickles, else put together from its class and arguments.
 
     An exception whose constructor takes other arguments than it passes on pickles, and does not unpickle.
