@@ -46,6 +46,9 @@ class AsyncWork(Promise[T]):
         """
         return _Then(self, fn, args, kwargs)
 
+    def _want(self) -> None:
+        """Somebody depends on the outcome, for good."""
+
     def _before_blocking(self) -> None:
         try:
             loop = asyncio.get_running_loop()
@@ -75,6 +78,7 @@ class _Then(AsyncWork[Any]):
     ) -> None:
         super().__init__(f"{getattr(fn, '__name__', 'a function')}() after {before._what}")
         self._before = before
+        before._want()
         self._call = (fn, args, kwargs)
         with self._guard:
             self._under_way.add(self)

@@ -266,7 +266,7 @@ class _Passed(Received):
     """The work of a member that passes on. It stays while its turn does: others depend on it."""
 
     def __init__(self, turn: Receiving, what: str) -> None:
-        super().__init__(what, lambda value: value, lambda _message: None)
+        super().__init__(what, _Fixed())
         self._turn = turn
 
     def take(self, message: Arrived) -> None:
@@ -279,6 +279,19 @@ class _Passed(Received):
     def _passed(self, message: Arrived) -> None:
         self._message = message
         self.resolve(None)
+
+
+class _Fixed:
+    """The place of a member in a broadcast: it is not left."""
+
+    def enter(self) -> None:
+        raise AssertionError("a place that is not left is not entered again")
+
+    def leave(self) -> bool:
+        return False
+
+    def unread(self, message: Arrived) -> None:
+        pass  # it was passed on; this member did not want it
 
 
 class _MemberWatch:

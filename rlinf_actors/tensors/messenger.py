@@ -122,19 +122,11 @@ class Messenger:
         """Ask for the next object of *sender*; see `wait` for waiting with a limit."""
         if timeout is not None and timeout < 0:
             raise ValueError(f"the timeout is {timeout}; it must be a number of seconds, 0 or more")
-        key = (sender.get_name(), "")
-        work = Received(f"recv() from {sender}", convert, lambda message: self._io.call(self._unread, key, message))
-        slot = Slot(key, work)
-
-        def found(group: RemoteGroup | Exception) -> None:
-            try:
-                self._post(slot, group, sender)
-            except Exception as error:  # noqa: BLE001 - it reaches the waiter
-                failure = error
-                self._fail([slot], lambda _what: failure)
-
-        self.directory.group(sender.root_group_name, found)
-        return work, slot
+        place = _Place(self, sender)
+        work = Received(f"recv() from {sender}", place, convert)
+        place.slot = Slot((sender.get_name(), ""), work)
+        place.enter()
+        return work, place.slot
 
     def _post(self, slot: Slot, group: RemoteGroup | Exception, sender: WorkerAddress) -> None:
         if isinstance(group, (GroupNotFoundError, PeerDiedError)):
@@ -193,7 +185,7 @@ class Messenger:
 
     def _expire(self, slot: Slot, timeout: float) -> None:
         work = slot.work
-        if work is not None and not work.done() and self._withdraw(slot):
+        if work is not None and not work.done() and (work.asleep or self._withdraw(slot)):
             work.reject(_late(work, timeout))
 
     def _withdraw(self, slot: Slot) -> bool:
@@ -280,6 +272,34 @@ class Messenger:
             messages = self._mailbox.forget(key)
         for message in messages:
             self._credit(message)
+
+
+class _Place:
+    """Where a recv waits."""
+
+    slot: Slot
+
+    def __init__(self, messenger: Messenger, sender: WorkerAddress) -> None:
+        self._messenger = messenger
+        self._sender = sender
+
+    def enter(self) -> None:
+        self.slot.closed = False
+        self._messenger.directory.group(self._sender.root_group_name, self._found)
+
+    def leave(self) -> bool:
+        return self._messenger._withdraw(self.slot)
+
+    def unread(self, message: Arrived) -> None:
+        # from a finalizer, which may run on any thread, with any lock held
+        self._messenger._io.call(self._messenger._unread, self.slot.key, message)
+
+    def _found(self, group: RemoteGroup | Exception) -> None:
+        try:
+            self._messenger._post(self.slot, group, self._sender)
+        except Exception as error:  # noqa: BLE001 - it reaches the waiter
+            failure = error
+            self._messenger._fail([self.slot], lambda _what: failure)
 
 
 class _Watch:

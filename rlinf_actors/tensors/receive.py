@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.tensors.asyncwork import AsyncWork
@@ -22,6 +22,19 @@ class Body:
     link: bytes
     outbox: int
     parts: list[Buffer]
+
+
+class Place(Protocol):
+    """Where a receive waits."""
+
+    def enter(self) -> None:
+        """Wait for a message, behind those that wait already."""
+
+    def leave(self) -> bool:
+        """Wait no more; False if there is a message or an error."""
+
+    def unread(self, message: Arrived) -> None:
+        """Nobody looked at this message."""
 
 
 class Slot:
@@ -50,33 +63,66 @@ class Slot:
 class Received(AsyncWork[Any]):
     """The work of a recv. The object is unpickled once, by the first thread that waits for it.
 
-    A message that it got and that nobody looked at goes back to the mailbox when the work is dropped:
-    so a recv that was cancelled loses nothing.
+    A cancelled wait takes no message: when the last task that awaits it is cancelled, the receive leaves
+    its place, and takes one again when somebody waits. A message that it got and that nobody looked at
+    goes back to the mailbox when the work is dropped.
 
     Args:
         what: for messages of errors.
+        place: where it waits.
         convert: makes the result of what was received.
-        unread: takes a message back.
     """
 
-    def __init__(self, what: str, convert: Callable[[Any], Any], unread: Callable[[Arrived], None]) -> None:
+    def __init__(self, what: str, place: Place, convert: Callable[[Any], Any] = lambda value: value) -> None:
         super().__init__(what)
+        self._place = place
         self._convert = convert
-        self._unread = unread
-        self._reading = threading.Lock()
+        self._guard = threading.Lock()
+        self._waiters = 0
         self._message: Arrived | None = None
         self._result: Any = None
         self._failure: BaseException | None = None
+        self.asleep = False
 
     def take(self, message: Arrived) -> None:
         """It is this message. Loop thread or the receiver's."""
         self._message = message
         self.resolve(None)
 
+    def wait(self, timeout: float | None = None) -> Any:
+        """See AsyncWork."""
+        self._want()
+        try:
+            return super().wait(timeout)
+        finally:
+            self._waiters_change(-1)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        self._want()
+        try:
+            return (yield from super().__await__())
+        except (asyncio.CancelledError, GeneratorExit):
+            if self._waiters == 1 and not self.done() and self._place.leave():
+                self.asleep = True
+            raise
+        finally:
+            self._waiters_change(-1)
+
+    def _want(self) -> None:
+        with self._guard:
+            self._waiters += 1
+            wake, self.asleep = self.asleep and not self.done(), False
+        if wake:
+            self._place.enter()
+
+    def _waiters_change(self, by: int) -> None:
+        with self._guard:
+            self._waiters += by
+
     def _outcome(self) -> Any:
         if self._error is not None:
             return super()._outcome()
-        with self._reading:
+        with self._guard:
             if self._message is not None:
                 parts, self._message = self._message.body.parts, None
                 try:
@@ -90,5 +136,5 @@ class Received(AsyncWork[Any]):
     def __del__(self) -> None:
         message = self.__dict__.get("_message")
         if message is not None:
-            self._unread(message)
+            self._place.unread(message)
         super().__del__()

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from typing import Any
 
-from rlinf_actors import Worker
+from rlinf_actors import RlinfActorsError, Worker
+
+
+def ended(work: Any) -> str:
+    """The kind of error that a work ended with."""
+    try:
+        work.wait()
+    except TimeoutError:
+        return "TimeoutError"
+    except RlinfActorsError as error:
+        return type(error).__name__
+    return ""
 
 
 class Talker(Worker):
@@ -43,6 +55,20 @@ class Talker(Worker):
 
     def done(self) -> list[bool]:
         return [work.done() for work in self.works]
+
+    def say_unpicklable(self, group: str) -> str:
+        try:
+            self.send({"lock": threading.Lock()}, group, 0)
+        except RlinfActorsError as error:
+            return type(error).__name__
+        return "sent"
+
+    def hear_late(self, group: str, timeout: float) -> str:
+        return ended(self.recv(group, 0, async_op=True, timeout=timeout))
+
+    def works_of_recv(self, group: str, count: int) -> list[str]:
+        works = [self.recv(group, 0, async_op=True) for _ in range(count)]
+        return [ended(work) for work in works]
 
     def held_bytes(self) -> int:
         assert self._context is not None
@@ -82,6 +108,10 @@ class AsyncTalker(Worker):
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         return await self.recv(group, 0, async_op=True)
+
+    async def state(self) -> Any:
+        m = self._context.messenger
+        return str(m._mailbox._queues), str(m.directory._waiting), str(m.directory._groups), m.held_bytes
 
     async def chained(self, group: str) -> Any:
         return await self.recv(group, 0, async_op=True).then(lambda a, b: a + b, 1, b=2)
