@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _check_security(config: Any) -> None:
     """Refuse addresses outside loopback before anything is started."""
-    from agentd.config import endpoint_of
+    from rlinf_actors.net.address import endpoint_of
     from rlinf_actors.net.security import Security
 
     security = Security(config.insecure)

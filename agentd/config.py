@@ -15,10 +15,10 @@ from typing import Any
 
 from rlinf_actors.compat import tomllib
 from rlinf_actors.errors import ConfigError
+from rlinf_actors.net.address import DEFAULT_LISTEN, split_address
 from rlinf_actors.settings import Settings
 
 DEFAULT_FILE = Path("/etc/rlinf-actors/agentd.toml")
-DEFAULT_LISTEN = "127.0.0.1:6380"
 
 KEYS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "head": {"listen": str, "connect": str},
@@ -222,30 +222,6 @@ def _checked(config: Config) -> Config:
         if not getattr(config, name) >= 0:
             raise ConfigError(f"is {getattr(config, name)}; it must be 0 or more", path=name)
     return config
-
-
-def split_address(address: str, path: str) -> tuple[str, int]:
-    """Host and port of ``HOST:PORT`` (``[HOST]:PORT`` for IPv6, ``tcp://`` in front is fine).
-
-    Raises:
-        ConfigError: it is something else.
-    """
-    host, _, port = address.removeprefix("tcp://").rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535 or "/" in host:
-        raise ConfigError(f"is {address!r}; it must be HOST:PORT, such as {DEFAULT_LISTEN}", path=path)
-    return host.strip("[]"), int(port)
-
-
-def endpoint_of(address: str, path: str) -> str:
-    """The ZeroMQ endpoint of ``HOST:PORT``.
-
-    Raises:
-        ConfigError: it is something else.
-    """
-    host, port = split_address(address, path)
-    if host == "localhost":
-        host = "127.0.0.1"  # ZeroMQ binds to addresses, not to names
-    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
 def default_interpreters() -> tuple[str, ...]:

@@ -12,9 +12,10 @@ import signal
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from agentd.config import Config, default_interpreters, endpoint_of, load, split_address
+from agentd.config import Config, default_interpreters, load
 from agentd.notify import Notifier
 from rlinf_actors.errors import ConfigError, RlinfActorsError
+from rlinf_actors.net.address import endpoint_of, split_address
 
 if TYPE_CHECKING:  # loaded while the probe's process runs
     from agentd.children import Children

@@ -16,6 +16,7 @@ import click
 
 from rlinf_actors.cli.output import note
 from rlinf_actors.errors import ConfigError, ProtocolError
+from rlinf_actors.net.address import DEFAULT_LISTEN, endpoint_of
 from rlinf_actors.net.rpc import ControlClient
 from rlinf_actors.net.security import Security
 from rlinf_actors.settings import HEAD, Settings
@@ -105,16 +106,13 @@ async def _ask(endpoint: str, settings: Settings, timeout: float) -> Status:
 
 
 def _endpoint(text: str, source: str) -> str:
-    if "://" in text:
-        return text
     if os.path.isdir(text):
         return f"ipc://{os.path.join(os.path.abspath(text), SOCKET)}"
-    host, _, port = text.rpartition(":")
-    if host and port.isdigit():
-        return f"tcp://{text}"
-    raise ConfigError(
-        f"{text!r} is neither HOST:PORT (e.g. 127.0.0.1:6380) nor a run directory", path=source
-    )
+    try:
+        return endpoint_of(text, source)
+    except ConfigError as error:
+        message = f"{text!r} is neither HOST:PORT (such as {DEFAULT_LISTEN}) nor a run directory"
+        raise ConfigError(message, path=source) from error
 
 
 def _is_ours(directory: Path) -> bool:

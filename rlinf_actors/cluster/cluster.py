@@ -19,7 +19,8 @@ from rlinf_actors.errors import ConfigError, PlacementError, UsageError
 from rlinf_actors.hardware.configured import with_enumerated_hardware
 from rlinf_actors.hardware.registry import hardware_types, load_extension
 from rlinf_actors.model.node import CLUSTER_GROUP, NodeGroupInfo, NodeInfo
-from rlinf_actors.net.ports import free_port
+from rlinf_actors.net.address import endpoint_of
+from rlinf_actors.net.host import free_port
 from rlinf_actors.net.security import Security
 from rlinf_actors.placement.groups import build_node_groups
 from rlinf_actors.runtime.process import Runtime
@@ -161,7 +162,7 @@ class Cluster:
     async def _start(self, timeout: float | None) -> None:
         """Connect and learn the nodes. Runs on the runtime's loop."""
         if self._job is None:
-            endpoint = self._head and _endpoint(self._head)
+            endpoint = self._head and endpoint_of(self._head, "head")
             if endpoint is None:
                 self._daemon = EmbeddedDaemon(self.runtime.daemon_died)
                 arguments = [] if self.log_dir is None else ["--log-dir", self.log_dir]
@@ -378,12 +379,3 @@ class _Connecting:
 
 def _parse(source: Any) -> ClusterConfig:
     return ClusterConfig.from_any(source, hardware_types=hardware_types())
-
-
-def _endpoint(head: str) -> str:
-    if "://" in head:
-        return head
-    host, _, port = head.rpartition(":")
-    if not host or not port.isdigit():
-        raise ConfigError(f"{head!r} is no address: write HOST:PORT, e.g. 127.0.0.1:6380", path="head")
-    return f"tcp://{head}"

@@ -88,8 +88,8 @@ class GroupControl:
         return _Shutdown(self._begin_shutdown(grace))
 
     async def shutdown_async(self, grace: float = 5.0) -> None:
-        """End the workers and wait until they are gone."""
-        await asyncio.wrap_future(self._begin_shutdown(grace))
+        """End the workers and wait until they are gone. Cancelling leaves it to end by itself."""
+        await _Shutdown(self._begin_shutdown(grace))
 
     def shutdown_blocking(self, grace: float = 5.0) -> None:
         """End the workers and block until they are gone."""

@@ -102,11 +102,15 @@ class _Calls:
     def _timeout_of_calls(self) -> float | None:
         return None
 
+    def _used(self) -> None:
+        """Somebody asked for a method."""
+
     def __getattr__(self, name: str) -> Any:
         control = self.__dict__.get("_control")
         if control is None:
             raise AttributeError(name)
         streams = control.methods.get(name)
+        self._used()
         if streams is None:
             return _missing(control, name)
         method = RemoteMethod(control, name, streams, self._peers_called(), self._timeout_of_calls())
@@ -114,6 +118,7 @@ class _Calls:
         return method
 
     def __dir__(self) -> list[str]:
+        self._used()
         return sorted({*object.__dir__(self), *self._control.methods})
 
 
@@ -272,8 +277,10 @@ class GroupView(_Calls, Generic[T]):
             raise ValueError(f"the timeout is {seconds}; it must be a number of seconds above 0")
         return GroupView(self._control, self._ranks, warn=True, timeout=seconds)
 
-    def _peers_called(self) -> Sequence[Peer]:
+    def _used(self) -> None:
         self._unused = False
+
+    def _peers_called(self) -> Sequence[Peer]:
         peers = self._control.group.peers
         return [peers[rank] for rank in self._ranks]
 
@@ -362,7 +369,9 @@ class GroupLauncher(Generic[T]):
 def _ranks(given: Sequence[int | Sequence[int]], control: GroupControl) -> tuple[int, ...]:
     flat: list[int] = []
     for item in given:
-        flat.extend([item] if isinstance(item, int) else item)
+        flat.extend(item if isinstance(item, (list, tuple, range)) else [item])  # type: ignore[list-item]
+    if len(set(flat)) < len(flat):
+        raise PlacementError(f"execute_on() was given a rank of group {control.name!r} more than once: {flat}")
     if not flat:
         raise PlacementError(f"execute_on() needs at least one rank of group {control.name!r}")
     for rank in flat:

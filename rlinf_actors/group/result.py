@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 from rlinf_actors.errors import CallTimeoutError, GroupClosedError, SerializationError, UsageError
 from rlinf_actors.model.buffers import Buffer
-from rlinf_actors.runtime.peer import Peer
+from rlinf_actors.runtime.peer import Peer, new_call
 from rlinf_actors.runtime.work import Work
 from rlinf_actors.wire import failure, frames, payload
 
@@ -57,34 +57,33 @@ class WorkerGroupFuncResult(Work["list[T]"]):
     cancelling a task that awaits it does not cancel the call (`cancel` does).
     """
 
+    # defaults of the class: a call sets few of them, and there may be 100,000 calls a second
+    _call = 0
+    _failed: int | None = None
+    _values: list[T] | None = None
+    _watchers: tuple[Callable[[], object], ...] = ()
+    _cancelled = False
+    _expired = False
+    _seen = False
+
     def __init__(self, runtime: Runtime, method: str, peers: Sequence[Peer], timeout: float | None = None) -> None:
         super().__init__()
-        self._what = method
         self._runtime = runtime
-        self._method = method
+        self._what = self._method = method
         self._peers = peers
-        self._ids: list[int] = []
+        self._timeout = timeout
         self._answers: list[_Answer] = [None] * len(peers)
         self._order: list[int] = []
-        self._watchers: tuple[Callable[[], object], ...] = ()
-        self._failed: int | None = None
-        self._error: BaseException | None = None
-        self._values: list[T] | None = None
-        self._cancelled = False
-        self._timeout = timeout
-        self._expired = False
-        self._seen = False
 
     # --- sending (the caller's thread) ---
 
     def _start(self, parts: Sequence[Buffer]) -> None:
-        method, ids = self._method, self._ids
-        deadline_s = self._timeout or 0.0
+        call = self._call = new_call()
+        header = frames.encode(frames.Call(call, self._method, self._timeout or 0.0))
         for index, peer in enumerate(self._peers):
             idle = not peer.pending
-            call = peer.open(Slot(self, index))
-            ids.append(call)
-            peer.send(frames.Call(call, method, deadline_s), parts, now=idle)
+            peer.open(Slot(self, index), call)
+            peer.post(header, parts, now=idle)
         if self._timeout is not None:
             self._runtime.io.call(self._arm, self._timeout)
 
@@ -100,8 +99,8 @@ class WorkerGroupFuncResult(Work["list[T]"]):
         self._give_up()
 
     def _give_up(self) -> bool:
-        for peer, call in zip(self._peers, self._ids, strict=False):
-            peer.forget(call)
+        for peer in self._peers:
+            peer.forget(self._call)
         return self._finish()
 
     # --- answers (loop thread, or the thread that finds the peer dead) ---
@@ -231,7 +230,8 @@ class WorkerGroupFuncResult(Work["list[T]"]):
                 index = self._order[n]
                 answer = self._answers[index]
                 if isinstance(answer, tuple) and isinstance(answer[0], frames.Ok):
-                    yield self._peers[index].rank, self._value(index)
+                    values = self._values  # of another waiter, who has used the buffers up
+                    yield self._peers[index].rank, self._value(index) if values is None else values[index]
                     continue
                 self._mark_seen()
                 if not return_exceptions:
@@ -303,7 +303,7 @@ class WorkerGroupFuncResult(Work["list[T]"]):
         return f"{self._method}(): {answer}"
 
     def __del__(self) -> None:
-        if self.__dict__.get("_failed") is not None and not self._seen:
+        if self._failed is not None and not self._seen:
             self._runtime.lost.collected(self)
 
     def __repr__(self) -> str:

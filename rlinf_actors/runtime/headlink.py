@@ -54,13 +54,13 @@ class HeadLink:
         """Tell the head."""
         self._client.notify(body)
 
-    def close(self, reason: str) -> None:
-        """Say goodbye and close."""
+    def close(self, reason: str, linger_ms: int = 200) -> None:
+        """Say goodbye and close; what the head does not take in *linger_ms* milliseconds is dropped."""
         for task in (self._beats, self._greeting):
             if task is not None:
                 task.cancel()
         self._client.notify(Goodbye(reason))
-        self._client.close(linger_ms=200)
+        self._client.close(linger_ms)
 
     async def _greet(self, timeout: float | None) -> Welcome:
         answer = await self._client.request(self._hello, timeout)

@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 _links = itertools.count(1)
+new_call = itertools.count(1).__next__
+"""The next call's number: unique in the process, so that one header serves every rank of a group call. Any thread."""
 
 
 class Pending(Protocol):
@@ -56,7 +58,6 @@ class Peer:
         self.pending: dict[int, Pending] = {}
         self._network = network
         self._identity = identity
-        self._ids = itertools.count(1)
         self._lock = threading.Lock()
         self._backlog: list[tuple[bytes, Sequence[Buffer]]] = []
         self._link: Link | None = None
@@ -97,14 +98,17 @@ class Peer:
         if message is not None:
             link.send(frames.encode(message[0]), message[1])
         with self._lock:
-            self._link = link
             for header, parts in self._backlog:
                 link.send(header, parts)
             self._backlog.clear()
+            self._link = link  # last: whoever sees it may send past the lock, behind what waited
 
-    def open(self, pending: Pending) -> int:
-        """Register a call; its answer goes to *pending*. Any thread. A dead peer fails it at once."""
-        call = next(self._ids)
+    def open(self, pending: Pending, call: int = 0) -> int:
+        """Register a call, by default under a new number; its answer goes to *pending*. Any thread.
+
+        A dead peer fails it at once.
+        """
+        call = call or new_call()
         self.pending[call] = pending
         if self.error is not None and self.pending.pop(call, None) is not None:
             pending.fail(self.error)
@@ -112,7 +116,10 @@ class Peer:
 
     def send(self, frame: frames.AnyFrame, parts: Sequence[Buffer] = (), *, now: bool = False) -> None:
         """Send, or keep until the link is there. Any thread."""
-        header = frames.encode(frame)
+        self.post(frames.encode(frame), parts, now=now)
+
+    def post(self, header: bytes, parts: Sequence[Buffer] = (), *, now: bool = False) -> None:
+        """As `send`, with a header that is encoded already."""
         link = self._link
         if link is None:
             with self._lock:

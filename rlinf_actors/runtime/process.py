@@ -43,6 +43,7 @@ from rlinf_actors.wire.messages import (
     Warn,
     Welcome,
     WorkerChanged,
+    WorkerState,
 )
 
 log = logging.getLogger(__name__)
@@ -93,8 +94,10 @@ class Runtime:
         self.network: Network = self.io.submit(_made(lambda: ZmqNetwork(self.io.loop, security))).result()
         self._head: HeadLink | None = None
         self._gone: RlinfActorsError | None = None
+        self._stopped = False
         self._printer: LogPrinter | None = None
         self._warned: set[str] = set()
+        self._finding: list[tuple[str, str, list[WorkerState]]] = []
         self._stopping: set[asyncio.Task[None]] = set()
 
     @property
@@ -157,6 +160,7 @@ class Runtime:
         """End an embedded cluster. Loop thread."""
         if self._head is not None:
             await self._head.request(StopCluster(), 10.0)
+            self._stopped = True  # nobody is left to say goodbye to
 
     # --- groups ---
 
@@ -197,16 +201,21 @@ class Runtime:
         known = self.groups.get((namespace, name))
         if known is not None and not known.closing and not known.gone.done():
             return known
-        launched = await self.ask(FindGroup(namespace, name), Launched, 10.0)
+        early: list[WorkerState] = []
+        self._finding.append((namespace, name, early))
+        try:
+            launched = await self.ask(FindGroup(namespace, name), Launched, 10.0)
+        finally:
+            self._finding = [entry for entry in self._finding if entry[2] is not early]
         meanwhile = self.groups.get((namespace, name))
         if meanwhile is not None and meanwhile is not known and not meanwhile.closing:
-            meanwhile.adopt(launched.group)  # another look-up was faster; notices reach one handle alone
-            return meanwhile
+            return meanwhile  # another look-up was faster; notices reach one handle alone
         workers = sorted(launched.group.workers, key=lambda worker: worker.rank)
         names = [worker.node_ip for worker in workers]
         group = RemoteGroup(self.network, self.identity, self.host, namespace, name, names)
         self.groups[(namespace, name)] = group
         group.adopt(launched.group)
+        group.update([state for state in early if group.is_news(state)])
         return group
 
     async def stop_group(self, group: RemoteGroup, grace_s: float) -> None:
@@ -240,7 +249,7 @@ class Runtime:
         """The embedded daemon is gone, and every worker with it. Loop thread."""
         error = self._gone = RlinfActorsError(f"the cluster is gone: {reason}")
         if self._head is not None:
-            self._head.close(reason)
+            self._head.close(reason, 0)
         for group in list(self.groups.values()):
             group.close(error)
 
@@ -261,7 +270,7 @@ class Runtime:
             group.close(GroupClosedError(f"group {group.name!r}: this process closed its connection to the cluster"))
         self.groups.clear()
         if self._head is not None:
-            self._head.close("the process ends")
+            self._head.close("the process ends", 0 if self._stopped else 200)
         self.network.close()
 
     # --- what the head says ---
@@ -271,6 +280,9 @@ class Runtime:
             group = self.groups.get((body.namespace, body.group))
             if group is not None:
                 group.update(body.workers)
+            for namespace, name, early in self._finding:  # the answer may have come, and not been looked at yet
+                if (namespace, name) == (body.namespace, body.group):
+                    early.extend(body.workers)
         elif isinstance(body, LogLines):
             if self._printer is None:
                 self._printer = LogPrinter(self._shown)

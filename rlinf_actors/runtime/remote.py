@@ -26,6 +26,8 @@ from rlinf_actors.runtime.work import Promise
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.messages import ExitReport, GroupState, WorkerState
 
+_STATES = ("starting", "running", "stopping", "gone")
+
 log = logging.getLogger(__name__)
 
 
@@ -93,6 +95,11 @@ class RemoteGroup:
         """Take over what the head says of the whole group."""
         self.token, self.detail = state.token, state.detail
         self.update(state.workers)
+
+    def is_news(self, worker: WorkerState) -> bool:
+        """Whether this is a later state of a worker than the known one."""
+        known = self.states.get(worker.rank)
+        return known is not None and known.id == worker.id and _STATES.index(worker.state) > _STATES.index(known.state)
 
     def update(self, workers: Sequence[WorkerState]) -> None:
         """The head says how these workers are."""

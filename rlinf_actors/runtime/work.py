@@ -22,11 +22,11 @@ class Work(Generic[T]):
     """A one-shot outcome. Subclasses give it: `_outcome` returns the value or raises."""
 
     _what = "this"
+    _finished = False
+    _callbacks: tuple[Callable[[], object], ...] = ()
 
     def __init__(self) -> None:
-        self._finished = False
         self._lock = threading.Lock()
-        self._callbacks: tuple[Callable[[], object], ...] = ()
 
     def done(self) -> bool:
         """Whether the outcome is there. Never blocks."""

@@ -23,6 +23,7 @@ from rlinf_actors.net.transport import start_shared_thread
 from rlinf_actors.settings import RUN_DIR, TEST_MARK
 
 GRACE_S = 5.0
+SHM = "/dev/shm"
 _NOT_OURS = ("asyncio_", "pytest_timeout", "ThreadPoolExecutor")
 """Threads that belong to the event loop or to pytest, by the beginnings of their names."""
 _MAX_BASE = 24
@@ -120,14 +121,14 @@ def _fds() -> dict[int, str]:
 
 def _shm() -> set[str]:
     try:
-        return set(os.listdir("/dev/shm"))
+        return set(os.listdir(SHM))
     except FileNotFoundError:
         return set()
 
 
 def _used_by_others(name: str) -> bool:
     """Whether a process that is not ours maps it; then another program on this machine made it."""
-    path, ours = f"/dev/shm/{name}".encode(), set(procfs.subtree(os.getpid()))
+    path, ours = f"{SHM}/{name}".encode(), set(procfs.subtree(os.getpid()))
     for pid in procfs.pids():
         try:
             if pid not in ours and path in Path(f"/proc/{pid}/maps").read_bytes():

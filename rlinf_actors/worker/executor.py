@@ -32,12 +32,13 @@ class Executor(Protocol):
 
 
 def uses_event_loop(cls: type, base: type) -> bool:
-    """Whether the user's class, or a base of it below *base*, defines an ``async def``."""
+    """Whether the user's class, or a base of it that is none of *base*'s, defines an ``async def``."""
     for klass in cls.__mro__:
-        if klass is base or not issubclass(klass, base):
+        if klass in base.__mro__:
             continue
         for member in vars(klass).values():
-            function = inspect.unwrap(getattr(member, "__func__", member)) if callable(member) else member
+            plain = getattr(member, "__func__", member)  # of a static or class method
+            function = inspect.unwrap(plain) if callable(plain) else plain
             if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
                 return True
     return False

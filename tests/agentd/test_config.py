@@ -8,8 +8,9 @@ import os
 import pytest
 
 from agentd import node
-from agentd.config import DEFAULT_LISTEN, Config, endpoint_of, load, split_address
+from agentd.config import Config, load
 from rlinf_actors.errors import ConfigError
+from rlinf_actors.net.address import DEFAULT_LISTEN, endpoint_of, split_address
 
 WHOLE = """
 [head]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import select
+import signal
+import socket
 import subprocess
 import sys
 import threading
 from pathlib import Path
 from typing import Any
 
-from rlinf_actors import Cluster, NodePlacementStrategy, Worker, procfs
+from rlinf_actors import Cluster, NodePlacementStrategy, Worker, WorkerGroup, procfs
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCRIPT_ENV = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
@@ -41,6 +44,27 @@ def many(cluster: Cluster, cls: type, count: int, *args: Any, name: str | None =
     return cls.create_group(*args).launch(cluster, NodePlacementStrategy([0] * count), name=name, **options)
 
 
+def script(tmp_path: Path, source: str) -> Path:
+    """A file of its own for a driver."""
+    import textwrap
+
+    path = tmp_path / "driver.py"
+    path.write_text(textwrap.dedent(source))
+    return path
+
+
+def run_script(tmp_path: Path, source: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a driver script to its end."""
+    return subprocess.run(
+        [sys.executable, script(tmp_path, source)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={**SCRIPT_ENV, **env},
+    )
+
+
 class Where(Worker):
     """Says where it is, blocks, and leaves children behind."""
 
@@ -52,3 +76,192 @@ class Where(Worker):
 
     def leave_child(self) -> int:
         return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True).pid
+
+
+class Greeter(Worker):
+    def __init__(self, greeting: str = "hello", fail_on: int = -1) -> None:
+        super().__init__()
+        self.greeting = greeting
+        if self._rank == fail_on:
+            raise ValueError(f"no greeting on rank {fail_on}")
+
+    def greet(self, name: str = "you") -> str:
+        return f"{self.greeting} {name} from {self._rank}"
+
+    def bad(self, rank: int = 0) -> str:
+        if self._rank == rank:
+            raise ValueError("that was bad")
+        return "fine"
+
+    def custom(self) -> None:
+        raise OddError(3, where="here")
+
+    def environ(self) -> dict[str, str]:
+        return dict(os.environ)
+
+    def echo(self, value: Any) -> Any:
+        return value
+
+    def say(self, text: str) -> None:
+        print(text, flush=True)
+
+    def complain(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    def log(self, text: str) -> None:
+        self.log_info(text)
+
+    def block(self) -> None:
+        threading.Event().wait()
+
+    def exits(self, code: int) -> None:
+        print("last words", file=sys.stderr, flush=True)
+        os._exit(code)
+
+    def kills_itself(self, number: int = signal.SIGKILL) -> None:
+        print("last words", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), number)
+        threading.Event().wait()
+
+    def about(self) -> dict[str, Any]:
+        return {
+            "pid": os.getpid(),
+            "main": threading.current_thread() is threading.main_thread(),
+            "threads": sorted(thread.name for thread in threading.enumerate()),
+            "session": os.getsid(0) == os.getpid(),
+            "stdin": os.readlink("/proc/self/fd/0"),
+            "current": Worker.current_worker is self,
+            "executable": sys.executable,
+        }
+
+    def attributes(self) -> dict[str, Any]:
+        names = (
+            "_rank", "_world_size", "_group_name", "_worker_name", "_cluster_node_rank", "_node_local_rank",
+            "_node_local_world_size", "_local_rank", "_local_world_size", "_local_accelerator_rank",
+            "_accelerator_type", "_accelerator_model", "_local_hardware_ranks",
+        )  # fmt: skip
+        return {name: getattr(self, name) for name in names}
+
+    def ports(self, count: int) -> list[int]:
+        return [self.acquire_free_port() for _ in range(count)]
+
+    def ephemeral_ports(self, count: int) -> list[int]:
+        made = [socket.socket() for _ in range(count)]
+        for one in made:
+            one.bind(("127.0.0.1", 0))
+        ports = [one.getsockname()[1] for one in made]
+        for one in made:
+            one.close()
+        return ports
+
+    def timed(self) -> None:
+        with self.worker_timer("inner"):
+            pass
+
+    def who(self) -> Any:
+        return self.worker_info
+
+    def alive(self, name: str) -> bool:
+        return self.check_worker_alive(name)
+
+
+class OddError(ValueError):
+    """One whose constructor takes other arguments than it passes on."""
+
+    def __init__(self, code: int, *, where: str) -> None:
+        super().__init__(f"{code} at {where}")
+        self.code = code
+
+
+class ExitsInInit(Worker):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        print("dying in __init__", file=sys.stderr, flush=True)
+        if how == "exit":
+            os._exit(7)
+        if how == "sys.exit":
+            sys.exit(8)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def anything(self) -> None: ...
+
+
+class Looped(Worker):
+    """Has async methods: everything on one event loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+        self.made = 0
+        self.loop = asyncio.get_running_loop()
+        self.cancelled = 0
+
+    async def wait_for_gate(self) -> str:
+        await self.gate.wait()
+        return "through"
+
+    async def open_gate(self) -> None:
+        self.gate.set()
+
+    def plain(self) -> bool:
+        return asyncio.get_running_loop() is self.loop and threading.current_thread() is threading.main_thread()
+
+    async def forever(self) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.cancelled += 1
+
+    def cancelled_so_far(self) -> int:
+        return self.cancelled
+
+    async def numbers(self, n: int):
+        for k in range(n):
+            self.made = k + 1
+            yield k
+
+    async def arrays(self, n: int):
+        import numpy as np
+
+        for k in range(n):
+            yield np.full(50_000, k)
+
+    async def dries_up(self):
+        yield 1
+        raise ValueError("dry")
+
+    def made_so_far(self) -> int:
+        return self.made
+
+
+class Caller(Worker):
+    """Uses the cluster from inside a worker."""
+
+    def call(self, group: str) -> list[str]:
+        return WorkerGroup.from_group_name(Greeter, group).greet("worker").wait()
+
+    def call_self(self) -> Any:
+        return WorkerGroup.from_group_name(Caller, self._group_name).call_self().wait()
+
+    def cluster(self) -> tuple[int, str, bool]:
+        cluster = Cluster()
+        return cluster.num_nodes, cluster.namespace, Cluster.has_initialized()
+
+    def launch(self, name: str) -> list[str]:
+        group = Greeter.create_group("nested").launch(Cluster(), name=name)
+        return group.greet().wait()
+
+    def fail_through(self, group: str) -> None:
+        WorkerGroup.from_group_name(Greeter, group).bad().wait()
+
+
+class Closes(Worker):
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.path = Path(path)
+
+    def ready(self) -> bool:
+        return True
+
+    def _close(self) -> None:
+        self.path.write_text("closed")

@@ -109,10 +109,6 @@ class AsyncTalker(Worker):
         await asyncio.gather(waiting, return_exceptions=True)
         return await self.recv(group, 0, async_op=True)
 
-    async def state(self) -> Any:
-        m = self._context.messenger
-        return str(m._mailbox._queues), str(m.directory._waiting), str(m.directory._groups), m.held_bytes
-
     async def chained(self, group: str) -> Any:
         return await self.recv(group, 0, async_op=True).then(lambda a, b: a + b, 1, b=2)
 

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import live_workers as lw
 import pytest
@@ -150,7 +149,7 @@ class TestPlugin:
             ("subprocess.Popen(['setsid', 'sleep', '1000'])", "process"),
             ("threading.Thread(target=threading.Event().wait, name='mine', daemon=True).start()", "thread 'mine'"),
             ("os.open('/dev/null', os.O_RDONLY)", "file descriptor"),
-            ("open('/dev/shm/leaked-by-a-test', 'w').close()", "shared memory: leaked-by-a-test"),
+            ("open(leaks.SHM + '/leaked', 'w').close()", "shared memory: leaked"),
             ("open(os.environ['RLINF_ACTORS_RUN_DIR'] + '/left', 'w').close()", "files in run directories: left"),
         ],
         ids=["process", "thread", "fd", "shm", "file"],
@@ -160,6 +159,7 @@ class TestPlugin:
             import os, subprocess, threading
             import rlinf_actors.testing.leaks as leaks
             leaks.GRACE_S = 0.2
+            leaks.SHM = {str(tmp_path)!r}  # other programs of this machine see what is in the real one
 
             def test_leaks(rlinf_leak_check):
                 keep = {leak}
@@ -167,10 +167,7 @@ class TestPlugin:
             def test_next(rlinf_leak_check):
                 pass
         """
-        try:
-            done = self.run(tmp_path, source)
-        finally:
-            Path("/dev/shm/leaked-by-a-test").unlink(missing_ok=True)
+        done = self.run(tmp_path, source)
         assert done.returncode == 1, done.stdout + done.stderr
         assert "the test left behind" in done.stdout
         assert said in done.stdout

@@ -1,0 +1,10 @@
+from __future__ import annotations
+
+import group_kit
+import pytest
+
+
+@pytest.fixture
+async def world():
+    """A group of three stand-ins."""
+    return group_kit.World()

@@ -1,0 +1,187 @@
+"""From placements and options to worker specs, and the readiness of a group."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import os
+import subprocess
+import sys
+import types
+
+import group_kit
+import pytest
+
+from rlinf_actors.errors import CallTimeoutError, UsageError, WorkerStartError
+from rlinf_actors.group import launching
+from rlinf_actors.group.spec import LaunchOptions, class_reference, worker_specs
+from rlinf_actors.placement.described import DescribedCluster
+from rlinf_actors.placement.strategies import PackedPlacementStrategy
+
+
+def specs(options=None, name="g"):
+    cluster = DescribedCluster.identical(2, 2, model="A800")
+    placements = PackedPlacementStrategy(0, 3).get_placement(cluster)
+    return worker_specs(name, "ns", placements, cluster, options or LaunchOptions())
+
+
+class TestSpecs:
+    def test_one_a_placement_in_rank_order(self):
+        made = specs()
+        assert [(spec.rank, spec.node_rank, spec.world_size) for spec in made] == [
+            (0, 0, 4), (1, 0, 4), (2, 1, 4), (3, 1, 4),
+        ]  # fmt: skip
+        assert {spec.group for spec in made} == {"g"}
+        assert made[3].env["RANK"] == "3"
+        assert made[3].env["CUDA_VISIBLE_DEVICES"] == "1"
+
+    def test_ids_are_never_used_again(self):
+        ids = [spec.id for spec in specs() + specs()]
+        assert max(collections.Counter(ids).values()) == 1
+
+    def test_the_groups_own_variables_win(self):
+        made = specs(LaunchOptions(env={"RANK": "7", "MINE": "x"}))
+        assert (made[0].env["RANK"], made[0].env["MINE"]) == ("7", "x")
+
+    def test_options_are_carried(self):
+        options = LaunchOptions("spawn", ["numpy"], ["/p"], "/c", {}, "override", None, "/logs", False)
+        spec = specs(options)[0]
+        assert (spec.start_method, spec.preload, spec.sys_path, spec.cwd) == ("spawn", ["numpy"], ["/p"], "/c")
+        assert (spec.path_env_merge_mode, spec.log_dir, spec.forward_logs) == ("override", "/logs", False)
+
+
+class TestClassReference:
+    def test_of_an_importable_class(self):
+        assert class_reference(collections.OrderedDict) == "collections:OrderedDict"
+        assert class_reference(group_kit.Arm) == "group_kit:Arm"
+
+    def test_of_one_that_must_travel_by_value(self):
+        class Local: ...
+
+        assert class_reference(Local) == ""
+        assert class_reference(type("Main", (), {"__module__": "__main__"})) == ""
+        hidden = type("Arm", (), {"__module__": "group_kit"})
+        assert class_reference(hidden) == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (launching.Options(start_method="teleport"), "start_method is 'teleport'; it must be one of fork, spawn"),
+        (launching.Options(max_concurrency=0), "max_concurrency is 0; it must be at least 1"),
+        (launching.Options(name="a/b"), "'a/b' cannot be a group's name"),
+        (launching.Options(name="a\nb"), "cannot be a group's name"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_before_anything_starts(options, said):
+    with pytest.raises(UsageError, match=said):
+        launching.launch(group_kit.Arm, (), {}, {}, types.SimpleNamespace(), options)
+
+
+def test_import_paths_are_the_scripts_not_the_interpreters(tmp_path):
+    (tmp_path / "script.py").write_text(
+        "import sys\n"
+        f"sys.path.insert(0, {str(os.getcwd())!r})\n"
+        "from rlinf_actors.group.launching import import_paths\n"
+        "print('\\n'.join(import_paths()))\n"
+    )
+    (tmp_path / "lib").mkdir()
+    env = {**os.environ, "PYTHONPATH": str(tmp_path / "lib")}
+    done = subprocess.run(
+        [sys.executable, tmp_path / "script.py"], capture_output=True, text=True, check=True, env=env, cwd="/"
+    )
+    paths = done.stdout.split()
+    assert str(tmp_path) in paths
+    assert str(tmp_path / "lib") in paths
+    assert not [path for path in paths if "site-packages" in path or path.endswith(".zip")]
+
+
+class TestReadiness:
+    """`await group`, the blocks, and what went wrong."""
+
+    async def test_await_gives_the_group(self, world):
+        assert await world.group is world.group
+        assert await asyncio.to_thread(world.group.wait_ready, 10) is world.group
+
+    async def test_the_block_shuts_down(self, world):
+        async with world.group as group:
+            assert group is world.group
+        assert world.stopped == [5.0]
+
+    async def test_a_failed_start_is_raised_by_all_of_them(self):
+        world = group_kit.World()
+        failed = type(world.remote.ready)("x")
+        failed.reject(WorkerStartError("no interpreter"))
+        world.remote.ready = failed
+        for _ in range(2):
+            with pytest.raises(WorkerStartError):
+                await world.group
+        with pytest.raises(WorkerStartError):
+            world.group.wait_ready()
+        with pytest.raises(WorkerStartError):
+            async with world.group:
+                pass
+        with pytest.raises(WorkerStartError), world.group:
+            pass
+
+    async def test_a_slow_start_can_be_waited_for_again(self):
+        world = group_kit.World()
+        world.remote.ready = type(world.remote.ready)("group 'arms'")
+        with pytest.raises(CallTimeoutError, match="group 'arms' was not done within"):
+            world.group.wait_ready(0.01)
+        world.remote.ready.resolve(None)
+        assert world.group.wait_ready() is world.group
+
+    async def test_a_cancelled_block_ends_the_group(self):
+        world = group_kit.World()
+        world.remote.ready = type(world.remote.ready)("group 'arms'")
+
+        async def use():
+            async with world.group:
+                raise AssertionError("it was never ready")
+
+        task = asyncio.create_task(use())
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        assert world.stopped == [5.0]
+
+    async def test_close_of_the_worker_runs_first(self):
+        class Closes(group_kit.Arm):
+            def _close(self): ...
+
+        world = group_kit.World(2, Closes)
+        ending = asyncio.ensure_future(world.control.shutdown_async(3.0))
+        for rank in world.ranks:
+            call = await rank.call()
+            assert (call.method, call.deadline_s) == ("_close", 3.0)
+            assert world.stopped == []
+            rank.ok(call.id)
+        await ending
+        assert world.stopped == [3.0]
+
+    async def test_a_cancelled_shutdown_goes_on(self):
+        class Closes(group_kit.Arm):
+            def _close(self): ...
+
+        world = group_kit.World(1, Closes)
+        ending = asyncio.ensure_future(world.control.shutdown_async())
+        call = await world.ranks[0].call()
+        ending.cancel()
+        await asyncio.wait([ending])
+        world.ranks[0].ok(call.id)
+        await world.control.shutdown_async()
+        assert world.stopped == [5.0]
+
+    async def test_a_close_that_fails_does_not_keep_the_group(self, caplog):
+        class Closes(group_kit.Arm):
+            def _close(self): ...
+
+        world = group_kit.World(1, Closes)
+        ending = asyncio.ensure_future(world.control.shutdown_async())
+        call = await world.ranks[0].call()
+        world.ranks[0].raises(call.id, RuntimeError("stuck arm"))
+        await ending
+        assert world.stopped == [5.0]
+        assert "_close() failed; stopping it anyway" in caplog.text

@@ -1,0 +1,126 @@
+"""Which names are the group's, which are the worker's, and what a missing one says."""
+
+from __future__ import annotations
+
+import functools
+
+import group_kit
+import pytest
+from group_kit import Arm
+
+from rlinf_actors.errors import UsageError
+from rlinf_actors.group.names import RESERVED, YIELDING, public_methods
+from rlinf_actors.worker.worker import Worker
+
+
+@pytest.mark.parametrize("name", RESERVED)
+def test_names_of_old_scripts_are_refused_with_the_class_that_has_them(name):
+    base = type("Base", (Worker,), {name: lambda self: None})
+    cls = type("Mine", (base,), {})
+    with pytest.raises(UsageError, match=f"Base.{name} clashes with WorkerGroup.{name}.*rename the method"):
+        cls.create_group()
+    assert issubclass(UsageError, RuntimeError)
+
+
+@pytest.mark.parametrize("name", YIELDING)
+async def test_newer_names_give_way_to_the_workers_own(name):
+    cls = type("Mine", (Worker,), {name: lambda self: None})
+    cls.create_group()
+    world = group_kit.World(1, cls)
+    getattr(world.group, name)()
+    assert (await world.ranks[0].call()).method == name
+
+
+async def test_the_groups_own_stay_reachable(world):
+    class Mine(Arm):
+        def shutdown(self): ...
+
+        def world_size(self): ...
+
+    mine = group_kit.World(2, Mine)
+    assert mine.group.control.world_size == 2
+    mine.group.world_size()
+    assert (await mine.ranks[1].call()).method == "world_size"
+    await mine.group.control.shutdown_async()
+    assert mine.stopped == [5.0]
+    assert world.group.world_size == 3
+    assert type(world.group).world_size.__doc__
+
+
+def test_public_methods_of_all_kinds():
+    class Kinds(Worker):
+        attribute = 3
+
+        @staticmethod
+        def static(): ...
+
+        @classmethod
+        def of_class(cls): ...
+
+        @property
+        def value(self): ...
+
+        @Worker.timer("t")
+        def timed(self): ...
+
+        @Worker.timer("t")
+        async def timed_stream(self):
+            yield 1
+
+        partial = functools.partialmethod(print)
+
+        class Inner: ...
+
+        async def coroutine(self): ...
+
+        async def stream(self):
+            yield 1
+
+    methods = public_methods(Kinds)
+    assert {name: methods.get(name) for name in vars(Kinds) if not name.startswith("_")} == {
+        "attribute": None,
+        "static": False,
+        "of_class": False,
+        "value": None,
+        "timed": False,
+        "timed_stream": True,
+        "partial": None,
+        "Inner": None,
+        "coroutine": False,
+        "stream": True,
+    } | {"partial": methods.get("partial")}
+    assert {"get_name", "log_info", "acquire_free_port", "pop_execution_times"} <= set(methods)
+    assert not {"create_group", "timer", "worker_timer"} & set(methods)
+
+
+async def test_private_methods_say_so_when_called(world):
+    with pytest.raises(ValueError, match=r"Arm\._secret\(\) is private"):
+        world.group._secret()
+    with pytest.raises(ValueError, match="private"):
+        world.group.execute_on(0)._secret()
+
+
+async def test_what_is_not_there_is_an_attribute_error_that_lists_what_is(world):
+    with pytest.raises(AttributeError, match="Arm has no public method 'mvoe'; it has move, stop, watch"):
+        world.group.mvoe()
+    assert not hasattr(world.group, "_nothing")
+    assert not hasattr(world.group, "__array__")
+
+
+async def test_completion_shows_the_workers_methods(world):
+    assert {"move", "stop", "watch", "execute_on", "shutdown", "log_info"} <= set(dir(world.group))
+    assert "move" in dir(world.group.execute_on(0))
+
+
+async def test_who_it_is(world):
+    group = world.group
+    assert (group.worker_group_name, group.worker_cls_name, group.world_size) == ("arms", "Arm", 3)
+    assert repr(group) == "<WorkerGroup 'arms' of 3 Arm>"
+    assert repr(group.move) == "<method move() of group 'arms', ranks [0, 1, 2]>"
+    infos = group.worker_info_list
+    assert [info.rank for info in infos] == [0, 1, 2]
+    infos[2].worker.move(1.5)
+    assert (await world.ranks[2].call()).method == "move"
+    assert world.ranks[2].args == [((1.5,), {})]
+    assert world.ranks[0].calls == []
+    assert infos[1].info.node_ip == "10.0.0.1"

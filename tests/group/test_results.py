@@ -1,0 +1,346 @@
+"""What a call gives back: in rank order, at the first failure, by one way of waiting or the other."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import gc
+import logging
+import threading
+
+import pytest
+
+from rlinf_actors.errors import (
+    CallTimeoutError,
+    GroupClosedError,
+    SerializationError,
+    UsageError,
+    WorkerDiedError,
+    WorkerError,
+)
+from rlinf_actors.wire import frames
+
+
+async def calls(world):
+    """The first call that each rank got."""
+    return [(await rank.call()).id for rank in world.ranks]
+
+
+async def test_values_come_in_rank_order_whatever_order_they_arrive_in(world):
+    result = world.group.move(1.0)
+    ids = await calls(world)
+    assert not result.done()
+    for rank in (2, 0, 1):
+        world.ranks[rank].ok(ids[rank], f"r{rank}")
+    assert await result == ["r0", "r1", "r2"]
+    assert result.done()
+    assert await result.async_wait() == result.wait() == ["r0", "r1", "r2"]
+    assert "move() done" in repr(result)
+
+
+async def test_arguments_are_encoded_once_and_reach_every_rank(world):
+    world.group.move(1.5, mode="fast")
+    await calls(world)
+    assert [rank.args for rank in world.ranks] == [[((1.5,), {"mode": "fast"})]] * 3
+
+
+async def test_waiting_blocks_a_thread_only(world):
+    result = world.group.move()
+    waiting = asyncio.create_task(asyncio.to_thread(result.wait, 10))
+    for rank, call in zip(world.ranks, await calls(world), strict=True):
+        rank.ok(call, rank.rank)
+    assert await waiting == [0, 1, 2]
+
+
+async def test_a_returned_list_is_the_callers_own(world):
+    result = world.group.execute_on(0).move()
+    world.ranks[0].ok((await world.ranks[0].call()).id, 1)
+    first = await result
+    first.append("mine")
+    assert await result == [1]
+
+
+async def test_an_unpicklable_argument_fails_the_caller_before_anything_is_sent(world):
+    with pytest.raises(SerializationError) as caught:
+        world.group.move(1, {"lock": threading.Lock()})
+    assert caught.value.path == "args[1]['lock']"
+    assert all(rank.calls == [] for rank in world.ranks)
+
+
+class TestFailures:
+    async def test_the_first_in_time_ends_the_call(self, world):
+        result = world.group.move()
+        ids = await calls(world)
+        world.ranks[2].raises(ids[2], ValueError("two"))
+        with pytest.raises(ValueError, match="arms:2 on n2 raised ValueError: two"):
+            await result
+        world.ranks[0].raises(ids[0], KeyError("later"))
+        world.ranks[1].ok(ids[1], 1)
+        with pytest.raises(WorkerError, match="two") as caught:
+            result.wait()
+        assert (caught.value.rank, caught.value.node, caught.value.worker) == (2, "n2", "arms:2")
+        assert result.exception() is caught.value
+
+    async def test_a_death_ends_every_open_call_on_that_rank(self, world):
+        both, one, other = world.group.move(), world.group.execute_on(1).move(), world.group.execute_on(0).move()
+        await world.ranks[1].until(2)
+        await world.ranks[0].until(2)
+        world.dies(1)
+        for result in (both, one):
+            with pytest.raises(WorkerDiedError, match="SIGKILL"):
+                await result
+        world.ranks[0].ok(world.ranks[0].calls[1].id, "alive")
+        assert await other == ["alive"]
+        with pytest.raises(WorkerDiedError):
+            await world.group.execute_on(1).move()
+
+    async def test_the_others_stay_readable_by_rank(self, world):
+        result = world.group.move()
+        ids = await calls(world)
+        world.ranks[1].raises(ids[1], ValueError("bad"))
+        world.ranks[0].ok(ids[0], "zero")
+        world.ranks[2].ok(ids[2], "two")
+        got = {rank: value async for rank, value in result.as_completed(return_exceptions=True)}
+        assert (got[0], got[2]) == ("zero", "two")
+        assert isinstance(got[1], ValueError)
+
+    async def test_a_result_that_cannot_be_read_says_whose(self, world):
+        result = world.group.execute_on(0).move()
+        world.ranks[0].say(frames.Ok((await world.ranks[0].call()).id), [b"P" + b"cno_such_module\nX\n."])
+        with pytest.raises(SerializationError, match=r"the result of move\(\) from arms:0 on n0.*no_such_module"):
+            await result
+
+    async def test_calls_into_a_closed_group(self, world):
+        result = world.group.move()
+        await calls(world)
+        await world.group.shutdown(grace=1.0)
+        assert world.stopped == [1.0]
+        with pytest.raises(GroupClosedError):
+            await result
+        with pytest.raises(GroupClosedError):
+            await world.group.move()
+        await world.group.shutdown()
+        assert world.stopped == [1.0]
+
+
+class TestAsCompleted:
+    async def test_yields_as_ranks_answer(self, world):
+        result = world.group.move()
+        ids = await calls(world)
+        got = []
+        world.ranks[1].ok(ids[1], "b")
+        async for rank, value in result.as_completed():
+            got.append((rank, value))
+            if len(got) == 1:
+                world.ranks[2].ok(ids[2], "c")
+            if len(got) == 2:
+                world.ranks[0].ok(ids[0], "a")
+        assert got == [(1, "b"), (2, "c"), (0, "a")]
+        assert await result == ["a", "b", "c"]
+        assert [pair async for pair in result.as_completed()] == got
+
+    async def test_somebody_elses_await_meanwhile_takes_nothing_away(self, world):
+        result = world.group.move()
+        ids = await calls(world)
+        for rank, call in zip(world.ranks, ids, strict=True):
+            rank.ok(call, rank.rank)
+        got = []
+        async for pair in result.as_completed():
+            got.append(pair)
+            assert await result == [0, 1, 2]
+        assert got == [(0, 0), (1, 1), (2, 2)]
+
+    async def test_raises_a_failure_in_its_turn(self, world):
+        result = world.group.move()
+        ids = await calls(world)
+        world.ranks[0].ok(ids[0], "fine")
+        world.ranks[1].raises(ids[1], ValueError("bad"))
+        stream = result.as_completed()
+        assert await stream.__anext__() == (0, "fine")
+        with pytest.raises(ValueError, match="bad"):
+            await stream.__anext__()
+        assert result._watchers == ()
+
+    async def test_leaving_early_leaves_nothing(self, world):
+        result = world.group.move()
+        ids = await calls(world)
+        world.ranks[0].ok(ids[0])
+        stream = result.as_completed()
+        await stream.__anext__()
+        await stream.aclose()
+        assert result._watchers == ()
+
+    async def test_a_cancelled_call_ends_it(self, world):
+        result = world.group.move()
+        await calls(world)
+        asyncio.get_running_loop().call_soon(result.cancel)
+        with pytest.raises(concurrent.futures.CancelledError):
+            await result.as_completed().__anext__()
+
+
+class TestCancelling:
+    async def test_tells_every_rank_and_raises_where_it_is_awaited(self, world):
+        result = world.group.move()
+        ids = await calls(world)
+        assert result.cancel()
+        assert result.done()
+        assert result.cancelled()
+        for rank, call in zip(world.ranks, ids, strict=True):
+            assert await rank.call(1) == frames.Cancel(call)
+        with pytest.raises(concurrent.futures.CancelledError, match="move"):
+            result.wait()
+        assert not result.cancel()
+
+    async def test_ranks_that_answered_are_not_told(self, world):
+        result = world.group.move()
+        ids = await calls(world)
+        world.ranks[0].ok(ids[0], 1)
+        world.group.execute_on(0).stop()
+        await world.ranks[0].until(2)
+        await asyncio.sleep(0)
+        result.cancel()
+        world.group.stop()
+        assert [type(frame) for frame in await world.ranks[0].until(3)] == [frames.Call] * 3
+        assert [type(frame) for frame in await world.ranks[1].until(3)] == [frames.Call, frames.Cancel, frames.Call]
+
+    async def test_after_the_fact_it_is_refused(self, world):
+        result = world.group.execute_on(0).move()
+        world.ranks[0].ok((await world.ranks[0].call()).id, 1)
+        assert await result == [1]
+        assert not result.cancel()
+        assert result.wait() == [1]
+
+    async def test_a_cancelled_task_leaves_the_call(self, world):
+        result = world.group.execute_on(0).move()
+        call = await world.ranks[0].call()
+        task = asyncio.ensure_future(result.async_wait())
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        world.ranks[0].ok(call.id, "still")
+        assert await result == ["still"]
+
+
+class TestTimeouts:
+    async def test_the_deadline_travels_and_names_who_is_late(self, world):
+        result = world.group.with_timeout(0.02).move()
+        call = await world.ranks[0].call()
+        assert call.deadline_s == 0.02
+        world.ranks[0].ok(call.id)
+        with pytest.raises(CallTimeoutError, match=r"move\(\) had 0\.02 s and did not return from arms:1, arms:2"):
+            await result
+        assert isinstance(await world.ranks[1].call(1), frames.Cancel)
+
+    async def test_an_answer_in_time_stops_the_clock(self, world):
+        result = world.group.with_timeout(1000).execute_on(1).move()
+        world.ranks[1].ok((await world.ranks[1].call()).id, 1)
+        assert await result == [1]
+
+    async def test_waiting_with_a_timeout_goes_on(self, world):
+        result = world.group.execute_on(0).move()
+        call = await world.ranks[0].call()
+        with pytest.raises(TimeoutError, match="it goes on"):
+            result.wait(0.01)
+        world.ranks[0].ok(call.id, 1)
+        assert await result == [1]
+
+    @pytest.mark.parametrize("seconds", [0, -1])
+    async def test_no_time_at_all_is_refused(self, world, seconds):
+        with pytest.raises(ValueError, match="above 0"):
+            world.group.with_timeout(seconds)
+
+    async def test_expired_in_the_worker_is_a_timeout_here(self, world):
+        result = world.group.execute_on(0).move()
+        world.ranks[0].raises((await world.ranks[0].call()).id, RuntimeError("too late"), "expired")
+        with pytest.raises(CallTimeoutError):
+            await result
+
+
+class TestDurations:
+    @pytest.mark.parametrize(("reduction", "value"), [("max", 3.0), ("min", 1.0), ("mean", 2.0), ("sum", 6.0)])
+    async def test_of_the_method(self, world, reduction, value):
+        result = world.group.move()
+        for n, (rank, call) in enumerate(zip(world.ranks, await calls(world), strict=True), 1):
+            rank.ok(call, None, seconds=float(n))
+        await result
+        assert result.consume_duration(reduction) == value
+
+    async def test_of_timers(self, world):
+        result = world.group.move()
+        for rank, call in zip(world.ranks, await calls(world), strict=True):
+            rank.ok(call, None, seconds=1.0)
+        await result
+        asked = asyncio.create_task(asyncio.to_thread(result.consume_durations, "sum", True))
+        for rank in world.ranks:
+            call = await rank.call(1)
+            assert call.method == "pop_execution_times"
+            rank.ok(call.id, {"env": 2.0, "move": 9.0} if rank.rank else {"env": 1.0, "first": 4.0})
+        reduced, per_rank = await asked
+        assert reduced == {"move": 3.0, "env": 5.0, "first": 4.0}
+        assert per_rank == {"move": [1.0, 1.0, 1.0], "env": [1.0, 2.0, 2.0], "first": [4.0]}
+
+    async def test_an_unknown_reduction_is_named(self, world):
+        result = world.group.move()
+        with pytest.raises(ValueError, match="'median'; it must be one of max, min, mean, sum"):
+            result.consume_duration("median")
+        with pytest.raises(ValueError, match="median"):
+            result.consume_durations("median")
+
+
+class TestLost:
+    async def test_an_error_nobody_awaits_is_logged_with_its_traceback(self, world, caplog):
+        with caplog.at_level(logging.ERROR):
+            result = world.group.execute_on(0).move()
+            world.ranks[0].raises((await world.ranks[0].call()).id, ValueError("unseen"))
+            await world.said_to(0)
+            assert result.done()
+            del result
+            gc.collect()
+        assert world.runtime.lost.count == 1
+        assert "move() in arms:0 on n0: ValueError: unseen" in caplog.text
+
+    @pytest.mark.parametrize("look", ["await", "exception", "as_completed"])
+    async def test_one_that_is_looked_at_is_not(self, world, look):
+        result = world.group.execute_on(0).move()
+        world.ranks[0].raises((await world.ranks[0].call()).id, ValueError("seen"))
+        await world.said_to(0)
+        assert result.done()
+        if look == "await":
+            with pytest.raises(ValueError, match="seen"):
+                await result
+        elif look == "exception":
+            assert isinstance(result.exception(), ValueError)
+        else:
+            assert [rank async for rank, _ in result.as_completed(return_exceptions=True)] == [0]
+        del result
+        gc.collect()
+        world.runtime.lost.close()
+        assert world.runtime.lost.count == 0
+
+    async def test_calls_ended_by_a_shutdown_are_not(self, world):
+        result = world.group.move()
+        await calls(world)
+        await world.group.shutdown()
+        del result
+        gc.collect()
+        world.runtime.lost.close()
+        assert world.runtime.lost.count == 0
+
+    async def test_cancelled_ones_are_not(self, world):
+        result = world.group.move()
+        await calls(world)
+        result.cancel()
+        del result
+        gc.collect()
+        world.runtime.lost.close()
+        assert world.runtime.lost.count == 0
+
+
+async def test_a_worker_that_waits_for_itself_is_told_so(world):
+    world.runtime.serving_thread, world.runtime.worker_id = threading.get_ident(), "id-1"
+    result = world.group.move()
+    with pytest.raises(UsageError, match=r"arms:1 waits for its own move\(\), which would never end"):
+        result.wait()
+    others = world.group.execute_on(0).move()
+    world.ranks[0].ok((await world.ranks[0].call(1)).id, 1)
+    assert await others == [1]

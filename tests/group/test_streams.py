@@ -1,0 +1,118 @@
+"""Streaming calls at the caller: merging, credit, ends and errors."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import pytest
+
+from rlinf_actors.errors import WorkerDiedError
+from rlinf_actors.group.stream import WINDOW
+from rlinf_actors.wire import frames
+
+
+async def test_ranks_are_merged_and_each_keeps_its_order(world):
+    stream = world.group.watch()
+    ids = [(await rank.call()).id for rank in world.ranks]
+    for n in range(4):
+        for rank, call in zip(world.ranks, ids, strict=True):
+            rank.item(call, n)
+    for rank, call in zip(world.ranks, ids, strict=True):
+        rank.ok(call)
+    got = [pair async for pair in stream]
+    assert len(got) == 12
+    for rank in range(3):
+        assert [value for who, value in got if who == rank] == [0, 1, 2, 3]
+
+
+async def test_credit_is_given_for_what_was_taken_only(world):
+    stream = world.group.execute_on(0).watch()
+    opened = await world.ranks[0].call()
+    assert opened.window == WINDOW
+    for n in range(WINDOW):
+        world.ranks[0].item(opened.id, n)
+    items = stream.__aiter__()
+    for _ in range(WINDOW // 2 - 1):
+        await items.__anext__()
+    world.group.execute_on(0).stop()
+    assert isinstance(await world.ranks[0].call(1), frames.Call)
+    await items.__anext__()
+    assert await world.ranks[0].call(2) == frames.Credit(opened.id, WINDOW // 2)
+    await items.aclose()
+    assert await world.ranks[0].call(3) == frames.Cancel(opened.id)
+
+
+async def test_leaving_the_loop_ends_the_generators(world):
+    ids = []
+    stream = world.group.watch()
+    for rank in world.ranks:
+        ids.append((await rank.call()).id)
+        rank.item(ids[-1], 1)
+    async for _ in stream:
+        break
+    del stream
+    gc.collect()
+    for rank, call in zip(world.ranks, ids, strict=True):
+        assert await rank.call(1) == frames.Cancel(call)
+
+
+async def test_a_stream_nobody_iterates_ends_when_it_is_dropped(world):
+    stream = world.group.execute_on(0).watch()
+    opened = await world.ranks[0].call()
+    del stream
+    gc.collect()
+    assert await world.ranks[0].call(1) == frames.Cancel(opened.id)
+
+
+async def test_an_error_ends_the_iteration_and_the_other_ranks(world):
+    stream = world.group.watch()
+    ids = [(await rank.call()).id for rank in world.ranks]
+    world.ranks[1].item(ids[1], "first")
+    world.ranks[1].raises(ids[1], ValueError("dry"))
+    items = stream.__aiter__()
+    assert await items.__anext__() == (1, "first")
+    with pytest.raises(ValueError, match="arms:1 on n1 raised ValueError: dry"):
+        await items.__anext__()
+    for rank in (0, 2):
+        assert await world.ranks[rank].call(1) == frames.Cancel(ids[rank])
+
+
+async def test_a_death_ends_it(world):
+    stream = world.group.watch()
+    for rank in world.ranks:
+        await rank.call()
+    asyncio.get_running_loop().call_soon(world.dies, 2)
+    with pytest.raises(WorkerDiedError):
+        await stream.__aiter__().__anext__()
+
+
+async def test_closing_wakes_who_waits(world):
+    stream = world.group.execute_on(0).watch()
+    await world.ranks[0].call()
+    asyncio.get_running_loop().call_soon(stream.close)
+    assert [pair async for pair in stream] == []
+    await stream.aclose()
+
+
+async def test_cancelling_the_reader_ends_the_generators(world):
+    async def read():
+        async for _ in world.group.execute_on(0).watch():
+            pass
+
+    task = asyncio.create_task(read())
+    opened = await world.ranks[0].call()
+    task.cancel()
+    await asyncio.wait([task])
+    assert await world.ranks[0].call(1) == frames.Cancel(opened.id)
+
+
+async def test_plain_iteration_blocks_a_thread(world):
+    stream = world.group.execute_on(0, 1).watch()
+    reading = asyncio.create_task(asyncio.to_thread(list, stream))
+    for rank in world.ranks[:2]:
+        call = (await rank.call()).id
+        for n in range(3):
+            rank.item(call, n)
+        rank.ok(call)
+    assert sorted(await reading) == [(rank, n) for rank in range(2) for n in range(3)]

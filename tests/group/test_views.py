@@ -1,0 +1,89 @@
+"""execute_on and with_timeout: views that hold no state on the group."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import warnings
+
+import pytest
+
+from rlinf_actors.errors import PlacementError
+
+
+async def test_a_view_calls_its_ranks_only(world):
+    result = world.group.execute_on(2, 0).move(1)
+    for rank in (0, 2):
+        world.ranks[rank].ok((await world.ranks[rank].call()).id, rank)
+    assert await result == [2, 0]
+    assert world.ranks[1].calls == []
+
+
+async def test_a_rank_given_twice(world):
+    with pytest.raises(PlacementError, match="more than once"):
+        world.group.execute_on(1, [1])
+
+
+@pytest.mark.parametrize("ranks", [(0, 1), ([0, 1],), ((0, 1),), (range(2),), (0, [1])])
+async def test_ranks_may_be_given_any_way(world, ranks):
+    assert repr(world.group.execute_on(*ranks).move) == "<method move() of group 'arms', ranks [0, 1]>"
+
+
+@pytest.mark.parametrize("ranks", [(3,), (-1,), ([0, 3],), ("0",), (1.0,)])
+async def test_a_bad_rank_is_an_error_at_once_and_poisons_nothing(world, ranks):
+    with pytest.raises(PlacementError, match="is not in group 'arms', which has ranks 0-2"):
+        world.group.execute_on(*ranks)
+    world.group.move()
+    for rank in world.ranks:
+        await rank.call()
+
+
+async def test_no_rank_at_all(world):
+    with pytest.raises(PlacementError, match="at least one rank"):
+        world.group.execute_on()
+
+
+async def test_a_view_may_be_kept_and_used_again(world):
+    view = world.group.execute_on(1)
+    view.move()
+    view.move()
+    await world.ranks[1].until(2)
+    assert "ranks [1]" in repr(view)
+
+
+async def test_two_tasks_use_views_at_once(world):
+    async def ask(rank):
+        result = world.group.execute_on(rank).move(rank)
+        await asyncio.sleep(0)
+        return await result
+
+    tasks = [asyncio.create_task(ask(rank)) for rank in range(3)]
+    for rank in world.ranks:
+        rank.ok((await rank.call()).id, rank.rank)
+    assert [await task for task in tasks] == [[0], [1], [2]]
+    assert [rank.args for rank in world.ranks] == [[((0,), {})], [((1,), {})], [((2,), {})]]
+
+
+async def test_a_view_without_a_call_warns_loudly(world):
+    """What the old two lines would do: group.execute_on(0); group.move()."""
+    with pytest.warns(RuntimeWarning, match=r"view of group 'arms' \(ranks \[0\]\) was dropped without a call"):
+        world.group.execute_on(0)
+
+
+async def test_views_that_were_used_or_refined_do_not(world):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        world.group.execute_on(0).move()
+        world.group.execute_on(0).execute_on(1).move()
+        world.group.with_timeout(5).execute_on(1).move()
+        world.group.execute_on(1).with_timeout(5).move()
+        _ = world.group.worker_info_list
+        gc.collect()
+
+
+async def test_views_of_views(world):
+    world.group.with_timeout(7).execute_on(1).move()
+    assert (await world.ranks[1].call()).deadline_s == 7
+    world.group.execute_on(2).with_timeout(8).move()
+    assert (await world.ranks[2].call()).deadline_s == 8
+    assert world.ranks[0].calls == []

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from rlinf_actors import Cluster
+
+
+@pytest.fixture(scope="module")
+def shared_cluster() -> Iterator[Cluster]:
+    """One private cluster for the tests of a module."""
+    with Cluster(num_nodes=1) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(shared_cluster: Cluster) -> Iterator[Cluster]:
+    """The module's cluster; the test's groups end with the test."""
+    yield shared_cluster
+    for group in list(shared_cluster.runtime.groups.values()):
+        if group.owned and not group.gone.done():
+            shared_cluster.runtime.io.submit(shared_cluster.runtime.stop_group(group, 0.0)).result(10)

@@ -1,0 +1,210 @@
+"""Clusters that a test starts and ends itself: their life, starts that fail, heads out of reach."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import types
+import venv
+
+import live_workers as lw
+import pytest
+
+from rlinf_actors import (
+    Cluster,
+    ClusterTimeoutError,
+    ConfigError,
+    NodePlacementStrategy,
+    RlinfActorsError,
+    UsageError,
+    Worker,
+    WorkerStartError,
+)
+from rlinf_actors.net.ports import free_port
+from rlinf_actors.testing import LocalCluster
+
+pytestmark = pytest.mark.live
+
+
+class TestBothStyles:
+    def test_blocking(self, rlinf_cluster):
+        group = lw.Greeter.create_group("hi").launch(rlinf_cluster, name="greeters")
+        assert group.greet("sync").wait() == ["hi sync from 0"]
+
+    async def test_asyncio(self, rlinf_leak_check):
+        async with Cluster.connect(num_nodes=1) as cluster:
+            group = await lw.Greeter.create_group("hi").launch(cluster, name="greeters")
+            assert await group.greet("async") == ["hi async from 0"]
+
+    async def test_a_running_loop_that_nobody_awaits_in(self, rlinf_leak_check):
+        """As in a notebook's cell: a loop runs, and the code in it blocks."""
+        cluster = Cluster(num_nodes=1)
+        group = lw.Greeter.create_group().launch(cluster)
+        assert group.greet().wait() == ["hello you from 0"]
+        assert await group.greet() == ["hello you from 0"]
+        await group.shutdown()
+        cluster.shutdown()
+
+    def test_a_loop_per_call(self, rlinf_cluster):
+        group = lw.Greeter.create_group().launch(rlinf_cluster)
+
+        async def main():
+            return await group.greet()
+
+        assert asyncio.run(main()) == asyncio.run(main()) == ["hello you from 0"]
+
+
+class TestLife:
+    def test_after_a_shutdown_there_can_be_another(self, rlinf_leak_check):
+        for _ in range(2):
+            cluster = Cluster(num_nodes=1)
+            run_dir = cluster._daemon.run_dir
+            assert os.stat(run_dir).st_mode & 0o777 == 0o700
+            cluster.shutdown()
+            cluster.shutdown()
+            assert not os.path.exists(run_dir)
+            assert not Cluster.has_initialized()
+
+    def test_more_nodes_without_a_head_say_what_to_do(self, rlinf_leak_check, monkeypatch):
+        monkeypatch.delenv("RLINF_HEAD", raising=False)
+        with pytest.raises(ConfigError, match="agentd --head"):
+            Cluster(num_nodes=2)
+        assert not Cluster.has_initialized()
+
+    def test_groups_end_with_the_cluster(self, rlinf_leak_check):
+        with Cluster(num_nodes=1) as cluster:
+            group = lw.many(cluster, lw.Where, 2)
+            pids = [pid for _, pid in group.where().wait()]
+            waiting = group.block()
+        assert not [pid for pid in pids if lw.running(pid)]
+        with pytest.raises(RlinfActorsError):
+            waiting.wait()
+        with pytest.raises(RlinfActorsError):
+            group.where().wait()
+        group.shutdown()
+
+
+class TestStarts:
+    def launch(self, interpreter, cls=lw.Greeter, **options):
+        config = {
+            "num_nodes": 1,
+            "node_groups": [
+                {
+                    "label": "here",
+                    "node_ranks": 0,
+                    "env_configs": [{"node_ranks": 0, "python_interpreter_path": str(interpreter)}],
+                }
+            ],
+        }
+        with Cluster(cluster_cfg=config) as cluster:
+            group = cls.create_group().launch(cluster, NodePlacementStrategy([0], "here"), **options)
+            group.wait_ready()
+            return group.about().wait()[0]
+
+    def test_an_interpreter_that_is_not_there(self, rlinf_leak_check):
+        with pytest.raises(WorkerStartError, match="interpreter /opt/nowhere/python does not exist there") as caught:
+            self.launch("/opt/nowhere/python")
+        assert caught.value.worker == "worker_group_Greeter:0"
+
+    def test_an_interpreter_without_what_workers_need(self, rlinf_leak_check, tmp_path):
+        venv.create(tmp_path / "bare", symlinks=True, with_pip=False)
+        with pytest.raises(WorkerStartError, match=r"has no pyzmq.*-m pip install pyzmq"):
+            self.launch(tmp_path / "bare/bin/python")
+
+    def test_something_that_is_no_interpreter(self, rlinf_leak_check):
+        with pytest.raises(WorkerStartError, match="/bin/false"):
+            self.launch("/bin/false")
+
+    def test_another_environment_of_the_same_python(self, rlinf_leak_check, tmp_path):
+        venv.create(tmp_path / "own", symlinks=True, with_pip=False, system_site_packages=False)
+        for found in (tmp_path / "own/lib").glob("python*/site-packages"):
+            (found / "shared.pth").write_text("\n".join(path for path in sys.path if path.endswith("-packages")))
+        about = self.launch(tmp_path / "own/bin/python")
+        assert about["executable"] == str(tmp_path / "own/bin/python")
+
+    def test_a_class_that_cannot_be_imported_there(self, rlinf_leak_check, monkeypatch):
+        module = types.ModuleType("only_here")
+        cls = type("Lonely", (Worker,), {"__module__": "only_here", "about": lambda self: None})
+        module.Lonely = cls
+        monkeypatch.setitem(sys.modules, "only_here", module)
+        with pytest.raises(WorkerStartError, match=r"only_here:Lonely cannot be imported by .*PYTHONPATH"):
+            self.launch(sys.executable, cls)
+
+    def test_a_module_of_an_argument_that_is_missing_there(self, rlinf_leak_check, monkeypatch):
+        module = types.ModuleType("only_here")
+        module.Thing = type("Thing", (), {"__module__": "only_here"})
+        monkeypatch.setitem(sys.modules, "only_here", module)
+        with Cluster(num_nodes=1) as cluster:
+            group = lw.Greeter.create_group(module.Thing()).launch(cluster)
+            with pytest.raises(WorkerStartError, match=r"only_here.*Install it there"):
+                group.wait_ready()
+            fine = lw.Greeter.create_group().launch(cluster, name="fine")
+            with pytest.raises(ModuleNotFoundError, match="only_here"):
+                fine.echo(module.Thing()).wait()
+
+    def test_a_preload_that_is_not_there(self, rlinf_leak_check):
+        with Cluster(num_nodes=1) as cluster:
+            group = lw.Greeter.create_group().launch(cluster, preload=["no_such_module"])
+            assert group.greet().wait() == ["hello you from 0"]
+
+    def test_spawned_instead_of_forked(self, rlinf_leak_check):
+        with Cluster(num_nodes=1) as cluster:
+            group = lw.many(cluster, lw.Greeter, 2, start_method="spawn")
+            assert group.greet().wait() == ["hello you from 0", "hello you from 1"]
+            assert all(about["main"] for about in group.about().wait())
+            with pytest.raises(UsageError, match="start_method"):
+                lw.Greeter.create_group().launch(cluster, start_method="clone")
+
+
+class TestReachingTheHead:
+    def test_nobody_listens(self, rlinf_leak_check):
+        head = f"127.0.0.1:{free_port()}"
+        with pytest.raises(ClusterTimeoutError, match=f"the head at tcp://{head} did not answer"):
+            Cluster(num_nodes=1, head=head, timeout=0.3)
+        assert not Cluster.has_initialized()
+
+    async def test_nobody_listens_in_asyncio(self, rlinf_leak_check):
+        with pytest.raises(TimeoutError, match="did not answer"):
+            await Cluster.connect(num_nodes=1, head=f"127.0.0.1:{free_port()}", timeout=0.3)
+        assert not Cluster.has_initialized()
+
+    def test_a_node_that_never_comes_is_named(self, local_cluster):
+        local = local_cluster(2)
+        with pytest.raises(ClusterTimeoutError, match=r"\b2\b") as caught:
+            local.cluster(num_nodes=4, timeout=0.3)
+        assert caught.value.missing_ranks == (2, 3)
+        assert not Cluster.has_initialized()
+        assert local.cluster(num_nodes=2).num_nodes == 2
+
+    async def test_waiting_for_nodes_can_be_cancelled(self, rlinf_leak_check):
+        async with LocalCluster(1) as local:
+            with pytest.raises((asyncio.TimeoutError, TimeoutError)):
+                await asyncio.wait_for(_connect(local), 0.3)
+            assert not Cluster.has_initialized()
+            async with local.connect() as cluster:
+                assert cluster.num_nodes == 1
+
+    def test_the_embedded_daemon_dies(self, rlinf_leak_check):
+        cluster = Cluster(num_nodes=1)
+        group = lw.Greeter.create_group().launch(cluster)
+        group.wait_ready()
+        blocked = group.block()
+        os.kill(cluster._daemon._process.pid, signal.SIGKILL)
+        with pytest.raises(RlinfActorsError, match="the cluster is gone"):
+            blocked.wait()
+        with pytest.raises(RlinfActorsError, match="the cluster is gone"):
+            lw.Greeter.create_group().launch(cluster, name="late")
+        cluster.shutdown()
+
+    def test_an_agentd_that_cannot_start_shows_its_reason(self, rlinf_leak_check, monkeypatch, tmp_path):
+        (tmp_path / "agentd.toml").write_text("[nod]\n")
+        monkeypatch.setenv("RLINF_ACTORS_CONFIG", str(tmp_path / "agentd.toml"))
+        with pytest.raises(RlinfActorsError, match=r"did not start: .*nod"):
+            Cluster(num_nodes=1)
+        assert not Cluster.has_initialized()
+
+
+async def _connect(local):
+    await local.connect(num_nodes=5)

@@ -1,0 +1,381 @@
+"""Where calls run, in which order, and how they end early."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+import worker_kit
+
+from rlinf_actors.errors import CallTimeoutError, SerializationError, UsageError, WorkerError
+from rlinf_actors.worker.executor import LoopExecutor, SerialExecutor, ThreadsExecutor, uses_event_loop
+from rlinf_actors.worker.worker import Worker
+
+
+class Plain:
+    """Methods that block until they are let go."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Semaphore(0)
+        self.go = threading.Event()
+        self.ran: list[object] = []
+
+    def note(self, what: object) -> object:
+        self.ran.append(what)
+        return what
+
+    def where(self) -> str:
+        return threading.current_thread().name
+
+    def block(self) -> str:
+        self.entered.release()
+        assert self.go.wait(10)
+        return threading.current_thread().name
+
+    def bad(self) -> None:
+        raise ValueError("bad")
+
+    def exits(self) -> None:
+        raise SystemExit(3)
+
+    def interrupts(self) -> None:
+        raise KeyboardInterrupt
+
+    def unpicklable(self) -> object:
+        return threading.Lock()
+
+    def _private(self) -> None: ...
+
+    def _close(self) -> str:
+        return "closed"
+
+    attribute = 3
+
+
+class Loopy(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: dict[str, asyncio.Event] = {}
+        self.started = threading.Semaphore(0)
+        self.cancelled = threading.Event()
+        self.made = 0
+        self.closed = threading.Event()
+
+    async def meet(self, name: str) -> str:
+        self.ran.append(name)
+        self.started.release()
+        await self.events.setdefault(name, asyncio.Event()).wait()
+        return name
+
+    async def release(self, name: str) -> None:
+        self.events.setdefault(name, asyncio.Event()).set()
+
+    async def wait_to_be_cancelled(self) -> None:
+        self.started.release()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.cancelled.set()
+
+    async def raises_cancelled(self) -> None:
+        raise asyncio.CancelledError("the user's own")
+
+    async def coroutine_exits(self) -> None:
+        raise SystemExit(4)
+
+    async def count(self, n: int):
+        try:
+            for k in range(n):
+                self.made = k + 1
+                yield k
+        finally:
+            self.closed.set()
+
+    async def breaks(self):
+        yield 1
+        raise ValueError("dry")
+
+    async def same_loop(self) -> bool:
+        return asyncio.get_running_loop() is self.loop
+
+    def remember_loop(self) -> str:
+        self.loop = asyncio.get_running_loop()
+        return threading.current_thread().name
+
+
+@pytest.fixture
+def serial(rlinf_leak_check):
+    served = worker_kit.Served(SerialExecutor(), Plain())
+    served.plain = served.thread._args[0]
+    yield served
+    served.plain.go.set()
+    served.close()
+
+
+@pytest.fixture
+def loopy(rlinf_leak_check):
+    instance = Loopy()
+    served = worker_kit.Served(LoopExecutor(), instance)
+    served.plain = instance
+    yield served
+    instance.go.set()
+    served.close()
+
+
+class TestSerial:
+    def test_in_order_on_the_main_thread(self, serial):
+        calls = [serial.call("note", n) for n in range(100)]
+        assert [serial.answers.value(call) for call in calls] == list(range(100))
+        assert serial.plain.ran == list(range(100))
+        assert serial.answers.order() == calls
+        assert serial.run("where") == "main-of-the-worker"
+
+    def test_one_at_a_time(self, serial):
+        first, second = serial.call("block"), serial.call("note", "after")
+        assert serial.plain.entered.acquire(timeout=10)
+        assert not serial.executor.idle()
+        assert serial.answers.all == []
+        serial.plain.go.set()
+        serial.answers.value(second)
+        assert serial.answers.order() == [first, second]
+        assert serial.executor.idle()
+
+    def test_errors_are_answers_and_the_worker_goes_on(self, serial):
+        with pytest.raises(ValueError, match="bad"):
+            serial.run("bad")
+        for method in ("exits", "interrupts"):
+            with pytest.raises(WorkerError):
+                serial.run(method)
+        with pytest.raises(SerializationError, match=r"the result of unpicklable\(\)"):
+            serial.run("unpicklable")
+        assert serial.run("note", 1) == 1
+
+    def test_names_that_cannot_be_called(self, serial):
+        for method, said in (("_private", "is private"), ("nothing", "has no method"), ("attribute", "has no method")):
+            with pytest.raises(UsageError, match=said):
+                serial.run(method)
+        assert serial.run("_close") == "closed"
+
+    def test_wrong_arguments_are_the_callers_type_error(self, serial):
+        with pytest.raises(TypeError, match="takes 2 positional arguments but 3 were given"):
+            serial.run("note", 1, 2)
+
+    def test_a_queued_call_that_was_cancelled_is_never_run(self, serial):
+        serial.call("block")
+        assert serial.plain.entered.acquire(timeout=10)
+        queued, after = serial.call("note", "cancelled"), serial.call("note", "kept")
+        serial.invocation(queued).cancel()
+        serial.plain.go.set()
+        serial.answers.value(after)
+        assert serial.plain.ran == ["kept"]
+        assert queued not in serial.answers.order()
+
+    def test_a_call_whose_time_is_over_is_not_started(self, serial):
+        serial.call("block")
+        assert serial.plain.entered.acquire(timeout=10)
+        late = serial.call("note", "late", deadline_s=1e-9)
+        in_time = serial.call("note", "in time", deadline_s=1000)
+        serial.plain.go.set()
+        assert serial.answers.value(in_time) == "in time"
+        with pytest.raises(CallTimeoutError, match=r"note\(\) was not started"):
+            serial.answers.value(late)
+        assert serial.plain.ran == ["in time"]
+
+    def test_how_long_it_ran_goes_along(self, serial):
+        call = serial.call("note", 1)
+        serial.answers.value(call)
+        assert serial.answers.all[0][1].seconds >= 0
+
+    def test_arguments_are_freed_when_the_call_is_done(self, serial):
+        call = serial.call("note", 1)
+        serial.answers.value(call)
+        assert serial.invocation(call).parts == ()
+
+
+class TestThreads:
+    def test_as_many_at_once_as_there_are_threads(self, rlinf_leak_check, monkeypatch):
+        monkeypatch.setattr(threading, "excepthook", lambda _: None)  # how the kit ends threads
+        plain = Plain()
+        served = worker_kit.Served(ThreadsExecutor(3), plain)
+        calls = [served.call("block") for _ in range(3)]
+        for _ in calls:
+            assert plain.entered.acquire(timeout=10)
+        fourth = served.call("note", "waits")
+        assert plain.ran == []
+        plain.go.set()
+        assert served.answers.value(fourth) == "waits"
+        names = {served.answers.value(call) for call in calls}
+        assert names == {"main-of-the-worker", "worker-call-1", "worker-call-2"}
+        served.close(threads=3)
+
+
+class TestLoop:
+    def test_everything_runs_on_one_loop_of_the_main_thread(self, loopy):
+        assert loopy.run("remember_loop") == "main-of-the-worker"
+        assert loopy.run("same_loop") is True
+        assert loopy.run("where") == "main-of-the-worker"
+
+    def test_coroutines_overlap_and_start_in_order(self, loopy):
+        first, second = loopy.call("meet", "a"), loopy.call("meet", "b")
+        loopy.call("release", "b")
+        assert loopy.answers.value(second) == "b"
+        loopy.call("release", "a")
+        assert loopy.answers.value(first) == "a"
+        assert loopy.plain.ran == ["a", "b"]
+
+    def test_plain_methods_keep_their_place_in_the_order(self, loopy):
+        calls = [loopy.call("note", n) for n in range(50)]
+        loopy.answers.value(calls[-1])
+        assert loopy.plain.ran == list(range(50))
+
+    def test_errors_are_answers(self, loopy):
+        with pytest.raises(ValueError, match="bad"):
+            loopy.run("bad")
+        with pytest.raises(WorkerError, match="CancelledError: the user's own"):
+            loopy.run("raises_cancelled")
+        with pytest.raises(WorkerError, match="SystemExit"):
+            loopy.run("coroutine_exits")
+        assert loopy.run("note", 1) == 1
+
+    def test_cancelling_interrupts_a_coroutine_where_it_awaits(self, loopy):
+        call = loopy.call("wait_to_be_cancelled")
+        assert loopy.plain.started.acquire(timeout=10)
+        loopy.invocation(call).cancel()
+        assert loopy.plain.cancelled.wait(10)
+        assert loopy.run("note", "lives on") == "lives on"
+
+    def test_cancelling_before_it_starts(self, loopy):
+        blocking = loopy.call("block")
+        assert loopy.plain.entered.acquire(timeout=10)
+        queued = loopy.call("meet", "never")
+        loopy.invocation(queued).cancel()
+        loopy.plain.go.set()
+        loopy.answers.value(blocking)
+        assert loopy.run("note", 1) == 1
+        assert "never" not in loopy.plain.ran
+
+    def test_a_limit_on_coroutines(self, rlinf_leak_check):
+        instance = Loopy()
+        served = worker_kit.Served(LoopExecutor(2), instance)
+        calls = [served.call("meet", name) for name in "abc"]
+        for _ in range(2):
+            assert instance.started.acquire(timeout=10)
+        assert instance.ran == ["a", "b"]
+        instance_loop = served.executor._loop
+        instance_loop.call_soon_threadsafe(lambda: instance.events["a"].set())
+        assert served.answers.value(calls[0]) == "a"
+        assert instance.started.acquire(timeout=10)
+        assert instance.ran == ["a", "b", "c"]
+        served.close()
+
+    def test_a_constructor_may_make_tasks(self, rlinf_leak_check):
+        executor = LoopExecutor()
+
+        class Makes:
+            def __init__(self):
+                self.loop = asyncio.get_running_loop()
+                self.task = asyncio.create_task(self.work())
+
+            async def work(self):
+                return 7
+
+            async def result(self):
+                return await self.task
+
+        instance = executor.construct(Makes)
+        served = worker_kit.Served(executor, instance)
+        assert served.run("result") == 7
+        served.close()
+
+
+class TestStreams:
+    def test_items_then_the_end(self, loopy):
+        call = loopy.call("count", 3, window=16)
+        assert loopy.answers.value(call) is None
+        assert loopy.answers.items(call) == [0, 1, 2]
+
+    def test_never_more_than_the_window_ahead(self, loopy):
+        call = loopy.call("count", 1000, window=4)
+        loopy.answers.until(4)
+        assert loopy.run("note", "a turn of the loop") is not None
+        assert len(loopy.answers.items(call)) == 4
+        assert loopy.plain.made == 5  # made, and kept until there is room
+        for taken, expected in ((1, 5), (3, 8)):
+            loopy.invocation(call).credit(taken)
+            loopy.answers.until(expected + 1)
+            loopy.run("note", "a turn of the loop")
+            assert len(loopy.answers.items(call)) == expected
+            assert loopy.plain.made == expected + 1
+        assert loopy.answers.items(call) == list(range(8))
+
+    def test_cancelling_closes_the_generator(self, loopy):
+        call = loopy.call("count", 1000, window=2)
+        loopy.answers.until(2)
+        loopy.invocation(call).cancel()
+        assert loopy.plain.closed.wait(10)
+
+    def test_an_error_follows_the_items(self, loopy):
+        call = loopy.call("breaks", window=16)
+        with pytest.raises(ValueError, match="dry"):
+            loopy.answers.value(call)
+        assert loopy.answers.items(call) == [1]
+
+    def test_a_method_that_does_not_stream_says_so(self, loopy):
+        with pytest.raises(UsageError, match=r"note\(\) does not stream"):
+            loopy.run("note", 1, window=4)
+
+
+class TestWhichExecutor:
+    """A class uses the loop if the user's part of it has any async def."""
+
+    class NoAsync(Worker):
+        def f(self): ...
+
+    class Coroutine(NoAsync):
+        async def g(self): ...
+
+    class Generator(NoAsync):
+        async def g(self):
+            yield 1
+
+    class Inherits(Coroutine):
+        def h(self): ...
+
+    class Static(NoAsync):
+        @staticmethod
+        async def g(): ...
+
+    class OfClass(NoAsync):
+        @classmethod
+        async def g(cls): ...
+
+    class Timed(NoAsync):
+        @Worker.timer("t")
+        async def g(self): ...
+
+    class Private(NoAsync):
+        async def _g(self): ...
+
+    class Mixin:
+        async def g(self): ...
+
+    class WithMixin(Mixin, NoAsync):
+        pass
+
+    @pytest.mark.parametrize(
+        ("cls", "loop"),
+        [
+            (NoAsync, False),
+            (Coroutine, True),
+            (Generator, True),
+            (Inherits, True),
+            (Static, True),
+            (OfClass, True),
+            (Timed, True),
+            (Private, True),
+            (WithMixin, True),
+        ],
+    )
+    def test_is_what_the_class_says(self, cls, loop):
+        assert uses_event_loop(cls, Worker) is loop

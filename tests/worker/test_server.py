@@ -1,0 +1,202 @@
+"""The worker's listening side: members only, calls held until the class is there, each answered once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+
+import msgspec
+import pytest
+
+from rlinf_actors.net.memory import MemoryNetwork
+from rlinf_actors.wire import frames, payload
+from rlinf_actors.wire.messages import PROTOCOL
+from rlinf_actors.worker.server import WorkerServer
+
+
+class Inline:
+    """An executor that runs a call as soon as it comes, if it may."""
+
+    def __init__(self) -> None:
+        self.paused = False
+        self.queue: list = []
+
+    def submit(self, invocation) -> None:
+        self.queue.append(invocation)
+        if not self.paused:
+            self.run()
+
+    def run(self) -> None:
+        queue, self.queue = self.queue, []
+        for invocation in queue:
+            invocation.run(self)
+
+    def idle(self) -> bool:
+        return not self.queue
+
+    def double(self, x):
+        return 2 * x
+
+
+class Ends:
+    """A server and a driver's link to it."""
+
+    def __init__(self) -> None:
+        self.network = MemoryNetwork(asyncio.get_running_loop())
+        self.server = WorkerServer(self.network, "id-0", "g:0", "token")
+        self.endpoint = self.server.bind("ipc:///w")
+        self.came: list = []
+        self._event = asyncio.Event()
+        self.link = self.network.link(self.endpoint, b"driver", self._received)
+
+    def _received(self, peer, header, parts) -> None:
+        self.came.append((frames.decode(header), [bytes(part) for part in parts]))
+        self._event.set()
+
+    def say(self, frame, parts=()) -> None:
+        self.link.send(frames.encode(frame), parts)
+
+    def join(self, **changes) -> None:
+        good = frames.Join(PROTOCOL, "0", "3", "driver", "token", "id-0")
+        self.say(msgspec.structs.replace(good, **changes))
+
+    def call(self, call, x=1, method="double") -> None:
+        self.say(frames.Call(call, method), payload.encode_call((x,), {}))
+
+    async def until(self, count):
+        while len(self.came) < count:
+            self._event.clear()
+            await asyncio.wait_for(self._event.wait(), 10)
+        return self.came
+
+    async def settled(self) -> None:
+        """Whatever was sent before this has arrived."""
+        arrived = asyncio.Event()
+        asyncio.get_running_loop().call_soon(arrived.set)
+        await arrived.wait()
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def ends():
+    return Ends()
+
+
+async def test_calls_of_a_member_are_answered(ends):
+    ends.server.open(Inline())
+    ends.join()
+    ends.call(1, 21)
+    (answer, parts), *_ = await ends.until(1)
+    assert isinstance(answer, frames.Ok)
+    assert payload.decode(parts) == 42
+    assert ends.server._calls == {}
+
+
+async def test_calls_wait_for_the_class_in_their_order(ends):
+    ends.join()
+    for call in range(5):
+        ends.call(call)
+    await ends.settled()
+    assert ends.came == []
+    ends.server.open(Inline())
+    assert [frame.id for frame, _ in await ends.until(5)] == [0, 1, 2, 3, 4]
+
+
+async def test_a_class_that_cannot_be_made_fails_calls_before_and_after(ends):
+    ends.join()
+    ends.call(1)
+    await ends.settled()
+    ends.server.refuse(ValueError("no arm"))
+    ends.call(2)
+    for frame, _ in await ends.until(2):
+        assert isinstance(frame, frames.Raised)
+        assert frame.text == "no arm"
+    assert ends.server._calls == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "said"),
+    [
+        ({"token": "guess"}, "authentication", "is not a member of the job"),
+        ({"worker_id": "id-9"}, "authentication", "looked for another worker"),
+        ({"protocol": PROTOCOL + 1}, "protocol", f"protocol {PROTOCOL + 1} .*does not match protocol {PROTOCOL}"),
+    ],
+)
+async def test_strangers_are_refused_with_the_reason(ends, changes, kind, said):
+    ends.server.open(Inline())
+    ends.join(**changes)
+    ends.call(1)
+    (answer, _), *rest = await ends.until(1)
+    await ends.settled()
+    assert isinstance(answer, frames.Rejected)
+    assert answer.kind == kind
+    assert re.search(said, answer.text)
+    assert rest == []
+    assert len(ends.came) == 1
+
+
+async def test_who_has_not_joined_gets_nothing_run(ends, caplog):
+    executor = Inline()
+    executor.paused = True
+    ends.server.open(executor)
+    with caplog.at_level(logging.WARNING):
+        ends.call(1)
+        ends.say(frames.Create(2, "os:system", {}))
+        ends.link.send(b"\xc1")
+        await ends.settled()
+    assert executor.queue == []
+    assert ends.server.creations.empty()
+    assert ends.came == []
+    assert "has not joined" in caplog.text
+
+
+async def test_creation_goes_to_the_main_thread(ends):
+    ends.join()
+    ends.say(frames.Create(7, "m:C", {"MASTER_PORT": "1"}, 2), [b"payload"])
+    await ends.settled()
+    creation = ends.server.creations.get_nowait()
+    assert (creation.frame.id, creation.frame.env, creation.parts) == (7, {"MASTER_PORT": "1"}, [b"payload"])
+
+
+async def test_cancel_and_credit_reach_their_call_only(ends):
+    executor = Inline()
+    executor.paused = True
+    ends.server.open(executor)
+    ends.join()
+    ends.call(1)
+    ends.say(frames.Stream(2, "double", 4), payload.encode_call((1,), {}))
+    ends.say(frames.Cancel(1))
+    ends.say(frames.Credit(2, 3))
+    ends.say(frames.Cancel(99))
+    ends.say(frames.Credit(99, 1))
+    await ends.settled()
+    first, second = executor.queue
+    assert first.cancelled
+    assert not second.cancelled
+    assert (second.window, second._credit) == (4, 7)
+
+
+async def test_a_number_of_one_link_is_not_anothers(ends):
+    executor = Inline()
+    executor.paused = True
+    ends.server.open(executor)
+    ends.join()
+    ends.call(1)
+    other = ends.network.link(ends.endpoint, b"other", lambda *_: None)
+    other.send(frames.encode(frames.Join(PROTOCOL, "0", "3", "other", "token", "id-0")))
+    other.send(frames.encode(frames.Cancel(1)))
+    await ends.settled()
+    assert not executor.queue[0].cancelled
+
+
+async def test_nonsense_from_a_member_is_dropped(ends, caplog):
+    ends.server.open(Inline())
+    ends.join()
+    with caplog.at_level(logging.WARNING):
+        ends.link.send(b"\xc1\xc1")
+        ends.say(frames.Ok(1))
+        ends.call(5)
+        await ends.until(1)
+    assert "not a header" in caplog.text
+    assert "dropped a Ok" in caplog.text

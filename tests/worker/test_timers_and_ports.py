@@ -1,0 +1,129 @@
+"""Execution times by tag, and ports held for later."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+
+from rlinf_actors.worker.ports import HeldPorts
+from rlinf_actors.worker.timers import Timers, timed
+
+
+class TestTimers:
+    def test_tags_add_up_until_popped(self):
+        timers = Timers()
+        timers.add("env", 1.0)
+        timers.add("env", 2.0)
+        timers.add("train", 4.0)
+        assert timers.pop("env") == 3.0
+        with pytest.raises(ValueError, match="no time was recorded under 'env'; recorded tags: train"):
+            timers.pop("env")
+        assert timers.pop_all() == {"train": 4.0}
+        assert timers.pop_all() == {}
+
+    def test_nothing_recorded(self):
+        with pytest.raises(ValueError, match="recorded tags: none"):
+            Timers().pop("x")
+
+    def test_a_block_that_raises_is_recorded_too(self):
+        timers = Timers()
+        with pytest.raises(KeyError), timers.measure("x"):
+            raise KeyError
+        assert timers.pop("x") >= 0
+
+    def test_threads_add_up(self):
+        timers = Timers()
+        threads = [threading.Thread(target=lambda: [timers.add("x", 1.0) for _ in range(500)]) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert timers.pop("x") == 2000.0
+
+
+class Timed:
+    def __init__(self) -> None:
+        self._timers = Timers()
+
+    @timed("tagged")
+    def plain(self, x, *, y=0):
+        """Keeps its docstring."""
+        return x + y
+
+    @timed()
+    def by_name(self): ...
+
+    @timed("async")
+    async def coroutine(self):
+        return 1
+
+    @timed("stream")
+    async def stream(self):
+        yield 1
+        yield 2
+
+    @timed("bad")
+    def raises(self):
+        raise ValueError("bad")
+
+
+class TestDecorator:
+    def test_plain_methods(self):
+        worker = Timed()
+        assert worker.plain(1, y=2) == 3
+        worker.by_name()
+        assert set(worker._timers.pop_all()) == {"tagged", "by_name"}
+        assert Timed.plain.__doc__ == "Keeps its docstring."
+
+    async def test_async_methods(self):
+        worker = Timed()
+        assert await worker.coroutine() == 1
+        assert [item async for item in worker.stream()] == [1, 2]
+        assert set(worker._timers.pop_all()) == {"async", "stream"}
+
+    def test_errors_pass_and_are_timed(self):
+        worker = Timed()
+        with pytest.raises(ValueError, match="bad"):
+            worker.raises()
+        assert worker._timers.pop("bad") >= 0
+
+
+class TestHeldPorts:
+    def test_nobody_is_given_the_port_and_a_listener_that_reuses_gets_it(self, rlinf_leak_check):
+        ports = HeldPorts()
+        port = ports.hold("127.0.0.1")
+        with socket.socket() as plain, pytest.raises(OSError, match="in use"):
+            plain.bind(("127.0.0.1", port))
+        with socket.socket() as store:
+            store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            store.bind(("127.0.0.1", port))
+            store.listen()
+            with socket.create_connection(("127.0.0.1", port)):
+                pass
+        ports.close()
+
+    def test_no_ephemeral_port_is_a_held_one(self, rlinf_leak_check):
+        ports = HeldPorts()
+        held = {ports.hold("127.0.0.1") for _ in range(50)}
+        assert len(held) == 50
+        others = [socket.socket() for _ in range(200)]
+        for other in others:
+            other.bind(("127.0.0.1", 0))
+        assert not held & {other.getsockname()[1] for other in others}
+        for other in others:
+            other.close()
+        ports.close()
+
+    def test_given_back_on_close(self, rlinf_leak_check):
+        ports = HeldPorts()
+        port = ports.hold("127.0.0.1")
+        ports.close()
+        ports.close()
+        with socket.socket() as plain:
+            plain.bind(("127.0.0.1", port))
+
+    def test_an_address_of_another_machine(self, rlinf_leak_check):
+        with pytest.raises(OSError, match="assign"):
+            HeldPorts().hold("192.0.2.1")
