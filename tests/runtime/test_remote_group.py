@@ -162,3 +162,17 @@ def test_deaths_of_other_kinds():
     lost = death(ExitReport("node_lost"), "g:0", 0, "n")
     assert isinstance(lost, NodeLostError)
     assert "g:0 is gone with its node n: the node stopped answering" in str(lost)
+
+
+def test_only_a_later_state_of_the_same_worker_is_news():
+    group = RemoteGroup(None, "me", "host", "ns", "g", ["node"])  # type: ignore[arg-type]
+
+    def state(identity, name):
+        return WorkerState(identity, 0, 0, "127.0.0.1", name)
+
+    assert not group.is_news(state("w", "running"))
+    group.states[0] = state("w", "running")
+    assert group.is_news(state("w", "gone"))
+    assert not group.is_news(state("w", "starting"))
+    assert not group.is_news(state("w", "running"))
+    assert not group.is_news(state("of an earlier group", "gone"))
