@@ -141,7 +141,8 @@ class Cluster:
                 f"is {self.config.num_nodes} in cluster_cfg and {num_nodes} as an argument: give one of them",
                 path="cluster.num_nodes",
             )
-        self._wanted = num_nodes or (self.config.num_nodes if self.config else 1)
+        given = self.config.num_nodes if self.config else job.extras().get("num_nodes", 1) if job else 1
+        self._wanted: int = num_nodes or given
         self._head = head or (None if job else settings.head)
         self._job = job
         if job is None and self._head is None and self._wanted > 1:
@@ -165,8 +166,7 @@ class Cluster:
             endpoint = self._head and endpoint_of(self._head, "head")
             if endpoint is None:
                 self._daemon = EmbeddedDaemon(self.runtime.daemon_died)
-                arguments = [] if self.log_dir is None else ["--log-dir", self.log_dir]
-                endpoint = await self._daemon.start(arguments, timeout)
+                endpoint = await self._daemon.start([], timeout)
             await self.runtime.connect(endpoint, timeout if timeout is not None else 30.0)
             atexit.register(self.shutdown)
         async with waiting_line(self.runtime, self._wanted):
@@ -335,8 +335,8 @@ class Cluster:
         )
 
     def extras(self) -> dict[str, Any]:
-        """What goes along with every worker class, so that ``Cluster()`` there knows the configuration."""
-        return {} if self.config is None else {"cluster_config": self.config}
+        """What goes along with every worker class, so that ``Cluster()`` there is like this one."""
+        return {"cluster_config": self.config, "num_nodes": self.num_nodes}
 
     def __repr__(self) -> str:
         return f"<Cluster of {self.num_nodes} nodes, namespace {self.namespace!r}>"

@@ -137,7 +137,8 @@ class WorkerGroupFuncResult(Work["list[T]"]):
             )
         if self._failed is not None:
             self._mark_seen()
-            raise self._failure(self._failed)
+            # one error may be raised many times (of a dead worker: by every call): its traceback must not grow
+            raise self._failure(self._failed).with_traceback(None)
         if self._values is None:
             self._values = [self._value(index) for index in range(len(self._peers))]
             for answer in self._answers:

@@ -106,11 +106,13 @@ class MemoryLink:
         self.open = True
 
     def send(self, header: bytes, parts: Sequence[Buffer] = (), *, now: bool = False) -> None:
+        if not self.open:
+            return
         copies = [bytes(part) for part in parts]
 
-        def arrive() -> None:
+        def arrive() -> None:  # also after close: that lingers
             listener = self._network._listeners.get(self._endpoint)
-            if listener is None or not self.open:
+            if listener is None:
                 return
             listener.links[self._identity] = self
             listener.on_message(self._identity, header, list(copies))

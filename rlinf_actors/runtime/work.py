@@ -144,5 +144,5 @@ class Promise(Work[T]):
 
     def _outcome(self) -> T:
         if self._error is not None:
-            raise self._error
+            raise self._error.with_traceback(None)  # raised again and again, it would keep every caller's frames
         return self._value  # type: ignore[return-value]

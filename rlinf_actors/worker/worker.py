@@ -80,6 +80,8 @@ class Worker(Messaging):
         """Set the attributes of the process's context. Raises UsageError (a RuntimeError) outside a worker."""
         context = worker_context.current()
         parent = kwargs.get("parent_address")
+        if parent is None and os.getpid() != context_pid():  # a child process; __init__ will be told for certain
+            parent = next((one for one in args if isinstance(one, WorkerAddress)), None)
         if context is None and parent is None:
             raise UsageError(
                 f"{cls.__name__} cannot be constructed directly: it runs in processes of its own. "
@@ -87,8 +89,7 @@ class Worker(Messaging):
             )
         self = super().__new__(cls)
         if parent is not None:
-            rank, size = int(kwargs.get("rank", 0)), int(kwargs.get("world_size", 1))
-            self._set_up(context, parent.get_child_address(rank), size)
+            self._set_up(context, parent.get_child_address(0), 1)
         else:
             assert context is not None
             self._set_up(context, context.address, context.spec.world_size)
@@ -107,6 +108,8 @@ class Worker(Messaging):
             world_size: number of the children.
             rank: of this child among them.
         """
+        if parent_address is not None:
+            self._set_up(self._context, parent_address.get_child_address(rank or 0), world_size or 1)
 
     def _set_up(self, context: worker_context.WorkerContext | None, address: WorkerAddress, world_size: int) -> None:
         environ: Any = context.environ if context else os.environ

@@ -94,6 +94,13 @@ class TestFailures:
         with pytest.raises(WorkerDiedError):
             await world.group.execute_on(1).move()
 
+    async def test_the_error_of_a_dead_worker_does_not_grow(self, world):
+        world.dies(1)
+        for _ in range(5):
+            with pytest.raises(WorkerDiedError) as caught:
+                await world.group.execute_on(1).move()
+        assert len(caught.traceback) < 6
+
     async def test_the_others_stay_readable_by_rank(self, world):
         result = world.group.move()
         ids = await calls(world)

@@ -9,7 +9,9 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +46,15 @@ def many(cluster: Cluster, cls: type, count: int, *args: Any, name: str | None =
     return cls.create_group(*args).launch(cluster, NodePlacementStrategy([0] * count), name=name, **options)
 
 
+def dedent(source: str) -> str:
+    """Source in a test, as a module."""
+    return textwrap.dedent(source)
+
+
 def script(tmp_path: Path, source: str) -> Path:
     """A file of its own for a driver."""
-    import textwrap
-
     path = tmp_path / "driver.py"
-    path.write_text(textwrap.dedent(source))
+    path.write_text(source)
     return path
 
 
@@ -113,6 +118,17 @@ class Greeter(Worker):
 
     def block(self) -> None:
         threading.Event().wait()
+
+    def spin(self) -> None:
+        while True:
+            pass
+
+    def wait_for_file(self, path: str) -> None:
+        while not os.path.exists(path):
+            time.sleep(0.01)  # a file tells nobody that it came
+
+    def touch(self, path: str) -> None:
+        Path(path).touch()
 
     def exits(self, code: int) -> None:
         print("last words", file=sys.stderr, flush=True)
@@ -194,7 +210,7 @@ class Looped(Worker):
         self.gate = asyncio.Event()
         self.made = 0
         self.loop = asyncio.get_running_loop()
-        self.cancelled = 0
+        self.cancelled = asyncio.Event()
 
     async def wait_for_gate(self) -> str:
         await self.gate.wait()
@@ -210,10 +226,10 @@ class Looped(Worker):
         try:
             await asyncio.Event().wait()
         finally:
-            self.cancelled += 1
+            self.cancelled.set()
 
-    def cancelled_so_far(self) -> int:
-        return self.cancelled
+    async def was_cancelled(self) -> bool:
+        return await self.cancelled.wait()
 
     async def numbers(self, n: int):
         for k in range(n):
@@ -247,12 +263,45 @@ class Caller(Worker):
         cluster = Cluster()
         return cluster.num_nodes, cluster.namespace, Cluster.has_initialized()
 
-    def launch(self, name: str) -> list[str]:
+    def launch_group(self, name: str) -> list[str]:
         group = Greeter.create_group("nested").launch(Cluster(), name=name)
         return group.greet().wait()
 
     def fail_through(self, group: str) -> None:
         WorkerGroup.from_group_name(Greeter, group).bad().wait()
+
+
+class Reducer(Worker):
+    def all_reduce(self) -> float:
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        total = torch.tensor([float(self._rank + 1)])
+        dist.all_reduce(total)
+        dist.destroy_process_group()
+        return float(total.item())
+
+
+class Child(Worker):
+    def __init__(self, parent_address: Any, world_size: int, rank: int) -> None:
+        super().__init__(parent_address=parent_address, world_size=world_size, rank=rank)
+
+
+class Parent(Worker):
+    def fork_child(self) -> str:
+        """What a child process of this one is."""
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            child = Child(self.worker_address, 4, 2)
+            os.write(write, f"{child.get_name()} of {child._world_size}".encode())
+            os._exit(0)
+        os.close(write)
+        said = os.read(read, 1000).decode()
+        os.close(read)
+        os.waitpid(pid, 0)
+        return said
 
 
 class Closes(Worker):

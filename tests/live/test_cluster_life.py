@@ -22,7 +22,7 @@ from rlinf_actors import (
     Worker,
     WorkerStartError,
 )
-from rlinf_actors.net.ports import free_port
+from rlinf_actors.net.host import free_port
 from rlinf_actors.testing import LocalCluster
 
 pytestmark = pytest.mark.live

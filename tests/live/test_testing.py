@@ -39,6 +39,20 @@ def test_described_hardware_is_what_the_cluster_sees(local_cluster):
     assert second.node_ip == "127.0.0.2"
 
 
+def test_workers_on_described_accelerators(local_cluster):
+    local = local_cluster(2, {"accelerators": 2, "model": "A800"})
+    group = lw.Greeter.create_group().launch(local.cluster())
+    environs = group.environ().wait()
+    assert [env["CUDA_VISIBLE_DEVICES"] for env in environs] == ["0", "1", "0", "1"]
+    assert [env["CLUSTER_NODE_RANK"] for env in environs] == ["0", "0", "1", "1"]
+    assert {env["ACCELERATOR_MODEL"] for env in environs} == {"A800"}
+    assert {env["MASTER_ADDR"] for env in environs} == {"127.0.0.1"}
+    assert {(env["LOCAL_RANK"], env["LOCAL_WORLD_SIZE"]) for env in environs} == {("0", "1")}
+    seen = lw.Greeter.create_group().launch(local.cluster(), name="all", isolate_gpu=False).environ().wait()
+    assert [env["LOCAL_RANK"] for env in seen] == ["0", "1", "0", "1"]
+    assert {env["CUDA_VISIBLE_DEVICES"] for env in seen} == {"0,1"}
+
+
 async def test_in_asyncio(rlinf_leak_check):
     async with LocalCluster(2) as local, local.connect() as cluster:
         group = await lw.on_every_node(cluster, lw.Where)

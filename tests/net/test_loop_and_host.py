@@ -11,9 +11,8 @@ import threading
 
 import pytest
 
-from rlinf_actors.net.host import host_key, pid_start, route_ip
+from rlinf_actors.net.host import free_port, host_key, pid_start, route_ip
 from rlinf_actors.net.loop import IoThread
-from rlinf_actors.net.ports import free_port
 
 
 class TestIoThread:

@@ -74,8 +74,10 @@ class Served:
         else:
             for _ in range(threads):
                 self.executor.submit(Last())
-        self.thread.join(10)
-        assert not self.thread.is_alive()
+        more = [thread for thread in threading.enumerate() if thread.name.startswith("worker-call-")]
+        for thread in (self.thread, *more):
+            thread.join(10)
+            assert not thread.is_alive()
         if loop is not None:
             loop.run_until_complete(_finish(loop))
             loop.close()

@@ -1,0 +1,282 @@
+"""Drivers as whole programs: what they print, how they exit, and that nothing remains of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import live_workers as lw
+import pytest
+
+pytestmark = pytest.mark.live
+
+HEADER = """
+import sys, os
+from rlinf_actors import Cluster, Worker
+
+class Mine(Worker):
+    def __init__(self):
+        super().__init__()
+
+    def say(self, text, stream="out"):
+        print(text, file=sys.stdout if stream == "out" else sys.stderr, flush=True)
+
+    def log(self, text):
+        self.log_info(text)
+
+    def add(self, x):
+        return x + self._rank
+
+    def bad(self):
+        raise ValueError("nobody looks")
+
+    def chatter(self, n):
+        for k in range(n):
+            print(f"line {k}")
+"""
+
+
+def run(tmp_path, body, **env):
+    return lw.run_script(tmp_path, HEADER + lw.dedent(body), **env)
+
+
+def test_a_class_of_the_script_itself(tmp_path):
+    done = run(
+        tmp_path,
+        """
+        if __name__ == "__main__":
+            group = Mine.create_group().launch(Cluster(num_nodes=1))
+            print(group.add(41).wait())
+        """,
+    )
+    assert (done.returncode, done.stdout) == (0, "[41]\n"), done.stderr
+
+
+def test_a_module_beside_the_script_is_importable_in_workers(tmp_path):
+    (tmp_path / "beside.py").write_text(
+        "from rlinf_actors import Worker\nclass B(Worker):\n    def f(self): return 7\n"
+    )
+    done = run(tmp_path, "import beside\nprint(beside.B.create_group().launch(Cluster(num_nodes=1)).f().wait())")
+    assert (done.returncode, done.stdout) == (0, "[7]\n"), done.stderr
+
+
+class TestOutput:
+    def test_lines_reach_the_drivers_terminal_with_their_origin(self, tmp_path):
+        done = run(
+            tmp_path,
+            """
+            with Cluster(num_nodes=1) as cluster:
+                group = Mine.create_group().launch(cluster, name="talkers")
+                group.say("to stdout").wait()
+                group.say("to stderr", "err").wait()
+                group.log("logged").wait()
+            """,
+        )
+        assert done.returncode == 0, done.stderr
+        node = os.uname().nodename
+        assert f"[talkers:0@{node}] to stdout\n" in done.stdout
+        assert f"[talkers:0@{node}] to stderr\n" in done.stderr
+        logged = [line for line in done.stderr.splitlines() if line.endswith("] logged")]
+        assert len(logged) == 1
+        assert logged[0].startswith(f"[talkers:0@{node}] [INFO ")
+
+    def test_every_line_comes_also_at_the_end(self, tmp_path):
+        done = run(
+            tmp_path,
+            """
+            with Cluster(num_nodes=1) as cluster:
+                Mine.create_group().launch(cluster, name="g").chatter(3000).wait()
+            """,
+        )
+        lines = [line for line in done.stdout.splitlines() if "] line " in line]
+        assert len(lines) == 3000, done.stderr
+        assert lines[-1].endswith("line 2999")
+
+    def test_files_of_a_log_directory(self, tmp_path):
+        done = run(
+            tmp_path,
+            f"""
+            with Cluster(num_nodes=1, namespace="ns", distributed_log_dir={str(tmp_path / "logs")!r}) as cluster:
+                group = Mine.create_group().launch(cluster, name="talkers")
+                group.say("kept").wait()
+                group.say("kept too", "err").wait()
+            """,
+        )
+        assert done.returncode == 0, done.stderr
+        out = list((tmp_path / "logs").rglob("*.out"))
+        err = list((tmp_path / "logs").rglob("*.err"))
+        assert [path.read_text() for path in out] == ["kept\n"]
+        assert [path.read_text() for path in err] == ["kept too\n"]
+        assert "talkers" in out[0].name
+
+    def test_a_group_may_be_silent(self, tmp_path):
+        done = run(
+            tmp_path,
+            f"""
+            with Cluster(num_nodes=1, distributed_log_dir={str(tmp_path / "logs")!r}) as cluster:
+                Mine.create_group().launch(cluster, name="q", disable_distributed_log=True).say("quiet").wait()
+                Mine.create_group().launch(cluster, name="l").say("loud").wait()
+            """,
+        )
+        assert "loud" in done.stdout
+        assert "quiet" not in done.stdout
+        assert not list((tmp_path / "logs").rglob("*q-0*"))
+
+
+class TestExitCodes:
+    @pytest.mark.parametrize(
+        ("body", "code"),
+        [
+            ("pass", 0),
+            ("group.add(1).wait()", 0),
+            ("sys.exit(3)", 3),
+            ("result = group.bad()\ngroup.add(1).wait()", 1),
+            ("group.bad()\ngroup.add(1).wait()\ncluster.shutdown()", 1),
+            ("result = group.bad()\ngroup.add(1).wait()\nsys.exit(3)", 3),
+            ("try:\n    group.bad().wait()\nexcept ValueError: pass", 0),
+            ("group.bad().wait()", 1),
+            ("group.add(1).cancel()", 0),
+        ],
+    )
+    def test_of_scripts(self, tmp_path, body, code):
+        done = run(
+            tmp_path,
+            "cluster = Cluster(num_nodes=1)\ngroup = Mine.create_group().launch(cluster)\ngroup.wait_ready()\n"
+            + body
+            + '\nprint("end of the script")',
+        )
+        assert done.returncode == code, done.stderr
+        if "bad" in body and "try" not in body:
+            assert "nobody looks" in done.stderr
+
+    def test_lost_errors_may_be_logged_only(self, tmp_path):
+        body = """
+            cluster = Cluster(num_nodes=1)
+            group = Mine.create_group().launch(cluster)
+            result = group.bad()
+            group.add(1).wait()
+        """
+        done = run(tmp_path, body, RLINF_ACTORS_LOST_ERRORS="log")
+        assert done.returncode == 0
+        assert "nobody looks" in done.stderr
+
+    def test_a_failed_launch_that_nobody_looks_at(self, tmp_path):
+        done = run(
+            tmp_path,
+            """
+            class Broken(Mine):
+                def __init__(self):
+                    raise RuntimeError("no arm")
+            cluster = Cluster(num_nodes=1)
+            group = Broken.create_group().launch(cluster)
+            group.add(1).wait()
+            """,
+        )
+        assert done.returncode == 1
+        assert "RuntimeError: " in done.stderr
+        assert "no arm" in done.stderr
+
+
+class TestNothingRemains:
+    """The leak check finds everything that a test's processes started, wherever it hides."""
+
+    SOURCE = """
+        import subprocess, threading
+        from live_workers import Where, many
+        cluster = Cluster(num_nodes=1)
+        group = many(cluster, Where, 2)
+        pids = [pid for _, pid in group.where().wait()]
+        child = group.execute_on(0).leave_child().wait()
+        blocked = group.block()
+        print(*pids, *child, cluster._daemon._process.pid, cluster._daemon.run_dir, flush=True)
+        {end}
+    """
+
+    def start(self, tmp_path, end):
+        path = lw.script(tmp_path, HEADER + lw.dedent(self.SOURCE.format(end=end)))
+        env = {**lw.SCRIPT_ENV, **{name: os.environ[name] for name in ("RLINF_ACTORS_TEST", "RLINF_ACTORS_RUN_DIR")}}
+        env["PYTHONPATH"] += os.pathsep + str(lw.ROOT / "tests/live")
+        driver = subprocess.Popen([sys.executable, path], stdout=subprocess.PIPE, text=True, env=env)
+        *pids, run_dir = driver.stdout.readline().split()
+        pidfds = [os.pidfd_open(int(pid)) for pid in pids]
+        assert Path(run_dir).exists()
+        return driver, pidfds, run_dir
+
+    def gone(self, driver, pidfds):
+        with driver:
+            driver.wait(10)
+        for pidfd in pidfds:
+            lw.wait_for_end(pidfd)
+
+    @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+    def test_of_a_killed_driver(self, tmp_path, rlinf_leak_check, number):
+        driver, pidfds, _ = self.start(tmp_path, "threading.Event().wait()")
+        driver.send_signal(number)
+        self.gone(driver, pidfds)
+
+    @pytest.mark.parametrize("end", ["sys.exit(0)", "os._exit(0)", "raise SystemExit", "1 / 0"])
+    def test_of_a_driver_that_ends(self, tmp_path, rlinf_leak_check, end):
+        driver, pidfds, _ = self.start(tmp_path, end)
+        self.gone(driver, pidfds)
+
+    def test_of_one_driver_among_two_on_a_head(self, tmp_path, local_cluster):
+        local = local_cluster(1)
+        path = lw.script(
+            tmp_path,
+            HEADER
+            + lw.dedent(f"""
+            import threading
+            from live_workers import Where, many
+            cluster = Cluster(num_nodes=1, head={local.head!r})
+            group = many(cluster, Where, 2)
+            print(*[pid for _, pid in group.where().wait()], *group.execute_on(1).leave_child().wait(), flush=True)
+            threading.Event().wait()
+            """),
+        )
+        env = {**lw.SCRIPT_ENV, "PYTHONPATH": lw.SCRIPT_ENV["PYTHONPATH"] + os.pathsep + str(lw.ROOT / "tests/live")}
+        mine = lw.many(local.cluster(), lw.Greeter, 1)
+        mine.wait_ready()
+        driver = subprocess.Popen([sys.executable, path], stdout=subprocess.PIPE, text=True, env=env)
+        pidfds = [os.pidfd_open(int(pid)) for pid in driver.stdout.readline().split()]
+        driver.kill()
+        self.gone(driver, pidfds)
+        assert mine.greet().wait() == ["hello you from 0"]
+
+
+def test_a_notebook(tmp_path):
+    """Cells on one running loop, as ipykernel runs them: top-level await, and code that blocks."""
+    done = run(
+        tmp_path,
+        """
+        import asyncio
+        loop = asyncio.new_event_loop()
+        cell = lambda code: loop.run_until_complete(code())
+
+        async def one():
+            global cluster
+            cluster = Cluster(num_nodes=1)
+
+        async def two():
+            global group
+            group = Mine.create_group().launch(cluster)
+
+        async def three():
+            print(await group.add(1), group.add(2).wait())
+
+        async def four():
+            async for rank, value in group.add(3).as_completed():
+                print(rank, value)
+
+        async def five():
+            await group.shutdown()
+            cluster.shutdown()
+
+        for code in (one, two, three, four, five):
+            cell(code)
+        loop.close()
+        """,
+    )
+    assert (done.returncode, done.stdout) == (0, "[1] [2]\n0 3\n"), done.stderr
