@@ -11,7 +11,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -123,9 +122,8 @@ class Greeter(Worker):
         while True:
             pass
 
-    def wait_for_file(self, path: str) -> None:
-        while not os.path.exists(path):
-            time.sleep(0.01)  # a file tells nobody that it came
+    def wait_for_fifo(self, path: str) -> None:
+        Path(path).read_bytes()
 
     def touch(self, path: str) -> None:
         Path(path).touch()

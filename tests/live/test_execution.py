@@ -10,7 +10,7 @@ import sys
 import live_workers as lw
 import pytest
 
-from rlinf_actors import CallTimeoutError, UsageError, Worker, WorkerAddress
+from rlinf_actors import CallTimeoutError, WorkerAddress
 from rlinf_actors.group.stream import WINDOW
 
 pytestmark = pytest.mark.live
@@ -171,10 +171,11 @@ class TestEnds:
     def test_a_queued_call_past_its_deadline_is_never_run(self, cluster, tmp_path):
         group = lw.Greeter.create_group().launch(cluster)
         mark = tmp_path / "ran"
-        held = group.wait_for_file(str(tmp_path / "go"))
+        os.mkfifo(tmp_path / "go")
+        held = group.wait_for_fifo(str(tmp_path / "go"))
         with pytest.raises(TimeoutError):
             group.with_timeout(0.05).touch(str(mark)).wait()
-        (tmp_path / "go").touch()
+        (tmp_path / "go").write_bytes(b"")
         held.wait()
         assert group.greet().wait() == ["hello you from 0"]
         assert not mark.exists()
@@ -191,10 +192,11 @@ class TestEnds:
     def test_cancelling_a_queued_call(self, cluster, tmp_path):
         group = lw.Greeter.create_group().launch(cluster)
         mark = tmp_path / "ran"
-        held = group.wait_for_file(str(tmp_path / "go"))
+        os.mkfifo(tmp_path / "go")
+        held = group.wait_for_fifo(str(tmp_path / "go"))
         queued = group.touch(str(mark))
         assert queued.cancel()
-        (tmp_path / "go").touch()
+        (tmp_path / "go").write_bytes(b"")
         held.wait()
         assert group.greet().wait() == ["hello you from 0"]
         assert not mark.exists()
@@ -223,9 +225,3 @@ class TestChildren:
     def test_a_forked_child_is_a_member(self, cluster):
         group = lw.Parent.create_group().launch(cluster, name="family")
         assert group.fork_child().wait() == ["family:0:2 of 4"]
-
-    def test_a_direct_construction_in_a_worker_is_a_second_instance(self, cluster):
-        """Users do this in tests of their own; outside of a worker it is refused."""
-        with pytest.raises(UsageError):
-            lw.Greeter()
-        assert Worker.current_worker is None

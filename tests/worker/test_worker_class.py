@@ -12,6 +12,12 @@ class Mine(Worker):
         super().__init__(*args, **kwargs)
 
 
+@pytest.fixture(autouse=True)
+def current_worker(monkeypatch):
+    """Constructing a member makes it the process's current worker; that ends with the test."""
+    monkeypatch.setattr(Worker, "current_worker", None)
+
+
 def test_constructing_it_directly_says_how_to_launch_it():
     with pytest.raises(RuntimeError, match=r"Mine.create_group\(\.\.\.\)\.launch\(cluster\)"):
         Mine()
