@@ -160,14 +160,15 @@ class Messenger:
 
     def wait(self, work: Received, slot: Slot, timeout: float | None) -> Any:
         """Block until the object is there; after *timeout* seconds the receive is withdrawn."""
-        if timeout is None:
-            return work.wait()
         try:
             return work.wait(timeout)
         except CallTimeoutError:
             if work.done() or not self._withdraw(slot):
                 return work.wait()  # it came at the last moment, or is the work's own error
-        raise _late(work, timeout)
+        except (KeyboardInterrupt, SystemExit):
+            self._withdraw(slot)
+            raise
+        raise _late(work, timeout or 0.0)
 
     def limit(self, work: Received, slot: Slot, timeout: float) -> None:
         """End the work after *timeout* seconds, unless it has ended."""

@@ -67,7 +67,7 @@ class Messaging:
             GroupNotFoundError: no such group is running.
             PlacementError: it has no such rank.
         """
-        messenger = self._messenger("send()")
+        messenger = self._messenger("send()", options)
         to = members.address(dst_group_name, dst_rank)
         work = messenger.send(to, object, piggyback_payload, now=not async_op)
         return _given(work, async_op, options)
@@ -107,7 +107,7 @@ class Messaging:
         self, tensor: Any, dst_group_name: str, dst_rank: Rank, async_op: bool = False, options: Options = None
     ) -> AsyncWork[None] | None:
         """Send one tensor; the other side calls `recv_tensor`, or `recv`. As `send`, and TypeError for others."""
-        messenger = self._messenger("send_tensor()")
+        messenger = self._messenger("send_tensor()", options)
         contents.check_tensor(tensor, "send_tensor()")
         to = members.address(dst_group_name, dst_rank)
         return _given(messenger.send(to, tensor, None, now=not async_op), async_op, options)
@@ -164,7 +164,7 @@ class Messaging:
             ValueError: as `send`; or this worker, or the source, is not a member.
             SerializationError, GroupNotFoundError, PlacementError: as `send`.
         """
-        self._messenger("broadcast()")
+        self._messenger("broadcast()", options)
         assert self._context is not None
         named = [(self._group_name, list(range(self._world_size)))] if groups is None else groups
         return _given(self._context.broadcaster.broadcast(object, named, src), async_op, options)
@@ -172,8 +172,7 @@ class Messaging:
     def _receive(
         self, what: str, group: str, rank: Rank, async_op: bool, options: Options, timeout: float | None, into: Any
     ) -> Any:
-        messenger = self._messenger(what)
-        _check_options(options)
+        messenger = self._messenger(what, options)
         sender = members.address(group, rank)
         if into is None:
             work, slot = messenger.receive(sender, timeout)
@@ -187,7 +186,9 @@ class Messaging:
             messenger.limit(work, slot, timeout)
         return work
 
-    def _messenger(self, what: str) -> Messenger:
+    def _messenger(self, what: str, options: Any) -> Messenger:
+        if options is not None and not isinstance(options, CollectiveGroupOptions):
+            raise TypeError(f"options is a {type(options).__name__}; it must be a CollectiveGroupOptions")
         context = self._context
         if context is None or context.pid != os.getpid():
             raise UsageError(
@@ -198,11 +199,5 @@ class Messaging:
 
 
 def _given(work: AsyncWork[T], async_op: bool, options: Options) -> AsyncWork[T] | T:
-    _check_options(options)
     work.options = options
     return work if async_op else work.wait()
-
-
-def _check_options(options: Any) -> None:
-    if options is not None and not isinstance(options, CollectiveGroupOptions):
-        raise TypeError(f"options is a {type(options).__name__}; it must be a CollectiveGroupOptions")

@@ -106,7 +106,7 @@ def test_what_was_sent_outlives_its_sender(pair):
 
 
 def test_what_cannot_be_meant(pair):
-    a, _ = pair
+    a, b = pair
     with pytest.raises(GroupNotFoundError, match="no group 'nobody' is running"):
         a.say(1, "nobody").wait()
     with pytest.raises(GroupNotFoundError, match="no group 'nobody' is running"):
@@ -119,6 +119,8 @@ def test_what_cannot_be_meant(pair):
         a.say(1, "b", options={}).wait()
     with pytest.raises(ValueError, match="timeout is -1"):
         a.hear("b", timeout=-1).wait()
+    a.say("first", "b").wait()
+    assert b.hear("a").wait() == ["first"]
 
 
 def test_what_cannot_be_pickled_is_the_senders_error_and_the_next_arrives(pair):

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlinf_actors.errors import ConfigError
+from rlinf_actors.settings import SEND_WINDOW, Settings
 from rlinf_actors.tensors.window import SLACK, Returns, Window
 
 KIB = 1024
+
 LIMIT = 1024 * KIB
 
 
@@ -74,3 +78,14 @@ def test_everything_goes_in_order_and_within_the_bound(sizes, random):
                 arrived.extend(window.returned(back))
         assert sum(size for _, size in arrived) <= max(LIMIT, SLACK + max(sizes))
     assert taken == list(range(len(sizes)))
+
+
+@pytest.mark.parametrize(("text", "size"), [(None, 64 << 20), ("", 64 << 20), ("1048576", 1 << 20)])
+def test_the_window_of_the_environment(text, size):
+    assert Settings.load({} if text is None else {SEND_WINDOW: text}).send_window_bytes == size
+
+
+@pytest.mark.parametrize("text", ["64M", "0", "-1", "1048575"])
+def test_a_window_that_cannot_be(text):
+    with pytest.raises(ConfigError, match=r"RLINF_ACTORS_SEND_WINDOW: is .* a number of bytes from 1048576 up"):
+        Settings.load({SEND_WINDOW: text})
