@@ -215,7 +215,8 @@ class Runtime:
         group = RemoteGroup(self.network, self.identity, self.host, namespace, name, names)
         self.groups[(namespace, name)] = group
         group.adopt(launched.group)
-        group.update([state for state in early if group.is_news(state)])
+        ids = {worker.id for worker in workers}  # not those of an earlier group of the name
+        group.update([state for state in early if state.id in ids and group.is_news(state)])
         return group
 
     async def stop_group(self, group: RemoteGroup, grace_s: float) -> None:

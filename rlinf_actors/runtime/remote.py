@@ -87,6 +87,7 @@ class RemoteGroup:
         self.owned = construction is not None
         self._host = host
         self._construction = construction
+        self._adopted = False
         self._on_failure = on_failure
         if construction is None:
             self.ready.resolve(None)
@@ -94,12 +95,13 @@ class RemoteGroup:
     def adopt(self, state: GroupState) -> None:
         """Take over what the head says of the whole group."""
         self.token, self.detail = state.token, state.detail
-        self.update(state.workers)
+        self._adopted = True
+        self.update([worker for worker in state.workers if self.is_news(worker)])  # notices may have been faster
 
     def is_news(self, worker: WorkerState) -> bool:
-        """Whether this is a later state of a worker than the known one."""
+        """Whether this is another worker than the known one of its rank, or a later state of it."""
         known = self.states.get(worker.rank)
-        return known is not None and known.id == worker.id and _STATES.index(worker.state) > _STATES.index(known.state)
+        return known is None or known.id != worker.id or _STATES.index(worker.state) > _STATES.index(known.state)
 
     def update(self, workers: Sequence[WorkerState]) -> None:
         """The head says how these workers are."""
@@ -131,6 +133,8 @@ class RemoteGroup:
             peer.close()
 
     def _connect(self) -> None:
+        if not self._adopted:
+            return  # the token is not known yet
         if self._construction is not None:
             first = self.states.get(0)
             if first is None or not first.master_port:
