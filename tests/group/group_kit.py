@@ -111,7 +111,9 @@ class World:
         self.control = GroupControl(self.runtime, self.remote, cls, methods, _own_methods(cls, methods), [])
         self.group: Any = WorkerGroup(self.control)
         states = [
-            WorkerState(f"id-{fake.rank}", fake.rank, fake.rank, "10.0.0.1", "running", 1, Endpoint("here", fake.endpoint))
+            WorkerState(
+                f"id-{fake.rank}", fake.rank, fake.rank, "10.0.0.1", "running", 1, Endpoint("here", fake.endpoint)
+            )
             for fake in self.ranks
         ]
         self.remote.adopt(GroupState("ns", "arms", "m:Arm", "o", "running", states, ""))
