@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import types
 import weakref
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -82,6 +83,7 @@ class Received(AsyncWork[Any]):
         self._message: Arrived | None = None
         self._result: Any = None
         self._failure: BaseException | None = None
+        self._trace: types.TracebackType | None = None
         self.asleep = False
 
     def take(self, message: Arrived) -> None:
@@ -128,9 +130,9 @@ class Received(AsyncWork[Any]):
                 try:
                     self._result = self._convert(payload.decode(parts))
                 except BaseException as error:  # noqa: BLE001 - what unpickling raises reaches every waiter
-                    self._failure = error
+                    self._failure, self._trace = error, error.__traceback__
         if self._failure is not None:
-            raise self._failure
+            raise self._failure.with_traceback(self._trace)  # raised as it is, it would keep every waiter's frames
         return self._result
 
     def __del__(self) -> None:
