@@ -190,10 +190,10 @@ class Messaging:
         if options is not None and not isinstance(options, CollectiveGroupOptions):
             raise TypeError(f"options is a {type(options).__name__}; it must be a CollectiveGroupOptions")
         context = self._context
-        if context is None or context.pid != os.getpid():
+        if context is None or context.pid != os.getpid() or len(self._worker_address.rank_path) > 1:
             raise UsageError(
-                f"{what} needs a worker of a group; {self._worker_name} is a child process of one: "
-                f"let its parent send and receive for it"
+                f"{what} needs the process of a worker of a group, and {self._worker_name} was asked for it in a "
+                f"child of one: let the parent send and receive for it"
             )
         return context.messenger
 

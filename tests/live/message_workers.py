@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import threading
 import time
@@ -55,6 +56,22 @@ class Talker(Worker):
 
     def done(self) -> list[bool]:
         return [work.done() for work in self.works]
+
+    def say_from_a_child(self, group: str) -> str:
+        said = multiprocessing.get_context("fork").SimpleQueue()
+
+        def child() -> None:
+            me = Worker(parent_address=self.worker_address, world_size=1, rank=0)
+            for worker in (me, self):
+                try:
+                    worker.send("from a child", group, 0)
+                except RlinfActorsError as error:
+                    said.put(type(error).__name__)
+
+        process = multiprocessing.get_context("fork").Process(target=child)
+        process.start()
+        process.join()
+        return f"{said.get()} {said.get()}"
 
     def say_unpicklable(self, group: str) -> str:
         try:

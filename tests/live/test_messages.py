@@ -130,6 +130,11 @@ def test_what_cannot_be_pickled_is_the_senders_error_and_the_next_arrives(pair):
     assert b.hear("a").wait() == ["next"]
 
 
+def test_a_child_process_is_told_that_it_cannot(pair):
+    a, _ = pair
+    assert a.say_from_a_child("b").wait() == ["UsageError UsageError"]
+
+
 # --- time ---
 
 
