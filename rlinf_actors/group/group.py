@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Union, cast
 
-from rlinf_actors.errors import PlacementError
+from rlinf_actors.errors import PlacementError, UsageError
 from rlinf_actors.group import launching
 from rlinf_actors.group.control import GroupControl
 from rlinf_actors.group.names import YIELDING, check_class, public_methods
@@ -63,8 +63,13 @@ class RemoteMethod:
         Raises:
             SerializationError: an argument cannot be pickled; names its path.
         """
+        self._control.runtime.check_usable()
         parts = payload.encode_call(args, kwargs)
         if self._streams:
+            if self._timeout is not None:
+                raise UsageError(
+                    f"{self._name}() streams, and a stream has no deadline: leave the loop when it has run long enough"
+                )
             return StreamResult(self._name, self._peers, parts)
         result: WorkerGroupFuncResult[Any] = WorkerGroupFuncResult(
             self._control.runtime, self._name, self._peers, self._timeout

@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 from rlinf_actors.errors import CallTimeoutError, GroupClosedError, SerializationError, UsageError
@@ -19,7 +20,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_Answer = Union[tuple[frames.AnyFrame, list[Buffer]], Exception, None]
+
+@dataclass(frozen=True)
+class _Value:
+    """An answer that was unpickled."""
+
+    value: Any
+    seconds: float
+
+
+_Answer = Union[tuple[frames.AnyFrame, list[Buffer]], _Value, Exception, None]
 
 REDUCTIONS: dict[str, Callable[[list[float]], float]] = {
     "max": max,
@@ -60,8 +70,8 @@ class WorkerGroupFuncResult(Work["list[T]"]):
     # defaults of the class: a call sets few of them, and there may be 100,000 calls a second
     _call = 0
     _failed: int | None = None
-    _values: list[T] | None = None
     _watchers: tuple[Callable[[], object], ...] = ()
+    _timer: asyncio.TimerHandle | None = None
     _cancelled = False
     _expired = False
     _seen = False
@@ -88,20 +98,23 @@ class WorkerGroupFuncResult(Work["list[T]"]):
             self._runtime.io.call(self._arm, self._timeout)
 
     def _arm(self, seconds: float) -> None:
-        timer = self._runtime.io.loop.call_later(seconds, self._expire)
-        self._on_done(lambda: self._runtime.io.call(timer.cancel))
+        """Start the deadline's timer: until every rank has answered, also after the first failure. Loop thread."""
+        if len(self._order) < len(self._peers):
+            self._timer = self._runtime.io.loop.call_later(seconds, self._expire)
 
     def _expire(self) -> None:
         with self._lock:
-            if self._finished:
-                return
             self._expired = True
         self._give_up()
 
     def _give_up(self) -> bool:
+        """Nobody waits for the ranks that have not answered; True if that is how the call ended."""
         for peer in self._peers:
             peer.forget(self._call)
-        return self._finish()
+        ended = self._finish()
+        for watcher in self._watchers:
+            watcher()
+        return ended
 
     # --- answers (loop thread, or the thread that finds the peer dead) ---
 
@@ -115,49 +128,57 @@ class WorkerGroupFuncResult(Work["list[T]"]):
                 self._failed = index
             callbacks: tuple[Callable[[], object], ...] = ()
             if not self._finished and (len(self._order) == len(self._peers) or failed):
+                if self._failed == index:
+                    if isinstance(answer, GroupClosedError):
+                        self._seen = True  # the caller's own doing: not an error that was lost
+                    else:
+                        self._runtime.lost.failed(self)
                 self._finished = True
                 callbacks, self._callbacks = self._callbacks, ()
-        if self._failed == index:
-            if isinstance(answer, GroupClosedError):
-                self._seen = True  # the caller's own doing: not an error that was lost
-            else:
-                self._runtime.lost.failed(self)
         for callback in callbacks:
             callback()
         for watcher in self._watchers:
             watcher()
+        if self._timer is not None and len(self._order) == len(self._peers):
+            self._runtime.io.call(self._timer.cancel)
 
     def _outcome(self) -> list[T]:
-        if self._cancelled:
-            raise concurrent.futures.CancelledError(f"the call of {self._method}() was cancelled")
-        if self._expired:
-            missing = [peer.name for peer, answer in zip(self._peers, self._answers, strict=True) if answer is None]
-            raise CallTimeoutError(
-                f"{self._method}() had {self._timeout:g} s and did not return from {', '.join(missing)}"
-            )
         if self._failed is not None:
             self._mark_seen()
             # one error may be raised many times (of a dead worker: by every call): its traceback must not grow
             raise self._failure(self._failed).with_traceback(None)
-        if self._values is None:
-            self._values = [self._value(index) for index in range(len(self._peers))]
-            for answer in self._answers:
-                if isinstance(answer, tuple):
-                    answer[1].clear()  # the buffers are the values' now
-        return list(self._values)
+        if len(self._order) < len(self._peers):
+            raise self._unanswered()
+        return [self._value(index) for index in range(len(self._peers))]
+
+    def _unanswered(self) -> Exception:
+        """Why ranks have not answered though the call has ended."""
+        if self._cancelled:
+            return concurrent.futures.CancelledError(f"the call of {self._method}() was cancelled")
+        missing = [peer.name for peer, answer in zip(self._peers, self._answers, strict=True) if answer is None]
+        return CallTimeoutError(
+            f"{self._method}() had {self._timeout:g} s and did not return from {', '.join(missing)}"
+        )
 
     def _value(self, index: int) -> T:
-        answer = self._answers[index]
-        assert isinstance(answer, tuple)
-        try:
-            value: T = payload.decode(answer[1])
-        except Exception as error:
-            peer = self._peers[index]
-            raise SerializationError(
-                f"the result of {self._method}() from {peer.name} on {peer.node} cannot be read here: "
-                f"{type(error).__name__}: {error}"
-            ) from error
-        return value
+        """One rank's value; unpickled once, by the first thread that asks."""
+        with self._lock:
+            answer = self._answers[index]
+            if isinstance(answer, _Value):
+                value: T = answer.value
+                return value
+            assert isinstance(answer, tuple)
+            try:
+                value = payload.decode(answer[1])
+            except Exception as error:
+                peer = self._peers[index]
+                raise SerializationError(
+                    f"the result of {self._method}() from {peer.name} on {peer.node} cannot be read here: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
+            assert isinstance(answer[0], frames.Ok)
+            self._answers[index] = _Value(value, answer[0].seconds)
+            return value
 
     def _failure(self, index: int) -> Exception:
         answer = self._answers[index]
@@ -179,10 +200,10 @@ class WorkerGroupFuncResult(Work["list[T]"]):
         A method that is running on a thread runs to its end; its result is discarded.
 
         Returns:
-            False if the result was already there.
+            False if the result was already there. After the first failure it still ends the other ranks' calls.
         """
         with self._lock:
-            if self._finished:
+            if len(self._order) == len(self._peers) or self._expired:
                 return False
             self._cancelled = True
         return self._give_up()
@@ -204,10 +225,6 @@ class WorkerGroupFuncResult(Work["list[T]"]):
         Args:
             return_exceptions: yield ``(rank, error)`` for a rank that failed and go on; else raise it.
         """
-        if self._values is not None:
-            for index in self._order:
-                yield self._peers[index].rank, self._values[index]
-            return
         loop = asyncio.get_running_loop()
         wake = asyncio.Event()
 
@@ -225,14 +242,12 @@ class WorkerGroupFuncResult(Work["list[T]"]):
             for n in range(len(self._peers)):
                 while len(self._order) <= n:
                     if self._cancelled or self._expired:
-                        self._outcome()
+                        raise self._unanswered()
                     await wake.wait()
                     wake.clear()
                 index = self._order[n]
-                answer = self._answers[index]
-                if isinstance(answer, tuple) and isinstance(answer[0], frames.Ok):
-                    values = self._values  # of another waiter, who has used the buffers up
-                    yield self._peers[index].rank, self._value(index) if values is None else values[index]
+                if self._succeeded(index):
+                    yield self._peers[index].rank, self._value(index)
                     continue
                 self._mark_seen()
                 if not return_exceptions:
@@ -274,11 +289,21 @@ class WorkerGroupFuncResult(Work["list[T]"]):
 
     def _durations(self) -> list[float]:
         self.wait()
-        frames_of = [answer[0] for answer in self._answers if isinstance(answer, tuple)]
-        return [frame.seconds for frame in frames_of if isinstance(frame, frames.Ok)]
+        seconds = []
+        for answer in self._answers:
+            if isinstance(answer, _Value):
+                seconds.append(answer.seconds)
+            elif isinstance(answer, tuple) and isinstance(answer[0], frames.Ok):
+                seconds.append(answer[0].seconds)
+        return seconds
+
+    def _succeeded(self, index: int) -> bool:
+        answer = self._answers[index]
+        return isinstance(answer, _Value) or (isinstance(answer, tuple) and isinstance(answer[0], frames.Ok))
 
     def _before_blocking(self) -> None:
         runtime = self._runtime
+        runtime.check_usable()
         if runtime.serving_thread != threading.get_ident():
             return
         for index, peer in enumerate(self._peers):

@@ -50,7 +50,13 @@ class Link(Protocol):
 
 
 class Network(Protocol):
-    """Makes listeners and links on one event loop."""
+    """Makes listeners and links on one event loop.
+
+    Attributes:
+        forked: whether this process is a fork of the one that made it: nothing can be sent then.
+    """
+
+    forked: bool
 
     def listener(self, on_message: OnMessage, *, max_bytes: int = -1) -> Listener:
         """A listener that is not bound yet; frames above *max_bytes* end the connection (-1: no limit)."""

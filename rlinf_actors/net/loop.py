@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from rlinf_actors.errors import UsageError
+
 T = TypeVar("T")
 
 
@@ -34,7 +36,14 @@ class IoThread:
         self._thread.start()
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Run a coroutine on the loop. Any thread."""
+        """Run a coroutine on the loop. Any thread.
+
+        Raises:
+            UsageError: the thread was stopped: the Cluster was shut down.
+        """
+        if self.loop.is_closed():
+            coroutine.close()
+            raise UsageError("the Cluster of this process was shut down: make a new one by Cluster(...)")
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def call(self, function: Callable[..., object], *args: object) -> None:

@@ -27,6 +27,7 @@ class MemoryNetwork:
         self._listeners: dict[str, MemoryListener] = {}
         self._cut: set[bytes] = set()
         self._ports = 0
+        self.forked = False
         self.delay = 0.0
         self.drop: Callable[[bytes, bytes], bool] = lambda _identity, _header: False
 

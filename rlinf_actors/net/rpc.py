@@ -115,13 +115,20 @@ class ControlClient:
     def __init__(self, network: Network, endpoint: str, identity: bytes, on_notice: Callable[[Body], None]) -> None:
         self.endpoint = endpoint
         self._on_notice = on_notice
-        self._pending: dict[int, asyncio.Future[Body]] = {}
+        self._pending: dict[int, tuple[asyncio.Future[Body], Callable[[Body], None] | None]] = {}
         self._next = 0
         self._closed = False
         self._link = network.link(endpoint, identity, self._received)
 
-    async def request(self, body: Body, timeout: float | None = None) -> Body:
+    async def request(
+        self, body: Body, timeout: float | None = None, on_reply: Callable[[Body], None] | None = None
+    ) -> Body:
         """Ask and wait for the answer. Cancelling forgets the request; the head may still carry it out.
+
+        Args:
+            body: what to ask.
+            timeout: seconds, None for no limit.
+            on_reply: called with the answer as it arrives, before any notice that the head sent after it.
 
         Raises:
             ClusterTimeoutError: no answer within *timeout* seconds.
@@ -132,7 +139,7 @@ class ControlClient:
         self._next += 1
         request_id = self._next
         future: asyncio.Future[Body] = asyncio.get_running_loop().create_future()
-        self._pending[request_id] = future
+        self._pending[request_id] = (future, on_reply)
         try:
             self._link.send(codec.encode(Request(request_id, body)))
             return await asyncio.wait_for(future, timeout)
@@ -157,7 +164,7 @@ class ControlClient:
             return
         self._closed = True
         self._link.close(linger_ms)
-        for future in self._pending.values():
+        for future, _ in self._pending.values():
             if not future.done():
                 future.set_exception(RlinfActorsError(f"the connection to the head at {self.endpoint} was closed"))
 
@@ -170,10 +177,16 @@ class ControlClient:
         if isinstance(envelope, Notice):
             self._on_notice(envelope.body)
             return
-        future = self._pending.get(envelope.id)
+        future, on_reply = self._pending.get(envelope.id, (None, None))
         if future is None or future.done():
             return  # cancelled or timed out meanwhile
         if isinstance(envelope, Reply):
+            if on_reply is not None:
+                try:
+                    on_reply(envelope.body)
+                except Exception as error:  # noqa: BLE001 - it belongs to whoever asked
+                    future.set_exception(error)
+                    return
             future.set_result(envelope.body)
         elif isinstance(envelope, Failed):
             future.set_exception(refusal(envelope))

@@ -10,6 +10,7 @@ import ipaddress
 from dataclasses import dataclass
 
 from rlinf_actors.errors import ConfigError
+from rlinf_actors.settings import INSECURE_TEST_NETWORK
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class Security:
         if not is_loopback(host):
             raise ConfigError(
                 f"refusing to {verb} {endpoint}: it is outside loopback and this cluster has no keys. "
-                f"Use 127.0.0.1, or, in a closed test network only, pass --insecure-test-network"
+                f"Use 127.0.0.1, or, in a closed test network only, pass --insecure-test-network to agentd "
+                f"and set {INSECURE_TEST_NETWORK}=1 for drivers"
             )
 
 

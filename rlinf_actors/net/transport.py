@@ -18,6 +18,7 @@ import contextlib
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
@@ -63,18 +64,35 @@ class ZmqNetwork:
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, min(65536, self._context.get(zmq.SOCKET_LIMIT)))
         self._sockets: set[_Socket] = set()
+        self.forked = False
+        here = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _note_fork(here))
 
     def listener(self, on_message: OnMessage, *, max_bytes: int = -1) -> ZmqListener:
-        return ZmqListener(self, on_message, max_bytes)
+        return _open(lambda: ZmqListener(self, on_message, max_bytes))
 
     def link(self, endpoint: str, identity: bytes, on_message: OnMessage) -> ZmqLink:
         self._security.check(endpoint, "connect to")
-        return ZmqLink(self, endpoint, identity, on_message)
+        return _open(lambda: ZmqLink(self, endpoint, identity, on_message))
 
     def close(self) -> None:
         for socket in list(self._sockets):
             socket.close()
         self._context.term()
+
+
+def _open(make: Callable[[], T]) -> T:
+    try:
+        return make()
+    except zmq.ZMQError as error:
+        raise OSError(error.errno, f"cannot open a socket: {error.strerror or error}") from None
+
+
+def _note_fork(network: weakref.ref[ZmqNetwork]) -> None:
+    """In a child by os.fork: the sockets and their thread are the parent's, and using them would spin or corrupt."""
+    found = network()
+    if found is not None:
+        found.forked = True
 
 
 class _Socket:
@@ -106,6 +124,8 @@ class _Socket:
     # --- out ---
 
     def _send(self, peer: bytes, header: bytes, parts: Sequence[Buffer], now: bool) -> None:
+        if self._network.forked:
+            return  # the sockets are the parent's
         if now and not self._out and self._lock.acquire(blocking=False):
             try:
                 if self._closed:
@@ -239,7 +259,11 @@ class _Socket:
             if type(header) is not bytes:
                 log.warning("dropped a message from %r without a header", peer)
                 continue
-            self._on_message(peer, header, parts)
+            try:
+                self._on_message(peer, header, parts)
+            except Exception:
+                # a bug of ours; the messages behind this one belong to others and must not be lost with it
+                log.exception("handling a message from %r failed", peer)
 
     def close(self, linger_ms: int = 0) -> None:
         with self._lock:

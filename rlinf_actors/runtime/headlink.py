@@ -14,6 +14,11 @@ from rlinf_actors.wire.messages import HELLO_AGAIN, Beat, Body, ClientHello, Goo
 
 log = logging.getLogger(__name__)
 
+HEAD_GRACE_S = 120.0
+"""How long a head may be silent: as long as workers outlive it (agentd's head_grace_s)."""
+STALL_S = 0.5
+"""A timer of ours that is later than this says that we stood still ourselves."""
+
 
 class HeadLink:
     """The session.
@@ -23,13 +28,23 @@ class HeadLink:
         endpoint: the head's.
         hello: what to introduce this process with; sent again if the head has forgotten us.
         on_notice: called with every notice that is not the session's own.
+        on_silence: called once, with the reason, when the head has been silent for HEAD_GRACE_S seconds.
     """
 
-    def __init__(self, network: Network, endpoint: str, hello: ClientHello, on_notice: Callable[[Body], None]) -> None:
+    def __init__(
+        self,
+        network: Network,
+        endpoint: str,
+        hello: ClientHello,
+        on_notice: Callable[[Body], None],
+        on_silence: Callable[[str], None] = lambda reason: None,
+    ) -> None:
         self.endpoint = endpoint
         self.welcome: Welcome | None = None
         self._hello = hello
         self._on_notice = on_notice
+        self._on_silence = on_silence
+        self._heard = 0.0
         self._beats: asyncio.Task[None] | None = None
         self._greeting: asyncio.Task[None] | None = None
         identity = f"{hello.role}:{hello.incarnation}".encode()
@@ -46,9 +61,11 @@ class HeadLink:
         self._beats = asyncio.get_running_loop().create_task(self._beat(welcome.beat_s), name="beats to the head")
         return welcome
 
-    async def request(self, body: Body, timeout: float | None = None) -> Body:
+    async def request(
+        self, body: Body, timeout: float | None = None, on_reply: Callable[[Body], None] | None = None
+    ) -> Body:
         """Ask the head; see ControlClient.request."""
-        return await self._client.request(body, timeout)
+        return await self._client.request(body, timeout, on_reply)
 
     def notify(self, body: Body) -> None:
         """Tell the head."""
@@ -70,12 +87,18 @@ class HeadLink:
         return answer
 
     async def _beat(self, beat_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._heard = loop.time()
         await asyncio.sleep(beat_s * random.random())
-        while True:
+        while loop.time() - self._heard < HEAD_GRACE_S:
             self._client.notify(Beat(self._hello.incarnation))
+            due = loop.time() + beat_s
             await asyncio.sleep(beat_s)
+            self._heard += max(0.0, loop.time() - due - STALL_S)  # while we stood still, nobody was silent
+        self._on_silence(f"the head at {self.endpoint} has not answered for {HEAD_GRACE_S:g} s")
 
     def _noticed(self, body: Body) -> None:
+        self._heard = asyncio.get_running_loop().time()
         if isinstance(body, Beat):
             if body.incarnation == HELLO_AGAIN and (self._greeting is None or self._greeting.done()):
                 # the head restarted and does not know us: introduce ourselves again

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import secrets
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -90,7 +91,8 @@ class Peer:
                 )
             )
             return
-        identity = f"{self._identity}#{next(_links)}".encode()
+        # the number that nobody can guess keeps others from taking the link over at the worker
+        identity = f"{self._identity}#{next(_links)}-{secrets.token_hex(8)}".encode()
         link = self._network.link(address, identity, self._received)
         join = frames.Join(PROTOCOL, version.VERSION, PYTHON, self._identity, token, self.worker_id)
         link.send(frames.encode(join))

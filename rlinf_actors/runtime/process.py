@@ -9,17 +9,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import uuid
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rlinf_actors import version
-from rlinf_actors.errors import GroupClosedError, ProtocolError, RlinfActorsError
+from rlinf_actors.errors import GroupClosedError, NodeLostError, ProtocolError, RlinfActorsError, UsageError
 from rlinf_actors.net.host import host_key, pid_start
 from rlinf_actors.net.link import Network
 from rlinf_actors.net.loop import IoThread
 from rlinf_actors.net.security import Security
-from rlinf_actors.runtime.headlink import HeadLink
+from rlinf_actors.runtime.headlink import HEAD_GRACE_S, HeadLink
 from rlinf_actors.runtime.logprinter import LogPrinter
 from rlinf_actors.runtime.lost import LostErrors
 from rlinf_actors.runtime.remote import Construction, RemoteGroup
@@ -43,15 +44,15 @@ from rlinf_actors.wire.messages import (
     Warn,
     Welcome,
     WorkerChanged,
-    WorkerState,
 )
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-HEAD_TIMEOUT_S = 120.0
-"""How long a launch waits for a head that is being restarted: as long as workers outlive it (head_grace)."""
+HEAD_TIMEOUT_S = HEAD_GRACE_S
+"""How long a launch waits for a head that is being restarted."""
+_START_AGAIN = "Call shutdown() on the Cluster and make a new one to go on"
 
 
 class Runtime:
@@ -90,6 +91,7 @@ class Runtime:
         self.lost = LostErrors(change_exit_code=role == "driver" and settings.fail_on_lost_errors)
         self.closed = False
         self._on_lost = on_lost
+        _raise_file_limit()
         self.io = IoThread(f"rlinf-actors-{role}-io")
         self.network: Network = self.io.submit(_made(lambda: ZmqNetwork(self.io.loop, security))).result()
         self._head: HeadLink | None = None
@@ -97,8 +99,8 @@ class Runtime:
         self._stopped = False
         self._printer: LogPrinter | None = None
         self._warned: set[str] = set()
-        self._finding: list[tuple[str, str, list[WorkerState]]] = []
-        self._stopping: set[asyncio.Task[None]] = set()
+        self._stopping: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._finding: dict[tuple[str, str], asyncio.Task[RemoteGroup]] = {}
 
     @property
     def identity(self) -> str:
@@ -126,7 +128,7 @@ class Runtime:
             worker_id=self.worker_id,
             token=self.token,
         )
-        head = HeadLink(self.network, endpoint, hello, self._noticed)
+        head = HeadLink(self.network, endpoint, hello, self._noticed, self.head_lost)
         try:
             welcome = await head.start(timeout)
         except BaseException:
@@ -136,13 +138,18 @@ class Runtime:
         self.token = welcome.token or self.token
         return welcome
 
-    async def ask(self, body: Body, kind: type[T], timeout: float | None = None) -> T:
-        """Ask the head and expect an answer of this kind. Loop thread. Raises what the head refuses with."""
+    async def ask(
+        self, body: Body, kind: type[T], timeout: float | None = None, on_reply: Callable[[Any], None] | None = None
+    ) -> T:
+        """Ask the head and expect an answer of this kind; see ControlClient.request. Loop thread.
+
+        Raises what the head refuses with.
+        """
         if self._gone is not None:
             raise self._gone
         if self._head is None:
             raise RlinfActorsError("this process has no connection to a head: start a Cluster first")
-        answer = await self._head.request(body, timeout)
+        answer = await self._head.request(body, timeout, on_reply)
         if not isinstance(answer, kind):
             raise ProtocolError(f"the head answered {type(body).__name__} with {type(answer).__name__}")
         return answer
@@ -171,18 +178,18 @@ class Runtime:
             NameInUseError: the name is taken in this namespace.
         """
         key = (message.namespace, message.group)
-        taken = key in self.groups
-        if not taken:
-            self.groups[key] = group  # before the request: the head's notices may be first
+
+        def adopt(launched: Launched) -> None:
+            self.groups[key] = group
+            group.adopt(launched.group)
+
         try:
-            launched = await self.ask(message, Launched, HEAD_TIMEOUT_S)
+            if key in self._stopping:  # of a group of this name that could not come up
+                await asyncio.wait([self._stopping[key]])
+            await self.ask(message, Launched, HEAD_TIMEOUT_S, adopt)
         except BaseException as error:
-            if not taken:
-                self.groups.pop(key, None)
             group.close(error if isinstance(error, Exception) else None)
             raise
-        self.groups[key] = group
-        group.adopt(launched.group)
 
     def new_group(
         self, namespace: str, name: str, node_names: Sequence[str], construction: Construction
@@ -198,26 +205,27 @@ class Runtime:
         Raises:
             GroupNotFoundError: there is none of that name in the namespace.
         """
-        known = self.groups.get((namespace, name))
+        key = (namespace, name)
+        known = self.groups.get(key)
         if known is not None and not known.closing and not known.gone.done():
             return known
-        early: list[WorkerState] = []
-        self._finding.append((namespace, name, early))
-        try:
-            launched = await self.ask(FindGroup(namespace, name), Launched, 10.0)
-        finally:
-            self._finding = [entry for entry in self._finding if entry[2] is not early]
-        meanwhile = self.groups.get((namespace, name))
-        if meanwhile is not None and meanwhile is not known and not meanwhile.closing:
-            return meanwhile  # another look-up was faster; notices reach one handle alone
-        workers = sorted(launched.group.workers, key=lambda worker: worker.rank)
-        names = [worker.node_ip for worker in workers]
-        group = RemoteGroup(self.network, self.identity, self.host, namespace, name, names)
-        self.groups[(namespace, name)] = group
-        group.adopt(launched.group)
-        ids = {worker.id for worker in workers}  # not those of an earlier group of the name
-        group.update([state for state in early if state.id in ids and group.is_news(state)])
-        return group
+        if key not in self._finding:
+            self._finding[key] = asyncio.get_running_loop().create_task(self._find(key), name=f"find {name}")
+            self._finding[key].add_done_callback(lambda _: self._finding.pop(key, None))
+        return await asyncio.shield(self._finding[key])
+
+    async def _find(self, key: tuple[str, str]) -> RemoteGroup:
+        """Ask for a group and subscribe to it; the handle is in place before the head's next notice."""
+
+        def adopt(launched: Launched) -> None:
+            workers = sorted(launched.group.workers, key=lambda worker: worker.rank)
+            names = [worker.node_ip for worker in workers]
+            group = RemoteGroup(self.network, self.identity, self.host, *key, names)
+            self.groups[key] = group
+            group.adopt(launched.group)
+
+        await self.ask(FindGroup(*key), Launched, 10.0, adopt)
+        return self.groups[key]
 
     async def stop_group(self, group: RemoteGroup, grace_s: float) -> None:
         """End the workers of a group and wait until they are gone. Loop thread."""
@@ -231,7 +239,10 @@ class Runtime:
 
     def _construction_failed(self, group: RemoteGroup) -> None:
         """A group that cannot come up does not stay half up. Loop thread or a user's."""
-        self.io.call(self._stop_failed, group)
+        if self.io.inside():
+            self._stop_failed(group)  # at once: whoever launches again under its name waits for that
+        else:
+            self.io.call(self._stop_failed, group)
 
     def _stop_failed(self, group: RemoteGroup) -> None:
         async def stop() -> None:
@@ -240,19 +251,38 @@ class Runtime:
             except RlinfActorsError as error:
                 log.debug("stopping the failed group %r: %s", group.name, error)
 
-        task = asyncio.get_running_loop().create_task(stop(), name=f"stop {group.name}")
-        self._stopping.add(task)
-        task.add_done_callback(self._stopping.discard)
+        key = (group.namespace, group.name)
+        task = self._stopping[key] = asyncio.get_running_loop().create_task(stop(), name=f"stop {group.name}")
+        task.add_done_callback(lambda _: self._stopping.pop(key, None))
 
     # --- the end ---
 
     def daemon_died(self, reason: str) -> None:
         """The embedded daemon is gone, and every worker with it. Loop thread."""
-        error = self._gone = RlinfActorsError(f"the cluster is gone: {reason}")
+        self._end_all(RlinfActorsError(f"the cluster is gone: {reason}\n{_START_AGAIN}"))
+
+    def head_lost(self, reason: str) -> None:
+        """The head is silent for too long, or has given up on this process. Loop thread."""
+        self._end_all(NodeLostError(f"{reason}; its workers end without it. {_START_AGAIN}"))
+
+    def _end_all(self, error: RlinfActorsError) -> None:
+        self._gone = error
         if self._head is not None:
-            self._head.close(reason, 0)
+            self._head.close(str(error), 0)
         for group in list(self.groups.values()):
             group.close(error)
+
+    def check_usable(self) -> None:
+        """Raise where nothing sent from here could arrive.
+
+        Raises:
+            UsageError: this process is a fork of the one that has the connections.
+        """
+        if self.network.forked:
+            raise UsageError(
+                "this process is a fork of the driver or worker that has the connections, and cannot use them: "
+                "call the group in the parent, or start this process with the spawn method"
+            )
 
     def close(self) -> None:
         """Say goodbye, close every socket and end the I/O thread. Twice is fine."""
@@ -281,9 +311,6 @@ class Runtime:
             group = self.groups.get((body.namespace, body.group))
             if group is not None:
                 group.update(body.workers)
-            for namespace, name, early in self._finding:  # the answer may have come, and not been looked at yet
-                if (namespace, name) == (body.namespace, body.group):
-                    early.extend(body.workers)
         elif isinstance(body, LogLines):
             if self._printer is None:
                 self._printer = LogPrinter(self._shown)
@@ -294,6 +321,7 @@ class Runtime:
                 log.warning("%s", body.text)
         elif isinstance(body, Goodbye):
             self._on_lost(body.reason)
+            self.head_lost(body.reason)
         else:
             log.warning("the head sent a %s, which this process does not expect", type(body).__name__)
 
@@ -308,3 +336,10 @@ class Runtime:
 async def _made(make: Callable[[], T]) -> T:
     """Run *make* on the loop: sockets are registered with the loop they live on."""
     return make()
+
+
+def _raise_file_limit() -> None:
+    """Two descriptors go with every worker one talks to; the soft limit of 1024 is for programs that use select()."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -7,6 +7,7 @@ first failure in time, which then ends every call on the group.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import signal as signals
 from collections.abc import Callable, Sequence
@@ -24,9 +25,7 @@ from rlinf_actors.net.link import Network
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.work import Promise
 from rlinf_actors.wire import frames
-from rlinf_actors.wire.messages import ExitReport, GroupState, WorkerState
-
-_STATES = ("starting", "running", "stopping", "gone")
+from rlinf_actors.wire.messages import Endpoint, ExitReport, GroupState, WorkerState
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +86,6 @@ class RemoteGroup:
         self.owned = construction is not None
         self._host = host
         self._construction = construction
-        self._adopted = False
         self._on_failure = on_failure
         if construction is None:
             self.ready.resolve(None)
@@ -95,17 +93,15 @@ class RemoteGroup:
     def adopt(self, state: GroupState) -> None:
         """Take over what the head says of the whole group."""
         self.token, self.detail = state.token, state.detail
-        self._adopted = True
-        self.update([worker for worker in state.workers if self.is_news(worker)])  # notices may have been faster
-
-    def is_news(self, worker: WorkerState) -> bool:
-        """Whether this is another worker than the known one of its rank, or a later state of it."""
-        known = self.states.get(worker.rank)
-        return known is None or known.id != worker.id or _STATES.index(worker.state) > _STATES.index(known.state)
+        self.update(state.workers)
 
     def update(self, workers: Sequence[WorkerState]) -> None:
         """The head says how these workers are."""
         for worker in workers:
+            if not 0 <= worker.rank < len(self.peers):
+                continue  # of an earlier or later group of this name
+            if self.peers[worker.rank].worker_id not in ("", worker.id):
+                continue
             before = self.states.get(worker.rank)
             if before is not None and before.state == "gone" and before.id == worker.id:
                 continue
@@ -133,8 +129,6 @@ class RemoteGroup:
             peer.close()
 
     def _connect(self) -> None:
-        if not self._adopted:
-            return  # the token is not known yet
         if self._construction is not None:
             first = self.states.get(0)
             if first is None or not first.master_port:
@@ -142,7 +136,15 @@ class RemoteGroup:
         for rank, state in self.states.items():
             peer = self.peers[rank]
             if state.state == "running" and state.endpoint is not None and not peer.connected and peer.error is None:
-                peer.connect(state.endpoint, self._host, self.token, lambda peer=peer: self._create(peer))  # type: ignore[misc]
+                self._connect_peer(peer, state.endpoint)
+
+    def _connect_peer(self, peer: Peer, endpoint: Endpoint) -> None:
+        try:
+            peer.connect(endpoint, self._host, self.token, lambda: self._create(peer))
+        except (OSError, RlinfActorsError) as error:  # no descriptor left, or an address that may not be used
+            reason = RlinfActorsError(f"cannot connect to {peer.name} on {peer.node}: {error}")
+            peer.fail(reason)
+            self.construction_failed(reason)
 
     def _create(self, peer: Peer) -> tuple[frames.AnyFrame, Sequence[Buffer]] | None:
         construction = self._construction
@@ -178,8 +180,8 @@ class RemoteGroup:
         """The group cannot come up: the first cause ends every call on it."""
         if self.ready.done():
             return
-        self.fail(error)
         self._on_failure(self)
+        self.fail(error)
 
 
 class _Constructed:
@@ -192,13 +194,22 @@ class _Constructed:
 
     def answer(self, frame: frames.AnyFrame, parts: list[Buffer]) -> bool:
         if isinstance(frame, frames.Raised):
-            self._group.construction_failed(self._construction.decode_failure(frame, parts, self._peer))
+            # unpickling runs the user's code: not on this thread
+            decoding = asyncio.get_running_loop().run_in_executor(
+                None, self._construction.decode_failure, frame, parts, self._peer
+            )
+            decoding.add_done_callback(self._decoded)
         else:
             self._group.constructed(self._peer.rank)
         return True
 
     def fail(self, error: Exception) -> None:
         self._group.construction_failed(error)
+
+    def _decoded(self, decoding: asyncio.Future[Exception]) -> None:
+        if not decoding.cancelled():
+            error = decoding.exception()
+            self._group.construction_failed(error if isinstance(error, Exception) else decoding.result())
 
 
 def death(report: ExitReport, worker: str, rank: int, node: str) -> RlinfActorsError:

@@ -47,7 +47,7 @@ class Work(Generic[T]):
             gate.acquire()
             release = gate.release
             self._on_done(release)
-            if not gate.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
+            if not gate.acquire(timeout=-1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)):
                 self._forget(release)
                 raise CallTimeoutError(f"{self._what} was not done within {timeout:g} s; it goes on")
         return self._outcome()
@@ -140,7 +140,11 @@ class Promise(Work[T]):
             if self._finished:
                 return False
             self._value, self._error = value, error
-        return self._finish()
+            self._finished = True
+            callbacks, self._callbacks = self._callbacks, ()
+        for callback in callbacks:
+            callback()
+        return True
 
     def _outcome(self) -> T:
         if self._error is not None:

@@ -60,11 +60,11 @@ def encode(value: Any, piggyback: Any = None) -> tuple[list[Buffer], bool]:
         SerializationError: something in it cannot be pickled; names the path.
     """
     if piggyback is not None:
-        parts = payload.encode((value, piggyback), "(object, piggyback_payload)")
+        parts = payload.encode((value, piggyback), "(object, piggyback_payload)", snapshot=False)
     elif isinstance(value, BaseException):
         parts = failure.encode_exception(value)
     else:
-        parts = payload.encode(value, "object")
+        parts = payload.encode(value, "object", snapshot=False)
     return settled(parts)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import traceback
 from collections.abc import Sequence
 from functools import lru_cache
@@ -29,7 +30,13 @@ def encode(call_id: int, error: BaseException, kind: str = "raised") -> tuple[Ra
         text = str(error)
     except Exception as broken:  # noqa: BLE001 - a __str__ of the user's that raises must not hide the error
         text = f"<its __str__ raised {type(broken).__name__}>"
-    return Raised(call_id, kind, kind_name, text[:_MAX_TEXT], _format(error)[-_MAX_TEXT:]), encode_exception(error)
+    raised = Raised(call_id, kind, _sendable(kind_name), _sendable(text[:_MAX_TEXT]), _sendable(_format(error)))
+    return raised, encode_exception(error)
+
+
+def _sendable(text: str) -> str:
+    """The end of *text*, without lone surrogates (file names have them), which UTF-8 cannot carry."""
+    return text[-_MAX_TEXT:].encode("utf-8", "backslashreplace").decode()
 
 
 def encode_exception(error: BaseException) -> list[Buffer]:
@@ -98,7 +105,12 @@ def decode(raised: Raised, parts: Sequence[Buffer], *, worker: str, rank: int, n
         lost = WorkerError(message, **where)  # type: ignore[arg-type]
         lost.__cause__ = RuntimeError(f"{raised.error}: {raised.text}")
         return lost
-    return mixed(original, message, where)
+    try:
+        return mixed(original, message, where)
+    except Exception:  # noqa: BLE001 - a type with surprises (a property that raises): the plain error remains
+        plain = WorkerError(message, **where)  # type: ignore[arg-type]
+        plain.__cause__ = original
+        return plain
 
 
 def mixed(original: BaseException, message: str, where: dict[str, Any]) -> WorkerError:
@@ -142,14 +154,17 @@ def _reduce(error: WorkerError) -> Any:
 
 
 def _copy_state(original: BaseException, error: BaseException) -> None:
-    """Copy what users read from exceptions: errno, filename, name, code, and instance attributes."""
+    """Copy what users read from exceptions: errno, filename, name, code, and instance attributes.
+
+    Those of built-in types are slots in C; properties of the user's work on the copied attributes by themselves.
+    """
     for base in type(original).__mro__:
-        if base in (BaseException, Exception, object):
+        if base.__module__ != "builtins" or base in (BaseException, Exception, object):
             continue
-        for name in vars(base):
-            if not name.startswith("_") and name in dir(original):
-                with contextlib.suppress(AttributeError, TypeError):
-                    setattr(error, name, getattr(original, name)) if not callable(getattr(base, name)) else None
+        for name, member in vars(base).items():
+            if not name.startswith("_") and inspect.isdatadescriptor(member):
+                with contextlib.suppress(AttributeError, TypeError):  # read-only, or not set
+                    setattr(error, name, getattr(original, name))
     error.__dict__.update(original.__dict__)
 
 

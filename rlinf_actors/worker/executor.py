@@ -70,10 +70,15 @@ class ThreadsExecutor(SerialExecutor):
         self._threads = threads
 
     def serve(self, instance: Any) -> None:
+        all_there = threading.Barrier(self._threads)  # so that no call finds fewer threads than were asked for
+
+        def serve() -> None:
+            all_there.wait()
+            SerialExecutor.serve(self, instance)
+
         for n in range(self._threads - 1):
-            name = f"worker-call-{n + 1}"
-            threading.Thread(target=super().serve, args=(instance,), name=name, daemon=True).start()
-        super().serve(instance)
+            threading.Thread(target=serve, name=f"worker-call-{n + 1}", daemon=True).start()
+        serve()
 
 
 class LoopExecutor:
@@ -115,14 +120,16 @@ class LoopExecutor:
 
     def _pump(self) -> None:
         self._due.release()
+        began = False  # a coroutine of this batch that has not taken its first step: nothing may overtake it
         while self._queue and not (self._limit and len(self._running) >= self._limit):
             invocation = self._queue.popleft()
             if invocation.cancelled:
                 continue
-            if self._is_plain(invocation):
+            if not began and self._is_plain(invocation):
                 invocation.run(self._instance)
                 continue
             task = self._loop.create_task(invocation.run_async(self._instance), name=invocation.method)
+            began = True
             self._running.add(task)
             invocation.stop = lambda task=task: self._loop.call_soon_threadsafe(task.cancel)
             if invocation.cancelled:  # between the look above and here

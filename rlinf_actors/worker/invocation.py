@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rlinf_actors.errors import SerializationError, UsageError
+from rlinf_actors.errors import SerializationError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.wire import failure, frames, payload
 
@@ -18,6 +18,10 @@ class CallExpiredError(Exception):
     """The caller's time was over before the call began."""
 
 
+class CallRefusedError(Exception):
+    """There is no such method to call, or not in that way."""
+
+
 class Invocation:
     """A call or a stream that a peer asked for.
 
@@ -26,7 +30,7 @@ class Invocation:
     """
 
     __slots__ = (
-        "_credit",
+        "_granted",
         "_reply",
         "_wake",
         "cancelled",
@@ -51,7 +55,7 @@ class Invocation:
         self.cancelled = False
         self.stop: Callable[[], object] | None = None
         self._reply = reply
-        self._credit = window
+        self._granted = window  # written by the I/O thread alone
         self._wake: Callable[[], object] | None = None
 
     # --- I/O thread ---
@@ -64,7 +68,7 @@ class Invocation:
 
     def credit(self, n: int) -> None:
         """The caller took *n* items."""
-        self._credit += n
+        self._granted += n
         if self._wake is not None:
             self._wake()
 
@@ -75,16 +79,16 @@ class Invocation:
 
         Raises:
             CallExpiredError: the deadline has passed.
-            UsageError: there is no such method, or it is private.
+            CallRefusedError: there is no such method, or it is private.
             Exception: what unpickling raises.
         """
         if self.deadline and time.monotonic() > self.deadline:
             raise CallExpiredError(f"{self.method}() was not started: the caller's time was over before its turn came")
         if self.method.startswith("_") and self.method != "_close":
-            raise UsageError(f"{self.method}() is private and cannot be called from outside")
+            raise CallRefusedError(f"{self.method}() is private and cannot be called from outside")
         method = getattr(instance, self.method, None)
         if not callable(method):
-            raise UsageError(f"{type(instance).__name__} has no method {self.method}()")
+            raise CallRefusedError(f"{type(instance).__name__} has no method {self.method}()")
         args, kwargs = payload.decode_call(self.parts)
         self.parts = ()
         return method, args, kwargs
@@ -102,7 +106,7 @@ class Invocation:
         """Answer with an error."""
         if isinstance(error, CallExpiredError):
             self._reply(self, frames.Raised(self.id, "expired", "TimeoutError", str(error)), ())
-        elif isinstance(error, UsageError) and error.__traceback__ is None:
+        elif isinstance(error, CallRefusedError):
             self._reply(self, frames.Raised(self.id, "usage", "UsageError", str(error)), ())
         else:
             self._reply(self, *failure.encode(self.id, error))
@@ -144,16 +148,16 @@ class Invocation:
 
     async def _stream(self, items: Any) -> None:
         if not hasattr(items, "__aiter__"):
-            raise UsageError(f"{self.method}() does not stream: it is not an async generator")
-        loop, room = asyncio.get_running_loop(), asyncio.Event()
+            raise CallRefusedError(f"{self.method}() does not stream: it is not an async generator")
+        loop, room, sent = asyncio.get_running_loop(), asyncio.Event(), 0
         self._wake = lambda: loop.call_soon_threadsafe(room.set)
         try:
             async for item in items:
-                while self._credit <= 0:
+                while sent >= self._granted:
                     room.clear()
-                    if self._credit <= 0:  # credit came between the look and the clear
+                    if sent >= self._granted:  # else credit came between the look and the clear
                         await room.wait()
-                self._credit -= 1
+                sent += 1
                 self._reply(self, frames.Item(self.id), payload.encode(item, f"an item of {self.method}()"))
         finally:
             self._wake = None

@@ -12,6 +12,7 @@ import importlib
 import os
 import socket
 import sys
+import threading
 import traceback
 from typing import Any
 
@@ -120,9 +121,7 @@ def _serve(context: worker_context.WorkerContext, server: WorkerServer) -> None:
         server.answer(creation.peer, *failure.encode(creation.frame.id, error, kind))
         server.creations.get()  # for ever: the owner stops the group, its end ends us
         return
-    if isinstance(executor, SerialExecutor) and not isinstance(executor, ThreadsExecutor):
-        import threading
-
+    if not isinstance(executor, ThreadsExecutor):
         context.runtime.serving_thread = threading.get_ident()
     server.open(executor)
     server.answer(creation.peer, frames.Ok(creation.frame.id))
@@ -175,7 +174,7 @@ def _import_class(reference: str, where: str) -> Any:
         found: Any = importlib.import_module(module)
         for name in qualname.split("."):
             found = getattr(found, name)
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         raise WorkerStartError(
             f"{reference} cannot be imported by {where}: {error}. Its sys.path is {sys.path}. Put the module on "
             f"PYTHONPATH there (env_configs: env_vars), install it, or define the class in the launching script, "

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from rlinf_actors.wire.messages import GroupState, WorkerState
     from rlinf_actors.worker.context import WorkerContext
 
-TIMEOUT_S = 10.0
 
 
 class ManagerProxy:
@@ -52,7 +51,8 @@ class ManagerProxy:
         job = worker_job()
         assert job is not None, "a worker process has its job before the user's class is constructed"
         runtime = job.connect()
-        status = runtime.io.submit(runtime.status(self._context.spec.namespace)).result(TIMEOUT_S)
+        # the request itself ends with a ClusterTimeoutError when the head does not answer
+        status = runtime.io.submit(runtime.status(self._context.spec.namespace)).result()
         for group in status.groups:
             if group.name == address.root_group_name:
                 for worker in group.workers:

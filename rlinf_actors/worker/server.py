@@ -5,6 +5,7 @@ I/O thread, unless a method says otherwise.
 
 from __future__ import annotations
 
+import hmac
 import logging
 import queue
 import threading
@@ -143,7 +144,7 @@ class WorkerServer:
                 f"(rlinf-actors {version.VERSION}) of {self._name}: install the same version on both"
             )
             self.answer(peer, frames.Rejected("protocol", text))
-        elif frame.token != self._token:
+        elif not hmac.compare_digest(frame.token.encode(), self._token.encode()):
             log.warning("refused %r: it is not a member of this job", peer)
             self.answer(
                 peer, frames.Rejected("authentication", f"{frame.name} is not a member of the job of {self._name}")

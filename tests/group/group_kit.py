@@ -14,7 +14,7 @@ from rlinf_actors.net.memory import MemoryNetwork
 from rlinf_actors.runtime.lost import LostErrors
 from rlinf_actors.runtime.remote import RemoteGroup
 from rlinf_actors.wire import failure, frames, payload
-from rlinf_actors.wire.messages import Endpoint, ExitReport, GroupState, WorkerState
+from rlinf_actors.wire.messages import Endpoint, ExitReport, WorkerState
 from rlinf_actors.worker.worker import Worker
 
 
@@ -110,13 +110,14 @@ class World:
         methods = public_methods(cls)
         self.control = GroupControl(self.runtime, self.remote, cls, methods, _own_methods(cls, methods), [])
         self.group: Any = WorkerGroup(self.control)
-        states = [
-            WorkerState(
-                f"id-{fake.rank}", fake.rank, fake.rank, "10.0.0.1", "running", 1, Endpoint("here", fake.endpoint)
-            )
-            for fake in self.ranks
-        ]
-        self.remote.adopt(GroupState("ns", "arms", "m:Arm", "o", "running", states, ""))
+        self.remote.update(
+            [
+                WorkerState(
+                    f"id-{fake.rank}", fake.rank, fake.rank, "10.0.0.1", "running", 1, Endpoint("here", fake.endpoint)
+                )
+                for fake in self.ranks
+            ]
+        )
 
     async def _stop_group(self, group: RemoteGroup, grace_s: float) -> None:
         self.stopped.append(grace_s)

@@ -162,29 +162,3 @@ def test_deaths_of_other_kinds():
     lost = death(ExitReport("node_lost"), "g:0", 0, "n")
     assert isinstance(lost, NodeLostError)
     assert "g:0 is gone with its node n: the node stopped answering" in str(lost)
-
-
-def test_a_later_state_or_another_worker_is_news():
-    group = RemoteGroup(None, "me", "host", "ns", "g", ["node"])  # type: ignore[arg-type]
-
-    def state(identity, name):
-        return WorkerState(identity, 0, 0, "127.0.0.1", name)
-
-    assert group.is_news(state("w", "running"))
-    group.states[0] = state("w", "running")
-    assert group.is_news(state("w", "gone"))
-    assert not group.is_news(state("w", "starting"))
-    assert not group.is_news(state("w", "running"))
-    assert group.is_news(state("of another group", "starting"))
-
-
-def test_a_notice_that_is_faster_than_the_answer_is_kept_and_connects_only_with_the_token():
-    group = RemoteGroup(None, "me", "host", "ns", "g", ["node"])  # type: ignore[arg-type]
-    connected = []
-    group.peers[0].connect = lambda endpoint, host, token, first: connected.append(token)  # type: ignore[method-assign]
-    endpoint = Endpoint("host", "ipc:///x", "")
-    group.update([WorkerState("w", 0, 0, "127.0.0.1", "running", 1, endpoint)])
-    assert connected == []
-    group.adopt(GroupState("ns", "g", "m:C", "o", "starting", [WorkerState("w", 0, 0, "127.0.0.1", "starting")], "tok"))
-    assert connected == ["tok"]
-    assert group.states[0].state == "running"

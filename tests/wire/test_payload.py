@@ -181,11 +181,17 @@ class TestArrays:
         assert len(parts[0]) < 500
         assert memoryview(parts[1]).nbytes == array.nbytes
 
-    def test_are_not_copied_by_encoding(self):
+    def test_what_is_encoded_is_a_snapshot(self):
+        """It leaves later, by another thread, and the caller may reuse the array at once."""
         array = np.zeros(10_000, dtype=np.uint8)
         parts = payload.encode(array)
         array[0] = 7
-        assert memoryview(parts[1])[0] == 7
+        assert memoryview(parts[1])[0] == 0
+
+    def test_what_cannot_change_is_not_copied(self):
+        array = np.zeros(10_000, dtype=np.uint8)
+        array.setflags(write=False)
+        assert np.shares_memory(np.frombuffer(payload.encode(array)[1], np.uint8), array)
 
     def test_two_names_for_one_array_stay_one_array(self):
         array = np.arange(3)

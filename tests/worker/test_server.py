@@ -174,7 +174,7 @@ async def test_cancel_and_credit_reach_their_call_only(ends):
     first, second = executor.queue
     assert first.cancelled
     assert not second.cancelled
-    assert (second.window, second._credit) == (4, 7)
+    assert (second.window, second._granted) == (4, 7)
 
 
 async def test_a_number_of_one_link_is_not_anothers(ends):
