@@ -77,7 +77,7 @@ class Daemon:
             stopped = loop.create_task(self._stopping.wait(), name="stopping")
             stack.callback(stopped.cancel)
             await asyncio.wait((probing, stopped), return_when=asyncio.FIRST_COMPLETED)
-            if stopped.done():
+            if self._stopping.is_set():  # not stopped.done(): that task is one turn of the loop behind the signal
                 return OK
             return await self._serve(network, run_dir, head, *probing.result())
 

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import rlinf_actors
@@ -65,12 +65,12 @@ class EmbeddedDaemon:
             asyncio.get_running_loop().add_reader(self._pidfd, self._died)
             line = await asyncio.wait_for(_read_line(ready), timeout or START_TIMEOUT_S)
         except asyncio.TimeoutError:
-            await self.stop(lambda: None)
+            await self.stop(_nobody_to_ask)
             raise ClusterTimeoutError(
                 f"the private agentd did not come up in {timeout or START_TIMEOUT_S:g} s{self._log_tail()}"
             ) from None
         except BaseException:
-            await self.stop(lambda: None)
+            await self.stop(_nobody_to_ask)
             raise
         finally:
             os.close(ready)
@@ -79,21 +79,25 @@ class EmbeddedDaemon:
         said = json.loads(line) if line else {"error": "it ended before it was ready"}
         if "error" in said:
             tail = self._log_tail()
-            await self.stop(lambda: None)
+            await self.stop(_nobody_to_ask)
             raise RlinfActorsError(f"the private agentd did not start: {said['error']}{tail}")
         self.endpoint = str(said["head"])
         return self.endpoint
 
-    async def stop(self, ask: Callable[[], object], timeout: float = 10.0) -> None:
-        """End it: *ask* it, and kill it if it is still there after *timeout* seconds. Twice is fine."""
+    async def stop(self, ask: Callable[[], Awaitable[bool]], timeout: float = 10.0) -> None:
+        """End it: *ask* it, else SIGTERM, and SIGKILL if it is still there after *timeout* seconds. Twice is fine.
+
+        Args:
+            ask: tells it to end; False if it could not be asked. An RlinfActorsError is the same.
+            timeout: seconds.
+        """
         self._stopping = True
         process = self._process
         if process is not None and not self._ended.is_set() and self._pidfd >= 0:
-            outcome = ask()
-            if asyncio.iscoroutine(outcome):
-                with contextlib.suppress(RlinfActorsError):  # it ended before it answered
-                    await outcome
-            else:
+            acknowledged = False
+            with contextlib.suppress(RlinfActorsError):  # it ended before it answered, or does not answer
+                acknowledged = await ask()
+            if not acknowledged:
                 process.send_signal(signal.SIGTERM)
             try:
                 await asyncio.wait_for(self._ended.wait(), timeout)
@@ -115,7 +119,10 @@ class EmbeddedDaemon:
         self._ended.set()
         if not self._stopping and self._process is not None:
             code = self._process.wait()
-            self._on_death(f"its daemon (agentd, pid {self._process.pid}) ended with {code}{self._log_tail()}")
+            self._on_death(
+                f"its daemon (agentd, pid {self._process.pid}) ended with {code}; "
+                f"call shutdown() on this Cluster and make a new one{self._log_tail()}"
+            )
 
     def _log_tail(self) -> str:
         try:
@@ -123,6 +130,10 @@ class EmbeddedDaemon:
         except OSError:
             return ""
         return "\nlast lines of its log:\n" + "\n".join(f"    {line}" for line in lines) if lines else ""
+
+
+async def _nobody_to_ask() -> bool:
+    return False
 
 
 def _spawn(run_dir: str, tell: int, arguments: list[str]) -> subprocess.Popen[bytes]:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import concurrent.futures
 import logging
 import os
 import uuid
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar
 
+from rlinf_actors.cluster.asked import Asked, InUse
 from rlinf_actors.cluster.attach import worker_job
 from rlinf_actors.cluster.bootstrap import EmbeddedDaemon
 from rlinf_actors.cluster.nodes import node_infos
 from rlinf_actors.cluster.progress import waiting_line
-from rlinf_actors.config.cluster import ClusterConfig
-from rlinf_actors.errors import ConfigError, PlacementError, UsageError
+from rlinf_actors.cluster.starting import Connecting, Turns, Watch
+from rlinf_actors.errors import ConfigError, PlacementError, RlinfActorsError, UsageError
 from rlinf_actors.hardware.configured import with_enumerated_hardware
-from rlinf_actors.hardware.registry import hardware_types, load_extension
+from rlinf_actors.hardware.registry import load_extension
 from rlinf_actors.model.node import CLUSTER_GROUP, NodeGroupInfo, NodeInfo
 from rlinf_actors.net.address import endpoint_of
 from rlinf_actors.net.host import free_port
@@ -32,14 +35,17 @@ log = logging.getLogger(__name__)
 STOP_GRACE_S = 2.0
 """Between SIGTERM and SIGKILL for groups that are still there when the cluster is shut down."""
 
+_turns = Turns()
+
 
 class Cluster:
     """The cluster of this process.
 
     With no head configured and one node, a private single-node cluster starts inside one child
     process and ends with this process, however it ends. Otherwise it connects to the head and waits
-    until the nodes are there. A second ``Cluster()`` is the same object; in a worker, ``Cluster()``
-    is the worker's cluster.
+    until the nodes are there. A second ``Cluster()`` is the same object, also while the first one is
+    still starting in another thread or task: it waits for that. In a worker, ``Cluster()`` is the
+    worker's cluster.
 
     Args:
         num_nodes: nodes to wait for; default: the configuration's, or 1.
@@ -50,20 +56,16 @@ class Cluster:
         timeout: seconds to wait for the head and the nodes, None for ever.
 
     Raises:
-        ConfigError: the configuration is wrong, or differs from the running Cluster's.
+        ConfigError: the configuration is wrong, or what is given has another effect than the running
+            Cluster's arguments and defaults.
         ClusterTimeoutError: the head does not answer, or nodes are missing (says which).
+        UsageError: the running Cluster's private daemon has died: call shutdown() on it first.
     """
 
     _current: ClassVar[Cluster | None] = None
-    _arguments: tuple[Any, ...]
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Cluster:
-        """The running Cluster if there is one."""
-        current = cls._live()
-        return current if current is not None else super().__new__(cls)
-
-    def __init__(
-        self,
+    def __new__(
+        cls,
         num_nodes: int | None = None,
         cluster_cfg: Any = None,
         distributed_log_dir: str | os.PathLike[str] | None = None,
@@ -71,18 +73,11 @@ class Cluster:
         head: str | None = None,
         namespace: str | None = None,
         timeout: float | None = None,
-    ) -> None:
-        if self._is_running(num_nodes, cluster_cfg, distributed_log_dir, head, namespace):
-            return
-        self._prepare(num_nodes, cluster_cfg, distributed_log_dir, head, namespace)
-        if self._job is not None:
-            self._job.connect()
-        try:
-            self.runtime.io.submit(self._start(timeout)).result()
-        except BaseException:
-            self.shutdown()
-            raise
-        Cluster._current = self
+    ) -> Cluster:
+        """The running Cluster if there is one, else a new one; waits for a start that is under way."""
+        asked = Asked(num_nodes, cluster_cfg, distributed_log_dir, head, namespace)
+        with _turns.turn():
+            return cls._open(asked, timeout, lambda future: None)
 
     @classmethod
     def connect(
@@ -94,58 +89,76 @@ class Cluster:
         head: str | None = None,
         namespace: str | None = None,
         timeout: float | None = None,
-    ) -> _Connecting:
-        """The same for asyncio: ``async with Cluster.connect(...) as cluster`` or ``await`` it. Nothing blocks."""
-        return _Connecting(cls, (num_nodes, cluster_cfg, distributed_log_dir, head, namespace), timeout)
+    ) -> Connecting[Cluster]:
+        """The same for asyncio: ``async with Cluster.connect(...) as cluster`` or ``await`` it. Nothing blocks.
+
+        Cancelling it undoes what was started, before it is raised.
+        """
+        asked = Asked(num_nodes, cluster_cfg, distributed_log_dir, head, namespace)
+        return Connecting(_turns, partial(cls._open, asked, timeout), cls._undo, cls.shutdown_async)
 
     # --- life ---
 
-    def _is_running(self, *arguments: Any) -> bool:
-        """Whether this object is the running Cluster; then the arguments must not ask for another."""
-        if not hasattr(self, "_arguments"):
-            return False
-        for name, new, old in zip(
-            ("num_nodes", "cluster_cfg", "distributed_log_dir", "head", "namespace"),
-            arguments,
-            self._arguments,
-            strict=True,
-        ):
-            if new is not None and new != old:
-                raise ConfigError(
-                    f"a Cluster with {name}={old!r} is running in this process, and {name}={new!r} was asked for: "
-                    f"call shutdown() on it first, or use the running one by Cluster()",
-                    path=name,
-                )
-        return True
+    @classmethod
+    def _open(cls, asked: Asked, timeout: float | None, watch: Watch) -> Cluster:
+        """The running Cluster, or a new one. The caller has the turn; *watch* gets what this waits for."""
+        current = cls._live()
+        if current is not None:
+            if current._gone:
+                raise UsageError(f"the Cluster of this process is gone: {current._gone}")
+            current._in_use().check(asked)
+            current._shared = True
+            return current
+        cluster = super().__new__(cls)
+        cluster._prepare(asked)
+        starting: concurrent.futures.Future[None] | None = None
+        try:
+            if cluster._job is not None:
+                cluster._job.connect()
+            starting = cluster.runtime.io.submit(cluster._start(timeout))
+            watch(starting)
+            starting.result()
+        except BaseException:
+            if starting is not None:
+                starting.cancel()
+            cluster.shutdown()
+            raise
+        Cluster._current = cluster
+        return cluster
 
-    def _prepare(
-        self, num_nodes: int | None, cluster_cfg: Any, log_dir: Any, head: str | None, namespace: str | None
-    ) -> None:
-        if num_nodes is not None and (not isinstance(num_nodes, int) or isinstance(num_nodes, bool) or num_nodes < 1):
-            raise ConfigError(f"is {num_nodes!r}; it must be a whole number above 0", path="num_nodes")
-        self.log_dir = None if log_dir is None else os.path.abspath(os.fspath(log_dir))
+    @staticmethod
+    def _undo(cluster: Cluster) -> None:
+        """Whoever had this cluster started is gone: end it, unless others got it too. Blocks."""
+        with _turns.turn():
+            if not cluster._shared:
+                cluster.shutdown()
+
+    def _in_use(self) -> InUse:
+        return InUse((self._wanted, self.num_nodes), self.config, self.log_dir, self._endpoint, self.namespace)
+
+    def _prepare(self, asked: Asked) -> None:
+        self.log_dir = asked.directory()
         self._states: list[NodeState] = []
         self._nodes: list[NodeInfo] = []
         self._groups: dict[str, NodeGroupInfo] = {}
         self._daemon: EmbeddedDaemon | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._connected = False
+        self._gone = ""
+        self._shared = False
         self._owner_pid = os.getpid()
         self._closed = False
         settings, job = Settings.load(), worker_job()
         if settings.ext_module and job is None:
             load_extension(settings.ext_module)
-        self.config = None if cluster_cfg is None else _parse(cluster_cfg)
+        self.config = asked.config()
         if self.config is None and job is not None:
             self.config = job.extras().get("cluster_config")
-        if self.config is not None and num_nodes is not None and self.config.num_nodes != num_nodes:
-            raise ConfigError(
-                f"is {self.config.num_nodes} in cluster_cfg and {num_nodes} as an argument: give one of them",
-                path="cluster.num_nodes",
-            )
-        given = self.config.num_nodes if self.config else job.extras().get("num_nodes", 1) if job else 1
-        self._wanted: int = num_nodes or given
-        self._head = head or (None if job else settings.head)
+        self._wanted = asked.wanted(self.config, job.extras().get("num_nodes", 1) if job else 1)
+        head = job.head if job else asked.head or settings.head
+        self._endpoint = endpoint_of(head, "head") if head else ""
         self._job = job
-        if job is None and self._head is None and self._wanted > 1:
+        if job is None and not self._endpoint and self._wanted > 1:
             raise ConfigError(
                 f"is {self._wanted}, and no head is known: start `agentd --head` on one node and "
                 f"`agentd --connect HOST:PORT` on the others, then pass head='HOST:PORT' or set RLINF_HEAD",
@@ -155,20 +168,33 @@ class Cluster:
             self.namespace = job.runtime.namespace
             self.runtime = job.runtime
         else:
-            self.namespace = namespace or os.environ.get(NAMESPACE) or f"job-{uuid.uuid4().hex[:12]}"
+            self.namespace = asked.namespace or os.environ.get(NAMESPACE) or f"job-{uuid.uuid4().hex[:12]}"
             security = Security(insecure_test_network=settings.insecure_test_network)
             self.runtime = Runtime("driver", self.namespace, security=security, on_lost=self._head_said_goodbye)
-        self._arguments = (num_nodes, cluster_cfg, log_dir, head, namespace)
 
     async def _start(self, timeout: float | None) -> None:
         """Connect and learn the nodes. Runs on the runtime's loop."""
-        if self._job is None:
-            endpoint = self._head and endpoint_of(self._head, "head")
-            if endpoint is None:
-                self._daemon = EmbeddedDaemon(self.runtime.daemon_died)
-                endpoint = await self._daemon.start([], timeout)
-            await self.runtime.connect(endpoint, timeout if timeout is not None else 30.0)
-            atexit.register(self.shutdown)
+        self._starting = asyncio.current_task()
+        try:
+            if self._job is None:
+                await self._reach_head(timeout)
+            await self._learn_nodes(timeout)
+        except asyncio.CancelledError:
+            if self._gone and not self._closed:
+                raise RlinfActorsError(f"the private agentd ended while the Cluster started: {self._gone}") from None
+            raise
+
+    async def _reach_head(self, timeout: float | None) -> None:
+        if not self._endpoint:
+            self._daemon = EmbeddedDaemon(self._daemon_died)
+            self._endpoint = await self._daemon.start([], timeout)
+        if self._closed or self._gone:
+            raise asyncio.CancelledError  # it came as the daemon said that it is ready
+        await self.runtime.connect(self._endpoint, timeout if timeout is not None else 30.0)
+        self._connected = True
+        atexit.register(self.shutdown)
+
+    async def _learn_nodes(self, timeout: float | None) -> None:
         async with waiting_line(self.runtime, self._wanted):
             nodes = await self.runtime.nodes(self._wanted, timeout)
         for warning in nodes.warnings:
@@ -179,6 +205,13 @@ class Cluster:
             infos = with_enumerated_hardware(self.config, infos)
         self._groups = build_node_groups(self.config, infos)
         self._nodes = list(self._groups[CLUSTER_GROUP].nodes)
+
+    def _daemon_died(self, reason: str) -> None:
+        """The embedded daemon is gone, and every worker with it. Loop thread."""
+        self._gone = reason
+        self.runtime.daemon_died(reason)
+        if self._endpoint and self._starting is not None:
+            self._starting.cancel()  # nobody is left to answer it; one that is over is not changed
 
     def shutdown(self) -> None:
         """End what this process started: its groups, and the embedded cluster. Blocks; twice is fine."""
@@ -208,15 +241,24 @@ class Cluster:
         return self._job is None
 
     async def _end(self) -> None:
+        if self._starting is not None and not self._starting.done():
+            self._starting.cancel()
+            await asyncio.wait([self._starting])  # it ends its daemon; what it raises goes to who waits for it
         self.runtime.lost.close()
         if self._daemon is not None:
-            await self._daemon.stop(self.runtime.stop_cluster)
+            await self._daemon.stop(self._ask_daemon_to_end)
             return
         groups = [group for group in self.runtime.groups.values() if group.owned and not group.gone.done()]
         ends = [self.runtime.stop_group(group, STOP_GRACE_S) for group in groups]
         for outcome in await asyncio.gather(*ends, return_exceptions=True):
             if isinstance(outcome, Exception):
                 log.warning("a group was not stopped by this process; the head does it: %s", outcome)
+
+    async def _ask_daemon_to_end(self) -> bool:
+        if not self._connected:
+            return False
+        await self.runtime.stop_cluster()
+        return True
 
     def _head_said_goodbye(self, reason: str) -> None:
         if not self._closed:
@@ -340,42 +382,3 @@ class Cluster:
 
     def __repr__(self) -> str:
         return f"<Cluster of {self.num_nodes} nodes, namespace {self.namespace!r}>"
-
-
-class _Connecting:
-    """A Cluster that is being connected to; ``async with`` or ``await`` it."""
-
-    def __init__(self, cls: type[Cluster], arguments: tuple[Any, ...], timeout: float | None) -> None:
-        self._cls = cls
-        self._arguments = arguments
-        self._timeout = timeout
-        self._cluster: Cluster | None = None
-
-    async def _connect(self) -> Cluster:
-        cluster = self._cls.__new__(self._cls)
-        if not cluster._is_running(*self._arguments):
-            await asyncio.to_thread(cluster._prepare, *self._arguments)
-            if cluster._job is not None:
-                await asyncio.to_thread(cluster._job.connect)
-            try:
-                await asyncio.wrap_future(cluster.runtime.io.submit(cluster._start(self._timeout)))
-            except BaseException:
-                await cluster.shutdown_async()
-                raise
-            Cluster._current = cluster
-        self._cluster = cluster
-        return cluster
-
-    def __await__(self) -> Generator[Any, None, Cluster]:
-        return self._connect().__await__()
-
-    async def __aenter__(self) -> Cluster:
-        return await self._connect()
-
-    async def __aexit__(self, *_error: object) -> None:
-        if self._cluster is not None:
-            await self._cluster.shutdown_async()
-
-
-def _parse(source: Any) -> ClusterConfig:
-    return ClusterConfig.from_any(source, hardware_types=hardware_types())

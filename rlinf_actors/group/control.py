@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlinf_actors.errors import CallTimeoutError, RlinfActorsError
@@ -14,6 +14,7 @@ from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.worker import WorkerInfo
 
 if TYPE_CHECKING:
+    from rlinf_actors.model.hardware import HardwareInfo
     from rlinf_actors.model.placement import Placement
     from rlinf_actors.runtime.process import Runtime
     from rlinf_actors.runtime.remote import RemoteGroup
@@ -28,7 +29,9 @@ class GroupControl:
         name: of the group.
         cls: the worker class; cls_name its name.
         methods: public methods and whether each streams; own_methods: those the user's class defines.
-        placements: where the ranks were placed; empty for a handle made by from_group_name.
+        placements: where the ranks were placed, in their order.
+        models: by rank the model of its accelerators, "" without.
+        hardware: by rank the robots or other hardware it was placed on; known to the owner's handle only.
         world_size: number of ranks.
     """
 
@@ -40,6 +43,8 @@ class GroupControl:
         methods: dict[str, bool],
         own_methods: frozenset[str],
         placements: list[Placement],
+        models: Sequence[str] = (),
+        hardware: Mapping[int, Sequence[HardwareInfo]] | None = None,
     ) -> None:
         self.runtime = runtime
         self.group = group
@@ -49,6 +54,8 @@ class GroupControl:
         self.methods = methods
         self.own_methods = own_methods
         self.placements = placements
+        self.models = dict(enumerate(models))
+        self.hardware = hardware or {}
         self._shutdown: concurrent.futures.Future[None] | None = None
 
     @property
@@ -64,6 +71,8 @@ class GroupControl:
             state = self.group.states.get(rank)
             placement = by_rank.get(rank)
             info = WorkerInfo(WorkerAddress(self.name, rank), rank, self.world_size)
+            info.accelerator_model = self.models.get(rank, "")
+            info.hardware_infos = list(self.hardware.get(rank, ()))
             if state is not None:
                 info.cluster_node_rank, info.node_ip, info.node_port = state.node_rank, state.node_ip, state.port
             if placement is not None:

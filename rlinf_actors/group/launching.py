@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlinf_actors.errors import SerializationError, UsageError
+from rlinf_actors.group import detail
 from rlinf_actors.group.control import GroupControl
 from rlinf_actors.group.names import public_methods
 from rlinf_actors.group.spec import START_METHODS, LaunchOptions, class_reference, hardware_of, worker_specs
@@ -63,7 +64,7 @@ def launch(
         raise UsageError(f"{name!r} cannot be a group's name: it must not be empty or hold a slash or a line break")
     runtime, settings = cluster.runtime, Settings.load()
     strategy = options.strategy or default_strategy(cluster)
-    placements = strategy.get_placement(cluster, options.isolate_accelerator)
+    placements = sorted(strategy.get_placement(cluster, options.isolate_accelerator), key=lambda one: one.rank)
     preload = PRELOADED if options.preload is None else options.preload
     specs = worker_specs(
         name,
@@ -83,18 +84,24 @@ def launch(
         ),
     )
     reference = class_reference(cls)
-    extras = {"hardware_infos": hardware_of(placements, cluster), **cluster.extras()}
+    hardware = hardware_of(placements, cluster)
+    extras = {"hardware_infos": hardware, **cluster.extras()}
     construction = Construction(
         reference, _encode(cls, reference, args, kwargs, extras), options.max_concurrency or 0, _failure
     )
     nodes = [cluster.get_node_info(spec.node_rank) for spec in specs]
     node_names = [cluster.node_name(node.node_rank) for node in nodes]
+    described = detail.detail_of(placements, nodes, node_names)
     group = runtime.new_group(cluster.namespace, name, node_names, construction)
-    message = Launch(cluster.namespace, name, reference or f"{cls.__module__}:{cls.__qualname__}", specs)
+    group.detail = detail.encode(described)  # also for an attach() here before the head has answered
+    title = reference or f"{cls.__module__}:{cls.__qualname__}"
+    message = Launch(cluster.namespace, name, title, specs, group.detail)
     future = runtime.io.submit(runtime.launch(message, group))
     if not _in_event_loop():
         future.result()  # one round trip; with a loop running, `await group` and every call raise instead
-    return GroupControl(runtime, group, cls, methods, _own_methods(cls, methods), placements)
+    return GroupControl(
+        runtime, group, cls, methods, _own_methods(cls, methods), placements, described.models, hardware
+    )
 
 
 def attach(cls: type, name: str) -> GroupControl:
@@ -104,8 +111,14 @@ def attach(cls: type, name: str) -> GroupControl:
     cluster = Cluster.current()
     runtime = cluster.runtime
     group: RemoteGroup = runtime.io.submit(runtime.find(cluster.namespace, name)).result()
+    described = detail.decode(group.detail, name)
+    if not group.owned:
+        for peer, node in zip(group.peers, described.nodes, strict=False):
+            peer.node = node  # the head knows addresses only; people know hosts by their names
     methods = public_methods(cls)
-    return GroupControl(runtime, group, cls, methods, _own_methods(cls, methods), [])
+    return GroupControl(
+        runtime, group, cls, methods, _own_methods(cls, methods), described.placements, described.models
+    )
 
 
 def import_paths() -> list[str]:

@@ -103,7 +103,7 @@ class Peer:
             for header, parts in self._backlog:
                 link.send(header, parts)
             self._backlog.clear()
-            self._link = link  # last: whoever sees it may send past the lock, behind what waited
+            self._link = link  # last: who sees it sends without the lock, and must not overtake what waited
 
     def open(self, pending: Pending, call: int = 0) -> int:
         """Register a call, by default under a new number; its answer goes to *pending*. Any thread.

@@ -192,6 +192,7 @@ class TestNothingRemains:
         child = group.execute_on(0).leave_child().wait()
         blocked = group.block()
         print(*pids, *child, cluster._daemon._process.pid, cluster._daemon.run_dir, flush=True)
+        sys.stdin.readline()  # until the test watches all of these
         {end}
     """
 
@@ -199,10 +200,13 @@ class TestNothingRemains:
         path = lw.script(tmp_path, HEADER + lw.dedent(self.SOURCE.format(end=end)))
         env = {**lw.SCRIPT_ENV, **{name: os.environ[name] for name in ("RLINF_ACTORS_TEST", "RLINF_ACTORS_RUN_DIR")}}
         env["PYTHONPATH"] += os.pathsep + str(lw.ROOT / "tests/live")
-        driver = subprocess.Popen([sys.executable, path], stdout=subprocess.PIPE, text=True, env=env)
+        driver = subprocess.Popen(
+            [sys.executable, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+        )
         *pids, run_dir = driver.stdout.readline().split()
         pidfds = [os.pidfd_open(int(pid)) for pid in pids]
         assert Path(run_dir).exists()
+        driver.stdin.close()
         return driver, pidfds, run_dir
 
     def gone(self, driver, pidfds):

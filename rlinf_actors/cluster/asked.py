@@ -1,0 +1,89 @@
+"""Arguments of Cluster, and whether they ask for the Cluster that is running already."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from rlinf_actors.config.cluster import ClusterConfig
+from rlinf_actors.errors import ConfigError
+from rlinf_actors.hardware.registry import hardware_types
+from rlinf_actors.net.address import endpoint_of
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Arguments as they were given; None: not given."""
+
+    num_nodes: int | None = None
+    cluster_cfg: Any = None
+    log_dir: str | os.PathLike[str] | None = None
+    head: str | None = None
+    namespace: str | None = None
+
+    def config(self) -> ClusterConfig | None:
+        """The configuration, checked. Raises ConfigError."""
+        if self.cluster_cfg is None:
+            return None
+        return ClusterConfig.from_any(self.cluster_cfg, hardware_types=hardware_types())
+
+    def directory(self) -> str | None:
+        """The log directory as an absolute path."""
+        return None if self.log_dir is None else os.path.abspath(os.fspath(self.log_dir))
+
+    def wanted(self, config: ClusterConfig | None, otherwise: int) -> int:
+        """How many nodes to wait for. Raises ConfigError."""
+        given = self.num_nodes
+        if given is not None and (not isinstance(given, int) or isinstance(given, bool) or given < 1):
+            raise ConfigError(f"is {given!r}; it must be a whole number above 0", path="num_nodes")
+        if config is not None and given is not None and config.num_nodes != given:
+            raise ConfigError(
+                f"is {config.num_nodes} in cluster_cfg and {given} as an argument: give one of them",
+                path="cluster.num_nodes",
+            )
+        return given or (config.num_nodes if config is not None else otherwise)
+
+
+@dataclass(frozen=True)
+class InUse:
+    """What the arguments of the running Cluster, and the defaults of the others, came to.
+
+    Attributes:
+        num_nodes: nodes that it has; in a worker, also how many its owner's cluster has.
+        config: the configuration.
+        log_dir: an absolute path.
+        head: the head's endpoint.
+        namespace: of the job.
+    """
+
+    num_nodes: tuple[int, ...]
+    config: ClusterConfig | None
+    log_dir: str | None
+    head: str
+    namespace: str
+
+    def check(self, asked: Asked) -> None:
+        """See that whoever asked so means this Cluster: what is given has the same effect.
+
+        Raises:
+            ConfigError: it asks for another; `path` is the argument's name.
+        """
+        if asked.num_nodes is not None and asked.num_nodes not in self.num_nodes:
+            raise _differs("num_nodes", self.num_nodes[0], asked.num_nodes)
+        if asked.cluster_cfg is not None and asked.config() != self.config:
+            raise _differs("cluster_cfg", self.config, asked.cluster_cfg)
+        if asked.log_dir is not None and asked.directory() != self.log_dir:
+            raise _differs("distributed_log_dir", self.log_dir, os.fspath(asked.log_dir))
+        if asked.head is not None and endpoint_of(asked.head, "head") != self.head:
+            raise _differs("head", self.head, asked.head)
+        if asked.namespace is not None and asked.namespace != self.namespace:
+            raise _differs("namespace", self.namespace, asked.namespace)
+
+
+def _differs(name: str, old: object, new: object) -> ConfigError:
+    return ConfigError(
+        f"a Cluster with {name}={old!r} is running in this process, and {name}={new!r} was asked for: "
+        f"call shutdown() on it first, or use the running one by Cluster()",
+        path=name,
+    )

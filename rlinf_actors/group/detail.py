@@ -1,0 +1,74 @@
+"""What the launching process writes into the head's record of a group, for those who attach. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+import msgspec
+
+from rlinf_actors.errors import ProtocolError
+from rlinf_actors.model.hardware import AcceleratorType
+from rlinf_actors.model.node import NodeInfo
+from rlinf_actors.model.placement import Placement
+
+_PLAIN = Placement(-1, -1, -1)
+"""Fields that are like its own are left out: the record goes to every node of the group."""
+
+
+class GroupDetail(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Travels as JSON in Launch.detail.
+
+    Attributes:
+        placements: of the ranks, in their order.
+        nodes: for each rank the name of its node.
+        models: for each rank the model of its node's accelerators, "" for a rank without any.
+    """
+
+    placements: list[Placement] = []
+    nodes: list[str] = []
+    models: list[str] = []
+
+
+def detail_of(placements: Sequence[Placement], nodes: Sequence[NodeInfo], names: Sequence[str]) -> GroupDetail:
+    """The record of a group.
+
+    Args:
+        placements: in rank order.
+        nodes: for each rank its node.
+        names: for each rank what messages to people call that node.
+    """
+    models = [
+        "" if placement.accelerator_type is AcceleratorType.NO_ACCEL else node.accelerator_model
+        for placement, node in zip(placements, nodes, strict=True)
+    ]
+    return GroupDetail(list(placements), list(names), models)
+
+
+def encode(detail: GroupDetail) -> str:
+    """As JSON."""
+    placements = [
+        {
+            field.name: value
+            for field in fields(one)
+            if (value := getattr(one, field.name)) != getattr(_PLAIN, field.name)
+        }
+        for one in detail.placements
+    ]
+    found: dict[str, Any] = {"placements": placements, "nodes": detail.nodes, "models": detail.models}
+    return msgspec.json.encode(found).decode()
+
+
+def decode(text: str, group: str) -> GroupDetail:
+    """Read it; nothing in it for a group whose launcher wrote none.
+
+    Raises:
+        ProtocolError: it is something else than `encode` writes.
+    """
+    if not text:
+        return GroupDetail()
+    try:
+        return msgspec.json.decode(text, type=GroupDetail)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise ProtocolError(f"the head's record of group {group!r} is not what launch() writes: {error}") from error

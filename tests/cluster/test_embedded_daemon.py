@@ -1,0 +1,103 @@
+"""How the private daemon is ended: asked, else SIGTERM; the daemon here is a stand-in."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from rlinf_actors.cluster import bootstrap
+from rlinf_actors.errors import ClusterTimeoutError, RlinfActorsError
+
+SAYS_READY = 'import os, sys, signal; os.write(int(sys.argv[1]), b\'{"head": "ipc://x"}\\n\'); signal.pause()'
+SAYS_NOTHING = "import signal; signal.pause()"
+
+
+@pytest.fixture
+def daemon(monkeypatch, rlinf_leak_check):
+    """`daemon(source)` is one whose process runs *source*."""
+
+    def make(source):
+        def spawn(run_dir, tell, arguments):
+            made.process = subprocess.Popen([sys.executable, "-c", source, str(tell)], pass_fds=(tell,))
+            return made.process
+
+        monkeypatch.setattr(bootstrap, "_spawn", spawn)
+        made = bootstrap.EmbeddedDaemon(lambda reason: made.deaths.append(reason))
+        made.deaths = []
+        return made
+
+    return make
+
+
+async def started(made):
+    assert await made.start([], None) == "ipc://x"
+    return made
+
+
+async def test_one_that_cannot_be_asked_gets_sigterm(daemon):
+    made = await started(daemon(SAYS_READY))
+
+    async def ask():
+        return False
+
+    await made.stop(ask, 10.0)
+    await made.stop(ask)
+    assert made.process.returncode == -signal.SIGTERM
+    assert made.deaths == []
+
+
+async def test_one_that_does_not_answer_gets_sigterm(daemon):
+    made = await started(daemon(SAYS_READY))
+
+    async def ask():
+        raise RlinfActorsError("no answer")
+
+    await made.stop(ask)
+    assert made.process.returncode == -signal.SIGTERM
+
+
+async def test_one_that_agreed_does_not(daemon):
+    made = await started(daemon(SAYS_READY))
+
+    async def ask():
+        made.process.send_signal(signal.SIGINT)  # ends it in its own way
+        return True
+
+    await made.stop(ask)
+    assert made.process.returncode not in (0, -signal.SIGTERM, -signal.SIGKILL)
+
+
+async def test_a_cancelled_start_ends_it_by_sigterm(daemon):
+    made = daemon(SAYS_NOTHING)
+    starting = asyncio.ensure_future(made.start([], None))
+    await asyncio.sleep(0)
+    assert made.process.poll() is None
+    starting.cancel()
+    await asyncio.wait([starting])
+    assert starting.cancelled()
+    assert made.process.returncode == -signal.SIGTERM
+
+
+async def test_a_start_that_takes_too_long_ends_it(daemon):
+    made = daemon(SAYS_NOTHING)
+    with pytest.raises(ClusterTimeoutError, match="did not come up in"):
+        await made.start([], 0.05)
+    assert made.process.returncode == -signal.SIGTERM
+
+
+async def test_a_death_says_what_to_do(daemon):
+    made = await started(daemon(SAYS_READY))
+    told = asyncio.Event()
+    made._on_death = lambda reason: (made.deaths.append(reason), told.set())
+    made.process.kill()
+    await asyncio.wait_for(told.wait(), 10)
+    assert "ended with -9; call shutdown() on this Cluster and make a new one" in made.deaths[0]
+
+    async def ask():
+        raise AssertionError("there is nobody to ask")
+
+    await made.stop(ask)

@@ -1,0 +1,104 @@
+"""What a launch writes for those who attach, and what both handles make of it."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import types
+
+import group_kit
+import pytest
+
+from rlinf_actors.errors import ProtocolError
+from rlinf_actors.group import detail, launching
+from rlinf_actors.group.control import GroupControl
+from rlinf_actors.group.group import WorkerGroup
+from rlinf_actors.model.hardware import AcceleratorType, HardwareInfo
+from rlinf_actors.model.placement import Placement
+from rlinf_actors.placement.described import DescribedCluster
+from rlinf_actors.placement.strategies import NodePlacementStrategy, PackedPlacementStrategy
+
+
+def described(strategy):
+    cluster = DescribedCluster.identical(2, 2, model="A800")
+    placements = strategy.get_placement(cluster)
+    nodes = [cluster.get_node_info(one.cluster_node_rank) for one in placements]
+    return detail.detail_of(placements, nodes, [f"host-{node.node_rank}" for node in nodes])
+
+
+def attached_to(world, monkeypatch, text):
+    """A handle as `from_group_name` makes it of the world's group."""
+    world.remote.detail = text
+
+    async def find(namespace, name):
+        return world.remote
+
+    done = concurrent.futures.Future()
+    done.set_result(world.remote)
+
+    def submit(coroutine):
+        coroutine.close()
+        return done
+
+    runtime = types.SimpleNamespace(find=find, io=types.SimpleNamespace(submit=submit))
+    world.remote.owned = False
+    current = types.SimpleNamespace(runtime=runtime, namespace="ns")
+    monkeypatch.setattr("rlinf_actors.cluster.cluster.Cluster.current", lambda: current)
+    return WorkerGroup(launching.attach(group_kit.Arm, "arms"))
+
+
+@pytest.mark.parametrize("strategy", [PackedPlacementStrategy(0, 2), NodePlacementStrategy([0, 1, 1])])
+def test_it_comes_back_as_it_was(strategy):
+    made = described(strategy)
+    assert detail.decode(detail.encode(made), "g") == made
+
+
+def test_all_fields_travel_and_what_is_usual_does_not():
+    odd = Placement(3, 2, 1, 0, AcceleratorType.NPU, 4, 5, ["6"], False, [7], "robots", "id")
+    made = detail.GroupDetail([odd], ["h"], ["m"])
+    assert detail.decode(detail.encode(made), "g").placements == [odd]
+    assert "isolate" not in detail.encode(detail.GroupDetail([Placement(0, 0, 0)], ["h"], [""]))
+
+
+def test_models_are_those_of_ranks_with_accelerators():
+    assert described(PackedPlacementStrategy(0, 2)).models == ["A800"] * 3
+    assert described(NodePlacementStrategy([0, 1])).models == [
+        "" if one.accelerator_type is AcceleratorType.NO_ACCEL else "A800"
+        for one in described(NodePlacementStrategy([0, 1])).placements
+    ]
+
+
+def test_a_group_without_one_has_nothing():
+    assert detail.decode("", "g") == detail.GroupDetail()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"placements": [{"rank": "x"}]}'])
+def test_something_else_is_an_error_that_names_the_group(text):
+    with pytest.raises(ProtocolError, match="record of group 'g'"):
+        detail.decode(text, "g")
+
+
+async def test_an_attached_handle_knows_what_the_owners_does(world, monkeypatch):
+    made = described(PackedPlacementStrategy(0, 2))
+    group = attached_to(world, monkeypatch, detail.encode(made))
+    owner = GroupControl(world.runtime, world.remote, group_kit.Arm, {}, frozenset(), made.placements, made.models)
+    assert group.placements == made.placements
+    assert group.control.worker_infos() == owner.worker_infos()
+    infos = [entry.info for entry in group.worker_info_list]
+    assert [(info.accelerator_type, info.accelerator_model) for info in infos] == [("NV_GPU", "A800")] * 3
+    assert [info.available_accelerators for info in infos] == [["0"], ["1"], ["0"]]
+    assert [peer.node for peer in world.remote.peers] == ["host-0", "host-0", "host-1"]
+
+
+async def test_its_errors_name_hosts(world, monkeypatch):
+    group = attached_to(world, monkeypatch, detail.encode(described(PackedPlacementStrategy(0, 2))))
+    world.dies(2)
+    assert "worker arms:2 on host-1 was ended by signal 9" in str(world.remote.peers[2].error)
+    await asyncio.sleep(0)
+    assert group.world_size == 3
+
+
+async def test_an_owners_handle_has_the_hardware(world):
+    arm = HardwareInfo("Franka", "FR3")
+    control = GroupControl(world.runtime, world.remote, group_kit.Arm, {}, frozenset(), [], (), {1: [arm]})
+    assert [info.hardware_infos for info in control.worker_infos()] == [[], [arm], []]
