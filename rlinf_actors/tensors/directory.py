@@ -79,7 +79,10 @@ class Directory:
     def _missing(self, name: str) -> RlinfActorsError:
         before = self._groups.get(name)
         if before is not None:
-            return PeerDiedError(f"group {name!r}, which this worker talked to, has ended", peer=name)
+            first = next((peer for peer in before.peers if peer.error is not None), None)
+            if first is None:
+                return PeerDiedError(f"group {name!r}, which this worker talked to, has ended", peer=name)
+            return PeerDiedError(f"group {name!r} has ended: {first.error}", peer=first.name)
         return GroupNotFoundError(
             f"no group {name!r} is running in namespace {self._runtime.namespace!r}: launch it before a worker "
             f"sends to it or receives from it (launch() has reserved the name when it returns), and check the spelling"
