@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
 
 
 class Methods:
@@ -14,3 +16,22 @@ class Methods:
 
     def echo(self, value: object) -> object:
         return value
+
+
+def message(size: int) -> object:
+    """What workers exchange: an array of *size* bytes, or a small dict."""
+    if not size:
+        return {"step": 1}
+    import numpy as np  # not at the top: workers of other cases do without
+
+    return np.ones(size, np.uint8)
+
+
+def each_timed(count: int, action: Callable[[], object]) -> list[float]:
+    """Seconds of each of *count* runs."""
+    taken = []
+    for _ in range(count):
+        start = time.perf_counter()
+        action()
+        taken.append(time.perf_counter() - start)
+    return taken

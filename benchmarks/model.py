@@ -71,6 +71,9 @@ class Group(Protocol):
     async def burst_async(self, method: str, count: int) -> None:
         """The same, awaited."""
 
+    def exchange(self, size: int, count: int) -> list[float]:
+        """Seconds of each of *count* objects from worker 0 to 1 and back: arrays of *size* bytes, 0 for a dict."""
+
     def release(self) -> None:
         """End the workers; returns when they are gone or as good as gone."""
 

@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from rlinf_actors.placement.strategies import PackedPlacementStrategy as PackedPlacementStrategy
     from rlinf_actors.placement.strategies import StridedPlacementStrategy as StridedPlacementStrategy
     from rlinf_actors.placement.strategy import PlacementStrategy as PlacementStrategy
+    from rlinf_actors.tensors.asyncwork import AsyncWork as AsyncWork
+    from rlinf_actors.tensors.options import CollectiveGroupOptions as CollectiveGroupOptions
     from rlinf_actors.worker.worker import Worker as Worker
 
 _MODULES = {
@@ -96,6 +98,8 @@ _MODULES = {
         "StridedPlacementStrategy",
     ),
     "placement.strategy": ("PlacementStrategy",),
+    "tensors.asyncwork": ("AsyncWork",),
+    "tensors.options": ("CollectiveGroupOptions",),
     "worker.worker": ("Worker",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}

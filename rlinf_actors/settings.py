@@ -22,11 +22,15 @@ LOG_DIR = "RLINF_ACTORS_LOG_DIR"
 CONFIG_FILE = "RLINF_ACTORS_CONFIG"
 INSECURE_TEST_NETWORK = "RLINF_ACTORS_INSECURE_TEST_NETWORK"
 LOST_ERRORS = "RLINF_ACTORS_LOST_ERRORS"
+SEND_WINDOW = "RLINF_ACTORS_SEND_WINDOW"
 NAMESPACE = "CLUSTER_NAMESPACE"
 WORKER_MARK = "RLINF_ACTORS_WORKER"
 """Set in every worker (its id), so that a sweep of /proc finds what a worker left behind."""
 TEST_MARK = "RLINF_ACTORS_TEST"
 """Set by the pytest plugin while a test runs: whatever the test starts inherits it, and can be found afterwards."""
+
+DEFAULT_SEND_WINDOW = 64 << 20
+MIN_SEND_WINDOW = 1 << 20
 
 MERGE_MODES = ("append", "override")
 
@@ -48,6 +52,7 @@ class Settings:
         fail_on_lost_errors: whether a script whose calls failed unnoticed exits with 1 instead of 0
             (``RLINF_ACTORS_LOST_ERRORS=log`` switches it off).
         config_file: agentd's configuration file, None for the default places.
+        send_window_bytes: how many bytes a worker may have sent to another one that were not received yet.
     """
 
     head: str | None = None
@@ -61,6 +66,7 @@ class Settings:
     insecure_test_network: bool = False
     fail_on_lost_errors: bool = True
     config_file: str | None = None
+    send_window_bytes: int = DEFAULT_SEND_WINDOW
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None) -> Settings:
@@ -85,6 +91,7 @@ class Settings:
             insecure_test_network=env.get(INSECURE_TEST_NETWORK) == "1",
             fail_on_lost_errors=env.get(LOST_ERRORS) != "log",
             config_file=env.get(CONFIG_FILE) or None,
+            send_window_bytes=_window(env.get(SEND_WINDOW)),
         )
 
 
@@ -110,3 +117,15 @@ def _minutes(text: str | None) -> float | None:
     if not 0 < minutes < float("inf"):
         raise ConfigError(f"is {text!r}; it must be a number of minutes above 0", path=TIMEOUT_MINUTES)
     return minutes
+
+
+def _window(text: str | None) -> int:
+    if not text:
+        return DEFAULT_SEND_WINDOW
+    try:
+        size = int(text)
+    except ValueError:
+        size = 0
+    if size < MIN_SEND_WINDOW:
+        raise ConfigError(f"is {text!r}; it must be a number of bytes from {MIN_SEND_WINDOW} up", path=SEND_WINDOW)
+    return size

@@ -17,6 +17,7 @@ LIMITS = {
     "in_flight": "messages:in_flight",
     "fan_out": "messages:fan_out",
     "echo_numpy": "memcpy:echo_numpy",
+    "messages": "peers:messages",
 }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 
-from benchmarks.methods import Methods
+from benchmarks.methods import Methods, each_timed, message
 from benchmarks.model import Case, Figures
 
 OBJECT_STORE_BYTES = 2 << 30
@@ -20,6 +20,10 @@ class BenchActor(Methods):
     def __init__(self, torch: bool = False) -> None:
         if torch:
             import torch as _torch  # noqa: F401 - an actor whose work needs it
+
+    def send_and_receive(self, peer: Any, size: int, count: int) -> list[float]:
+        value = message(size)
+        return each_timed(count, lambda: ray.get(peer.echo.remote(value)))
 
 
 class RayGroup:
@@ -43,6 +47,10 @@ class RayGroup:
     async def burst_async(self, method: str, count: int) -> None:
         for reference in [reference for _ in range(count) for reference in self._submit(method, ())]:
             await reference
+
+    def exchange(self, size: int, count: int) -> list[float]:
+        first, second = self._actors
+        return ray.get(first.send_and_receive.remote(second, size, count))
 
     def release(self) -> None:
         for actor in self._actors:

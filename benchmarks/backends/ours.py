@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 import rlinf_actors
-from benchmarks.methods import Methods
+from benchmarks.methods import Methods, each_timed, message
 from benchmarks.model import Case, Figures
 
 
@@ -15,6 +15,19 @@ class BenchWorker(rlinf_actors.Worker, Methods):  # type: ignore[misc]
         super().__init__()
         if torch:
             import torch as _torch  # noqa: F401 - a worker whose work needs it
+
+    def send_and_receive(self, size: int, count: int) -> list[float]:
+        value, peer = message(size), self._group_name
+
+        def there_and_back() -> None:
+            self.send(value, peer, 1)
+            self.recv(peer, 1)
+
+        return each_timed(count, there_and_back)
+
+    def send_back(self, count: int) -> None:
+        for _ in range(count):
+            self.send(self.recv(self._group_name, 0), self._group_name, 0)
 
 
 class OurGroup:
@@ -36,6 +49,12 @@ class OurGroup:
         call = getattr(self._group, method)
         for result in [call() for _ in range(count)]:
             await result
+
+    def exchange(self, size: int, count: int) -> list[float]:
+        back = self._group.execute_on(1).send_back(count)
+        taken = self._group.execute_on(0).send_and_receive(size, count).wait()[0]
+        back.wait()
+        return taken
 
     def release(self) -> None:
         self._group.shutdown()

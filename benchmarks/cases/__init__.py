@@ -9,6 +9,7 @@ from benchmarks.cases import (
     idle_memory,
     import_time,
     in_flight,
+    messages,
     one_call,
 )
 
@@ -24,5 +25,6 @@ CASES = {
         in_flight,
         fan_out,
         echo_numpy,
+        messages,
     )
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,18 +28,27 @@ class WorkerJob:
     head: str
     extras: Callable[[], dict[str, Any]]
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _connected: bool = False
+    _session: concurrent.futures.Future[Any] | None = None
 
     def connect(self) -> Runtime:
         """The worker's runtime, in session with the head; the first caller waits for that.
 
         Most workers never need the head, so none connects before it does.
         """
-        with self._lock:
-            if not self._connected:
-                self.runtime.io.submit(self.runtime.connect(self.head, TIMEOUT_S)).result()
-                self._connected = True
+        self._begin().result()
         return self.runtime
+
+    async def connected(self) -> Runtime:
+        """The same from the loop of the I/O thread."""
+        await asyncio.shield(asyncio.wrap_future(self._begin()))
+        return self.runtime
+
+    def _begin(self) -> concurrent.futures.Future[Any]:
+        with self._lock:
+            session = self._session
+            if session is None or (session.done() and session.exception() is not None):
+                session = self._session = self.runtime.io.submit(self.runtime.connect(self.head, TIMEOUT_S))
+            return session
 
 
 _job: WorkerJob | None = None

@@ -33,7 +33,7 @@ class Pending(Protocol):
     """Who waits for an answer."""
 
     def answer(self, frame: frames.AnyFrame, parts: list[Buffer]) -> bool:
-        """An Ok, Item or Raised came; True if that was the last. Loop thread."""
+        """An Ok, Item, Raised, Held or Returned came; True if that was the last. Loop thread."""
 
     def fail(self, error: Exception) -> None:
         """The worker is gone. Any thread."""
@@ -167,7 +167,7 @@ class Peer:
             kind = ProtocolMismatchError if frame.kind == "protocol" else AuthenticationError
             self.fail(kind(f"{self.name} on {self.node}: {frame.text}"))
             return
-        if isinstance(frame, (frames.Ok, frames.Item, frames.Raised)):
+        if isinstance(frame, (frames.Ok, frames.Item, frames.Raised, frames.Held, frames.Returned)):
             pending = self.pending.get(frame.id)
             if pending is not None and pending.answer(frame, parts):
                 self.pending.pop(frame.id, None)

@@ -31,7 +31,7 @@ def encode(call_id: int, error: BaseException, kind: str = "raised") -> tuple[Ra
     except Exception as broken:  # noqa: BLE001 - a __str__ of the user's that raises must not hide the error
         text = f"<its __str__ raised {type(broken).__name__}>"
     raised = Raised(call_id, kind, _sendable(kind_name), _sendable(text[:_MAX_TEXT]), _sendable(_format(error)))
-    return raised, _whole_or_rebuilt(error)
+    return raised, encode_exception(error)
 
 
 def _sendable(text: str) -> str:
@@ -39,7 +39,7 @@ def _sendable(text: str) -> str:
     return text[-_MAX_TEXT:].encode("utf-8", "backslashreplace").decode()
 
 
-def _whole_or_rebuilt(error: BaseException) -> list[Buffer]:
+def encode_exception(error: BaseException) -> list[Buffer]:
     """The exception as parts that can be read again: as it pickles, else put together from its class and arguments.
 
     An exception whose constructor takes other arguments than it passes on pickles, and does not unpickle.

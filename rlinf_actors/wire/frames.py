@@ -102,7 +102,35 @@ class Raised(Frame, frozen=True, tag=9):
     traceback: str = ""
 
 
-AnyFrame = Union[Join, Rejected, Create, Call, Stream, Credit, Cancel, Ok, Item, Raised]
+class Message(Frame, frozen=True, tag=20):
+    """One message from worker `src` (its id: `src_id`); the object's parts ride behind. `stream` is "" for
+    send and recv, else which broadcast. `id` names the sender's outbox on this link; a Held with `n` is
+    wanted unless that is 0; `size` is what is to be Returned.
+    """
+
+    id: int
+    n: int
+    src: str
+    src_id: str
+    stream: str
+    size: int
+
+
+class Held(Frame, frozen=True, tag=21):
+    """The receiver's runtime holds message `n` of outbox `id`: its buffers may change."""
+
+    id: int
+    n: int
+
+
+class Returned(Frame, frozen=True, tag=22):
+    """Messages of `size` bytes of outbox `id` were taken: as much may follow."""
+
+    id: int
+    size: int
+
+
+AnyFrame = Union[Join, Rejected, Create, Call, Stream, Credit, Cancel, Ok, Item, Raised, Message, Held, Returned]
 
 encode = msgspec.msgpack.Encoder().encode
 """A header as bytes."""

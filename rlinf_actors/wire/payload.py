@@ -39,12 +39,13 @@ _EMPTY_CELL = types.CellType()
 _Table = dict[type, Callable[[Any], Any]]
 
 
-def encode(value: Any, what: str = "value") -> list[Buffer]:
+def encode(value: Any, what: str = "value", *, snapshot: bool = True) -> list[Buffer]:
     """One object as parts. They are a snapshot: changing the object afterwards changes nothing that is sent.
 
     Args:
         value: any picklable object.
         what: its name, for the error's path.
+        snapshot: False: its buffers are not copied, and must not change until they are sent.
 
     Raises:
         SerializationError: something in it cannot be pickled; ``path`` says what.
@@ -59,7 +60,7 @@ def encode(value: Any, what: str = "value") -> list[Buffer]:
             return [b"M" + _pack(value)]
         except (OverflowError, UnicodeEncodeError):
             pass  # beyond 64 bits, or a lone surrogate: pickle takes both
-    return _pickle(value, what)
+    return _pickle(value, what, snapshot)
 
 
 def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Buffer]:
@@ -117,13 +118,13 @@ def _writable(parts: Sequence[Buffer]) -> list[Buffer]:
     return [bytearray(part) if type(part) is bytes else part for part in parts[1:]]
 
 
-def _pickle(value: Any, what: str) -> list[Buffer]:
+def _pickle(value: Any, what: str, snapshot: bool = True) -> list[Buffer]:
     buffers: list[Buffer] = []
 
     def keep(buffer: pickle.PickleBuffer) -> None:
         # a snapshot: it is sent later, by another thread, and the owner may reuse its memory meanwhile
         raw = buffer.raw()
-        buffers.append(raw if raw.readonly else bytes(raw))
+        buffers.append(bytes(raw) if snapshot and not raw.readonly else raw)
 
     try:
         stream = io.BytesIO()

@@ -15,6 +15,8 @@ from rlinf_actors.worker.ports import HeldPorts
 
 if TYPE_CHECKING:
     from rlinf_actors.runtime.process import Runtime
+    from rlinf_actors.tensors.broadcast import Broadcaster
+    from rlinf_actors.tensors.messenger import Messenger
     from rlinf_actors.wire.messages import WorkerSpec
     from rlinf_actors.wire.spawn import WorkerPlace
 
@@ -29,6 +31,7 @@ class WorkerContext:
         runtime: its connections.
         environ: its environment as the agent made it; the ranks come from there.
         ports: ports held for the user's code.
+        messenger, broadcaster: its messages to and from other workers.
         extras: what the owner sent along with the class (hardware_infos and the like).
         tcp_port: the port it listens on, 0 with a unix socket only.
         pid: of the process that is the worker; a fork of it has another.
@@ -40,6 +43,8 @@ class WorkerContext:
     runtime: Runtime
     environ: Mapping[str, str]
     ports: HeldPorts
+    messenger: Messenger
+    broadcaster: Broadcaster
     extras: dict[str, Any] = field(default_factory=dict)
     tcp_port: int = 0
     pid: int = field(default_factory=os.getpid)

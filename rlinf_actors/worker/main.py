@@ -21,7 +21,9 @@ from rlinf_actors.errors import ConfigError, ProtocolMismatchError, WorkerStartE
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.net.security import Security
 from rlinf_actors.runtime.process import Runtime
-from rlinf_actors.settings import EXT_MODULE
+from rlinf_actors.settings import EXT_MODULE, Settings
+from rlinf_actors.tensors.broadcast import Broadcaster
+from rlinf_actors.tensors.messenger import Messenger
 from rlinf_actors.wire import failure, frames, payload, spawn
 from rlinf_actors.wire.messages import Endpoint, WorkerSpec
 from rlinf_actors.worker import context as worker_context
@@ -74,26 +76,34 @@ def _start(
     )
     name = f"{spec.group}:{spec.rank}"
 
-    async def listen() -> tuple[WorkerServer, Endpoint]:
+    job = WorkerJob(runtime, place.head, lambda: context.extras)
+
+    async def listen() -> tuple[WorkerServer, Endpoint, Messenger]:
         server = WorkerServer(runtime.network, spec.id, name, spec.token)
+        window = Settings.load().send_window_bytes
+        messenger = Messenger(runtime, name, spec.id, job.connected, server.answer, window)
+        server.on_message = messenger.arrived
         ipc = server.bind(f"ipc://{place.run_dir}/w/{spec.id}")
         tcp = server.bind(f"tcp://{place.listen_ip}:0") if place.listen_ip else ""
         asyncio.get_running_loop().add_reader(control.fileno(), _template_ended, control)
-        return server, Endpoint(place.host, ipc, tcp)
+        return server, Endpoint(place.host, ipc, tcp), messenger
 
-    server, endpoint = runtime.io.submit(listen()).result()
+    server, endpoint, messenger = runtime.io.submit(listen()).result()
     ports = HeldPorts()
     master_port = ports.hold(place.node_ip) if spec.rank == 0 else 0
+    address = WorkerAddress(spec.group, spec.rank)
     context = worker_context.WorkerContext(
-        address=WorkerAddress(spec.group, spec.rank),
+        address=address,
         spec=spec,
         place=place,
         runtime=runtime,
         environ=dict(os.environ),
         ports=ports,
+        messenger=messenger,
+        broadcaster=Broadcaster(messenger, address),
     )
     worker_context.install(context)
-    set_worker_job(WorkerJob(runtime, place.head, lambda: context.extras))
+    set_worker_job(job)
     context.tcp_port = int(endpoint.tcp.rpartition(":")[2]) if endpoint.tcp else 0
     control.send(spawn.encode(spawn.Up(spec.id, endpoint, context.tcp_port, master_port)))
     return context, server

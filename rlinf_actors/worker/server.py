@@ -9,7 +9,7 @@ import hmac
 import logging
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rlinf_actors import version
@@ -22,6 +22,10 @@ from rlinf_actors.worker.executor import Executor
 from rlinf_actors.worker.invocation import Invocation
 
 log = logging.getLogger(__name__)
+
+
+def _not_yet(_peer: bytes, _frame: frames.Message, _parts: list[Buffer]) -> None:
+    raise AssertionError("a message before anybody takes messages")
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,8 @@ class WorkerServer:
         self._failure: BaseException | None = None
         self._lock = threading.Lock()
         self.creations: queue.SimpleQueue[Creation] = queue.SimpleQueue()
+        self.on_message: Callable[[bytes, frames.Message, list[Buffer]], None] = _not_yet
+        """Takes the messages of other workers; set before `bind`."""
 
     def bind(self, endpoint: str) -> str:
         """Listen; returns the endpoint with the actual port."""
@@ -107,6 +113,8 @@ class WorkerServer:
             invocation = self._calls.get((peer, frame.id))
             if invocation is not None:
                 invocation.credit(frame.n)
+        elif type(frame) is frames.Message:
+            self.on_message(peer, frame, parts)
         elif type(frame) is frames.Create:
             self.creations.put(Creation(peer, frame, parts))
         else:

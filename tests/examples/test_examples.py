@@ -84,6 +84,24 @@ def test_ddp_training(tmp_path):
     assert "all ranks have the same model: True" in out
 
 
+def test_point_to_point(tmp_path):
+    out = succeeds(tmp_path, "point_to_point.py", "--mib", "2", "--steps", "3")
+    for rank in (0, 1):
+        assert f"sensor {rank} got 3 answers, the last: step 2: sensor {rank} seen" in out
+    assert "GB/s received" in out
+    assert "a small object there and back: " in out
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(120)
+def test_parameter_sync(tmp_path):
+    out = succeeds(tmp_path, "parameter_sync.py", "--width", "256", "--rounds", "2", "--rollouts", "3")
+    lines = [line for line in out.splitlines() if line.startswith("round ")]
+    assert len(lines) == 2
+    for line in lines:
+        assert line.endswith("the same everywhere: True")
+
+
 @pytest.mark.timeout(120)
 def test_heterogeneous(tmp_path):
     out = succeeds(tmp_path, "heterogeneous/main.py", "--small")

@@ -137,6 +137,9 @@ FRAMES = [
     frames.Ok(2, 0.5),
     frames.Item(3),
     frames.Raised(2, "raised", "ValueError", "boom", "Traceback"),
+    frames.Message(4, 1, "a:0", "w-0", "", 1000),
+    frames.Held(4, 1),
+    frames.Returned(4, 1000),
 ]
 
 

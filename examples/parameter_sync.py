@@ -1,0 +1,88 @@
+"""A trainer gives its parameters to rollout workers. Usage: python examples/parameter_sync.py [--rollouts 4].
+
+Every member calls `broadcast` with the same groups; the state_dict goes down a tree, so the trainer sends it twice at
+most, however many rollout workers there are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import torch  # loaded here too, so that workers are forked from a process that has it
+from torch import nn
+
+from rlinf_actors import Cluster, NodePlacementStrategy, Worker
+
+
+def network(width: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width))
+
+
+def members(rollouts: int) -> list[tuple[str, object]]:
+    return [("trainer", 0), ("rollouts", list(range(rollouts)))]
+
+
+class Trainer(Worker):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self._model = network(width)
+
+    def step(self) -> float:
+        """One step of training, as far as this example goes; a checksum of the parameters."""
+        with torch.no_grad():
+            for parameter in self._model.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.01)
+        return checksum(self._model)
+
+    def publish(self, rollouts: int) -> int:
+        """Give the parameters away; returns their bytes. They may change again when broadcast() has returned."""
+        state = self._model.state_dict()
+        self.broadcast(state, groups=members(rollouts))
+        return sum(tensor.nbytes for tensor in state.values())
+
+
+class Rollout(Worker):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self._model = network(width)
+
+    def update(self) -> float:
+        """Take the trainer's parameters; a checksum of them."""
+        self._model.load_state_dict(self.broadcast(groups=members(self._world_size)))
+        return checksum(self._model)
+
+
+def checksum(model: nn.Module) -> float:
+    return sum(parameter.double().sum().item() for parameter in model.parameters())
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--rollouts", type=int, default=4)
+    arguments.add_argument("--rounds", type=int, default=5)
+    arguments.add_argument("--width", type=int, default=2048)
+    given = arguments.parse_args()
+    cluster = Cluster(num_nodes=1)
+    trainer = Trainer.create_group(given.width).launch(cluster, NodePlacementStrategy([0]), name="trainer")
+    rollouts = Rollout.create_group(given.width).launch(
+        cluster, NodePlacementStrategy([0] * given.rollouts), name="rollouts"
+    )
+    trainer.wait_ready()
+    rollouts.wait_ready()
+    for n in range(given.rounds):
+        wanted = trainer.step().wait()[0]
+        start = time.perf_counter()
+        updating = rollouts.update()
+        size = trainer.publish(given.rollouts).wait()[0]
+        same = all(abs(got - wanted) < 1e-6 for got in updating.wait())
+        seconds = time.perf_counter() - start
+        total = size * given.rollouts
+        print(
+            f"round {n}: {size / 2**20:.0f} MiB to {given.rollouts} workers in {seconds * 1e3:.0f} ms, "
+            f"{total / seconds / 1e9:.2f} GB/s in all, the same everywhere: {same}"
+        )
+
+
+if __name__ == "__main__":
+    main()

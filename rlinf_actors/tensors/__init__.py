@@ -1,0 +1,1 @@
+"""Messages between workers: send, recv, broadcast. Bytes go inline over ZeroMQ, bounded by credits."""

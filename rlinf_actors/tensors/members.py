@@ -1,0 +1,110 @@
+"""Who is meant, and the tree of a broadcast. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+from rlinf_actors.errors import PlacementError, UsageError
+from rlinf_actors.model.address import WorkerAddress
+
+
+def address(group: Any, rank: Any) -> WorkerAddress:
+    """One worker of a group.
+
+    Args:
+        group: name of the group.
+        rank: its rank, or a path of ranks.
+
+    Raises:
+        TypeError: they are of another kind.
+        UsageError: the path leads to a child process of a worker.
+    """
+    if not isinstance(group, str) or not group:
+        raise TypeError(f"the group is {group!r}; it must be the name of a group")
+    path = tuple(_rank(part) for part in rank) if isinstance(rank, (list, tuple)) else (_rank(rank),)
+    if not path:
+        raise TypeError(f"the rank in group {group!r} is an empty path")
+    if len(path) > 1:
+        raise UsageError(
+            f"{WorkerAddress(group, path).get_name()} is a child process of a worker: messages go to workers of a "
+            f"group only; send to {group}:{path[0]} and let it pass them on"
+        )
+    return WorkerAddress(group, path)
+
+
+def addresses(groups: Any) -> list[WorkerAddress]:
+    """The members that ``groups=[(name, ranks), ...]`` names, in the order given, each once.
+
+    *ranks* is a rank, or a list of ranks and of paths. Raises as `address`.
+    """
+    found: dict[WorkerAddress, None] = {}
+    for entry in groups:
+        if not isinstance(entry, (tuple, list)) or len(entry) != 2:
+            raise TypeError(f"groups holds {entry!r}; each entry must be (name of a group, ranks)")
+        name, ranks = entry
+        for rank in ranks if isinstance(ranks, (list, tuple, range)) else [ranks]:
+            found[address(name, rank)] = None
+    if not found:
+        raise ValueError("groups names no worker: expected [(name, ranks), ...]")
+    return list(found)
+
+
+def source(src: Any, members: Sequence[WorkerAddress]) -> WorkerAddress:
+    """Who sends: *src* as an address, ``(name, rank)`` or ``"name:rank"``; by default the first member.
+
+    Raises:
+        ValueError: it is not a member.
+    """
+    if src is None:
+        return members[0]
+    if isinstance(src, WorkerAddress):
+        found = src
+    elif isinstance(src, str):
+        found = WorkerAddress.from_name(src)
+    elif isinstance(src, (tuple, list)) and len(src) == 2:
+        found = address(src[0], src[1])
+    else:
+        raise TypeError(f"src is {src!r}; it must be (name of a group, rank)")
+    if found not in members:
+        raise ValueError(f"src {found} is not a member of the broadcast: {', '.join(map(str, members))}")
+    return found
+
+
+def tree(members: Sequence[WorkerAddress], src: WorkerAddress) -> list[WorkerAddress]:
+    """The members from the source on, as a heap: entry i passes on to 2i+1 and 2i+2.
+
+    The same for all who name the same members, in whatever order.
+    """
+    return [src, *sorted(set(members) - {src})]
+
+
+def parent_and_children(index: int, count: int) -> tuple[int | None, list[int]]:
+    """From whom entry *index* of *count* gets, and to whom it passes on."""
+    children = [child for child in (2 * index + 1, 2 * index + 2) if child < count]
+    return None if index == 0 else (index - 1) // 2, children
+
+
+def stream_name(order: Sequence[WorkerAddress], ids: Sequence[str]) -> str:
+    """The stream of these members in these incarnations with this source."""
+    text = "\n".join(f"{member} {identity}" for member, identity in zip(order, ids, strict=True))
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+def check_rank(member: WorkerAddress, world_size: int) -> None:
+    """Raises PlacementError if the group has no such rank."""
+    if not 0 <= member.rank < world_size:
+        raise PlacementError(
+            f"rank {member.rank} is not in group {member.root_group_name!r}, which has ranks 0-{world_size - 1}"
+        )
+
+
+def _rank(value: Any) -> int:
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{value!r} is not a rank: expected a whole number, or a list of them") from None

@@ -1,0 +1,321 @@
+"""Messenger: the messages of one worker, both directions. Any thread, unless a method says otherwise.
+
+House rules: the mailbox is touched under `_lock` alone; no work is ended and nothing is sent while
+it is held. An outbox is made on the first message to a worker and ends with it. The objects are
+pickled and unpickled on the user's threads, never on the loop's.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from rlinf_actors.errors import CallTimeoutError, GroupNotFoundError, PeerDiedError
+from rlinf_actors.model.address import WorkerAddress
+from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.runtime.peer import Peer
+from rlinf_actors.runtime.process import Runtime
+from rlinf_actors.runtime.remote import RemoteGroup
+from rlinf_actors.tensors import contents
+from rlinf_actors.tensors.asyncwork import AsyncWork
+from rlinf_actors.tensors.directory import Directory, gone
+from rlinf_actors.tensors.mailbox import Arrived, Key, Mailbox
+from rlinf_actors.tensors.members import check_rank
+from rlinf_actors.tensors.outbox import Letter, Outbox
+from rlinf_actors.tensors.receive import Body, Received, Slot
+from rlinf_actors.tensors.window import Returns
+from rlinf_actors.wire import frames
+
+log = logging.getLogger(__name__)
+
+Reply = Callable[[bytes, frames.AnyFrame], None]
+
+
+class Messenger:
+    """One worker's messages.
+
+    Args:
+        runtime: of this worker.
+        name, worker_id: of this worker.
+        connect: waits (on the loop) until the runtime is in session with the head.
+        reply: answers on a link that a message came by.
+        window: bytes that may be on their way to one worker.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        name: str,
+        worker_id: str,
+        connect: Callable[[], Awaitable[Runtime]],
+        reply: Reply,
+        window: int,
+    ) -> None:
+        self.name = name
+        self.worker_id = worker_id
+        self.directory = Directory(runtime, connect)
+        self._io = runtime.io
+        self._reply = reply
+        self._window = window
+        self._lock = threading.Lock()
+        self._mailbox: Mailbox[Slot] = Mailbox()
+        self._returns = Returns()
+        self._outboxes: dict[Peer, Outbox] = {}
+        self._watched: set[Peer] = set()
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of messages that arrived and that nobody has asked for."""
+        return self._mailbox.held
+
+    # --- sending ---
+
+    def send(self, to: WorkerAddress, value: Any, piggyback: Any, *, now: bool) -> AsyncWork[None]:
+        """Send an object; the work ends when the window let it go and the receiver holds its buffers.
+
+        Raises:
+            ValueError: a tensor in it is not contiguous. Nothing was sent.
+            SerializationError: something in it cannot be pickled. Nothing was sent.
+        """
+        contents.check_contiguous(value)
+        parts, large = contents.encode(value, piggyback)
+        work: AsyncWork[None] = AsyncWork(f"send() to {to}")
+        letter = Letter("", parts, large, work)
+
+        def found(group: RemoteGroup | Exception) -> None:
+            try:
+                self.post(self.peer(group, to), letter, now=now)
+            except Exception as error:  # noqa: BLE001 - it reaches the waiter
+                work.reject(error)
+
+        self.directory.group(to.root_group_name, found)
+        return work
+
+    def peer(self, group: RemoteGroup | Exception, member: WorkerAddress) -> Peer:
+        """The member's peer in what the directory found; raises what it found instead."""
+        if isinstance(group, Exception):
+            raise group
+        check_rank(member, len(group.peers))
+        return group.peers[member.rank]
+
+    def post(self, peer: Peer, letter: Letter, *, now: bool = False) -> None:
+        """Send to a worker that was found."""
+        self._outbox(peer).post(letter, now=now)
+
+    def _outbox(self, peer: Peer) -> Outbox:
+        box = self._outboxes.get(peer)
+        if box is None:
+            self.watch(peer)
+            with self._lock:
+                box = self._outboxes.get(peer)
+                if box is None:
+                    box = self._outboxes[peer] = Outbox(peer, self.name, self.worker_id, self._window)
+        return box
+
+    # --- receiving ---
+
+    def receive(
+        self, sender: WorkerAddress, timeout: float | None, convert: Callable[[Any], Any] = lambda value: value
+    ) -> tuple[Received, Slot]:
+        """Ask for the next object of *sender*; see `wait` for waiting with a limit."""
+        if timeout is not None and timeout < 0:
+            raise ValueError(f"the timeout is {timeout}; it must be a number of seconds, 0 or more")
+        place = _Place(self, sender)
+        work = Received(f"recv() from {sender}", place, convert)
+        place.slot = Slot((sender.get_name(), ""), work)
+        place.enter()
+        return work, place.slot
+
+    def _post(self, slot: Slot, group: RemoteGroup | Exception, sender: WorkerAddress) -> None:
+        if isinstance(group, (GroupNotFoundError, PeerDiedError)):
+            with self._lock:  # what a group sent before it ended is still here
+                waits = self._mailbox.has_messages(slot.key)
+            if not waits:
+                raise group
+            self.post_slot(slot, None)
+            return
+        peer = self.peer(group, sender)
+        self.watch(peer)
+        self.post_slot(slot, peer)
+
+    def post_slot(self, slot: Slot, peer: Peer | None) -> None:
+        """Let a receive take its place; it gets its message at once if that is here."""
+        slot.incarnation = "" if peer is None else peer.worker_id
+        with self._lock:
+            if slot.abandoned:
+                return
+            message, stale = self._mailbox.posted(slot.key, slot)
+            dead = message is None and peer is not None and peer.error is not None
+            if dead:
+                self._mailbox.withdraw(slot.key, slot)
+        if stale:
+            log.warning("dropped %d messages of an earlier %s, which has ended", len(stale), slot.key[0])
+        if message is not None:
+            self._give(slot, message)
+        elif dead:
+            assert peer is not None
+            self._died([slot], peer)
+
+    def wait(self, work: Received, slot: Slot, timeout: float | None) -> Any:
+        """Block until the object is there; after *timeout* seconds the receive is withdrawn."""
+        try:
+            return work.wait(timeout)
+        except CallTimeoutError:
+            if work.done() or not self._withdraw(slot):
+                return work.wait()  # it came at the last moment, or is the work's own error
+        except (KeyboardInterrupt, SystemExit):
+            self._withdraw(slot)
+            raise
+        raise _late(work, timeout or 0.0)
+
+    def limit(self, work: Received, slot: Slot, timeout: float) -> None:
+        """End the work after *timeout* seconds, unless it has ended."""
+
+        def start() -> None:
+            if not work.done():
+                slot.timer = self._io.loop.call_later(timeout, self._expire, slot, timeout)
+
+        def stop() -> None:
+            if slot.timer is not None:
+                slot.timer.cancel()
+
+        self._io.call(start)
+        work._on_done(lambda: self._io.call(stop))
+
+    def _expire(self, slot: Slot, timeout: float) -> None:
+        work = slot.work
+        if work is not None and not work.done() and (work.asleep or self._withdraw(slot)):
+            work.reject(_late(work, timeout))
+
+    def _withdraw(self, slot: Slot) -> bool:
+        """Take a receive back; False if it has its message or error."""
+        with self._lock:
+            if slot.closed:
+                return False
+            slot.closed = True
+            self._mailbox.withdraw(slot.key, slot)
+            return True
+
+    def arrived(self, link: bytes, frame: frames.Message, parts: list[Buffer]) -> None:
+        """A message came. Loop thread."""
+        if frame.n:
+            self._reply(link, frames.Held(frame.id, frame.n))
+        message = Arrived(frame.src_id, frame.size, Body(link, frame.id, parts))
+        with self._lock:
+            slot = self._mailbox.arrived((frame.src, frame.stream), message)
+        if slot is not None:
+            self._give(slot, message)
+
+    def _give(self, slot: Slot, message: Arrived) -> None:
+        """The receive gets the message; its sender may send as much again."""
+        self._credit(message)
+        with self._lock:
+            work = slot.work if not slot.closed else None
+            slot.closed = True
+        if work is None:
+            self._unread(slot.key, message)
+        else:
+            work.take(message)
+
+    def _credit(self, message: Arrived) -> None:
+        body: Body = message.body
+        with self._lock:
+            back = self._returns.taken((body.link, body.outbox), message.size)
+        message.size = 0  # one that is put back is not counted twice
+        if back:
+            self._reply(body.link, frames.Returned(body.outbox, back))
+
+    def _unread(self, key: Key, message: Arrived) -> None:
+        """The receive that got this message was dropped before anybody looked."""
+        with self._lock:
+            slot = self._mailbox.put_back(key, message)
+        if slot is not None:
+            self._give(slot, message)
+
+    # --- who is gone ---
+
+    def watch(self, peer: Peer) -> None:
+        """End what waits for this worker when it is gone."""
+        with self._lock:
+            if peer in self._watched:
+                return
+            self._watched.add(peer)
+        peer.open(_Watch(self, peer))
+
+    def _sender_gone(self, peer: Peer) -> None:
+        with self._lock:
+            slots = self._mailbox.sender_gone((peer.name, ""), peer.worker_id)
+            self._watched.discard(peer)
+            self._outboxes.pop(peer, None)
+        self._died(slots, peer)
+
+    def _died(self, slots: list[Slot], peer: Peer) -> None:
+        error = peer.error
+        assert error is not None
+        self._fail(slots, lambda what: gone(peer, error, what))
+
+    def _fail(self, slots: list[Slot], error: Callable[[str], Exception]) -> None:
+        for slot in slots:
+            slot.closed = True
+            work = slot.work
+            if work is not None:
+                work.reject(error(work._what))
+
+    def withdraw(self, slot: Slot) -> None:
+        """Take a receive back, whatever became of it."""
+        self._withdraw(slot)
+
+    def forget(self, key: Key) -> None:
+        """Nobody will receive from this queue any more."""
+        with self._lock:
+            messages = self._mailbox.forget(key)
+        for message in messages:
+            self._credit(message)
+
+
+class _Place:
+    """Where a recv waits."""
+
+    slot: Slot
+
+    def __init__(self, messenger: Messenger, sender: WorkerAddress) -> None:
+        self._messenger = messenger
+        self._sender = sender
+
+    def enter(self) -> None:
+        self.slot.closed = False
+        self._messenger.directory.group(self._sender.root_group_name, self._found)
+
+    def leave(self) -> bool:
+        return self._messenger._withdraw(self.slot)
+
+    def unread(self, message: Arrived) -> None:
+        # from a finalizer, which may run on any thread, with any lock held
+        self._messenger._io.call(self._messenger._unread, self.slot.key, message)
+
+    def _found(self, group: RemoteGroup | Exception) -> None:
+        try:
+            self._messenger._post(self.slot, group, self._sender)
+        except Exception as error:  # noqa: BLE001 - it reaches the waiter
+            failure = error
+            self._messenger._fail([self.slot], lambda _what: failure)
+
+
+class _Watch:
+    """What a peer keeps for the messenger."""
+
+    def __init__(self, messenger: Messenger, peer: Peer) -> None:
+        self._messenger = messenger
+        self._peer = peer
+
+    def answer(self, _frame: frames.AnyFrame, _parts: list[Buffer]) -> bool:
+        return False  # nothing was asked
+
+    def fail(self, _error: Exception) -> None:
+        self._messenger._sender_gone(self._peer)
+
+
+def _late(work: Received, timeout: float) -> CallTimeoutError:
+    return CallTimeoutError(f"{work._what}: no message came within {timeout:g} s")

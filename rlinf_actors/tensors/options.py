@@ -1,0 +1,27 @@
+"""How a collective is to be run on accelerators."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class CollectiveGroupOptions:
+    """Options of a message or broadcast; the names are RLinf's.
+
+    They concern paths through a collective library. Where bytes go over ZeroMQ they are accepted and
+    kept, and change nothing.
+
+    Attributes:
+        accel_cluster_size: size of a cluster of thread blocks (NCCL's ``cgaClusterSize``), None for the default.
+        accel_max_ctas: most thread blocks per kernel (``maxCTAs``), None for the default.
+        accel_min_ctas: fewest thread blocks per kernel (``minCTAs``), None for the default.
+        is_high_priority_stream: whether kernels run on a stream of high priority.
+        use_ring_broadcast: whether a broadcast goes round in a ring rather than down a tree.
+    """
+
+    accel_cluster_size: int | None = None
+    accel_max_ctas: int | None = None
+    accel_min_ctas: int | None = None
+    is_high_priority_stream: bool = False
+    use_ring_broadcast: bool = False

@@ -1,0 +1,108 @@
+"""What this worker sends to one other worker: in order, within the window, each with one end.
+
+Any thread may post; what is sent on the link happens under the outbox's lock, which keeps the order.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.runtime.peer import Peer
+from rlinf_actors.tensors.asyncwork import AsyncWork
+from rlinf_actors.tensors.contents import size_of
+from rlinf_actors.tensors.directory import gone
+from rlinf_actors.tensors.window import OVERHEAD, Window
+from rlinf_actors.wire import frames
+
+
+@dataclass(frozen=True)
+class Letter:
+    """One message to send.
+
+    Attributes:
+        stream: "" or the broadcast's.
+        parts: its contents.
+        large: whether some parts are the sender's own memory: then `work` ends when the receiver holds them.
+        work: ends when it was sent.
+    """
+
+    stream: str
+    parts: Sequence[Buffer]
+    large: bool
+    work: AsyncWork[None]
+
+
+class Outbox:
+    """To one worker.
+
+    Args:
+        peer: the receiver.
+        name: of this worker.
+        worker_id: its id.
+        limit: the window in bytes.
+    """
+
+    def __init__(self, peer: Peer, name: str, worker_id: str, limit: int) -> None:
+        self._peer = peer
+        self._name = name
+        self._worker_id = worker_id
+        self._lock = threading.Lock()
+        self._window: Window[Letter] = Window(limit)
+        self._unheld: dict[int, Letter] = {}
+        self._numbers = itertools.count(1)
+        self._error: Exception | None = None
+        self._id = 0
+        self._id = peer.open(self)
+
+    def post(self, letter: Letter, *, now: bool = False) -> None:
+        """Send as soon as the window lets it. *now*: somebody waits for it."""
+        size = size_of(letter.parts) + OVERHEAD
+        with self._lock:
+            error = self._error
+            sent = error is None and self._window.offer(size, letter)
+            if sent:
+                self._send(letter, now)
+        if error is not None:
+            letter.work.reject(gone(self._peer, error, letter.work._what))
+        elif sent and not letter.large:
+            letter.work.resolve(None)
+
+    def answer(self, frame: frames.AnyFrame, _parts: list[Buffer]) -> bool:
+        """Something was taken, or is held. Loop thread."""
+        ended: list[Letter] = []
+        if type(frame) is frames.Returned:
+            with self._lock:
+                going = self._window.returned(frame.size)
+                for letter in going:
+                    self._send(letter, False)
+            ended = [letter for letter in going if not letter.large]
+        elif type(frame) is frames.Held:
+            with self._lock:
+                held = self._unheld.pop(frame.n, None)
+            ended = [held] if held is not None else []
+        for letter in ended:
+            letter.work.resolve(None)
+        return False
+
+    def fail(self, error: Exception) -> None:
+        """The receiver is gone. Any thread."""
+        with self._lock:
+            self._error = self._error or error
+            lost = [*self._unheld.values(), *self._window.drain()]
+            self._unheld.clear()
+        for letter in lost:
+            letter.work.reject(gone(self._peer, error, letter.work._what))
+
+    def _send(self, letter: Letter, now: bool) -> None:
+        """With the lock held."""
+        number = 0
+        if letter.large:
+            number = next(self._numbers)
+            self._unheld[number] = letter
+        size = size_of(letter.parts) + OVERHEAD
+        frame = frames.Message(self._id, number, self._name, self._worker_id, letter.stream, size)
+        self._peer.send(frame, letter.parts, now=now)

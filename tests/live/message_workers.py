@@ -1,0 +1,134 @@
+"""Worker classes of the message tests."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import threading
+import time
+from typing import Any
+
+from rlinf_actors import RlinfActorsError, Worker
+
+
+def ended(work: Any) -> str:
+    """The kind of error that a work ended with."""
+    try:
+        work.wait()
+    except TimeoutError:
+        return "TimeoutError"
+    except RlinfActorsError as error:
+        return type(error).__name__
+    return ""
+
+
+class Talker(Worker):
+    """Sends and receives on command, plain."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.works: list[Any] = []
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def say(self, value: Any, group: str, rank: Any = 0, **options: Any) -> Any:
+        return self.send(value, group, rank, **options)
+
+    def hear(self, group: str, rank: Any = 0, **options: Any) -> Any:
+        return self.recv(group, rank, **options)
+
+    def swap(self, value: Any, group: str, rank: int = 0) -> Any:
+        self.send(value, group, rank)
+        return self.recv(group, rank)
+
+    def echo(self, count: int, group: str, rank: int = 0) -> None:
+        for _ in range(count):
+            self.send(self.recv(group, rank), group, rank)
+
+    def start_sends(self, values: list[Any], group: str, rank: int = 0) -> int:
+        self.works = [self.send(value, group, rank, async_op=True) for value in values]
+        return len(self.works)
+
+    def finish(self, first: int = 0, last: int | None = None) -> list[Any]:
+        return [work.wait() for work in self.works[first:last]]
+
+    def done(self) -> list[bool]:
+        return [work.done() for work in self.works]
+
+    def say_from_a_child(self, group: str) -> str:
+        said = multiprocessing.get_context("fork").SimpleQueue()
+
+        def child() -> None:
+            me = Worker(parent_address=self.worker_address, world_size=1, rank=0)
+            for worker in (me, self):
+                try:
+                    worker.send("from a child", group, 0)
+                except RlinfActorsError as error:
+                    said.put(type(error).__name__)
+
+        process = multiprocessing.get_context("fork").Process(target=child)
+        process.start()
+        process.join()
+        return f"{said.get()} {said.get()}"
+
+    def say_unpicklable(self, group: str) -> str:
+        try:
+            self.send({"lock": threading.Lock()}, group, 0)
+        except RlinfActorsError as error:
+            return type(error).__name__
+        return "sent"
+
+    def hear_late(self, group: str, timeout: float) -> str:
+        return ended(self.recv(group, 0, async_op=True, timeout=timeout))
+
+    def works_of_recv(self, group: str, count: int) -> list[str]:
+        works = [self.recv(group, 0, async_op=True) for _ in range(count)]
+        return [ended(work) for work in works]
+
+    def held_bytes(self) -> int:
+        assert self._context is not None
+        return self._context.messenger.held_bytes
+
+    def cpu_while_waiting(self, group: str, timeout: float) -> float:
+        before = time.process_time()
+        try:
+            self.recv(group, 0, timeout=timeout)
+        except TimeoutError:
+            return time.process_time() - before
+        raise AssertionError("a message came")
+
+    def give(self, value: Any, groups: Any, src: Any = None) -> Any:
+        got = self.broadcast(value, groups=groups, src=src)
+        return "mine" if value is not None and got is value else got
+
+
+class AsyncTalker(Worker):
+    """The same in coroutines."""
+
+    async def pid(self) -> int:
+        return os.getpid()
+
+    async def hear_many(self, count: int, group: str) -> list[Any]:
+        return [await self.recv(group, 0, async_op=True) for _ in range(count)]
+
+    async def say_many(self, values: list[Any], group: str) -> None:
+        await asyncio.gather(*(self.send(value, group, 0, async_op=True).async_wait() for value in values))
+
+    async def hear_blocking(self, group: str) -> Any:
+        return self.recv(group, 0)
+
+    async def cancelled_then_heard(self, group: str) -> Any:
+        waiting = asyncio.ensure_future(self.recv(group, 0, async_op=True).async_wait())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        return await self.recv(group, 0, async_op=True)
+
+    async def chained(self, group: str) -> Any:
+        return await self.recv(group, 0, async_op=True).then(lambda a, b: a + b, 1, b=2)
+
+    async def give_many(self, values: list[Any], groups: Any) -> list[Any]:
+        works = [self.broadcast(value, groups=groups, async_op=True) for value in values]
+        return [await work for work in works]

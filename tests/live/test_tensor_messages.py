@@ -1,0 +1,88 @@
+"""Tensors between real workers."""
+
+from __future__ import annotations
+
+import live_workers as lw
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import tensor_workers as tw  # noqa: E402
+
+from rlinf_actors import Cluster  # noqa: E402
+
+pytestmark = [pytest.mark.live, pytest.mark.torch, pytest.mark.timeout(60)]
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    made = Cluster(num_nodes=1)
+    yield made
+    made.shutdown()
+
+
+@pytest.fixture
+def pair(cluster):
+    groups = [lw.many(cluster, tw.TensorTalker, 1, name=name) for name in "ab"]
+    yield groups
+    for group in groups:
+        group.shutdown()
+
+
+def test_into_a_tensor(pair):
+    a, b = pair
+    for async_op in (False, True):
+        a.say_tensor((300, 400), 2.5, "b").wait()
+        assert b.hear_tensor((300, 400), "a", async_op).wait() == [[2.5, 2.5]]
+    a.say_tensor((2, 3), 1.0, "b").wait()
+    with pytest.raises(ValueError, match=r"a:0 sent a tensor of shape \(2, 3\) and torch.float32, .* \(3, 2\)"):
+        b.hear_tensor((3, 2), "a").wait()
+    a.say_tensor((3, 2), 1.0, "b", "bfloat16").wait()
+    with pytest.raises(ValueError, match=r"torch.bfloat16"):
+        b.hear_tensor((3, 2), "a").wait()
+    a.say([1], "b").wait()
+    with pytest.raises(TypeError, match="got a list"):
+        b.hear_tensor((3, 2), "a").wait()
+
+
+def test_a_tensor_may_change_when_send_has_returned(pair):
+    a, b = pair
+    hearing = b.hear_filled("a", 30)
+    a.say_and_change("b", 30).wait()
+    assert hearing.wait() == [[True] * 30]
+
+
+def test_one_that_is_not_contiguous_is_refused_and_nothing_is_sent(pair):
+    a, b = pair
+    said = a.say_not_contiguous("b").wait()[0].splitlines()
+    assert [line.split(" is a tensor")[0] for line in said] == ["object['a']", "object"]
+    a.say("first", "b").wait()
+    assert b.hear("a").wait() == ["first"]
+
+
+def test_many_kinds_at_once(pair):
+    a, b = pair
+    value = {
+        "bf16": torch.ones(5, dtype=torch.bfloat16),
+        "scalar": torch.tensor(3),
+        "empty": torch.zeros(0, 4),
+        "view": torch.arange(100)[10:20],
+        "large": torch.arange(100_000),
+        "nested": [(torch.ones(2, 2), {"deep": torch.zeros(3, dtype=torch.complex64)})],
+    }
+    sending = a.say(value, "b")
+    got = b.hear("a").wait()[0]
+    sending.wait()
+    for key in ("bf16", "scalar", "empty", "view", "large"):
+        assert got[key].dtype == value[key].dtype
+        assert torch.equal(got[key], value[key])
+    assert type(got["nested"][0]) is tuple
+    assert torch.equal(got["nested"][0][1]["deep"], torch.zeros(3, dtype=torch.complex64))
+
+
+def test_a_broadcast_tensor_is_each_members_own(cluster):
+    group = lw.many(cluster, tw.TensorTalker, 5, name="g")
+    try:
+        assert group.give_and_change([("g", list(range(5)))], 20).wait() == [[True] * 20] * 5
+    finally:
+        group.shutdown()

@@ -1,0 +1,184 @@
+"""AsyncWork, and a receive that is cancelled or dropped."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+
+import pytest
+
+from rlinf_actors import AsyncWork, CallTimeoutError, CollectiveGroupOptions
+from rlinf_actors.tensors.mailbox import Arrived
+from rlinf_actors.tensors.receive import Body, Received, Slot
+from rlinf_actors.wire import payload
+
+
+def made(value=None, error=None):
+    work = AsyncWork("work")
+    if error is None:
+        work.resolve(value)
+    else:
+        work.reject(error)
+    return work
+
+
+async def test_both_ways_to_wait():
+    work = AsyncWork("work")
+    assert not work.done()
+    threading.Thread(target=work.resolve, args=(5,)).start()
+    assert await work == 5
+    assert await work.async_wait() == 5
+    assert work.wait(0) == 5
+    assert work.done()
+
+
+def test_a_timeout_leaves_the_work():
+    work = AsyncWork("send() to b:0")
+    with pytest.raises(CallTimeoutError, match=r"send\(\) to b:0 was not done within 0 s; it goes on"):
+        work.wait(0)
+    work.resolve(None)
+    assert work.wait() is None
+
+
+class TestThen:
+    def test_runs_after_with_its_arguments(self):
+        first = AsyncWork("first")
+        order = []
+        second = first.then(lambda a, b: order.append((a, b)) or threading.current_thread().name, 1, b=2)
+        assert not second.done()
+        first.resolve("ignored")
+        assert second.wait(10).startswith("rlinf-actors-then")
+        assert order == [(1, 2)]
+
+    def test_a_work_that_it_returns_is_waited_for(self):
+        inner = AsyncWork("inner")
+        chained = made().then(lambda: inner).then(lambda: "end")
+        inner.resolve(None)
+        assert chained.wait(10) == "end"
+
+    def test_an_error_skips_what_follows(self):
+        called = []
+        chained = made(error=ValueError("x")).then(called.append, 1).then(called.append, 2)
+        with pytest.raises(ValueError, match="x"):
+            chained.wait(10)
+        assert called == []
+
+    def test_its_own_error_reaches_the_waiter(self):
+        def fail():
+            raise KeyError("mine")
+
+        with pytest.raises(KeyError, match="mine"):
+            made().then(fail).wait(10)
+
+    def test_goes_on_where_nobody_holds_it(self):
+        first, ran = AsyncWork("first"), threading.Event()
+        first.then(ran.set)
+        gc.collect()
+        first.resolve(None)
+        assert ran.wait(10)
+
+
+def test_an_error_that_nobody_waited_for_is_logged(caplog):
+    made(error=ValueError("lost"))
+    gc.collect()
+    assert "work failed, and nobody waited for it: ValueError: lost" in caplog.text
+    caplog.clear()
+    with pytest.raises(ValueError, match="seen"):
+        made(error=ValueError("seen")).wait()
+    gc.collect()
+    assert caplog.text == ""
+
+
+class FakePlace:
+    def __init__(self):
+        self.said = []
+
+    def enter(self):
+        self.said.append("enter")
+
+    def leave(self):
+        self.said.append("leave")
+        return True
+
+    def unread(self, message):
+        self.said.append(message)
+
+
+def message(value):
+    return Arrived("1", 0, Body(b"", 1, payload.encode(value)))
+
+
+async def test_a_cancelled_receive_leaves_its_place_and_takes_another_when_it_is_awaited_again():
+    place = FakePlace()
+    work = Received("recv()", place)
+    waiting = asyncio.ensure_future(work.async_wait())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert place.said == ["leave"]
+    waiting = asyncio.ensure_future(work.async_wait())
+    await asyncio.sleep(0)
+    assert place.said == ["leave", "enter"]
+    work.take(message("x"))
+    assert await waiting == "x"
+
+
+async def test_a_receive_stays_while_another_task_awaits_it():
+    place = FakePlace()
+    work = Received("recv()", place)
+    first, second = (asyncio.ensure_future(work.async_wait()) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert place.said == []
+    work.take(message("x"))
+    assert await second == "x"
+
+
+def test_what_nobody_looked_at_is_given_back():
+    place = FakePlace()
+    work = Received("recv()", place)
+    got = message("x")
+    work.take(got)
+    del work
+    gc.collect()
+    assert place.said == [got]
+
+
+def test_what_was_looked_at_is_not():
+    place = FakePlace()
+    work = Received("recv()", place, lambda value: value * 2)
+    work.take(message(4))
+    assert (work.wait(), work.wait()) == (8, 8)
+    del work
+    gc.collect()
+    assert place.said == []
+
+
+def test_an_object_that_cannot_be_made_here_is_the_waiters_error():
+    def refuse(value):
+        raise ValueError(f"no {value}")
+
+    work = Received("recv()", FakePlace(), refuse)
+    work.take(message(4))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no 4"):
+            work.wait()
+
+
+def test_a_dropped_receive_is_abandoned():
+    work = Received("recv()", FakePlace())
+    slot = Slot(("a:0", ""), work)
+    assert not slot.abandoned
+    del work
+    gc.collect()
+    assert slot.abandoned
+
+
+def test_options_are_kept():
+    options = CollectiveGroupOptions(accel_max_ctas=4, use_ring_broadcast=True)
+    assert options == CollectiveGroupOptions(None, 4, None, False, True)
+    assert CollectiveGroupOptions() != options

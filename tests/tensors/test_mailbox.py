@@ -1,0 +1,146 @@
+"""The mailbox: messages and receives, paired in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlinf_actors.tensors.mailbox import Arrived, Mailbox
+
+A = ("a:0", "")
+B = ("b:0", "")
+
+
+@dataclass(eq=False)
+class Receive:
+    incarnation: str = "1"
+    abandoned: bool = False
+
+
+def message(body, incarnation="1", size=10):
+    return Arrived(incarnation, size, body)
+
+
+def test_a_message_waits_for_a_receive():
+    box = Mailbox()
+    assert box.arrived(A, message("x")) is None
+    assert (box.held, box.has_messages(A), box.has_messages(B)) == (10, True, False)
+    got, stale = box.posted(A, Receive())
+    assert (got.body, stale, box.held, box.has_messages(A)) == ("x", [], 0, False)
+
+
+def test_a_receive_waits_for_a_message():
+    box, first, second = Mailbox(), Receive(), Receive()
+    assert box.posted(A, first) == (None, [])
+    assert box.posted(A, second) == (None, [])
+    assert box.arrived(B, message("for another")) is None
+    assert box.arrived(A, message("x")) is first
+    assert box.arrived(A, message("y")) is second
+
+
+@given(st.lists(st.booleans(), max_size=60))
+def test_the_nth_message_goes_to_the_nth_receive(steps):
+    box, sent, posted, pairs = Mailbox(), 0, 0, []
+    receives = []
+    for is_message in steps:
+        if is_message:
+            to = box.arrived(A, message(sent))
+            if to is not None:
+                pairs.append((receives.index(to), sent))
+            sent += 1
+        else:
+            receives.append(Receive())
+            got, _ = box.posted(A, receives[-1])
+            if got is not None:
+                pairs.append((posted, got.body))
+            posted += 1
+    assert pairs == [(n, n) for n in range(min(sent, posted))]
+    assert box.held == 10 * max(0, sent - posted)
+
+
+def test_a_withdrawn_receive_gets_nothing():
+    box, first, second = Mailbox(), Receive(), Receive()
+    box.posted(A, first)
+    box.posted(A, second)
+    assert box.withdraw(A, first)
+    assert not box.withdraw(A, first)
+    assert box.arrived(A, message("x")) is second
+    assert not box.withdraw(A, second)
+
+
+def test_an_abandoned_receive_is_passed_over():
+    box, dropped, waiting = Mailbox(), Receive(), Receive()
+    box.posted(A, dropped)
+    box.posted(A, waiting)
+    dropped.abandoned = True
+    assert box.arrived(A, message("x")) is waiting
+
+
+def test_what_is_put_back_is_first_again():
+    box = Mailbox()
+    box.arrived(A, message("second"))
+    assert box.put_back(A, message("first")) is None
+    assert [box.posted(A, Receive())[0].body for _ in range(2)] == ["first", "second"]
+    waiting = Receive()
+    box.posted(A, waiting)
+    assert box.put_back(A, message("x")) is waiting
+
+
+def test_a_successor_of_the_same_name_is_another_sender():
+    box, old, new = Mailbox(), Receive("1"), Receive("2")
+    box.posted(A, old)
+    box.posted(A, new)
+    assert box.arrived(A, message("from the new", "2")) is new
+    box.arrived(A, message("left over", "1" * 2))
+    box.arrived(A, message("fresh", "2"))
+    got, stale = box.posted(A, Receive("2"))
+    assert (got.body, [m.body for m in stale], box.held) == ("fresh", ["left over"], 0)
+
+
+def test_whoever_has_the_name():
+    box = Mailbox()
+    box.arrived(A, message("x", "7"))
+    assert box.posted(A, Receive(""))[0].body == "x"
+    anyone = Receive("")
+    box.posted(A, anyone)
+    assert box.arrived(A, message("y", "8")) is anyone
+
+
+def test_a_sender_that_is_gone_ends_what_waits_for_it_alone():
+    box, lost, other, successor = Mailbox(), Receive("1"), Receive("1"), Receive("2")
+    box.posted(A, lost)
+    box.posted(A, successor)
+    box.posted(B, other)
+    assert box.sender_gone(A, "1") == [lost]
+    assert box.sender_gone(A, "1") == []
+    assert box.arrived(A, message("x", "2")) is successor
+    assert box.arrived(B, message("y")) is other
+
+
+def test_what_arrived_before_the_end_can_be_received_after_it():
+    box = Mailbox()
+    box.arrived(A, message("x"))
+    assert box.sender_gone(A, "1") == []
+    assert box.posted(A, Receive())[0].body == "x"
+
+
+def test_forget():
+    box = Mailbox()
+    box.arrived(A, message("x"))
+    box.arrived(B, message("y"))
+    assert [m.body for m in box.forget(A)] == ["x"]
+    assert box.forget(A) == []
+    assert box.held == 10
+
+
+def test_nothing_is_kept_of_queues_that_are_empty():
+    box = Mailbox()
+    for n in range(100):
+        box.arrived((f"s:{n}", ""), message(n))
+        box.posted((f"s:{n}", ""), Receive())
+        waiting = Receive()
+        box.posted((f"s:{n}", ""), waiting)
+        box.withdraw((f"s:{n}", ""), waiting)
+    assert box._queues == {}

@@ -1,0 +1,97 @@
+"""Who is meant by ranks, and the tree of a broadcast."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlinf_actors import PlacementError, UsageError, WorkerAddress
+from rlinf_actors.tensors import members
+
+
+def names(addresses):
+    return [address.get_name() for address in addresses]
+
+
+@pytest.mark.parametrize("rank", [3, [3], (3,)])
+def test_a_rank_or_a_path(rank):
+    assert members.address("g", rank) == WorkerAddress("g", 3)
+
+
+def test_integers_of_numpy():
+    np = pytest.importorskip("numpy")
+    assert members.address("g", np.int64(3)).rank_path == (3,)
+
+
+@pytest.mark.parametrize(
+    ("group", "rank"), [("g", "0"), ("g", 1.0), ("g", True), ("g", None), ("g", []), (3, 0), ("", 0)]
+)
+def test_what_is_no_rank(group, rank):
+    with pytest.raises(TypeError):
+        members.address(group, rank)
+
+
+def test_children_of_workers_are_out_of_reach():
+    with pytest.raises(UsageError, match="g:0:1 is a child process of a worker"):
+        members.address("g", [0, 1])
+
+
+def test_groups():
+    assert names(members.addresses([("a", 1), ("b", [0, [2]]), ("a", range(2))])) == ["a:1", "b:0", "b:2", "a:0"]
+    with pytest.raises(ValueError, match="names no worker"):
+        members.addresses([("a", [])])
+    with pytest.raises(TypeError, match="each entry must be"):
+        members.addresses(["a"])
+
+
+def test_source():
+    everyone = members.addresses([("a", [1, 0]), ("b", 0)])
+    assert members.source(None, everyone).get_name() == "a:1"
+    for src in (("b", 0), "b:0", WorkerAddress("b", 0), ["b", [0]]):
+        assert members.source(src, everyone).get_name() == "b:0"
+    with pytest.raises(ValueError, match="src b:1 is not a member of the broadcast: a:1, a:0, b:0"):
+        members.source(("b", 1), everyone)
+    with pytest.raises(TypeError):
+        members.source(3, everyone)
+
+
+def test_the_order_in_which_members_are_named_does_not_matter():
+    src = WorkerAddress("b", 0)
+    one = members.tree(members.addresses([("a", [0, 1]), ("b", [0, 1])]), src)
+    other = members.tree(members.addresses([("b", [1, 0]), ("a", [1, 0])]), src)
+    assert one == other
+    assert names(one) == ["b:0", "a:0", "a:1", "b:1"]
+
+
+@given(st.integers(1, 200))
+def test_the_tree_reaches_everybody_once(count):
+    reached, seen = {0}, []
+    for index in range(count):
+        assert index in reached
+        parent, children = members.parent_and_children(index, count)
+        assert (parent is None) == (index == 0)
+        assert len(children) <= 2
+        for child in children:
+            assert members.parent_and_children(child, count)[0] == index
+        seen += children
+        reached.update(children)
+    assert sorted(seen) == list(range(1, count))
+
+
+def test_streams_tell_sources_members_and_incarnations_apart():
+    a, b = WorkerAddress("a", 0), WorkerAddress("b", 0)
+    streams = {
+        members.stream_name([a, b], ["1", "2"]),
+        members.stream_name([b, a], ["2", "1"]),
+        members.stream_name([a, b], ["1", "3"]),
+        members.stream_name([a], ["1"]),
+    }
+    assert len(streams) == 4
+    assert "" not in streams
+
+
+def test_rank_in_group():
+    members.check_rank(WorkerAddress("a", 1), 2)
+    with pytest.raises(PlacementError, match="rank 2 is not in group 'a', which has ranks 0-1"):
+        members.check_rank(WorkerAddress("a", 2), 2)
