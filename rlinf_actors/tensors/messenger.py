@@ -12,7 +12,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from rlinf_actors.errors import CallTimeoutError, GroupNotFoundError, PeerDiedError
+from rlinf_actors.errors import CallTimeoutError, GroupNotFoundError
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.peer import Peer
@@ -20,7 +20,7 @@ from rlinf_actors.runtime.process import Runtime
 from rlinf_actors.runtime.remote import RemoteGroup
 from rlinf_actors.tensors import contents
 from rlinf_actors.tensors.asyncwork import AsyncWork
-from rlinf_actors.tensors.directory import Directory, gone
+from rlinf_actors.tensors.directory import Directory, gone, named
 from rlinf_actors.tensors.mailbox import Arrived, Key, Mailbox
 from rlinf_actors.tensors.members import check_rank
 from rlinf_actors.tensors.outbox import Letter, Outbox
@@ -64,6 +64,8 @@ class Messenger:
         self._returns = Returns()
         self._outboxes: dict[Peer, Outbox] = {}
         self._watched: set[Peer] = set()
+        self.peer_gone: Callable[[Peer], None] = lambda peer: None
+        """Called with a peer given to `watch` that is gone; set before the first message. Any thread."""
 
     @property
     def held_bytes(self) -> int:
@@ -88,7 +90,7 @@ class Messenger:
             try:
                 self.post(self.peer(group, to), letter, now=now)
             except Exception as error:  # noqa: BLE001 - it reaches the waiter
-                work.reject(error)
+                work.reject(named(error, work._what))
 
         self.directory.group(to.root_group_name, found)
         return work
@@ -112,6 +114,8 @@ class Messenger:
                 box = self._outboxes.get(peer)
                 if box is None:
                     box = self._outboxes[peer] = Outbox(peer, self.name, self.worker_id, self._window)
+                if peer.error is not None:
+                    del self._outboxes[peer]  # its end was told before the outbox was there
         return box
 
     # --- receiving ---
@@ -129,8 +133,8 @@ class Messenger:
         return work, place.slot
 
     def _post(self, slot: Slot, group: RemoteGroup | Exception, sender: WorkerAddress) -> None:
-        if isinstance(group, (GroupNotFoundError, PeerDiedError)):
-            with self._lock:  # what a group sent before it ended is still here
+        if isinstance(group, GroupNotFoundError):
+            with self._lock:  # what a group sent before everybody forgot it is still here
                 waits = self._mailbox.has_messages(slot.key)
             if not waits:
                 raise group
@@ -242,14 +246,15 @@ class Messenger:
             if peer in self._watched:
                 return
             self._watched.add(peer)
-        peer.open(_Watch(self, peer))
+        peer.on_gone(lambda _error: self._gone(peer))
 
-    def _sender_gone(self, peer: Peer) -> None:
+    def _gone(self, peer: Peer) -> None:
         with self._lock:
             slots = self._mailbox.sender_gone((peer.name, ""), peer.worker_id)
             self._watched.discard(peer)
             self._outboxes.pop(peer, None)
         self._died(slots, peer)
+        self.peer_gone(peer)
 
     def _died(self, slots: list[Slot], peer: Peer) -> None:
         error = peer.error
@@ -258,8 +263,9 @@ class Messenger:
 
     def _fail(self, slots: list[Slot], error: Callable[[str], Exception]) -> None:
         for slot in slots:
-            slot.closed = True
-            work = slot.work
+            with self._lock:
+                work = None if slot.closed else slot.work
+                slot.closed = True
             if work is not None:
                 work.reject(error(work._what))
 
@@ -300,21 +306,7 @@ class _Place:
             self._messenger._post(self.slot, group, self._sender)
         except Exception as error:  # noqa: BLE001 - it reaches the waiter
             failure = error
-            self._messenger._fail([self.slot], lambda _what: failure)
-
-
-class _Watch:
-    """What a peer keeps for the messenger."""
-
-    def __init__(self, messenger: Messenger, peer: Peer) -> None:
-        self._messenger = messenger
-        self._peer = peer
-
-    def answer(self, _frame: frames.AnyFrame, _parts: list[Buffer]) -> bool:
-        return False  # nothing was asked
-
-    def fail(self, _error: Exception) -> None:
-        self._messenger._sender_gone(self._peer)
+            self._messenger._fail([self.slot], lambda what: named(failure, what))
 
 
 def _late(work: Received, timeout: float) -> CallTimeoutError:
