@@ -285,12 +285,16 @@ class _Passed(Received):
         super().__init__(what, _Fixed())
         self._turn = turn
 
-    def take(self, message: Arrived) -> None:
+    def take(self, message: Arrived) -> bool:
         """Pass on; the object is ours when the children have it, since both are the same memory."""
         ring = self._turn.ring
         assert ring is not None
         parts, large = contents.settled(message.body.parts)
         ring.forward(parts, large, lambda: self._passed(message))
+        return True
+
+    def _fall_asleep(self) -> None:
+        pass  # cancelled or not, the others depend on it
 
     def _passed(self, message: Arrived) -> None:
         self._message = message
@@ -303,8 +307,8 @@ class _Fixed:
     def enter(self) -> None:
         raise AssertionError("a place that is not left is not entered again")
 
-    def leave(self) -> bool:
-        return False
+    def leave(self) -> None:
+        raise AssertionError("a place in a broadcast is not left")
 
     def unread(self, message: Arrived) -> None:
         pass  # it was passed on; this member did not want it

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from message_kit import World, settle
 
-from rlinf_actors.errors import GroupNotFoundError, PeerDiedError, PlacementError, WorkerDiedError
+from rlinf_actors.errors import CallTimeoutError, GroupNotFoundError, PeerDiedError, PlacementError, WorkerDiedError
 
 
 @pytest.fixture
@@ -131,3 +133,129 @@ async def test_a_link_is_made_to_whom_one_sends(world):
         await member.send("a:0", member.rank)
     assert [await work for work in waiting] == list(range(8))
     assert all(peer.pending == {} for peer in a.known["b"].peers)
+
+
+# --- cancelling ---
+
+
+async def cancelled(work) -> asyncio.Task:
+    """Await it in a task and cancel that; the task keeps the work alive by its traceback."""
+    task = asyncio.ensure_future(work.async_wait())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    return task
+
+
+@pytest.fixture
+async def pair(world):
+    (a,), (b,) = world.launch("a"), world.launch("b")
+    await a.send("b:0", "meet")
+    assert await b.recv("a:0") == "meet"
+    return a, b
+
+
+async def cancelled_with_message(sender, receiver, value):
+    """A recv whose message comes in the turn of the loop in which it is cancelled."""
+    work = receiver.recv(f"{sender.name}")
+    task = asyncio.ensure_future(work.async_wait())
+    await settle()
+    work._on_done(task.cancel)
+    await sender.send(receiver.name, value)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not work.done()
+    return work, task
+
+
+async def test_a_cancelled_recv_gives_its_message_back(pair):
+    a, b = pair
+    kept = await cancelled_with_message(a, b, 1)
+    await a.send("b:0", 2)
+    assert [await b.recv("a:0"), await b.recv("a:0")] == [1, 2]
+    del kept
+
+
+async def test_a_cancelled_recv_gives_its_message_to_one_that_waits(pair):
+    a, b = pair
+    first = b.recv("a:0")
+    task = asyncio.ensure_future(first.async_wait())
+    second = b.recv("a:0")
+    await settle()
+    first._on_done(task.cancel)
+    await a.send("b:0", 1)
+    assert await second == 1
+    assert task.cancelled()
+    await a.send("b:0", 2)
+    assert await first == 2
+
+
+async def test_a_cancelled_recv_may_be_awaited_again(pair):
+    a, b = pair
+    work, _task = await cancelled_with_message(a, b, 1)
+    assert await work == 1
+    assert await work == 1
+    other = b.recv("a:0")
+    await cancelled(other)
+    await a.send("b:0", 2)
+    await settle()
+    assert not other.done()
+    assert await other == 2
+
+
+async def test_cancelled_and_awaited_again_while_the_group_is_looked_up(world):
+    (a,), (b,) = world.launch("a"), world.launch("b")
+    work = b.recv("a:0")
+    await cancelled(work)
+    waiting = asyncio.ensure_future(work.async_wait())
+    await settle()
+    for n in range(3):
+        await a.send("b:0", n)
+    assert await waiting == 0
+    assert [await b.recv("a:0"), await b.recv("a:0")] == [1, 2]
+
+
+async def test_cancelling_one_of_two_that_wait_changes_nothing(pair):
+    a, b = pair
+    work = b.recv("a:0")
+    other = asyncio.ensure_future(work.async_wait())
+    await cancelled(work)
+    await a.send("b:0", 1)
+    assert await other == 1
+
+
+async def test_works_that_are_dropped_give_back_what_they_got_in_its_order(pair):
+    a, b = pair
+    works = [b.recv("a:0") for _ in range(3)]
+    await settle()
+    for n in range(5):
+        await a.send("b:0", n)
+    await settle()
+    assert all(work.done() for work in works)
+    while works:
+        works.pop(0)
+    assert [await b.recv("a:0") for _ in range(5)] == [0, 1, 2, 3, 4]
+
+
+async def test_what_was_given_back_reaches_a_recv_that_waits_already(pair):
+    a, b = pair
+    first, second = b.recv("a:0"), b.recv("a:0")
+    await settle()
+    await a.send("b:0", 1)
+    await settle()
+    del first
+    assert await second == 1
+
+
+async def test_a_time_limit_ends_a_recv_that_sleeps_too(pair):
+    a, b = pair
+    work = b.recv("a:0", timeout=0.02)
+    await cancelled(work)
+    ended = asyncio.Event()
+    work._on_done(ended.set)
+    await ended.wait()
+    with pytest.raises(CallTimeoutError, match=r"recv\(\) from a:0: no message came within 0.02 s"):
+        await work
+    await a.send("b:0", 1)
+    assert await b.recv("a:0") == 1
