@@ -23,13 +23,22 @@ class HeadLink:
         endpoint: the head's.
         hello: what to introduce this process with; sent again if the head has forgotten us.
         on_notice: called with every notice that is not the session's own.
+        on_return: called when a head that had forgotten us has taken us back.
     """
 
-    def __init__(self, network: Network, endpoint: str, hello: ClientHello, on_notice: Callable[[Body], None]) -> None:
+    def __init__(
+        self,
+        network: Network,
+        endpoint: str,
+        hello: ClientHello,
+        on_notice: Callable[[Body], None],
+        on_return: Callable[[], None] = lambda: None,
+    ) -> None:
         self.endpoint = endpoint
         self.welcome: Welcome | None = None
         self._hello = hello
         self._on_notice = on_notice
+        self._on_return = on_return
         self._beats: asyncio.Task[None] | None = None
         self._greeting: asyncio.Task[None] | None = None
         identity = f"{hello.role}:{hello.incarnation}".encode()
@@ -88,3 +97,5 @@ class HeadLink:
             await self._greet(None)
         except Exception:
             log.exception("the head at %s does not take this process back", self.endpoint)
+        else:
+            self._on_return()

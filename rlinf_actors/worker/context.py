@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rlinf_actors.runtime.process import Runtime
     from rlinf_actors.wire.messages import WorkerSpec
     from rlinf_actors.wire.spawn import WorkerPlace
+    from rlinf_actors.worker.server import WorkerServer
 
 
 @dataclass
@@ -30,6 +31,7 @@ class WorkerContext:
         environ: its environment as the agent made it; the ranks come from there.
         ports: ports held for the user's code.
         extras: what the owner sent along with the class (hardware_infos and the like).
+        server: what others talk to.
         tcp_port: the port it listens on, 0 with a unix socket only.
         pid: of the process that is the worker; a fork of it has another.
     """
@@ -40,6 +42,7 @@ class WorkerContext:
     runtime: Runtime
     environ: Mapping[str, str]
     ports: HeldPorts
+    server: WorkerServer
     extras: dict[str, Any] = field(default_factory=dict)
     tcp_port: int = 0
     pid: int = field(default_factory=os.getpid)

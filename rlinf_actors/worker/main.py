@@ -91,9 +91,10 @@ def _start(
         runtime=runtime,
         environ=dict(os.environ),
         ports=ports,
+        server=server,
     )
     worker_context.install(context)
-    set_worker_job(WorkerJob(runtime, place.head, lambda: context.extras))
+    set_worker_job(WorkerJob(runtime, place.head, lambda: context.extras, spec.node_rank))
     context.tcp_port = int(endpoint.tcp.rpartition(":")[2]) if endpoint.tcp else 0
     control.send(spawn.encode(spawn.Up(spec.id, endpoint, context.tcp_port, master_port)))
     return context, server

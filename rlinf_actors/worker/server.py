@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from rlinf_actors import version
@@ -21,6 +21,9 @@ from rlinf_actors.worker.executor import Executor
 from rlinf_actors.worker.invocation import Invocation
 
 log = logging.getLogger(__name__)
+
+Handler = Callable[[bytes, frames.AnyFrame, "list[Buffer]"], None]
+"""(peer, frame, parts), on the I/O thread."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,8 @@ class WorkerServer:
         self._held: list[Invocation] = []
         self._failure: BaseException | None = None
         self._lock = threading.Lock()
+        self._handlers: dict[type[frames.Frame], Handler] = {}
+        self._early: list[tuple[bytes, frames.AnyFrame, list[Buffer]]] = []
         self.creations: queue.SimpleQueue[Creation] = queue.SimpleQueue()
 
     def bind(self, endpoint: str) -> str:
@@ -66,6 +71,17 @@ class WorkerServer:
                 executor.submit(invocation)
             self._held.clear()
             self._executor = executor
+
+    def serve(self, kinds: Iterable[type[frames.Frame]], handler: Handler) -> None:
+        """Give frames of these kinds to *handler*, those first that came before it."""
+        self._handlers.update(dict.fromkeys(kinds, handler))
+        early, self._early = self._early, []
+        for peer, frame, parts in early:
+            self._other(peer, frame, parts)
+
+    def send(self, peer: bytes, frame: frames.AnyFrame, parts: Sequence[Buffer] = ()) -> None:
+        """Send to a member, together with what else goes there in this turn of the loop. Any thread."""
+        self._listener.send(peer, frames.encode(frame), parts)
 
     def refuse(self, error: BaseException) -> None:
         """The class could not be constructed: every call fails with that. Main thread."""
@@ -108,6 +124,15 @@ class WorkerServer:
                 invocation.credit(frame.n)
         elif type(frame) is frames.Create:
             self.creations.put(Creation(peer, frame, parts))
+        else:
+            self._other(peer, frame, parts)
+
+    def _other(self, peer: bytes, frame: frames.AnyFrame, parts: list[Buffer]) -> None:
+        handler = self._handlers.get(type(frame))
+        if handler is not None:
+            handler(peer, frame, parts)
+        elif self._executor is None and self._failure is None:
+            self._early.append((peer, frame, parts))  # the class is being constructed, and may serve them
         else:
             log.warning("dropped a %s from %r", type(frame).__name__, peer)
 

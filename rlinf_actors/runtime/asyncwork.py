@@ -1,0 +1,108 @@
+"""AsyncWork: what ``async_op=True`` gives."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import Any, TypeVar
+
+from rlinf_actors.runtime.work import Promise
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+THEN_THREADS = 8
+"""How many functions given to `AsyncWork.then` may run at a time."""
+
+
+class AsyncWork(Promise[T]):
+    """An operation under way.
+
+    ``work.wait(timeout=None)`` blocks, ``await work`` and ``await work.async_wait()`` do not; each gives
+    the operation's result or raises its error, any number of times, in any thread and any event loop.
+    ``work.done()`` tells whether it has ended. An error that nobody waited for is logged.
+    """
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self._seen = False
+
+    def then(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncWork[Any]:
+        """Call ``fn(*args, **kwargs)`` once this has ended well, on a thread of the runtime's own.
+
+        Returns:
+            The work whose result is what *fn* returns; an AsyncWork that it returns is waited for. An
+            error of this work, or of *fn*, is the error of that one, and *fn* is not called after one.
+        """
+        return _Then(self, fn, args, kwargs)
+
+    def _outcome(self) -> T:
+        self._seen = True
+        return super()._outcome()
+
+    def __del__(self) -> None:
+        error = self.__dict__.get("_error")
+        if error is not None and not self._seen:
+            log.error("%s failed, and nobody waited for it: %s: %s", self._what, type(error).__name__, error)
+
+
+class _Then(AsyncWork[Any]):
+    """A function that follows a work."""
+
+    _under_way: set[_Then] = set()  # a chain that nobody holds goes on
+    _guard = threading.Lock()
+
+    def __init__(
+        self, before: AsyncWork[Any], fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        super().__init__(f"{getattr(fn, '__name__', 'a function')}() after {before._what}")
+        self._before = before
+        self._call = (fn, args, kwargs)
+        with self._guard:
+            self._under_way.add(self)
+        before._on_done(self._start)
+
+    def _start(self) -> None:
+        _threads().submit(self._run)
+
+    def _run(self) -> None:
+        fn, args, kwargs = self._call
+        try:
+            self._before.wait()
+            value = fn(*args, **kwargs)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it reaches the waiter
+            self._end(None, error)
+            return
+        if isinstance(value, AsyncWork):
+            self._before = value
+            value._on_done(self._follow)
+        else:
+            self._end(value, None)
+
+    def _follow(self) -> None:
+        _threads().submit(self._take_over)
+
+    def _take_over(self) -> None:
+        try:
+            value = self._before.wait()
+        except BaseException as error:  # noqa: BLE001 - as above
+            self._end(None, error)
+            return
+        self._end(value, None)
+
+    def _end(self, value: Any, error: BaseException | None) -> None:
+        with self._guard:
+            self._under_way.discard(self)
+        if error is None:
+            self.resolve(value)
+        else:
+            self.reject(error)
+
+
+@lru_cache(maxsize=1)
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(THEN_THREADS, thread_name_prefix="rlinf-actors-then")
