@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rlinf_actors.version import VERSION as __version__
 
 if TYPE_CHECKING:
+    from rlinf_actors.channel.channel import Channel as Channel
     from rlinf_actors.cluster.cluster import Cluster as Cluster
     from rlinf_actors.config.cluster import ClusterConfig as ClusterConfig
     from rlinf_actors.config.cluster import NodeGroupConfig as NodeGroupConfig
@@ -52,9 +53,11 @@ if TYPE_CHECKING:
     from rlinf_actors.placement.strategies import PackedPlacementStrategy as PackedPlacementStrategy
     from rlinf_actors.placement.strategies import StridedPlacementStrategy as StridedPlacementStrategy
     from rlinf_actors.placement.strategy import PlacementStrategy as PlacementStrategy
+    from rlinf_actors.runtime.asyncwork import AsyncWork as AsyncWork
     from rlinf_actors.worker.worker import Worker as Worker
 
 _MODULES = {
+    "channel.channel": ("Channel",),
     "cluster.cluster": ("Cluster",),
     "config.cluster": ("ClusterConfig", "NodeGroupConfig"),
     "errors": (
@@ -96,6 +99,7 @@ _MODULES = {
         "StridedPlacementStrategy",
     ),
     "placement.strategy": ("PlacementStrategy",),
+    "runtime.asyncwork": ("AsyncWork",),
     "worker.worker": ("Worker",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}

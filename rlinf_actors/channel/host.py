@@ -104,7 +104,7 @@ class ChannelHost:
     def _show(self, peer: bytes, id: int) -> None:
         rows = []
         parts: list[Buffer] = []
-        for key in self._queue.keys():
+        for key in self._queue.in_use():
             waiting = self._queue.waiting(key)
             about = []
             for item in waiting[:SHOWN_ITEMS]:

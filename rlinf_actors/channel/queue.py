@@ -104,7 +104,7 @@ class ChannelQueue:
 
     # --- looking ---
 
-    def keys(self) -> list[Hashable]:
+    def in_use(self) -> list[Hashable]:
         """Keys in use, the oldest first."""
         return list(self._keys)
 
@@ -241,9 +241,14 @@ class ChannelQueue:
             self._return(queue, queue.getters.pop(ticket).held)
 
     def _return(self, queue: _Key, items: Iterable[Item]) -> None:
-        back = sorted(items, key=lambda item: item.seq)
+        back = list(items)
         if not back:
             return
+        first = next(iter(queue.getters.values()), None)
+        if first is not None and first.held:  # a batch that took what came after these takes again, in order
+            back += first.held
+            first.held, first.total = [], 0
+        back.sort(key=lambda item: item.seq)
         before = []
         while queue.items and queue.items[0].seq < back[-1].seq:
             before.append(queue.items.popleft())  # these came back earlier

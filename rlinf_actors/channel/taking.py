@@ -20,9 +20,13 @@ class Taking(AsyncWork[T]):
     give the same object. Cancelling a task that awaits it cancels the get, as with asyncio.Queue; so does
     dropping the last reference. An item that was on its way is then first in its queue again.
 
+    Attributes:
+        redelivered: once it was taken: whether a process that died may have seen (one of) these before.
+
     Args:
         what: for messages.
-        decode: makes the value of what arrived, on the thread that waits; what it raises gives the item back.
+        decode: makes of what arrived the value, and whether it had been delivered to a process that died; on the
+            thread that waits. What it raises gives the item back.
         acknowledge: called once, when the value is there.
         give_back: called instead if nobody will take it. Any thread, and from a destructor: it must not block.
     """
@@ -30,11 +34,12 @@ class Taking(AsyncWork[T]):
     def __init__(
         self,
         what: str,
-        decode: Callable[[Any], T],
+        decode: Callable[[Any], tuple[T, bool]],
         acknowledge: Callable[[Any], object],
         give_back: Callable[[], object],
     ) -> None:
         super().__init__(what)
+        self.redelivered = False
         self._decode = decode
         self._acknowledge = acknowledge
         self._give_back = give_back
@@ -57,18 +62,18 @@ class Taking(AsyncWork[T]):
 
     def _outcome(self) -> T:
         with self._taking:
-            value: Any = super()._outcome()
+            value = super()._outcome()
             if self._taken:
-                return value  # type: ignore[no-any-return]
+                return value
             try:
-                self._value = self._decode(value)
+                self._value, self.redelivered = self._decode(value)
             except BaseException as error:
                 self._value, self._error = None, error
                 self._give_back()
                 raise
             self._taken = True
             self._acknowledge(value)
-            return self._value  # type: ignore[return-value]
+            return self._value
 
     def __await__(self) -> Generator[Any, None, T]:
         try:

@@ -104,14 +104,14 @@ def test_a_key_is_dropped_when_empty_and_unused():
     kit = Kit()
     kit.put("x")
     got = kit.get()[0]
-    assert kit.queue.keys() == [KEY]
+    assert kit.queue.in_use() == [KEY]
     kit.queue.ack(got)
-    assert kit.queue.keys() == []
+    assert kit.queue.in_use() == []
     kit.get(nowait=True)
-    assert kit.queue.keys() == []
+    assert kit.queue.in_use() == []
     waiting = kit.get()[0]
     kit.queue.cancel(waiting)
-    assert kit.queue.keys() == []
+    assert kit.queue.in_use() == []
 
 
 class TestBatch:
@@ -154,6 +154,14 @@ class TestBatch:
         behind = kit.get()[0]
         assert said(kit.queue.cancel(batch)) == [(batch.id, "cancelled"), (behind.id, ["x"])]
         assert [item.value for item in kit.queue.waiting(KEY)] == ["y", "z"]
+
+    def test_it_stays_in_order_when_an_earlier_item_comes_back(self):
+        kit = Kit()
+        kit.put("x", 1)
+        earlier = kit.get("b")[0]
+        batch = kit.batch(2)[0]
+        kit.put("y", 1)
+        assert said(kit.queue.cancel(earlier, back=True)) == [(batch.id, ["x", "y"])]
 
     def test_others_wait_behind_it(self):
         kit = Kit()
@@ -394,7 +402,7 @@ class Anything(RuleBasedStateMachine):
     @invariant()
     def everything_is_somewhere(self):
         assert len(self.done) == len(set(self.done))
-        waiting = [item.value for key in self.queue.keys() for item in self.queue.waiting(key)]
+        waiting = [item.value for key in self.queue.in_use() for item in self.queue.waiting(key)]
         assert set(waiting) <= self.inside
         for key in KEYS:
             order = [item.value for item in self.queue.waiting(key)]
@@ -411,15 +419,15 @@ class Anything(RuleBasedStateMachine):
 
     @invariant()
     def unused_keys_are_gone(self):
-        for key in self.queue.keys():
+        for key in self.queue.in_use():
             assert not self.queue._keys[key].unused
 
     @invariant()
     def bytes_are_what_is_there(self):
-        for key in self.queue.keys():
+        for key in self.queue.in_use():
             assert self.queue._keys[key].nbytes >= 0
         if not self.inside and not self.away and not self.parked and not self.open:
-            assert self.queue.keys() == []
+            assert self.queue.in_use() == []
 
 
 TestAnything = Anything.TestCase
