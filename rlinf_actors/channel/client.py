@@ -232,8 +232,11 @@ class RemoteChannel:
             if len(parts[0]) > 1:  # an empty batch has nothing to acknowledge
                 peer.send(frames.ChannelAck(call), now=True)
 
-        def give_back() -> None:
-            self._runtime.io.call(self._forget, peer, call)  # later: a destructor may run inside any lock
+        def give_back(later: bool) -> None:
+            if later:
+                self._runtime.io.call(self._forget, peer, call)
+            else:
+                self._forget(peer, call)
 
         work: Taking[Any] = Taking(what, decode, acknowledge, give_back)
         idle = not peer.pending
@@ -250,7 +253,7 @@ class RemoteChannel:
         return work
 
     def _forget(self, peer: Peer, call: int) -> None:
-        """Nobody waits for it any more, whatever becomes of it. Loop thread."""
+        """Nobody waits for it any more, whatever becomes of it. Any thread."""
         peer.pending.pop(call, None)
         peer.send(frames.ChannelCancel(call, True))
 

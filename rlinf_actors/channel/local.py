@@ -92,7 +92,7 @@ class LocalChannel:
     ) -> Taking[Any]:
         ticket = self._ticket()
         work: Taking[Any] = Taking(
-            what, decode, lambda _: self._do(lambda: self._queue.ack(ticket)), lambda: self._drop(ticket)
+            what, decode, lambda _: self._do(lambda: self._queue.ack(ticket)), lambda _: self._drop(ticket)
         )
         self._works[ticket.id] = weakref.ref(work)
         self._do(lambda: ask(ticket))

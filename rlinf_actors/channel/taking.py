@@ -28,7 +28,8 @@ class Taking(AsyncWork[T]):
         decode: makes of what arrived the value, and whether it had been delivered to a process that died; on the
             thread that waits. What it raises gives the item back.
         acknowledge: called once, when the value is there.
-        give_back: called instead if nobody will take it. Any thread, and from a destructor: it must not block.
+        give_back: called instead if nobody will take it, any thread; with True from a destructor, which may run
+            while its own thread holds any lock.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class Taking(AsyncWork[T]):
         what: str,
         decode: Callable[[Any], tuple[T, bool]],
         acknowledge: Callable[[Any], object],
-        give_back: Callable[[], object],
+        give_back: Callable[[bool], object],
     ) -> None:
         super().__init__(what)
         self.redelivered = False
@@ -57,7 +58,7 @@ class Taking(AsyncWork[T]):
                     return False
                 self._value, self._error = None, error
             self._seen = True
-        self._give_back()
+        self._give_back(False)
         return True
 
     def _outcome(self) -> T:
@@ -69,7 +70,7 @@ class Taking(AsyncWork[T]):
                 self._value, self.redelivered = self._decode(value)
             except BaseException as error:
                 self._value, self._error = None, error
-                self._give_back()
+                self._give_back(False)
                 raise
             self._taken = True
             self._acknowledge(value)
@@ -85,4 +86,4 @@ class Taking(AsyncWork[T]):
     def __del__(self) -> None:
         super().__del__()
         if not self._taken and self._error is None:
-            self._give_back()
+            self._give_back(True)

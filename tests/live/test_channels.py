@@ -185,6 +185,7 @@ def test_everybody_hears_of_a_dead_host(rlinf_cluster):
     channel = Channel.create("doomed", maxsize=1)
     group = launch(rlinf_cluster)
     channel.put(0, key="full")
+    group.put(channel, ["it has a link"], key="warm").wait()
     blocked = group.error_of_get(channel)
     works = [channel.get(async_op=True), channel.get_batch(3, async_op=True), channel.put(1, key="full", async_op=True)]
     os.kill(host_pid(channel), signal.SIGKILL)
