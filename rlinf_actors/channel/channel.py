@@ -290,12 +290,7 @@ def _connected(name: str, namespace: str) -> tuple[Backend, int]:
 
 def _remote(runtime: Runtime, group: RemoteGroup, name: str) -> RemoteChannel:
     job = worker_job()
-    if job is not None:
-        return RemoteChannel(runtime, group, name, job.node_rank)
-    here = [
-        state.node_rank for state in group.states.values() if state.endpoint and state.endpoint.host == runtime.host
-    ]
-    return RemoteChannel(runtime, group, name, min(here, default=0))
+    return RemoteChannel(runtime, group, name, job.node_rank if job is not None else Cluster.current().here())
 
 
 def _shown(item: Shown) -> str:

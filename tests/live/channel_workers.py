@@ -64,8 +64,8 @@ class User(Worker):
         channel.get()
         return time.thread_time() - before
 
-    def make(self, name: str, **options: Any) -> Channel:
-        channel = self.create_channel(name, **options)
+    def make(self, *args: Any, **options: Any) -> Channel:
+        channel = self.create_channel(*args, **options)
         channel.put("made here")
         return channel
 
