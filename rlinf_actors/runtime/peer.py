@@ -97,10 +97,10 @@ class Peer:
         if message is not None:
             link.send(frames.encode(message[0]), message[1])
         with self._lock:
-            self._link = link
             for header, parts in self._backlog:
                 link.send(header, parts)
             self._backlog.clear()
+            self._link = link  # last: who sees it sends at once, and must not overtake what waited
 
     def open(self, pending: Pending) -> int:
         """Register a call; its answer goes to *pending*. Any thread. A dead peer fails it at once."""

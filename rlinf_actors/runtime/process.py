@@ -201,6 +201,10 @@ class Runtime:
         if known is not None and not known.closing and not known.gone.done():
             return known
         launched = await self.ask(FindGroup(namespace, name), Launched, 10.0)
+        meanwhile = self.groups.get((namespace, name))
+        if meanwhile is not None and meanwhile is not known and not meanwhile.closing:
+            meanwhile.adopt(launched.group)  # another look-up was faster; notices reach one handle alone
+            return meanwhile
         workers = sorted(launched.group.workers, key=lambda worker: worker.rank)
         names = [worker.node_ip for worker in workers]
         group = RemoteGroup(self.network, self.identity, self.host, namespace, name, names)
