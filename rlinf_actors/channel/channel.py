@@ -116,10 +116,8 @@ class Channel:
         Raises:
             GroupNotFoundError: (a ValueError) there is none of that name.
         """
-        runtime = _runtime()
-        channel = cls(name, runtime.namespace, None)
-        _ = channel._backend
-        return channel
+        namespace = _runtime().namespace
+        return cls(name, namespace, *_connected(name, namespace))
 
     # --- what it is ---
 
@@ -260,7 +258,12 @@ class Channel:
         """What is behind it; a handle that came as an argument connects when it is first used."""
         with self._lock:
             if self._made is None:
-                self._made, self._maxsize = _connected(self._name, self._namespace)
+                try:
+                    self._made, self._maxsize = _connected(self._name, self._namespace)
+                except GroupNotFoundError as error:
+                    raise ChannelClosedError(
+                        f"channel {self._name!r} has ended before this process first used it"
+                    ) from error
             return self._made
 
 

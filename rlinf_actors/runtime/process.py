@@ -98,6 +98,7 @@ class Runtime:
         self._printer: LogPrinter | None = None
         self._warned: set[str] = set()
         self._stopping: set[asyncio.Task[None]] = set()
+        self._finding: dict[tuple[str, str], list[WorkerChanged]] = {}
         self.watched = WatchedClients(self._tell)
 
     @property
@@ -200,7 +201,11 @@ class Runtime:
         known = self.groups.get((namespace, name))
         if known is not None and not known.closing and not known.gone.done():
             return known
-        launched = await self.ask(FindGroup(namespace, name), Launched, 10.0)
+        missed = self._finding.setdefault((namespace, name), [])
+        try:
+            launched = await self.ask(FindGroup(namespace, name), Launched, 10.0)
+        finally:
+            self._finding.pop((namespace, name), None)
         meanwhile = self.groups.get((namespace, name))
         if meanwhile is not None and meanwhile is not known and not meanwhile.closing:
             meanwhile.adopt(launched.group)  # another look-up was faster; notices reach one handle alone
@@ -210,6 +215,8 @@ class Runtime:
         group = RemoteGroup(self.network, self.identity, self.host, namespace, name, names)
         self.groups[(namespace, name)] = group
         group.adopt(launched.group)
+        for changed in missed:
+            group.update(changed.workers)
         return group
 
     async def stop_group(self, group: RemoteGroup, grace_s: float) -> None:
@@ -272,6 +279,9 @@ class Runtime:
     def _noticed(self, body: Body) -> None:
         if isinstance(body, WorkerChanged):
             group = self.groups.get((body.namespace, body.group))
+            missed = self._finding.get((body.namespace, body.group))
+            if missed is not None:
+                missed.append(body)  # it came with the answer, and before who asked for that runs again
             if group is not None:
                 group.update(body.workers)
         elif isinstance(body, ClientGone):

@@ -50,8 +50,11 @@ class User(Worker):
         for work in [channel.put(item, async_op=True) for item in items]:
             work.wait()
 
-    def error_of_get(self, channel: Channel) -> str:
+    def error_of_get(self, channel: Channel, asked: Channel | None = None) -> str:
         try:
+            if asked is not None:
+                channel.qsize()
+                asked.put("waiting")
             channel.get()
         except Exception as error:  # noqa: BLE001 - which one is the answer
             return type(error).__name__

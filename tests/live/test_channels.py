@@ -185,8 +185,9 @@ def test_everybody_hears_of_a_dead_host(rlinf_cluster):
     channel = Channel.create("doomed", maxsize=1)
     group = launch(rlinf_cluster)
     channel.put(0, key="full")
-    group.put(channel, ["it has a link"], key="warm").wait()
-    blocked = group.error_of_get(channel)
+    asked = Channel.create("asked")
+    blocked = group.error_of_get(channel, asked)
+    assert asked.get() == "waiting"
     works = [channel.get(async_op=True), channel.get_batch(3, async_op=True), channel.put(1, key="full", async_op=True)]
     os.kill(host_pid(channel), signal.SIGKILL)
     for work in works:
@@ -196,6 +197,8 @@ def test_everybody_hears_of_a_dead_host(rlinf_cluster):
     for ask in (channel.get_nowait, channel.qsize, lambda: channel.put(1)):
         with pytest.raises(PeerDiedError):
             ask()
+    (late,) = launch(rlinf_cluster, name="late").error_of_get(channel).wait()
+    assert late in ("ChannelClosedError", "PeerDiedError")
 
 
 def test_close(rlinf_cluster):
