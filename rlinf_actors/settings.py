@@ -21,6 +21,7 @@ RUN_DIR = "RLINF_ACTORS_RUN_DIR"
 LOG_DIR = "RLINF_ACTORS_LOG_DIR"
 CONFIG_FILE = "RLINF_ACTORS_CONFIG"
 INSECURE_TEST_NETWORK = "RLINF_ACTORS_INSECURE_TEST_NETWORK"
+CHANNEL_BYTES = "RLINF_ACTORS_CHANNEL_BYTES"
 LOST_ERRORS = "RLINF_ACTORS_LOST_ERRORS"
 SEND_WINDOW = "RLINF_ACTORS_SEND_WINDOW"
 NAMESPACE = "CLUSTER_NAMESPACE"
@@ -51,6 +52,7 @@ class Settings:
         insecure_test_network: whether sockets may leave loopback without keys (``=1``; closed test networks only).
         fail_on_lost_errors: whether a script whose calls failed unnoticed exits with 1 instead of 0
             (``RLINF_ACTORS_LOST_ERRORS=log`` switches it off).
+        channel_bytes: bytes that may be in a channel, per key, before puts wait; 0 for no limit.
         config_file: agentd's configuration file, None for the default places.
         send_window_bytes: how many bytes a worker may have sent to another one that were not received yet.
     """
@@ -67,6 +69,7 @@ class Settings:
     fail_on_lost_errors: bool = True
     config_file: str | None = None
     send_window_bytes: int = DEFAULT_SEND_WINDOW
+    channel_bytes: int = 8 << 30
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None) -> Settings:
@@ -92,6 +95,7 @@ class Settings:
             fail_on_lost_errors=env.get(LOST_ERRORS) != "log",
             config_file=env.get(CONFIG_FILE) or None,
             send_window_bytes=_window(env.get(SEND_WINDOW)),
+            channel_bytes=_bytes(env.get(CHANNEL_BYTES), 8 << 30),
         )
 
 
@@ -105,6 +109,14 @@ def _rank(text: str | None) -> int | None:
     if rank < 0:
         raise ConfigError(f"is {text!r}; it must be a whole number from 0 up", path=NODE_RANK)
     return rank
+
+
+def _bytes(text: str | None, default: int) -> int:
+    if not text:
+        return default
+    if not text.isdigit():
+        raise ConfigError(f"is {text!r}; it must be a whole number of bytes, 0 for no limit", path=CHANNEL_BYTES)
+    return int(text)
 
 
 def _minutes(text: str | None) -> float | None:
