@@ -21,6 +21,7 @@ RUN_DIR = "RLINF_ACTORS_RUN_DIR"
 LOG_DIR = "RLINF_ACTORS_LOG_DIR"
 CONFIG_FILE = "RLINF_ACTORS_CONFIG"
 INSECURE_TEST_NETWORK = "RLINF_ACTORS_INSECURE_TEST_NETWORK"
+CHANNEL_BYTES = "RLINF_ACTORS_CHANNEL_BYTES"
 LOST_ERRORS = "RLINF_ACTORS_LOST_ERRORS"
 SEND_WINDOW = "RLINF_ACTORS_SEND_WINDOW"
 SHARED_MEMORY = "RLINF_ACTORS_SHARED_MEMORY"
@@ -34,6 +35,7 @@ DEFAULT_SEND_WINDOW = 64 << 20
 MIN_SEND_WINDOW = 1 << 20
 
 DEFAULT_SHARED_MEMORY = 1 << 30
+DEFAULT_CHANNEL_BYTES = 8 << 30
 
 MERGE_MODES = ("append", "override")
 
@@ -54,6 +56,7 @@ class Settings:
         insecure_test_network: whether sockets may leave loopback without keys (``=1``; closed test networks only).
         fail_on_lost_errors: whether a script whose calls failed unnoticed exits with 1 instead of 0
             (``RLINF_ACTORS_LOST_ERRORS=log`` switches it off).
+        channel_bytes: bytes that may be in a channel, per key, before puts wait; 0 for no limit.
         config_file: agentd's configuration file, None for the default places.
         shared_memory_bytes: how much shared memory a process may lend to others on its machine, 0 for none.
         send_window_bytes: how many bytes a worker may have sent to another one that were not received yet.
@@ -72,6 +75,7 @@ class Settings:
     config_file: str | None = None
     send_window_bytes: int = DEFAULT_SEND_WINDOW
     shared_memory_bytes: int = DEFAULT_SHARED_MEMORY
+    channel_bytes: int = DEFAULT_CHANNEL_BYTES
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None) -> Settings:
@@ -98,6 +102,7 @@ class Settings:
             config_file=env.get(CONFIG_FILE) or None,
             send_window_bytes=_bytes(env.get(SEND_WINDOW), SEND_WINDOW, DEFAULT_SEND_WINDOW, MIN_SEND_WINDOW),
             shared_memory_bytes=_bytes(env.get(SHARED_MEMORY), SHARED_MEMORY, DEFAULT_SHARED_MEMORY, 0),
+            channel_bytes=_bytes(env.get(CHANNEL_BYTES), CHANNEL_BYTES, DEFAULT_CHANNEL_BYTES, 0),
         )
 
 

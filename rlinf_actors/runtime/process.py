@@ -26,10 +26,12 @@ from rlinf_actors.runtime.logprinter import LogPrinter
 from rlinf_actors.runtime.lost import LostErrors
 from rlinf_actors.runtime.memory import shared_memory
 from rlinf_actors.runtime.remote import Construction, RemoteGroup
+from rlinf_actors.runtime.watched import WatchedClients
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire.messages import (
     PROTOCOL,
     Body,
+    ClientGone,
     ClientHello,
     Done,
     FindGroup,
@@ -104,6 +106,7 @@ class Runtime:
         self._warned: set[str] = set()
         self._stopping: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._finding: dict[tuple[str, str], asyncio.Task[RemoteGroup]] = {}
+        self.watched = WatchedClients(self._tell)
 
     def copy(self, data: Buffer) -> Buffer:
         """A snapshot of *data* that is going to be sent. Any thread."""
@@ -135,7 +138,7 @@ class Runtime:
             worker_id=self.worker_id,
             token=self.token,
         )
-        head = HeadLink(self.network, endpoint, hello, self._noticed, self.head_lost)
+        head = HeadLink(self.network, endpoint, hello, self._noticed, self.head_lost, self.watched.again)
         try:
             welcome = await head.start(timeout)
         except BaseException:
@@ -320,6 +323,8 @@ class Runtime:
             group = self.groups.get((body.namespace, body.group))
             if group is not None:
                 group.update(body.workers)
+        elif isinstance(body, ClientGone):
+            self.watched.gone(body.incarnation)
         elif isinstance(body, LogLines):
             if self._printer is None:
                 self._printer = LogPrinter(self._shown)
@@ -334,12 +339,12 @@ class Runtime:
         else:
             log.warning("the head sent a %s, which this process does not expect", type(body).__name__)
 
-    def _shown(self, credit: Body) -> None:
-        def send() -> None:
-            if self._head is not None and not self.closed:
-                self._head.notify(credit)
+    def _tell(self, body: Body) -> None:
+        if self._head is not None and not self.closed:
+            self._head.notify(body)
 
-        self.io.call(send)
+    def _shown(self, credit: Body) -> None:
+        self.io.call(self._tell, credit)
 
 
 async def _made(make: Callable[[], T]) -> T:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.runtime.asyncwork import AsyncWork
 from rlinf_actors.runtime.peer import Peer
-from rlinf_actors.tensors.asyncwork import AsyncWork
 from rlinf_actors.tensors.contents import size_of
 from rlinf_actors.tensors.directory import gone
 from rlinf_actors.tensors.window import OVERHEAD, Window

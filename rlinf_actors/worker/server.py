@@ -9,7 +9,7 @@ import hmac
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from rlinf_actors import version
@@ -24,6 +24,9 @@ from rlinf_actors.worker.executor import Executor
 from rlinf_actors.worker.invocation import Invocation
 
 log = logging.getLogger(__name__)
+
+Handler = Callable[[bytes, frames.AnyFrame, "list[Buffer]"], None]
+"""(peer, frame, parts), on the I/O thread."""
 
 
 def _not_yet(_peer: bytes, _frame: frames.Message, _parts: list[Buffer]) -> None:
@@ -62,6 +65,8 @@ class WorkerServer:
         self._held: list[Invocation] = []
         self._failure: BaseException | None = None
         self._lock = threading.Lock()
+        self._handlers: dict[type[frames.Frame], Handler] = {}
+        self._early: list[tuple[bytes, frames.AnyFrame, list[Buffer]]] = []
         self.creations: queue.SimpleQueue[Creation] = queue.SimpleQueue()
         self.on_message: Callable[[bytes, frames.Message, list[Buffer]], None] = _not_yet
         """Takes the messages of other workers; set before `bind`."""
@@ -77,6 +82,17 @@ class WorkerServer:
                 executor.submit(invocation)
             self._held.clear()
             self._executor = executor
+
+    def serve(self, kinds: Iterable[type[frames.Frame]], handler: Handler) -> None:
+        """Give frames of these kinds to *handler*, those first that came before it."""
+        self._handlers.update(dict.fromkeys(kinds, handler))
+        early, self._early = self._early, []
+        for peer, frame, parts in early:
+            self._other(peer, frame, parts)
+
+    def send(self, peer: bytes, frame: frames.AnyFrame, parts: Sequence[Buffer] = ()) -> None:
+        """Send to a member, together with what else goes there in this turn of the loop. Any thread."""
+        self._send(peer, frame, parts, False)
 
     def refuse(self, error: BaseException) -> None:
         """The class could not be constructed: every call fails with that. Main thread."""
@@ -135,6 +151,15 @@ class WorkerServer:
             lending.heard(frame)
         elif type(frame) is frames.Create:
             self.creations.put(Creation(peer, frame, parts))
+        else:
+            self._other(peer, frame, parts)
+
+    def _other(self, peer: bytes, frame: frames.AnyFrame, parts: list[Buffer]) -> None:
+        handler = self._handlers.get(type(frame))
+        if handler is not None:
+            handler(peer, frame, parts)
+        elif self._executor is None and self._failure is None:
+            self._early.append((peer, frame, parts))  # the class is being constructed, and may serve them
         else:
             log.warning("dropped a %s from %r", type(frame).__name__, peer)
 
