@@ -81,6 +81,8 @@ class Lending:
     def heard(self, frame: frames.Memory) -> None:
         """The other end said what it has, and whether it opened ours."""
         if self._arena is None:
+            if frame.pid:
+                self._tell(frames.Memory())
             return
         self._lends = frame.opened
         if not frame.pid or self._asked:
@@ -178,12 +180,16 @@ class Lending:
         for lease in frame.leases:
             self._lent.pop(lease, None)
 
-    def close(self) -> None:
-        """The other end is gone: what it was lent is free. Views of its memory stay as they are."""
-        self._arena = None
+    def borrower_gone(self) -> None:
+        """The other end's process has ended: what it was lent is free. What it sent before may still come."""
         self._lends = False
-        self._borrowed = None
         self._lent.clear()
+
+    def close(self) -> None:
+        """Nothing more comes from the other end. Views of its memory stay as they are."""
+        self.borrower_gone()
+        self._arena = None
+        self._borrowed = None
 
     def _drop(self, lease: int) -> None:
         """The last view of a part was collected: on any thread, with any lock held."""
