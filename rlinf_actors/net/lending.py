@@ -73,10 +73,15 @@ class Lending:
         """Bytes of our arena that the other end has views of."""
         return sum(memoryview(part).nbytes for part in list(self._lent.values()))
 
-    def offer(self) -> None:
-        """Begin: offer our arena to the other end, which is on this machine."""
-        if self._arena is not None:
-            self._say(False)
+    def offer(self) -> bool:
+        """Begin: offer our arena to the other end, which is on this machine; False if there is none.
+
+        It answers with a Memory of its own, for `heard`; both ends can be lent to then, or never.
+        """
+        if self._arena is None:
+            return False
+        self._say(False)
+        return True
 
     def heard(self, frame: frames.Memory) -> None:
         """The other end said what it has, and whether it opened ours."""

@@ -61,14 +61,16 @@ class Peer:
         self._network = network
         self._identity = identity
         self._lock = threading.Lock()
-        self._backlog: list[tuple[bytes, Sequence[Buffer]]] = []
+        self._backlog: list[tuple[bytes, Sequence[Buffer], bool]] = []
+        self._joined: Link | None = None
         self._link: Link | None = None
-        self._lending = Lending(network.memory, network.soon, self.send, name)
+        self._first: Callable[[], tuple[frames.AnyFrame, Sequence[Buffer]] | None] = lambda: None
+        self._lending = Lending(network.memory, network.soon, self._tell, name)
 
     @property
     def connected(self) -> bool:
-        """Whether the link was made; a message sent before waits here."""
-        return self._link is not None
+        """Whether the link was made; what is sent before it is ready waits here."""
+        return self._joined is not None
 
     def connect(
         self,
@@ -78,6 +80,8 @@ class Peer:
         first: Callable[[], tuple[frames.AnyFrame, Sequence[Buffer]] | None],
     ) -> None:
         """Make the link and send what waited, after what *first* gives. Loop thread.
+
+        To a worker that may be lent shared memory it goes out once each has opened the other's, or could not.
 
         Args:
             endpoint: where the worker listens.
@@ -98,17 +102,23 @@ class Peer:
         link = self._network.link(address, identity, self._received)
         join = frames.Join(PROTOCOL, version.VERSION, PYTHON, self._identity, token, self.worker_id)
         link.send(frames.encode(join))
-        near = address == endpoint.ipc
-        message = first()
-        if message is not None:
-            link.send(frames.encode(message[0]), message[1])
+        self._joined = link
+        self._first = first
+        if address != endpoint.ipc or not self._lending.offer():
+            self._ready()
+
+    def _ready(self) -> None:
+        link = self._joined
+        if link is None or self._link is not None:
+            return  # closed meanwhile
+        message = self._first()
         with self._lock:
-            for header, parts in self._backlog:
-                link.send(header, parts)
+            if message is not None:
+                self._backlog.insert(0, (frames.encode(message[0]), message[1], False))
+            for header, parts, alone in self._backlog:
+                link.send(*self._lending.pack(header, parts, alone=alone))
             self._backlog.clear()
             self._link = link  # last: who sees it sends without the lock, and must not overtake what waited
-        if near:
-            self._lending.offer()
 
     def open(self, pending: Pending, call: int = 0) -> int:
         """Register a call, by default under a new number; its answer goes to *pending*. Any thread.
@@ -140,7 +150,7 @@ class Peer:
             with self._lock:
                 if self._link is None:
                     if self.error is None:
-                        self._backlog.append((header, parts))
+                        self._backlog.append((header, parts, alone))
                     return
                 link = self._link
         if len(parts) > 1:  # large parts come behind the first
@@ -173,10 +183,15 @@ class Peer:
     def close(self) -> None:
         """Drop the link. Loop thread; twice is fine."""
         with self._lock:
-            link, self._link = self._link, None
+            link, self._joined, self._link = self._joined, None, None
         self._lending.close()
         if link is not None:
             link.close()
+
+    def _tell(self, frame: frames.AnyFrame) -> None:
+        """Send what concerns the link itself. Loop thread."""
+        if self._joined is not None:
+            self._joined.send(frames.encode(frame))
 
     def _received(self, _peer: bytes, header: bytes, parts: list[Buffer]) -> None:
         try:
@@ -198,5 +213,6 @@ class Peer:
             return
         if isinstance(frame, frames.Memory):
             self._lending.heard(frame)
+            self._ready()
             return
         log.warning("dropped a %s from %s on %s", type(frame).__name__, self.name, self.node)
