@@ -76,7 +76,7 @@ def _start(
     )
     name = f"{spec.group}:{spec.rank}"
 
-    job = WorkerJob(runtime, place.head, lambda: context.extras)
+    job = WorkerJob(runtime, place.head, lambda: context.extras, spec.node_rank)
 
     async def listen() -> tuple[WorkerServer, Endpoint, Messenger]:
         server = WorkerServer(runtime.network, spec.id, name, spec.token)
@@ -101,6 +101,7 @@ def _start(
         ports=ports,
         messenger=messenger,
         broadcaster=Broadcaster(messenger, address),
+        server=server,
     )
     worker_context.install(context)
     set_worker_job(job)
