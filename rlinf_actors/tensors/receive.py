@@ -150,14 +150,17 @@ class Received(AsyncWork[Any]):
         self._place.leave()
         return message
 
+    def _read(self, body: Body) -> Any:
+        return payload.decode(body.parts)
+
     def _outcome(self) -> Any:
         if self._error is not None:
             return super()._outcome()
         with self._guard:
             if self._message is not None:
-                parts, self._message = self._message.body.parts, None
+                body, self._message = self._message.body, None
                 try:
-                    self._result = self._convert(payload.decode(parts))
+                    self._result = self._convert(self._read(body))
                 except BaseException as error:  # noqa: BLE001 - what unpickling raises reaches every waiter
                     self._failure, self._trace = error, error.__traceback__
         if self._failure is not None:

@@ -164,10 +164,11 @@ class Messaging:
             ValueError: as `send`; or this worker, or the source, is not a member.
             SerializationError, GroupNotFoundError, PlacementError: as `send`.
         """
-        self._messenger("broadcast()", options)
+        self._messenger("broadcast()", None)
         assert self._context is not None
         named = [(self._group_name, list(range(self._world_size)))] if groups is None else groups
-        return _given(self._context.broadcaster.broadcast(object, named, src), async_op, options)
+        work = self._context.broadcaster.broadcast(object, named, src, _wrong(options))
+        return _given(work, async_op, options)
 
     def _receive(
         self, what: str, group: str, rank: Rank, async_op: bool, options: Options, timeout: float | None, into: Any
@@ -187,8 +188,9 @@ class Messaging:
         return work
 
     def _messenger(self, what: str, options: Any) -> Messenger:
-        if options is not None and not isinstance(options, CollectiveGroupOptions):
-            raise TypeError(f"options is a {type(options).__name__}; it must be a CollectiveGroupOptions")
+        wrong = _wrong(options)
+        if wrong is not None:
+            raise wrong
         context = self._context
         if context is None or context.pid != os.getpid() or len(self._worker_address.rank_path) > 1:
             raise UsageError(
@@ -196,6 +198,12 @@ class Messaging:
                 f"child of one: let the parent send and receive for it"
             )
         return context.messenger
+
+
+def _wrong(options: Any) -> TypeError | None:
+    if options is None or isinstance(options, CollectiveGroupOptions):
+        return None
+    return TypeError(f"options is a {type(options).__name__}; it must be a CollectiveGroupOptions")
 
 
 def _given(work: AsyncWork[T], async_op: bool, options: Options) -> AsyncWork[T] | T:
