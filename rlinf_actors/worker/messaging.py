@@ -146,7 +146,7 @@ class Messaging:
     ) -> Any:
         """Give an object of one worker to many. Every member calls it, with the same groups and source.
 
-        The object goes down a binary tree of the members. Broadcasts of the same members from the same
+        The object goes once to each node that has members, and from there to the others on it. Broadcasts of the same members from the same
         source keep their order, and are apart from those of others and from `send`.
 
         Args:
@@ -161,6 +161,7 @@ class Messaging:
 
         Raises:
             PeerDiedError: a member is gone.
+            WorkerError: (also of the original's type) the source could not send its object.
             ValueError: as `send`; or this worker, or the source, is not a member.
             SerializationError, GroupNotFoundError, PlacementError: as `send`.
         """
