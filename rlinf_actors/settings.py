@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from rlinf_actors.errors import ConfigError
 
@@ -23,6 +24,7 @@ CONFIG_FILE = "RLINF_ACTORS_CONFIG"
 INSECURE_TEST_NETWORK = "RLINF_ACTORS_INSECURE_TEST_NETWORK"
 LOST_ERRORS = "RLINF_ACTORS_LOST_ERRORS"
 SEND_WINDOW = "RLINF_ACTORS_SEND_WINDOW"
+PATHS = "RLINF_ACTORS_PATHS"
 NAMESPACE = "CLUSTER_NAMESPACE"
 WORKER_MARK = "RLINF_ACTORS_WORKER"
 """Set in every worker (its id), so that a sweep of /proc finds what a worker left behind."""
@@ -33,6 +35,9 @@ DEFAULT_SEND_WINDOW = 64 << 20
 MIN_SEND_WINDOW = 1 << 20
 
 MERGE_MODES = ("append", "override")
+
+PATH_WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType({"cpu": ("lane",), "accelerator": ("lane", "staged")})
+"""What RLINF_ACTORS_PATHS may ask for: kind of buffer to paths; see tensors.paths."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,7 @@ class Settings:
             (``RLINF_ACTORS_LOST_ERRORS=log`` switches it off).
         config_file: agentd's configuration file, None for the default places.
         send_window_bytes: how many bytes a worker may have sent to another one that were not received yet.
+        paths: kind of buffer to the path that it takes where that is possible (``cpu=lane,accelerator=staged``).
     """
 
     head: str | None = None
@@ -67,6 +73,7 @@ class Settings:
     fail_on_lost_errors: bool = True
     config_file: str | None = None
     send_window_bytes: int = DEFAULT_SEND_WINDOW
+    paths: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None) -> Settings:
@@ -92,6 +99,7 @@ class Settings:
             fail_on_lost_errors=env.get(LOST_ERRORS) != "log",
             config_file=env.get(CONFIG_FILE) or None,
             send_window_bytes=_window(env.get(SEND_WINDOW)),
+            paths=_paths(env.get(PATHS)),
         )
 
 
@@ -129,3 +137,15 @@ def _window(text: str | None) -> int:
     if size < MIN_SEND_WINDOW:
         raise ConfigError(f"is {text!r}; it must be a number of bytes from {MIN_SEND_WINDOW} up", path=SEND_WINDOW)
     return size
+
+
+def _paths(text: str | None) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for entry in filter(None, (part.strip() for part in (text or "").split(","))):
+        kind, _, path = (word.strip() for word in entry.partition("="))
+        if path not in PATH_WORDS.get(kind, ()):
+            valid = ", ".join(f"{kind}={path}" for kind, paths in PATH_WORDS.items() for path in paths)
+            raise ConfigError(f"has {entry!r}; it must be a list, separated by commas, of: {valid}", path=PATHS)
+        if found.setdefault(kind, path) != path:
+            raise ConfigError(f"asks for {kind}={found[kind]} and for {entry}: give one of them", path=PATHS)
+    return found

@@ -29,11 +29,17 @@ new_call = itertools.count(1).__next__
 """The next call's number: unique in the process, so that one header serves every rank of a group call. Any thread."""
 
 
+_ANSWERS = (
+    frames.Ok, frames.Item, frames.Raised, frames.Held, frames.Returned, frames.Facts, frames.Released,
+    frames.LaneEnded,
+)  # fmt: skip
+
+
 class Pending(Protocol):
     """Who waits for an answer."""
 
     def answer(self, frame: frames.AnyFrame, parts: list[Buffer]) -> bool:
-        """An Ok, Item, Raised, Held or Returned came; True if that was the last. Loop thread."""
+        """What came for it (see _ANSWERS); True if that was the last. Loop thread."""
 
     def fail(self, error: Exception) -> None:
         """The worker is gone. Any thread."""
@@ -167,7 +173,7 @@ class Peer:
             kind = ProtocolMismatchError if frame.kind == "protocol" else AuthenticationError
             self.fail(kind(f"{self.name} on {self.node}: {frame.text}"))
             return
-        if isinstance(frame, (frames.Ok, frames.Item, frames.Raised, frames.Held, frames.Returned)):
+        if isinstance(frame, _ANSWERS):
             pending = self.pending.get(frame.id)
             if pending is not None and pending.answer(frame, parts):
                 self.pending.pop(frame.id, None)

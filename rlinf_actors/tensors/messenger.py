@@ -7,6 +7,7 @@ pickled and unpickled on the user's threads, never on the loop's.
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections.abc import Awaitable, Callable
@@ -21,10 +22,13 @@ from rlinf_actors.runtime.remote import RemoteGroup
 from rlinf_actors.tensors import contents
 from rlinf_actors.tensors.asyncwork import AsyncWork
 from rlinf_actors.tensors.directory import Directory, gone
+from rlinf_actors.tensors.freight import Freight
 from rlinf_actors.tensors.mailbox import Arrived, Key, Mailbox
 from rlinf_actors.tensors.members import check_rank
+from rlinf_actors.tensors.options import CollectiveGroupOptions
 from rlinf_actors.tensors.outbox import Letter, Outbox
 from rlinf_actors.tensors.receive import Body, Received, Slot
+from rlinf_actors.tensors.station import Station
 from rlinf_actors.tensors.window import Returns
 from rlinf_actors.wire import frames
 
@@ -42,6 +46,7 @@ class Messenger:
         connect: waits (on the loop) until the runtime is in session with the head.
         reply: answers on a link that a message came by.
         window: bytes that may be on their way to one worker.
+        station: this worker's end of the ways that tensors take beside the messages.
     """
 
     def __init__(
@@ -52,6 +57,7 @@ class Messenger:
         connect: Callable[[], Awaitable[Runtime]],
         reply: Reply,
         window: int,
+        station: Station,
     ) -> None:
         self.name = name
         self.worker_id = worker_id
@@ -64,6 +70,7 @@ class Messenger:
         self._returns = Returns()
         self._outboxes: dict[Peer, Outbox] = {}
         self._watched: set[Peer] = set()
+        self.freight = Freight(station, self.directory, reply, self._outbox)
 
     @property
     def held_bytes(self) -> int:
@@ -72,7 +79,15 @@ class Messenger:
 
     # --- sending ---
 
-    def send(self, to: WorkerAddress, value: Any, piggyback: Any, *, now: bool) -> AsyncWork[None]:
+    def send(
+        self,
+        to: WorkerAddress,
+        value: Any,
+        piggyback: Any,
+        *,
+        now: bool,
+        options: CollectiveGroupOptions | None = None,
+    ) -> AsyncWork[None]:
         """Send an object; the work ends when the window let it go and the receiver holds its buffers.
 
         Raises:
@@ -80,13 +95,15 @@ class Messenger:
             SerializationError: something in it cannot be pickled. Nothing was sent.
         """
         contents.check_contiguous(value)
-        parts, large = contents.encode(value, piggyback)
+        hold = self.freight.hold()
+        parts, large = contents.encode(value, piggyback, hold)
+        hold.seal()
         work: AsyncWork[None] = AsyncWork(f"send() to {to}")
         letter = Letter("", parts, large, work)
 
         def found(group: RemoteGroup | Exception) -> None:
             try:
-                self.post(self.peer(group, to), letter, now=now)
+                self.freight.post(self.peer(group, to), letter, hold, options, now)
             except Exception as error:  # noqa: BLE001 - it reaches the waiter
                 work.reject(error)
 
@@ -202,7 +219,8 @@ class Messenger:
         """A message came. Loop thread."""
         if frame.n:
             self._reply(link, frames.Held(frame.id, frame.n))
-        message = Arrived(frame.src_id, frame.size, Body(link, frame.id, parts))
+        body = Body(link, frame.id, parts, self.freight.arrived(link, frame, parts))
+        message = Arrived(frame.src_id, frame.size, body)
         with self._lock:
             slot = self._mailbox.arrived((frame.src, frame.stream), message)
         if slot is not None:
@@ -214,10 +232,13 @@ class Messenger:
         with self._lock:
             work = slot.work if not slot.closed else None
             slot.closed = True
+        body: Body = message.body
         if work is None:
             self._unread(slot.key, message)
-        else:
+        elif body.cargo is None:
             work.take(message)
+        else:
+            body.cargo._on_done(functools.partial(work.take, message))
 
     def _credit(self, message: Arrived) -> None:
         body: Body = message.body

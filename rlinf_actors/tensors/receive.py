@@ -12,17 +12,27 @@ from typing import Any, Protocol
 
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.tensors.asyncwork import AsyncWork
+from rlinf_actors.tensors.cargo import Arriving
 from rlinf_actors.tensors.mailbox import Arrived, Key
 from rlinf_actors.wire import payload
 
 
 @dataclass(frozen=True)
 class Body:
-    """What the mailbox keeps of a message: the link it came by, the sender's outbox, its contents."""
+    """What the mailbox keeps of a message: the link it came by, the sender's outbox, its contents, and what
+    comes with it by other ways.
+    """
 
     link: bytes
     outbox: int
     parts: list[Buffer]
+    cargo: Arriving | None = None
+
+    def decoded(self) -> Any:
+        """The object; once, and when the cargo is here."""
+        if self.cargo is None:
+            return payload.decode(self.parts)
+        return payload.decode(self.cargo.parts, self.cargo.tensors())
 
 
 class Place(Protocol):
@@ -126,9 +136,9 @@ class Received(AsyncWork[Any]):
             return super()._outcome()
         with self._guard:
             if self._message is not None:
-                parts, self._message = self._message.body.parts, None
+                body, self._message = self._message.body, None
                 try:
-                    self._result = self._convert(payload.decode(parts))
+                    self._result = self._convert(body.decoded())
                 except BaseException as error:  # noqa: BLE001 - what unpickling raises reaches every waiter
                     self._failure, self._trace = error, error.__traceback__
         if self._failure is not None:

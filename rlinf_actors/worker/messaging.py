@@ -69,7 +69,7 @@ class Messaging:
         """
         messenger = self._messenger("send()", options)
         to = members.address(dst_group_name, dst_rank)
-        work = messenger.send(to, object, piggyback_payload, now=not async_op)
+        work = messenger.send(to, object, piggyback_payload, now=not async_op, options=options)
         return _given(work, async_op, options)
 
     def recv(
@@ -110,7 +110,7 @@ class Messaging:
         messenger = self._messenger("send_tensor()", options)
         contents.check_tensor(tensor, "send_tensor()")
         to = members.address(dst_group_name, dst_rank)
-        return _given(messenger.send(to, tensor, None, now=not async_op), async_op, options)
+        return _given(messenger.send(to, tensor, None, now=not async_op, options=options), async_op, options)
 
     def recv_tensor(
         self,

@@ -24,7 +24,7 @@ from rlinf_actors.worker.invocation import Invocation
 log = logging.getLogger(__name__)
 
 
-def _not_yet(_peer: bytes, _frame: frames.Message, _parts: list[Buffer]) -> None:
+def _not_yet(_peer: bytes, _frame: frames.AnyFrame, _parts: Sequence[Buffer] = ()) -> None:
     raise AssertionError("a message before anybody takes messages")
 
 
@@ -61,6 +61,8 @@ class WorkerServer:
         self.creations: queue.SimpleQueue[Creation] = queue.SimpleQueue()
         self.on_message: Callable[[bytes, frames.Message, list[Buffer]], None] = _not_yet
         """Takes the messages of other workers; set before `bind`."""
+        self.on_freight: Callable[[bytes, frames.AnyFrame], None] = _not_yet
+        """Takes what they say of tensors that come by other ways; set before `bind`."""
 
     def bind(self, endpoint: str) -> str:
         """Listen; returns the endpoint with the actual port."""
@@ -115,6 +117,8 @@ class WorkerServer:
                 invocation.credit(frame.n)
         elif type(frame) is frames.Message:
             self.on_message(peer, frame, parts)
+        elif type(frame) is frames.Ask or type(frame) is frames.LaneEnded:
+            self.on_freight(peer, frame)
         elif type(frame) is frames.Create:
             self.creations.put(Creation(peer, frame, parts))
         else:
