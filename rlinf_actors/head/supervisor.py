@@ -49,6 +49,7 @@ from rlinf_actors.wire.messages import (
     Status,
     StopCluster,
     StopGroup,
+    WatchClients,
     Welcome,
     WorkerExited,
     WorkerReady,
@@ -263,6 +264,8 @@ class Supervisor:
             for node in self._nodes.alive():
                 if node.log_name == body.node:
                     self._emit(Notify(node.peer, body))
+        elif isinstance(body, WatchClients):
+            self._clients.subscribe(client, body.incarnations, self._now)
         elif isinstance(body, Goodbye):
             self._clients.gone(client, body.reason or "it said goodbye")
         else:

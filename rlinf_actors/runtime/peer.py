@@ -17,6 +17,7 @@ from typing import Protocol
 from rlinf_actors import version
 from rlinf_actors.errors import AuthenticationError, ProtocolMismatchError, RemoteWireError, RlinfActorsError
 from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.net.lending import Lending
 from rlinf_actors.net.link import Link, Network
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.messages import PROTOCOL, Endpoint
@@ -66,13 +67,16 @@ class Peer:
         self._network = network
         self._identity = identity
         self._lock = threading.Lock()
-        self._backlog: list[tuple[bytes, Sequence[Buffer]]] = []
+        self._backlog: list[tuple[bytes, Sequence[Buffer], bool]] = []
+        self._joined: Link | None = None
         self._link: Link | None = None
+        self._first: Callable[[], tuple[frames.AnyFrame, Sequence[Buffer]] | None] = lambda: None
+        self._lending = Lending(network.memory, network.soon, self._tell, name)
 
     @property
     def connected(self) -> bool:
-        """Whether the link was made; a message sent before waits here."""
-        return self._link is not None
+        """Whether the link was made; what is sent before it is ready waits here."""
+        return self._joined is not None
 
     def connect(
         self,
@@ -82,6 +86,8 @@ class Peer:
         first: Callable[[], tuple[frames.AnyFrame, Sequence[Buffer]] | None],
     ) -> None:
         """Make the link and send what waited, after what *first* gives. Loop thread.
+
+        To a worker that may be lent shared memory it goes out once each has opened the other's, or could not.
 
         Args:
             endpoint: where the worker listens.
@@ -102,12 +108,21 @@ class Peer:
         link = self._network.link(address, identity, self._received)
         join = frames.Join(PROTOCOL, version.VERSION, PYTHON, self._identity, token, self.worker_id)
         link.send(frames.encode(join))
-        message = first()
-        if message is not None:
-            link.send(frames.encode(message[0]), message[1])
+        self._joined = link
+        self._first = first
+        if address != endpoint.ipc or not self._lending.offer():
+            self._ready()
+
+    def _ready(self) -> None:
+        link = self._joined
+        if link is None or self._link is not None:
+            return  # closed meanwhile
+        message = self._first()
         with self._lock:
-            for header, parts in self._backlog:
-                link.send(header, parts)
+            if message is not None:
+                self._backlog.insert(0, (frames.encode(message[0]), message[1], False))
+            for header, parts, alone in self._backlog:
+                link.send(*self._lending.pack(header, parts, alone=alone))
             self._backlog.clear()
             self._link = link  # last: who sees it sends without the lock, and must not overtake what waited
 
@@ -122,21 +137,35 @@ class Peer:
             pending.fail(self.error)
         return call
 
-    def send(self, frame: frames.AnyFrame, parts: Sequence[Buffer] = (), *, now: bool = False) -> None:
-        """Send, or keep until the link is there. Any thread."""
-        self.post(frames.encode(frame), parts, now=now)
+    def send(
+        self, frame: frames.AnyFrame, parts: Sequence[Buffer] = (), *, now: bool = False, alone: bool = True
+    ) -> None:
+        """Send, or keep until the link is there. Any thread.
 
-    def post(self, header: bytes, parts: Sequence[Buffer] = (), *, now: bool = False) -> None:
+        Args:
+            frame, parts: the message.
+            now: see net.link.Listener.send.
+            alone: whether nobody else is sent these parts.
+        """
+        self.post(frames.encode(frame), parts, now=now, alone=alone)
+
+    def post(self, header: bytes, parts: Sequence[Buffer] = (), *, now: bool = False, alone: bool = True) -> None:
         """As `send`, with a header that is encoded already."""
         link = self._link
         if link is None:
             with self._lock:
                 if self._link is None:
                     if self.error is None:
-                        self._backlog.append((header, parts))
+                        self._backlog.append((header, parts, alone))
                     return
                 link = self._link
+        if len(parts) > 1:  # large parts come behind the first
+            header, parts = self._lending.pack(header, parts, alone=alone)
         link.send(header, parts, now=now)
+
+    def store(self, parts: Sequence[Buffer]) -> tuple[Sequence[Buffer], bool]:
+        """Large parts in memory that this worker can be lent; see Lending.store. Any thread."""
+        return self._lending.store(parts)
 
     def forget(self, call: int) -> None:
         """Nobody waits for this call any more; the worker is told. Any thread."""
@@ -149,6 +178,7 @@ class Peer:
             self.error = error
         with self._lock:
             self._backlog.clear()
+        self._lending.close()
         while self.pending:
             try:
                 _, pending = self.pending.popitem()
@@ -159,13 +189,19 @@ class Peer:
     def close(self) -> None:
         """Drop the link. Loop thread; twice is fine."""
         with self._lock:
-            link, self._link = self._link, None
+            link, self._joined, self._link = self._joined, None, None
+        self._lending.close()
         if link is not None:
             link.close()
 
+    def _tell(self, frame: frames.AnyFrame) -> None:
+        """Send what concerns the link itself. Loop thread."""
+        if self._joined is not None:
+            self._joined.send(frames.encode(frame))
+
     def _received(self, _peer: bytes, header: bytes, parts: list[Buffer]) -> None:
         try:
-            frame = frames.decode(header)
+            frame = frames.decode(self._lending.unpack(header, parts))
         except RemoteWireError as error:
             log.warning("dropped a message from %s on %s: %s", self.name, self.node, error)
             return
@@ -177,5 +213,12 @@ class Peer:
             pending = self.pending.get(frame.id)
             if pending is not None and pending.answer(frame, parts):
                 self.pending.pop(frame.id, None)
+            return
+        if isinstance(frame, frames.Dropped):
+            self._lending.dropped(frame)
+            return
+        if isinstance(frame, frames.Memory):
+            self._lending.heard(frame)
+            self._ready()
             return
         log.warning("dropped a %s from %s on %s", type(frame).__name__, self.name, self.node)

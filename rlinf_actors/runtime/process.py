@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from rlinf_actors import version
 from rlinf_actors.errors import GroupClosedError, NodeLostError, ProtocolError, RlinfActorsError, UsageError
+from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.host import host_key, pid_start
 from rlinf_actors.net.link import Network
 from rlinf_actors.net.loop import IoThread
@@ -23,11 +24,14 @@ from rlinf_actors.net.security import Security
 from rlinf_actors.runtime.headlink import HEAD_GRACE_S, HeadLink
 from rlinf_actors.runtime.logprinter import LogPrinter
 from rlinf_actors.runtime.lost import LostErrors
+from rlinf_actors.runtime.memory import shared_memory
 from rlinf_actors.runtime.remote import Construction, RemoteGroup
+from rlinf_actors.runtime.watched import WatchedClients
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire.messages import (
     PROTOCOL,
     Body,
+    ClientGone,
     ClientHello,
     Done,
     FindGroup,
@@ -94,6 +98,7 @@ class Runtime:
         _raise_file_limit()
         self.io = IoThread(f"rlinf-actors-{role}-io")
         self.network: Network = self.io.submit(_made(lambda: ZmqNetwork(self.io.loop, security))).result()
+        self.network.memory = self._memory = shared_memory(settings.shared_memory_bytes, self.io)
         self._head: HeadLink | None = None
         self._gone: RlinfActorsError | None = None
         self._stopped = False
@@ -101,6 +106,11 @@ class Runtime:
         self._warned: set[str] = set()
         self._stopping: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._finding: dict[tuple[str, str], asyncio.Task[RemoteGroup]] = {}
+        self.watched = WatchedClients(self._tell)
+
+    def copy(self, data: Buffer) -> Buffer:
+        """A snapshot of *data* that is going to be sent. Any thread."""
+        return bytes(data) if self._memory is None else self._memory.copy(data)
 
     @property
     def identity(self) -> str:
@@ -128,7 +138,7 @@ class Runtime:
             worker_id=self.worker_id,
             token=self.token,
         )
-        head = HeadLink(self.network, endpoint, hello, self._noticed, self.head_lost)
+        head = HeadLink(self.network, endpoint, hello, self._noticed, self.head_lost, self.watched.again)
         try:
             welcome = await head.start(timeout)
         except BaseException:
@@ -303,6 +313,8 @@ class Runtime:
         if self._head is not None:
             self._head.close("the process ends", 0 if self._stopped else 200)
         self.network.close()
+        if self._memory is not None:
+            self._memory.close()
 
     # --- what the head says ---
 
@@ -311,6 +323,8 @@ class Runtime:
             group = self.groups.get((body.namespace, body.group))
             if group is not None:
                 group.update(body.workers)
+        elif isinstance(body, ClientGone):
+            self.watched.gone(body.incarnation)
         elif isinstance(body, LogLines):
             if self._printer is None:
                 self._printer = LogPrinter(self._shown)
@@ -325,12 +339,12 @@ class Runtime:
         else:
             log.warning("the head sent a %s, which this process does not expect", type(body).__name__)
 
-    def _shown(self, credit: Body) -> None:
-        def send() -> None:
-            if self._head is not None and not self.closed:
-                self._head.notify(credit)
+    def _tell(self, body: Body) -> None:
+        if self._head is not None and not self.closed:
+            self._head.notify(body)
 
-        self.io.call(send)
+    def _shown(self, credit: Body) -> None:
+        self.io.call(self._tell, credit)
 
 
 async def _made(make: Callable[[], T]) -> T:

@@ -13,10 +13,10 @@ from typing import Any, Union
 
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.runtime.asyncwork import AsyncWork
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.remote import RemoteGroup
 from rlinf_actors.tensors import contents, members
-from rlinf_actors.tensors.asyncwork import AsyncWork
 from rlinf_actors.tensors.directory import gone
 from rlinf_actors.tensors.mailbox import Arrived, Key
 from rlinf_actors.tensors.messenger import Messenger

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.model.buffers import Buffer, keepable
 from rlinf_actors.runtime.work import Promise
 from rlinf_actors.tensors import ipc, paths
 from rlinf_actors.tensors.contents import LARGE
@@ -207,7 +207,7 @@ class Arriving(Promise[None]):
             return self._opened(crate)
         if crate.path == paths.STAGED:
             part = next(self._staged)
-            return torch.frombuffer(bytearray(part) if memoryview(part).readonly else part, dtype=torch.uint8)
+            return torch.frombuffer(keepable(part), dtype=torch.uint8)
         if crate.path == paths.LANE:
             buffer = next(self._buffers)
             if buffer.device.type != "cpu":  # it was made on the lane's stream, and is to be used on this one

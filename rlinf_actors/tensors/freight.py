@@ -72,7 +72,7 @@ class Freight:
         """What comes with a message by other ways, None if nothing does. Loop thread."""
         return None if frame.cargo is None else self._arrivals.arrived(link, frame, parts)
 
-    def said(self, link: bytes, frame: frames.AnyFrame) -> None:
+    def said(self, link: bytes, frame: frames.AnyFrame, _parts: Sequence[Buffer]) -> None:
         """A sender's Ask or LaneEnded. Loop thread."""
         if isinstance(frame, frames.Ask):
             self._arrivals.asked(link, frame)

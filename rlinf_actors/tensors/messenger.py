@@ -16,11 +16,11 @@ from typing import Any
 from rlinf_actors.errors import CallTimeoutError, GroupNotFoundError, PeerDiedError
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.runtime.asyncwork import AsyncWork
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.process import Runtime
 from rlinf_actors.runtime.remote import RemoteGroup
 from rlinf_actors.tensors import contents
-from rlinf_actors.tensors.asyncwork import AsyncWork
 from rlinf_actors.tensors.directory import Directory, gone
 from rlinf_actors.tensors.freight import Freight
 from rlinf_actors.tensors.mailbox import Arrived, Key, Mailbox

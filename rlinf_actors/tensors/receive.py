@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rlinf_actors.model.buffers import Buffer
-from rlinf_actors.tensors.asyncwork import AsyncWork
+from rlinf_actors.runtime.asyncwork import AsyncWork
 from rlinf_actors.tensors.cargo import Arriving
 from rlinf_actors.tensors.mailbox import Arrived, Key
 from rlinf_actors.wire import payload

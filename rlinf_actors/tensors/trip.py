@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from rlinf_actors.tensors.asyncwork import AsyncWork
+from rlinf_actors.runtime.asyncwork import AsyncWork
 
 
 class Trip:

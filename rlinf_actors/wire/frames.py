@@ -102,6 +102,25 @@ class Raised(Frame, frozen=True, tag=9):
     traceback: str = ""
 
 
+class Memory(Frame, frozen=True, tag=10):
+    """The sender's shared memory, as ``/proc/pid/fd/fd`` with that device, inode and size in bytes; pid 0: none is
+    offered. `opened`: whether the sender has opened the receiver's, and may be lent parts of it.
+    """
+
+    pid: int = 0
+    fd: int = 0
+    device: int = 0
+    inode: int = 0
+    size: int = 0
+    opened: bool = False
+
+
+class Dropped(Frame, frozen=True, tag=11):
+    """Nobody here looks at these leases of the receiver's shared memory any more."""
+
+    leases: list[int]
+
+
 class Crate(msgspec.Struct, frozen=True, array_like=True):
     """One tensor that is not among a message's parts. `kind` is torch's type of its device.
 
@@ -202,9 +221,82 @@ class LaneEnded(Frame, frozen=True, tag=33):
     text: str
 
 
+class ChannelPut(Frame, frozen=True, tag=40):
+    """Append the item behind it; answered by Ok once it is in, or Raised(kind: full, closed, cancelled)."""
+
+    id: int
+    key: bytes
+    weight: Union[int, float]
+    nowait: bool
+
+
+class ChannelGet(Frame, frozen=True, tag=41):
+    """Take the head; answered by Ok with the item behind a list of its parts' numbers, or
+    Raised(kind: empty, closed, cancelled).
+    """
+
+    id: int
+    key: bytes
+    nowait: bool
+
+
+class ChannelBatch(Frame, frozen=True, tag=42):
+    """Take items up to a weight; answered like ChannelGet."""
+
+    id: int
+    key: bytes
+    target: Union[int, float]
+
+
+class ChannelAck(Frame, frozen=True, tag=43):
+    """What answered get or batch `id` has reached the user's code."""
+
+    id: int
+
+
+class ChannelCancel(Frame, frozen=True, tag=44):
+    """Nobody waits for `id`; `back`: if its items are on their way, nobody will look at them."""
+
+    id: int
+    back: bool
+
+
+class ChannelLook(Frame, frozen=True, tag=45):
+    """Answered by Ok with [size, full] of a key."""
+
+    id: int
+    key: bytes
+
+
+class ChannelShow(Frame, frozen=True, tag=46):
+    """Answered by Ok with what waits, for people; the small items ride behind."""
+
+    id: int
+
+
+class ChannelClose(Frame, frozen=True, tag=47):
+    """No more puts; answered by Ok."""
+
+    id: int
+
+
+class ChannelWhere(Frame, frozen=True, tag=48):
+    """Which replica has this key; `rank` is where the asker would like it. Answered by Ok with the rank."""
+
+    id: int
+    key: bytes
+    rank: int
+
+
+ChannelFrame = Union[
+    ChannelPut, ChannelGet, ChannelBatch, ChannelAck, ChannelCancel, ChannelLook, ChannelShow, ChannelClose,
+    ChannelWhere,
+]  # fmt: skip
+"""What a channel's host takes."""
+
 AnyFrame = Union[
-    Join, Rejected, Create, Call, Stream, Credit, Cancel, Ok, Item, Raised, Message, Held, Returned,
-    Ask, Facts, Released, LaneEnded,
+    Join, Rejected, Create, Call, Stream, Credit, Cancel, Ok, Item, Raised, Memory, Dropped, Message, Held, Returned,
+    Ask, Facts, Released, LaneEnded, ChannelFrame,
 ]  # fmt: skip
 
 encode = msgspec.msgpack.Encoder().encode

@@ -78,7 +78,7 @@ def _start(
     )
     name = f"{spec.group}:{spec.rank}"
 
-    job = WorkerJob(runtime, place.head, lambda: context.extras)
+    job = WorkerJob(runtime, place.head, lambda: context.extras, spec.node_rank)
 
     async def listen() -> tuple[WorkerServer, Endpoint, Messenger]:
         server = WorkerServer(runtime.network, spec.id, name, spec.token)
@@ -96,7 +96,7 @@ def _start(
         )
         messenger = Messenger(runtime, name, spec.id, job.connected, server.answer, settings.send_window_bytes, station)
         server.on_message = messenger.arrived
-        server.on_freight = messenger.freight.said
+        server.serve((frames.Ask, frames.LaneEnded), messenger.freight.said)
         ipc = server.bind(f"ipc://{place.run_dir}/w/{spec.id}")
         tcp = server.bind(f"tcp://{place.listen_ip}:0") if place.listen_ip else ""
         asyncio.get_running_loop().add_reader(control.fileno(), _template_ended, control)
@@ -115,6 +115,7 @@ def _start(
         ports=ports,
         messenger=messenger,
         broadcaster=Broadcaster(messenger, address),
+        server=server,
     )
     worker_context.install(context)
     set_worker_job(job)

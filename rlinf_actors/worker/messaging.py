@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from rlinf_actors.errors import UsageError
+from rlinf_actors.runtime.asyncwork import AsyncWork
 from rlinf_actors.tensors import contents, members
-from rlinf_actors.tensors.asyncwork import AsyncWork
 from rlinf_actors.tensors.options import CollectiveGroupOptions
 
 if TYPE_CHECKING:
