@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.remote import RemoteGroup
-from rlinf_actors.tensors import groups
+from rlinf_actors.tensors import groups, ipc
 from rlinf_actors.tensors.cargo import Arriving, Hold
 from rlinf_actors.tensors.directory import Directory, gone
 from rlinf_actors.tensors.lanes import Lane
@@ -20,6 +21,8 @@ from rlinf_actors.tensors.options import CollectiveGroupOptions
 from rlinf_actors.tensors.outlanes import broken
 from rlinf_actors.tensors.station import Station
 from rlinf_actors.wire import frames
+
+log = logging.getLogger(__name__)
 
 Reply = Callable[[bytes, frames.AnyFrame], None]
 Key = tuple[bytes, int, int]
@@ -64,20 +67,23 @@ class Arrivals:
         """A sender wants to know what this worker can do. Loop thread."""
 
         def answer() -> None:  # may load torch and start CUDA: not on the loop's thread
-            devices = self._station.devices.get()
-            self._reply(
-                link,
-                frames.Facts(
-                    frame.id,
-                    self._station.host,
-                    devices.accelerator.value,
-                    list(devices.own),
-                    devices.backends,
-                    devices.driver is not None,
-                ),
-            )
+            try:
+                facts = self._facts(frame)
+            except Exception:
+                log.exception("torch or CUDA does not start: tensors arrive on the CPU")
+                facts = frames.Facts(frame.id, self._station.host, "NO_ACCEL", [], [], False)
+            self._reply(link, facts)
 
         threading.Thread(target=answer, name="rlinf-actors-facts", daemon=True).start()
+
+    def _facts(self, ask: frames.Ask) -> frames.Facts:
+        devices = self._station.devices.get()
+        index = devices.seen.get(ask.device)
+        shared = False
+        if devices.driver is not None and index is not None and ask.memory:
+            shared = ipc.tried(devices.driver, index, ask.memory, ask.event)
+        accelerator = devices.accelerator.value
+        return frames.Facts(ask.id, self._station.host, accelerator, list(devices.own), devices.backends, shared)
 
     def arrived(self, link: bytes, frame: frames.Message, parts: Sequence[Buffer]) -> Arriving:
         """A message with a cargo came. Loop thread."""

@@ -8,6 +8,7 @@ the order, and a lane's jobs are posted under the outbox's lock, in the order of
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.peer import Peer, new_call
 from rlinf_actors.tensors import ipc, paths
 from rlinf_actors.tensors.cargo import Hold, Send, crate_of, ipc_crate, size_of, staged_part
+from rlinf_actors.tensors.cuda import CudaError
 from rlinf_actors.tensors.directory import gone
 from rlinf_actors.tensors.options import CollectiveGroupOptions
 from rlinf_actors.tensors.outbox import Letter, Outbox
@@ -24,6 +26,8 @@ from rlinf_actors.tensors.outlanes import OutLanes
 from rlinf_actors.tensors.station import Station
 from rlinf_actors.tensors.trip import Trip
 from rlinf_actors.wire import frames
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,7 @@ class Gate:
         self._numbers = itertools.count(1)
         self._lent: dict[int, Lent] = {}
         self._lanes = OutLanes(station, peer, lambda: self.id)
+        self._probe: ipc.Probe | None = None
         self.id = 0
 
     def open(self, ended: Callable[[Gate], None]) -> None:
@@ -92,7 +97,23 @@ class Gate:
                 return
             self.id, self._ended = new_call(), ended
         self.peer.open(self, self.id)
-        self.peer.send(frames.Ask(self.id))
+        threading.Thread(target=self._ask, name="rlinf-actors-ask", daemon=True).start()
+
+    def _ask(self) -> None:
+        """Not on the loop's thread: it may load torch and start CUDA."""
+        ask = frames.Ask(self.id)
+        try:
+            devices = self._station.devices.get()
+            if devices.driver is not None and devices.home is not None and not self._to_myself:
+                probe = self._probe = ipc.Probe(devices.driver, devices.home)
+                ask = frames.Ask(self.id, devices.uuid(devices.home), probe.memory, probe.event)
+        except (CudaError, RuntimeError) as error:  # a send that needs what is broken has it again
+            log.warning("device memory cannot be shared with other workers, and is copied: %s", error)
+        self.peer.send(ask)
+
+    @property
+    def _to_myself(self) -> bool:
+        return self.peer.worker_id == self._station.worker_id
 
     def post(self, parcel: Parcel) -> None:
         """Send, after what was posted before."""
@@ -125,8 +146,7 @@ class Gate:
         if type(frame) is frames.Facts:
             with self._lock:
                 self._facts = frame
-                if self._waiting:
-                    self._start()
+                self._start()
         elif type(frame) is frames.Released:
             with self._lock:
                 dropped = self._lent.pop(frame.n, None)
@@ -156,6 +176,9 @@ class Gate:
         threading.Thread(target=self._ship_waiting, name="rlinf-actors-freight", daemon=True).start()
 
     def _ship_waiting(self) -> None:
+        probe, self._probe = self._probe, None
+        if probe is not None:
+            probe.close()
         while True:
             with self._lock:
                 waiting, self._waiting = self._waiting, []
@@ -232,13 +255,13 @@ class Gate:
         uuid = "" if on_cpu else devices.uuid(tensor.device.index)
         same_device = same_node and uuid in facts.devices
         pair = paths.Pair(
-            same_process=self.peer.worker_id == self._station.worker_id,
+            same_process=self._to_myself,
             same_node=same_node,
             same_device=same_device,
             ccl=backend in devices.backends
             and backend in facts.backends
             and (on_cpu or facts.accelerator == devices.accelerator.value),
-            shared=facts.ipc and devices.driver is not None,
+            shared=facts.ipc,
         )
         path = paths.choose(paths.CPU if on_cpu else paths.ACCELERATOR, pair, self._station.overrides)
         if path == paths.LOCAL:

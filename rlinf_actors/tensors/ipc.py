@@ -90,6 +90,40 @@ def wait_for(index: int, handle: bytes) -> None:
     theirs.wait(torch.cuda.current_stream(index))
 
 
+class Probe:
+    """A little device memory and an event, for a receiver to try to open; in a container, say, it may not.
+
+    Raises:
+        CudaError, RuntimeError: they cannot be made, or not be exported.
+    """
+
+    def __init__(self, driver: Driver, index: int) -> None:
+        self._event = event(index)
+        self.event = bytes(self._event.ipc_handle())
+        self._free = driver.free
+        self._memory = (index, driver.allocate(index, 4096))
+        try:
+            self.memory, _ = driver.export(*self._memory)
+        except CudaError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """It was tried."""
+        self._free(*self._memory)
+
+
+def tried(driver: Driver, index: int, memory: bytes, event_handle: bytes) -> bool:
+    """Whether a `Probe` of another process can be opened here."""
+    try:
+        driver.close(index, driver.open(index, memory))
+        wait_for(index, event_handle)
+    except (CudaError, RuntimeError) as error:
+        log.warning("device memory cannot be shared with another worker on the device, and is copied: %s", error)
+        return False
+    return True
+
+
 @lru_cache(maxsize=1)
 def _keeper() -> queue.SimpleQueue[Any]:
     """Where what was dropped goes: (driver, index, how to close it, its ticket). Put from finalizers."""

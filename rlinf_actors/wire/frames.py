@@ -184,15 +184,20 @@ class Returned(Frame, frozen=True, tag=22):
 
 
 class Ask(Frame, frozen=True, tag=30):
-    """Which paths can you take? Answered by a Facts; `id` names who asks."""
+    """Which paths can you take? Answered by a Facts; `id` names who asks. `memory` and `event` are a CUDA memory's
+    and a CUDA event's handles on device `device`, to try to open.
+    """
 
     id: int
+    device: str = ""
+    memory: bytes = b""
+    event: bytes = b""
 
 
 class Facts(Frame, frozen=True, tag=31):
     """What a worker's end of a path can be. `host` is its host key, `accelerator` the type of its accelerators,
     `devices` the UUIDs of those that are its own, `backends` the torch.distributed back-ends it can use,
-    `ipc` whether it can open another process's device memory.
+    `ipc` whether it could open what the Ask offered.
     """
 
     id: int
