@@ -30,11 +30,14 @@ new_call = itertools.count(1).__next__
 """The next call's number: unique in the process, so that one header serves every rank of a group call. Any thread."""
 
 
+_ANSWERS = (frames.Ok, frames.Item, frames.Raised, frames.Facts, frames.Released, frames.LaneEnded)
+
+
 class Pending(Protocol):
     """Who waits for an answer."""
 
     def answer(self, frame: frames.AnyFrame, parts: list[Buffer]) -> bool:
-        """An Ok, Item or Raised came; True if that was the last. Loop thread."""
+        """What came for it (see _ANSWERS); True if that was the last. Loop thread."""
 
     def fail(self, error: Exception) -> None:
         """The worker is gone. Any thread."""
@@ -244,7 +247,7 @@ class Peer:
             if listener is not None:
                 listener(frame)
             return
-        if isinstance(frame, (frames.Ok, frames.Item, frames.Raised)):
+        if isinstance(frame, _ANSWERS):
             pending = self.pending.get(frame.id)
             if pending is not None and pending.answer(frame, parts):
                 self.pending.pop(frame.id, None)

@@ -9,6 +9,7 @@ and ends with it. The objects are pickled and unpickled on the user's threads, n
 from __future__ import annotations
 
 import collections
+import functools
 import logging
 import threading
 from collections.abc import Awaitable, Callable
@@ -24,10 +25,13 @@ from rlinf_actors.runtime.process import Runtime
 from rlinf_actors.runtime.remote import RemoteGroup
 from rlinf_actors.tensors import contents
 from rlinf_actors.tensors.directory import Directory, gone, named
+from rlinf_actors.tensors.freight import Freight
 from rlinf_actors.tensors.mailbox import Arrived, Key, Mailbox
 from rlinf_actors.tensors.members import check_rank
+from rlinf_actors.tensors.options import CollectiveGroupOptions
 from rlinf_actors.tensors.outbox import Letter, Outbox
 from rlinf_actors.tensors.receive import Body, Received, Slot
+from rlinf_actors.tensors.station import Station
 from rlinf_actors.tensors.window import Returns
 from rlinf_actors.wire import frames
 
@@ -45,6 +49,7 @@ class Messenger:
         connect: waits (on the loop) until the runtime is in session with the head.
         reply: answers on a link that a message came by.
         window: bytes that may be on their way to one worker.
+        station: this worker's end of the ways that tensors take beside the messages.
     """
 
     def __init__(
@@ -55,6 +60,7 @@ class Messenger:
         connect: Callable[[], Awaitable[Runtime]],
         reply: Reply,
         window: int,
+        station: Station,
     ) -> None:
         self.name = name
         self.worker_id = worker_id
@@ -70,6 +76,7 @@ class Messenger:
         self._unread: collections.deque[tuple[Key, Arrived]] = collections.deque()
         self.peer_gone: Callable[[Peer], None] = lambda peer: None
         """Called with a peer given to `watch` that is gone; set before the first message. Any thread."""
+        self.freight = Freight(station, self.directory, reply, self._outbox)
 
     @property
     def held_bytes(self) -> int:
@@ -78,7 +85,15 @@ class Messenger:
 
     # --- sending ---
 
-    def send(self, to: WorkerAddress, value: Any, piggyback: Any, *, now: bool) -> AsyncWork[None]:
+    def send(
+        self,
+        to: WorkerAddress,
+        value: Any,
+        piggyback: Any,
+        *,
+        now: bool,
+        options: CollectiveGroupOptions | None = None,
+    ) -> AsyncWork[None]:
         """Send an object; the work ends when the window let it go and the receiver holds its buffers.
 
         Raises:
@@ -86,13 +101,15 @@ class Messenger:
             SerializationError: something in it cannot be pickled. Nothing was sent.
         """
         contents.check_contiguous(value)
-        parts, large = contents.encode(value, piggyback)
+        hold = self.freight.hold()
+        parts, large = contents.encode(value, piggyback, hold)
+        hold.seal()
         work: AsyncWork[None] = AsyncWork(f"send() to {to}")
         letter = Letter("", parts, large, work)
 
         def found(group: RemoteGroup | Exception) -> None:
             try:
-                self.post(self.peer(group, to), letter, now=now)
+                self.freight.post(self.peer(group, to), letter, hold, options, now)
             except Exception as error:  # noqa: BLE001 - it reaches the waiter
                 work.reject(named(error, work._what))
 
@@ -208,7 +225,8 @@ class Messenger:
         """A message came. Loop thread."""
         if frame.n:
             self._reply(link, frames.Held(frame.id, frame.n))
-        message = Arrived(frame.src_id, frame.size, Body(link, frame.id, parts))
+        body = Body(link, frame.id, parts, self.freight.arrived(link, frame, parts))
+        message = Arrived(frame.src_id, frame.size, body)
         key = (frame.src, frame.stream)
         self._put_back()
         with self._lock:
@@ -225,8 +243,16 @@ class Messenger:
         with self._lock:
             work = slot.work if not slot.closed else None
             slot.closed = True
+        body: Body = message.body
+        if work is None or body.cargo is None:
+            self._take(work, slot.key, message)
+        else:
+            body.cargo._on_done(functools.partial(self._take, work, slot.key, message))
+
+    def _take(self, work: Received | None, key: Key, message: Arrived) -> None:
+        """The work gets the message, all of which is here; nobody's goes back to the mailbox."""
         if work is None or not work.take(message):
-            self._unread.append((slot.key, message))
+            self._unread.append((key, message))
             self._put_back()
 
     def _credit(self, message: Arrived) -> None:

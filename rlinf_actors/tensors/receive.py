@@ -12,17 +12,27 @@ from typing import Any, Protocol
 
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.asyncwork import AsyncWork
+from rlinf_actors.tensors.cargo import Arriving
 from rlinf_actors.tensors.mailbox import Arrived, Key
 from rlinf_actors.wire import payload
 
 
 @dataclass(frozen=True)
 class Body:
-    """What the mailbox keeps of a message: the link it came by, the sender's outbox, its contents."""
+    """What the mailbox keeps of a message: the link it came by, the sender's outbox, its contents, and what
+    comes with it by other ways.
+    """
 
     link: bytes
     outbox: int
     parts: list[Buffer]
+    cargo: Arriving | None = None
+
+    def decoded(self) -> Any:
+        """The object; once, and when the cargo is here."""
+        if self.cargo is None:
+            return payload.decode(self.parts)
+        return payload.decode(self.cargo.parts, self.cargo.tensors())
 
 
 class Place(Protocol):
@@ -151,7 +161,7 @@ class Received(AsyncWork[Any]):
         return message
 
     def _read(self, body: Body) -> Any:
-        return payload.decode(body.parts)
+        return body.decoded()
 
     def _outcome(self) -> Any:
         if self._error is not None:
