@@ -1,7 +1,7 @@
 """A worker as this process reaches it: the link, the calls that wait for it, and its end.
 
 Every pending call ends exactly once: by its answer, by `forget`, or by `fail` when the head says
-that the worker is gone.
+that the worker is gone. What outlives a call is no call: `listen` and `on_gone` leave an idle peer idle.
 """
 
 from __future__ import annotations
@@ -30,17 +30,15 @@ new_call = itertools.count(1).__next__
 """The next call's number: unique in the process, so that one header serves every rank of a group call. Any thread."""
 
 
-_ANSWERS = (
-    frames.Ok, frames.Item, frames.Raised, frames.Held, frames.Returned, frames.Facts, frames.Released,
-    frames.LaneEnded,
-)  # fmt: skip
+_HEARD = (frames.Held, frames.Returned, frames.Facts, frames.Released, frames.LaneEnded)
+"""What goes to whom `Peer.listen` gave a number."""
 
 
 class Pending(Protocol):
     """Who waits for an answer."""
 
     def answer(self, frame: frames.AnyFrame, parts: list[Buffer]) -> bool:
-        """What came for it (see _ANSWERS); True if that was the last. Loop thread."""
+        """An Ok, Item or Raised came; True if that was the last. Loop thread."""
 
     def fail(self, error: Exception) -> None:
         """The worker is gone. Any thread."""
@@ -55,15 +53,28 @@ class Peer:
         name: of the worker, ``group:rank``.
         rank: its rank.
         node: its node, for messages to people.
+        needed: called once, when the first message waits for the link. Any thread.
     """
 
-    def __init__(self, network: Network, identity: str, name: str, rank: int, node: str) -> None:
+    def __init__(
+        self,
+        network: Network,
+        identity: str,
+        name: str,
+        rank: int,
+        node: str,
+        needed: Callable[[], object] = lambda: None,
+    ) -> None:
         self.name = name
         self.rank = rank
         self.node = node
         self.worker_id = ""
         self.error: Exception | None = None
         self.pending: dict[int, Pending] = {}
+        self.wanted = False  # whether there was something to send
+        self._needed = needed
+        self._listeners: dict[int, Callable[[frames.AnyFrame], object]] = {}
+        self._watchers: list[Callable[[Exception], object]] = []
         self._network = network
         self._identity = identity
         self._lock = threading.Lock()
@@ -137,6 +148,20 @@ class Peer:
             pending.fail(self.error)
         return call
 
+    def listen(self, listener: Callable[[frames.AnyFrame], object]) -> int:
+        """Give *listener* every frame of `_HEARD` that names the number returned, until the worker is gone."""
+        number = new_call()
+        self._listeners[number] = listener
+        return number
+
+    def on_gone(self, callback: Callable[[Exception], object]) -> None:
+        """Call *callback* with the reason when the worker is gone; at once if it is. Any thread."""
+        with self._lock:
+            if self.error is None:
+                self._watchers.append(callback)
+                return
+        callback(self.error)
+
     def send(
         self, frame: frames.AnyFrame, parts: Sequence[Buffer] = (), *, now: bool = False, alone: bool = True
     ) -> None:
@@ -154,11 +179,16 @@ class Peer:
         link = self._link
         if link is None:
             with self._lock:
-                if self._link is None:
-                    if self.error is None:
-                        self._backlog.append((header, parts, alone))
-                    return
                 link = self._link
+                if link is None:
+                    if self.error is not None:
+                        return
+                    self._backlog.append((header, parts, alone))
+                    first, self.wanted = not self.wanted, True
+            if link is None:
+                if first:
+                    self._needed()
+                return
         if len(parts) > 1:  # large parts come behind the first
             header, parts = self._lending.pack(header, parts, alone=alone)
         link.send(header, parts, now=now)
@@ -174,17 +204,21 @@ class Peer:
 
     def fail(self, error: Exception) -> None:
         """The worker is gone: end every call to it, now and later. Any thread."""
-        if self.error is None:
-            self.error = error
         with self._lock:
+            if self.error is None:
+                self.error = error
             self._backlog.clear()
+            watchers, self._watchers = self._watchers, []
+        self._listeners.clear()
         self._lending.close()
         while self.pending:
             try:
                 _, pending = self.pending.popitem()
             except KeyError:
-                return  # another thread took the last one
+                break  # another thread took the last one
             pending.fail(self.error)
+        for watcher in watchers:
+            watcher(self.error)
 
     def close(self) -> None:
         """Drop the link. Loop thread; twice is fine."""
@@ -209,7 +243,12 @@ class Peer:
             kind = ProtocolMismatchError if frame.kind == "protocol" else AuthenticationError
             self.fail(kind(f"{self.name} on {self.node}: {frame.text}"))
             return
-        if isinstance(frame, _ANSWERS):
+        if isinstance(frame, _HEARD):
+            listener = self._listeners.get(frame.id)
+            if listener is not None:
+                listener(frame)
+            return
+        if isinstance(frame, (frames.Ok, frames.Item, frames.Raised)):
             pending = self.pending.get(frame.id)
             if pending is not None and pending.answer(frame, parts):
                 self.pending.pop(frame.id, None)

@@ -17,12 +17,11 @@ from rlinf_actors.runtime.asyncwork import AsyncWork
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.remote import RemoteGroup
 from rlinf_actors.tensors import contents, members
-from rlinf_actors.tensors.directory import gone
+from rlinf_actors.tensors.directory import gone, named
 from rlinf_actors.tensors.mailbox import Arrived, Key
 from rlinf_actors.tensors.messenger import Messenger
 from rlinf_actors.tensors.outbox import Letter
 from rlinf_actors.tensors.receive import Received, Slot
-from rlinf_actors.wire import frames
 
 
 class Broadcaster:
@@ -38,6 +37,7 @@ class Broadcaster:
         self._me = me
         self._lock = threading.Lock()
         self._rings: dict[tuple[WorkerAddress, ...], Ring] = {}
+        messenger.peer_gone = self._gone
 
     def broadcast(self, value: Any, groups: Any, src: Any) -> AsyncWork[Any]:
         """Take part in a broadcast; see Worker.broadcast.
@@ -65,6 +65,12 @@ class Broadcaster:
             ring.find()
         ring.start(turn)
         return turn.work
+
+    def _gone(self, peer: Peer) -> None:
+        with self._lock:
+            rings = list(self._rings.values())
+        for ring in rings:
+            ring.gone(peer)
 
     def _ended(self, ring: Ring) -> None:
         with self._lock:
@@ -101,6 +107,7 @@ class Ring:
         self._error: Callable[[str], Exception] | None = None
         self._parent: Peer | None = None
         self._children: list[Peer] = []
+        self._others: set[Peer] = set()
         self._stream = ""
 
     def start(self, turn: Turn) -> None:
@@ -133,7 +140,8 @@ class Ring:
 
     def _found(self, name: str, outcome: Union[RemoteGroup, Exception]) -> None:
         if isinstance(outcome, Exception):
-            self.fail(lambda _what: outcome)
+            failure = outcome
+            self.fail(lambda what: named(failure, what))
             return
         self._groups[name] = outcome
         if len(self._groups) < len(self._names):
@@ -143,15 +151,17 @@ class Ring:
             peers = [self._messenger.peer(self._groups[member.root_group_name], member) for member in self.order]
         except Exception as error:  # noqa: BLE001 - it reaches the waiters
             failure = error
-            self.fail(lambda _what: failure)
+            self.fail(lambda what: named(failure, what))
             return
         parent, children = members.parent_and_children(self._index, len(peers))
         self._parent = None if parent is None else peers[parent]
         self._children = [peers[child] for child in children]
         self._stream = members.stream_name(self.order, [peer.worker_id for peer in peers])
-        for index, peer in enumerate(peers):
-            if index != self._index:
-                peer.open(_MemberWatch(self, peer))
+        self._others = {peer for index, peer in enumerate(peers) if index != self._index}
+        for peer in self._others:
+            self._messenger.watch(peer)
+        for peer in self._others:
+            self.gone(peer)  # one may have been dead before
         while True:
             with self._lock:
                 early = self._early or []
@@ -162,6 +172,12 @@ class Ring:
                 self._under_way.update(early)
             for turn in early:
                 self._go(turn)
+
+    def gone(self, peer: Peer) -> None:
+        """If this is a member, and it is dead, no broadcast can end well any more. Any thread."""
+        error = peer.error
+        if error is not None and peer in self._others:
+            self.fail(lambda what: gone(peer, error, what))
 
     def fail(self, error: Callable[[str], Exception]) -> None:
         """A member is gone: no broadcast of this ring can end well any more. Any thread."""
@@ -269,12 +285,16 @@ class _Passed(Received):
         super().__init__(what, _Fixed())
         self._turn = turn
 
-    def take(self, message: Arrived) -> None:
+    def take(self, message: Arrived) -> bool:
         """Pass on; the object is ours when the children have it, since both are the same memory."""
         ring = self._turn.ring
         assert ring is not None
         parts, large = contents.settled(message.body.parts)
         ring.forward(parts, large, lambda: self._passed(message))
+        return True
+
+    def _fall_asleep(self) -> None:
+        pass  # cancelled or not, the others depend on it
 
     def _passed(self, message: Arrived) -> None:
         self._message = message
@@ -287,23 +307,8 @@ class _Fixed:
     def enter(self) -> None:
         raise AssertionError("a place that is not left is not entered again")
 
-    def leave(self) -> bool:
-        return False
+    def leave(self) -> None:
+        raise AssertionError("a place in a broadcast is not left")
 
     def unread(self, message: Arrived) -> None:
         pass  # it was passed on; this member did not want it
-
-
-class _MemberWatch:
-    """What each member's peer keeps for the ring."""
-
-    def __init__(self, ring: Ring, peer: Peer) -> None:
-        self._ring = ring
-        self._peer = peer
-
-    def answer(self, _frame: frames.AnyFrame, _parts: list[Buffer]) -> bool:
-        return False  # nothing was asked
-
-    def fail(self, error: Exception) -> None:
-        peer = self._peer
-        self._ring.fail(lambda what: gone(peer, error, what))

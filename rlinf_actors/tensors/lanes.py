@@ -18,6 +18,8 @@ from rlinf_actors.errors import CallTimeoutError
 from rlinf_actors.tensors import groups
 from rlinf_actors.tensors.groups import Wire
 
+_LATE = "it did not end within the time that RLINF_TIMEOUT gives"
+
 _ended: weakref.WeakSet[Lane] = weakref.WeakSet()
 
 
@@ -127,14 +129,14 @@ class Lane:
                         self._open.remove(job)
                     closed = self._closed is not None
         except Exception as error:  # noqa: BLE001 - whatever the back-end raises, the jobs' owners get it
-            self._breaks(error)
+            self._breaks(CallTimeoutError(_LATE) if "imed out" in str(error) else error)
         finally:
             with self._lock:
                 self._wire = None
             _ended.discard(self)
 
     def _late(self) -> None:
-        self._breaks(CallTimeoutError("nothing moved for the time that RLINF_TIMEOUT gives"))
+        self._breaks(CallTimeoutError(_LATE))
 
     def _breaks(self, error: Exception) -> None:
         with self._lock:
