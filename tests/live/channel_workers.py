@@ -84,9 +84,12 @@ class Awaiting(Worker):
 
     async def get_cancelled(self, channel: Channel, times: int) -> list[Any]:
         """Gets that are cancelled, some with their item on its way; then all that is left."""
+        taken = []
         for _ in range(times):
             waiting = asyncio.ensure_future(channel.get(async_op=True).async_wait())
             await asyncio.sleep(0)
             waiting.cancel()
             await asyncio.wait([waiting])
-        return [await channel.get(async_op=True) for _ in range(times)]
+            if not waiting.cancelled():
+                taken.append(waiting.result())  # it had arrived before the task first ran: too late to cancel
+        return taken + [await channel.get(async_op=True) for _ in range(times - len(taken))]
