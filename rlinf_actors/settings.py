@@ -24,6 +24,7 @@ INSECURE_TEST_NETWORK = "RLINF_ACTORS_INSECURE_TEST_NETWORK"
 CHANNEL_BYTES = "RLINF_ACTORS_CHANNEL_BYTES"
 LOST_ERRORS = "RLINF_ACTORS_LOST_ERRORS"
 SEND_WINDOW = "RLINF_ACTORS_SEND_WINDOW"
+SHARED_MEMORY = "RLINF_ACTORS_SHARED_MEMORY"
 NAMESPACE = "CLUSTER_NAMESPACE"
 WORKER_MARK = "RLINF_ACTORS_WORKER"
 """Set in every worker (its id), so that a sweep of /proc finds what a worker left behind."""
@@ -32,6 +33,9 @@ TEST_MARK = "RLINF_ACTORS_TEST"
 
 DEFAULT_SEND_WINDOW = 64 << 20
 MIN_SEND_WINDOW = 1 << 20
+
+DEFAULT_SHARED_MEMORY = 1 << 30
+DEFAULT_CHANNEL_BYTES = 8 << 30
 
 MERGE_MODES = ("append", "override")
 
@@ -54,6 +58,7 @@ class Settings:
             (``RLINF_ACTORS_LOST_ERRORS=log`` switches it off).
         channel_bytes: bytes that may be in a channel, per key, before puts wait; 0 for no limit.
         config_file: agentd's configuration file, None for the default places.
+        shared_memory_bytes: how much shared memory a process may lend to others on its machine, 0 for none.
         send_window_bytes: how many bytes a worker may have sent to another one that were not received yet.
     """
 
@@ -69,7 +74,8 @@ class Settings:
     fail_on_lost_errors: bool = True
     config_file: str | None = None
     send_window_bytes: int = DEFAULT_SEND_WINDOW
-    channel_bytes: int = 8 << 30
+    shared_memory_bytes: int = DEFAULT_SHARED_MEMORY
+    channel_bytes: int = DEFAULT_CHANNEL_BYTES
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None) -> Settings:
@@ -94,8 +100,9 @@ class Settings:
             insecure_test_network=env.get(INSECURE_TEST_NETWORK) == "1",
             fail_on_lost_errors=env.get(LOST_ERRORS) != "log",
             config_file=env.get(CONFIG_FILE) or None,
-            send_window_bytes=_window(env.get(SEND_WINDOW)),
-            channel_bytes=_bytes(env.get(CHANNEL_BYTES), 8 << 30),
+            send_window_bytes=_bytes(env.get(SEND_WINDOW), SEND_WINDOW, DEFAULT_SEND_WINDOW, MIN_SEND_WINDOW),
+            shared_memory_bytes=_bytes(env.get(SHARED_MEMORY), SHARED_MEMORY, DEFAULT_SHARED_MEMORY, 0),
+            channel_bytes=_bytes(env.get(CHANNEL_BYTES), CHANNEL_BYTES, DEFAULT_CHANNEL_BYTES, 0),
         )
 
 
@@ -111,14 +118,6 @@ def _rank(text: str | None) -> int | None:
     return rank
 
 
-def _bytes(text: str | None, default: int) -> int:
-    if not text:
-        return default
-    if not text.isdigit():
-        raise ConfigError(f"is {text!r}; it must be a whole number of bytes, 0 for no limit", path=CHANNEL_BYTES)
-    return int(text)
-
-
 def _minutes(text: str | None) -> float | None:
     if not text:
         return None
@@ -131,13 +130,13 @@ def _minutes(text: str | None) -> float | None:
     return minutes
 
 
-def _window(text: str | None) -> int:
+def _bytes(text: str | None, name: str, default: int, least: int) -> int:
     if not text:
-        return DEFAULT_SEND_WINDOW
+        return default
     try:
         size = int(text)
     except ValueError:
-        size = 0
-    if size < MIN_SEND_WINDOW:
-        raise ConfigError(f"is {text!r}; it must be a number of bytes from {MIN_SEND_WINDOW} up", path=SEND_WINDOW)
+        size = -1
+    if size < least:
+        raise ConfigError(f"is {text!r}; it must be a number of bytes from {least} up", path=name)
     return size

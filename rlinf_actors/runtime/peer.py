@@ -17,6 +17,7 @@ from typing import Protocol
 from rlinf_actors import version
 from rlinf_actors.errors import AuthenticationError, ProtocolMismatchError, RemoteWireError, RlinfActorsError
 from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.net.lending import Lending
 from rlinf_actors.net.link import Link, Network
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.messages import PROTOCOL, Endpoint
@@ -62,6 +63,7 @@ class Peer:
         self._lock = threading.Lock()
         self._backlog: list[tuple[bytes, Sequence[Buffer]]] = []
         self._link: Link | None = None
+        self._lending = Lending(network.memory, network.soon, self.send, name)
 
     @property
     def connected(self) -> bool:
@@ -96,6 +98,7 @@ class Peer:
         link = self._network.link(address, identity, self._received)
         join = frames.Join(PROTOCOL, version.VERSION, PYTHON, self._identity, token, self.worker_id)
         link.send(frames.encode(join))
+        near = address == endpoint.ipc
         message = first()
         if message is not None:
             link.send(frames.encode(message[0]), message[1])
@@ -104,6 +107,8 @@ class Peer:
                 link.send(header, parts)
             self._backlog.clear()
             self._link = link  # last: who sees it sends without the lock, and must not overtake what waited
+        if near:
+            self._lending.offer()
 
     def open(self, pending: Pending, call: int = 0) -> int:
         """Register a call, by default under a new number; its answer goes to *pending*. Any thread.
@@ -116,11 +121,19 @@ class Peer:
             pending.fail(self.error)
         return call
 
-    def send(self, frame: frames.AnyFrame, parts: Sequence[Buffer] = (), *, now: bool = False) -> None:
-        """Send, or keep until the link is there. Any thread."""
-        self.post(frames.encode(frame), parts, now=now)
+    def send(
+        self, frame: frames.AnyFrame, parts: Sequence[Buffer] = (), *, now: bool = False, alone: bool = True
+    ) -> None:
+        """Send, or keep until the link is there. Any thread.
 
-    def post(self, header: bytes, parts: Sequence[Buffer] = (), *, now: bool = False) -> None:
+        Args:
+            frame, parts: the message.
+            now: see net.link.Listener.send.
+            alone: whether nobody else is sent these parts.
+        """
+        self.post(frames.encode(frame), parts, now=now, alone=alone)
+
+    def post(self, header: bytes, parts: Sequence[Buffer] = (), *, now: bool = False, alone: bool = True) -> None:
         """As `send`, with a header that is encoded already."""
         link = self._link
         if link is None:
@@ -130,7 +143,13 @@ class Peer:
                         self._backlog.append((header, parts))
                     return
                 link = self._link
+        if len(parts) > 1:  # large parts come behind the first
+            header, parts = self._lending.pack(header, parts, alone=alone)
         link.send(header, parts, now=now)
+
+    def store(self, parts: Sequence[Buffer]) -> tuple[Sequence[Buffer], bool]:
+        """Large parts in memory that this worker can be lent; see Lending.store. Any thread."""
+        return self._lending.store(parts)
 
     def forget(self, call: int) -> None:
         """Nobody waits for this call any more; the worker is told. Any thread."""
@@ -143,6 +162,7 @@ class Peer:
             self.error = error
         with self._lock:
             self._backlog.clear()
+        self._lending.close()
         while self.pending:
             try:
                 _, pending = self.pending.popitem()
@@ -154,12 +174,13 @@ class Peer:
         """Drop the link. Loop thread; twice is fine."""
         with self._lock:
             link, self._link = self._link, None
+        self._lending.close()
         if link is not None:
             link.close()
 
     def _received(self, _peer: bytes, header: bytes, parts: list[Buffer]) -> None:
         try:
-            frame = frames.decode(header)
+            frame = frames.decode(self._lending.unpack(header, parts))
         except RemoteWireError as error:
             log.warning("dropped a message from %s on %s: %s", self.name, self.node, error)
             return
@@ -171,5 +192,11 @@ class Peer:
             pending = self.pending.get(frame.id)
             if pending is not None and pending.answer(frame, parts):
                 self.pending.pop(frame.id, None)
+            return
+        if isinstance(frame, frames.Dropped):
+            self._lending.dropped(frame)
+            return
+        if isinstance(frame, frames.Memory):
+            self._lending.heard(frame)
             return
         log.warning("dropped a %s from %s on %s", type(frame).__name__, self.name, self.node)

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from rlinf_actors import version
 from rlinf_actors.errors import GroupClosedError, NodeLostError, ProtocolError, RlinfActorsError, UsageError
+from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.host import host_key, pid_start
 from rlinf_actors.net.link import Network
 from rlinf_actors.net.loop import IoThread
@@ -23,6 +24,7 @@ from rlinf_actors.net.security import Security
 from rlinf_actors.runtime.headlink import HEAD_GRACE_S, HeadLink
 from rlinf_actors.runtime.logprinter import LogPrinter
 from rlinf_actors.runtime.lost import LostErrors
+from rlinf_actors.runtime.memory import shared_memory
 from rlinf_actors.runtime.remote import Construction, RemoteGroup
 from rlinf_actors.runtime.watched import WatchedClients
 from rlinf_actors.settings import Settings
@@ -96,6 +98,7 @@ class Runtime:
         _raise_file_limit()
         self.io = IoThread(f"rlinf-actors-{role}-io")
         self.network: Network = self.io.submit(_made(lambda: ZmqNetwork(self.io.loop, security))).result()
+        self.network.memory = self._memory = shared_memory(settings.shared_memory_bytes, self.io)
         self._head: HeadLink | None = None
         self._gone: RlinfActorsError | None = None
         self._stopped = False
@@ -104,6 +107,10 @@ class Runtime:
         self._stopping: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._finding: dict[tuple[str, str], asyncio.Task[RemoteGroup]] = {}
         self.watched = WatchedClients(self._tell)
+
+    def copy(self, data: Buffer) -> Buffer:
+        """A snapshot of *data* that is going to be sent. Any thread."""
+        return bytes(data) if self._memory is None else self._memory.copy(data)
 
     @property
     def identity(self) -> str:
@@ -306,6 +313,8 @@ class Runtime:
         if self._head is not None:
             self._head.close("the process ends", 0 if self._stopped else 200)
         self.network.close()
+        if self._memory is not None:
+            self._memory.close()
 
     # --- what the head says ---
 

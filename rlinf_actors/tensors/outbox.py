@@ -63,12 +63,10 @@ class Outbox:
         size = size_of(letter.parts) + OVERHEAD
         with self._lock:
             error = self._error
-            sent = error is None and self._window.offer(size, letter)
-            if sent:
-                self._send(letter, now)
+            over = error is None and self._window.offer(size, letter) and self._send(letter, now)
         if error is not None:
             letter.work.reject(gone(self._peer, error, letter.work._what))
-        elif sent and not letter.large:
+        elif over:
             letter.work.resolve(None)
 
     def answer(self, frame: frames.AnyFrame, _parts: list[Buffer]) -> bool:
@@ -76,10 +74,7 @@ class Outbox:
         ended: list[Letter] = []
         if type(frame) is frames.Returned:
             with self._lock:
-                going = self._window.returned(frame.size)
-                for letter in going:
-                    self._send(letter, False)
-            ended = [letter for letter in going if not letter.large]
+                ended = [letter for letter in self._window.returned(frame.size) if self._send(letter, False)]
         elif type(frame) is frames.Held:
             with self._lock:
                 held = self._unheld.pop(frame.n, None)
@@ -97,12 +92,17 @@ class Outbox:
         for letter in lost:
             letter.work.reject(gone(self._peer, error, letter.work._what))
 
-    def _send(self, letter: Letter, now: bool) -> None:
-        """With the lock held."""
-        number = 0
-        if letter.large:
+    def _send(self, letter: Letter, now: bool) -> bool:
+        """Whether that ended it: nothing of the sender's own memory is under way. With the lock held."""
+        parts, number = letter.parts, 0
+        own = letter.large
+        if own:
+            parts, stored = self._peer.store(parts)
+            own = not stored
+        if own:
             number = next(self._numbers)
             self._unheld[number] = letter
         size = size_of(letter.parts) + OVERHEAD
         frame = frames.Message(self._id, number, self._name, self._worker_id, letter.stream, size)
-        self._peer.send(frame, letter.parts, now=now)
+        self._peer.send(frame, parts, now=now, alone=not letter.stream)
+        return not own

@@ -102,6 +102,25 @@ class Raised(Frame, frozen=True, tag=9):
     traceback: str = ""
 
 
+class Memory(Frame, frozen=True, tag=10):
+    """The sender's shared memory, as ``/proc/pid/fd/fd`` with that device, inode and size in bytes; pid 0: none is
+    offered. `opened`: whether the sender has opened the receiver's, and may be lent parts of it.
+    """
+
+    pid: int = 0
+    fd: int = 0
+    device: int = 0
+    inode: int = 0
+    size: int = 0
+    opened: bool = False
+
+
+class Dropped(Frame, frozen=True, tag=11):
+    """Nobody here looks at these leases of the receiver's shared memory any more."""
+
+    leases: list[int]
+
+
 class Message(Frame, frozen=True, tag=20):
     """One message from worker `src` (its id: `src_id`); the object's parts ride behind. `stream` is "" for
     send and recv, else which broadcast. `id` names the sender's outbox on this link; a Held with `n` is
@@ -204,8 +223,9 @@ ChannelFrame = Union[
 """What a channel's host takes."""
 
 AnyFrame = Union[
-    Join, Rejected, Create, Call, Stream, Credit, Cancel, Ok, Item, Raised, Message, Held, Returned, ChannelFrame
-]
+    Join, Rejected, Create, Call, Stream, Credit, Cancel, Ok, Item, Raised, Memory, Dropped, Message, Held, Returned,
+    ChannelFrame,
+]  # fmt: skip
 
 encode = msgspec.msgpack.Encoder().encode
 """A header as bytes."""

@@ -26,7 +26,7 @@ from typing import Any
 import msgspec
 
 from rlinf_actors.errors import ProtocolMismatchError, SerializationError
-from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.model.buffers import Buffer, keepable
 
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 _SMALL = 16 << 10
@@ -39,13 +39,16 @@ _EMPTY_CELL = types.CellType()
 _Table = dict[type, Callable[[Any], Any]]
 
 
-def encode(value: Any, what: str = "value", *, snapshot: bool = True) -> list[Buffer]:
+Copy = Callable[[Buffer], Buffer]
+
+
+def encode(value: Any, what: str = "value", *, copy: Copy | None = bytes) -> list[Buffer]:
     """One object as parts. They are a snapshot: changing the object afterwards changes nothing that is sent.
 
     Args:
         value: any picklable object.
         what: its name, for the error's path.
-        snapshot: False: its buffers are not copied, and must not change until they are sent.
+        copy: copies each of its buffers; None: they are not copied, and must not change until they are sent.
 
     Raises:
         SerializationError: something in it cannot be pickled; ``path`` says what.
@@ -60,11 +63,15 @@ def encode(value: Any, what: str = "value", *, snapshot: bool = True) -> list[Bu
             return [b"M" + _pack(value)]
         except (OverflowError, UnicodeEncodeError):
             pass  # beyond 64 bits, or a lone surrogate: pickle takes both
-    return _pickle(value, what, snapshot)
+    return _pickle(value, what, copy)
 
 
-def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Buffer]:
-    """The arguments of a call as parts. Raises SerializationError with a path like ``args[0].lock``."""
+def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any], *, copy: Copy = bytes) -> list[Buffer]:
+    """The arguments of a call as parts, a snapshot made with *copy*.
+
+    Raises:
+        SerializationError: with a path like ``args[0].lock``.
+    """
     if not args and not kwargs:
         return []
     if all(type(a) in _PLAIN for a in args) and (not kwargs or all(type(a) in _PLAIN for a in kwargs.values())):
@@ -74,7 +81,7 @@ def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Buffer]:
                 return [packed]
         except (OverflowError, UnicodeEncodeError):
             pass
-    return _pickle((args, kwargs), "")
+    return _pickle((args, kwargs), "", copy)
 
 
 def decode(parts: Sequence[Buffer]) -> Any:
@@ -114,17 +121,16 @@ def decode_call(parts: Sequence[Buffer]) -> tuple[Sequence[Any], dict[str, Any]]
 
 
 def _writable(parts: Sequence[Buffer]) -> list[Buffer]:
-    # small parts arrive as bytes, from which arrays would be read-only
-    return [bytearray(part) if type(part) is bytes else part for part in parts[1:]]
+    return [keepable(part) for part in parts[1:]]
 
 
-def _pickle(value: Any, what: str, snapshot: bool = True) -> list[Buffer]:
+def _pickle(value: Any, what: str, copy: Copy | None) -> list[Buffer]:
     buffers: list[Buffer] = []
 
     def keep(buffer: pickle.PickleBuffer) -> None:
         # a snapshot: it is sent later, by another thread, and the owner may reuse its memory meanwhile
         raw = buffer.raw()
-        buffers.append(bytes(raw) if snapshot and not raw.readonly else raw)
+        buffers.append(copy(raw) if copy is not None and not raw.readonly else raw)
 
     try:
         stream = io.BytesIO()

@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from rlinf_actors import version
 from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.net.lending import Lending
 from rlinf_actors.net.link import Network
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.messages import PROTOCOL
+from rlinf_actors.wire.payload import Copy
 from rlinf_actors.worker.executor import Executor
 from rlinf_actors.worker.invocation import Invocation
 
@@ -52,10 +54,12 @@ class WorkerServer:
 
     def __init__(self, network: Network, worker_id: str, name: str, token: str) -> None:
         self._listener = network.listener(self._received)
+        self._copy: Copy = bytes if network.memory is None else network.memory.copy
         self._worker_id = worker_id
         self._name = name
         self._token = token
-        self._members: set[bytes] = set()
+        self._network = network
+        self._members: dict[bytes, Lending] = {}
         self._calls: dict[tuple[bytes, int], Invocation] = {}
         self._executor: Executor | None = None
         self._held: list[Invocation] = []
@@ -88,7 +92,7 @@ class WorkerServer:
 
     def send(self, peer: bytes, frame: frames.AnyFrame, parts: Sequence[Buffer] = ()) -> None:
         """Send to a member, together with what else goes there in this turn of the loop. Any thread."""
-        self._listener.send(peer, frames.encode(frame), parts)
+        self._send(peer, frame, parts, False)
 
     def refuse(self, error: BaseException) -> None:
         """The class could not be constructed: every call fails with that. Main thread."""
@@ -100,27 +104,37 @@ class WorkerServer:
 
     def answer(self, peer: bytes, frame: frames.AnyFrame, parts: Sequence[Buffer] = ()) -> None:
         """Send an answer that belongs to no invocation. Any thread."""
-        self._listener.send(peer, frames.encode(frame), parts, now=True)
+        self._send(peer, frame, parts, True)
+
+    def _send(self, peer: bytes, frame: frames.AnyFrame, parts: Sequence[Buffer], now: bool) -> None:
+        header = frames.encode(frame)
+        if len(parts) > 1:  # large parts come behind the first
+            lending = self._members.get(peer)
+            if lending is not None:
+                header, parts = lending.pack(header, parts)
+        self._listener.send(peer, header, parts, now=now)
 
     def _reply(self, invocation: Invocation, frame: frames.AnyFrame, parts: Sequence[Buffer]) -> None:
         """An invocation's answer. Executor's thread."""
         if type(frame) is not frames.Item:
             self._calls.pop((invocation.peer, invocation.id), None)
         now = self._executor is None or self._executor.idle()
-        self._listener.send(invocation.peer, frames.encode(frame), parts, now=now)
+        self._send(invocation.peer, frame, parts, now)
 
     def _received(self, peer: bytes, header: bytes, parts: list[Buffer]) -> None:
+        lending = self._members.get(peer)
         try:
-            frame = frames.decode(header)
+            frame = frames.decode(header if lending is None else lending.unpack(header, parts))
         except RemoteWireError as error:
             log.warning("dropped a message from %r: %s", peer, error)
             return
-        if peer not in self._members:
+        if lending is None:
             self._join(peer, frame)
         elif type(frame) is frames.Call:
-            self._take(Invocation(peer, frame.id, frame.method, parts, self._reply, frame.deadline_s, 0))
+            self._take(Invocation(peer, frame.id, frame.method, parts, self._reply, self._copy, frame.deadline_s, 0))
         elif type(frame) is frames.Stream:
-            self._take(Invocation(peer, frame.id, frame.method, parts, self._reply, 0.0, max(1, frame.window)))
+            window = max(1, frame.window)
+            self._take(Invocation(peer, frame.id, frame.method, parts, self._reply, self._copy, 0.0, window))
         elif type(frame) is frames.Cancel:
             invocation = self._calls.pop((peer, frame.id), None)
             if invocation is not None:
@@ -131,6 +145,10 @@ class WorkerServer:
                 invocation.credit(frame.n)
         elif type(frame) is frames.Message:
             self.on_message(peer, frame, parts)
+        elif type(frame) is frames.Dropped:
+            lending.dropped(frame)
+        elif type(frame) is frames.Memory:
+            lending.heard(frame)
         elif type(frame) is frames.Create:
             self.creations.put(Creation(peer, frame, parts))
         else:
@@ -179,4 +197,6 @@ class WorkerServer:
                 peer, frames.Rejected("authentication", f"{frame.name} looked for another worker at this address")
             )
         else:
-            self._members.add(peer)
+            self._members[peer] = Lending(
+                self._network.memory, self._network.soon, lambda frame: self._send(peer, frame, (), False), frame.name
+            )

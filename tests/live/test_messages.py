@@ -199,10 +199,12 @@ def test_killed_in_the_middle_of_a_large_tensor(launched):
     a.say("hello", "b").wait()
     pid = b.pid().wait()[0]
     os.kill(pid, signal.SIGSTOP)  # what the kernel's buffers do not hold stays in the sender
-    sending = a.say(np.zeros(256 * MIB, np.uint8), "b")
+    tensor = np.zeros(256 * MIB, np.uint8)
+    sending = [a.say(tensor, "b"), a.say(tensor, "b")]  # the second waits for the window
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(PeerDiedError):
-        sending.wait()
+        sending[1].wait()
+    assert a.shared_in_use().wait() == [0]
 
 
 def test_killed_while_a_recv_waits_for_it(pair):

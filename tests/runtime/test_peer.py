@@ -131,7 +131,7 @@ async def test_nonsense_from_the_worker_is_dropped(peer, worker, caplog):
     call = peer.open(waiter)
     await worker.until(1)
     with caplog.at_level(logging.WARNING):
-        worker.say_bytes(b"\xc1")
+        worker.say_bytes(b"\x91")
         worker.say(frames.Call(call, "a worker does not call a driver"))
         worker.say(frames.Ok(call + 100))
         worker.say(frames.Ok(call))
