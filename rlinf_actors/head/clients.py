@@ -172,10 +172,12 @@ class ClientTable:
         else:
             self._awaited.setdefault(incarnation, now + self._timing.lease_s)
 
-    def forget_job(self, namespace: str) -> None:
-        """Forget a job without members; the caller knows that it has no groups."""
-        if all(client.namespace != namespace for client in self._clients.values()):
-            self._jobs.pop(namespace, None)
+    def forget_job(self, namespace: str) -> bool:
+        """Forget a job if it has no members; the caller knows that it has no groups."""
+        if any(client.namespace == namespace for client in self._clients.values()):
+            return False
+        self._jobs.pop(namespace, None)
+        return True
 
     # --- watching ---
 

@@ -181,7 +181,7 @@ class Supervisor:
                 raise Refused("usage", "the cluster is being stopped")
             return self._groups.launch(client, body)
         if isinstance(body, FindGroup):
-            return self._groups.find(client, body.namespace, body.group)
+            return self._groups.find(client, body)
         if isinstance(body, StopGroup):
             self._groups.stop(client, event.peer, event.id, body)
             return None
@@ -301,8 +301,7 @@ class Supervisor:
         if client is not None:
             self._emit(Record(f"{client} has ended: {self._clients.ended(incarnation)}"))
             self._nodes.forget(client.peer)
-            if not self._groups.uses(client.namespace):
-                self._clients.forget_job(client.namespace)
+            self._groups.forget_job(client.namespace)
 
     def _worker_gone(self, worker_id: str) -> None:
         client = self._clients.of_worker(worker_id)

@@ -73,14 +73,21 @@ class Lending:
         """Bytes of our arena that the other end has views of."""
         return sum(memoryview(part).nbytes for part in list(self._lent.values()))
 
-    def offer(self) -> None:
-        """Begin: offer our arena to the other end, which is on this machine."""
-        if self._arena is not None:
-            self._say(False)
+    def offer(self) -> bool:
+        """Begin: offer our arena to the other end, which is on this machine; False if there is none.
+
+        It answers with a Memory of its own, for `heard`; both ends can be lent to then, or never.
+        """
+        if self._arena is None:
+            return False
+        self._say(False)
+        return True
 
     def heard(self, frame: frames.Memory) -> None:
         """The other end said what it has, and whether it opened ours."""
         if self._arena is None:
+            if frame.pid:
+                self._tell(frames.Memory())
             return
         self._lends = frame.opened
         if not frame.pid or self._asked:
@@ -178,12 +185,16 @@ class Lending:
         for lease in frame.leases:
             self._lent.pop(lease, None)
 
-    def close(self) -> None:
-        """The other end is gone: what it was lent is free. Views of its memory stay as they are."""
-        self._arena = None
+    def borrower_gone(self) -> None:
+        """The other end's process has ended: what it was lent is free. What it sent before may still come."""
         self._lends = False
-        self._borrowed = None
         self._lent.clear()
+
+    def close(self) -> None:
+        """Nothing more comes from the other end. Views of its memory stay as they are."""
+        self.borrower_gone()
+        self._arena = None
+        self._borrowed = None
 
     def _drop(self, lease: int) -> None:
         """The last view of a part was collected: on any thread, with any lock held."""

@@ -1,7 +1,7 @@
 """A worker as this process reaches it: the link, the calls that wait for it, and its end.
 
 Every pending call ends exactly once: by its answer, by `forget`, or by `fail` when the head says
-that the worker is gone.
+that the worker is gone. What outlives a call is no call: `listen` and `on_gone` leave an idle peer idle.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Pending(Protocol):
     """Who waits for an answer."""
 
     def answer(self, frame: frames.AnyFrame, parts: list[Buffer]) -> bool:
-        """An Ok, Item, Raised, Held or Returned came; True if that was the last. Loop thread."""
+        """An Ok, Item or Raised came; True if that was the last. Loop thread."""
 
     def fail(self, error: Exception) -> None:
         """The worker is gone. Any thread."""
@@ -49,26 +49,41 @@ class Peer:
         name: of the worker, ``group:rank``.
         rank: its rank.
         node: its node, for messages to people.
+        needed: called once, when the first message waits for the link. Any thread.
     """
 
-    def __init__(self, network: Network, identity: str, name: str, rank: int, node: str) -> None:
+    def __init__(
+        self,
+        network: Network,
+        identity: str,
+        name: str,
+        rank: int,
+        node: str,
+        needed: Callable[[], object] = lambda: None,
+    ) -> None:
         self.name = name
         self.rank = rank
         self.node = node
         self.worker_id = ""
         self.error: Exception | None = None
         self.pending: dict[int, Pending] = {}
+        self.wanted = False  # whether there was something to send
+        self._needed = needed
+        self._listeners: dict[int, Callable[[frames.AnyFrame], object]] = {}
+        self._watchers: list[Callable[[Exception], object]] = []
         self._network = network
         self._identity = identity
         self._lock = threading.Lock()
-        self._backlog: list[tuple[bytes, Sequence[Buffer]]] = []
+        self._backlog: list[tuple[bytes, Sequence[Buffer], bool]] = []
+        self._joined: Link | None = None
         self._link: Link | None = None
-        self._lending = Lending(network.memory, network.soon, self.send, name)
+        self._first: Callable[[], tuple[frames.AnyFrame, Sequence[Buffer]] | None] = lambda: None
+        self._lending = Lending(network.memory, network.soon, self._tell, name)
 
     @property
     def connected(self) -> bool:
-        """Whether the link was made; a message sent before waits here."""
-        return self._link is not None
+        """Whether the link was made; what is sent before it is ready waits here."""
+        return self._joined is not None
 
     def connect(
         self,
@@ -78,6 +93,8 @@ class Peer:
         first: Callable[[], tuple[frames.AnyFrame, Sequence[Buffer]] | None],
     ) -> None:
         """Make the link and send what waited, after what *first* gives. Loop thread.
+
+        To a worker that may be lent shared memory it goes out once each has opened the other's, or could not.
 
         Args:
             endpoint: where the worker listens.
@@ -98,17 +115,23 @@ class Peer:
         link = self._network.link(address, identity, self._received)
         join = frames.Join(PROTOCOL, version.VERSION, PYTHON, self._identity, token, self.worker_id)
         link.send(frames.encode(join))
-        near = address == endpoint.ipc
-        message = first()
-        if message is not None:
-            link.send(frames.encode(message[0]), message[1])
+        self._joined = link
+        self._first = first
+        if address != endpoint.ipc or not self._lending.offer():
+            self._ready()
+
+    def _ready(self) -> None:
+        link = self._joined
+        if link is None or self._link is not None:
+            return  # closed meanwhile
+        message = self._first()
         with self._lock:
-            for header, parts in self._backlog:
-                link.send(header, parts)
+            if message is not None:
+                self._backlog.insert(0, (frames.encode(message[0]), message[1], False))
+            for header, parts, alone in self._backlog:
+                link.send(*self._lending.pack(header, parts, alone=alone))
             self._backlog.clear()
             self._link = link  # last: who sees it sends without the lock, and must not overtake what waited
-        if near:
-            self._lending.offer()
 
     def open(self, pending: Pending, call: int = 0) -> int:
         """Register a call, by default under a new number; its answer goes to *pending*. Any thread.
@@ -120,6 +143,20 @@ class Peer:
         if self.error is not None and self.pending.pop(call, None) is not None:
             pending.fail(self.error)
         return call
+
+    def listen(self, listener: Callable[[frames.AnyFrame], object]) -> int:
+        """Give *listener* every Held and Returned that names the number returned, until the worker is gone."""
+        number = new_call()
+        self._listeners[number] = listener
+        return number
+
+    def on_gone(self, callback: Callable[[Exception], object]) -> None:
+        """Call *callback* with the reason when the worker is gone; at once if it is. Any thread."""
+        with self._lock:
+            if self.error is None:
+                self._watchers.append(callback)
+                return
+        callback(self.error)
 
     def send(
         self, frame: frames.AnyFrame, parts: Sequence[Buffer] = (), *, now: bool = False, alone: bool = True
@@ -138,11 +175,16 @@ class Peer:
         link = self._link
         if link is None:
             with self._lock:
-                if self._link is None:
-                    if self.error is None:
-                        self._backlog.append((header, parts))
-                    return
                 link = self._link
+                if link is None:
+                    if self.error is not None:
+                        return
+                    self._backlog.append((header, parts, alone))
+                    first, self.wanted = not self.wanted, True
+            if link is None:
+                if first:
+                    self._needed()
+                return
         if len(parts) > 1:  # large parts come behind the first
             header, parts = self._lending.pack(header, parts, alone=alone)
         link.send(header, parts, now=now)
@@ -158,25 +200,34 @@ class Peer:
 
     def fail(self, error: Exception) -> None:
         """The worker is gone: end every call to it, now and later. Any thread."""
-        if self.error is None:
-            self.error = error
         with self._lock:
+            if self.error is None:
+                self.error = error
             self._backlog.clear()
+            watchers, self._watchers = self._watchers, []
+        self._listeners.clear()
         self._lending.close()
         while self.pending:
             try:
                 _, pending = self.pending.popitem()
             except KeyError:
-                return  # another thread took the last one
+                break  # another thread took the last one
             pending.fail(self.error)
+        for watcher in watchers:
+            watcher(self.error)
 
     def close(self) -> None:
         """Drop the link. Loop thread; twice is fine."""
         with self._lock:
-            link, self._link = self._link, None
+            link, self._joined, self._link = self._joined, None, None
         self._lending.close()
         if link is not None:
             link.close()
+
+    def _tell(self, frame: frames.AnyFrame) -> None:
+        """Send what concerns the link itself. Loop thread."""
+        if self._joined is not None:
+            self._joined.send(frames.encode(frame))
 
     def _received(self, _peer: bytes, header: bytes, parts: list[Buffer]) -> None:
         try:
@@ -188,7 +239,12 @@ class Peer:
             kind = ProtocolMismatchError if frame.kind == "protocol" else AuthenticationError
             self.fail(kind(f"{self.name} on {self.node}: {frame.text}"))
             return
-        if isinstance(frame, (frames.Ok, frames.Item, frames.Raised, frames.Held, frames.Returned)):
+        if isinstance(frame, (frames.Held, frames.Returned)):
+            listener = self._listeners.get(frame.id)
+            if listener is not None:
+                listener(frame)
+            return
+        if isinstance(frame, (frames.Ok, frames.Item, frames.Raised)):
             pending = self.pending.get(frame.id)
             if pending is not None and pending.answer(frame, parts):
                 self.pending.pop(frame.id, None)
@@ -198,5 +254,6 @@ class Peer:
             return
         if isinstance(frame, frames.Memory):
             self._lending.heard(frame)
+            self._ready()
             return
         log.warning("dropped a %s from %s on %s", type(frame).__name__, self.name, self.node)

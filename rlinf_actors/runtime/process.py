@@ -105,7 +105,7 @@ class Runtime:
         self._printer: LogPrinter | None = None
         self._warned: set[str] = set()
         self._stopping: dict[tuple[str, str], asyncio.Task[None]] = {}
-        self._finding: dict[tuple[str, str], asyncio.Task[RemoteGroup]] = {}
+        self._finding: dict[FindGroup, asyncio.Task[RemoteGroup]] = {}
         self.watched = WatchedClients(self._tell)
 
     def copy(self, data: Buffer) -> Buffer:
@@ -209,33 +209,42 @@ class Runtime:
             self.network, self.identity, self.host, namespace, name, node_names, construction, self._construction_failed
         )
 
-    async def find(self, namespace: str, name: str) -> RemoteGroup:
-        """A handle of a running group. Loop thread.
+    async def find(self, namespace: str, name: str, *, ended: bool = False) -> RemoteGroup:
+        """A handle of a group. Loop thread.
+
+        Args:
+            namespace, name: of the group.
+            ended: whether one that has ended will do; every call on it fails and says how its worker ended.
 
         Raises:
             GroupNotFoundError: there is none of that name in the namespace.
         """
-        key = (namespace, name)
-        known = self.groups.get(key)
+        known = self.groups.get((namespace, name))
         if known is not None and not known.closing and not known.gone.done():
             return known
-        if key not in self._finding:
-            self._finding[key] = asyncio.get_running_loop().create_task(self._find(key), name=f"find {name}")
-            self._finding[key].add_done_callback(lambda _: self._finding.pop(key, None))
-        return await asyncio.shield(self._finding[key])
+        asked = FindGroup(namespace, name, ended)
+        if asked not in self._finding:
+            self._finding[asked] = asyncio.get_running_loop().create_task(self._find(asked), name=f"find {name}")
+            self._finding[asked].add_done_callback(lambda _: self._finding.pop(asked, None))
+        return await asyncio.shield(self._finding[asked])
 
-    async def _find(self, key: tuple[str, str]) -> RemoteGroup:
+    async def _find(self, asked: FindGroup) -> RemoteGroup:
         """Ask for a group and subscribe to it; the handle is in place before the head's next notice."""
+        key = (asked.namespace, asked.group)
+        found: list[RemoteGroup] = []
 
         def adopt(launched: Launched) -> None:
-            workers = sorted(launched.group.workers, key=lambda worker: worker.rank)
-            names = [worker.node_ip for worker in workers]
-            group = RemoteGroup(self.network, self.identity, self.host, *key, names)
-            self.groups[key] = group
+            group = self.groups.get(key)
+            if group is None or group.closing or not group.holds(launched.group):
+                workers = sorted(launched.group.workers, key=lambda worker: worker.rank)
+                names = [worker.node_ip for worker in workers]
+                group = RemoteGroup(self.network, self.identity, self.host, *key, names, soon=self.io.call)
+                self.groups[key] = group
             group.adopt(launched.group)
+            found.append(group)
 
-        await self.ask(FindGroup(*key), Launched, 10.0, adopt)
-        return self.groups[key]
+        await self.ask(asked, Launched, 10.0, adopt)
+        return found[0]
 
     async def stop_group(self, group: RemoteGroup, grace_s: float) -> None:
         """End the workers of a group and wait until they are gone. Loop thread."""

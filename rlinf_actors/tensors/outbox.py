@@ -55,8 +55,8 @@ class Outbox:
         self._unheld: dict[int, Letter] = {}
         self._numbers = itertools.count(1)
         self._error: Exception | None = None
-        self._id = 0
-        self._id = peer.open(self)
+        self._id = peer.listen(self._answered)
+        peer.on_gone(self._fail)
 
     def post(self, letter: Letter, *, now: bool = False) -> None:
         """Send as soon as the window lets it. *now*: somebody waits for it."""
@@ -69,7 +69,7 @@ class Outbox:
         elif over:
             letter.work.resolve(None)
 
-    def answer(self, frame: frames.AnyFrame, _parts: list[Buffer]) -> bool:
+    def _answered(self, frame: frames.AnyFrame) -> None:
         """Something was taken, or is held. Loop thread."""
         ended: list[Letter] = []
         if type(frame) is frames.Returned:
@@ -81,9 +81,8 @@ class Outbox:
             ended = [held] if held is not None else []
         for letter in ended:
             letter.work.resolve(None)
-        return False
 
-    def fail(self, error: Exception) -> None:
+    def _fail(self, error: Exception) -> None:
         """The receiver is gone. Any thread."""
         with self._lock:
             self._error = self._error or error

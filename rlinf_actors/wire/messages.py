@@ -260,10 +260,13 @@ class Launched(Message, frozen=True):
 
 
 class FindGroup(Message, frozen=True):
-    """Describe a group and subscribe to it. Answered by Launched or Failed(kind=not_found)."""
+    """Describe a group and subscribe to it. Answered by Launched or Failed(kind=not_found). `ended`: one that has
+    ended is described too, if the head remembers it.
+    """
 
     namespace: str
     group: str
+    ended: bool = False
 
 
 class StopGroup(Message, frozen=True):

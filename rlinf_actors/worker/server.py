@@ -5,8 +5,10 @@ I/O thread, unless a method says otherwise.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -27,6 +29,10 @@ log = logging.getLogger(__name__)
 
 Handler = Callable[[bytes, frames.AnyFrame, "list[Buffer]"], None]
 """(peer, frame, parts), on the I/O thread."""
+
+
+LATE_S = 10.0
+"""Seconds after the end of a peer's process in which what it sent before is still taken."""
 
 
 def _not_yet(_peer: bytes, _frame: frames.Message, _parts: list[Buffer]) -> None:
@@ -162,6 +168,8 @@ class WorkerServer:
             lending.dropped(frame)
         elif type(frame) is frames.Memory:
             lending.heard(frame)
+            if frame.pid:
+                self._watch(peer, frame.pid)
         elif type(frame) is frames.Create:
             self.creations.put(Creation(peer, frame, parts))
         else:
@@ -175,6 +183,34 @@ class WorkerServer:
             self._early.append((peer, frame, parts))  # the class is being constructed, and may serve them
         else:
             log.warning("dropped a %s from %r", type(frame).__name__, peer)
+
+    def _watch(self, peer: bytes, pid: int) -> None:
+        """Notice the end of a peer on this machine, which may hold parts of our memory and wait for answers."""
+        try:
+            fd = os.pidfd_open(pid)
+        except OSError:  # it has ended already
+            self._peer_gone(peer)
+            return
+        loop = asyncio.get_running_loop()
+
+        def ended() -> None:
+            loop.remove_reader(fd)
+            os.close(fd)
+            self._peer_gone(peer)
+
+        loop.add_reader(fd, ended)
+
+    def _peer_gone(self, peer: bytes) -> None:
+        self._members[peer].borrower_gone()
+        for key, invocation in list(self._calls.items()):
+            if key[0] == peer and invocation.window:  # a stream would wait for credit; calls need nobody
+                self._calls.pop(key, None)
+                invocation.cancel()
+        # its last messages may still be in the socket, and lie in its memory
+        asyncio.get_running_loop().call_later(LATE_S, self._forget, peer)
+
+    def _forget(self, peer: bytes) -> None:
+        self._members.pop(peer).close()
 
     def _take(self, invocation: Invocation) -> None:
         self._calls[(invocation.peer, invocation.id)] = invocation

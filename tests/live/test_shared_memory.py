@@ -11,7 +11,7 @@ import threading
 
 import numpy as np
 import pytest
-from shared_workers import Holder
+from shared_workers import Consumer, Holder, Streamer
 
 from rlinf_actors import NodePlacementStrategy, WorkerDiedError
 
@@ -94,6 +94,24 @@ def test_a_worker_that_was_killed_holds_nothing(cluster, holders):
     with pytest.raises(WorkerDiedError):
         holders.execute_on(1).pid().wait()
     assert memory(cluster).used == 0
+
+
+def test_a_caller_that_was_killed_holds_no_results(cluster, holders):
+    caller = Holder.create_group().launch(cluster, name="caller")
+    caller.echo_through("holders", np.zeros(MIB, np.uint8)).wait()
+    assert holders.lends().wait() == [MIB, MIB]
+    pid = caller.pid().wait()[0]
+    holders.watch(pid).wait()
+    os.kill(pid, signal.SIGKILL)
+    assert holders.lends_after_its_end().wait() == [0, 0]
+
+
+def test_a_stream_ends_with_the_worker_that_took_its_items(cluster):
+    streamer = Streamer.create_group().launch(cluster, name="streamer")
+    consumer = Consumer.create_group().launch(cluster, name="consumer")
+    with pytest.raises(WorkerDiedError):
+        consumer.take_one("streamer").wait()
+    assert streamer.wait_until_closed().wait() == ["closed"]
 
 
 def test_results_outlive_their_worker(cluster):
