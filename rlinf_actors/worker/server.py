@@ -100,6 +100,19 @@ class WorkerServer:
         """Send to a member, together with what else goes there in this turn of the loop. Any thread."""
         self._send(peer, frame, parts, False)
 
+    def forget(self, incarnation: str) -> None:
+        """This process has ended: what it was lent is free, and its calls are cancelled. I/O thread."""
+        for peer in [peer for peer in self._members if incarnation.encode() in peer]:
+            self._members.pop(peer).close()
+            for key in [key for key in list(self._calls) if key[0] == peer]:
+                invocation = self._calls.pop(key, None)
+                if invocation is not None:
+                    invocation.cancel()
+
+    def close(self, linger_ms: int) -> None:
+        """Listen no more; answers that are not read after *linger_ms* milliseconds are dropped. I/O thread."""
+        self._listener.close(linger_ms)
+
     def refuse(self, error: BaseException) -> None:
         """The class could not be constructed: every call fails with that. Main thread."""
         with self._lock:
