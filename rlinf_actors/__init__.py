@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rlinf_actors.version import VERSION as __version__
 
 if TYPE_CHECKING:
+    from rlinf_actors.channel.channel import Channel as Channel
     from rlinf_actors.cluster.cluster import Cluster as Cluster
     from rlinf_actors.config.cluster import ClusterConfig as ClusterConfig
     from rlinf_actors.config.cluster import NodeGroupConfig as NodeGroupConfig
@@ -52,11 +53,12 @@ if TYPE_CHECKING:
     from rlinf_actors.placement.strategies import PackedPlacementStrategy as PackedPlacementStrategy
     from rlinf_actors.placement.strategies import StridedPlacementStrategy as StridedPlacementStrategy
     from rlinf_actors.placement.strategy import PlacementStrategy as PlacementStrategy
-    from rlinf_actors.tensors.asyncwork import AsyncWork as AsyncWork
+    from rlinf_actors.runtime.asyncwork import AsyncWork as AsyncWork
     from rlinf_actors.tensors.options import CollectiveGroupOptions as CollectiveGroupOptions
     from rlinf_actors.worker.worker import Worker as Worker
 
 _MODULES = {
+    "channel.channel": ("Channel",),
     "cluster.cluster": ("Cluster",),
     "config.cluster": ("ClusterConfig", "NodeGroupConfig"),
     "errors": (
@@ -98,7 +100,7 @@ _MODULES = {
         "StridedPlacementStrategy",
     ),
     "placement.strategy": ("PlacementStrategy",),
-    "tensors.asyncwork": ("AsyncWork",),
+    "runtime.asyncwork": ("AsyncWork",),
     "tensors.options": ("CollectiveGroupOptions",),
     "worker.worker": ("Worker",),
 }

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from rlinf_actors.errors import ConfigError
 
@@ -21,8 +22,11 @@ RUN_DIR = "RLINF_ACTORS_RUN_DIR"
 LOG_DIR = "RLINF_ACTORS_LOG_DIR"
 CONFIG_FILE = "RLINF_ACTORS_CONFIG"
 INSECURE_TEST_NETWORK = "RLINF_ACTORS_INSECURE_TEST_NETWORK"
+CHANNEL_BYTES = "RLINF_ACTORS_CHANNEL_BYTES"
 LOST_ERRORS = "RLINF_ACTORS_LOST_ERRORS"
 SEND_WINDOW = "RLINF_ACTORS_SEND_WINDOW"
+PATHS = "RLINF_ACTORS_PATHS"
+SHARED_MEMORY = "RLINF_ACTORS_SHARED_MEMORY"
 NAMESPACE = "CLUSTER_NAMESPACE"
 WORKER_MARK = "RLINF_ACTORS_WORKER"
 """Set in every worker (its id), so that a sweep of /proc finds what a worker left behind."""
@@ -32,7 +36,13 @@ TEST_MARK = "RLINF_ACTORS_TEST"
 DEFAULT_SEND_WINDOW = 64 << 20
 MIN_SEND_WINDOW = 1 << 20
 
+DEFAULT_SHARED_MEMORY = 1 << 30
+DEFAULT_CHANNEL_BYTES = 8 << 30
+
 MERGE_MODES = ("append", "override")
+
+PATH_WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType({"cpu": ("lane",), "accelerator": ("lane", "staged")})
+"""What RLINF_ACTORS_PATHS may ask for: kind of buffer to paths; see tensors.paths."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +61,11 @@ class Settings:
         insecure_test_network: whether sockets may leave loopback without keys (``=1``; closed test networks only).
         fail_on_lost_errors: whether a script whose calls failed unnoticed exits with 1 instead of 0
             (``RLINF_ACTORS_LOST_ERRORS=log`` switches it off).
+        channel_bytes: bytes that may be in a channel, per key, before puts wait; 0 for no limit.
         config_file: agentd's configuration file, None for the default places.
+        shared_memory_bytes: how much shared memory a process may lend to others on its machine, 0 for none.
         send_window_bytes: how many bytes a worker may have sent to another one that were not received yet.
+        paths: kind of buffer to the path that it takes where that is possible (``cpu=lane,accelerator=staged``).
     """
 
     head: str | None = None
@@ -67,6 +80,9 @@ class Settings:
     fail_on_lost_errors: bool = True
     config_file: str | None = None
     send_window_bytes: int = DEFAULT_SEND_WINDOW
+    paths: Mapping[str, str] = field(default_factory=dict)
+    shared_memory_bytes: int = DEFAULT_SHARED_MEMORY
+    channel_bytes: int = DEFAULT_CHANNEL_BYTES
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None) -> Settings:
@@ -91,7 +107,10 @@ class Settings:
             insecure_test_network=env.get(INSECURE_TEST_NETWORK) == "1",
             fail_on_lost_errors=env.get(LOST_ERRORS) != "log",
             config_file=env.get(CONFIG_FILE) or None,
-            send_window_bytes=_window(env.get(SEND_WINDOW)),
+            send_window_bytes=_bytes(env.get(SEND_WINDOW), SEND_WINDOW, DEFAULT_SEND_WINDOW, MIN_SEND_WINDOW),
+            shared_memory_bytes=_bytes(env.get(SHARED_MEMORY), SHARED_MEMORY, DEFAULT_SHARED_MEMORY, 0),
+            channel_bytes=_bytes(env.get(CHANNEL_BYTES), CHANNEL_BYTES, DEFAULT_CHANNEL_BYTES, 0),
+            paths=_paths(env.get(PATHS)),
         )
 
 
@@ -119,13 +138,25 @@ def _minutes(text: str | None) -> float | None:
     return minutes
 
 
-def _window(text: str | None) -> int:
+def _bytes(text: str | None, name: str, default: int, least: int) -> int:
     if not text:
-        return DEFAULT_SEND_WINDOW
+        return default
     try:
         size = int(text)
     except ValueError:
-        size = 0
-    if size < MIN_SEND_WINDOW:
-        raise ConfigError(f"is {text!r}; it must be a number of bytes from {MIN_SEND_WINDOW} up", path=SEND_WINDOW)
+        size = -1
+    if size < least:
+        raise ConfigError(f"is {text!r}; it must be a number of bytes from {least} up", path=name)
     return size
+
+
+def _paths(text: str | None) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for entry in filter(None, (part.strip() for part in (text or "").split(","))):
+        kind, _, path = (word.strip() for word in entry.partition("="))
+        if path not in PATH_WORDS.get(kind, ()):
+            valid = ", ".join(f"{kind}={path}" for kind, paths in PATH_WORDS.items() for path in paths)
+            raise ConfigError(f"has {entry!r}; it must be a list, separated by commas, of: {valid}", path=PATHS)
+        if found.setdefault(kind, path) != path:
+            raise ConfigError(f"asks for {kind}={found[kind]} and for {entry}: give one of them", path=PATHS)
+    return found

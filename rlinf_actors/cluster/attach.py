@@ -22,11 +22,13 @@ class WorkerJob:
         runtime: the worker's.
         head: the coordinator's endpoint.
         extras: what the owner sent along with the class.
+        node_rank: where this worker runs.
     """
 
     runtime: Runtime
     head: str
     extras: Callable[[], dict[str, Any]]
+    node_rank: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _session: concurrent.futures.Future[Any] | None = None
 

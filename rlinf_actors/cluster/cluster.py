@@ -340,6 +340,10 @@ class Cluster:
                 return state.report.hostname
         return str(node_rank)
 
+    def here(self) -> int:
+        """Rank of the node whose machine this process runs on (the first, of several), 0 if it is none of them."""
+        return min((state.rank for state in self._states if state.report.host == self.runtime.host), default=0)
+
     def get_node_group(self, label: str = CLUSTER_GROUP) -> NodeGroupInfo | None:
         """The node group of that label, None if there is none."""
         return self._groups.get(str(label))

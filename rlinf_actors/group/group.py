@@ -64,7 +64,7 @@ class RemoteMethod:
             SerializationError: an argument cannot be pickled; names its path.
         """
         self._control.runtime.check_usable()
-        parts = payload.encode_call(args, kwargs)
+        parts = payload.encode_call(args, kwargs, copy=self._control.runtime.copy)
         if self._streams:
             if self._timeout is not None:
                 raise UsageError(

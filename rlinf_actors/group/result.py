@@ -93,7 +93,7 @@ class WorkerGroupFuncResult(Work["list[T]"]):
         for index, peer in enumerate(self._peers):
             idle = not peer.pending
             peer.open(Slot(self, index), call)
-            peer.post(header, parts, now=idle)
+            peer.post(header, parts, now=idle, alone=len(self._peers) == 1)
         if self._timeout is not None:
             self._runtime.io.call(self._arm, self._timeout)
 

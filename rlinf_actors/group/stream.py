@@ -57,7 +57,7 @@ class _Feed:
             slot = _Slot(self, peer)
             call = peer.open(slot)
             self.calls.append((slot, call))
-            peer.send(frames.Stream(call, self.method, WINDOW), parts, now=True)
+            peer.send(frames.Stream(call, self.method, WINDOW), parts, now=True, alone=len(self._peers) == 1)
 
     def put(self, slot: _Slot, frame: frames.AnyFrame | Exception, parts: list[Buffer]) -> None:
         with self._lock:

@@ -7,11 +7,11 @@ stopped driver may stay silent as long as it likes. Any other client lives by it
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from rlinf_actors.head.commands import Emit, Ended, Notify, Refused, Timing
 from rlinf_actors.head.records import Client, Job, Node
-from rlinf_actors.wire.messages import ClientHello, Goodbye, Watch
+from rlinf_actors.wire.messages import ClientGone, ClientHello, Goodbye, Watch
 
 ROLES = ("driver", "worker")
 
@@ -39,6 +39,7 @@ class ClientTable:
         self._jobs: dict[str, Job] = {}
         self._ended = Ended()
         self._awaited: dict[str, float] = {}
+        self._watchers: dict[str, dict[str, None]] = {}
 
     # --- looking ---
 
@@ -153,6 +154,9 @@ class ClientTable:
         if self._by_worker.get(client.worker_id) is client:
             del self._by_worker[client.worker_id]
         self._ended.add(client.incarnation, reason)
+        for watchers in self._watchers.values():
+            watchers.pop(client.incarnation, None)
+        self._tell_watchers(client.incarnation)
         self._on_gone(client.incarnation, client)
 
     def heard(self, peer: bytes, now: float) -> None:
@@ -168,10 +172,12 @@ class ClientTable:
         else:
             self._awaited.setdefault(incarnation, now + self._timing.lease_s)
 
-    def forget_job(self, namespace: str) -> None:
-        """Forget a job without members; the caller knows that it has no groups."""
-        if all(client.namespace != namespace for client in self._clients.values()):
-            self._jobs.pop(namespace, None)
+    def forget_job(self, namespace: str) -> bool:
+        """Forget a job if it has no members; the caller knows that it has no groups."""
+        if any(client.namespace == namespace for client in self._clients.values()):
+            return False
+        self._jobs.pop(namespace, None)
+        return True
 
     # --- watching ---
 
@@ -183,6 +189,24 @@ class ClientTable:
             if client.watcher is None and client.pid_start and node is not None:
                 client.watcher = node.id
                 self._emit(Notify(node.peer, Watch(client.incarnation, client.pid, client.pid_start)))
+
+    def subscribe(self, client: Client, incarnations: Sequence[str], now: float) -> None:
+        """*client* wants to hear of the ends of these clients of its namespace."""
+        for incarnation in incarnations:
+            watched = self._clients.get(incarnation)
+            if watched is not None and watched.namespace != client.namespace:
+                continue
+            self._watchers.setdefault(incarnation, {})[client.incarnation] = None
+            if self._ended.get(incarnation) is not None:
+                self._tell_watchers(incarnation)
+            elif watched is None:
+                self.await_return(incarnation, now)
+
+    def _tell_watchers(self, incarnation: str) -> None:
+        for watcher in self._watchers.pop(incarnation, {}):
+            client = self._clients.get(watcher)
+            if client is not None:
+                self._emit(Notify(client.peer, ClientGone(incarnation)))
 
     def unwatch(self, node_id: str, now: float) -> None:
         """An agent is gone, or begins anew: the clients that it watched live by their beats from now on."""
@@ -199,6 +223,7 @@ class ClientTable:
         for incarnation in [i for i, deadline in self._awaited.items() if now >= deadline]:
             del self._awaited[incarnation]
             self._ended.add(incarnation, "it did not return after the head was restarted")
+            self._tell_watchers(incarnation)
             self._on_gone(incarnation, None)
 
     def stalled(self, seconds: float) -> None:

@@ -12,11 +12,13 @@ import msgspec
 
 from rlinf_actors.head.clients import ClientTable
 from rlinf_actors.head.commands import Answer, Emit, Notify, Refused, Timing
+from rlinf_actors.head.ended import EndedGroups
 from rlinf_actors.head.nodes import NodeTable
 from rlinf_actors.head.records import Client, Group, Node, Worker
 from rlinf_actors.wire.messages import (
     Done,
     ExitReport,
+    FindGroup,
     GroupState,
     Launch,
     Launched,
@@ -57,6 +59,7 @@ class GroupTable:
         self._groups: dict[tuple[str, str], Group] = {}
         self._of_worker: dict[str, Group] = {}
         self._touched: dict[tuple[str, str], Group] = {}
+        self._ended = EndedGroups()
 
     # --- looking ---
 
@@ -104,19 +107,24 @@ class GroupTable:
             placed.setdefault(node.id, []).append(spec)
             self._add(group, Worker(spec, node.id, node.report.ip))
         self._groups[group.key] = group
+        self._ended.forget(group.key)
         for node_id, specs in placed.items():
             self._start(node_id, group, specs)
         return Launched(group.state(token))
 
-    def find(self, client: Client, namespace: str, name: str) -> Launched:
+    def find(self, client: Client, asked: FindGroup) -> Launched:
         """Describe a group and subscribe to it.
 
         Raises:
             Refused: there is none of that name.
         """
+        namespace, name = asked.namespace, asked.group
         _own_namespace(client, namespace)
         group = self._groups.get((namespace, name))
         if group is None:
+            ended = self._ended.get((namespace, name), self._clients.token(namespace)) if asked.ended else None
+            if ended is not None:
+                return Launched(ended)
             there = sorted(group.name for group in self._groups.values() if group.namespace == namespace)
             known = f"there are {', '.join(map(repr, there))}" if there else "there is none at all"
             raise Refused("not_found", f"no group named {name!r} is running in namespace {namespace!r}; {known}")
@@ -220,8 +228,13 @@ class GroupTable:
         del self._groups[group.key]
         for worker_id in group.workers:
             del self._of_worker[worker_id]
-        if not self.uses(group.namespace):
-            self._clients.forget_job(group.namespace)
+        self._ended.add(group.state(""))
+        self.forget_job(group.namespace)
+
+    def forget_job(self, namespace: str) -> None:
+        """Forget a job if it has neither groups nor members."""
+        if not self.uses(namespace) and self._clients.forget_job(namespace):
+            self._ended.forget_job(namespace)
 
     # --- inside ---
 

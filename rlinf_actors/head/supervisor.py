@@ -49,6 +49,7 @@ from rlinf_actors.wire.messages import (
     Status,
     StopCluster,
     StopGroup,
+    WatchClients,
     Welcome,
     WorkerExited,
     WorkerReady,
@@ -180,7 +181,7 @@ class Supervisor:
                 raise Refused("usage", "the cluster is being stopped")
             return self._groups.launch(client, body)
         if isinstance(body, FindGroup):
-            return self._groups.find(client, body.namespace, body.group)
+            return self._groups.find(client, body)
         if isinstance(body, StopGroup):
             self._groups.stop(client, event.peer, event.id, body)
             return None
@@ -263,6 +264,8 @@ class Supervisor:
             for node in self._nodes.alive():
                 if node.log_name == body.node:
                     self._emit(Notify(node.peer, body))
+        elif isinstance(body, WatchClients):
+            self._clients.subscribe(client, body.incarnations, self._now)
         elif isinstance(body, Goodbye):
             self._clients.gone(client, body.reason or "it said goodbye")
         else:
@@ -298,8 +301,7 @@ class Supervisor:
         if client is not None:
             self._emit(Record(f"{client} has ended: {self._clients.ended(incarnation)}"))
             self._nodes.forget(client.peer)
-            if not self._groups.uses(client.namespace):
-                self._clients.forget_job(client.namespace)
+            self._groups.forget_job(client.namespace)
 
     def _worker_gone(self, worker_id: str) -> None:
         client = self._clients.of_worker(worker_id)

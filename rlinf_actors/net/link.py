@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.net.arena import Arena
 
 OnMessage = Callable[[bytes, bytes, "list[Buffer]"], None]
 """(peer, header, parts); runs on the network's loop. *peer* is b"" on a Link."""
@@ -54,15 +55,20 @@ class Network(Protocol):
 
     Attributes:
         forked: whether this process is a fork of the one that made it: nothing can be sent then.
+        memory: what this process lends to others on its machine, None to send everything.
     """
 
     forked: bool
+    memory: Arena | None
 
     def listener(self, on_message: OnMessage, *, max_bytes: int = -1) -> Listener:
         """A listener that is not bound yet; frames above *max_bytes* end the connection (-1: no limit)."""
 
     def link(self, endpoint: str, identity: bytes, on_message: OnMessage) -> Link:
         """A link to *endpoint*; the listener knows it as *identity* (unique per process and purpose)."""
+
+    def soon(self, function: Callable[[], object]) -> None:
+        """Run *function* on the loop soon. Any thread, finalizers too; once the loop is closed it does nothing."""
 
     def close(self) -> None:
         """Close every socket made here. Loop thread only."""

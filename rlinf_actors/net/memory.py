@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.net.arena import Arena
 from rlinf_actors.net.link import OnMessage
 
 
@@ -28,6 +29,7 @@ class MemoryNetwork:
         self._cut: set[bytes] = set()
         self._ports = 0
         self.forked = False
+        self.memory: Arena | None = None
         self.delay = 0.0
         self.drop: Callable[[bytes, bytes], bool] = lambda _identity, _header: False
 
@@ -44,6 +46,10 @@ class MemoryNetwork:
     def heal(self, identity: bytes) -> None:
         """Undo `cut` for messages sent from now on."""
         self._cut.discard(identity)
+
+    def soon(self, function: Callable[[], object]) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function)
 
     def close(self) -> None:
         for listener in list(self._listeners.values()):

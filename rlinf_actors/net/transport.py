@@ -26,6 +26,7 @@ import msgspec
 import zmq
 
 from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.net.arena import Arena
 from rlinf_actors.net.link import OnMessage
 from rlinf_actors.net.security import Security
 
@@ -64,6 +65,7 @@ class ZmqNetwork:
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, min(65536, self._context.get(zmq.SOCKET_LIMIT)))
         self._sockets: set[_Socket] = set()
+        self.memory: Arena | None = None
         self.forked = False
         here = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _note_fork(here))
@@ -74,6 +76,14 @@ class ZmqNetwork:
     def link(self, endpoint: str, identity: bytes, on_message: OnMessage) -> ZmqLink:
         self._security.check(endpoint, "connect to")
         return _open(lambda: ZmqLink(self, endpoint, identity, on_message))
+
+    def soon(self, function: Callable[[], object]) -> None:
+        try:
+            if not self.forked:
+                self._loop.call_soon_threadsafe(function)
+        except RuntimeError:
+            if not self._loop.is_closed():  # a closed loop: the process is ending, and nobody listens
+                raise
 
     def close(self) -> None:
         for socket in list(self._sockets):

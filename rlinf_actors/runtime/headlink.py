@@ -29,6 +29,7 @@ class HeadLink:
         hello: what to introduce this process with; sent again if the head has forgotten us.
         on_notice: called with every notice that is not the session's own.
         on_silence: called once, with the reason, when the head has been silent for HEAD_GRACE_S seconds.
+        on_return: called when a head that had forgotten us has taken us back.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class HeadLink:
         hello: ClientHello,
         on_notice: Callable[[Body], None],
         on_silence: Callable[[str], None] = lambda reason: None,
+        on_return: Callable[[], None] = lambda: None,
     ) -> None:
         self.endpoint = endpoint
         self.welcome: Welcome | None = None
@@ -45,6 +47,7 @@ class HeadLink:
         self._on_notice = on_notice
         self._on_silence = on_silence
         self._heard = 0.0
+        self._on_return = on_return
         self._beats: asyncio.Task[None] | None = None
         self._greeting: asyncio.Task[None] | None = None
         identity = f"{hello.role}:{hello.incarnation}".encode()
@@ -111,3 +114,5 @@ class HeadLink:
             await self._greet(None)
         except Exception:
             log.exception("the head at %s does not take this process back", self.endpoint)
+        else:
+            self._on_return()

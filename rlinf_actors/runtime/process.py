@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from rlinf_actors import version
 from rlinf_actors.errors import GroupClosedError, NodeLostError, ProtocolError, RlinfActorsError, UsageError
+from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.host import host_key, pid_start
 from rlinf_actors.net.link import Network
 from rlinf_actors.net.loop import IoThread
@@ -23,11 +24,14 @@ from rlinf_actors.net.security import Security
 from rlinf_actors.runtime.headlink import HEAD_GRACE_S, HeadLink
 from rlinf_actors.runtime.logprinter import LogPrinter
 from rlinf_actors.runtime.lost import LostErrors
+from rlinf_actors.runtime.memory import shared_memory
 from rlinf_actors.runtime.remote import Construction, RemoteGroup
+from rlinf_actors.runtime.watched import WatchedClients
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire.messages import (
     PROTOCOL,
     Body,
+    ClientGone,
     ClientHello,
     Done,
     FindGroup,
@@ -94,13 +98,19 @@ class Runtime:
         _raise_file_limit()
         self.io = IoThread(f"rlinf-actors-{role}-io")
         self.network: Network = self.io.submit(_made(lambda: ZmqNetwork(self.io.loop, security))).result()
+        self.network.memory = self._memory = shared_memory(settings.shared_memory_bytes, self.io)
         self._head: HeadLink | None = None
         self._gone: RlinfActorsError | None = None
         self._stopped = False
         self._printer: LogPrinter | None = None
         self._warned: set[str] = set()
         self._stopping: dict[tuple[str, str], asyncio.Task[None]] = {}
-        self._finding: dict[tuple[str, str], asyncio.Task[RemoteGroup]] = {}
+        self._finding: dict[FindGroup, asyncio.Task[RemoteGroup]] = {}
+        self.watched = WatchedClients(self._tell)
+
+    def copy(self, data: Buffer) -> Buffer:
+        """A snapshot of *data* that is going to be sent. Any thread."""
+        return bytes(data) if self._memory is None else self._memory.copy(data)
 
     @property
     def identity(self) -> str:
@@ -128,7 +138,7 @@ class Runtime:
             worker_id=self.worker_id,
             token=self.token,
         )
-        head = HeadLink(self.network, endpoint, hello, self._noticed, self.head_lost)
+        head = HeadLink(self.network, endpoint, hello, self._noticed, self.head_lost, self.watched.again)
         try:
             welcome = await head.start(timeout)
         except BaseException:
@@ -199,33 +209,42 @@ class Runtime:
             self.network, self.identity, self.host, namespace, name, node_names, construction, self._construction_failed
         )
 
-    async def find(self, namespace: str, name: str) -> RemoteGroup:
-        """A handle of a running group. Loop thread.
+    async def find(self, namespace: str, name: str, *, ended: bool = False) -> RemoteGroup:
+        """A handle of a group. Loop thread.
+
+        Args:
+            namespace, name: of the group.
+            ended: whether one that has ended will do; every call on it fails and says how its worker ended.
 
         Raises:
             GroupNotFoundError: there is none of that name in the namespace.
         """
-        key = (namespace, name)
-        known = self.groups.get(key)
+        known = self.groups.get((namespace, name))
         if known is not None and not known.closing and not known.gone.done():
             return known
-        if key not in self._finding:
-            self._finding[key] = asyncio.get_running_loop().create_task(self._find(key), name=f"find {name}")
-            self._finding[key].add_done_callback(lambda _: self._finding.pop(key, None))
-        return await asyncio.shield(self._finding[key])
+        asked = FindGroup(namespace, name, ended)
+        if asked not in self._finding:
+            self._finding[asked] = asyncio.get_running_loop().create_task(self._find(asked), name=f"find {name}")
+            self._finding[asked].add_done_callback(lambda _: self._finding.pop(asked, None))
+        return await asyncio.shield(self._finding[asked])
 
-    async def _find(self, key: tuple[str, str]) -> RemoteGroup:
+    async def _find(self, asked: FindGroup) -> RemoteGroup:
         """Ask for a group and subscribe to it; the handle is in place before the head's next notice."""
+        key = (asked.namespace, asked.group)
+        found: list[RemoteGroup] = []
 
         def adopt(launched: Launched) -> None:
-            workers = sorted(launched.group.workers, key=lambda worker: worker.rank)
-            names = [worker.node_ip for worker in workers]
-            group = RemoteGroup(self.network, self.identity, self.host, *key, names)
-            self.groups[key] = group
+            group = self.groups.get(key)
+            if group is None or group.closing or not group.holds(launched.group):
+                workers = sorted(launched.group.workers, key=lambda worker: worker.rank)
+                names = [worker.node_ip for worker in workers]
+                group = RemoteGroup(self.network, self.identity, self.host, *key, names, soon=self.io.call)
+                self.groups[key] = group
             group.adopt(launched.group)
+            found.append(group)
 
-        await self.ask(FindGroup(*key), Launched, 10.0, adopt)
-        return self.groups[key]
+        await self.ask(asked, Launched, 10.0, adopt)
+        return found[0]
 
     async def stop_group(self, group: RemoteGroup, grace_s: float) -> None:
         """End the workers of a group and wait until they are gone. Loop thread."""
@@ -303,6 +322,8 @@ class Runtime:
         if self._head is not None:
             self._head.close("the process ends", 0 if self._stopped else 200)
         self.network.close()
+        if self._memory is not None:
+            self._memory.close()
 
     # --- what the head says ---
 
@@ -311,6 +332,8 @@ class Runtime:
             group = self.groups.get((body.namespace, body.group))
             if group is not None:
                 group.update(body.workers)
+        elif isinstance(body, ClientGone):
+            self.watched.gone(body.incarnation)
         elif isinstance(body, LogLines):
             if self._printer is None:
                 self._printer = LogPrinter(self._shown)
@@ -325,12 +348,12 @@ class Runtime:
         else:
             log.warning("the head sent a %s, which this process does not expect", type(body).__name__)
 
-    def _shown(self, credit: Body) -> None:
-        def send() -> None:
-            if self._head is not None and not self.closed:
-                self._head.notify(credit)
+    def _tell(self, body: Body) -> None:
+        if self._head is not None and not self.closed:
+            self._head.notify(body)
 
-        self.io.call(send)
+    def _shown(self, credit: Body) -> None:
+        self.io.call(self._tell, credit)
 
 
 async def _made(make: Callable[[], T]) -> T:

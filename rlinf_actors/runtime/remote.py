@@ -12,6 +12,7 @@ import logging
 import signal as signals
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from rlinf_actors.errors import (
     GroupClosedError,
@@ -61,6 +62,8 @@ class RemoteGroup:
         node_names: node of each rank, for messages to people.
         construction: given by the owner, None for a handle of another process.
         on_failure: called once if the construction fails.
+        soon: runs a function on the loop; where it is given, the link to a worker is made when there is something
+            to send to it. Otherwise all links are made as the workers come up.
     """
 
     def __init__(
@@ -73,12 +76,16 @@ class RemoteGroup:
         node_names: Sequence[str],
         construction: Construction | None = None,
         on_failure: Callable[[RemoteGroup], None] = lambda group: None,
+        soon: Callable[..., object] | None = None,
     ) -> None:
         self.namespace = namespace
         self.name = name
         self.token = ""
         self.detail = ""
-        self.peers = [Peer(network, identity, f"{name}:{rank}", rank, node) for rank, node in enumerate(node_names)]
+        self.peers = [
+            Peer(network, identity, f"{name}:{rank}", rank, node, partial(self._needed, rank))
+            for rank, node in enumerate(node_names)
+        ]
         self.states: dict[int, WorkerState] = {}
         self.ready: Promise[None] = Promise(f"group {name!r}")
         self.gone: Promise[None] = Promise(f"the end of group {name!r}")
@@ -87,6 +94,7 @@ class RemoteGroup:
         self._host = host
         self._construction = construction
         self._on_failure = on_failure
+        self._soon = soon
         if construction is None:
             self.ready.resolve(None)
 
@@ -94,6 +102,12 @@ class RemoteGroup:
         """Take over what the head says of the whole group."""
         self.token, self.detail = state.token, state.detail
         self.update(state.workers)
+
+    def holds(self, state: GroupState) -> bool:
+        """Whether the head speaks of these very workers, not of a namesake's."""
+        return [peer.worker_id for peer in self.peers] == [
+            worker.id for worker in sorted(state.workers, key=lambda worker: worker.rank)
+        ]
 
     def update(self, workers: Sequence[WorkerState]) -> None:
         """The head says how these workers are."""
@@ -133,10 +147,20 @@ class RemoteGroup:
             first = self.states.get(0)
             if first is None or not first.master_port:
                 return  # MASTER_PORT is rank 0's to give
-        for rank, state in self.states.items():
-            peer = self.peers[rank]
-            if state.state == "running" and state.endpoint is not None and not peer.connected and peer.error is None:
-                self._connect_peer(peer, state.endpoint)
+        for rank in self.states:
+            self._connect_rank(rank)
+
+    def _needed(self, rank: int) -> None:
+        """Something waits for the link to this worker. Any thread."""
+        if self._soon is not None:
+            self._soon(self._connect_rank, rank)
+
+    def _connect_rank(self, rank: int) -> None:
+        state, peer = self.states.get(rank), self.peers[rank]
+        if state is None or state.state != "running" or state.endpoint is None:
+            return
+        if not peer.connected and peer.error is None and (self._soon is None or peer.wanted):
+            self._connect_peer(peer, state.endpoint)
 
     def _connect_peer(self, peer: Peer, endpoint: Endpoint) -> None:
         try:

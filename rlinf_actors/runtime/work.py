@@ -119,6 +119,7 @@ class Promise(Work[T]):
     def __init__(self, what: str) -> None:
         super().__init__()
         self._what = what
+        self._settled = False
         self._value: T | None = None
         self._error: BaseException | None = None
 
@@ -137,8 +138,9 @@ class Promise(Work[T]):
 
     def _set(self, value: T | None, error: BaseException | None) -> bool:
         with self._lock:
-            if self._finished:
+            if self._settled:  # apart from _finished: of two threads that set it, one must not mix with the other
                 return False
+            self._settled = True
             self._value, self._error = value, error
             self._finished = True
             callbacks, self._callbacks = self._callbacks, ()

@@ -7,12 +7,16 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.buffers import Buffer
-from rlinf_actors.wire import failure, payload
+from rlinf_actors.wire import failure, frames, payload
 
-LARGE = 16 << 10
+LARGE = 128 << 10
 """Parts below this size are copied when they are sent; of larger ones the sender's own memory is read
 until the receiver holds them."""
+
+_FAILED = b"!"
+"""Begins what is sent instead of an object that could not be; no payload begins with it."""
 
 
 def check_contiguous(value: Any, what: str = "object") -> None:
@@ -53,19 +57,38 @@ def check_tensor(tensor: Any, what: str) -> None:
         raise TypeError(f"{what} takes a torch.Tensor, not {type(tensor).__name__}; send() takes any object")
 
 
-def encode(value: Any, piggyback: Any = None) -> tuple[list[Buffer], bool]:
+def encode(value: Any, piggyback: Any = None, taker: payload.Taker | None = None) -> tuple[list[Buffer], bool]:
     """The parts of an object, or of (object, piggyback); and whether some of them are the sender's own memory.
+
+    Args:
+        value, piggyback: what is sent.
+        taker: takes tensors out, which go by other ways.
 
     Raises:
         SerializationError: something in it cannot be pickled; names the path.
     """
     if piggyback is not None:
-        parts = payload.encode((value, piggyback), "(object, piggyback_payload)", snapshot=False)
+        parts = payload.encode((value, piggyback), "(object, piggyback_payload)", copy=None, taker=taker)
     elif isinstance(value, BaseException):
         parts = failure.encode_exception(value)
     else:
-        parts = payload.encode(value, "object", snapshot=False)
+        parts = payload.encode(value, "object", copy=None, taker=taker)
     return settled(parts)
+
+
+def encode_failure(error: BaseException) -> tuple[list[Buffer], bool]:
+    """As `encode`, for who waits for an object that could not be sent; see `failure_in`."""
+    raised, parts = failure.encode(0, error)
+    return settled([_FAILED + frames.encode(raised), *parts])
+
+
+def failure_in(parts: Sequence[Buffer], source: WorkerAddress, node: str) -> Exception | None:
+    """The WorkerError that *parts* are, with its original; None if they are an object. Unpickles."""
+    if not parts or bytes(parts[0][:1]) != _FAILED:
+        return None
+    raised = frames.decode(bytes(parts[0][1:]))
+    assert isinstance(raised, frames.Raised)
+    return failure.decode(raised, parts[1:], worker=source.get_name(), rank=source.rank, node=node)
 
 
 def settled(parts: Sequence[Buffer]) -> tuple[list[Buffer], bool]:
@@ -104,5 +127,12 @@ def copy_into(target: Any, received: Any, sender: str) -> None:
             f"{sender} sent a tensor of shape {tuple(received.shape)} and {received.dtype}, and recv_tensor() was "
             f"given one of shape {tuple(target.shape)} and {target.dtype}"
         )
+    if target.device.type == received.device.type == "cpu" and target.is_contiguous() and received.numel():
+        # torch would copy on several threads, which wait for one another where the cores are busy
+        raw = [tensor.detach().view(-1).view(torch.uint8).numpy() for tensor in (target, received.contiguous())]
+        import numpy
+
+        numpy.copyto(raw[0], raw[1])  # lets other threads run
+        return
     with torch.no_grad():
         target.copy_(received)

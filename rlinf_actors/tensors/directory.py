@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Awaitable, Callable
 from typing import Union
 
-from rlinf_actors.errors import (
-    AuthenticationError,
-    GroupNotFoundError,
-    PeerDiedError,
-    ProtocolMismatchError,
-    RlinfActorsError,
-)
+from rlinf_actors.errors import AuthenticationError, GroupNotFoundError, PeerDiedError, ProtocolMismatchError
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.process import Runtime
 from rlinf_actors.runtime.remote import RemoteGroup
@@ -22,6 +17,9 @@ Found = Callable[[Union[RemoteGroup, Exception]], None]
 
 class Directory:
     """Any thread.
+
+    A group that has ended is found too, as long as the head or this worker remembers it: all its peers have errors
+    that say how they ended. Only a name that nobody knows is a GroupNotFoundError.
 
     Args:
         runtime: of this worker.
@@ -59,9 +57,9 @@ class Directory:
         outcome: RemoteGroup | Exception
         try:
             runtime = await self._connect()
-            outcome = await runtime.find(runtime.namespace, name)
+            outcome = await runtime.find(runtime.namespace, name, ended=True)
         except GroupNotFoundError:
-            outcome = self._missing(name)
+            outcome = self._forgotten(name)
         except Exception as error:  # noqa: BLE001 - whatever it is, it reaches those who wait
             outcome = error
         while True:
@@ -76,13 +74,13 @@ class Directory:
             for found in waiting:
                 found(outcome)
 
-    def _missing(self, name: str) -> RlinfActorsError:
-        before = self._groups.get(name)
+    def _forgotten(self, name: str) -> RemoteGroup | GroupNotFoundError:
+        """The head knows nothing of it (any more); do we?"""
+        with self._lock:
+            before = self._groups.get(name)
         if before is not None:
-            first = next((peer for peer in before.peers if peer.error is not None), None)
-            if first is None:
-                return PeerDiedError(f"group {name!r}, which this worker talked to, has ended", peer=name)
-            return PeerDiedError(f"group {name!r} has ended: {first.error}", peer=first.name)
+            before.close(PeerDiedError(f"group {name!r}, which this worker knew, has ended", peer=name))
+            return before
         return GroupNotFoundError(
             f"no group {name!r} is running in namespace {self._runtime.namespace!r}: launch it before a worker "
             f"sends to it or receives from it (launch() has reserved the name when it returns), and check the spelling"
@@ -96,10 +94,18 @@ def _alive(group: RemoteGroup) -> bool:
 def gone(peer: Peer, error: BaseException, what: str) -> Exception:
     """The error of an operation whose other end is gone. A new one for each: tracebacks are kept in them."""
     if isinstance(error, (AuthenticationError, ProtocolMismatchError)):
-        return error  # it lives, and refused us
+        return named(error, what)  # it lives, and refused us
     if isinstance(error, PeerDiedError):
         died = PeerDiedError(f"{what}: {error}", peer=error.peer)
     else:
         died = PeerDiedError(f"{what}: {error}", peer=peer.name)
     died.__cause__ = error
     return died
+
+
+def named(error: Exception, what: str) -> Exception:
+    """The same error, a new one, with the operation that it ended in front of its message."""
+    same = copy.copy(error)
+    same.args = (f"{what}: {error}",)
+    same.__cause__ = error.__cause__
+    return same

@@ -1,30 +1,37 @@
 """Messenger: the messages of one worker, both directions. Any thread, unless a method says otherwise.
 
 House rules: the mailbox is touched under `_lock` alone; no work is ended and nothing is sent while
-it is held. An outbox is made on the first message to a worker and ends with it. The objects are
-pickled and unpickled on the user's threads, never on the loop's.
+it is held. What a finalizer gives back (any thread, any lock held) is put into `_unread`, and from
+there into the mailbox before anybody looks there. An outbox is made on the first message to a worker
+and ends with it. The objects are pickled and unpickled on the user's threads, never on the loop's.
 """
 
 from __future__ import annotations
 
+import collections
+import functools
 import logging
 import threading
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
-from rlinf_actors.errors import CallTimeoutError, GroupNotFoundError, PeerDiedError
+from rlinf_actors.errors import CallTimeoutError, GroupNotFoundError
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.runtime.asyncwork import AsyncWork
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.process import Runtime
 from rlinf_actors.runtime.remote import RemoteGroup
 from rlinf_actors.tensors import contents
-from rlinf_actors.tensors.asyncwork import AsyncWork
-from rlinf_actors.tensors.directory import Directory, gone
+from rlinf_actors.tensors.directory import Directory, gone, named
+from rlinf_actors.tensors.freight import Freight
 from rlinf_actors.tensors.mailbox import Arrived, Key, Mailbox
 from rlinf_actors.tensors.members import check_rank
+from rlinf_actors.tensors.options import CollectiveGroupOptions
 from rlinf_actors.tensors.outbox import Letter, Outbox
 from rlinf_actors.tensors.receive import Body, Received, Slot
+from rlinf_actors.tensors.station import Station
 from rlinf_actors.tensors.window import Returns
 from rlinf_actors.wire import frames
 
@@ -42,6 +49,7 @@ class Messenger:
         connect: waits (on the loop) until the runtime is in session with the head.
         reply: answers on a link that a message came by.
         window: bytes that may be on their way to one worker.
+        station: this worker's end of the ways that tensors take beside the messages.
     """
 
     def __init__(
@@ -52,6 +60,7 @@ class Messenger:
         connect: Callable[[], Awaitable[Runtime]],
         reply: Reply,
         window: int,
+        station: Station,
     ) -> None:
         self.name = name
         self.worker_id = worker_id
@@ -64,6 +73,10 @@ class Messenger:
         self._returns = Returns()
         self._outboxes: dict[Peer, Outbox] = {}
         self._watched: set[Peer] = set()
+        self._unread: collections.deque[tuple[Key, Arrived]] = collections.deque()
+        self.peer_gone: Callable[[Peer], None] = lambda peer: None
+        """Called with a peer given to `watch` that is gone; set before the first message. Any thread."""
+        self.freight = Freight(station, self.directory, reply, self._outbox)
 
     @property
     def held_bytes(self) -> int:
@@ -72,7 +85,15 @@ class Messenger:
 
     # --- sending ---
 
-    def send(self, to: WorkerAddress, value: Any, piggyback: Any, *, now: bool) -> AsyncWork[None]:
+    def send(
+        self,
+        to: WorkerAddress,
+        value: Any,
+        piggyback: Any,
+        *,
+        now: bool,
+        options: CollectiveGroupOptions | None = None,
+    ) -> AsyncWork[None]:
         """Send an object; the work ends when the window let it go and the receiver holds its buffers.
 
         Raises:
@@ -80,15 +101,17 @@ class Messenger:
             SerializationError: something in it cannot be pickled. Nothing was sent.
         """
         contents.check_contiguous(value)
-        parts, large = contents.encode(value, piggyback)
+        hold = self.freight.hold()
+        parts, large = contents.encode(value, piggyback, hold)
+        hold.seal()
         work: AsyncWork[None] = AsyncWork(f"send() to {to}")
         letter = Letter("", parts, large, work)
 
         def found(group: RemoteGroup | Exception) -> None:
             try:
-                self.post(self.peer(group, to), letter, now=now)
+                self.freight.post(self.peer(group, to), letter, hold, options, now)
             except Exception as error:  # noqa: BLE001 - it reaches the waiter
-                work.reject(error)
+                work.reject(named(error, work._what))
 
         self.directory.group(to.root_group_name, found)
         return work
@@ -112,6 +135,8 @@ class Messenger:
                 box = self._outboxes.get(peer)
                 if box is None:
                     box = self._outboxes[peer] = Outbox(peer, self.name, self.worker_id, self._window)
+                if peer.error is not None:
+                    del self._outboxes[peer]  # its end was told before the outbox was there
         return box
 
     # --- receiving ---
@@ -129,8 +154,8 @@ class Messenger:
         return work, place.slot
 
     def _post(self, slot: Slot, group: RemoteGroup | Exception, sender: WorkerAddress) -> None:
-        if isinstance(group, (GroupNotFoundError, PeerDiedError)):
-            with self._lock:  # what a group sent before it ended is still here
+        if isinstance(group, GroupNotFoundError):
+            with self._lock:  # what a group sent before everybody forgot it is still here
                 waits = self._mailbox.has_messages(slot.key)
             if not waits:
                 raise group
@@ -143,6 +168,7 @@ class Messenger:
     def post_slot(self, slot: Slot, peer: Peer | None) -> None:
         """Let a receive take its place; it gets its message at once if that is here."""
         slot.incarnation = "" if peer is None else peer.worker_id
+        self._put_back()
         with self._lock:
             if slot.abandoned:
                 return
@@ -163,11 +189,8 @@ class Messenger:
         try:
             return work.wait(timeout)
         except CallTimeoutError:
-            if work.done() or not self._withdraw(slot):
+            if work.done() or not self.withdraw(slot):
                 return work.wait()  # it came at the last moment, or is the work's own error
-        except (KeyboardInterrupt, SystemExit):
-            self._withdraw(slot)
-            raise
         raise _late(work, timeout or 0.0)
 
     def limit(self, work: Received, slot: Slot, timeout: float) -> None:
@@ -186,10 +209,10 @@ class Messenger:
 
     def _expire(self, slot: Slot, timeout: float) -> None:
         work = slot.work
-        if work is not None and not work.done() and (work.asleep or self._withdraw(slot)):
+        if work is not None and not work.done() and (self.withdraw(slot) or work.asleep):
             work.reject(_late(work, timeout))
 
-    def _withdraw(self, slot: Slot) -> bool:
+    def withdraw(self, slot: Slot) -> bool:
         """Take a receive back; False if it has its message or error."""
         with self._lock:
             if slot.closed:
@@ -202,11 +225,17 @@ class Messenger:
         """A message came. Loop thread."""
         if frame.n:
             self._reply(link, frames.Held(frame.id, frame.n))
-        message = Arrived(frame.src_id, frame.size, Body(link, frame.id, parts))
+        body = Body(link, frame.id, parts, self.freight.arrived(link, frame, parts))
+        message = Arrived(frame.src_id, frame.size, body)
+        key = (frame.src, frame.stream)
+        self._put_back()
         with self._lock:
-            slot = self._mailbox.arrived((frame.src, frame.stream), message)
+            wanted = self._mailbox.wants(key, frame.src_id)
+            slot = self._mailbox.arrived(key, message) if wanted else None
         if slot is not None:
             self._give(slot, message)
+        elif not wanted:
+            self._credit(message)
 
     def _give(self, slot: Slot, message: Arrived) -> None:
         """The receive gets the message; its sender may send as much again."""
@@ -214,10 +243,17 @@ class Messenger:
         with self._lock:
             work = slot.work if not slot.closed else None
             slot.closed = True
-        if work is None:
-            self._unread(slot.key, message)
+        body: Body = message.body
+        if work is None or body.cargo is None:
+            self._take(work, slot.key, message)
         else:
-            work.take(message)
+            body.cargo._on_done(functools.partial(self._take, work, slot.key, message))
+
+    def _take(self, work: Received | None, key: Key, message: Arrived) -> None:
+        """The work gets the message, all of which is here; nobody's goes back to the mailbox."""
+        if work is None or not work.take(message):
+            self._unread.append((key, message))
+            self._put_back()
 
     def _credit(self, message: Arrived) -> None:
         body: Body = message.body
@@ -227,12 +263,22 @@ class Messenger:
         if back:
             self._reply(body.link, frames.Returned(body.outbox, back))
 
-    def _unread(self, key: Key, message: Arrived) -> None:
-        """The receive that got this message was dropped before anybody looked."""
-        with self._lock:
-            slot = self._mailbox.put_back(key, message)
-        if slot is not None:
-            self._give(slot, message)
+    def unread(self, key: Key, message: Arrived) -> None:
+        """The receive that got this message was dropped, or cancelled, before anybody looked. Finalizers too."""
+        self._unread.append((key, message))
+        self._io.call(self._put_back)
+
+    def _put_back(self) -> None:
+        while self._unread:
+            again = []
+            with self._lock:
+                unread = [self._unread.popleft() for _ in range(len(self._unread))]
+                for key, message in sorted(unread, key=lambda pair: pair[1].order):
+                    slot = self._mailbox.put_back(key, message)
+                    if slot is not None:
+                        again.append((slot, message))
+            for slot, message in again:
+                self._give(slot, message)
 
     # --- who is gone ---
 
@@ -242,14 +288,15 @@ class Messenger:
             if peer in self._watched:
                 return
             self._watched.add(peer)
-        peer.open(_Watch(self, peer))
+        peer.on_gone(lambda _error: self._gone(peer))
 
-    def _sender_gone(self, peer: Peer) -> None:
+    def _gone(self, peer: Peer) -> None:
         with self._lock:
-            slots = self._mailbox.sender_gone((peer.name, ""), peer.worker_id)
+            slots = self._mailbox.sender_gone(peer.name, peer.worker_id)
             self._watched.discard(peer)
             self._outboxes.pop(peer, None)
         self._died(slots, peer)
+        self.peer_gone(peer)
 
     def _died(self, slots: list[Slot], peer: Peer) -> None:
         error = peer.error
@@ -258,17 +305,14 @@ class Messenger:
 
     def _fail(self, slots: list[Slot], error: Callable[[str], Exception]) -> None:
         for slot in slots:
-            slot.closed = True
-            work = slot.work
+            with self._lock:
+                work = None if slot.closed else slot.work
+                slot.closed = True
             if work is not None:
                 work.reject(error(work._what))
 
-    def withdraw(self, slot: Slot) -> None:
-        """Take a receive back, whatever became of it."""
-        self._withdraw(slot)
-
     def forget(self, key: Key) -> None:
-        """Nobody will receive from this queue any more."""
+        """Nobody will receive from this queue any more; what arrives later is dropped."""
         with self._lock:
             messages = self._mailbox.forget(key)
         for message in messages:
@@ -283,38 +327,27 @@ class _Place:
     def __init__(self, messenger: Messenger, sender: WorkerAddress) -> None:
         self._messenger = messenger
         self._sender = sender
+        self._entered = 0
 
     def enter(self) -> None:
         self.slot.closed = False
-        self._messenger.directory.group(self._sender.root_group_name, self._found)
+        self._entered += 1
+        self._messenger.directory.group(self._sender.root_group_name, partial(self._found, self._entered))
 
-    def leave(self) -> bool:
-        return self._messenger._withdraw(self.slot)
+    def leave(self) -> None:
+        self._messenger.withdraw(self.slot)
 
     def unread(self, message: Arrived) -> None:
-        # from a finalizer, which may run on any thread, with any lock held
-        self._messenger._io.call(self._messenger._unread, self.slot.key, message)
+        self._messenger.unread(self.slot.key, message)
 
-    def _found(self, group: RemoteGroup | Exception) -> None:
+    def _found(self, entered: int, group: RemoteGroup | Exception) -> None:
+        if entered != self._entered:
+            return  # it left while the group was looked up, and came again
         try:
             self._messenger._post(self.slot, group, self._sender)
         except Exception as error:  # noqa: BLE001 - it reaches the waiter
             failure = error
-            self._messenger._fail([self.slot], lambda _what: failure)
-
-
-class _Watch:
-    """What a peer keeps for the messenger."""
-
-    def __init__(self, messenger: Messenger, peer: Peer) -> None:
-        self._messenger = messenger
-        self._peer = peer
-
-    def answer(self, _frame: frames.AnyFrame, _parts: list[Buffer]) -> bool:
-        return False  # nothing was asked
-
-    def fail(self, _error: Exception) -> None:
-        self._messenger._sender_gone(self._peer)
+            self._messenger._fail([self.slot], lambda what: named(failure, what))
 
 
 def _late(work: Received, timeout: float) -> CallTimeoutError:

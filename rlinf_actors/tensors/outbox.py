@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.runtime.asyncwork import AsyncWork
 from rlinf_actors.runtime.peer import Peer
-from rlinf_actors.tensors.asyncwork import AsyncWork
 from rlinf_actors.tensors.contents import size_of
 from rlinf_actors.tensors.directory import gone
 from rlinf_actors.tensors.window import OVERHEAD, Window
@@ -28,12 +28,23 @@ class Letter:
         parts: its contents.
         large: whether some parts are the sender's own memory: then `work` ends when the receiver holds them.
         work: ends when it was sent.
+        weight: bytes beside `parts` that it brings to the receiver.
+        cargo: what comes with it by other ways.
+        departed: called, with the outbox's lock held, when it has left.
     """
 
     stream: str
     parts: Sequence[Buffer]
     large: bool
     work: AsyncWork[None]
+    weight: int = 0
+    cargo: frames.Cargo | None = None
+    departed: Callable[[], None] | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes of the window."""
+        return size_of(self.parts) + OVERHEAD + self.weight
 
 
 class Outbox:
@@ -55,40 +66,34 @@ class Outbox:
         self._unheld: dict[int, Letter] = {}
         self._numbers = itertools.count(1)
         self._error: Exception | None = None
-        self._id = 0
-        self._id = peer.open(self)
+        self._id = peer.listen(self._answered)
+        peer.on_gone(self._fail)
 
     def post(self, letter: Letter, *, now: bool = False) -> None:
         """Send as soon as the window lets it. *now*: somebody waits for it."""
-        size = size_of(letter.parts) + OVERHEAD
+        size = letter.size
         with self._lock:
             error = self._error
-            sent = error is None and self._window.offer(size, letter)
-            if sent:
-                self._send(letter, now)
+            over = error is None and self._window.offer(size, letter) and self._send(letter, now)
         if error is not None:
             letter.work.reject(gone(self._peer, error, letter.work._what))
-        elif sent and not letter.large:
+        elif over:
             letter.work.resolve(None)
 
-    def answer(self, frame: frames.AnyFrame, _parts: list[Buffer]) -> bool:
+    def _answered(self, frame: frames.AnyFrame) -> None:
         """Something was taken, or is held. Loop thread."""
         ended: list[Letter] = []
         if type(frame) is frames.Returned:
             with self._lock:
-                going = self._window.returned(frame.size)
-                for letter in going:
-                    self._send(letter, False)
-            ended = [letter for letter in going if not letter.large]
+                ended = [letter for letter in self._window.returned(frame.size) if self._send(letter, False)]
         elif type(frame) is frames.Held:
             with self._lock:
                 held = self._unheld.pop(frame.n, None)
             ended = [held] if held is not None else []
         for letter in ended:
             letter.work.resolve(None)
-        return False
 
-    def fail(self, error: Exception) -> None:
+    def _fail(self, error: Exception) -> None:
         """The receiver is gone. Any thread."""
         with self._lock:
             self._error = self._error or error
@@ -97,12 +102,18 @@ class Outbox:
         for letter in lost:
             letter.work.reject(gone(self._peer, error, letter.work._what))
 
-    def _send(self, letter: Letter, now: bool) -> None:
-        """With the lock held."""
-        number = 0
-        if letter.large:
+    def _send(self, letter: Letter, now: bool) -> bool:
+        """Whether that ended it: nothing of the sender's own memory is under way. With the lock held."""
+        parts, number = letter.parts, 0
+        own = letter.large
+        if own:
+            parts, stored = self._peer.store(parts)
+            own = not stored
+        if own:
             number = next(self._numbers)
             self._unheld[number] = letter
-        size = size_of(letter.parts) + OVERHEAD
-        frame = frames.Message(self._id, number, self._name, self._worker_id, letter.stream, size)
-        self._peer.send(frame, letter.parts, now=now)
+        frame = frames.Message(self._id, number, self._name, self._worker_id, letter.stream, letter.size, letter.cargo)
+        self._peer.send(frame, parts, now=now, alone=not letter.stream)
+        if letter.departed is not None:
+            letter.departed()
+        return not own

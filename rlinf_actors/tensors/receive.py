@@ -11,18 +11,28 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rlinf_actors.model.buffers import Buffer
-from rlinf_actors.tensors.asyncwork import AsyncWork
+from rlinf_actors.runtime.asyncwork import AsyncWork
+from rlinf_actors.tensors.cargo import Arriving
 from rlinf_actors.tensors.mailbox import Arrived, Key
 from rlinf_actors.wire import payload
 
 
 @dataclass(frozen=True)
 class Body:
-    """What the mailbox keeps of a message: the link it came by, the sender's outbox, its contents."""
+    """What the mailbox keeps of a message: the link it came by, the sender's outbox, its contents, and what
+    comes with it by other ways.
+    """
 
     link: bytes
     outbox: int
     parts: list[Buffer]
+    cargo: Arriving | None = None
+
+    def decoded(self) -> Any:
+        """The object; once, and when the cargo is here."""
+        if self.cargo is None:
+            return payload.decode(self.parts)
+        return payload.decode(self.cargo.parts, self.cargo.tensors())
 
 
 class Place(Protocol):
@@ -31,11 +41,11 @@ class Place(Protocol):
     def enter(self) -> None:
         """Wait for a message, behind those that wait already."""
 
-    def leave(self) -> bool:
-        """Wait no more; False if there is a message or an error."""
+    def leave(self) -> None:
+        """Wait no more. A message that is on its way to the work is offered to it all the same."""
 
     def unread(self, message: Arrived) -> None:
-        """Nobody looked at this message."""
+        """Nobody looked at this message. Any thread, finalizers too."""
 
 
 class Slot:
@@ -58,15 +68,17 @@ class Slot:
     @property
     def abandoned(self) -> bool:
         """Whether nobody will look at what it gets."""
-        return self.closed or self._work() is None
+        work = self._work()
+        return self.closed or work is None or work.done()
 
 
 class Received(AsyncWork[Any]):
     """The work of a recv. The object is unpickled once, by the first thread that waits for it.
 
-    A cancelled wait takes no message: when the last task that awaits it is cancelled, the receive leaves
-    its place, and takes one again when somebody waits. A message that it got and that nobody looked at
-    goes back to the mailbox when the work is dropped.
+    A cancelled wait takes no message: when the last one that waits is cancelled, the receive leaves its
+    place, a message that it has got meanwhile goes back to where it was, and the work is not done; it
+    takes a place again when somebody waits. (A cancelled task keeps the work alive, by its traceback.) So
+    does a message that nobody looked at when the work is dropped.
 
     Args:
         what: for messages of errors.
@@ -86,29 +98,42 @@ class Received(AsyncWork[Any]):
         self._trace: types.TracebackType | None = None
         self.asleep = False
 
-    def take(self, message: Arrived) -> None:
-        """It is this message. Loop thread or the receiver's."""
-        self._message = message
-        self.resolve(None)
+    def take(self, message: Arrived) -> bool:
+        """It is this message; False if the work wants none (any more). Loop thread or the receiver's."""
+        with self._guard:
+            if self.asleep:
+                return False
+            with self._lock:  # at once with the outcome: who is cancelled now gives both back
+                if self._finished:
+                    return False
+                self._message, self._finished = message, True
+                callbacks, self._callbacks = self._callbacks, ()
+        for callback in callbacks:
+            callback()
+        return True
 
     def wait(self, timeout: float | None = None) -> Any:
         """See AsyncWork."""
         self._want()
+        cancelled = False
         try:
             return super().wait(timeout)
+        except (KeyboardInterrupt, SystemExit):
+            cancelled = True
+            raise
         finally:
-            self._waiters_change(-1)
+            self._unwant(cancelled)
 
     def __await__(self) -> Generator[Any, None, Any]:
         self._want()
+        cancelled = False
         try:
             return (yield from super().__await__())
-        except (asyncio.CancelledError, GeneratorExit):
-            if self._waiters == 1 and not self.done() and self._place.leave():
-                self.asleep = True
+        except asyncio.CancelledError:
+            cancelled = True
             raise
         finally:
-            self._waiters_change(-1)
+            self._unwant(cancelled)
 
     def _want(self) -> None:
         with self._guard:
@@ -117,18 +142,35 @@ class Received(AsyncWork[Any]):
         if wake:
             self._place.enter()
 
-    def _waiters_change(self, by: int) -> None:
+    def _unwant(self, cancelled: bool) -> None:
         with self._guard:
-            self._waiters += by
+            self._waiters -= 1
+            message = self._fall_asleep() if cancelled and not self._waiters else None
+        if message is not None:
+            self._place.unread(message)
+
+    def _fall_asleep(self) -> Arrived | None:
+        """Nobody waits any more: leave the place; the message that has come all the same. With `_guard` held."""
+        with self._lock:
+            message, self._message = self._message, None
+            if self._finished and message is None:
+                return None  # an error, or somebody has looked already
+            self._finished = False
+        self.asleep = True
+        self._place.leave()
+        return message
+
+    def _read(self, body: Body) -> Any:
+        return body.decoded()
 
     def _outcome(self) -> Any:
         if self._error is not None:
             return super()._outcome()
         with self._guard:
             if self._message is not None:
-                parts, self._message = self._message.body.parts, None
+                body, self._message = self._message.body, None
                 try:
-                    self._result = self._convert(payload.decode(parts))
+                    self._result = self._convert(self._read(body))
                 except BaseException as error:  # noqa: BLE001 - what unpickling raises reaches every waiter
                     self._failure, self._trace = error, error.__traceback__
         if self._failure is not None:

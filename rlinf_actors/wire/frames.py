@@ -102,10 +102,62 @@ class Raised(Frame, frozen=True, tag=9):
     traceback: str = ""
 
 
+class Memory(Frame, frozen=True, tag=10):
+    """The sender's shared memory, as ``/proc/pid/fd/fd`` with that device, inode and size in bytes; pid 0: none is
+    offered. `opened`: whether the sender has opened the receiver's, and may be lent parts of it.
+    """
+
+    pid: int = 0
+    fd: int = 0
+    device: int = 0
+    inode: int = 0
+    size: int = 0
+    opened: bool = False
+
+
+class Dropped(Frame, frozen=True, tag=11):
+    """Nobody here looks at these leases of the receiver's shared memory any more."""
+
+    leases: list[int]
+
+
+class Crate(msgspec.Struct, frozen=True, array_like=True):
+    """One tensor that is not among a message's parts. `kind` is torch's type of its device.
+
+    `path` says where its bytes are: "lane" (next on the cargo's lane), "staged" (the next of the parts at
+    the end), "ipc" (at `offset` of the memory that `handle` opens), "local" (in this very process), "" (none).
+    """
+
+    dtype: str
+    shape: list[int]
+    requires_grad: bool
+    kind: str
+    path: str
+    handle: bytes = b""
+    offset: int = 0
+
+
+class Cargo(msgspec.Struct, array_like=True):
+    """What goes with a message, but not by its link. `gate` and `n` name it in answers to the sender.
+
+    `lane` (its number), `backend` and `store` (HOST:PORT) say which process group carries the crates with
+    the path "lane", and `options` how it is made. `event` is a CUDA event to wait for before ipc is read.
+    """
+
+    gate: int
+    n: int
+    crates: list[Crate]
+    lane: int = 0
+    backend: str = ""
+    store: str = ""
+    options: list[Union[int, bool, None]] = []
+    event: bytes = b""
+
+
 class Message(Frame, frozen=True, tag=20):
     """One message from worker `src` (its id: `src_id`); the object's parts ride behind. `stream` is "" for
     send and recv, else which broadcast. `id` names the sender's outbox on this link; a Held with `n` is
-    wanted unless that is 0; `size` is what is to be Returned.
+    wanted unless that is 0; `size` is what is to be Returned; `cargo` is what comes by other ways.
     """
 
     id: int
@@ -114,6 +166,7 @@ class Message(Frame, frozen=True, tag=20):
     src_id: str
     stream: str
     size: int
+    cargo: Union[Cargo, None] = None
 
 
 class Held(Frame, frozen=True, tag=21):
@@ -130,7 +183,126 @@ class Returned(Frame, frozen=True, tag=22):
     size: int
 
 
-AnyFrame = Union[Join, Rejected, Create, Call, Stream, Credit, Cancel, Ok, Item, Raised, Message, Held, Returned]
+class Ask(Frame, frozen=True, tag=30):
+    """Which paths can you take? Answered by a Facts; `id` names who asks. `memory` and `event` are a CUDA memory's
+    and a CUDA event's handles on device `device`, to try to open.
+    """
+
+    id: int
+    device: str = ""
+    memory: bytes = b""
+    event: bytes = b""
+
+
+class Facts(Frame, frozen=True, tag=31):
+    """What a worker's end of a path can be. `host` is its host key, `accelerator` the type of its accelerators,
+    `devices` the UUIDs of those that are its own, `backends` the torch.distributed back-ends it can use,
+    `ipc` whether it could open what the Ask offered.
+    """
+
+    id: int
+    host: str
+    accelerator: str
+    devices: list[str]
+    backends: list[str]
+    ipc: bool
+
+
+class Released(Frame, frozen=True, tag=32):
+    """The receiver does not use the memory of cargo `n` of gate `id` any more."""
+
+    id: int
+    n: int
+
+
+class LaneEnded(Frame, frozen=True, tag=33):
+    """This side's end of lane `lane` of gate `id` is closed, because of `text`. Each side says it once, so
+    whoever hears it back knows that the other is alive. `src_id` is the sender's worker id.
+    """
+
+    id: int
+    lane: int
+    src_id: str
+    text: str
+
+
+class ChannelPut(Frame, frozen=True, tag=40):
+    """Append the item behind it; answered by Ok once it is in, or Raised(kind: full, closed, cancelled)."""
+
+    id: int
+    key: bytes
+    weight: Union[int, float]
+    nowait: bool
+
+
+class ChannelGet(Frame, frozen=True, tag=41):
+    """Take the head; answered by Ok with the item behind a list of its parts' numbers, or
+    Raised(kind: empty, closed, cancelled).
+    """
+
+    id: int
+    key: bytes
+    nowait: bool
+
+
+class ChannelBatch(Frame, frozen=True, tag=42):
+    """Take items up to a weight; answered like ChannelGet."""
+
+    id: int
+    key: bytes
+    target: Union[int, float]
+
+
+class ChannelAck(Frame, frozen=True, tag=43):
+    """What answered get or batch `id` has reached the user's code."""
+
+    id: int
+
+
+class ChannelCancel(Frame, frozen=True, tag=44):
+    """Nobody waits for `id`; `back`: if its items are on their way, nobody will look at them."""
+
+    id: int
+    back: bool
+
+
+class ChannelLook(Frame, frozen=True, tag=45):
+    """Answered by Ok with [size, full] of a key."""
+
+    id: int
+    key: bytes
+
+
+class ChannelShow(Frame, frozen=True, tag=46):
+    """Answered by Ok with what waits, for people; the small items ride behind."""
+
+    id: int
+
+
+class ChannelClose(Frame, frozen=True, tag=47):
+    """No more puts; answered by Ok."""
+
+    id: int
+
+
+class ChannelWhere(Frame, frozen=True, tag=48):
+    """Which replica has this key; `rank` is where the asker would like it. Answered by Ok with the rank."""
+
+    id: int
+    key: bytes
+    rank: int
+
+
+ChannelFrame = Union[
+    ChannelPut, ChannelGet, ChannelBatch, ChannelAck, ChannelCancel, ChannelLook, ChannelShow, ChannelClose,
+    ChannelWhere,
+]  # fmt: skip
+"""What a channel's host takes."""
+
+AnyFrame = Union[
+    Join, Rejected, Create, Call, Stream, Credit, Cancel, Ok, Item, Raised, Memory, Dropped, Message, Held, Returned,
+    Ask, Facts, Released, LaneEnded, ChannelFrame,
+]  # fmt: skip
 
 encode = msgspec.msgpack.Encoder().encode
 """A header as bytes."""

@@ -260,10 +260,13 @@ class Launched(Message, frozen=True):
 
 
 class FindGroup(Message, frozen=True):
-    """Describe a group and subscribe to it. Answered by Launched or Failed(kind=not_found)."""
+    """Describe a group and subscribe to it. Answered by Launched or Failed(kind=not_found). `ended`: one that has
+    ended is described too, if the head remembers it.
+    """
 
     namespace: str
     group: str
+    ended: bool = False
 
 
 class StopGroup(Message, frozen=True):
@@ -375,6 +378,20 @@ class WorkerChanged(Message, frozen=True):
     workers: list[WorkerState]
 
 
+class WatchClients(Message, frozen=True):
+    """Notice of a client to the head: say ClientGone when one of these clients of my namespace ends. Those that
+    the head does not know have one lease to say hello. Sent again, whole, to a head that was restarted.
+    """
+
+    incarnations: list[str]
+
+
+class ClientGone(Message, frozen=True):
+    """Notice to who watches: that client has ended, and will not be let in again."""
+
+    incarnation: str
+
+
 class Warn(Message, frozen=True):
     """Notice for a person; shown once."""
 
@@ -385,7 +402,7 @@ Body = Union[
     AgentHello, ClientHello, Welcome, Goodbye, Beat,
     GetNodes, Nodes, Launch, Launched, FindGroup, StopGroup, GetStatus, Status, StopCluster, Done,
     StartWorkers, StopWorkers, Watch, ProcessGone, WorkerReady, WorkerExited, LogLines, LogCredit,
-    WorkerChanged, Warn,
+    WorkerChanged, WatchClients, ClientGone, Warn,
 ]  # fmt: skip
 """Every control message."""
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rlinf_actors.tensors.messenger import Messenger
     from rlinf_actors.wire.messages import WorkerSpec
     from rlinf_actors.wire.spawn import WorkerPlace
+    from rlinf_actors.worker.server import WorkerServer
 
 
 @dataclass
@@ -33,6 +34,7 @@ class WorkerContext:
         ports: ports held for the user's code.
         messenger, broadcaster: its messages to and from other workers.
         extras: what the owner sent along with the class (hardware_infos and the like).
+        server: what others talk to.
         tcp_port: the port it listens on, 0 with a unix socket only.
         pid: of the process that is the worker; a fork of it has another.
     """
@@ -45,6 +47,7 @@ class WorkerContext:
     ports: HeldPorts
     messenger: Messenger
     broadcaster: Broadcaster
+    server: WorkerServer
     extras: dict[str, Any] = field(default_factory=dict)
     tcp_port: int = 0
     pid: int = field(default_factory=os.getpid)

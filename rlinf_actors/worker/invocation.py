@@ -30,6 +30,7 @@ class Invocation:
     """
 
     __slots__ = (
+        "_copy",
         "_granted",
         "_reply",
         "_wake",
@@ -44,7 +45,15 @@ class Invocation:
     )
 
     def __init__(
-        self, peer: bytes, call: int, method: str, parts: list[Buffer], reply: Reply, deadline_s: float, window: int
+        self,
+        peer: bytes,
+        call: int,
+        method: str,
+        parts: list[Buffer],
+        reply: Reply,
+        copy: payload.Copy,
+        deadline_s: float,
+        window: int,
     ) -> None:
         self.peer = peer
         self.id = call
@@ -55,6 +64,7 @@ class Invocation:
         self.cancelled = False
         self.stop: Callable[[], object] | None = None
         self._reply = reply
+        self._copy = copy
         self._granted = window  # written by the I/O thread alone
         self._wake: Callable[[], object] | None = None
 
@@ -96,7 +106,7 @@ class Invocation:
     def succeed(self, value: Any, seconds: float) -> None:
         """Answer with a result; one that does not pickle is the call's error."""
         try:
-            parts = payload.encode(value, f"the result of {self.method}()")
+            parts = payload.encode(value, f"the result of {self.method}()", copy=self._copy)
         except SerializationError as error:
             self.fail(error)
             return
@@ -158,7 +168,8 @@ class Invocation:
                     if sent >= self._granted:  # else credit came between the look and the clear
                         await room.wait()
                 sent += 1
-                self._reply(self, frames.Item(self.id), payload.encode(item, f"an item of {self.method}()"))
+                parts = payload.encode(item, f"an item of {self.method}()", copy=self._copy)
+                self._reply(self, frames.Item(self.id), parts)
         finally:
             self._wake = None
             await items.aclose()

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from rlinf_actors.worker.context import WorkerContext
 
 
-
 class ManagerProxy:
     """What the head knows of the workers of this job. Every method is one round trip; any thread but the I/O thread."""
 

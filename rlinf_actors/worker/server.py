@@ -5,23 +5,34 @@ I/O thread, unless a method says otherwise.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
+import os
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from rlinf_actors import version
 from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.net.lending import Lending
 from rlinf_actors.net.link import Network
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.messages import PROTOCOL
+from rlinf_actors.wire.payload import Copy
 from rlinf_actors.worker.executor import Executor
 from rlinf_actors.worker.invocation import Invocation
 
 log = logging.getLogger(__name__)
+
+Handler = Callable[[bytes, frames.AnyFrame, "list[Buffer]"], None]
+"""(peer, frame, parts), on the I/O thread."""
+
+
+LATE_S = 10.0
+"""Seconds after the end of a peer's process in which what it sent before is still taken."""
 
 
 def _not_yet(_peer: bytes, _frame: frames.Message, _parts: list[Buffer]) -> None:
@@ -49,15 +60,19 @@ class WorkerServer:
 
     def __init__(self, network: Network, worker_id: str, name: str, token: str) -> None:
         self._listener = network.listener(self._received)
+        self._copy: Copy = bytes if network.memory is None else network.memory.copy
         self._worker_id = worker_id
         self._name = name
         self._token = token
-        self._members: set[bytes] = set()
+        self._network = network
+        self._members: dict[bytes, Lending] = {}
         self._calls: dict[tuple[bytes, int], Invocation] = {}
         self._executor: Executor | None = None
         self._held: list[Invocation] = []
         self._failure: BaseException | None = None
         self._lock = threading.Lock()
+        self._handlers: dict[type[frames.Frame], Handler] = {}
+        self._early: list[tuple[bytes, frames.AnyFrame, list[Buffer]]] = []
         self.creations: queue.SimpleQueue[Creation] = queue.SimpleQueue()
         self.on_message: Callable[[bytes, frames.Message, list[Buffer]], None] = _not_yet
         """Takes the messages of other workers; set before `bind`."""
@@ -74,6 +89,17 @@ class WorkerServer:
             self._held.clear()
             self._executor = executor
 
+    def serve(self, kinds: Iterable[type[frames.Frame]], handler: Handler) -> None:
+        """Give frames of these kinds to *handler*, those first that came before it."""
+        self._handlers.update(dict.fromkeys(kinds, handler))
+        early, self._early = self._early, []
+        for peer, frame, parts in early:
+            self._other(peer, frame, parts)
+
+    def send(self, peer: bytes, frame: frames.AnyFrame, parts: Sequence[Buffer] = ()) -> None:
+        """Send to a member, together with what else goes there in this turn of the loop. Any thread."""
+        self._send(peer, frame, parts, False)
+
     def refuse(self, error: BaseException) -> None:
         """The class could not be constructed: every call fails with that. Main thread."""
         with self._lock:
@@ -84,27 +110,37 @@ class WorkerServer:
 
     def answer(self, peer: bytes, frame: frames.AnyFrame, parts: Sequence[Buffer] = ()) -> None:
         """Send an answer that belongs to no invocation. Any thread."""
-        self._listener.send(peer, frames.encode(frame), parts, now=True)
+        self._send(peer, frame, parts, True)
+
+    def _send(self, peer: bytes, frame: frames.AnyFrame, parts: Sequence[Buffer], now: bool) -> None:
+        header = frames.encode(frame)
+        if len(parts) > 1:  # large parts come behind the first
+            lending = self._members.get(peer)
+            if lending is not None:
+                header, parts = lending.pack(header, parts)
+        self._listener.send(peer, header, parts, now=now)
 
     def _reply(self, invocation: Invocation, frame: frames.AnyFrame, parts: Sequence[Buffer]) -> None:
         """An invocation's answer. Executor's thread."""
         if type(frame) is not frames.Item:
             self._calls.pop((invocation.peer, invocation.id), None)
         now = self._executor is None or self._executor.idle()
-        self._listener.send(invocation.peer, frames.encode(frame), parts, now=now)
+        self._send(invocation.peer, frame, parts, now)
 
     def _received(self, peer: bytes, header: bytes, parts: list[Buffer]) -> None:
+        lending = self._members.get(peer)
         try:
-            frame = frames.decode(header)
+            frame = frames.decode(header if lending is None else lending.unpack(header, parts))
         except RemoteWireError as error:
             log.warning("dropped a message from %r: %s", peer, error)
             return
-        if peer not in self._members:
+        if lending is None:
             self._join(peer, frame)
         elif type(frame) is frames.Call:
-            self._take(Invocation(peer, frame.id, frame.method, parts, self._reply, frame.deadline_s, 0))
+            self._take(Invocation(peer, frame.id, frame.method, parts, self._reply, self._copy, frame.deadline_s, 0))
         elif type(frame) is frames.Stream:
-            self._take(Invocation(peer, frame.id, frame.method, parts, self._reply, 0.0, max(1, frame.window)))
+            window = max(1, frame.window)
+            self._take(Invocation(peer, frame.id, frame.method, parts, self._reply, self._copy, 0.0, window))
         elif type(frame) is frames.Cancel:
             invocation = self._calls.pop((peer, frame.id), None)
             if invocation is not None:
@@ -115,10 +151,53 @@ class WorkerServer:
                 invocation.credit(frame.n)
         elif type(frame) is frames.Message:
             self.on_message(peer, frame, parts)
+        elif type(frame) is frames.Dropped:
+            lending.dropped(frame)
+        elif type(frame) is frames.Memory:
+            lending.heard(frame)
+            if frame.pid:
+                self._watch(peer, frame.pid)
         elif type(frame) is frames.Create:
             self.creations.put(Creation(peer, frame, parts))
         else:
+            self._other(peer, frame, parts)
+
+    def _other(self, peer: bytes, frame: frames.AnyFrame, parts: list[Buffer]) -> None:
+        handler = self._handlers.get(type(frame))
+        if handler is not None:
+            handler(peer, frame, parts)
+        elif self._executor is None and self._failure is None:
+            self._early.append((peer, frame, parts))  # the class is being constructed, and may serve them
+        else:
             log.warning("dropped a %s from %r", type(frame).__name__, peer)
+
+    def _watch(self, peer: bytes, pid: int) -> None:
+        """Notice the end of a peer on this machine, which may hold parts of our memory and wait for answers."""
+        try:
+            fd = os.pidfd_open(pid)
+        except OSError:  # it has ended already
+            self._peer_gone(peer)
+            return
+        loop = asyncio.get_running_loop()
+
+        def ended() -> None:
+            loop.remove_reader(fd)
+            os.close(fd)
+            self._peer_gone(peer)
+
+        loop.add_reader(fd, ended)
+
+    def _peer_gone(self, peer: bytes) -> None:
+        self._members[peer].borrower_gone()
+        for key, invocation in list(self._calls.items()):
+            if key[0] == peer and invocation.window:  # a stream would wait for credit; calls need nobody
+                self._calls.pop(key, None)
+                invocation.cancel()
+        # its last messages may still be in the socket, and lie in its memory
+        asyncio.get_running_loop().call_later(LATE_S, self._forget, peer)
+
+    def _forget(self, peer: bytes) -> None:
+        self._members.pop(peer).close()
 
     def _take(self, invocation: Invocation) -> None:
         self._calls[(invocation.peer, invocation.id)] = invocation
@@ -154,4 +233,6 @@ class WorkerServer:
                 peer, frames.Rejected("authentication", f"{frame.name} looked for another worker at this address")
             )
         else:
-            self._members.add(peer)
+            self._members[peer] = Lending(
+                self._network.memory, self._network.soon, lambda frame: self._send(peer, frame, (), False), frame.name
+            )

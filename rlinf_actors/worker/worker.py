@@ -16,6 +16,7 @@ from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.hardware import AcceleratorType, HardwareInfo
 from rlinf_actors.model.worker import WorkerInfo
 from rlinf_actors.worker import context as worker_context
+from rlinf_actors.worker.channels import Channels
 from rlinf_actors.worker.manager import ManagerProxy
 from rlinf_actors.worker.messaging import Messaging
 from rlinf_actors.worker.ports import HeldPorts
@@ -52,7 +53,7 @@ def _torch_platform() -> Any:
     return getattr(torch, _torch_device_type())
 
 
-class Worker(Messaging):
+class Worker(Messaging, Channels):
     """Base of all worker classes. One instance runs in each process of a group.
 
     A class without ``async def`` runs its calls one at a time on the process's main thread; with

@@ -74,6 +74,14 @@ def test_the_first_program_differs_from_rlinfs_by_its_import_alone():
     ]
 
 
+def test_rollout_pipeline(tmp_path):
+    out = succeeds(tmp_path, "rollout_pipeline.py", "--workers", "2", "--episodes", "30", "--batch", "100")
+    assert "2 rollout workers, 60 episodes, 960 steps" in out
+    assert "inference answered 960 observations" in out
+    assert "trainer saw 960 steps in " in out
+    assert "steps/s" in out
+
+
 @pytest.mark.torch
 @pytest.mark.timeout(120)
 def test_ddp_training(tmp_path):

@@ -104,6 +104,7 @@ class World:
             worker_id="",
             closed=False,
             check_usable=lambda: None,
+            copy=bytes,
             io=Io(),
             stop_group=self._stop_group,
         )

@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 from rlinf_actors import RlinfActorsError, Worker
+from rlinf_actors.worker.context import current
 
 
 def ended(work: Any) -> str:
@@ -32,6 +33,13 @@ class Talker(Worker):
 
     def pid(self) -> int:
         return os.getpid()
+
+    def shared_in_use(self) -> int:
+        """Bytes of this worker's shared memory that somebody has."""
+        context = current()
+        assert context is not None
+        assert context.runtime.network.memory is not None
+        return context.runtime.network.memory.used
 
     def say(self, value: Any, group: str, rank: Any = 0, **options: Any) -> Any:
         return self.send(value, group, rank, **options)
@@ -99,9 +107,16 @@ class Talker(Worker):
             return time.process_time() - before
         raise AssertionError("a message came")
 
-    def give(self, value: Any, groups: Any, src: Any = None) -> Any:
-        got = self.broadcast(value, groups=groups, src=src)
+    def give(self, value: Any, groups: Any, src: Any = None, **options: Any) -> Any:
+        got = self.broadcast(value, groups=groups, src=src, **options)
         return "mine" if value is not None and got is value else got
+
+    def give_unpicklable(self, groups: Any) -> str:
+        try:
+            self.broadcast({"lock": threading.Lock()}, groups=groups)
+        except RlinfActorsError as error:
+            return type(error).__name__
+        return "given"
 
 
 class AsyncTalker(Worker):

@@ -19,7 +19,7 @@ PROMISED = (
     "FlexiblePlacementStrategy", "NodePlacementStrategy",
     "Worker", "WorkerAddress", "WorkerInfo", "WorkerGroup", "WorkerGroupFuncResult",
     "Accelerator", "AcceleratorType", "AcceleratorUtil", "Hardware", "HardwareConfig", "HardwareInfo",
-    "HardwareResource", "NodeHardwareConfig", "AsyncWork", "CollectiveGroupOptions",
+    "HardwareResource", "NodeHardwareConfig", "Channel", "AsyncWork", "CollectiveGroupOptions",
 )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import pytest
 from fake_worker import FakeWorker, Waiter
 
 from rlinf_actors.errors import AuthenticationError, ProtocolMismatchError, RlinfActorsError, WorkerDiedError
+from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.messages import PROTOCOL, Endpoint
 
@@ -131,7 +132,7 @@ async def test_nonsense_from_the_worker_is_dropped(peer, worker, caplog):
     call = peer.open(waiter)
     await worker.until(1)
     with caplog.at_level(logging.WARNING):
-        worker.say_bytes(b"\xc1")
+        worker.say_bytes(b"\x91")
         worker.say(frames.Call(call, "a worker does not call a driver"))
         worker.say(frames.Ok(call + 100))
         worker.say(frames.Ok(call))
@@ -145,3 +146,41 @@ async def test_closing_drops_the_link_and_twice_is_fine(peer, worker):
     peer.close()
     peer.close()
     assert not peer.connected
+
+
+async def test_who_listens_or_watches_is_no_call_under_way(peer, worker):
+    connect(peer, worker)
+    heard, gone = [], []
+    number = peer.listen(heard.append)
+    peer.on_gone(gone.append)
+    assert peer.pending == {}
+    await worker.until(1)
+    for frame in (frames.Held(number, 1), frames.Returned(number, 5), frames.Held(number + 1000, 1)):
+        worker.say(frame)
+    call = peer.open(last := Waiter())
+    worker.say(frames.Ok(call))
+    await last.told.wait()
+    assert heard == [frames.Held(number, 1), frames.Returned(number, 5)]
+    error = WorkerDiedError("gone")
+    peer.fail(error)
+    peer.fail(WorkerDiedError("a second cause"))
+    assert gone == [error]
+    peer.on_gone(gone.append)
+    assert gone == [error, error]
+
+
+async def test_the_first_message_asks_for_the_link_once(network, worker):
+    asked = []
+    peer = Peer(network, "driver:x", "g:0", 0, "node0", lambda: asked.append(1))
+    peer.worker_id = "id-0"
+    assert not peer.wanted
+    for call in (1, 2):
+        peer.send(frames.Call(call, "x"))
+    assert peer.wanted
+    assert asked == [1]
+    connect(peer, worker)
+    assert [frame.id for frame in (await worker.until(3))[1:]] == [1, 2]
+    dead = Peer(network, "driver:x", "g:0", 0, "node0", lambda: asked.append(2))
+    dead.fail(WorkerDiedError("gone"))
+    dead.send(frames.Call(1, "x"))
+    assert asked == [1]

@@ -2,28 +2,77 @@
 
 from __future__ import annotations
 
+import pytest
+
+from rlinf_actors.net.arena import Arena
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.messages import Endpoint
 
 
+class Link:
+    """Keeps what is sent, and whether the peer had shown the link by then."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[type, bool]] = []
+        self.peer: Peer | None = None
+
+    def send(self, header, parts=(), *, now=False):
+        assert self.peer is not None
+        self.sent.append((type(frames.decode(header)), self.peer._link is not None))
+
+    def close(self, linger_ms=0):
+        pass
+
+
+class Network:
+    def __init__(self, memory=None) -> None:
+        self.memory = memory
+        self.made = Link()
+
+    def link(self, *_arguments):
+        return self.made
+
+    def soon(self, function):
+        function()
+
+
+def make(memory=None) -> tuple[Peer, Link]:
+    network = Network(memory)
+    peer = network.made.peer = Peer(network, "driver:x", "g:0", 0, "node")
+    return peer, network.made
+
+
 def test_nobody_sees_the_link_before_what_waited_was_sent():
-    sent = []
-
-    class Link:
-        def send(self, header, parts=(), *, now=False):
-            sent.append((type(frames.decode(header)), peer.connected))
-
-        def close(self, linger_ms=0):
-            pass
-
-    class Network:
-        def link(self, *_arguments):
-            return Link()
-
-    peer = Peer(Network(), "driver:x", "g:0", 0, "node")
+    peer, link = make()
     peer.send(frames.Call(1, "step"))
     peer.connect(Endpoint("h", "ipc://x"), "h", "token", lambda: None)
     peer.send(frames.Cancel(1))
     kinds = [frames.Join, frames.Call, frames.Cancel]
-    assert sent == list(zip(kinds, (False, False, True), strict=True))
+    assert link.sent == list(zip(kinds, (False, False, True), strict=True))
+
+
+@pytest.mark.parametrize("answer", [frames.Memory(), frames.Memory(opened=True)])
+def test_what_waited_goes_out_once_it_is_known_whether_memory_can_be_lent(answer):
+    arena = Arena(1 << 20)
+    peer, link = make(arena)
+    peer.send(frames.Call(1, "step"))
+    peer.connect(Endpoint("h", "ipc://x"), "h", "token", lambda: (frames.Create(2, "m:C", {}), ()))
+    peer.send(frames.Cancel(1))
+    assert [kind for kind, _ in link.sent] == [frames.Join, frames.Memory]
+    peer._received(b"", frames.encode(answer), [])
+    kinds = [frames.Join, frames.Memory, frames.Create, frames.Call, frames.Cancel]
+    assert [kind for kind, _ in link.sent] == kinds
+    peer.close()
+    arena.close()
+
+
+def test_a_peer_that_was_closed_before_the_answer_sends_nothing():
+    arena = Arena(1 << 20)
+    peer, link = make(arena)
+    peer.connect(Endpoint("h", "ipc://x"), "h", "token", lambda: None)
+    peer.send(frames.Call(1, "step"))
+    peer.close()
+    peer._received(b"", frames.encode(frames.Memory()), [])
+    assert [kind for kind, _ in link.sent] == [frames.Join, frames.Memory]
+    arena.close()

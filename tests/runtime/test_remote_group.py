@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from fake_worker import FakeWorker, Waiter
 
@@ -20,7 +22,10 @@ class World:
         construction = None
         if owner:
             construction = Construction("m:C", [b"args"], 3, lambda raised, parts, peer: WorkerError(raised.text))
-        self.group = RemoteGroup(network, "driver:x", "here", "ns", "g", ["n0", "n1"], construction, self.failed.append)
+        soon = None if owner else asyncio.get_running_loop().call_soon
+        self.group = RemoteGroup(
+            network, "driver:x", "here", "ns", "g", ["n0", "n1"], construction, self.failed.append, soon
+        )
         self.group.adopt(GroupState("ns", "g", "m:C", "o", "starting", [self.state(0, "starting")], "tok"))
 
     def state(self, rank, state="running", master_port=0, exit=None, id=None):
@@ -125,12 +130,36 @@ async def test_closing_ends_calls_and_waits(world):
     assert world.failed == []
 
 
-async def test_a_handle_of_another_process_creates_nothing(network):
+async def test_a_handle_of_another_process_creates_nothing_and_links_to_whom_it_talks_to(network):
     world = World(network, owner=False)
     await world.group.ready
+    world.group.peers[0].send(frames.Call(1, "early"))
     world.group.update([world.state(0, master_port=1), world.state(1)])
-    world.group.peers[1].send(frames.Call(1, "x"))
-    assert [type(frame) for frame in await world.workers[1].until(2)] == [frames.Join, frames.Call]
+    assert [type(frame) for frame in await world.workers[0].until(2)] == [frames.Join, frames.Call]
+    assert not world.group.peers[1].connected
+    assert world.workers[1].came == []
+    for call in (2, 3):
+        world.group.peers[1].send(frames.Call(call, "x"))
+    assert [type(frame) for frame in await world.workers[1].until(3)] == [frames.Join, frames.Call, frames.Call]
+
+
+async def test_who_is_only_watched_needs_no_link(network):
+    world = World(network, owner=False)
+    world.group.update([world.state(0), world.state(1)])
+    told = []
+    world.group.peers[1].on_gone(told.append)
+    world.group.update([world.state(1, "gone", exit=ExitReport("signalled", signal=9))])
+    assert [type(error) for error in told] == [WorkerDiedError]
+    assert not world.group.peers[1].connected
+
+
+async def test_whose_state_the_head_speaks_of(network):
+    world = World(network, owner=False)
+    world.group.update([world.state(0), world.state(1)])
+    same = GroupState("ns", "g", "", "o", "", [world.state(1), world.state(0)])
+    other = GroupState("ns", "g", "", "o", "", [world.state(0), world.state(1, id="of a namesake")])
+    assert world.group.holds(same)
+    assert not world.group.holds(other)
 
 
 DEATHS = [

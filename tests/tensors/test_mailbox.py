@@ -78,14 +78,18 @@ def test_an_abandoned_receive_is_passed_over():
     assert box.arrived(A, message("x")) is waiting
 
 
-def test_what_is_put_back_is_first_again():
+def test_what_is_put_back_has_its_place_again():
     box = Mailbox()
-    box.arrived(A, message("second"))
-    assert box.put_back(A, message("first")) is None
-    assert [box.posted(A, Receive())[0].body for _ in range(2)] == ["first", "second"]
+    for n in range(4):
+        box.arrived(A, message(n))
+    taken = [box.posted(A, Receive())[0] for _ in range(3)]
+    for one in (taken[1], taken[0], taken[2]):
+        assert box.put_back(A, one) is None
+    assert box.held == 40
+    assert [box.posted(A, Receive())[0].body for _ in range(4)] == [0, 1, 2, 3]
     waiting = Receive()
     box.posted(A, waiting)
-    assert box.put_back(A, message("x")) is waiting
+    assert box.put_back(A, taken[0]) is waiting
 
 
 def test_a_successor_of_the_same_name_is_another_sender():
@@ -97,6 +101,16 @@ def test_a_successor_of_the_same_name_is_another_sender():
     box.arrived(A, message("fresh", "2"))
     got, stale = box.posted(A, Receive("2"))
     assert (got.body, [m.body for m in stale], box.held) == ("fresh", ["left over"], 0)
+
+
+def test_what_a_successor_sent_is_not_dropped_for_a_receive_that_wants_the_earlier():
+    """The news of the end of one worker may come after the first message of the next one of its name."""
+    box, late = Mailbox(), Receive("1")
+    box.arrived(A, message("from the new", "2"))
+    assert box.posted(A, late) == (None, [])
+    assert box.sender_gone("a:0", "1") == [late]
+    got, stale = box.posted(A, Receive("2"))
+    assert (got.body, stale) == ("from the new", [])
 
 
 def test_whoever_has_the_name():
@@ -113,8 +127,8 @@ def test_a_sender_that_is_gone_ends_what_waits_for_it_alone():
     box.posted(A, lost)
     box.posted(A, successor)
     box.posted(B, other)
-    assert box.sender_gone(A, "1") == [lost]
-    assert box.sender_gone(A, "1") == []
+    assert box.sender_gone("a:0", "1") == [lost]
+    assert box.sender_gone("a:0", "1") == []
     assert box.arrived(A, message("x", "2")) is successor
     assert box.arrived(B, message("y")) is other
 
@@ -122,7 +136,7 @@ def test_a_sender_that_is_gone_ends_what_waits_for_it_alone():
 def test_what_arrived_before_the_end_can_be_received_after_it():
     box = Mailbox()
     box.arrived(A, message("x"))
-    assert box.sender_gone(A, "1") == []
+    assert box.sender_gone("a:0", "1") == []
     assert box.posted(A, Receive())[0].body == "x"
 
 
@@ -133,6 +147,19 @@ def test_forget():
     assert [m.body for m in box.forget(A)] == ["x"]
     assert box.forget(A) == []
     assert box.held == 10
+    assert [box.wants(key, "1") for key in (A, B)] == [False, True]
+
+
+def test_of_a_sender_that_is_gone_only_what_it_sent_by_send_is_kept():
+    box, ring = Mailbox(), ("a:0", "a broadcast's")
+    for key in (A, ring, ("b:0", "a broadcast's")):
+        box.arrived(key, message("x"))
+    box.arrived(ring, message("of a successor", "2"))
+    box.sender_gone("a:0", "1")
+    assert box.held == 30
+    assert [box.wants(key, "1") for key in (A, ring)] == [True, False]
+    assert box.wants(ring, "2")
+    assert box.posted(ring, Receive("2"))[0].body == "of a successor"
 
 
 def test_nothing_is_kept_of_queues_that_are_empty():

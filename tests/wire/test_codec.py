@@ -42,6 +42,8 @@ BODIES = [
     m.LogLines("o", "n", [("g:0", "out", "hello")], 3),
     m.LogCredit("o", "n", 10),
     m.WorkerChanged("ns", "g", [STATE]),
+    m.WatchClients(["inc"]),
+    m.ClientGone("inc"),
     m.Warn("careful"),
 ]
 
@@ -137,10 +139,29 @@ FRAMES = [
     frames.Ok(2, 0.5),
     frames.Item(3),
     frames.Raised(2, "raised", "ValueError", "boom", "Traceback"),
+    frames.Memory(17, 5, 1, 99, 4096, True),
+    frames.Dropped([1, 2]),
     frames.Message(4, 1, "a:0", "w-0", "", 1000),
     frames.Held(4, 1),
     frames.Returned(4, 1000),
-]
+    frames.ChannelPut(5, b"k", 1.5, True),
+    frames.ChannelGet(6, b"k", False),
+    frames.ChannelBatch(7, b"k", 2),
+    frames.ChannelAck(6),
+    frames.ChannelCancel(6, True),
+    frames.ChannelLook(8, b"k"),
+    frames.ChannelShow(9),
+    frames.ChannelClose(10),
+    frames.ChannelWhere(11, b"k", 1),
+    frames.Message(
+        4, 1, "a:0", "w-0", "", 1000,
+        frames.Cargo(5, 1, [frames.Crate("bool", [2, 3], False, "cuda", "ipc", b"h", 8)], 1, "nccl", "h:1", [None, 4]),
+    ),
+    frames.Ask(5),
+    frames.Facts(5, "host", "NV_GPU", ["uuid"], ["gloo", "nccl"], True),
+    frames.Released(5, 1),
+    frames.LaneEnded(5, 1, "w-0", "it broke"),
+]  # fmt: skip
 
 
 def test_every_header_comes_back():

@@ -85,7 +85,7 @@ class Served:
     def call(self, method: str, *args: Any, deadline_s: float = 0.0, window: int = 0) -> int:
         self._ids += 1
         parts = payload.encode_call(args, {})
-        made = Invocation(b"driver", self._ids, method, parts, self.answers, deadline_s, window)
+        made = Invocation(b"driver", self._ids, method, parts, self.answers, bytes, deadline_s, window)
         self._invocations[self._ids] = made
         self.executor.submit(made)
         return self._ids
@@ -101,7 +101,7 @@ class Last(Invocation):
     """An invocation that ends the thread which runs it."""
 
     def __init__(self) -> None:
-        super().__init__(b"", 0, "", [], lambda *_: None, 0.0, 0)
+        super().__init__(b"", 0, "", [], lambda *_: None, bytes, 0.0, 0)
 
     def run(self, instance: Any) -> None:
         raise SystemExit

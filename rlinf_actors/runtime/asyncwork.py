@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
 from typing import Any, TypeVar
 
 from rlinf_actors.runtime.work import Promise
-from rlinf_actors.tensors.options import CollectiveGroupOptions
 
 log = logging.getLogger(__name__)
 
@@ -21,20 +19,50 @@ THEN_THREADS = 8
 """How many functions given to `AsyncWork.then` may run at a time."""
 
 
+class _Threads:
+    """Runs functions on up to THEN_THREADS threads, which end when there is nothing to do."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._due: collections.deque[Callable[[], None]] = collections.deque()
+        self._running = 0
+
+    def submit(self, function: Callable[[], None]) -> None:
+        """Run it soon. Any thread."""
+        with self._lock:
+            self._due.append(function)
+            if self._running == THEN_THREADS:
+                return
+            self._running += 1
+        threading.Thread(target=self._run, name="rlinf-actors-then", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._due:
+                    self._running -= 1
+                    return
+                function = self._due.popleft()
+            function()
+
+
+_threads = _Threads()
+
+
 class AsyncWork(Promise[T]):
-    """A message operation under way.
+    """An operation under way.
 
     ``work.wait(timeout=None)`` blocks, ``await work`` and ``await work.async_wait()`` do not; each gives
     the operation's result or raises its error, any number of times, in any thread and any event loop.
-    ``work.done()`` tells whether it has ended. Cancelling a task that awaits it leaves it alone.
+    ``work.done()`` tells whether it has ended. An error that nobody waited for is logged.
 
     Attributes:
-        options: the collective options it was given.
+        options: what the operation was given as its options.
     """
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
-        self.options: CollectiveGroupOptions | None = None
+        self.options: Any = None
         self._seen = False
 
     def then(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncWork[Any]:
@@ -85,7 +113,7 @@ class _Then(AsyncWork[Any]):
         before._on_done(self._start)
 
     def _start(self) -> None:
-        _threads().submit(self._run)
+        _threads.submit(self._run)
 
     def _run(self) -> None:
         fn, args, kwargs = self._call
@@ -102,7 +130,7 @@ class _Then(AsyncWork[Any]):
             self._end(value, None)
 
     def _follow(self) -> None:
-        _threads().submit(self._take_over)
+        _threads.submit(self._take_over)
 
     def _take_over(self) -> None:
         try:
@@ -119,8 +147,3 @@ class _Then(AsyncWork[Any]):
             self.resolve(value)
         else:
             self.reject(error)
-
-
-@lru_cache(maxsize=1)
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(THEN_THREADS, thread_name_prefix="rlinf-actors-then")

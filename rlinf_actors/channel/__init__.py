@@ -1,0 +1,1 @@
+"""Channels: named queues between any processes of a job."""

@@ -1,0 +1,156 @@
+"""A channel inside one process (``local=True``): the same queue behind a lock. Items are not copied."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from rlinf_actors.channel.backend import Shown
+from rlinf_actors.channel.keys import key_bytes, key_of
+from rlinf_actors.channel.queue import Accepted, ChannelQueue, Command, Deliver, Item, Ticket
+from rlinf_actors.channel.taking import Taking
+from rlinf_actors.errors import CallTimeoutError, ChannelClosedError
+from rlinf_actors.runtime.asyncwork import AsyncWork
+
+_SHOWN_ITEMS = 20
+
+
+class LocalChannel:
+    """The queue, its lock, and who waits. Any thread.
+
+    Args:
+        name: for messages.
+        maxsize: items per key, 0 for no limit.
+    """
+
+    def __init__(self, name: str, maxsize: int) -> None:
+        self._name = name
+        self._queue = ChannelQueue(maxsize)
+        self._lock = threading.Lock()
+        self._ids = itertools.count(1)
+        self._works: dict[int, Callable[[], AsyncWork[Any] | None]] = {}
+        self._dropped: collections.deque[Ticket] = collections.deque()
+
+    def put(self, key: Hashable, item: Any, weight: float, nowait: bool, timeout: float | None) -> AsyncWork[None]:
+        where, ticket = key_bytes(key), self._ticket()
+        work: AsyncWork[None] = AsyncWork(f"put() into channel {self._name!r}")
+        self._works[ticket.id] = lambda: work
+        self._do(lambda: self._queue.put(ticket, where, Item(item, 0, weight), nowait))
+        self._limit(work, ticket, timeout)
+        return work
+
+    def get(self, key: Hashable, nowait: bool, timeout: float | None) -> Taking[Any]:
+        where = key_bytes(key)
+        what = f"get() from channel {self._name!r}"
+        return self._take(
+            what, lambda items: (items[0].value, False), lambda t: self._queue.get(t, where, nowait), timeout
+        )
+
+    def batch(self, key: Hashable, target: float, timeout: float | None) -> Taking[list[Any]]:
+        where = key_bytes(key)
+        what = f"get_batch() from channel {self._name!r}"
+        return self._take(
+            what,
+            lambda items: ([i.value for i in items], False),
+            lambda t: self._queue.batch(t, where, target),
+            timeout,
+        )
+
+    def look(self, key: Hashable) -> tuple[int, bool]:
+        where = key_bytes(key)
+        with self._lock:
+            return self._queue.size(where), self._queue.full(where)
+
+    def show(self) -> tuple[bool, list[tuple[Any, int, list[Shown]]]]:
+        with self._lock:
+            rows: list[tuple[Any, list[Item]]] = [(key, self._queue.waiting(key)) for key in self._queue.in_use()]
+            closed = self._queue.closed
+        return closed, [
+            (key_of(key), len(items), [Shown(i.value, 0, i.weight, i.again) for i in items[:_SHOWN_ITEMS]])
+            for key, items in rows
+        ]
+
+    def close(self) -> None:
+        self._do(self._queue.close)
+
+    # --- inside ---
+
+    def _ticket(self) -> Ticket:
+        return Ticket("", b"", next(self._ids))
+
+    def _take(
+        self,
+        what: str,
+        decode: Callable[[Any], Any],
+        ask: Callable[[Ticket], list[Command]],
+        timeout: float | None,
+    ) -> Taking[Any]:
+        ticket = self._ticket()
+        work: Taking[Any] = Taking(
+            what, decode, lambda _: self._do(lambda: self._queue.ack(ticket)), lambda _: self._drop(ticket)
+        )
+        self._works[ticket.id] = weakref.ref(work)
+        self._do(lambda: ask(ticket))
+        self._limit(work, ticket, timeout)
+        return work
+
+    def _do(self, step: Callable[[], list[Command]]) -> None:
+        with self._lock:
+            commands = step()
+        self._tell(commands)
+        self._sweep()
+
+    def _drop(self, ticket: Ticket) -> None:
+        self._dropped.append(ticket)
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Give back what nobody will take.
+
+        A destructor may run while its own thread holds the lock: then that does it, on its way out.
+        """
+        while self._dropped and self._lock.acquire(blocking=False):
+            commands: list[Command] = []
+            try:
+                while self._dropped:
+                    ticket = self._dropped.popleft()
+                    self._works.pop(ticket.id, None)
+                    commands += self._queue.cancel(ticket, back=True)
+            finally:
+                self._lock.release()
+            self._tell(commands)
+
+    def _tell(self, commands: list[Command]) -> None:
+        for command in commands:
+            found = self._works.pop(command.ticket.id, None)
+            work = found() if found is not None else None
+            if work is None:
+                continue  # dropped: its destructor gives back
+            if isinstance(command, Accepted):
+                work.resolve(None)
+            elif isinstance(command, Deliver):
+                work.resolve(command.items)
+            else:
+                work.reject(self._refusal(command.why, work))
+
+    def _refusal(self, why: str, work: AsyncWork[Any]) -> Exception:
+        if why == "full":
+            return asyncio.QueueFull(f"channel {self._name!r} is full")
+        if why == "empty":
+            return asyncio.QueueEmpty(f"channel {self._name!r} is empty")
+        if why == "closed":
+            return ChannelClosedError(f"channel {self._name!r} was closed")
+        return CallTimeoutError(f"{work._what} was not done in its time")
+
+    def _limit(self, work: AsyncWork[Any], ticket: Ticket, timeout: float | None) -> None:
+        if timeout is None or work.done():
+            return
+        timer = threading.Timer(max(0.0, timeout), self._do, (lambda: self._queue.cancel(ticket),))
+        timer.daemon = True
+        timer.start()
+        work._on_done(timer.cancel)

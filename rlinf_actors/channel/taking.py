@@ -1,0 +1,89 @@
+"""Taking: a get under way. Taking the item is its last step, and what is not taken goes back."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar
+
+from rlinf_actors.runtime.asyncwork import AsyncWork
+
+T = TypeVar("T")
+
+
+class Taking(AsyncWork[T]):
+    """A get or get_batch under way.
+
+    The item is yours, and acknowledged, when `wait` or ``await`` returns it; both may be used again and
+    give the same object. Cancelling a task that awaits it cancels the get, as with asyncio.Queue; so does
+    dropping the last reference. An item that was on its way is then first in its queue again.
+
+    Attributes:
+        redelivered: once it was taken: whether a process that died may have seen (one of) these before.
+
+    Args:
+        what: for messages.
+        decode: makes of what arrived the value, and whether it had been delivered to a process that died; on the
+            thread that waits. What it raises gives the item back.
+        acknowledge: called once, when the value is there.
+        give_back: called instead if nobody will take it, any thread; with True from a destructor, which may run
+            while its own thread holds any lock.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        decode: Callable[[Any], tuple[T, bool]],
+        acknowledge: Callable[[Any], object],
+        give_back: Callable[[bool], object],
+    ) -> None:
+        super().__init__(what)
+        self.redelivered = False
+        self._decode = decode
+        self._acknowledge = acknowledge
+        self._give_back = give_back
+        self._taking = threading.Lock()
+        self._taken = False
+
+    def cancel(self) -> bool:
+        """Do not wait any more; False if the item was taken, or the get had failed. Any thread."""
+        with self._taking:
+            if self._taken or self._error is not None:
+                return False
+            error = concurrent.futures.CancelledError(f"{self._what} was cancelled")
+            if not self.reject(error):
+                if self._error is not None:
+                    return False
+                self._value, self._error = None, error
+            self._seen = True
+        self._give_back(False)
+        return True
+
+    def _outcome(self) -> T:
+        with self._taking:
+            value = super()._outcome()
+            if self._taken:
+                return value
+            try:
+                self._value, self.redelivered = self._decode(value)
+            except BaseException as error:
+                self._value, self._error = None, error
+                self._give_back(False)
+                raise
+            self._taken = True
+            self._acknowledge(value)
+            return self._value
+
+    def __await__(self) -> Generator[Any, None, T]:
+        try:
+            return (yield from super().__await__())
+        except (asyncio.CancelledError, GeneratorExit):
+            self.cancel()
+            raise
+
+    def __del__(self) -> None:
+        super().__del__()
+        if not self._taken and self._error is None:
+            self._give_back(True)

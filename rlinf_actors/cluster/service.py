@@ -1,0 +1,73 @@
+"""Launching processes of the library's own (channel hosts) on a cluster."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.placement.environment import GroupLayout, worker_environment
+from rlinf_actors.placement.strategies import NodePlacementStrategy
+from rlinf_actors.placement.view import find_group
+from rlinf_actors.runtime.peer import Peer
+from rlinf_actors.runtime.remote import Construction, RemoteGroup
+from rlinf_actors.wire import failure, frames, payload
+from rlinf_actors.wire.messages import Launch, WorkerSpec
+
+if TYPE_CHECKING:
+    from rlinf_actors.cluster.cluster import Cluster
+
+
+def launch_service(
+    cluster: Cluster,
+    name: str,
+    reference: str,
+    args: tuple[Any, ...],
+    node_ranks: Sequence[int],
+    detail: str = "",
+    show_logs: bool = False,
+) -> RemoteGroup:
+    """Start one process of a worker class of ours on each of some nodes. Blocks for one round trip to the head.
+
+    Args:
+        cluster: where.
+        name: of the group; its owner is this process, and it ends with it.
+        reference: ``module:class``.
+        args: of its constructor.
+        node_ranks: the node of each rank.
+        detail: JSON for those who find the group.
+        show_logs: whether its output goes to the driver's terminal.
+
+    Raises:
+        NameInUseError: a group of that name is running.
+        PlacementError: there is no such node.
+    """
+    placements = NodePlacementStrategy(node_ranks).get_placement(cluster)
+    layout, launch, specs = GroupLayout.of(placements), uuid.uuid4().hex[:10], []
+    for placement in placements:
+        node = cluster.get_node_info(placement.cluster_node_rank)
+        group = find_group(cluster, placement.node_group_label)
+        specs.append(
+            WorkerSpec(
+                id=f"{launch}-{placement.rank}",
+                group=name,
+                namespace=cluster.namespace,
+                rank=placement.rank,
+                world_size=len(placements),
+                node_rank=placement.cluster_node_rank,
+                env=worker_environment(name, placement, layout, node, group, cluster.namespace),
+                log_dir=cluster.log_dir if show_logs else None,
+                forward_logs=show_logs,
+            )
+        )
+    construction = Construction(reference, payload.encode((None, args, {}, {}), reference), 0, _failure)
+    names = [cluster.node_name(spec.node_rank) for spec in specs]
+    made = cluster.runtime.new_group(cluster.namespace, name, names, construction)
+    message = Launch(cluster.namespace, name, reference, specs, detail)
+    cluster.runtime.io.submit(cluster.runtime.launch(message, made)).result()
+    return made
+
+
+def _failure(raised: frames.Raised, parts: Sequence[Buffer], peer: Peer) -> Exception:
+    return failure.decode(raised, parts, worker=peer.name, rank=peer.rank, node=peer.node)

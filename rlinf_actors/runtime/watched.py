@@ -1,0 +1,35 @@
+"""Ends of other clients of the job, for who keeps something for them. Loop thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rlinf_actors.wire.messages import Body, WatchClients
+
+
+class WatchedClients:
+    """Which clients this process watches.
+
+    Args:
+        tell: sends a notice to the head.
+    """
+
+    def __init__(self, tell: Callable[[Body], None]) -> None:
+        self._tell = tell
+        self._watched: dict[str, Callable[[], None]] = {}
+
+    def watch(self, incarnation: str, on_gone: Callable[[], None]) -> None:
+        """Call *on_gone* once that client has ended; soon if it has already."""
+        self._watched[incarnation] = on_gone
+        self._tell(WatchClients([incarnation]))
+
+    def again(self) -> None:
+        """The head was restarted: it has forgotten whom we watch."""
+        if self._watched:
+            self._tell(WatchClients(list(self._watched)))
+
+    def gone(self, incarnation: str) -> None:
+        """The head says that a client has ended."""
+        on_gone = self._watched.pop(incarnation, None)
+        if on_gone is not None:
+            on_gone()

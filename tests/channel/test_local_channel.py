@@ -1,0 +1,139 @@
+"""local=True: threads and tasks of one process, without a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import threading
+
+import pytest
+
+from rlinf_actors import CallTimeoutError, Channel, ChannelClosedError, SerializationError, UsageError
+from rlinf_actors.channel.keys import key_bytes, key_of
+
+
+def local(maxsize=0):
+    return Channel.create("here", maxsize, local=True)
+
+
+def test_items_are_the_same_objects_in_order():
+    channel = local()
+    item = object()
+    channel.put(item)
+    channel.put(2, weight=1.5)
+    assert channel.qsize() == 2
+    assert str(channel).endswith("2 (weight 1.5)]")
+    assert channel.get() is item
+    assert channel.get() == 2
+    assert channel.empty()
+    assert repr(channel) == "<Channel 'here', local>"
+
+
+def test_nowait_timeout_and_close():
+    channel = local(1)
+    with pytest.raises(asyncio.QueueEmpty):
+        channel.get_nowait()
+    channel.put_nowait(1)
+    assert channel.full()
+    with pytest.raises(asyncio.QueueFull):
+        channel.put_nowait(2)
+    with pytest.raises(CallTimeoutError):
+        channel.put(2, timeout=0.01)
+    with pytest.raises(CallTimeoutError):
+        channel.get("other", timeout=0.01)
+    channel.close()
+    assert channel.get() == 1
+    with pytest.raises(ChannelClosedError):
+        channel.get()
+    with pytest.raises(ChannelClosedError):
+        channel.put(1)
+
+
+def test_threads_that_block_lose_and_double_nothing():
+    channel, got = local(2), []
+
+    def put(first):
+        for n in range(first, first + 200):
+            channel.put(n)
+
+    def get():
+        for _ in range(200):
+            got.append(channel.get())
+
+    threads = [threading.Thread(target=put, args=(n * 200,)) for n in range(3)]
+    threads += [threading.Thread(target=get) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(got) == list(range(600))
+
+
+async def test_tasks_and_cancellation():
+    channel = local()
+    waiting = asyncio.ensure_future(channel.get(async_op=True).async_wait())
+    await asyncio.sleep(0)
+    channel.put("x")
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    channel.put("y")
+    dropped = channel.get(async_op=True)
+    assert dropped.done()
+    del dropped
+    channel.close()
+    assert [item async for item in channel] == ["x", "y"]
+
+
+def test_batches():
+    channel = local()
+    for n in range(3):
+        channel.put(n, weight=1)
+    assert channel.get_batch(2) == [0, 1]
+    assert channel.get_batch(0.5) == []
+    waiting = channel.get_batch(2, async_op=True)
+    assert not waiting.done()
+    channel.put(3, weight=1)
+    assert waiting.wait() == [2, 3]
+
+
+def test_then_follows_and_passes_errors_on():
+    channel = local()
+    chained = channel.get(async_op=True).then(lambda word: channel.put(word, async_op=True), "after")
+    channel.put("first")
+    chained.wait()
+    assert channel.get() == "after"
+    failed = channel.get(async_op=True).then(print)
+    channel.close()
+    with pytest.raises(ChannelClosedError):
+        failed.wait()
+
+
+def test_it_stays_in_its_process():
+    with pytest.raises(SerializationError, match="local=True"):
+        pickle.dumps(local())
+
+
+def test_mistakes():
+    for maxsize in ("group", 1.5, True, None):
+        with pytest.raises(UsageError, match="must be an int"):
+            Channel.create("x", maxsize, local=True)
+    for name in ("", "a/b", None):
+        with pytest.raises(UsageError, match="cannot be a channel's name"):
+            Channel.create(name, local=True)
+
+
+@pytest.mark.parametrize("key", ["a", 1, -1, 2.5, None, b"x", ("a", 1, (None, b"y")), ()])
+def test_keys_come_back(key):
+    assert key_of(key_bytes(key)) == key
+
+
+def test_equal_keys_are_equal_bytes():
+    assert key_bytes(1) == key_bytes(1.0) == key_bytes(True)
+    assert key_bytes(("a" * 2, 1)) == key_bytes(("aa", True))
+    assert len({key_bytes(key) for key in ("1", 1, b"1", None, (1,), ((1,),), 1.5)}) == 7
+
+
+@pytest.mark.parametrize("key", [[1], {}, object(), 1 << 70, ("a", [1])])
+def test_other_keys_are_refused(key):
+    with pytest.raises(UsageError, match="cannot be a channel's key"):
+        key_bytes(key)

@@ -1,0 +1,90 @@
+"""Groups that have ended, for who names one too late."""
+
+from __future__ import annotations
+
+from head_kit import HeadKit
+
+from rlinf_actors.head.commands import Refuse
+from rlinf_actors.head.ended import EndedGroups
+from rlinf_actors.wire.messages import (
+    Endpoint,
+    ExitReport,
+    FindGroup,
+    Goodbye,
+    GroupState,
+    Launched,
+    StopGroup,
+    WorkerState,
+)
+
+
+def find(kit: HeadKit, ended: bool = True, peer: str = "d1"):
+    return kit.ask(peer, FindGroup("ns", "g", ended))
+
+
+def one_that_was_killed() -> HeadKit:
+    kit = HeadKit()
+    kit.cluster()
+    kit.launch("g", [0])
+    kit.exited("a:n0", "g-0", kind="signalled", exit_code=None, signal=9)
+    return kit
+
+
+def test_who_asks_for_it_hears_how_it_ended():
+    kit = one_that_was_killed()
+    found = find(kit)
+    assert isinstance(found, Launched)
+    assert found.group.token
+    assert [(w.id, w.state, w.exit) for w in found.group.workers] == [
+        ("g-0", "gone", ExitReport("signalled", signal=9))
+    ]
+    assert kit.group_states() == {}
+
+
+def test_who_does_not_is_told_that_there_is_none():
+    refused = find(one_that_was_killed(), ended=False)
+    assert isinstance(refused, Refuse)
+    assert refused.kind == "not_found"
+
+
+def test_one_that_never_was_is_not_found():
+    kit = HeadKit()
+    kit.cluster()
+    assert find(kit).kind == "not_found"
+
+
+def test_a_successor_of_the_name_takes_its_place():
+    kit = one_that_was_killed()
+    kit.launch("g", [0], launch="again")
+    assert [worker.id for worker in find(kit).group.workers] == ["again-0"]
+    kit.ask("d1", StopGroup("ns", "g", 1.0))
+    kit.exited("a:n0", "again-0", kind="stopped")
+    assert [worker.id for worker in find(kit).group.workers] == ["again-0"]
+
+
+def test_it_is_forgotten_with_its_job():
+    kit = one_that_was_killed()
+    kit.driver("d2")
+    kit.tell("d1", Goodbye("done"))
+    assert isinstance(find(kit, peer="d2"), Launched)
+    kit.tell("d2", Goodbye("done"))
+    kit.driver("d3")
+    assert find(kit, peer="d3").kind == "not_found"
+
+
+def state(name: str, count: int) -> GroupState:
+    workers = [WorkerState(f"{name}-{n}", n, 0, "", "gone", 1, Endpoint("h")) for n in range(count)]
+    return GroupState("ns", name, "m:C", "o", "gone", workers, detail="long")
+
+
+def test_the_oldest_are_forgotten_first_and_the_last_never():
+    ended = EndedGroups(limit=5)
+    for name, count in (("a", 2), ("b", 2), ("a", 1), ("c", 2)):
+        ended.add(state(name, count))
+    assert [ended.get(("ns", name), "t") is not None for name in "abc"] == [True, True, True]
+    ended.add(state("d", 2))
+    assert [ended.get(("ns", name), "t") is not None for name in "abcd"] == [True, False, True, True]
+    ended.add(state("e", 9))
+    assert [ended.get(("ns", name), "t") is not None for name in "acde"] == [False, False, False, True]
+    found = ended.get(("ns", "e"), "t")
+    assert (found.token, found.detail) == ("t", "")

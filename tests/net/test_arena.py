@@ -1,0 +1,199 @@
+"""An arena lends blocks; every view of one keeps it, here and in who borrowed it."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlinf_actors.model.buffers import keepable
+from rlinf_actors.net.arena import SHARED_FROM, WARM, Arena, Borrowed
+from rlinf_actors.net.extents import PAGE
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def arena():
+    made = Arena(8 * MIB)
+    yield made
+    made.close()
+
+
+def shared_memory_of(pid: int | str = "self") -> list[str]:
+    """The arenas that a process has open or mapped."""
+    places = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()]
+    places += [line.rsplit("/", 1)[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    return [place for place in places if "memfd:rlinf-actors" in place]
+
+
+def test_a_block_holds_a_copy(arena):
+    data = bytearray(b"x" * 3 * PAGE)
+    block = arena.store(data)
+    data[:] = bytes(len(data))
+    assert bytes(block) == b"x" * 3 * PAGE
+    assert arena.used == 3 * PAGE
+
+
+@pytest.mark.parametrize(
+    "derive",
+    [
+        lambda block: block[10:20],
+        lambda block: block.cast("I"),
+        lambda block: block.toreadonly()[5:],
+        lambda block: memoryview(block),
+    ],
+)
+def test_any_view_keeps_the_block(arena, derive):
+    view = derive(arena.store(bytes(PAGE)))
+    gc.collect()
+    assert arena.used == PAGE
+    del view
+    assert arena.used == 0
+
+
+def test_numpy_arrays_keep_the_block(arena):
+    numpy = pytest.importorskip("numpy")
+    array = numpy.frombuffer(arena.store(bytes(PAGE)), numpy.uint8)[7:].view()
+    assert arena.used == PAGE
+    del array
+    assert arena.used == 0
+
+
+def test_a_full_arena_copies_into_memory_of_its_own_process(arena):
+    blocks = [arena.store(bytes(MIB)) for _ in range(8)]
+    assert arena.store(b"x") is None
+    assert arena.copy(bytes(MIB)) == bytes(MIB)
+    assert type(arena.copy(bytes(MIB))) is bytes
+    assert arena.crowded
+    blocks.clear()
+    assert type(arena.copy(bytes(MIB))) is memoryview
+
+
+def test_small_copies_are_bytes(arena):
+    assert type(arena.copy(bytearray(SHARED_FROM - 1))) is bytes
+    assert arena.used == 0
+
+
+def test_numbers_of_any_type_are_stored_as_bytes(arena):
+    numpy = pytest.importorskip("numpy")
+    values = numpy.arange(SHARED_FROM, dtype=numpy.float64)
+    block = arena.copy(memoryview(values))
+    assert numpy.frombuffer(block, numpy.float64).tolist() == values.tolist()
+
+
+def test_the_place_of_a_block_is_known_and_that_of_other_memory_is_not(arena):
+    first, second = arena.store(bytes(PAGE)), arena.store(bytes(PAGE))
+    assert (arena.place(first), arena.place(second), arena.place(second[8:])) == (0, PAGE, PAGE + 8)
+    borrowed = Borrowed(arena.offer)
+    for other in (b"x", bytearray(1), memoryview(bytearray(1)), borrowed.view(0, 8, True, False, lambda: None)):
+        assert arena.place(other) is None
+
+
+def test_a_view_that_is_borrowed_alone_is_the_same_memory(arena):
+    block = arena.store(bytes(PAGE))
+    view = Borrowed(arena.offer).view(0, PAGE, True, False, lambda: None)
+    view[5] = 7
+    assert block[5] == 7
+
+
+def test_what_one_of_several_borrowers_writes_the_others_do_not_see(arena):
+    block = arena.store(bytes(PAGE))
+    borrowed = Borrowed(arena.offer)
+    ended: list[str] = []
+    view = borrowed.view(0, PAGE, False, False, lambda: ended.append("first"))
+    view[5] = 7
+    assert (block[5], ended) == (0, [])
+    del view
+    assert ended == ["first"]
+    block[5] = 9
+    assert borrowed.view(0, PAGE, False, False, lambda: None)[5] == 9  # not what the first one wrote
+
+
+def test_a_view_outlives_its_owner(arena):
+    borrowed = Borrowed(arena.offer)
+    arena.store(b"still here")
+    view = borrowed.view(0, 10, True, False, lambda: None)
+    del borrowed
+    arena.close()
+    assert bytes(view) == b"still here"
+
+
+def test_views_outside_the_arena_are_refused(arena):
+    borrowed = Borrowed(arena.offer)
+    for offset, size in ((-1, 2), (0, arena.size + 1), (arena.size, 1), (0, 0)):
+        with pytest.raises(ValueError, match="outside an arena"):
+            borrowed.view(offset, size, True, False, lambda: None)
+
+
+def test_another_file_than_the_one_offered_is_refused(arena):
+    with pytest.raises(OSError, match="not the arena"):
+        Borrowed(dataclasses.replace(arena.offer, inode=1))
+    with pytest.raises(OSError, match="No such file"):
+        Borrowed(dataclasses.replace(arena.offer, fd=987654))
+
+
+def test_memory_that_could_shrink_is_refused():
+    fd = os.memfd_create("unsealed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, PAGE)
+        found = os.fstat(fd)
+        made = Arena(PAGE)
+        offer = dataclasses.replace(made.offer, fd=fd, device=found.st_dev, inode=found.st_ino, size=PAGE)
+        made.close()
+        with pytest.raises(OSError, match="not sealed"):
+            Borrowed(offer)
+    finally:
+        os.close(fd)
+
+
+def test_only_parts_of_a_crowded_arena_are_copied_to_be_kept(arena):
+    arena.store(bytes(PAGE))
+    borrowed = Borrowed(arena.offer)
+    plain = borrowed.view(0, 8, True, False, lambda: None)
+    crowded = borrowed.view(0, 8, True, True, lambda: None)
+    assert keepable(plain) is plain
+    assert type(keepable(crowded)) is bytearray
+    assert type(keepable(b"small")) is bytearray
+
+
+def test_idle_memory_goes_back_to_the_system():
+    arena = Arena(WARM + 16 * MIB)
+
+    def resident() -> int:
+        return os.fstat(arena.offer.fd).st_blocks * 512
+
+    block = arena.store(bytes(WARM + 8 * MIB))
+    assert resident() >= WARM + 8 * MIB
+    arena.trim()
+    assert bytes(block[:4]) == bytes(4)
+    assert resident() >= WARM + 8 * MIB
+    del block
+    arena.trim()
+    assert resident() == WARM
+    arena.close()
+
+
+def test_nothing_is_left_after_close(arena):
+    arena.store(bytes(PAGE))
+    borrowed = Borrowed(arena.offer)
+    arena.close()
+    del borrowed
+    gc.collect()
+    assert shared_memory_of() == []
+
+
+def test_it_is_opened_by_another_process(arena):
+    arena.store(b"seen by another process")
+    code = (
+        "import sys; from rlinf_actors.net.arena import Borrowed, Offer\n"
+        "print(bytes(Borrowed(Offer(*map(int, sys.argv[1:]))).view(0, 23, True, False, lambda: None)).decode())"
+    )
+    arguments = [str(value) for value in dataclasses.astuple(arena.offer)]
+    run = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "seen by another process"
