@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ class Case:
         figures: what it measures.
         measure: does so, given a runtime that is not started; it stops what it starts.
         driver_imports: modules that the driver has loaded before the clock starts, as a training script has.
+        environment: of its processes, beside what they have.
+        without: backends that have no such thing.
     """
 
     name: str
@@ -57,6 +59,8 @@ class Case:
     figures: Sequence[Figure]
     measure: Callable[[Runtime], Figures]
     driver_imports: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    without: Sequence[str] = ()
 
 
 class Group(Protocol):

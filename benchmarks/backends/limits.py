@@ -19,6 +19,7 @@ LIMITS = {
     "echo_numpy": "memcpy:echo_numpy",
     "messages": "peers:messages",
     "transfers": "transfers:transfers",
+    "transfers_lane": "transfers:transfers_lane",
     "transfers_tcp": "transfers:transfers_tcp",
     "broadcast": "queues:broadcast",
     "queues": "queues:queues",

@@ -14,6 +14,7 @@ from benchmarks.cases import (
     one_call,
     queues,
     transfers,
+    transfers_lane,
     transfers_tcp,
 )
 
@@ -31,6 +32,7 @@ CASES = {
         echo_numpy,
         messages,
         transfers,
+        transfers_lane,
         transfers_tcp,
         broadcast,
         queues,

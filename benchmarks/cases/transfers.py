@@ -41,7 +41,6 @@ CASE = Case(
         *_rows("tensor", "send_tensor, recv_tensor"),
         *_rows("object", "send, recv"),
         *(Figure(f"memcpy_{size}", f"raw memcpy, {size} MiB", "GB/s", "higher") for size in RUNS),
-        *(Figure(f"gloo_{size}", f"raw gloo, {size} MiB", "GB/s", "higher") for size in RUNS),
         *(Figure(f"zmq_{size}", f"raw ZeroMQ over ipc, {size} MiB", "GB/s", "higher") for size in RUNS),
     ),
     measure,

@@ -81,7 +81,7 @@ def zmq_ipc(size: int, runs: int) -> float:
         return between(*_whole(endpoint), size, runs)
 
 
-def gloo_s(size: int, runs: int) -> float:
+def gloo(size: int, runs: int) -> float:
     """Send and receive of torch.distributed into a tensor that is kept, over loopback; both in new processes."""
     import torch
     import torch.distributed as dist
@@ -114,9 +114,13 @@ def gloo_s(size: int, runs: int) -> float:
 def transfers() -> Figures:
     figures = echo_numpy()
     for size, runs in RUNS.items():
-        for name, way in (("shared", shared), ("zmq", zmq_ipc), ("gloo", gloo_s)):
+        for name, way in (("shared", shared), ("zmq", zmq_ipc)):
             figures[f"{name}_{size}"] = way(size * MIB, runs)
     return figures
+
+
+def transfers_lane() -> Figures:
+    return {f"gloo_{size}": gloo(size * MIB, runs) for size, runs in RUNS.items()}
 
 
 # --- two hosts ---
