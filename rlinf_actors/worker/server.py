@@ -103,7 +103,9 @@ class WorkerServer:
     def forget(self, incarnation: str) -> None:
         """This process has ended: what it was lent is free, and its calls are cancelled. I/O thread."""
         for peer in [peer for peer in self._members if incarnation.encode() in peer]:
-            self._members.pop(peer).close()
+            lending = self._members.pop(peer, None)
+        if lending is not None:
+            lending.close()
             for key in [key for key in list(self._calls) if key[0] == peer]:
                 invocation = self._calls.pop(key, None)
                 if invocation is not None:
@@ -201,7 +203,9 @@ class WorkerServer:
         loop.add_reader(fd, ended)
 
     def _peer_gone(self, peer: bytes) -> None:
-        self._members[peer].borrower_gone()
+        lending = self._members.get(peer)
+        if lending is not None:
+            lending.borrower_gone()
         for key, invocation in list(self._calls.items()):
             if key[0] == peer and invocation.window:  # a stream would wait for credit; calls need nobody
                 self._calls.pop(key, None)
