@@ -7,12 +7,16 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.buffers import Buffer
-from rlinf_actors.wire import failure, payload
+from rlinf_actors.wire import failure, frames, payload
 
 LARGE = 128 << 10
 """Parts below this size are copied when they are sent; of larger ones the sender's own memory is read
 until the receiver holds them."""
+
+_FAILED = b"!"
+"""Begins what is sent instead of an object that could not be; no payload begins with it."""
 
 
 def check_contiguous(value: Any, what: str = "object") -> None:
@@ -70,6 +74,21 @@ def encode(value: Any, piggyback: Any = None, taker: payload.Taker | None = None
     else:
         parts = payload.encode(value, "object", copy=None, taker=taker)
     return settled(parts)
+
+
+def encode_failure(error: BaseException) -> tuple[list[Buffer], bool]:
+    """As `encode`, for who waits for an object that could not be sent; see `failure_in`."""
+    raised, parts = failure.encode(0, error)
+    return settled([_FAILED + frames.encode(raised), *parts])
+
+
+def failure_in(parts: Sequence[Buffer], source: WorkerAddress, node: str) -> Exception | None:
+    """The WorkerError that *parts* are, with its original; None if they are an object. Unpickles."""
+    if not parts or bytes(parts[0][:1]) != _FAILED:
+        return None
+    raised = frames.decode(bytes(parts[0][1:]))
+    assert isinstance(raised, frames.Raised)
+    return failure.decode(raised, parts[1:], worker=source.get_name(), rank=source.rank, node=node)
 
 
 def settled(parts: Sequence[Buffer]) -> tuple[list[Buffer], bool]:

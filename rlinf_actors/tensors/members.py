@@ -73,18 +73,34 @@ def source(src: Any, members: Sequence[WorkerAddress]) -> WorkerAddress:
     return found
 
 
-def tree(members: Sequence[WorkerAddress], src: WorkerAddress) -> list[WorkerAddress]:
-    """The members from the source on, as a heap: entry i passes on to 2i+1 and 2i+2.
-
-    The same for all who name the same members, in whatever order.
-    """
+def in_order(members: Sequence[WorkerAddress], src: WorkerAddress) -> list[WorkerAddress]:
+    """The members, the source first: the same for all who name the same ones, in whatever order."""
     return [src, *sorted(set(members) - {src})]
 
 
-def parent_and_children(index: int, count: int) -> tuple[int | None, list[int]]:
-    """From whom entry *index* of *count* gets, and to whom it passes on."""
-    children = [child for child in (2 * index + 1, 2 * index + 2) if child < count]
-    return None if index == 0 else (index - 1) // 2, children
+def tree(nodes: Sequence[int]) -> list[int]:
+    """From whom each member gets: the index of its parent, -1 for the source.
+
+    The first member of a node relays for it: it gives to the others there, who can be lent its memory. The relays form
+    a binary tree, so that no node is left by more than two copies. The same for all who have the same *nodes*.
+
+    Args:
+        nodes: of each member, the source first.
+    """
+    relays: dict[int, int] = {}
+    for index, node in enumerate(nodes):
+        relays.setdefault(node, index)
+    parents = [relays[node] for node in nodes]
+    line = list(relays.values())
+    for place, relay in enumerate(line):
+        parents[relay] = line[(place - 1) // 2] if place else -1
+    return parents
+
+
+def children(parents: Sequence[int], nodes: Sequence[int], index: int) -> list[int]:
+    """To whom member *index* gives, those of other nodes first: they have others to serve."""
+    found = [child for child, parent in enumerate(parents) if parent == index]
+    return sorted(found, key=lambda child: nodes[child] == nodes[index])
 
 
 def stream_name(order: Sequence[WorkerAddress], ids: Sequence[str]) -> str:

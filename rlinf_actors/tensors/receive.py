@@ -161,6 +161,9 @@ class Received(AsyncWork[Any]):
         self._place.leave()
         return message
 
+    def _read(self, body: Body) -> Any:
+        return body.decoded()
+
     def _outcome(self) -> Any:
         if self._error is not None:
             return super()._outcome()
@@ -168,7 +171,7 @@ class Received(AsyncWork[Any]):
             if self._message is not None:
                 body, self._message = self._message.body, None
                 try:
-                    self._result = self._convert(body.decoded())
+                    self._result = self._convert(self._read(body))
                 except BaseException as error:  # noqa: BLE001 - what unpickling raises reaches every waiter
                     self._failure, self._trace = error, error.__traceback__
         if self._failure is not None:

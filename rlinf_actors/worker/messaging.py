@@ -146,8 +146,8 @@ class Messaging:
     ) -> Any:
         """Give an object of one worker to many. Every member calls it, with the same groups and source.
 
-        The object goes down a binary tree of the members. Broadcasts of the same members from the same
-        source keep their order, and are apart from those of others and from `send`.
+        The object goes once to each node that has members, and from there to the others on it. Broadcasts of the
+        same members from the same source keep their order, and are apart from those of others and from `send`.
 
         Args:
             object: at the source: what to give, as in `send`; at the others it is not looked at.
@@ -161,13 +161,15 @@ class Messaging:
 
         Raises:
             PeerDiedError: a member is gone.
+            WorkerError: (also of the original's type) the source could not send its object.
             ValueError: as `send`; or this worker, or the source, is not a member.
             SerializationError, GroupNotFoundError, PlacementError: as `send`.
         """
-        self._messenger("broadcast()", options)
+        self._messenger("broadcast()", None)
         assert self._context is not None
         named = [(self._group_name, list(range(self._world_size)))] if groups is None else groups
-        return _given(self._context.broadcaster.broadcast(object, named, src), async_op, options)
+        work = self._context.broadcaster.broadcast(object, named, src, _wrong(options))
+        return _given(work, async_op, options)
 
     def _receive(
         self, what: str, group: str, rank: Rank, async_op: bool, options: Options, timeout: float | None, into: Any
@@ -187,8 +189,9 @@ class Messaging:
         return work
 
     def _messenger(self, what: str, options: Any) -> Messenger:
-        if options is not None and not isinstance(options, CollectiveGroupOptions):
-            raise TypeError(f"options is a {type(options).__name__}; it must be a CollectiveGroupOptions")
+        wrong = _wrong(options)
+        if wrong is not None:
+            raise wrong
         context = self._context
         if context is None or context.pid != os.getpid() or len(self._worker_address.rank_path) > 1:
             raise UsageError(
@@ -196,6 +199,12 @@ class Messaging:
                 f"child of one: let the parent send and receive for it"
             )
         return context.messenger
+
+
+def _wrong(options: Any) -> TypeError | None:
+    if options is None or isinstance(options, CollectiveGroupOptions):
+        return None
+    return TypeError(f"options is a {type(options).__name__}; it must be a CollectiveGroupOptions")
 
 
 def _given(work: AsyncWork[T], async_op: bool, options: Options) -> AsyncWork[T] | T:

@@ -107,9 +107,16 @@ class Talker(Worker):
             return time.process_time() - before
         raise AssertionError("a message came")
 
-    def give(self, value: Any, groups: Any, src: Any = None) -> Any:
-        got = self.broadcast(value, groups=groups, src=src)
+    def give(self, value: Any, groups: Any, src: Any = None, **options: Any) -> Any:
+        got = self.broadcast(value, groups=groups, src=src, **options)
         return "mine" if value is not None and got is value else got
+
+    def give_unpicklable(self, groups: Any) -> str:
+        try:
+            self.broadcast({"lock": threading.Lock()}, groups=groups)
+        except RlinfActorsError as error:
+            return type(error).__name__
+        return "given"
 
 
 class AsyncTalker(Worker):

@@ -58,25 +58,36 @@ def test_source():
 
 def test_the_order_in_which_members_are_named_does_not_matter():
     src = WorkerAddress("b", 0)
-    one = members.tree(members.addresses([("a", [0, 1]), ("b", [0, 1])]), src)
-    other = members.tree(members.addresses([("b", [1, 0]), ("a", [1, 0])]), src)
+    one = members.in_order(members.addresses([("a", [0, 1]), ("b", [0, 1])]), src)
+    other = members.in_order(members.addresses([("b", [1, 0]), ("a", [1, 0])]), src)
     assert one == other
     assert names(one) == ["b:0", "a:0", "a:1", "b:1"]
 
 
-@given(st.integers(1, 200))
-def test_the_tree_reaches_everybody_once(count):
-    reached, seen = {0}, []
-    for index in range(count):
-        assert index in reached
-        parent, children = members.parent_and_children(index, count)
-        assert (parent is None) == (index == 0)
-        assert len(children) <= 2
-        for child in children:
-            assert members.parent_and_children(child, count)[0] == index
-        seen += children
-        reached.update(children)
-    assert sorted(seen) == list(range(1, count))
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=100))
+def test_the_tree_reaches_everybody_once_and_no_node_twice(nodes):
+    parents = members.tree(nodes)
+    everyone = range(len(nodes))
+    assert [index for index in everyone if parents[index] == -1] == [0]
+    for index in everyone:
+        at, steps = index, 0
+        while at != 0:
+            at, steps = parents[at], steps + 1
+            assert steps <= len(nodes)
+    gives = {index: members.children(parents, nodes, index) for index in everyone}
+    assert sorted(child for given in gives.values() for child in given) == list(range(1, len(nodes)))
+    for node in set(nodes):
+        left = [child for index in everyone if nodes[index] == node for child in gives[index] if nodes[child] != node]
+        entered = [index for index in everyone[1:] if nodes[index] == node != nodes[parents[index]]]
+        assert len(left) <= 2
+        assert len(entered) == (0 if node == nodes[0] else 1)
+
+
+def test_a_tree_over_three_nodes():
+    nodes = [1, 0, 0, 1, 2, 2, 3]
+    assert members.tree(nodes) == [-1, 0, 1, 0, 0, 4, 1]
+    assert members.children(members.tree(nodes), nodes, 0) == [1, 4, 3]
+    assert members.tree([5] * 4) == [-1, 0, 0, 0]
 
 
 def test_streams_tell_sources_members_and_incarnations_apart():

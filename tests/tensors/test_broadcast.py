@@ -1,0 +1,221 @@
+"""Broadcasts of workers in one loop: whom the bytes pass, and how every member hears of what goes wrong."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from message_kit import World, settle
+
+from rlinf_actors.errors import GroupNotFoundError, PeerDiedError, SerializationError, WorkerError
+
+
+@pytest.fixture
+async def world():
+    return World()
+
+
+ALL = [("a", range(6))]
+
+
+def all_but_first(members, groups=ALL, **options):
+    return [member.broadcast(None, groups, **options) for member in members[1:]]
+
+
+async def died(work, who):
+    with pytest.raises(PeerDiedError, match=rf"^broadcast\(\).*: worker {who} .*SIGKILL") as caught:
+        await work
+    assert caught.value.peer == who
+
+
+async def everybody_meets(members, groups=ALL):
+    works = all_but_first(members, groups)
+    await members[0].broadcast("met", groups)
+    assert [await work for work in works] == ["met"] * len(works)
+
+
+# --- the way of the bytes ---
+
+
+async def test_one_copy_goes_to_each_node_and_on_from_there(world):
+    members = world.launch("a", 6, nodes=[0, 0, 1, 1, 2, 2])
+    value = bytearray(300_000)
+    works = all_but_first(members)
+    sent = members[0].broadcast(value, ALL)
+    assert await sent is value
+    for work in works:
+        assert await work == value
+    senders = [[message.src for message in member.messages] for member in members]
+    assert senders == [[], ["a:0"], ["a:0"], ["a:2"], ["a:0"], ["a:4"]]
+
+
+async def test_links_go_down_the_tree_only(world):
+    members = world.launch("a", 6, nodes=[0, 0, 1, 1, 2, 2])
+    await everybody_meets(members)
+    await settle()
+    linked = [[peer.rank for peer in member.known["a"].peers if peer.connected] for member in members]
+    assert linked == [[1, 2, 4], [], [3], [], [5], []]
+
+
+async def test_what_a_member_gets_is_its_own_to_change(world):
+    members = world.launch("a", 6, nodes=[0, 0, 1, 1, 2, 2])
+    works = all_but_first(members)
+    await members[0].broadcast(bytearray(300_000), ALL)
+    for work in works:
+        got = await work
+        assert not any(got)
+        got[:] = b"x" * len(got)
+
+
+async def test_many_in_a_row_small_and_large_keep_their_order(world):
+    members = world.launch("a", 6, nodes=[0, 1, 0, 1, 2, 0])
+    values = [n if n % 3 else bytearray([n]) * 40_000 for n in range(60)]
+    given = [members[0].broadcast(value, ALL) for value in values]
+    works = [[member.broadcast(None, ALL) for _ in values] for member in members[1:]]
+    for member in works:
+        assert [await work for work in member] == values
+    assert [await work for work in given] == values
+
+
+# --- a member that cannot take part as it should ---
+
+
+async def test_an_object_that_cannot_be_pickled_is_everybodys_error_and_the_next_broadcast_works(world):
+    members = world.launch("a", 6, nodes=[0, 0, 1, 1, 1, 1])
+    works = all_but_first(members)
+    with pytest.raises(SerializationError, match=r"object\['lock'\] cannot be pickled"):
+        members[0].broadcast({"lock": threading.Lock()}, ALL)
+    for work in works:
+        with pytest.raises(SerializationError) as caught:
+            await work
+        assert isinstance(caught.value, WorkerError)
+        assert caught.value.worker == "a:0"
+        assert str(caught.value).startswith("broadcast() from a:0: a:0 on node0 raised ")
+        assert "object['lock'] cannot be pickled" in str(caught.value)
+    await everybody_meets(members)
+
+
+async def test_a_problem_of_the_source_is_told_in_its_turn(world):
+    members = world.launch("a", 3)
+    groups = [("a", range(3))]
+    first = members[0].broadcast(1, groups)
+    with pytest.raises(TypeError, match="options"):
+        members[0].broadcast(2, groups, problem=TypeError("options is a dict"))
+    last = members[0].broadcast(3, groups)
+    works = [member.broadcast(None, groups) for member in members[1:] for _ in range(3)]
+    for one, two, three in (works[:3], works[3:]):
+        assert await one == 1
+        with pytest.raises(TypeError, match="a:0 on node0 raised TypeError: options is a dict"):
+            await two
+        assert await three == 3
+    assert [await first, await last] == [1, 3]
+
+
+async def test_a_problem_of_a_relay_is_its_own(world):
+    members = world.launch("a", 6, nodes=[0, 0, 1, 1, 2, 2])
+    with pytest.raises(TypeError, match="options"):
+        members[2].broadcast(None, ALL, problem=TypeError("options is a dict"))
+    works = [member.broadcast(None, ALL) for member in members[1:2] + members[3:]]
+    await members[0].broadcast("x", ALL)
+    assert [await work for work in works] == ["x"] * 4
+    await everybody_meets(members)
+
+
+async def test_an_exception_that_is_broadcast_is_an_object(world):
+    members = world.launch("a", 2)
+    got = members[1].broadcast(None, [("a", [0, 1])])
+    await members[0].broadcast(ValueError("an object"), [("a", [0, 1])])
+    assert repr(await got) == "ValueError('an object')"
+
+
+async def test_a_group_that_is_not_there_yet_is_no_part_taken(world):
+    (a,) = world.launch("a")
+    groups = [("a", 0), ("b", 0)]
+    with pytest.raises(GroupNotFoundError, match=r"^broadcast\(\): no group 'b'"):
+        await a.broadcast(1, groups)
+    (b,) = world.launch("b")
+    got = b.broadcast(None, groups)
+    await a.broadcast(2, groups)
+    assert await got == 2
+
+
+# --- ends ---
+
+
+@pytest.mark.parametrize("victim", range(6))
+async def test_a_member_that_dies_while_all_others_wait(world, victim):
+    members = world.launch("a", 6, nodes=[0, 0, 1, 1, 2, 2])
+    await everybody_meets(members)
+    works = {member.rank: member.broadcast(None, ALL) for member in members[1:] if member.rank != victim}
+    world.die(members[victim])
+    for work in works.values():
+        await died(work, f"a:{victim}")
+    for member in members:
+        if member.rank != victim:
+            await died(member.broadcast("x", ALL), f"a:{victim}")
+            assert member.messenger.held_bytes == 0
+            assert member.broadcaster._rings == {}
+
+
+@pytest.mark.parametrize("victim", range(6))
+async def test_a_member_that_was_dead_before_anybody_looked(world, victim):
+    members = world.launch("a", 6, nodes=[0, 0, 1, 1, 2, 2])
+    world.die(members[victim])
+    for member in members:
+        if member.rank != victim:
+            await died(member.broadcast("x", ALL), f"a:{victim}")
+
+
+async def test_a_relay_that_dies_with_the_object_in_its_hands(world):
+    members = world.launch("a", 6, nodes=[0, 0, 1, 1, 2, 2])
+    await everybody_meets(members)
+    works = {rank: members[rank].broadcast(None, ALL) for rank in (1, 3, 4, 5)}
+    sent = members[0].broadcast(bytearray(500_000), ALL)
+    for rank in (1, 4, 5):
+        assert len(await works[rank]) == 500_000
+    await sent
+    world.die(members[2])
+    await died(works[3], "a:2")
+
+
+async def test_what_comes_for_a_broadcast_that_ended_is_dropped_and_its_window_given_back(world):
+    """A member hears of a death before what its parent, which has not heard, sends."""
+    members = world.launch("a", 4, nodes=[0, 0, 0, 0])
+    groups = [("a", range(4))]
+    await everybody_meets(members, groups)
+    world.die(members[3], tell=False)
+    waiting = members[1].broadcast(None, groups)
+    world.tell(members[3], members[1])
+    await died(waiting, "a:3")
+    for _ in range(3):
+        members[0].broadcast(bytearray(world.window), groups)
+    await members[0].send("a:1", bytearray(world.window))
+    assert members[1].messenger.held_bytes > world.window
+    assert len(await members[1].recv("a:0")) == world.window
+    assert members[1].messenger.held_bytes == 0
+
+
+async def test_of_a_source_that_died_nothing_is_kept(world):
+    members = world.launch("a", 2)
+    groups = [("a", [0, 1])]
+    await everybody_meets(members, groups)
+    members[0].broadcast(bytearray(300_000), groups)
+    await settle()
+    assert members[1].messenger.held_bytes > 300_000
+    world.die(members[0])
+    assert members[1].messenger.held_bytes == 0
+    await died(members[1].broadcast(None, groups), "a:0")
+
+
+async def test_the_stream_of_a_successor_is_another(world):
+    (a,), (b,) = world.launch("a"), world.launch("b")
+    groups = [("a", 0), ("b", 0)]
+    got = b.broadcast(None, groups)
+    await a.broadcast(1, groups)
+    assert await got == 1
+    a.broadcast("to the first", groups)
+    world.die(b)
+    (b,) = world.launch("b")
+    got = b.broadcast(None, groups)
+    await a.broadcast("to the second", groups)
+    assert await got == "to the second"
