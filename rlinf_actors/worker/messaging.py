@@ -168,7 +168,7 @@ class Messaging:
         self._messenger("broadcast()", None)
         assert self._context is not None
         named = [(self._group_name, list(range(self._world_size)))] if groups is None else groups
-        work = self._context.broadcaster.broadcast(object, named, src, _wrong(options))
+        work = self._context.broadcaster.broadcast(object, named, src, _wrong(options), options)
         return _given(work, async_op, options)
 
     def _receive(

@@ -166,6 +166,26 @@ class LaneTalker(TensorTalker):
         go_on.set()
         return [*heard, self.recv(group, 0).sum().item(), self.recv(group, 0)]
 
+    def give_sample(self, groups_: Any, count: int) -> list[bool]:
+        """Broadcasts, with tensors and without, from the first rank of group a."""
+        good = []
+        for n in range(count):
+            mine = [n, torch.full((50_000,), float(n)), sample()] if n % 2 else n
+            got = self.broadcast(mine if self._worker_name == "a:0" else None, groups=groups_)
+            good.append(same(got, mine))
+        return good
+
+    def give_large(self, groups_: Any) -> str:
+        return ended(self.broadcast(torch.ones(64 << 18), groups=groups_, async_op=True))
+
+    def give_what_cannot_be_sent(self, groups_: Any) -> str:
+        mine = {"lock": threading.Lock(), "tensor": torch.ones(50_000)}
+        try:
+            self.broadcast(mine, groups=groups_)
+        except Exception as error:  # noqa: BLE001 - its kind is the answer
+            return type(error).__name__
+        return ""
+
     def say_both(self, group: str) -> None:
         works = [self.send(value, group, 0, async_op=True) for value in (torch.ones(50_000), "behind")]
         for work in works:

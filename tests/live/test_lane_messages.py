@@ -100,6 +100,34 @@ def test_to_a_worker_that_has_not_loaded_torch(launched):
     assert saying.wait() == [""]
 
 
+def test_broadcast_within_a_node(launched):
+    groups = [launched("a", 2), launched("b", 2)]
+    members = [("a", [0, 1]), ("b", [0, 1])]
+    works = [group.give_sample(members, 6) for group in groups]
+    assert [good for work in works for good in work.wait()] == [[True] * 6] * 4
+
+
+def test_a_broadcast_that_cannot_be_sent_and_one_after_it(launched):
+    a = launched("a", 3)
+    members = [("a", [0, 1, 2])]
+    assert a.give_sample(members, 2).wait() == [[True] * 2] * 3
+    assert a.give_what_cannot_be_sent(members).wait() == ["SerializationError"] * 3
+    assert a.give_sample(members, 2).wait() == [[True] * 2] * 3
+
+
+def test_a_member_is_killed_in_a_broadcast(launched):
+    a = launched("a", 5)
+    members = [("a", [0, 1, 2, 3, 4])]
+    assert a.give_sample(members, 2).wait() == [[True] * 2] * 5
+    a.execute_on(1).kill_self_in_recv().wait()
+    works = [a.execute_on(rank).give_large(members) for rank in range(5)]
+    with pytest.raises(WorkerDiedError, match="a:1"):
+        works[1].wait()
+    assert works[0].wait() == ["PeerDiedError"]
+    for work in works[2:]:  # those that had theirs before are done
+        assert work.wait()[0] in ("", "PeerDiedError")
+
+
 def test_the_users_own_default_group_is_not_touched(launched, cluster):
     a, b = launched("a"), launched("b")
     port = cluster.find_free_port()
