@@ -57,7 +57,7 @@ class Messaging:
             dst_group_name: group of the receiver.
             dst_rank: its rank.
             async_op: return an AsyncWork.
-            options: for paths through a collective library; kept, without effect here.
+            options: for tensors on an accelerator that go by a collective library.
             piggyback_payload: if not None, the receiver gets ``(object, piggyback_payload)``.
 
         Raises:

@@ -21,12 +21,12 @@ def sample() -> dict[str, Any]:
         torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int64, torch.bool,
         torch.complex64, torch.float8_e4m3fn,
     ]  # fmt: skip
-    large = {str(dtype): (torch.arange(40_000) % 2).to(dtype) for dtype in dtypes}
+    large = {str(dtype): (torch.arange(140_000) % 2).to(dtype) for dtype in dtypes}
     return {
         "large": large,
         "small": [torch.tensor(3), torch.zeros(0, 4), torch.zeros(3, 0, dtype=torch.bool), torch.ones(())],
         "deep": ({"view": torch.arange(100_000)[10:50_000]}, [torch.arange(90_000).view(300, 300).t()]),
-        "parameter": torch.nn.Parameter(torch.ones(10_000)),
+        "parameter": torch.nn.Parameter(torch.ones(40_000)),
     }
 
 

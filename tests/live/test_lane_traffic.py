@@ -56,7 +56,7 @@ def test_every_dtype_and_shape(pair):
 
 def test_one_after_the_other_between_plain_messages(pair):
     a, b = pair
-    saying = a.say_many(30, 30_000, "b")
+    saying = a.say_many(30, 40_000, "b")
     assert b.hear_many(30, "a").wait() == [[float(n) for n in range(30)]]
     saying.wait()
 
