@@ -12,6 +12,7 @@ import torch.distributed as dist
 from message_workers import Talker, ended
 from tensor_workers import TensorTalker
 
+from rlinf_actors import RlinfActorsError
 from rlinf_actors.tensors import groups
 
 
@@ -185,6 +186,36 @@ class LaneTalker(TensorTalker):
         except Exception as error:  # noqa: BLE001 - its kind is the answer
             return type(error).__name__
         return ""
+
+    def join_badly(self) -> None:
+        """Fail to join the next lane; later ones are joined."""
+        from rlinf_actors.tensors import arrivals
+
+        def wire(*args: Any, **options: Any) -> Any:
+            arrivals.groups.wire = before  # type: ignore[attr-defined]
+            raise RuntimeError("the interface is down\nframe 1: some C++")
+
+        before, arrivals.groups.wire = arrivals.groups.wire, wire  # type: ignore[attr-defined]
+
+    def error_of_say(self, group: str) -> str:
+        try:
+            self.send(torch.ones(50_000), group, 0)
+        except RlinfActorsError as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    def error_of_hear(self, group: str) -> str:
+        try:
+            self.recv(group, 0)
+        except RlinfActorsError as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    def say_until_the_window_is_full(self, count: int, group: str) -> None:
+        self.works = [self.send(torch.full((1 << 18,), float(n)), group, 0, async_op=True) for n in range(count)]
+
+    def hear_all(self, count: int, group: str) -> list[torch.Tensor]:
+        return [self.recv(group, 0)[:1] for _ in range(count)]
 
     def say_both(self, group: str) -> None:
         works = [self.send(value, group, 0, async_op=True) for value in (torch.ones(50_000), "behind")]

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 import lane_workers as lanes  # noqa: E402
 
 from rlinf_actors import Cluster, WorkerDiedError  # noqa: E402
-from rlinf_actors.settings import PATHS, TIMEOUT_MINUTES  # noqa: E402
+from rlinf_actors.settings import PATHS, SEND_WINDOW, TIMEOUT_MINUTES  # noqa: E402
 
 pytestmark = [pytest.mark.live, pytest.mark.torch, pytest.mark.timeout(60)]
 
@@ -142,6 +142,28 @@ def test_a_time_limit_that_ends_while_a_tensor_is_on_its_way_takes_nothing(pair)
     hearing = b.hear_late("a")
     a.say_both("b").wait()
     assert hearing.wait() == [["TimeoutError", "TimeoutError", 50_000.0, "behind"]]
+
+
+def test_a_lane_that_cannot_be_joined_fails_at_both_ends_and_the_next_works(pair):
+    a, b = pair
+    b.join_badly().wait()
+    hearing = b.error_of_hear("a")
+    said = a.error_of_say("b").wait()[0]
+    assert said.startswith("RlinfActorsError: the lane from a:0 to b:0 (gloo) failed: the interface is down. ")
+    assert hearing.wait()[0].startswith(
+        "RlinfActorsError: the lane from a:0 to b:0 (gloo) failed: the interface is down."
+    )
+    hearing = b.error_of_hear("a")
+    assert (a.error_of_say("b").wait(), hearing.wait()) == ([""], [""])
+
+
+def test_what_nobody_receives_is_bounded_by_the_window(launched):
+    a, b = launched("a", env_vars={SEND_WINDOW: str(4 << 20)}), launched("b")
+    a.say_until_the_window_is_full(8, "b").wait()
+    a.finish(0, 3).wait()
+    assert a.done().wait() == [[True] * 3 + [False] * 5]
+    assert [value[0].item() for value in b.hear_all(8, "a").wait()[0]] == [float(n) for n in range(8)]
+    a.finish().wait()
 
 
 def test_a_transfer_that_takes_too_long(launched):
