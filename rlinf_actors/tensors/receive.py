@@ -99,6 +99,9 @@ class Received(AsyncWork[Any]):
         self._trace: types.TracebackType | None = None
         self.asleep = False
 
+    waits_for_cargo = True
+    """Whether it is given a message only when all that comes with it by other ways is here."""
+
     def take(self, message: Arrived) -> bool:
         """It is this message; False if the work wants none (any more). Loop thread or the receiver's."""
         with self._guard:
