@@ -41,15 +41,8 @@ class ChannelHost(Worker):
         runtime = job.connect()  # the head tells us which clients end
         server = context.server
         ending = _Ending(runtime, server)
-
-        def watch(incarnation: str, on_gone: Callable[[], None]) -> None:
-            def gone() -> None:
-                server.forget(incarnation)
-                on_gone()
-
-            runtime.watched.watch(incarnation, gone)
-
-        host = Host(ChannelQueue(maxsize, max_bytes), server.send, watch, _keeper(runtime), ending.begin)
+        queue = ChannelQueue(maxsize, max_bytes)
+        host = Host(queue, server.send, runtime.watched.watch, _keeper(runtime), ending.begin)
 
         async def serve() -> None:
             server.serve(typing.get_args(frames.ChannelFrame), host.handle)
