@@ -56,7 +56,7 @@ def compare(options: argparse.Namespace) -> int:
     become_subreaper()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # either way the sweep runs
     pythons = {name: str(ray_python) if name == "ray" else sys.executable for name in backends}
-    sessions = runner.run(names, pythons, options.reps, _progress)
+    sessions = runner.run([CASES[name] for name in names], pythons, options.reps, _progress)
     report = summary.as_json(
         [CASES[name] for name in names], sessions, options.reps, backends, runner.describe_machine(), _command(options)
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from typing import Any
 
 
 class Methods:
@@ -25,6 +26,24 @@ def message(size: int) -> object:
     import numpy as np  # not at the top: workers of other cases do without
 
     return np.ones(size, np.uint8)
+
+
+def item(size: int) -> object:
+    """What goes through a queue: bytes, or from 16 KiB up an array."""
+    return b"x" * size if size < 1 << 14 else message(size)
+
+
+def numbered(tensor: Any, n: int) -> Any:
+    """*tensor* with *n* written at both ends, so that its receiver can tell it from the one before."""
+    tensor[0] = tensor[-1] = n % 251
+    return tensor
+
+
+def seen(tensor: Any, n: int) -> float:
+    """When the receiver had what `numbered` made, by the clock that all processes of a machine share."""
+    if not int(tensor[0]) == int(tensor[-1]) == n % 251:
+        raise RuntimeError(f"transfer {n} arrived as {int(tensor[0])}, {int(tensor[-1])}; both were to be {n % 251}")
+    return time.perf_counter()
 
 
 def each_timed(count: int, action: Callable[[], object]) -> list[float]:

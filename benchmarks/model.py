@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    from benchmarks.hosts import TwoHosts
 
 Figures = dict[str, float]
 
@@ -47,6 +50,8 @@ class Case:
         figures: what it measures.
         measure: does so, given a runtime that is not started; it stops what it starts.
         driver_imports: modules that the driver has loaded before the clock starts, as a training script has.
+        environment: of its processes, beside what they have.
+        without: backends that have no such thing.
     """
 
     name: str
@@ -54,6 +59,8 @@ class Case:
     figures: Sequence[Figure]
     measure: Callable[[Runtime], Figures]
     driver_imports: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    without: Sequence[str] = ()
 
 
 class Group(Protocol):
@@ -74,6 +81,18 @@ class Group(Protocol):
     def exchange(self, size: int, count: int) -> list[float]:
         """Seconds of each of *count* objects from worker 0 to 1 and back: arrays of *size* bytes, 0 for a dict."""
 
+    def transfer(self, kept: bool, size: int, count: int) -> list[float]:
+        """Seconds of each of *count* torch tensors of *size* bytes from worker 0 until worker 1 has it.
+
+        *kept*: into a tensor that worker 1 keeps, where there is such a call; otherwise it gets a new one.
+        """
+
+    def spread(self, size: int, count: int) -> list[float]:
+        """Seconds of each of *count* arrays of *size* bytes from worker 0 until all other workers have it."""
+
+    def queue(self, size: int, count: int, window: int) -> float:
+        """Items a second through a queue, from worker 0 to 1: *count* of *size* bytes, *window* under way at a time."""
+
     def release(self) -> None:
         """End the workers; returns when they are gone or as good as gone."""
 
@@ -91,6 +110,9 @@ class Runtime(Protocol):
 
     def start(self) -> None:
         """A one-node cluster, with no workers."""
+
+    def start_apart(self, hosts: TwoHosts) -> None:
+        """A cluster of two nodes, this process's host and the other; worker n of a group is then on node n % 2."""
 
     def spawn(self, count: int, torch: bool = False) -> Group:
         """Start *count* workers (which import torch); need not wait for them."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.model import Figures
+from benchmarks.model import Case, Figures
 from benchmarks.processes import sweep
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,12 +48,12 @@ class Session:
 
 
 def run(
-    cases: Sequence[str], pythons: Mapping[str, str], repetitions: int, show: Callable[[Session], object]
+    cases: Sequence[Case], pythons: Mapping[str, str], repetitions: int, show: Callable[[Session], object]
 ) -> list[Session]:
     """Measure. The process must be a subreaper (`benchmarks.processes.become_subreaper`).
 
     Args:
-        cases: names.
+        cases: what to measure.
         pythons: backend to its interpreter, in the order to run them.
         repetitions: of each.
         show: called after each session.
@@ -62,24 +62,31 @@ def run(
     for case in cases:
         for repetition in range(1, repetitions + 1):
             for backend, python in pythons.items():
+                if backend in case.without:
+                    continue
                 session = run_one(case, backend, python, repetition)
                 sessions.append(session)
                 show(session)
     return sessions
 
 
-def run_one(case: str, backend: str, python: str, repetition: int) -> Session:
+def run_one(case: Case, backend: str, python: str, repetition: int) -> Session:
     """One session, with a temporary directory of its own, of which nothing is left."""
     load = os.getloadavg()[0]
     with _scratch() as scratch:
         result, log, folder = scratch / "result.json", scratch / "log", scratch / "t"
         folder.mkdir()
-        command = [python, "-m", "benchmarks.session", backend, case, str(result), str(SESSION_LIMIT_S)]
+        command = [python, "-m", "benchmarks.session", backend, case.name, str(result), str(SESSION_LIMIT_S)]
         try:
             with (
                 open(log, "wb") as output,
                 subprocess.Popen(
-                    command, cwd=ROOT, env=_environment(folder), stdin=subprocess.DEVNULL, stdout=output, stderr=output
+                    command,
+                    cwd=ROOT,
+                    env=_environment(folder, case.environment),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
                 ) as process,
             ):
                 try:
@@ -93,9 +100,9 @@ def run_one(case: str, backend: str, python: str, repetition: int) -> Session:
         if code or not result.exists():
             tail = "\n".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES:])
             error = f"ended with {code}; its last lines:\n{tail}"
-            return Session(case, backend, repetition, {}, error, load, (), left, files)
+            return Session(case.name, backend, repetition, {}, error, load, (), left, files)
         said = json.loads(result.read_text())
-    return Session(case, backend, repetition, said["figures"], "", load, said["calibration_s"], left, files)
+    return Session(case.name, backend, repetition, said["figures"], "", load, said["calibration_s"], left, files)
 
 
 @contextlib.contextmanager
@@ -105,7 +112,7 @@ def _scratch() -> Iterator[Path]:
         yield Path(folder)
 
 
-def _environment(folder: Path) -> dict[str, str]:
+def _environment(folder: Path, added: Mapping[str, str]) -> dict[str, str]:
     return {
         **{name: value for name, value in os.environ.items() if name not in _NOT_INHERITED},
         "PYTHONPATH": str(ROOT),
@@ -113,6 +120,7 @@ def _environment(folder: Path) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        **added,
     }
 
 

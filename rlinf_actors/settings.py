@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from rlinf_actors.errors import ConfigError
 
@@ -24,6 +25,7 @@ INSECURE_TEST_NETWORK = "RLINF_ACTORS_INSECURE_TEST_NETWORK"
 CHANNEL_BYTES = "RLINF_ACTORS_CHANNEL_BYTES"
 LOST_ERRORS = "RLINF_ACTORS_LOST_ERRORS"
 SEND_WINDOW = "RLINF_ACTORS_SEND_WINDOW"
+PATHS = "RLINF_ACTORS_PATHS"
 SHARED_MEMORY = "RLINF_ACTORS_SHARED_MEMORY"
 NAMESPACE = "CLUSTER_NAMESPACE"
 WORKER_MARK = "RLINF_ACTORS_WORKER"
@@ -38,6 +40,9 @@ DEFAULT_SHARED_MEMORY = 1 << 30
 DEFAULT_CHANNEL_BYTES = 8 << 30
 
 MERGE_MODES = ("append", "override")
+
+PATH_WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType({"cpu": ("lane",), "accelerator": ("lane", "staged")})
+"""What RLINF_ACTORS_PATHS may ask for: kind of buffer to paths; see tensors.paths."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,7 @@ class Settings:
         config_file: agentd's configuration file, None for the default places.
         shared_memory_bytes: how much shared memory a process may lend to others on its machine, 0 for none.
         send_window_bytes: how many bytes a worker may have sent to another one that were not received yet.
+        paths: kind of buffer to the path that it takes where that is possible (``cpu=lane,accelerator=staged``).
     """
 
     head: str | None = None
@@ -74,6 +80,7 @@ class Settings:
     fail_on_lost_errors: bool = True
     config_file: str | None = None
     send_window_bytes: int = DEFAULT_SEND_WINDOW
+    paths: Mapping[str, str] = field(default_factory=dict)
     shared_memory_bytes: int = DEFAULT_SHARED_MEMORY
     channel_bytes: int = DEFAULT_CHANNEL_BYTES
 
@@ -103,6 +110,7 @@ class Settings:
             send_window_bytes=_bytes(env.get(SEND_WINDOW), SEND_WINDOW, DEFAULT_SEND_WINDOW, MIN_SEND_WINDOW),
             shared_memory_bytes=_bytes(env.get(SHARED_MEMORY), SHARED_MEMORY, DEFAULT_SHARED_MEMORY, 0),
             channel_bytes=_bytes(env.get(CHANNEL_BYTES), CHANNEL_BYTES, DEFAULT_CHANNEL_BYTES, 0),
+            paths=_paths(env.get(PATHS)),
         )
 
 
@@ -140,3 +148,15 @@ def _bytes(text: str | None, name: str, default: int, least: int) -> int:
     if size < least:
         raise ConfigError(f"is {text!r}; it must be a number of bytes from {least} up", path=name)
     return size
+
+
+def _paths(text: str | None) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for entry in filter(None, (part.strip() for part in (text or "").split(","))):
+        kind, _, path = (word.strip() for word in entry.partition("="))
+        if path not in PATH_WORDS.get(kind, ()):
+            valid = ", ".join(f"{kind}={path}" for kind, paths in PATH_WORDS.items() for path in paths)
+            raise ConfigError(f"has {entry!r}; it must be a list, separated by commas, of: {valid}", path=PATHS)
+        if found.setdefault(kind, path) != path:
+            raise ConfigError(f"asks for {kind}={found[kind]} and for {entry}: give one of them", path=PATHS)
+    return found

@@ -18,6 +18,11 @@ LIMITS = {
     "fan_out": "messages:fan_out",
     "echo_numpy": "memcpy:echo_numpy",
     "messages": "peers:messages",
+    "transfers": "transfers:transfers",
+    "transfers_lane": "transfers:transfers_lane",
+    "transfers_tcp": "transfers:transfers_tcp",
+    "broadcast": "queues:broadcast",
+    "queues": "queues:queues",
 }
 
 

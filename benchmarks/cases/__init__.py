@@ -1,6 +1,7 @@
 """The cases, one module each; they know a runtime by its contract alone."""
 
 from benchmarks.cases import (
+    broadcast,
     cluster_start,
     echo_numpy,
     fan_out,
@@ -11,6 +12,10 @@ from benchmarks.cases import (
     in_flight,
     messages,
     one_call,
+    queues,
+    transfers,
+    transfers_lane,
+    transfers_tcp,
 )
 
 CASES = {
@@ -26,5 +31,10 @@ CASES = {
         fan_out,
         echo_numpy,
         messages,
+        transfers,
+        transfers_lane,
+        transfers_tcp,
+        broadcast,
+        queues,
     )
 }

@@ -30,6 +30,10 @@ new_call = itertools.count(1).__next__
 """The next call's number: unique in the process, so that one header serves every rank of a group call. Any thread."""
 
 
+_HEARD = (frames.Held, frames.Returned, frames.Facts, frames.Released, frames.LaneEnded)
+"""What goes to whom `Peer.listen` gave a number."""
+
+
 class Pending(Protocol):
     """Who waits for an answer."""
 
@@ -145,7 +149,7 @@ class Peer:
         return call
 
     def listen(self, listener: Callable[[frames.AnyFrame], object]) -> int:
-        """Give *listener* every Held and Returned that names the number returned, until the worker is gone."""
+        """Give *listener* every frame of `_HEARD` that names the number returned, until the worker is gone."""
         number = new_call()
         self._listeners[number] = listener
         return number
@@ -239,7 +243,7 @@ class Peer:
             kind = ProtocolMismatchError if frame.kind == "protocol" else AuthenticationError
             self.fail(kind(f"{self.name} on {self.node}: {frame.text}"))
             return
-        if isinstance(frame, (frames.Held, frames.Returned)):
+        if isinstance(frame, _HEARD):
             listener = self._listeners.get(frame.id)
             if listener is not None:
                 listener(frame)

@@ -57,18 +57,22 @@ def check_tensor(tensor: Any, what: str) -> None:
         raise TypeError(f"{what} takes a torch.Tensor, not {type(tensor).__name__}; send() takes any object")
 
 
-def encode(value: Any, piggyback: Any = None) -> tuple[list[Buffer], bool]:
+def encode(value: Any, piggyback: Any = None, taker: payload.Taker | None = None) -> tuple[list[Buffer], bool]:
     """The parts of an object, or of (object, piggyback); and whether some of them are the sender's own memory.
+
+    Args:
+        value, piggyback: what is sent.
+        taker: takes tensors out, which go by other ways.
 
     Raises:
         SerializationError: something in it cannot be pickled; names the path.
     """
     if piggyback is not None:
-        parts = payload.encode((value, piggyback), "(object, piggyback_payload)", copy=None)
+        parts = payload.encode((value, piggyback), "(object, piggyback_payload)", copy=None, taker=taker)
     elif isinstance(value, BaseException):
         parts = failure.encode_exception(value)
     else:
-        parts = payload.encode(value, "object", copy=None)
+        parts = payload.encode(value, "object", copy=None, taker=taker)
     return settled(parts)
 
 

@@ -24,10 +24,13 @@ from rlinf_actors.runtime.process import Runtime
 from rlinf_actors.runtime.remote import RemoteGroup
 from rlinf_actors.tensors import contents
 from rlinf_actors.tensors.directory import Directory, gone, named
+from rlinf_actors.tensors.freight import Freight
 from rlinf_actors.tensors.mailbox import Arrived, Key, Mailbox
 from rlinf_actors.tensors.members import check_rank
+from rlinf_actors.tensors.options import CollectiveGroupOptions
 from rlinf_actors.tensors.outbox import Letter, Outbox
 from rlinf_actors.tensors.receive import Body, Received, Slot
+from rlinf_actors.tensors.station import Station
 from rlinf_actors.tensors.window import Returns
 from rlinf_actors.wire import frames
 
@@ -45,6 +48,7 @@ class Messenger:
         connect: waits (on the loop) until the runtime is in session with the head.
         reply: answers on a link that a message came by.
         window: bytes that may be on their way to one worker.
+        station: this worker's end of the ways that tensors take beside the messages; default: one without devices.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class Messenger:
         connect: Callable[[], Awaitable[Runtime]],
         reply: Reply,
         window: int,
+        station: Station | None = None,
     ) -> None:
         self.name = name
         self.worker_id = worker_id
@@ -70,6 +75,7 @@ class Messenger:
         self._unread: collections.deque[tuple[Key, Arrived]] = collections.deque()
         self.peer_gone: Callable[[Peer], None] = lambda peer: None
         """Called with a peer given to `watch` that is gone; set before the first message. Any thread."""
+        self.freight = Freight(station or Station(runtime.io, worker_id, name), self.directory, reply, self._outbox)
 
     @property
     def held_bytes(self) -> int:
@@ -78,7 +84,15 @@ class Messenger:
 
     # --- sending ---
 
-    def send(self, to: WorkerAddress, value: Any, piggyback: Any, *, now: bool) -> AsyncWork[None]:
+    def send(
+        self,
+        to: WorkerAddress,
+        value: Any,
+        piggyback: Any,
+        *,
+        now: bool,
+        options: CollectiveGroupOptions | None = None,
+    ) -> AsyncWork[None]:
         """Send an object; the work ends when the window let it go and the receiver holds its buffers.
 
         Raises:
@@ -86,13 +100,15 @@ class Messenger:
             SerializationError: something in it cannot be pickled. Nothing was sent.
         """
         contents.check_contiguous(value)
-        parts, large = contents.encode(value, piggyback)
+        hold = self.freight.hold()
+        parts, large = contents.encode(value, piggyback, hold)
+        hold.seal()
         work: AsyncWork[None] = AsyncWork(f"send() to {to}")
         letter = Letter("", parts, large, work)
 
         def found(group: RemoteGroup | Exception) -> None:
             try:
-                self.post(self.peer(group, to), letter, now=now)
+                self.freight.post(self.peer(group, to), letter, hold, options, now)
             except Exception as error:  # noqa: BLE001 - it reaches the waiter
                 work.reject(named(error, work._what))
 
@@ -198,17 +214,22 @@ class Messenger:
     def withdraw(self, slot: Slot) -> bool:
         """Take a receive back; False if it has its message or error."""
         with self._lock:
-            if slot.closed:
+            message, slot.pending = slot.pending, None
+            if slot.closed and message is None:
                 return False
             slot.closed = True
             self._mailbox.withdraw(slot.key, slot)
-            return True
+        if message is not None:  # its tensors are still on their way
+            self._unread.append((slot.key, message))
+            self._put_back()
+        return True
 
     def arrived(self, link: bytes, frame: frames.Message, parts: list[Buffer]) -> None:
         """A message came. Loop thread."""
         if frame.n:
             self._reply(link, frames.Held(frame.id, frame.n))
-        message = Arrived(frame.src_id, frame.size, Body(link, frame.id, parts))
+        body = Body(link, frame.id, parts, self.freight.arrived(link, frame, parts))
+        message = Arrived(frame.src_id, frame.size, body)
         key = (frame.src, frame.stream)
         self._put_back()
         with self._lock:
@@ -225,7 +246,22 @@ class Messenger:
         with self._lock:
             work = slot.work if not slot.closed else None
             slot.closed = True
-        if work is None or not work.take(message):
+            body: Body = message.body
+            loading = work is not None and body.cargo is not None and not body.cargo.done()
+            slot.pending = message if loading else None
+        if loading:
+            assert body.cargo is not None
+            body.cargo._on_done(partial(self._loaded, slot))
+        elif work is None or not work.take(message):
+            self._unread.append((slot.key, message))
+            self._put_back()
+
+    def _loaded(self, slot: Slot) -> None:
+        """What comes with the receive's message by other ways is here, or is lost. Any thread."""
+        with self._lock:
+            message, slot.pending = slot.pending, None
+            work = slot.work
+        if message is not None and (work is None or not work.take(message)):
             self._unread.append((slot.key, message))
             self._put_back()
 

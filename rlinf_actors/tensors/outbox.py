@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rlinf_actors.model.buffers import Buffer
@@ -28,12 +28,23 @@ class Letter:
         parts: its contents.
         large: whether some parts are the sender's own memory: then `work` ends when the receiver holds them.
         work: ends when it was sent.
+        weight: bytes beside `parts` that it brings to the receiver.
+        cargo: what comes with it by other ways.
+        departed: called, with the outbox's lock held, when it has left.
     """
 
     stream: str
     parts: Sequence[Buffer]
     large: bool
     work: AsyncWork[None]
+    weight: int = 0
+    cargo: frames.Cargo | None = None
+    departed: Callable[[], None] | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes of the window."""
+        return size_of(self.parts) + OVERHEAD + self.weight
 
 
 class Outbox:
@@ -60,7 +71,7 @@ class Outbox:
 
     def post(self, letter: Letter, *, now: bool = False) -> None:
         """Send as soon as the window lets it. *now*: somebody waits for it."""
-        size = size_of(letter.parts) + OVERHEAD
+        size = letter.size
         with self._lock:
             error = self._error
             over = error is None and self._window.offer(size, letter) and self._send(letter, now)
@@ -101,7 +112,8 @@ class Outbox:
         if own:
             number = next(self._numbers)
             self._unheld[number] = letter
-        size = size_of(letter.parts) + OVERHEAD
-        frame = frames.Message(self._id, number, self._name, self._worker_id, letter.stream, size)
+        frame = frames.Message(self._id, number, self._name, self._worker_id, letter.stream, letter.size, letter.cargo)
         self._peer.send(frame, parts, now=now, alone=not letter.stream)
+        if letter.departed is not None:
+            letter.departed()
         return not own

@@ -12,17 +12,27 @@ from typing import Any, Protocol
 
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.asyncwork import AsyncWork
+from rlinf_actors.tensors.cargo import Arriving
 from rlinf_actors.tensors.mailbox import Arrived, Key
 from rlinf_actors.wire import payload
 
 
 @dataclass(frozen=True)
 class Body:
-    """What the mailbox keeps of a message: the link it came by, the sender's outbox, its contents."""
+    """What the mailbox keeps of a message: the link it came by, the sender's outbox, its contents, and what
+    comes with it by other ways.
+    """
 
     link: bytes
     outbox: int
     parts: list[Buffer]
+    cargo: Arriving | None = None
+
+    def decoded(self) -> Any:
+        """The object; once, and when the cargo is here."""
+        if self.cargo is None:
+            return payload.decode(self.parts)
+        return payload.decode(self.cargo.parts, self.cargo.tensors())
 
 
 class Place(Protocol):
@@ -41,12 +51,13 @@ class Place(Protocol):
 class Slot:
     """A receive as the mailbox has it. It does not keep the work alive: what nobody can look at gets nothing."""
 
-    __slots__ = ("_work", "closed", "incarnation", "key", "timer")
+    __slots__ = ("_work", "closed", "incarnation", "key", "pending", "timer")
 
     def __init__(self, key: Key, work: Received) -> None:
         self.key = key
         self.incarnation = ""
         self.closed = False
+        self.pending: Arrived | None = None  # it has this message, and waits for what comes with it by other ways
         self.timer: asyncio.TimerHandle | None = None
         self._work = weakref.ref(work)
 
@@ -151,7 +162,7 @@ class Received(AsyncWork[Any]):
         return message
 
     def _read(self, body: Body) -> Any:
-        return payload.decode(body.parts)
+        return body.decoded()
 
     def _outcome(self) -> Any:
         if self._error is not None:

@@ -121,10 +121,43 @@ class Dropped(Frame, frozen=True, tag=11):
     leases: list[int]
 
 
+class Crate(msgspec.Struct, frozen=True, array_like=True):
+    """One tensor that is not among a message's parts. `kind` is torch's type of its device.
+
+    `path` says where its bytes are: "lane" (next on the cargo's lane), "staged" (the next of the parts at
+    the end), "ipc" (at `offset` of the memory that `handle` opens), "local" (in this very process), "" (none).
+    """
+
+    dtype: str
+    shape: list[int]
+    requires_grad: bool
+    kind: str
+    path: str
+    handle: bytes = b""
+    offset: int = 0
+
+
+class Cargo(msgspec.Struct, array_like=True):
+    """What goes with a message, but not by its link. `gate` and `n` name it in answers to the sender.
+
+    `lane` (its number), `backend` and `store` (HOST:PORT) say which process group carries the crates with
+    the path "lane", and `options` how it is made. `event` is a CUDA event to wait for before ipc is read.
+    """
+
+    gate: int
+    n: int
+    crates: list[Crate]
+    lane: int = 0
+    backend: str = ""
+    store: str = ""
+    options: list[Union[int, bool, None]] = []
+    event: bytes = b""
+
+
 class Message(Frame, frozen=True, tag=20):
     """One message from worker `src` (its id: `src_id`); the object's parts ride behind. `stream` is "" for
     send and recv, else which broadcast. `id` names the sender's outbox on this link; a Held with `n` is
-    wanted unless that is 0; `size` is what is to be Returned.
+    wanted unless that is 0; `size` is what is to be Returned; `cargo` is what comes by other ways.
     """
 
     id: int
@@ -133,6 +166,7 @@ class Message(Frame, frozen=True, tag=20):
     src_id: str
     stream: str
     size: int
+    cargo: Union[Cargo, None] = None
 
 
 class Held(Frame, frozen=True, tag=21):
@@ -147,6 +181,49 @@ class Returned(Frame, frozen=True, tag=22):
 
     id: int
     size: int
+
+
+class Ask(Frame, frozen=True, tag=30):
+    """Which paths can you take? Answered by a Facts; `id` names who asks. `memory` and `event` are a CUDA memory's
+    and a CUDA event's handles on device `device`, to try to open.
+    """
+
+    id: int
+    device: str = ""
+    memory: bytes = b""
+    event: bytes = b""
+
+
+class Facts(Frame, frozen=True, tag=31):
+    """What a worker's end of a path can be. `host` is its host key, `accelerator` the type of its accelerators,
+    `devices` the UUIDs of those that are its own, `backends` the torch.distributed back-ends it can use,
+    `ipc` whether it could open what the Ask offered.
+    """
+
+    id: int
+    host: str
+    accelerator: str
+    devices: list[str]
+    backends: list[str]
+    ipc: bool
+
+
+class Released(Frame, frozen=True, tag=32):
+    """The receiver does not use the memory of cargo `n` of gate `id` any more."""
+
+    id: int
+    n: int
+
+
+class LaneEnded(Frame, frozen=True, tag=33):
+    """This side's end of lane `lane` of gate `id` is closed, because of `text`. Each side says it once, so
+    whoever hears it back knows that the other is alive. `src_id` is the sender's worker id.
+    """
+
+    id: int
+    lane: int
+    src_id: str
+    text: str
 
 
 class ChannelPut(Frame, frozen=True, tag=40):
@@ -224,7 +301,7 @@ ChannelFrame = Union[
 
 AnyFrame = Union[
     Join, Rejected, Create, Call, Stream, Credit, Cancel, Ok, Item, Raised, Memory, Dropped, Message, Held, Returned,
-    ChannelFrame,
+    Ask, Facts, Released, LaneEnded, ChannelFrame,
 ]  # fmt: skip
 
 encode = msgspec.msgpack.Encoder().encode

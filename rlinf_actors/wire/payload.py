@@ -9,7 +9,9 @@ arguments). The first byte of the first part says what follows:
     A  MessagePack of [args, kwargs], all plain        P  pickle protocol 5, out-of-band buffers behind it
     C  the same by cloudpickle, after two bytes with Python's major and minor version
 
-Buffers (tensors, arrays) never go through pickle's stream, and arrive writable.
+Buffers (tensors, arrays) never go through pickle's stream, and arrive writable. A tensor on an accelerator is
+copied to the host and back to the receiver's current accelerator (without one it arrives on the CPU), unless
+who encodes gives a `Taker`, which takes tensors out; who decodes then gives them back.
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ import copyreg
 import io
 import pickle
 import sys
+import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -31,6 +34,8 @@ from rlinf_actors.model.buffers import Buffer, keepable
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 _SMALL = 16 << 10
 """bytes of this size and more skip MessagePack, which would copy them twice."""
+_PINNED = 1 << 20
+"""What comes from an accelerator is copied into page-locked memory from this size on; torch keeps that."""
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder().decode
@@ -42,13 +47,34 @@ _Table = dict[type, Callable[[Any], Any]]
 Copy = Callable[[Buffer], Buffer]
 
 
-def encode(value: Any, what: str = "value", *, copy: Copy | None = bytes) -> list[Buffer]:
+class Taker(Protocol):
+    """Takes tensors out of an object while that is pickled."""
+
+    def take(self, tensor: Any) -> int | None:
+        """The number under which a dense tensor is to be given back, None to leave it in."""
+
+    def clear(self) -> None:
+        """Pickling begins again: forget what was taken."""
+
+
+class _Hooks(threading.local):
+    """What this thread's pickling takes out, and what its unpickling puts back."""
+
+    taker: Taker | None = None
+    given: Sequence[Any] = ()
+
+
+_hooks = _Hooks()
+
+
+def encode(value: Any, what: str = "value", *, copy: Copy | None = bytes, taker: Taker | None = None) -> list[Buffer]:
     """One object as parts. They are a snapshot: changing the object afterwards changes nothing that is sent.
 
     Args:
         value: any picklable object.
         what: its name, for the error's path.
         copy: copies each of its buffers; None: they are not copied, and must not change until they are sent.
+        taker: takes tensors out, which travel in another way.
 
     Raises:
         SerializationError: something in it cannot be pickled; ``path`` says what.
@@ -63,7 +89,11 @@ def encode(value: Any, what: str = "value", *, copy: Copy | None = bytes) -> lis
             return [b"M" + _pack(value)]
         except (OverflowError, UnicodeEncodeError):
             pass  # beyond 64 bits, or a lone surrogate: pickle takes both
-    return _pickle(value, what, copy)
+    before, _hooks.taker = _hooks.taker, taker
+    try:
+        return _pickle(value, what, copy)
+    finally:
+        _hooks.taker = before
 
 
 def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any], *, copy: Copy = bytes) -> list[Buffer]:
@@ -84,8 +114,12 @@ def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any], *, copy: Copy = b
     return _pickle((args, kwargs), "", copy)
 
 
-def decode(parts: Sequence[Buffer]) -> Any:
+def decode(parts: Sequence[Buffer], given: Sequence[Any] = ()) -> Any:
     """The object that `encode` made *parts* of. Unpickles: authenticated members of the same job only.
+
+    Args:
+        parts: what `encode` returned.
+        given: the tensors that its taker took out, by number.
 
     Raises:
         ProtocolMismatchError: it was pickled by value by another minor version of Python.
@@ -97,6 +131,14 @@ def decode(parts: Sequence[Buffer]) -> Any:
     kind = head[:1]
     if kind == b"M" or kind == b"A":
         return _unpack(memoryview(head)[1:])
+    before, _hooks.given = _hooks.given, given
+    try:
+        return _unpickle(head, kind, parts)
+    finally:
+        _hooks.given = before
+
+
+def _unpickle(head: Buffer, kind: Buffer, parts: Sequence[Buffer]) -> Any:
     if kind == b"P":
         return pickle.loads(memoryview(head)[1:], buffers=_writable(parts))
     if kind == b"C":
@@ -143,6 +185,8 @@ def _pickle(value: Any, what: str, copy: Copy | None) -> list[Buffer]:
     except Exception:  # noqa: BLE001 - any failure means: let cloudpickle try, which reports its own
         pass
     buffers.clear()
+    if _hooks.taker is not None:
+        _hooks.taker.clear()
     stream = io.BytesIO()
     try:
         _cloud_pickler(stream, keep).dump(value)
@@ -188,22 +232,50 @@ def _tensor_reducers() -> _Table:
 
 
 def _reduce_tensor(tensor: Any) -> Any:
-    """A dense CPU tensor as a numpy view of its bytes, out of band; anything else as torch does it."""
+    """A dense tensor by number if it was taken out, else its bytes as a numpy array; others as torch does."""
     torch = sys.modules["torch"]
-    if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.is_quantized:
+    if tensor.device.type == "meta" or tensor.layout != torch.strided or tensor.is_quantized:
         return tensor.__reduce_ex__(5)
     if tensor.is_conj() or tensor.is_neg():
         return tensor.__reduce_ex__(5)
+    if _hooks.taker is not None:
+        number = _hooks.taker.take(tensor)
+        if number is not None:
+            return _put_back, (number,)
+    facts = (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.requires_grad)
+    raw = tensor_bytes(tensor)
+    return _rebuild_tensor, (raw, *facts) if tensor.device.type == "cpu" else (raw, *facts, tensor.device.type)
+
+
+def _put_back(number: int) -> Any:
+    return _hooks.given[number]
+
+
+def tensor_bytes(tensor: Any) -> Any:
+    """A dense tensor's bytes: a view of a contiguous one on the CPU, else a copy, read-only; b"" if empty."""
+    import torch
+
     flat = tensor.detach().contiguous().view(-1)
-    raw = flat.view(torch.uint8).numpy() if flat.numel() else b""
-    return _rebuild_tensor, (raw, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.requires_grad)
+    if not flat.numel():
+        return b""
+    raw = flat.view(torch.uint8)
+    if tensor.device.type == "cpu":
+        return raw.numpy()
+    staged = torch.empty(raw.shape, dtype=torch.uint8, pin_memory=raw.numel() >= _PINNED)
+    staged.copy_(raw)
+    array = staged.numpy()
+    array.flags.writeable = False  # nobody else has it: no snapshot is needed
+    return array
 
 
-def _rebuild_tensor(raw: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool) -> Any:
+def _rebuild_tensor(raw: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool, device: str = "cpu") -> Any:
     import torch
 
     kind = getattr(torch, dtype)
     tensor = torch.from_numpy(raw).view(kind).view(shape) if len(raw) else torch.empty(shape, dtype=kind)
+    module = None if device == "cpu" else getattr(torch, device, None)
+    if module is not None and module.is_available():
+        tensor = tensor.to(device)  # its current one
     return tensor.requires_grad_() if requires_grad else tensor
 
 

@@ -18,12 +18,15 @@ from typing import Any
 
 from rlinf_actors.cluster.attach import WorkerJob, set_worker_job
 from rlinf_actors.errors import ConfigError, ProtocolMismatchError, WorkerStartError
+from rlinf_actors.model.accelerator_table import ALWAYS_NIC_VARIABLE
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.net.security import Security
 from rlinf_actors.runtime.process import Runtime
 from rlinf_actors.settings import EXT_MODULE, Settings
 from rlinf_actors.tensors.broadcast import Broadcaster
+from rlinf_actors.tensors.devices import LazyDevices
 from rlinf_actors.tensors.messenger import Messenger
+from rlinf_actors.tensors.station import Station
 from rlinf_actors.wire import failure, frames, payload, spawn
 from rlinf_actors.wire.messages import Endpoint, WorkerSpec
 from rlinf_actors.worker import context as worker_context
@@ -80,9 +83,21 @@ def _start(
 
     async def listen() -> tuple[WorkerServer, Endpoint, Messenger]:
         server = WorkerServer(runtime.network, spec.id, name, spec.token)
-        window = Settings.load().send_window_bytes
-        messenger = Messenger(runtime, name, spec.id, job.connected, server.answer, window)
+        settings = Settings.load()
+        station = Station(
+            runtime.io,
+            spec.id,
+            name,
+            runtime.host,
+            place.node_ip,
+            LazyDevices(dict(os.environ)),
+            settings.paths,
+            settings.comm_net_devices or os.environ.get(ALWAYS_NIC_VARIABLE),
+            settings.timeout_minutes,
+        )
+        messenger = Messenger(runtime, name, spec.id, job.connected, server.answer, settings.send_window_bytes, station)
         server.on_message = messenger.arrived
+        server.serve((frames.Ask, frames.LaneEnded), messenger.freight.said)
         ipc = server.bind(f"ipc://{place.run_dir}/w/{spec.id}")
         tcp = server.bind(f"tcp://{place.listen_ip}:0") if place.listen_ip else ""
         asyncio.get_running_loop().add_reader(control.fileno(), _template_ended, control)

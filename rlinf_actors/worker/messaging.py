@@ -69,7 +69,7 @@ class Messaging:
         """
         messenger = self._messenger("send()", options)
         to = members.address(dst_group_name, dst_rank)
-        work = messenger.send(to, object, piggyback_payload, now=not async_op)
+        work = messenger.send(to, object, piggyback_payload, now=not async_op, options=options)
         return _given(work, async_op, options)
 
     def recv(
@@ -110,7 +110,7 @@ class Messaging:
         messenger = self._messenger("send_tensor()", options)
         contents.check_tensor(tensor, "send_tensor()")
         to = members.address(dst_group_name, dst_rank)
-        return _given(messenger.send(to, tensor, None, now=not async_op), async_op, options)
+        return _given(messenger.send(to, tensor, None, now=not async_op, options=options), async_op, options)
 
     def recv_tensor(
         self,
@@ -146,8 +146,8 @@ class Messaging:
     ) -> Any:
         """Give an object of one worker to many. Every member calls it, with the same groups and source.
 
-        The object goes once to each node that has members, and from there to the others on it. Broadcasts of the same members from the same
-        source keep their order, and are apart from those of others and from `send`.
+        The object goes once to each node that has members, and from there to the others on it. Broadcasts of the
+        same members from the same source keep their order, and are apart from those of others and from `send`.
 
         Args:
             object: at the source: what to give, as in `send`; at the others it is not looked at.

@@ -202,7 +202,9 @@ class WorkerServer:
         loop.add_reader(fd, ended)
 
     def _peer_gone(self, peer: bytes) -> None:
-        self._members[peer].borrower_gone()
+        lending = self._members.get(peer)
+        if lending is not None:
+            lending.borrower_gone()
         for key, invocation in list(self._calls.items()):
             if key[0] == peer and invocation.window:  # a stream would wait for credit; calls need nobody
                 self._calls.pop(key, None)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
-from benchmarks import summary, table
+from benchmarks import runner, summary, table
 from benchmarks.backends.limits import LIMITS
 from benchmarks.cases import CASES
 from benchmarks.model import Case, Figure
@@ -89,3 +91,13 @@ def test_every_case_has_a_raw_limit_and_distinct_figures() -> None:
     for case in CASES.values():
         names = [figure.name for figure in case.figures]
         assert len(set(names)) == len(names)
+
+
+def test_backends_take_turns_and_those_that_have_no_such_thing_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "run_one", lambda case, backend, _python, n: Session(case.name, backend, n, {}))
+    lane = dataclasses.replace(CASE, name="lane", without=("ray",))
+    sessions = runner.run([CASE, lane], {"ours": "python", "ray": "other"}, 2, lambda session: None)
+    assert [(s.case, s.repetition, s.backend) for s in sessions] == [
+        ("speed", 1, "ours"), ("speed", 1, "ray"), ("speed", 2, "ours"), ("speed", 2, "ray"),
+        ("lane", 1, "ours"), ("lane", 2, "ours"),
+    ]  # fmt: skip

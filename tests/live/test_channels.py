@@ -22,6 +22,7 @@ from rlinf_actors import (
     PeerDiedError,
     SerializationError,
     UsageError,
+    WorkerDiedError,
 )
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(60)]
@@ -228,6 +229,17 @@ def test_made_in_a_worker_and_gone_with_it(rlinf_cluster):
     cw.kill(group)
     with pytest.raises(ChannelClosedError):
         waiting.wait()
+
+
+def test_made_in_a_worker_and_detached_from_it(rlinf_cluster):
+    group = cw.launch(rlinf_cluster)
+    (channel,) = group.make("ours", detached=True).wait()
+    cw.kill(group)
+    with pytest.raises(WorkerDiedError):
+        group.pid().wait()
+    channel.put("more")
+    assert [channel.get(), channel.get()] == ["made here", "more"]
+    assert rlinf_cluster.runtime.groups[(rlinf_cluster.namespace, "channel@ours")] is channel._backend._group
 
 
 def test_mistakes_are_named(rlinf_cluster):

@@ -9,7 +9,9 @@ from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.net.memory import MemoryNetwork
 from rlinf_actors.runtime.remote import RemoteGroup
 from rlinf_actors.tensors.broadcast import Broadcaster
+from rlinf_actors.tensors.devices import LazyDevices
 from rlinf_actors.tensors.messenger import Messenger
+from rlinf_actors.tensors.station import Station
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.messages import Endpoint, ExitReport, GroupState, WorkerState
 from rlinf_actors.worker.server import WorkerServer
@@ -44,7 +46,8 @@ class Member:
         self.state, self.exit = "running", None
         self.known: dict[str, RemoteGroup] = {}
         self.server = WorkerServer(world.network, self.id, self.name, "token")
-        self.messenger = Messenger(self, self.name, self.id, self.connected, self.server.answer, world.window)
+        station = Station(self.io, self.id, self.name, "host", "127.0.0.1", LazyDevices({}))
+        self.messenger = Messenger(self, self.name, self.id, self.connected, self.server.answer, world.window, station)
         self.messages: list[frames.Message] = []
         self.server.on_message = self.arrived
         self.endpoint = self.server.bind(f"ipc://{self.id}")

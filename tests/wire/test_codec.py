@@ -153,7 +153,15 @@ FRAMES = [
     frames.ChannelShow(9),
     frames.ChannelClose(10),
     frames.ChannelWhere(11, b"k", 1),
-]
+    frames.Message(
+        4, 1, "a:0", "w-0", "", 1000,
+        frames.Cargo(5, 1, [frames.Crate("bool", [2, 3], False, "cuda", "ipc", b"h", 8)], 1, "nccl", "h:1", [None, 4]),
+    ),
+    frames.Ask(5),
+    frames.Facts(5, "host", "NV_GPU", ["uuid"], ["gloo", "nccl"], True),
+    frames.Released(5, 1),
+    frames.LaneEnded(5, 1, "w-0", "it broke"),
+]  # fmt: skip
 
 
 def test_every_header_comes_back():

@@ -1,0 +1,267 @@
+"""Tensors beside a message: taken out of the object while it is pickled, and put together where it arrives.
+
+Through a CCL they go as bytes, so that every dtype does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from rlinf_actors.model.buffers import Buffer, keepable
+from rlinf_actors.runtime.work import Promise
+from rlinf_actors.tensors import ipc, paths
+from rlinf_actors.tensors.contents import LARGE
+from rlinf_actors.tensors.devices import Devices, LazyDevices
+from rlinf_actors.tensors.groups import Wire
+from rlinf_actors.wire import frames, payload
+
+
+class Hold:
+    """What was taken out of one object; see payload.Taker.
+
+    Args:
+        cpu: whether large tensors on the CPU are taken too.
+
+    Attributes:
+        tensors: contiguous, in the order of their numbers.
+        wanted: whether each requires gradients.
+        ready: device to an event of what its current stream was given before the tensors were taken.
+    """
+
+    def __init__(self, cpu: bool) -> None:
+        self._cpu = cpu
+        self.tensors: list[Any] = []
+        self.wanted: list[bool] = []
+        self.ready: dict[Any, Any] = {}
+
+    def take(self, tensor: Any) -> int | None:
+        """See payload.Taker."""
+        on_cpu = tensor.device.type == "cpu"
+        if on_cpu and (not self._cpu or size_of(tensor) < LARGE):
+            return None
+        self.tensors.append(tensor.detach().contiguous())
+        self.wanted.append(bool(tensor.requires_grad))
+        return len(self.tensors) - 1
+
+    def clear(self) -> None:
+        """See payload.Taker."""
+        self.tensors.clear()
+        self.wanted.clear()
+
+    def seal(self) -> None:
+        """Remember what the current streams have to do before the tensors may be read."""
+        for tensor in self.tensors:
+            device = tensor.device
+            if device.type != "cpu" and device not in self.ready:
+                module = _module(device.type)
+                event = self.ready[device] = module.Event()
+                event.record(module.current_stream(device))
+
+    def let_wait(self, device: Any) -> None:
+        """Let this thread's current stream of *device* wait for that."""
+        event = self.ready.get(device)
+        if event is not None:
+            _module(device.type).current_stream(device).wait_event(event)
+
+
+def size_of(tensor: Any) -> int:
+    """Bytes of a tensor."""
+    return int(tensor.numel() * tensor.element_size())
+
+
+def crate_of(tensor: Any, wanted: bool, path: str, handle: bytes = b"", offset: int = 0) -> frames.Crate:
+    """What the header says of a tensor."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return frames.Crate(dtype, list(tensor.shape), wanted, tensor.device.type, path, handle, offset)
+
+
+def crate_size(crate: frames.Crate) -> int:
+    """Bytes of the tensor that a crate tells of."""
+    import torch
+
+    return math.prod(crate.shape) * int(getattr(torch, crate.dtype).itemsize)
+
+
+class Send:
+    """A lane's job: the tensors of one message, all on one device.
+
+    Args:
+        hold: keeps them.
+        tensors: of *hold*.
+        done: called when they were read; on the lane's thread.
+        failed: called when the lane ended before.
+    """
+
+    def __init__(
+        self, hold: Hold, tensors: Sequence[Any], done: Callable[[], object], failed: Callable[[Exception], object]
+    ) -> None:
+        self._hold = hold
+        self._tensors = tensors
+        self._done = done
+        self._failed = failed
+
+    def run(self, wire: Wire) -> None:
+        """See lanes.Job."""
+        with _on_a_stream(self._tensors[0].device):
+            self._hold.let_wait(self._tensors[0].device)
+            wire.send([_as_bytes(tensor) for tensor in self._tensors])
+        self._done()
+
+    def fail(self, error: Exception) -> None:
+        """See lanes.Job."""
+        self._failed(error)
+
+
+class Arriving(Promise[None]):
+    """A message's cargo on its way. It ends when what comes by a lane is here.
+
+    Args:
+        what: for errors.
+        cargo: what its header says.
+        parts: of the message.
+        devices: of this worker.
+        local: gives the tensors of a cargo of this very process.
+        release: tells the sender that its memory is not used any more.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        cargo: frames.Cargo,
+        parts: Sequence[Buffer],
+        devices: LazyDevices,
+        local: Callable[[int, int], tuple[Hold, Sequence[Any]]],
+        release: Callable[[], None],
+    ) -> None:
+        super().__init__(what)
+        self.cargo = cargo
+        staged = sum(crate.path == paths.STAGED for crate in cargo.crates)
+        self.parts = list(parts[: len(parts) - staged])
+        self._staged = iter(parts[len(parts) - staged :])
+        self._devices = devices
+        self._local = local
+        self._buffers: Iterator[Any] = iter(())
+        shared = any(crate.path in (paths.IPC, paths.LOCAL) for crate in cargo.crates)
+        self._ticket = ipc.Ticket(release) if shared else None
+        if not self.by_lane:
+            self.resolve(None)
+
+    @property
+    def by_lane(self) -> bool:
+        """Whether some of it comes by a lane."""
+        return any(crate.path == paths.LANE for crate in self.cargo.crates)
+
+    def run(self, wire: Wire) -> None:
+        """Receive what comes by the lane; see lanes.Job."""
+        import torch
+
+        crates = [crate for crate in self.cargo.crates if crate.path == paths.LANE]
+        kind = crates[0].kind
+        device = torch.device("cpu" if kind == "cpu" else f"{kind}:{self._devices.get().home}")
+        with _on_a_stream(device):
+            buffers = [torch.empty(crate_size(crate), dtype=torch.uint8, device=device) for crate in crates]
+            wire.recv(buffers)
+        self._buffers = iter(buffers)
+        self.resolve(None)
+
+    def fail(self, error: Exception) -> None:
+        """See lanes.Job."""
+        self.reject(error)
+
+    def tensors(self) -> list[Any]:
+        """The tensors by number, ready for what the current streams are given next. Once; on the user's thread.
+
+        Raises:
+            PeerDiedError: the sender died before all of it was here.
+            CudaError: the sender's device memory cannot be opened.
+        """
+        self.wait()
+        try:
+            return [self._tensor(number, crate) for number, crate in enumerate(self.cargo.crates)]
+        finally:
+            self._ticket = None  # what was opened has it
+
+    def _tensor(self, number: int, crate: frames.Crate) -> Any:
+        import torch
+
+        dtype = getattr(torch, crate.dtype)
+        raw = self._bytes(number, crate)
+        tensor = raw.view(dtype).view(crate.shape)
+        if crate.kind != "cpu" and tensor.device.type == "cpu":
+            devices = self._devices.get()
+            if devices.kind == crate.kind:
+                tensor = tensor.to(crate.kind)
+        return tensor.requires_grad_() if crate.requires_grad else tensor
+
+    def _bytes(self, number: int, crate: frames.Crate) -> Any:
+        import torch
+
+        if crate.path == paths.LOCAL:
+            hold, tensors = self._local(self.cargo.gate, self.cargo.n)
+            hold.let_wait(tensors[number].device)
+            return _as_bytes(tensors[number])
+        if crate.path == paths.IPC:
+            return self._opened(crate)
+        if crate.path == paths.STAGED:
+            part = next(self._staged)
+            return torch.frombuffer(keepable(part), dtype=torch.uint8)
+        if crate.path == paths.LANE:
+            buffer = next(self._buffers)
+            if buffer.device.type != "cpu":  # it was made on the lane's stream, and is to be used on this one
+                buffer.record_stream(_module(buffer.device.type).current_stream(buffer.device))
+            return buffer
+        return torch.empty(0, dtype=torch.uint8)
+
+    def _opened(self, crate: frames.Crate) -> Any:
+        devices = self._devices.get()
+        uuid, _, handle = crate.handle.partition(b"|")
+        index = devices.seen[uuid.decode()]
+        assert devices.driver is not None
+        assert self._ticket is not None
+        tensor = ipc.opened(devices.driver, index, handle, crate.offset, crate_size(crate), self._ticket)
+        if self.cargo.event:
+            ipc.wait_for(index, self.cargo.event)
+        return tensor
+
+
+def ipc_crate(devices: Devices, tensor: Any, wanted: bool) -> tuple[frames.Crate, Any]:
+    """The crate of a tensor whose device memory the receiver opens, and what is to be kept for it."""
+    assert devices.driver is not None
+    handle, offset, kept = ipc.export(devices.driver, tensor)
+    uuid = devices.uuid(tensor.device.index).encode()
+    return crate_of(tensor, wanted, paths.IPC, uuid + b"|" + handle, offset), kept
+
+
+def staged_part(hold: Hold, tensor: Any) -> Buffer:
+    """A tensor's bytes on the host."""
+    hold.let_wait(tensor.device)
+    return memoryview(payload.tensor_bytes(tensor))
+
+
+def _as_bytes(tensor: Any) -> Any:
+    import torch
+
+    return tensor.view(-1).view(torch.uint8)
+
+
+def _module(kind: str) -> Any:
+    import torch
+
+    return getattr(torch, kind)
+
+
+@contextlib.contextmanager
+def _on_a_stream(device: Any) -> Iterator[None]:
+    """Run on a stream of its own, and leave when the device has done it; the CPU has none."""
+    if device.type == "cpu":
+        yield
+        return
+    module = _module(device.type)
+    with module.device(device), module.stream(module.Stream(device=device)):
+        yield
+        done = module.Event(blocking=True) if device.type == "cuda" else module.Event()
+        done.record()
+        done.synchronize()

@@ -1,0 +1,110 @@
+"""How a buffer travels between two workers: one table, that a user can print and override. Pure.
+
+The first row that fits decides. RLINF_ACTORS_PATHS (read where the sender runs) names another path for
+a kind; it is taken by every pair for which it is possible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+SMALL, CPU, ACCELERATOR = "small", "cpu", "accelerator"
+INLINE, SHARED, PIECES, LOCAL, IPC, LANE, STAGED = "inline", "shared", "pieces", "local", "ipc", "lane", "staged"
+
+MEANING: Mapping[str, str] = {
+    INLINE: "copied into the message; ZeroMQ",
+    SHARED: "shared memory between processes of one node",
+    PIECES: "frames behind the message, read from the sender's memory; ZeroMQ",
+    LOCAL: "the same memory: a worker that sends to itself",
+    IPC: "the same device memory, opened by CUDA IPC; nothing is copied",
+    LANE: "a process group of the two workers: the accelerator's CCL (gloo for tensors on the CPU)",
+    STAGED: "copied to the host, then as a CPU buffer; back to the receiver's accelerator if it has one",
+}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What the choice looks at: a sender and a receiver.
+
+    Attributes:
+        same_process: a worker and itself.
+        same_node: processes that can use each other's sockets, pids and shared memory.
+        same_device: the buffer is on a device that is the receiver's too.
+        ccl: both have the collective library for the buffer: the accelerator's, or gloo for the CPU.
+        shared: the receiver can open the memory: the sender's shared memory, or the device's by CUDA IPC.
+    """
+
+    same_process: bool = False
+    same_node: bool = False
+    same_device: bool = False
+    ccl: bool = False
+    shared: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table; None stands for either."""
+
+    kind: str
+    path: str
+    same_process: bool | None = None
+    same_node: bool | None = None
+    same_device: bool | None = None
+    ccl: bool | None = None
+    shared: bool | None = None
+
+    def fits(self, kind: str, pair: Pair) -> bool:
+        """Whether this line is for such a buffer between such a pair."""
+        return kind == self.kind and all(getattr(self, column) in (None, getattr(pair, column)) for column in COLUMNS)
+
+
+COLUMNS = ("same_process", "same_node", "same_device", "ccl", "shared")
+
+TABLE: tuple[Row, ...] = (
+    Row(SMALL, INLINE),
+    Row(CPU, SHARED, same_node=True, shared=True),
+    Row(CPU, PIECES),
+    Row(ACCELERATOR, LOCAL, same_process=True),
+    Row(ACCELERATOR, IPC, same_node=True, same_device=True, shared=True),
+    Row(ACCELERATOR, LANE, same_device=False, ccl=True),
+    Row(ACCELERATOR, STAGED),
+)
+
+
+def choose(kind: str, pair: Pair, overrides: Mapping[str, str]) -> str:
+    """The path of a buffer.
+
+    Args:
+        kind: SMALL (below 16 KiB, on the CPU), CPU or ACCELERATOR.
+        pair: who sends to whom.
+        overrides: kind to path, as in Settings.paths.
+    """
+    wanted = overrides.get(kind)
+    if wanted is not None and _possible(wanted, pair):
+        return wanted
+    return next(row.path for row in TABLE if row.fits(kind, pair))
+
+
+def _possible(path: str, pair: Pair) -> bool:
+    # a CCL does not accept one device twice, and nobody waits for himself
+    return path != LANE or (pair.ccl and not pair.same_device and not pair.same_process)
+
+
+def lines(overrides: Mapping[str, str]) -> list[tuple[str, ...]]:
+    """The table as text, with *overrides* above the rows they go before: kind, a cell a column, path, meaning."""
+    found: list[tuple[str, ...]] = []
+    told: set[str] = set()
+    for row in TABLE:
+        if row.kind in overrides and row.kind not in told:
+            told.add(row.kind)
+            path = overrides[row.kind]
+            lane = Row(row.kind, path, same_process=False, same_device=False, ccl=True)
+            found.append(_line(lane if path == LANE else Row(row.kind, path), " (RLINF_ACTORS_PATHS)"))
+        found.append(_line(row, ""))
+    return found
+
+
+def _line(row: Row, why: str) -> tuple[str, ...]:
+    words = {None: "-", True: "yes", False: "no"}
+    return (row.kind, *(words[getattr(row, column)] for column in COLUMNS), row.path, MEANING[row.path] + why)

@@ -1,0 +1,158 @@
+"""Tensors by lanes between real workers: gloo, by the setting that sends CPU tensors this way."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import live_workers as lw
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import lane_workers as lanes  # noqa: E402
+
+from rlinf_actors import Cluster, WorkerDiedError  # noqa: E402
+from rlinf_actors.settings import PATHS, TIMEOUT_MINUTES  # noqa: E402
+
+pytestmark = [pytest.mark.live, pytest.mark.torch, pytest.mark.timeout(60)]
+
+BY_LANE = {PATHS: "cpu=lane"}
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    made = Cluster(num_nodes=1)
+    yield made
+    made.shutdown()
+
+
+@pytest.fixture
+def launched(cluster):
+    groups = []
+
+    def launch(name, count=1, cls=lanes.LaneTalker, env_vars=None):
+        group = lw.many(cluster, cls, count, name=name, env_vars={**BY_LANE, **(env_vars or {})})
+        groups.append(group)
+        return group
+
+    yield launch
+    for group in groups:
+        group.shutdown()
+
+
+@pytest.fixture
+def pair(launched):
+    return launched("a"), launched("b")
+
+
+def test_every_dtype_and_shape(pair):
+    a, b = pair
+    saying = a.say_sample("b")
+    assert b.hear_sample("a").wait() == [True]
+    saying.wait()
+    assert (a.lane_threads().wait(), b.lane_threads().wait()) == ([1], [1])
+
+
+def test_one_after_the_other_between_plain_messages(pair):
+    a, b = pair
+    saying = a.say_many(30, 30_000, "b")
+    assert b.hear_many(30, "a").wait() == [[float(n) for n in range(30)]]
+    saying.wait()
+
+
+def test_both_directions_at_once(pair):
+    a, b = pair
+    works = [a.swap_tensors(3_000_000, "b", 0, 4), b.swap_tensors(3_000_000, "a", 0, 4)]
+    assert [work.wait() for work in works] == [[True], [True]]
+
+
+def test_a_group_of_four_all_to_all(launched):
+    a = launched("a", 4)
+    works = [a.execute_on(rank).swap_tensors(100_000, "a", 3 - rank, 3) for rank in range(4)]
+    assert [work.wait() for work in works] == [[True]] * 4
+
+
+def test_a_worker_that_sends_to_itself(pair):
+    a, _ = pair
+    a.say_sample("a").wait()
+    assert a.hear_sample("a").wait() == [True]
+    assert a.lane_threads().wait() == [0]
+
+
+def test_into_a_tensor(pair):
+    a, b = pair
+    a.say_tensor((300, 400), 2.5, "b").wait()
+    assert b.hear_tensor((300, 400), "a").wait() == [[2.5, 2.5]]
+
+
+def test_what_was_sent_may_change_when_send_has_returned(pair):
+    a, b = pair
+    hearing = b.hear_filled("a", 10)
+    a.say_and_change("b", 10).wait()
+    assert hearing.wait() == [[True] * 10]
+
+
+def test_to_a_worker_that_has_not_loaded_torch(launched):
+    a, b = launched("a"), launched("b", cls=lanes.Plain)
+    saying = a.say_large(1, "b")
+    assert torch.equal(b.hear("a").wait()[0], torch.ones(1 << 18))
+    assert saying.wait() == [""]
+
+
+def test_the_users_own_default_group_is_not_touched(launched, cluster):
+    a, b = launched("a"), launched("b")
+    port = cluster.find_free_port()
+    works = [a.own_group(port, 0, "b"), b.own_group(port, 1, "a")]
+    for rank, work in enumerate(works):
+        summed = ([6.0] * 3, 2, rank)
+        assert work.wait() == [[False, False, [3.0] * 3, summed, [3.0] * 3, summed, False]]
+
+
+def test_a_time_limit_that_ends_while_a_tensor_is_on_its_way_takes_nothing(pair):
+    a, b = pair
+    hearing = b.hear_late("a")
+    a.say_both("b").wait()
+    assert hearing.wait() == [["TimeoutError", "TimeoutError", 50_000.0, "behind"]]
+
+
+def test_a_transfer_that_takes_too_long(launched):
+    a, b = launched("a", env_vars={TIMEOUT_MINUTES: "0.02"}), launched("b")
+    pid = b.pid().wait()[0]
+    b.stop_self_in_recv().wait()
+    hearing = b.hear_large("a")
+    assert a.say_large(16, "b").wait() == ["TimeoutError"]
+    os.kill(pid, signal.SIGCONT)
+    assert hearing.wait() == ["RlinfActorsError"]
+    hearing = b.hear_large("a")
+    assert a.say_large(16, "b").wait() == [""]
+    assert hearing.wait() == [""]
+
+
+def test_the_receiver_is_killed_in_the_middle_of_a_tensor(pair):
+    a, b = pair
+    b.kill_self_in_recv().wait()
+    hearing = b.hear_large("a")
+    assert a.say_large(256, "b").wait() == ["PeerDiedError"]
+    with pytest.raises(WorkerDiedError, match="b:0"):
+        hearing.wait()
+    assert a.lanes_left().wait() == [0]
+
+
+def test_the_sender_is_killed_in_the_middle_of_a_tensor(pair):
+    a, b = pair
+    a.kill_self_in_send().wait()
+    hearing = b.hear_large("a")
+    with pytest.raises(WorkerDiedError, match="a:0"):
+        a.say_two(256, "b").wait()
+    assert hearing.wait() == ["PeerDiedError"]
+    assert b.lanes_left().wait() == [0]
+
+
+def test_the_sender_is_killed_and_nobody_had_asked_for_its_tensor(pair):
+    a, b = pair
+    a.kill_self_in_send().wait()
+    with pytest.raises(WorkerDiedError, match="a:0"):
+        a.say_two(256, "b").wait()
+    assert b.hear_large("a").wait() == ["PeerDiedError"]
+    assert b.lanes_left().wait() == [0]
