@@ -297,6 +297,17 @@ def test_distributed_keys_live_where_they_were_first_used(local_cluster):
     assert channel.get("mine") == "near"
 
 
+def test_a_closed_distributed_channel_is_found_until_its_last_item_is_taken(local_cluster):
+    cluster = local_cluster(2).cluster()
+    channel = Channel.create("everywhere", distributed=True)
+    group = lw.on_every_node(cluster, cw.User)
+    group.execute_on(1).put(channel, ["far"], key="theirs").wait()
+    channel.close()
+    assert group.execute_on(0).get(channel, key="theirs").wait() == [["far"]]  # node 0's replica is empty and asked
+    channel._backend._group.gone.wait(10)
+    assert str(channel) == "Channel 'everywhere' (ended)"
+
+
 def test_a_handle_pickles(rlinf_cluster):
     channel = Channel.create("pickled")
     channel.put(1)
