@@ -61,7 +61,7 @@ class Settings:
         insecure_test_network: whether sockets may leave loopback without keys (``=1``; closed test networks only).
         fail_on_lost_errors: whether a script whose calls failed unnoticed exits with 1 instead of 0
             (``RLINF_ACTORS_LOST_ERRORS=log`` switches it off).
-        channel_bytes: bytes that may be in a channel, per key, before puts wait; 0 for no limit.
+        channel_bytes: bytes that may be in a channel before puts wait; 0 for no limit.
         config_file: agentd's configuration file, None for the default places.
         shared_memory_bytes: how much shared memory a process may lend to others on its machine, 0 for none.
         send_window_bytes: how many bytes a worker may have sent to another one that were not received yet.

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Hashable
 from typing import Any
 
 from rlinf_actors.channel.backend import Backend, Shown
-from rlinf_actors.channel.client import RemoteChannel
+from rlinf_actors.channel.client import RemoteChannel, remote_channel
 from rlinf_actors.channel.keys import DEFAULT_KEY
 from rlinf_actors.channel.local import LocalChannel
 from rlinf_actors.cluster.attach import worker_job
@@ -230,7 +230,10 @@ class Channel:
 
     def __str__(self) -> str:
         """The waiting items: of each key the first 20, large ones by their size. One round trip."""
-        closed, rows = self._backend.show()
+        try:
+            closed, rows = self._backend.show()
+        except ChannelClosedError:
+            return f"Channel {self._name!r} (ended)"
         lines = [f"Channel {self._name!r}{' (closed)' if closed else ''}: {sum(row[1] for row in rows)} items"]
         for key, count, items in rows:
             more = f", … {count - len(items)} more" if count > len(items) else ""
@@ -243,8 +246,15 @@ class Channel:
     # --- the end ---
 
     def close(self) -> None:
-        """For all processes: puts end at once with ChannelClosedError, gets when their key is empty. Twice is fine."""
-        self._backend.close()
+        """For all processes: puts end at once with ChannelClosedError, gets when their key is empty. Twice is fine.
+
+        Blocks for a round trip. The host ends, and the name is free, once every item was taken: before this returns,
+        if none waits.
+        """
+        try:
+            self._backend.close()
+        except ChannelClosedError:
+            return  # it had ended
 
     # --- travelling ---
 
@@ -293,7 +303,7 @@ def _connected(name: str, namespace: str) -> tuple[Backend, int]:
 
 def _remote(runtime: Runtime, group: RemoteGroup, name: str) -> RemoteChannel:
     job = worker_job()
-    return RemoteChannel(runtime, group, name, job.node_rank if job is not None else Cluster.current().here())
+    return remote_channel(runtime, group, name, job.node_rank if job is not None else Cluster.current().here())
 
 
 def _shown(item: Shown) -> str:

@@ -16,6 +16,8 @@ SHOWN_ITEMS = 20
 """How many waiting items of a key a description shows; the others are counted."""
 SHOWN_BYTES = 4096
 """Larger items are shown by their size."""
+ITEM_BYTES = 400
+"""What an item of one small part costs besides its parts' bytes (measured), so that many small ones count too."""
 
 _pack = msgspec.msgpack.Encoder().encode
 
@@ -36,12 +38,23 @@ class ChannelHost:
         queue: the decisions.
         send: answers a peer; to one that is gone it is dropped.
         watch: calls a function once the client of an incarnation has ended.
+        keep: makes of a part that arrived one that lasts when its sender has ended.
+        on_drained: called when the channel is closed and nobody needs it any more.
     """
 
-    def __init__(self, queue: ChannelQueue, send: Send, watch: Callable[[str, Callable[[], None]], None]) -> None:
+    def __init__(
+        self,
+        queue: ChannelQueue,
+        send: Send,
+        watch: Callable[[str, Callable[[], None]], None],
+        keep: Callable[[Buffer], Buffer] = lambda part: part,
+        on_drained: Callable[[], None] = lambda: None,
+    ) -> None:
         self._queue = queue
         self._send = send
         self._watch = watch
+        self._keep = keep
+        self._on_drained = on_drained
         self._owners: dict[bytes, str] = {}
         self._watched: set[str] = set()
         self._homes: dict[bytes, int] = {}
@@ -52,8 +65,7 @@ class ChannelHost:
         if owner is None or owner not in self._watched:
             owner = self._met(peer)
         if isinstance(frame, frames.ChannelPut):
-            item = Item(parts, sum(memoryview(part).nbytes for part in parts), frame.weight)
-            self._run(self._queue.put(Ticket(owner, peer, frame.id), frame.key, item, frame.nowait))
+            self._run(self._queue.put(Ticket(owner, peer, frame.id), frame.key, self._item(frame, parts), frame.nowait))
         elif isinstance(frame, frames.ChannelGet):
             self._run(self._queue.get(Ticket(owner, peer, frame.id), frame.key, frame.nowait))
         elif isinstance(frame, frames.ChannelAck):
@@ -68,9 +80,20 @@ class ChannelHost:
             self._show(peer, frame.id)
         elif isinstance(frame, frames.ChannelClose):
             self._run(self._queue.close())
-            self._answer(peer, frame.id, None)
+            self._answer(peer, frame.id, self._queue.drained)
         elif isinstance(frame, frames.ChannelWhere):
             self._answer(peer, frame.id, self._homes.setdefault(frame.key, frame.rank))
+        if self._queue.drained:
+            self._on_drained()
+
+    def _item(self, frame: frames.ChannelPut, parts: list[Buffer]) -> Item:
+        """What the producer sent, in memory of ours: it is accepted only then, so it survives the producer."""
+        nbytes = ITEM_BYTES
+        for index, part in enumerate(parts):
+            if type(part) is not bytes:
+                part = parts[index] = self._keep(part)
+            nbytes += len(part) if type(part) is bytes else memoryview(part).nbytes
+        return Item(parts, nbytes, frame.weight)
 
     def _met(self, peer: bytes) -> str:
         """A link's identity is ``role:incarnation#number``; the head knows the incarnation's end."""
@@ -84,6 +107,8 @@ class ChannelHost:
         self._watched.discard(owner)
         self._owners = {peer: name for peer, name in self._owners.items() if name != owner}
         self._run(self._queue.owner_gone(owner))
+        if self._queue.drained:
+            self._on_drained()
 
     def _run(self, commands: Sequence[Command]) -> None:
         for command in commands:
@@ -109,7 +134,7 @@ class ChannelHost:
             about = []
             for item in waiting[:SHOWN_ITEMS]:
                 whole = item.nbytes <= SHOWN_BYTES
-                about.append((len(item.value) if whole else -1, item.nbytes, item.weight, item.again))
+                about.append((len(item.value) if whole else -1, item.nbytes - ITEM_BYTES, item.weight, item.again))
                 parts += item.value if whole else ()
             rows.append((key, len(waiting), about))
         self._send(peer, frames.Ok(id), [_pack((self._queue.closed, rows)), *parts])

@@ -46,20 +46,13 @@ class LocalChannel:
 
     def get(self, key: Hashable, nowait: bool, timeout: float | None) -> Taking[Any]:
         where = key_bytes(key)
-        what = f"get() from channel {self._name!r}"
-        return self._take(
-            what, lambda items: (items[0].value, False), lambda t: self._queue.get(t, where, nowait), timeout
-        )
+        work = _Get(self, f"get() from channel {self._name!r}", self._ticket())
+        return self._take(work, lambda: self._queue.get(work.ticket, where, nowait), timeout)
 
     def batch(self, key: Hashable, target: float, timeout: float | None) -> Taking[list[Any]]:
         where = key_bytes(key)
-        what = f"get_batch() from channel {self._name!r}"
-        return self._take(
-            what,
-            lambda items: ([i.value for i in items], False),
-            lambda t: self._queue.batch(t, where, target),
-            timeout,
-        )
+        work = _Batch(self, f"get_batch() from channel {self._name!r}", self._ticket())
+        return self._take(work, lambda: self._queue.batch(work.ticket, where, target), timeout)
 
     def look(self, key: Hashable) -> tuple[int, bool]:
         where = key_bytes(key)
@@ -83,21 +76,15 @@ class LocalChannel:
     def _ticket(self) -> Ticket:
         return Ticket("", b"", next(self._ids))
 
-    def _take(
-        self,
-        what: str,
-        decode: Callable[[Any], Any],
-        ask: Callable[[Ticket], list[Command]],
-        timeout: float | None,
-    ) -> Taking[Any]:
-        ticket = self._ticket()
-        work: Taking[Any] = Taking(
-            what, decode, lambda _: self._do(lambda: self._queue.ack(ticket)), lambda _: self._drop(ticket)
-        )
-        self._works[ticket.id] = weakref.ref(work)
-        self._do(lambda: ask(ticket))
-        self._limit(work, ticket, timeout)
+    def _take(self, work: _Get, ask: Callable[[], list[Command]], timeout: float | None) -> _Get:
+        self._works[work.ticket.id] = weakref.ref(work)
+        self._do(ask)
+        self._limit(work, work.ticket, timeout)
         return work
+
+    def acknowledge(self, ticket: Ticket) -> None:
+        """Its items were taken."""
+        self._do(lambda: self._queue.ack(ticket))
 
     def _do(self, step: Callable[[], list[Command]]) -> None:
         with self._lock:
@@ -105,7 +92,8 @@ class LocalChannel:
         self._tell(commands)
         self._sweep()
 
-    def _drop(self, ticket: Ticket) -> None:
+    def drop(self, ticket: Ticket) -> None:
+        """Nobody will take its items. Any thread, with any lock held."""
         self._dropped.append(ticket)
         self._sweep()
 
@@ -154,3 +142,26 @@ class LocalChannel:
         timer.daemon = True
         timer.start()
         work._on_done(timer.cancel)
+
+
+class _Get(Taking[Any]):
+    """A get or get_batch under way."""
+
+    def __init__(self, channel: LocalChannel, what: str, ticket: Ticket) -> None:
+        super().__init__(what)
+        self.ticket = ticket
+        self._channel = channel
+
+    def _decode(self, arrived: tuple[Item, ...]) -> tuple[Any, bool]:
+        return arrived[0].value, False
+
+    def _acknowledge(self, arrived: tuple[Item, ...]) -> None:
+        self._channel.acknowledge(self.ticket)
+
+    def _give_back(self, later: bool) -> None:
+        self._channel.drop(self.ticket)
+
+
+class _Batch(_Get):
+    def _decode(self, arrived: tuple[Item, ...]) -> tuple[Any, bool]:
+        return [item.value for item in arrived], False

@@ -6,6 +6,8 @@ House rules:
   complete, or delivered and not acknowledged. It leaves by its acknowledgement alone.
 * What comes back goes where it came from: before everything that entered the queue after it.
 * A ticket is answered once. An answer to somebody who is gone is nobody's business here.
+* Bytes are limited over all keys, but a key with nothing in it always takes one item: so a full key
+  blocks no other one.
 """
 
 from __future__ import annotations
@@ -71,12 +73,12 @@ class _Getter:
 
 @dataclass
 class _Key:
-    """One FIFO. `nbytes` counts everything that entered and was not acknowledged, `out` the deliveries under way."""
+    """One FIFO. `count` is of everything that entered and was not acknowledged, `out` of the deliveries under way."""
 
     items: collections.deque[Item] = field(default_factory=collections.deque)
     parked: collections.OrderedDict[Ticket, Item] = field(default_factory=collections.OrderedDict)
     getters: collections.OrderedDict[Ticket, _Getter] = field(default_factory=collections.OrderedDict)
-    nbytes: int = 0
+    count: int = 0
     out: int = 0
 
     @property
@@ -89,15 +91,17 @@ class ChannelQueue:
 
     Args:
         maxsize: waiting items per key; 0 or less for no limit.
-        max_bytes: bytes per key, delivered and unacknowledged ones included; one item always fits. 0 or
-            less for no limit.
+        max_bytes: bytes of all keys together, delivered and unacknowledged ones included; a key with nothing
+            in it always takes one item. 0 or less for no limit.
     """
 
     def __init__(self, maxsize: int = 0, max_bytes: int = 0) -> None:
         self.maxsize = maxsize
         self.max_bytes = max_bytes
         self.closed = False
+        self.nbytes = 0
         self._keys: dict[Hashable, _Key] = {}
+        self._starved: dict[Hashable, _Key] = {}  # whose next put waits for bytes; who waits longest is first
         self._waiting: dict[Ticket, Hashable] = {}
         self._delivered: dict[Ticket, tuple[Hashable, tuple[Item, ...]]] = {}
         self._seq = 0
@@ -127,28 +131,41 @@ class ChannelQueue:
         """Number of deliveries that may come back."""
         return len(self._delivered)
 
+    @property
+    def drained(self) -> bool:
+        """Whether it is closed, and everything that was put has been taken: nobody needs it any more."""
+        return self.closed and not self._keys
+
     # --- requests ---
 
     def put(self, ticket: Ticket, key: Hashable, item: Item, nowait: bool = False) -> list[Command]:
         """Append an item, or wait for room; *nowait* refuses instead of waiting."""
         if self.closed:
             return [Refused(ticket, "closed")]
-        queue = self._keys.setdefault(key, _Key())
+        queue = self._key(key)
         if queue.parked or not self._room(queue, item.nbytes):
             if nowait:
                 return [Refused(ticket, "full")]
             queue.parked[ticket] = item
             self._waiting[ticket] = key
+            self._note_starved(key, queue)
             return []
         self._enter(queue, item)
-        return [Accepted(ticket), *self._pump(key, queue)]
+        if queue.getters:
+            return [Accepted(ticket), *self._pump(key, queue)]
+        return [Accepted(ticket)]
 
     def get(self, ticket: Ticket, key: Hashable, nowait: bool = False) -> list[Command]:
         """Take the item at the head, or wait for one; *nowait* refuses instead of waiting."""
-        queue = self._keys.setdefault(key, _Key())
+        queue = self._key(key)
         if not queue.items and (nowait or self.closed):
             self._drop_if_unused(key, queue)
             return [Refused(ticket, "closed" if self.closed else "empty")]
+        if queue.items and not queue.getters and not queue.parked:  # as below, but at once
+            item = queue.items.popleft()
+            self._delivered[ticket] = (key, (item,))
+            queue.out += 1
+            return [Deliver(ticket, (item,))]
         return self._wait(ticket, key, queue, _Getter(None))
 
     def batch(self, ticket: Ticket, key: Hashable, target: float) -> list[Command]:
@@ -156,7 +173,7 @@ class ChannelQueue:
 
         What it takes while it waits makes room for others, and goes back if it is cancelled.
         """
-        queue = self._keys.setdefault(key, _Key())
+        queue = self._key(key)
         if self.closed and not queue.items:
             self._drop_if_unused(key, queue)
             return [Refused(ticket, "closed")]
@@ -171,8 +188,14 @@ class ChannelQueue:
         key, items = delivered
         queue = self._keys[key]
         queue.out -= 1
-        queue.nbytes -= sum(item.nbytes for item in items)
-        return self._pump(key, queue)
+        queue.count -= len(items)
+        for item in items:
+            self.nbytes -= item.nbytes
+        commands: list[Command] = []
+        for other, starved in list(self._starved.items()) if self._starved else ():  # others have no use of bytes
+            commands += self._pump(other, starved)
+        self._drop_if_unused(key, queue)
+        return commands
 
     def cancel(self, ticket: Ticket, back: bool = False) -> list[Command]:
         """Nobody waits for *ticket* any more.
@@ -213,20 +236,35 @@ class ChannelQueue:
                 del self._waiting[ticket]
                 commands.append(Refused(ticket, "closed"))
             queue.parked.clear()
+            self._starved.pop(key, None)
             commands += self._end_getters(key, queue)
         return commands
 
     # --- inside ---
 
+    def _key(self, key: Hashable) -> _Key:
+        queue = self._keys.get(key)
+        if queue is None:
+            queue = self._keys[key] = _Key()
+        return queue
+
     def _room(self, queue: _Key, nbytes: int) -> bool:
         if 0 < self.maxsize <= len(queue.items):
             return False
-        return self.max_bytes <= 0 or queue.nbytes == 0 or queue.nbytes + nbytes <= self.max_bytes
+        return self.max_bytes <= 0 or queue.count == 0 or self.nbytes + nbytes <= self.max_bytes
+
+    def _note_starved(self, key: Hashable, queue: _Key) -> None:
+        """Keep track of who waits for bytes, and not for the number of its items."""
+        if queue.parked and not 0 < self.maxsize <= len(queue.items):
+            self._starved.setdefault(key, queue)
+        else:
+            self._starved.pop(key, None)
 
     def _enter(self, queue: _Key, item: Item) -> None:
         self._seq += 1
         item.seq = self._seq
-        queue.nbytes += item.nbytes
+        self.nbytes += item.nbytes
+        queue.count += 1
         queue.items.append(item)
 
     def _wait(self, ticket: Ticket, key: Hashable, queue: _Key, getter: _Getter) -> list[Command]:
@@ -285,8 +323,11 @@ class ChannelQueue:
                 ticket, item = queue.parked.popitem(last=False)
                 del self._waiting[ticket]
                 self._enter(queue, item)
+                self._starved.pop(key, None)  # behind the others, if more of it waits
                 commands.append(Accepted(ticket))
                 moved = True
+        if queue.parked or key in self._starved:
+            self._note_starved(key, queue)
         self._drop_if_unused(key, queue)
         return commands
 

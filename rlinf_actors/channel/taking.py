@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Any, TypeVar
 
 from rlinf_actors.runtime.asyncwork import AsyncWork
@@ -23,29 +23,31 @@ class Taking(AsyncWork[T]):
     Attributes:
         redelivered: once it was taken: whether a process that died may have seen (one of) these before.
 
+    Subclasses say where items come from, by `_decode`, `_acknowledge` and `_give_back`.
+
     Args:
         what: for messages.
-        decode: makes of what arrived the value, and whether it had been delivered to a process that died; on the
-            thread that waits. What it raises gives the item back.
-        acknowledge: called once, when the value is there.
-        give_back: called instead if nobody will take it, any thread; with True from a destructor, which may run
-            while its own thread holds any lock.
     """
 
-    def __init__(
-        self,
-        what: str,
-        decode: Callable[[Any], tuple[T, bool]],
-        acknowledge: Callable[[Any], object],
-        give_back: Callable[[bool], object],
-    ) -> None:
+    def __init__(self, what: str) -> None:
         super().__init__(what)
         self.redelivered = False
-        self._decode = decode
-        self._acknowledge = acknowledge
-        self._give_back = give_back
         self._taking = threading.Lock()
         self._taken = False
+
+    def _decode(self, arrived: Any) -> tuple[T, bool]:
+        """The value, and whether it had been delivered to a process that died. On the thread that waits; what it
+        raises gives the item back.
+        """
+        raise NotImplementedError
+
+    def _acknowledge(self, arrived: Any) -> None:
+        """The value is there. Once."""
+        raise NotImplementedError
+
+    def _give_back(self, later: bool) -> None:
+        """Nobody will take it. Any thread; *later*: from a destructor, whose own thread may hold any lock."""
+        raise NotImplementedError
 
     def cancel(self) -> bool:
         """Do not wait any more; False if the item was taken, or the get had failed. Any thread."""

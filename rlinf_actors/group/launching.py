@@ -86,9 +86,8 @@ def launch(
     reference = class_reference(cls)
     hardware = hardware_of(placements, cluster)
     extras = {"hardware_infos": hardware, **cluster.extras()}
-    construction = Construction(
-        reference, _encode(cls, reference, args, kwargs, extras), options.max_concurrency or 0, _failure
-    )
+    parts = _encode(cls, reference, args, kwargs, extras, runtime.copy)
+    construction = Construction(reference, parts, options.max_concurrency or 0, _failure)
     nodes = [cluster.get_node_info(spec.node_rank) for spec in specs]
     node_names = [cluster.node_name(node.node_rank) for node in nodes]
     described = detail.detail_of(placements, nodes, node_names)
@@ -137,10 +136,15 @@ def import_paths() -> list[str]:
 
 
 def _encode(
-    cls: type, reference: str, args: tuple[Any, ...], kwargs: dict[str, Any], extras: dict[str, Any]
+    cls: type,
+    reference: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    extras: dict[str, Any],
+    copy: payload.Copy,
 ) -> list[Buffer]:
     try:
-        return payload.encode((None if reference else cls, args, kwargs, extras), cls.__name__)
+        return payload.encode((None if reference else cls, args, kwargs, extras), cls.__name__, copy=copy)
     except SerializationError:
         payload.encode_call(args, kwargs)  # raises with the path of the argument, if it is one
         raise

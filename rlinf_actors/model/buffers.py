@@ -16,3 +16,8 @@ def keepable(part: Buffer) -> Buffer:
     if type(part) is bytes or (type(part) is memoryview and getattr(part.obj, "crowded", False)):
         return bytearray(part)
     return part
+
+
+def lent(part: Buffer) -> bool:
+    """Whether *part* is a view of memory that it shares with the process that sent it."""
+    return type(part) is memoryview and hasattr(part.obj, "crowded")

@@ -54,14 +54,15 @@ class _Bytes(ctypes.Array):  # type: ignore[type-arg]
             self.ended()
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=512)
 def _kind(size: int) -> Any:
     return type("_Bytes", (_Bytes,), {"_length_": size})
 
 
 def _bytes_at(memory: mmap.mmap, offset: int, size: int, ended: Callable[[], object]) -> memoryview:
     """*size* bytes of *memory*; *ended* is called when the last view of them is gone."""
-    whole = _kind(-(-size // PAGE) * PAGE).from_buffer(memory, offset)
+    step = max(PAGE, (1 << size.bit_length()) // 16)  # a type per length would be many types
+    whole = _kind(min(-(-size // step) * step, len(memory) - offset)).from_buffer(memory, offset)
     whole.ended = ended
     return memoryview(whole).cast("B")[:size]
 

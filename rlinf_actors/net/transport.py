@@ -116,6 +116,7 @@ class _Socket:
         self._out: collections.deque[tuple[bytes, bytes, Sequence[Buffer]]] = collections.deque()
         self._flush_due = False
         self._drain_due = False
+        self._delivering = False
         self._closed = False
         self.on_unreachable: Callable[[bytes], None] | None = None
         self._routed = kind == zmq.ROUTER
@@ -141,7 +142,7 @@ class _Socket:
                 if self._closed:
                     return
                 self._write(peer, [(header, parts)])
-                if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN or self._drain_due:
+                if not self._events() & zmq.POLLIN or self._drain_due:
                     return
                 self._drain_due = True  # our send may have eaten the edge that announced these
             finally:
@@ -151,7 +152,11 @@ class _Socket:
         self._out.append((peer, header, parts))
         if not self._flush_due:
             self._flush_due = True
-            self._wake(self._flush)
+            if not (self._delivering and threading.get_ident() == self._thread):
+                self._wake(self._flush)
+
+    def _events(self) -> int:
+        return int(self._socket.getsockopt(zmq.EVENTS))
 
     def _wake(self, callback: Callable[[], None]) -> None:
         if threading.get_ident() == self._thread:
@@ -221,6 +226,7 @@ class _Socket:
         """Receive until there is nothing left, or give the loop a turn after DRAIN chunks.
 
         Delivers after the last receive: whoever is woken by a message and answers at once finds the lock free.
+        What is sent while that goes on leaves at its end, in one chunk for each peer.
         """
         self._thread = threading.get_ident()
         chunks = []
@@ -239,8 +245,20 @@ class _Socket:
                 pass
         if more:
             self._loop.call_soon(self._drain)
+        if not chunks:
+            return
+        self._delivering = True
         for chunk in chunks:
             self._deliver(*chunk)
+        self._delivering = False
+        if self._flush_due:
+            self._flush_due = False
+            with self._lock:
+                self._write_queued()
+                again = not self._closed and not self._drain_due and bool(self._events() & zmq.POLLIN)
+                self._drain_due |= again
+            if again:
+                self._loop.call_soon(self._drain)  # our send ate the edge that announced these
 
     def _receive(self) -> tuple[bytes, bytes, list[Buffer]] | None:
         socket = self._socket

@@ -30,14 +30,15 @@ new_call = itertools.count(1).__next__
 """The next call's number: unique in the process, so that one header serves every rank of a group call. Any thread."""
 
 
-_ANSWERS = (frames.Ok, frames.Item, frames.Raised, frames.Facts, frames.Released, frames.LaneEnded)
+_HEARD = (frames.Held, frames.Returned, frames.Facts, frames.Released, frames.LaneEnded)
+"""What goes to whom `Peer.listen` gave a number."""
 
 
 class Pending(Protocol):
     """Who waits for an answer."""
 
     def answer(self, frame: frames.AnyFrame, parts: list[Buffer]) -> bool:
-        """What came for it (see _ANSWERS); True if that was the last. Loop thread."""
+        """An Ok, Item or Raised came; True if that was the last. Loop thread."""
 
     def fail(self, error: Exception) -> None:
         """The worker is gone. Any thread."""
@@ -148,7 +149,7 @@ class Peer:
         return call
 
     def listen(self, listener: Callable[[frames.AnyFrame], object]) -> int:
-        """Give *listener* every Held and Returned that names the number returned, until the worker is gone."""
+        """Give *listener* every frame of `_HEARD` that names the number returned, until the worker is gone."""
         number = new_call()
         self._listeners[number] = listener
         return number
@@ -242,12 +243,12 @@ class Peer:
             kind = ProtocolMismatchError if frame.kind == "protocol" else AuthenticationError
             self.fail(kind(f"{self.name} on {self.node}: {frame.text}"))
             return
-        if isinstance(frame, (frames.Held, frames.Returned)):
+        if isinstance(frame, _HEARD):
             listener = self._listeners.get(frame.id)
             if listener is not None:
                 listener(frame)
             return
-        if isinstance(frame, _ANSWERS):
+        if isinstance(frame, (frames.Ok, frames.Item, frames.Raised)):
             pending = self.pending.get(frame.id)
             if pending is not None and pending.answer(frame, parts):
                 self.pending.pop(frame.id, None)

@@ -11,7 +11,6 @@ from typing import Any
 from rlinf_actors.errors import CallTimeoutError, PeerDiedError
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.buffers import Buffer
-from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.remote import RemoteGroup
 from rlinf_actors.tensors import groups, ipc
 from rlinf_actors.tensors.cargo import Arriving, Hold
@@ -172,20 +171,4 @@ class Arrivals:
             name = sender.get_name()
             self._drop(lane, lambda: PeerDiedError(f"{name}, which was sending a tensor, has ended", peer=name))
             return
-        peer.open(_Watch(self, lane, peer))
-
-
-class _Watch:
-    """What the sender's peer keeps for a lane."""
-
-    def __init__(self, arrivals: Arrivals, lane: _InLane, peer: Peer) -> None:
-        self._arrivals = arrivals
-        self._lane = lane
-        self._peer = peer
-
-    def answer(self, _frame: frames.AnyFrame, _parts: list[Buffer]) -> bool:
-        return False  # nothing was asked
-
-    def fail(self, error: Exception) -> None:
-        what = f"a tensor from {self._peer.name}"
-        self._arrivals._drop(self._lane, lambda: gone(self._peer, error, what))
+        peer.on_gone(lambda error: self._drop(lane, lambda: gone(peer, error, f"a tensor from {peer.name}")))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlinf_actors.model.buffers import Buffer
-from rlinf_actors.runtime.peer import Peer, new_call
+from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.tensors import ipc, paths
 from rlinf_actors.tensors.cargo import Hold, Send, crate_of, ipc_crate, size_of, staged_part
 from rlinf_actors.tensors.cuda import CudaError
@@ -95,8 +95,8 @@ class Gate:
         with self._lock:
             if self.id:
                 return
-            self.id, self._ended = new_call(), ended
-        self.peer.open(self, self.id)
+            self.id, self._ended = self.peer.listen(self._answered), ended
+        self.peer.on_gone(self._fail)
         threading.Thread(target=self._ask, name="rlinf-actors-ask", daemon=True).start()
 
     def _ask(self) -> None:
@@ -139,9 +139,9 @@ class Gate:
         """How many messages the receiver has memory of."""
         return len(self._lent)
 
-    # --- what the receiver says; see peer.Pending ---
+    # --- what the receiver says, and its end ---
 
-    def answer(self, frame: frames.AnyFrame, _parts: list[Buffer]) -> bool:
+    def _answered(self, frame: frames.AnyFrame) -> None:
         """Facts, Released or LaneEnded. Loop thread."""
         if type(frame) is frames.Facts:
             with self._lock:
@@ -153,9 +153,8 @@ class Gate:
             del dropped  # not under the lock: it runs finalizers
         elif type(frame) is frames.LaneEnded:
             self._lanes.peer_ended(frame)
-        return False
 
-    def fail(self, error: Exception) -> None:
+    def _fail(self, error: Exception) -> None:
         """The receiver is gone. Any thread."""
         with self._lock:
             self._error = self._error or error

@@ -22,6 +22,8 @@ SENDER, RECEIVER = 0, 1
 """Ranks in a group of two."""
 DATA, POSTED, SENT, ARRIVED = range(4)
 """Tags."""
+CONNECT_S = 10.0
+"""How long torch may try to reach a store, which listens before anybody hears of it: one that is gone is tried too."""
 LOOPBACK = "127.0.0.1"
 _QUIET = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
 """ProcessGroupNCCL's watchdogs end the process when a peer dies or a transfer stalls. Here the head says who
@@ -71,9 +73,10 @@ def join(endpoint: str, timeout_s: float) -> Any:
         RuntimeError: nobody serves there.
     """
     ip, _, port = endpoint.rpartition(":")
-    return _distributed().TCPStore(
-        ip, int(port), None, False, timeout=datetime.timedelta(seconds=timeout_s), wait_for_workers=False
-    )
+    patience = datetime.timedelta(seconds=min(CONNECT_S, timeout_s))
+    client = _distributed().TCPStore(ip, int(port), None, False, timeout=patience, wait_for_workers=False)
+    client.set_timeout(datetime.timedelta(seconds=timeout_s))
+    return client
 
 
 def _distributed() -> Any:

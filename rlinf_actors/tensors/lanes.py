@@ -8,6 +8,7 @@ holds nothing but the lane, and `abandoned()` counts it.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import weakref
@@ -17,6 +18,10 @@ from typing import Protocol
 from rlinf_actors.errors import CallTimeoutError
 from rlinf_actors.tensors import groups
 from rlinf_actors.tensors.groups import Wire
+
+log = logging.getLogger(__name__)
+
+_LATE = "it did not end within the time that RLINF_TIMEOUT gives"
 
 _ended: weakref.WeakSet[Lane] = weakref.WeakSet()
 
@@ -108,7 +113,9 @@ class Lane:
 
     def _run(self) -> None:
         try:
-            wire = self._make()
+            make, self._make = self._make, _made  # it holds what it makes the wire of
+            wire = make()
+            del make
             with self._lock:
                 self._wire = wire
                 closed = self._closed is not None
@@ -126,15 +133,17 @@ class Lane:
                     if job in self._open:
                         self._open.remove(job)
                     closed = self._closed is not None
-        except Exception as error:  # noqa: BLE001 - whatever the back-end raises, the jobs' owners get it
-            self._breaks(error)
+        except Exception as error:
+            log.debug("the lane from %s broke", self.name, exc_info=error)
+            # without its traceback, whose frames hold the group and its sockets
+            self._breaks(CallTimeoutError(_LATE) if "imed out" in str(error) else error.with_traceback(None))
         finally:
             with self._lock:
                 self._wire = None
             _ended.discard(self)
 
     def _late(self) -> None:
-        self._breaks(CallTimeoutError("nothing moved for the time that RLINF_TIMEOUT gives"))
+        self._breaks(CallTimeoutError(_LATE))
 
     def _breaks(self, error: Exception) -> None:
         with self._lock:
@@ -143,6 +152,10 @@ class Lane:
                 self._error = error
         if first:
             self._broke(self, error)
+
+
+def _made() -> Wire:
+    raise AssertionError("a lane makes its wire once")
 
 
 def abandoned() -> int:

@@ -9,7 +9,6 @@ and ends with it. The objects are pickled and unpickled on the user's threads, n
 from __future__ import annotations
 
 import collections
-import functools
 import logging
 import threading
 from collections.abc import Awaitable, Callable
@@ -49,7 +48,7 @@ class Messenger:
         connect: waits (on the loop) until the runtime is in session with the head.
         reply: answers on a link that a message came by.
         window: bytes that may be on their way to one worker.
-        station: this worker's end of the ways that tensors take beside the messages.
+        station: this worker's end of the ways that tensors take beside the messages; default: one without devices.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class Messenger:
         connect: Callable[[], Awaitable[Runtime]],
         reply: Reply,
         window: int,
-        station: Station,
+        station: Station | None = None,
     ) -> None:
         self.name = name
         self.worker_id = worker_id
@@ -76,7 +75,7 @@ class Messenger:
         self._unread: collections.deque[tuple[Key, Arrived]] = collections.deque()
         self.peer_gone: Callable[[Peer], None] = lambda peer: None
         """Called with a peer given to `watch` that is gone; set before the first message. Any thread."""
-        self.freight = Freight(station, self.directory, reply, self._outbox)
+        self.freight = Freight(station or Station(runtime.io, worker_id, name), self.directory, reply, self._outbox)
 
     @property
     def held_bytes(self) -> int:
@@ -215,11 +214,15 @@ class Messenger:
     def withdraw(self, slot: Slot) -> bool:
         """Take a receive back; False if it has its message or error."""
         with self._lock:
-            if slot.closed:
+            message, slot.pending = slot.pending, None
+            if slot.closed and message is None:
                 return False
             slot.closed = True
             self._mailbox.withdraw(slot.key, slot)
-            return True
+        if message is not None:  # its tensors are still on their way
+            self._unread.append((slot.key, message))
+            self._put_back()
+        return True
 
     def arrived(self, link: bytes, frame: frames.Message, parts: list[Buffer]) -> None:
         """A message came. Loop thread."""
@@ -243,16 +246,23 @@ class Messenger:
         with self._lock:
             work = slot.work if not slot.closed else None
             slot.closed = True
-        body: Body = message.body
-        if work is None or body.cargo is None:
-            self._take(work, slot.key, message)
-        else:
-            body.cargo._on_done(functools.partial(self._take, work, slot.key, message))
+            body: Body = message.body
+            loading = work is not None and body.cargo is not None and not body.cargo.done()
+            slot.pending = message if loading else None
+        if loading:
+            assert body.cargo is not None
+            body.cargo._on_done(partial(self._loaded, slot))
+        elif work is None or not work.take(message):
+            self._unread.append((slot.key, message))
+            self._put_back()
 
-    def _take(self, work: Received | None, key: Key, message: Arrived) -> None:
-        """The work gets the message, all of which is here; nobody's goes back to the mailbox."""
-        if work is None or not work.take(message):
-            self._unread.append((key, message))
+    def _loaded(self, slot: Slot) -> None:
+        """What comes with the receive's message by other ways is here, or is lost. Any thread."""
+        with self._lock:
+            message, slot.pending = slot.pending, None
+            work = slot.work
+        if message is not None and (work is None or not work.take(message)):
+            self._unread.append((slot.key, message))
             self._put_back()
 
     def _credit(self, message: Arrived) -> None:

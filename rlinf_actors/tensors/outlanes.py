@@ -92,9 +92,9 @@ class OutLanes:
         station = self._station
         ip, timeout_s = station.ip(same_node), station.timeout_s(backend)
         store = groups.Store(ip, timeout_s)
+        client = groups.join(store.endpoint, timeout_s)  # now: on the lane's thread it might be closed by then
 
         def make() -> groups.Wire:
-            client = groups.join(store.endpoint, timeout_s)
             return groups.wire(backend, client, groups.SENDER, timeout_s=timeout_s, ip=ip, options=options)
 
         name = f"{station.name} to {self._peer.name}"

@@ -51,12 +51,13 @@ class Place(Protocol):
 class Slot:
     """A receive as the mailbox has it. It does not keep the work alive: what nobody can look at gets nothing."""
 
-    __slots__ = ("_work", "closed", "incarnation", "key", "timer")
+    __slots__ = ("_work", "closed", "incarnation", "key", "pending", "timer")
 
     def __init__(self, key: Key, work: Received) -> None:
         self.key = key
         self.incarnation = ""
         self.closed = False
+        self.pending: Arrived | None = None  # it has this message, and waits for what comes with it by other ways
         self.timer: asyncio.TimerHandle | None = None
         self._work = weakref.ref(work)
 

@@ -25,16 +25,16 @@ class Station:
         node_ip: its node's address.
         devices: its accelerators.
         overrides: kind of buffer to path; Settings.paths.
-        net_devices: RLINF_COMM_NET_DEVICES.
+        net_devices: names of interfaces, RLINF_COMM_NET_DEVICES or what was made of it.
         timeout_minutes: RLINF_TIMEOUT.
     """
 
     io: IoThread
     worker_id: str
     name: str
-    host: str
-    node_ip: str
-    devices: LazyDevices
+    host: str = ""
+    node_ip: str = groups.LOOPBACK
+    devices: LazyDevices = field(default_factory=lambda: LazyDevices({}))
     overrides: Mapping[str, str] = field(default_factory=dict)
     net_devices: str | None = None
     timeout_minutes: float | None = None

@@ -18,6 +18,7 @@ from typing import Any
 
 from rlinf_actors.cluster.attach import WorkerJob, set_worker_job
 from rlinf_actors.errors import ConfigError, ProtocolMismatchError, WorkerStartError
+from rlinf_actors.model.accelerator_table import ALWAYS_NIC_VARIABLE
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.net.security import Security
 from rlinf_actors.runtime.process import Runtime
@@ -91,7 +92,7 @@ def _start(
             place.node_ip,
             LazyDevices(dict(os.environ)),
             settings.paths,
-            settings.comm_net_devices,
+            settings.comm_net_devices or os.environ.get(ALWAYS_NIC_VARIABLE),
             settings.timeout_minutes,
         )
         messenger = Messenger(runtime, name, spec.id, job.connected, server.answer, settings.send_window_bytes, station)

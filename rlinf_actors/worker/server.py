@@ -100,6 +100,21 @@ class WorkerServer:
         """Send to a member, together with what else goes there in this turn of the loop. Any thread."""
         self._send(peer, frame, parts, False)
 
+    def forget(self, incarnation: str) -> None:
+        """This process has ended: what it was lent is free, and its calls are cancelled. I/O thread."""
+        for peer in [peer for peer in self._members if incarnation.encode() in peer]:
+            lending = self._members.pop(peer, None)
+        if lending is not None:
+            lending.close()
+            for key in [key for key in list(self._calls) if key[0] == peer]:
+                invocation = self._calls.pop(key, None)
+                if invocation is not None:
+                    invocation.cancel()
+
+    def close(self, linger_ms: int) -> None:
+        """Listen no more; answers that are not read after *linger_ms* milliseconds are dropped. I/O thread."""
+        self._listener.close(linger_ms)
+
     def refuse(self, error: BaseException) -> None:
         """The class could not be constructed: every call fails with that. Main thread."""
         with self._lock:
@@ -188,7 +203,9 @@ class WorkerServer:
         loop.add_reader(fd, ended)
 
     def _peer_gone(self, peer: bytes) -> None:
-        self._members[peer].borrower_gone()
+        lending = self._members.get(peer)
+        if lending is not None:
+            lending.borrower_gone()
         for key, invocation in list(self._calls.items()):
             if key[0] == peer and invocation.window:  # a stream would wait for credit; calls need nobody
                 self._calls.pop(key, None)

@@ -100,6 +100,36 @@ def test_bytes_count_until_they_are_acknowledged_and_one_item_always_fits():
     assert said(kit.queue.ack(got)) == [(waiting.id, "in")]
 
 
+def test_bytes_are_limited_over_all_keys_but_an_empty_key_takes_one_item():
+    kit = Kit(max_bytes=10)
+    kit.put("x", nbytes=10)
+    assert kit.put("y", nbytes=5, key=b"other")[1][0][1] == "in"
+    mine, other = kit.put("x2", nbytes=4)[0], kit.put("y2", nbytes=4, key=b"other")[0]
+    assert said(kit.queue.ack(kit.get(key=b"other")[0])) == [(other.id, "in")]
+    assert said(kit.queue.ack(kit.get()[0])) == [(mine.id, "in")]
+    assert kit.queue.nbytes == 8
+
+
+def test_room_that_one_key_makes_goes_to_who_waits_longest():
+    kit = Kit(max_bytes=15)
+    for key in (b"a", b"a", b"c", b"b"):
+        kit.put("x", nbytes=5, key=key)
+    first, second = (kit.put("next", nbytes=5, key=key)[0] for key in (b"c", b"b"))
+    assert said(kit.queue.ack(kit.get(key=b"a")[0])) == []
+    assert said(kit.queue.ack(kit.get(key=b"a")[0])) == [(first.id, "in")]
+    assert said(kit.queue.ack(kit.get(key=b"c")[0])) == [(second.id, "in")]
+
+
+def test_it_is_drained_when_closed_and_everything_is_acknowledged():
+    kit = Kit()
+    kit.put("x")
+    kit.queue.close()
+    got = kit.get()[0]
+    assert not kit.queue.drained
+    kit.queue.ack(got)
+    assert kit.queue.drained
+
+
 def test_a_key_is_dropped_when_empty_and_unused():
     kit = Kit()
     kit.put("x")
@@ -297,6 +327,7 @@ class Anything(RuleBasedStateMachine):
         self.open: dict[Ticket, str] = {}
         self.answered: set[Ticket] = set()
         self.key_of: dict[int, bytes] = {}
+        self.sizes: dict[int, int] = {}
         self.inside: set[int] = set()
         self.parked: dict[Ticket, int] = {}
         self.away: dict[Ticket, list[int]] = {}
@@ -341,7 +372,7 @@ class Anything(RuleBasedStateMachine):
           nowait=st.booleans())  # fmt: skip
     def put(self, owner, key, weight, size, nowait):
         ticket, value = self.ticket(owner), next(self.values)
-        self.key_of[value] = key
+        self.key_of[value], self.sizes[value] = key, size
         self.parked[ticket] = value
         self.open[ticket] = "put"
         self.take(self.queue.put(ticket, key, Item(value, size, weight), nowait))
@@ -425,7 +456,12 @@ class Anything(RuleBasedStateMachine):
     @invariant()
     def bytes_are_what_is_there(self):
         for key in self.queue.in_use():
-            assert self.queue._keys[key].nbytes >= 0
+            queue = self.queue._keys[key]
+            if queue.parked:
+                assert not self.queue._room(queue, next(iter(queue.parked.values())).nbytes), "waits without need"
+        assert self.queue.nbytes == sum(self.sizes[v] for v in self.inside) + sum(
+            self.sizes[v] for values in self.away.values() for v in values
+        )
         if not self.inside and not self.away and not self.parked and not self.open:
             assert self.queue.in_use() == []
 

@@ -11,13 +11,26 @@ import pytest
 from rlinf_actors.channel.taking import Taking
 
 
+class Recorded(Taking):
+    def __init__(self, decode, said):
+        super().__init__("get()")
+        self.decode = decode
+        self.said = said
+
+    def _decode(self, arrived):
+        return self.decode(arrived)
+
+    def _acknowledge(self, arrived):
+        self.said.append(f"ack {arrived}")
+
+    def _give_back(self, later):
+        self.said.append("later" if later else "back")
+
+
 class Kit:
     def __init__(self, decode=lambda value: (value, False)):
         self.said = []
-        self.work = Taking("get()", decode, lambda value: self.said.append(f"ack {value}"), self.back)
-
-    def back(self, later):
-        self.said.append("later" if later else "back")
+        self.work = Recorded(decode, self.said)
 
 
 def test_taking_acknowledges_once():

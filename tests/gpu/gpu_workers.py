@@ -58,19 +58,18 @@ class Gpu(Worker):
 
     def _watch_gates(self) -> None:
         """Tell when a receiver has released memory, and when it was found to be gone."""
-        answer, fail = Gate.answer, Gate.fail
+        answer, fail = Gate._answered, Gate._fail
 
-        def answered(gate: Gate, frame: Any, parts: Any) -> bool:
-            ended = answer(gate, frame, parts)
+        def answered(gate: Gate, frame: Any) -> None:
+            answer(gate, frame)
             if type(frame).__name__ == "Released":
                 self._released.release()
-            return ended
 
         def failed(gate: Gate, error: Exception) -> None:
             fail(gate, error)
             self._gone.set()
 
-        Gate.answer, Gate.fail = answered, failed  # type: ignore[method-assign]
+        Gate._answered, Gate._fail = answered, failed  # type: ignore[method-assign]
 
     def pid(self) -> int:
         return os.getpid()

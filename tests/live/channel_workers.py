@@ -4,11 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import threading
-import time
 from typing import Any
 
+import live_workers as lw
+
 from rlinf_actors import Channel, Worker
+
+
+def memory(pid: int) -> int:
+    """What a process uses, in bytes; of memory that it shares, its part."""
+    with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith("Pss:"))
+
+
+def ticks(pid: int) -> int:
+    """What a process, all its threads, has used of the processor, in the kernel's ticks."""
+    with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def host_pid(channel: Channel, rank: int = 0) -> int:
+    """Known once the channel answers."""
+    channel.qsize()
+    return channel._backend._group.states[rank].pid
+
+
+def launch(cluster: Any, count: int = 1, cls: Any = None, **options: Any) -> Any:
+    """Workers on node 0."""
+    return lw.many(cluster, cls or User, count, **options)
+
+
+def kill(group, rank=0):
+    """kill -9 of one worker."""
+    os.kill(group.execute_on(rank).pid().wait()[0], signal.SIGKILL)
 
 
 class User(Worker):
@@ -60,12 +91,47 @@ class User(Worker):
             return type(error).__name__
         return "none"
 
-    def cpu_of_get(self, channel: Channel, asked: Channel) -> float:
-        """CPU seconds of this thread in a get that waits."""
-        asked.put("waiting")
-        before = time.thread_time()
-        channel.get()
-        return time.thread_time() - before
+    def get_behind_a_put(self, channel: Channel) -> Any:
+        """A get that is at the host before what it puts under the key "ready"."""
+        getting = channel.get(async_op=True)
+        channel.put("asked", key="ready")
+        return getting.wait()
+
+    def put_and_wait(self, channel: Channel, item: Any) -> None:
+        """A put that is at the host before what it puts under the key "ready"."""
+        putting = channel.put(item, async_op=True)
+        channel.put("asked", key="ready")
+        putting.wait()
+
+    def turns(self, channel: Channel) -> list[Any]:
+        """Gets of one key, each by other means than the one before."""
+        works = [channel.get(async_op=True)]
+        channel.put("asked", key="ready")
+        got = channel.get()
+        works.append(channel.get(async_op=True))
+        last = channel.get()
+        return [works[0].wait(), got, works[1].wait(), last]
+
+    def put_array(self, channel: Channel, nbytes: int) -> None:
+        """One large item."""
+        import numpy as np
+
+        channel.put("soon", key="ready")
+        channel.put(np.ones(nbytes, np.uint8))
+
+    def flood(self, channel: Channel, nbytes: int, count: int) -> tuple[int, int, int]:
+        """Many puts of one array; own memory (bytes) before and after, and how many are in."""
+        import numpy as np
+
+        item = np.ones(nbytes, np.uint8)
+        channel.put(item, key="warm")
+        channel.get("warm")
+        before = memory(os.getpid())
+        works = [channel.put(item, async_op=True) for _ in range(count)]
+        for _ in range(5):
+            channel.qsize()  # behind the puts that were sent, and its answer behind theirs
+        self._works = works
+        return before, memory(os.getpid()), sum(work.done() for work in works)
 
     def make(self, *args: Any, **options: Any) -> Channel:
         channel = self.create_channel(*args, **options)
@@ -79,14 +145,38 @@ class User(Worker):
 class Awaiting(Worker):
     """The same on an event loop."""
 
+    async def ends(self, channel: Channel, asked: Channel) -> list[str]:
+        """How a get, a batch, a put into a full key and a loop end; all of them wait when `asked` gets something."""
+        works = [
+            channel.get(async_op=True),
+            channel.get_batch(5, key="batch", async_op=True),
+            channel.put(1, key="full", async_op=True),
+            asyncio.ensure_future(self.drain(channel)),
+        ]
+        await asyncio.sleep(0)
+        channel.qsize()
+        asked.put("waiting")
+        ended = await asyncio.gather(*(_outcome(work) for work in works))
+        return [type(outcome).__name__ for outcome in ended]
+
     async def drain(self, channel: Channel) -> list[Any]:
         return [item async for item in channel]
 
     async def get_cancelled(self, channel: Channel, times: int) -> list[Any]:
         """Gets that are cancelled, some with their item on its way; then all that is left."""
+        taken = []
         for _ in range(times):
             waiting = asyncio.ensure_future(channel.get(async_op=True).async_wait())
             await asyncio.sleep(0)
             waiting.cancel()
             await asyncio.wait([waiting])
-        return [await channel.get(async_op=True) for _ in range(times)]
+            if not waiting.cancelled():
+                taken.append(waiting.result())  # it had arrived before the task first ran: too late to cancel
+        return taken + [await channel.get(async_op=True) for _ in range(times - len(taken))]
+
+
+async def _outcome(work: Any) -> Any:
+    try:
+        return await work
+    except Exception as error:  # noqa: BLE001 - which one is the answer
+        return error

@@ -135,6 +135,42 @@ class LaneTalker(TensorTalker):
 
         before, groups.GlooWire.send = groups.GlooWire.send, send  # type: ignore[method-assign]
 
+    def stop_self_in_recv(self) -> None:
+        """Stop this process when its next tensor is about to come; later ones come as ever."""
+
+        def recv(wire: Any, buffers: Any) -> None:
+            groups.GlooWire.recv = before  # type: ignore[method-assign]
+            os.kill(os.getpid(), signal.SIGSTOP)
+            before(wire, buffers)
+
+        before, groups.GlooWire.recv = groups.GlooWire.recv, recv  # type: ignore[method-assign]
+
+    def hear_late(self, group: str) -> list[Any]:
+        """Time limits that end while a tensor is on its way; then that and what was sent behind it."""
+        go_on, under_way = threading.Event(), threading.Event()
+
+        def recv(wire: Any, buffers: Any) -> None:
+            under_way.set()
+            assert go_on.wait(20)
+            before(wire, buffers)
+
+        before, groups.GlooWire.recv = groups.GlooWire.recv, recv  # type: ignore[method-assign]
+        heard: list[Any] = []
+        first = self.recv(group, 0, async_op=True, timeout=0.2)
+        assert under_way.wait(20)
+        heard.append(ended(first))
+        try:
+            self.recv(group, 0, timeout=0.1)
+        except TimeoutError:
+            heard.append("TimeoutError")
+        go_on.set()
+        return [*heard, self.recv(group, 0).sum().item(), self.recv(group, 0)]
+
+    def say_both(self, group: str) -> None:
+        works = [self.send(value, group, 0, async_op=True) for value in (torch.ones(50_000), "behind")]
+        for work in works:
+            work.wait()
+
     def say_two(self, mib: int, group: str) -> str:
         return ended(self.send([torch.ones(mib << 17), torch.ones(mib << 17)], group, 0, async_op=True))
 

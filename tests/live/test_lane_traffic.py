@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import live_workers as lw
 import pytest
 
@@ -10,7 +13,7 @@ torch = pytest.importorskip("torch")
 import lane_workers as lanes  # noqa: E402
 
 from rlinf_actors import Cluster, WorkerDiedError  # noqa: E402
-from rlinf_actors.settings import PATHS  # noqa: E402
+from rlinf_actors.settings import PATHS, TIMEOUT_MINUTES  # noqa: E402
 
 pytestmark = [pytest.mark.live, pytest.mark.torch, pytest.mark.timeout(60)]
 
@@ -28,8 +31,8 @@ def cluster():
 def launched(cluster):
     groups = []
 
-    def launch(name, count=1, cls=lanes.LaneTalker, **options):
-        group = lw.many(cluster, cls, count, name=name, env_vars=BY_LANE, **options)
+    def launch(name, count=1, cls=lanes.LaneTalker, env_vars=None):
+        group = lw.many(cluster, cls, count, name=name, env_vars={**BY_LANE, **(env_vars or {})})
         groups.append(group)
         return group
 
@@ -104,6 +107,26 @@ def test_the_users_own_default_group_is_not_touched(launched, cluster):
     for rank, work in enumerate(works):
         summed = ([6.0] * 3, 2, rank)
         assert work.wait() == [[False, False, [3.0] * 3, summed, [3.0] * 3, summed, False]]
+
+
+def test_a_time_limit_that_ends_while_a_tensor_is_on_its_way_takes_nothing(pair):
+    a, b = pair
+    hearing = b.hear_late("a")
+    a.say_both("b").wait()
+    assert hearing.wait() == [["TimeoutError", "TimeoutError", 50_000.0, "behind"]]
+
+
+def test_a_transfer_that_takes_too_long(launched):
+    a, b = launched("a", env_vars={TIMEOUT_MINUTES: "0.02"}), launched("b")
+    pid = b.pid().wait()[0]
+    b.stop_self_in_recv().wait()
+    hearing = b.hear_large("a")
+    assert a.say_large(16, "b").wait() == ["TimeoutError"]
+    os.kill(pid, signal.SIGCONT)
+    assert hearing.wait() == ["RlinfActorsError"]
+    hearing = b.hear_large("a")
+    assert a.say_large(16, "b").wait() == [""]
+    assert hearing.wait() == [""]
 
 
 def test_the_receiver_is_killed_in_the_middle_of_a_tensor(pair):

@@ -1,0 +1,62 @@
+"""What a channel may use of memory and of the processor."""
+
+from __future__ import annotations
+
+import os
+
+import channel_workers as cw
+import pytest
+
+from rlinf_actors import Channel
+from rlinf_actors.channel.outgoing import WINDOW_BYTES
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(60)]
+
+MIB = 1 << 20
+
+
+def test_a_producer_waits_when_the_bytes_are_full(rlinf_cluster, monkeypatch):
+    monkeypatch.setenv("RLINF_ACTORS_CHANNEL_BYTES", str((4 << 20) + 4000))
+    channel = Channel.create("bounded")
+    block = bytes(1 << 20)
+    works = [channel.put(block, async_op=True) for _ in range(80)]
+    works[3].wait()
+    assert channel.qsize() == 4
+    assert channel.full()
+    assert not works[4].done()
+    for _ in range(80):
+        assert channel.get() == block
+    works[-1].wait()
+
+
+@pytest.mark.parametrize("shared", ["0", ""], ids=["sockets", "shared memory"])
+def test_a_consumer_that_does_not_read_bounds_everybodys_memory(rlinf_cluster, monkeypatch, shared):
+    monkeypatch.setenv("RLINF_ACTORS_CHANNEL_BYTES", str(16 * MIB))
+    env = {"RLINF_ACTORS_SHARED_MEMORY": shared} if shared else {}
+    channel = Channel.create("flooded")
+    producer = cw.launch(rlinf_cluster, env_vars=env)
+    host = cw.host_pid(channel)
+    empty = cw.memory(host)
+    [(before, after, accepted)] = producer.flood(channel, MIB, 300).wait()
+    full = cw.memory(host)
+    assert 15 <= accepted <= 16  # and the others wait
+    assert after - before < 1.1 * WINDOW_BYTES  # 300 MiB, if each put had a copy
+    if shared:
+        assert full - empty < 1.1 * (16 * MIB + WINDOW_BYTES)
+    else:  # what the host has copied may be shared a moment longer, and of what is shared each counts half
+        assert full - empty + after - before < 1.1 * (2 * 16 * MIB + 2 * WINDOW_BYTES)
+
+
+def test_blocked_in_get_uses_no_cpu(rlinf_cluster):
+    channel, echo = Channel.create("idle"), Channel.create("echo")
+    group = cw.launch(rlinf_cluster)
+    [pid] = group.pid().wait()
+    result = group.get_behind_a_put(channel)
+    assert channel.get("ready") == "asked"
+    theirs, mine = cw.ticks(pid), cw.ticks(os.getpid())
+    while cw.ticks(os.getpid()) < mine + 60:  # as long as it takes to do something else for 60 ticks
+        echo.put("x")
+        echo.get()
+    assert cw.ticks(pid) - theirs < 10  # beats; one that spins or polls has as many as there are
+    channel.put("wake")
+    assert result.wait() == ["wake"]

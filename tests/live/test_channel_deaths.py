@@ -1,0 +1,152 @@
+"""Processes that are killed while they use a channel: who waits goes on or is told, and nobody else's item is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import channel_workers as cw
+import pytest
+
+from rlinf_actors import Channel, PeerDiedError, WorkerDiedError
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(60)]
+
+MIB = 1 << 20
+
+
+def test_a_dead_consumers_item_goes_to_the_next_marked(rlinf_cluster):
+    channel = Channel.create("items")
+    group = cw.launch(rlinf_cluster, 1)
+    channel.put("first")
+    channel.put("second")
+    assert group.hold(channel).wait() == [True]
+    waiting = [channel.get(async_op=True), channel.get(async_op=True)]
+    assert waiting[0].wait() == "second"
+    assert not waiting[0].redelivered
+    cw.kill(group)
+    assert waiting[1].wait(10) == "first"
+    assert waiting[1].redelivered
+
+
+def test_what_a_dead_producer_has_put_is_there(rlinf_cluster):
+    channel = Channel.create("left")
+    group = cw.launch(rlinf_cluster)
+    group.put_async(channel, list(range(100))).wait()
+    cw.kill(group)
+    with pytest.raises(WorkerDiedError):
+        group.pid().wait()
+    channel.put("mine")
+    assert [channel.get() for _ in range(101)] == [*range(100), "mine"]
+
+
+def test_a_dead_consumer_that_waits_does_not_swallow_items(rlinf_cluster):
+    channel = Channel.create("gone")
+    group = cw.launch(rlinf_cluster)
+    [pid] = group.pid().wait()
+    blocked = group.get_behind_a_put(channel)
+    assert channel.get("ready") == "asked"
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(WorkerDiedError):
+        blocked.wait()
+    channel.put("for me")
+    assert channel.get(timeout=10) == "for me"
+
+
+def test_everybody_hears_of_a_dead_host(rlinf_cluster):
+    channel = Channel.create("doomed", maxsize=1)
+    group = cw.launch(rlinf_cluster)
+    channel.put(0, key="full")
+    asked = Channel.create("asked")
+    blocked = group.error_of_get(channel, asked)
+    assert asked.get() == "waiting"
+    works = [channel.get(async_op=True), channel.get_batch(3, async_op=True), channel.put(1, key="full", async_op=True)]
+    os.kill(cw.host_pid(channel), signal.SIGKILL)
+    for work in works:
+        with pytest.raises(PeerDiedError, match="host of channel 'doomed' died"):
+            work.wait()
+    assert blocked.wait() == ["PeerDiedError"]
+    for ask in (channel.get_nowait, channel.qsize, lambda: channel.put(1)):
+        with pytest.raises(PeerDiedError):
+            ask()
+    (late,) = cw.launch(rlinf_cluster, name="late").error_of_get(channel).wait()
+    assert late in ("ChannelClosedError", "PeerDiedError")
+
+
+def test_killed_between_its_request_and_the_item(rlinf_cluster):
+    channel = Channel.create("between")
+    group = cw.launch(rlinf_cluster)
+    [pid] = group.pid().wait()
+    lost = group.get_behind_a_put(channel)
+    assert channel.get("ready") == "asked"
+    os.kill(pid, signal.SIGSTOP)  # it asks, and will never see the answer
+    channel.put("first")
+    channel.put("second")
+    assert channel.qsize() == 1
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(WorkerDiedError):
+        lost.wait()
+    gets = [channel.get(async_op=True), channel.get(async_op=True)]
+    got = [(work.wait(), work.redelivered) for work in gets]
+    assert sorted(got) == [("first", True), ("second", False)]
+
+
+def test_the_item_of_a_consumer_that_died_is_the_head_again(rlinf_cluster):
+    channel = Channel.create("head")
+    group = cw.launch(rlinf_cluster)
+    for n in range(3):
+        channel.put(n, weight=1)
+    assert group.hold(channel).wait() == [True]
+    batch = channel.get_batch(3, async_op=True)
+    cw.kill(group)
+    assert batch.wait() == [0, 1, 2]
+    assert batch.redelivered
+
+
+def test_a_producer_killed_in_a_put_that_waits(rlinf_cluster):
+    channel = Channel.create("full", maxsize=1)
+    group = cw.launch(rlinf_cluster)
+    [pid] = group.pid().wait()
+    channel.put("mine")
+    blocked = group.put_and_wait(channel, "theirs")
+    assert channel.get("ready") == "asked"
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(WorkerDiedError):
+        blocked.wait()
+    also = channel.put("also mine", async_op=True)
+    assert [channel.get() for _ in range(3)] == ["mine", "theirs", "also mine"]
+    also.wait()
+
+
+@pytest.mark.parametrize("shared", ["0", ""], ids=["sockets", "shared memory"])
+def test_a_producer_killed_in_the_middle_of_a_large_item(rlinf_cluster, shared):
+    channel = Channel.create("large")
+    producer = cw.launch(rlinf_cluster, env_vars={"RLINF_ACTORS_SHARED_MEMORY": shared} if shared else {})
+    [pid] = producer.pid().wait()
+    producer.put(channel, ["before"]).wait()
+    host = cw.host_pid(channel)
+    blocked = producer.put_array(channel, 256 * MIB)
+    assert channel.get("ready") == "soon"
+    os.kill(host, signal.SIGSTOP)  # what the kernel's buffers do not hold stays in the producer
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(WorkerDiedError):
+        blocked.wait()
+    os.kill(host, signal.SIGCONT)
+    channel.put("mine")
+    assert channel.get() == "before"
+    got = channel.get()
+    if type(got) is not str:  # it had arrived as a whole
+        assert got.sum() == got.nbytes == 256 * MIB
+        got = channel.get()
+    assert got == "mine"
+    assert channel.empty()
+
+
+def test_workers_in_every_operation_hear_of_a_dead_host(rlinf_cluster):
+    channel, asked = Channel.create("doomed", maxsize=1), Channel.create("asked")
+    channel.put(0, key="full")
+    group = cw.launch(rlinf_cluster, 1, cw.Awaiting)
+    ends = group.ends(channel, asked)
+    assert asked.get() == "waiting"
+    os.kill(cw.host_pid(channel), signal.SIGKILL)
+    assert ends.wait() == [["PeerDiedError"] * 4]
