@@ -218,8 +218,12 @@ def growth(samples: Sequence[int]) -> float:
     warm = samples[len(samples) // 4 :]
     if len(warm) < 4:
         return 0.0
-    first, second = sorted(warm[: len(warm) // 2]), sorted(warm[len(warm) // 2 :])
-    return second[len(second) // 2] - first[len(first) // 2]
+    return middle(warm[len(warm) // 2 :]) - middle(warm[: len(warm) // 2])
+
+
+def middle(samples: Sequence[int]) -> int:
+    """The median."""
+    return sorted(samples)[len(samples) // 2]
 
 
 def _some(numbers: Iterable[int]) -> str:

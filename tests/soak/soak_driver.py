@@ -23,17 +23,23 @@ DRAIN_S = 2.0
 
 
 class Samples:
-    """KiB of memory and numbers of descriptors of the processes that live through the soak, a sample a round."""
+    """KiB of memory and numbers of descriptors of long-lived processes, a sample a round."""
 
     def __init__(self) -> None:
-        self.memory: defaultdict[str, list[int]] = defaultdict(list)
+        self.own: defaultdict[str, list[int]] = defaultdict(list)
+        self.shared: defaultdict[str, list[int]] = defaultdict(list)
         self.descriptors: defaultdict[str, list[int]] = defaultdict(list)
 
     def take(self, processes: dict[str, int]) -> None:
         for name, pid in processes.items():
-            status = Path(f"/proc/{pid}/status").read_text()
-            self.memory[name].append(int(status.partition("VmRSS:")[2].split()[0]))
-            self.descriptors[name].append(len(os.listdir(f"/proc/{pid}/fd")))
+            try:
+                status = Path(f"/proc/{pid}/status").read_text()
+                descriptors = len(os.listdir(f"/proc/{pid}/fd"))
+            except OSError:
+                continue  # it has ended; those that live through the soak have a sample of every round
+            self.own[name].append(int(status.partition("RssAnon:")[2].split()[0]))
+            self.shared[name].append(int(status.partition("RssShmem:")[2].split()[0]))
+            self.descriptors[name].append(descriptors)
 
 
 class Soak:
@@ -47,6 +53,7 @@ class Soak:
         self._started = 0
         self._groups: dict[str, Any] = {}
         self._pids: dict[str, int] = {}
+        self._victims: set[int] = set()
         self.killed: list[str] = []
         self.samples = Samples()
         self.rounds = 0
@@ -71,7 +78,8 @@ class Soak:
             self._wait(name, acted, dies=name in work.victims)
         for name in work.victims:
             self.killed.append(name)
-            del self._groups[name], self._pids[name]
+            self._victims.add(self._pids.pop(name))
+            del self._groups[name]
         stops = [
             self._channels[channel].put(STOP, key=key, async_op=True)
             for who, channel, key in work.gets
@@ -98,20 +106,12 @@ class Soak:
         assert not dies, f"{name} was to be killed in round {self.rounds} and lives"
 
     def _sample(self) -> None:
+        """Who lives through the soak: the steady workers, the daemons, their templates and the channels' hosts."""
         names = list(self._groups)[:STEADY]
-        self.samples.take({**{name: self._pids[name] for name in names}, **self._daemons, **self._hosts()})
-
-    def _hosts(self) -> dict[str, int]:
-        """The channels' host processes, by what they show of themselves."""
-        found = {}
-        for pid in (child for daemon in self._daemons.values() for child in procfs.subtree(daemon)):
-            try:
-                title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-            except OSError:
-                continue
-            if "channel@" in title:
-                found[f"{title} ({pid})"] = pid
-        return found
+        workers = set(self._pids.values()) | self._victims
+        below = {pid for daemon in self._daemons.values() for pid in procfs.subtree(daemon)} - workers
+        others = {f"process {pid} below an agentd": pid for pid in below - set(self._daemons.values())}
+        self.samples.take({**{name: self._pids[name] for name in names}, **self._daemons, **others})
 
     def drain(self) -> None:
         """Take what the killed had not acknowledged."""
@@ -130,7 +130,6 @@ class Soak:
             if name not in self._groups:
                 continue
             os.kill(pid, signal.SIGUSR1)
-            procfs.stat(pid)
             said += [f"{name}: {line}" for line in open_operations(logs.get(name, ()))]
         for name in self._pids:
             said.append(f"--- stacks of {name} ---\n{Path(self._folder, name + '.stacks').read_text()}")
