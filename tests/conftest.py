@@ -22,6 +22,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--without-torch", action="store_true", help="leave out the tests marked torch, also where CI is set"
     )
+    parser.addoption("--soak-seconds", type=float, default=15, help="how long the soak lasts (tests/soak)")
+    parser.addoption("--soak-seed", type=int, help="of the soak: the plan of an earlier run; by default a new one")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

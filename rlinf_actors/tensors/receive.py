@@ -17,7 +17,7 @@ from rlinf_actors.tensors.mailbox import Arrived, Key
 from rlinf_actors.wire import payload
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Body:
     """What the mailbox keeps of a message: the link it came by, the sender's outbox, its contents, and what
     comes with it by other ways.

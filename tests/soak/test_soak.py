@@ -1,0 +1,62 @@
+"""Random work with random deaths. Usage: pytest tests/soak -m soak --soak-seconds 300 [--soak-seed N].
+
+The seed is printed; it gives the same plan of operations and deaths again, though not the same order in time.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import soak_checker
+import soak_log
+
+from rlinf_actors.settings import SEND_WINDOW
+from rlinf_actors.testing import LocalCluster
+
+pytestmark = [pytest.mark.live, pytest.mark.soak, pytest.mark.torch]
+
+MEMORY_KIB = 24 << 10
+"""How much more the second half may hold than the first; or a tenth of the first, whichever is more."""
+DESCRIPTORS = 8
+
+
+@pytest.mark.timeout(0)
+def test_soak(tmp_path: Path, rlinf_leak_check: None, soak_seconds: float, soak_seed: int | None) -> None:
+    from soak_driver import Soak
+
+    seed = random.SystemRandom().randrange(1 << 32) if soak_seed is None else soak_seed
+    print(f"soak: seed {seed}")
+    with LocalCluster(num_nodes=2, env={SEND_WINDOW: str(8 << 20)}) as local, local.cluster() as cluster:
+        soak = Soak(cluster, str(tmp_path), seed, {f"agentd of node {node.rank}": node.pid for node in local.nodes})
+        try:
+            end = time.monotonic() + soak_seconds
+            while time.monotonic() < end:
+                soak.round()
+            soak.drain()
+        finally:
+            soak.close()
+    logs = soak_log.read(str(tmp_path))
+    events = sum(map(len, logs.values()))
+    print(f"soak: {soak.rounds} rounds, {events} events, {len(soak.killed)} killed")
+    found = soak_checker.problems(logs, soak.killed)
+    found += grown(soak.samples, soak.rounds)
+    assert not found, f"seed {seed}, {soak.rounds} rounds:\n" + "\n".join(found[:30])
+
+
+def grown(samples: Any, rounds: int) -> list[str]:
+    """What kept growing, of the processes that were there all the time."""
+    found = []
+    for kind, limit in (("own", MEMORY_KIB), ("shared", MEMORY_KIB), ("descriptors", DESCRIPTORS)):
+        unit = "" if kind == "descriptors" else " KiB"
+        for name, values in getattr(samples, kind).items():
+            if len(values) < rounds:
+                continue
+            print(f"soak: {name}: {kind}, first {values[0]}{unit}, last {values[-1]}, most {max(values)}")
+            more = soak_checker.growth(values)
+            if more > max(limit, soak_checker.middle(values) / 10):
+                found.append(f"{name}: {kind} grew by {more:.0f}{unit}: {values}")
+    return found
