@@ -1,7 +1,7 @@
 """A trainer gives its parameters to rollout workers. Usage: python examples/parameter_sync.py [--rollouts 4].
 
-Every member calls `broadcast` with the same groups; the state_dict goes down a tree, so the trainer sends it twice at
-most, however many rollout workers there are.
+Every member calls `broadcast` with the same groups. The trainer writes the state_dict once into shared memory, however
+many rollout workers are on its node; to other nodes it goes down a tree.
 """
 
 from __future__ import annotations
@@ -47,9 +47,14 @@ class Rollout(Worker):
         super().__init__()
         self._model = network(width)
 
-    def update(self) -> float:
-        """Take the trainer's parameters; a checksum of them."""
-        self._model.load_state_dict(self.broadcast(groups=members(self._world_size)))
+    def receive(self) -> None:
+        """Get the trainer's parameters."""
+        self._state = self.broadcast(groups=members(self._world_size))
+
+    def load(self) -> float:
+        """Take them over; a checksum of them."""
+        self._model.load_state_dict(self._state)
+        del self._state  # the trainer may use the memory again
         return checksum(self._model)
 
 
@@ -73,10 +78,11 @@ def main() -> None:
     for n in range(given.rounds):
         wanted = trainer.step().wait()[0]
         start = time.perf_counter()
-        updating = rollouts.update()
+        receiving = rollouts.receive()
         size = trainer.publish(given.rollouts).wait()[0]
-        same = all(abs(got - wanted) < 1e-6 for got in updating.wait())
+        receiving.wait()
         seconds = time.perf_counter() - start
+        same = all(abs(got - wanted) < 1e-6 for got in rollouts.load().wait())
         total = size * given.rollouts
         print(
             f"round {n}: {size / 2**20:.0f} MiB to {given.rollouts} workers in {seconds * 1e3:.0f} ms, "

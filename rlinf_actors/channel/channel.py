@@ -64,10 +64,12 @@ class Channel:
         node_rank: int = 0,
         local: bool = False,
         disable_distributed_log: bool = True,
+        *,
+        detached: bool = False,
     ) -> Channel:
         """Make a channel; if there is one of that name, connect to it and warn. Blocks for a round trip to the head.
 
-        It ends with the process that made it.
+        It ends with the process that made it, or when it is closed and everything was taken.
 
         Args:
             name: unique in the job.
@@ -76,6 +78,7 @@ class Channel:
             node_rank: where its items are, if it is not distributed.
             local: only for threads and tasks of this process; needs no Cluster.
             disable_distributed_log: keep what its host process writes out of the terminal.
+            detached: it ends with the job's driver instead of the worker that made it. Waits until the host is up.
 
         Raises:
             UsageError: *maxsize* is no int, or there is no Cluster.
@@ -96,7 +99,7 @@ class Channel:
         args = (maxsize, Settings.load().channel_bytes)
         try:
             group = launch_service(
-                cluster, GROUP_PREFIX + name, HOST, args, nodes, detail, show_logs=not disable_distributed_log
+                cluster, GROUP_PREFIX + name, HOST, args, nodes, detail, not disable_distributed_log, detached
             )
         except NameInUseError:
             channel = cls.connect(name)

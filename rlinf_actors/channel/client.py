@@ -8,6 +8,7 @@ waits here, in order, as the producer's own objects.
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import threading
 import weakref
@@ -66,6 +67,9 @@ class RemoteChannel:
         self._name = name
         self._node_rank = node_rank
         self._homes: dict[bytes, int] = {}
+        self._taken: collections.deque[tuple[Peer, int]] = collections.deque()
+        self._taken_due = False
+        self._saying = threading.Lock()
         self._outgoing = Outgoing(self)
         self._putting = f"put() into channel {name!r}"
         self._getting = f"get() from channel {name!r}"
@@ -74,6 +78,8 @@ class RemoteChannel:
 
     def put(self, key: Hashable, item: Any, weight: float, nowait: bool, timeout: float | None) -> AsyncWork[None]:
         where = key_bytes(key)
+        if nowait:
+            self._acknowledge()  # for the room that it makes
         # not a snapshot: what waits here is the producer's own memory, and costs nothing more
         parts = payload.encode(item, "item", copy=None)
         put = Put(self._putting, where, self._peer(where), weight, nowait, parts)
@@ -137,6 +143,28 @@ class RemoteChannel:
         found.__cause__ = error
         return found
 
+    def taken(self, peer: Peer, call: int) -> None:
+        """What this get brought has reached the user's code."""
+        under_way = len(peer.pending) - (call in peer.pending)  # the loop may not have taken it out yet
+        if not under_way and not self._taken:
+            peer.send(frames.ChannelAck([call]), now=True)
+            return
+        self._taken.append((peer, call))  # while more is under way, many go in one frame
+        if not self._taken_due:
+            self._taken_due = True
+            self._runtime.io.call(self._acknowledge)
+
+    def _acknowledge(self) -> None:
+        """Say what was taken; what is sent next comes behind it. Any thread."""
+        self._taken_due = False  # before we look: who comes later calls again
+        calls: dict[Peer, list[int]] = {}
+        with self._saying:
+            for _ in range(len(self._taken)):
+                peer, call = self._taken.popleft()
+                calls.setdefault(peer, []).append(call)
+            for peer, taken in calls.items():
+                peer.send(frames.ChannelAck(taken))
+
     def give_back(self, peer: Peer, call: int, later: bool) -> None:
         """Nobody will take what this get brings."""
         if later:
@@ -183,6 +211,7 @@ class RemoteChannel:
         frame: Callable[[int], frames.AnyFrame],
         decode: Callable[[Sequence[Buffer]], Any] | None = None,
     ) -> AsyncWork[Any]:
+        self._acknowledge()  # what was taken before is not to be seen as waiting
         work = Asked(f"a request to channel {self._name!r}", decode)
         call = peer.open(_Waits(self, lambda: work))
         if not work.done():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -28,7 +28,14 @@ WHY = {
     "cancelled": "the request was cancelled",
 }
 
-Send = Callable[[bytes, frames.AnyFrame, Sequence[Buffer]], None]
+
+class Send(Protocol):
+    """Answers a peer; to one that is gone it is dropped."""
+
+    def __call__(
+        self, peer: bytes, frame: frames.AnyFrame, parts: Sequence[Buffer] = (), *, alone: bool = True
+    ) -> None:
+        """*alone*: whether nobody else will be sent these parts."""
 
 
 class ChannelHost:
@@ -36,7 +43,7 @@ class ChannelHost:
 
     Args:
         queue: the decisions.
-        send: answers a peer; to one that is gone it is dropped.
+        send: see Send.
         watch: calls a function once the client of an incarnation has ended.
         keep: makes of a part that arrived one that lasts when its sender has ended.
         on_drained: called when the channel is closed and nobody needs it any more.
@@ -58,33 +65,54 @@ class ChannelHost:
         self._owners: dict[bytes, str] = {}
         self._watched: set[str] = set()
         self._homes: dict[bytes, int] = {}
+        self._steps: dict[type[frames.Frame], Callable[[str, bytes, Any, list[Buffer]], None]] = {
+            frames.ChannelPut: self._put,
+            frames.ChannelGet: self._get,
+            frames.ChannelAck: self._ack,
+            frames.ChannelBatch: self._batch,
+            frames.ChannelCancel: self._cancel,
+            frames.ChannelLook: self._look,
+            frames.ChannelShow: self._show,
+            frames.ChannelClose: self._close,
+            frames.ChannelWhere: self._where,
+        }
 
     def handle(self, peer: bytes, frame: frames.AnyFrame, parts: list[Buffer]) -> None:
         """A frame of a member arrived."""
         owner = self._owners.get(peer)
-        if owner is None or owner not in self._watched:
+        if owner is None:
             owner = self._met(peer)
-        if isinstance(frame, frames.ChannelPut):
-            self._run(self._queue.put(Ticket(owner, peer, frame.id), frame.key, self._item(frame, parts), frame.nowait))
-        elif isinstance(frame, frames.ChannelGet):
-            self._run(self._queue.get(Ticket(owner, peer, frame.id), frame.key, frame.nowait))
-        elif isinstance(frame, frames.ChannelAck):
-            self._run(self._queue.ack(Ticket(owner, peer, frame.id)))
-        elif isinstance(frame, frames.ChannelBatch):
-            self._run(self._queue.batch(Ticket(owner, peer, frame.id), frame.key, frame.target))
-        elif isinstance(frame, frames.ChannelCancel):
-            self._run(self._queue.cancel(Ticket(owner, peer, frame.id), frame.back))
-        elif isinstance(frame, frames.ChannelLook):
-            self._answer(peer, frame.id, [self._queue.size(frame.key), self._queue.full(frame.key)])
-        elif isinstance(frame, frames.ChannelShow):
-            self._show(peer, frame.id)
-        elif isinstance(frame, frames.ChannelClose):
-            self._run(self._queue.close())
-            self._answer(peer, frame.id, self._queue.drained)
-        elif isinstance(frame, frames.ChannelWhere):
-            self._answer(peer, frame.id, self._homes.setdefault(frame.key, frame.rank))
-        if self._queue.drained:
+        self._steps[type(frame)](owner, peer, frame, parts)
+        if self._queue.closed and self._queue.drained:
             self._on_drained()
+
+    def _put(self, owner: str, peer: bytes, frame: frames.ChannelPut, parts: list[Buffer]) -> None:
+        self._run(self._queue.put(Ticket(owner, peer, frame.id), frame.key, self._item(frame, parts), frame.nowait))
+
+    def _get(self, owner: str, peer: bytes, frame: frames.ChannelGet, _parts: list[Buffer]) -> None:
+        self._run(self._queue.get(Ticket(owner, peer, frame.id), frame.key, frame.nowait))
+
+    def _batch(self, owner: str, peer: bytes, frame: frames.ChannelBatch, _parts: list[Buffer]) -> None:
+        self._run(self._queue.batch(Ticket(owner, peer, frame.id), frame.key, frame.target))
+
+    def _ack(self, owner: str, peer: bytes, frame: frames.ChannelAck, _parts: list[Buffer]) -> None:
+        for id in frame.ids:
+            commands = self._queue.ack(Ticket(owner, peer, id))
+            if commands:
+                self._run(commands)
+
+    def _cancel(self, owner: str, peer: bytes, frame: frames.ChannelCancel, _parts: list[Buffer]) -> None:
+        self._run(self._queue.cancel(Ticket(owner, peer, frame.id), frame.back))
+
+    def _look(self, _owner: str, peer: bytes, frame: frames.ChannelLook, _parts: list[Buffer]) -> None:
+        self._answer(peer, frame.id, [self._queue.size(frame.key), self._queue.full(frame.key)])
+
+    def _close(self, _owner: str, peer: bytes, frame: frames.ChannelClose, _parts: list[Buffer]) -> None:
+        self._run(self._queue.close())
+        self._answer(peer, frame.id, self._queue.drained)
+
+    def _where(self, _owner: str, peer: bytes, frame: frames.ChannelWhere, _parts: list[Buffer]) -> None:
+        self._answer(peer, frame.id, self._homes.setdefault(frame.key, frame.rank))
 
     def _item(self, frame: frames.ChannelPut, parts: list[Buffer]) -> Item:
         """What the producer sent, in memory of ours: it is accepted only then, so it survives the producer."""
@@ -118,7 +146,8 @@ class ChannelHost:
             elif isinstance(command, Deliver):
                 about = [(len(item.value), item.weight, item.again) for item in command.items]
                 parts = [part for item in command.items for part in item.value]
-                self._send(ticket.peer, frames.Ok(ticket.id), [_pack(about), *parts])
+                # a consumer that dies may have changed them before it could acknowledge: the next gets them unchanged
+                self._send(ticket.peer, frames.Ok(ticket.id), [_pack(about), *parts], alone=False)
             else:
                 raised = frames.Raised(ticket.id, command.why, "", WHY[command.why])
                 self._send(ticket.peer, raised, ())
@@ -126,7 +155,7 @@ class ChannelHost:
     def _answer(self, peer: bytes, id: int, value: Any) -> None:
         self._send(peer, frames.Ok(id), [_pack(value)])
 
-    def _show(self, peer: bytes, id: int) -> None:
+    def _show(self, _owner: str, peer: bytes, frame: frames.ChannelShow, _parts: list[Buffer]) -> None:
         rows = []
         parts: list[Buffer] = []
         for key in self._queue.in_use():
@@ -137,4 +166,4 @@ class ChannelHost:
                 about.append((len(item.value) if whole else -1, item.nbytes - ITEM_BYTES, item.weight, item.again))
                 parts += item.value if whole else ()
             rows.append((key, len(waiting), about))
-        self._send(peer, frames.Ok(id), [_pack((self._queue.closed, rows)), *parts])
+        self._send(peer, frames.Ok(frame.id), [_pack((self._queue.closed, rows)), *parts])

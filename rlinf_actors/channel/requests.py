@@ -13,13 +13,16 @@ from rlinf_actors.channel.taking import Taking
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.asyncwork import AsyncWork
 from rlinf_actors.runtime.peer import Peer
-from rlinf_actors.wire import frames, payload
+from rlinf_actors.wire import payload
 
 _unpack = msgspec.msgpack.Decoder().decode
 
 
 class Giver(Protocol):
-    """Whom a get tells that nobody will take what it brings."""
+    """Whom a get tells what became of what it brought."""
+
+    def taken(self, peer: Peer, call: int) -> None:
+        """It has reached the user's code. Any thread."""
 
     def give_back(self, peer: Peer, call: int, later: bool) -> None:
         """See Taking."""
@@ -39,8 +42,7 @@ class Get(Taking[Any]):
 
     def _acknowledge(self, arrived: Sequence[Buffer]) -> None:
         if len(arrived[0]) > 1:  # an empty batch has nothing to acknowledge
-            # where more is under way it goes with that, in one chunk
-            self.peer.send(frames.ChannelAck(self.call), now=not self.peer.pending)
+            self._giver.taken(self.peer, self.call)
 
     def _give_back(self, later: bool) -> None:
         self._giver.give_back(self.peer, self.call, later)

@@ -27,17 +27,21 @@ def launch_service(
     node_ranks: Sequence[int],
     detail: str = "",
     show_logs: bool = False,
+    detached: bool = False,
 ) -> RemoteGroup:
     """Start one process of a worker class of ours on each of some nodes. Blocks for one round trip to the head.
 
+    Where it is detached also until it is up: who made it may end then.
+
     Args:
         cluster: where.
-        name: of the group; its owner is this process, and it ends with it.
+        name: of the group; it ends with this process.
         reference: ``module:class``.
         args: of its constructor.
         node_ranks: the node of each rank.
         detail: JSON for those who find the group.
         show_logs: whether its output goes to the driver's terminal.
+        detached: it ends with the job's first driver instead.
 
     Raises:
         NameInUseError: a group of that name is running.
@@ -64,8 +68,10 @@ def launch_service(
     construction = Construction(reference, payload.encode((None, args, {}, {}), reference), 0, _failure)
     names = [cluster.node_name(spec.node_rank) for spec in specs]
     made = cluster.runtime.new_group(cluster.namespace, name, names, construction)
-    message = Launch(cluster.namespace, name, reference, specs, detail)
+    message = Launch(cluster.namespace, name, reference, specs, detail, detached)
     cluster.runtime.io.submit(cluster.runtime.launch(message, made)).result()
+    if detached:
+        made.ready.wait()
     return made
 
 

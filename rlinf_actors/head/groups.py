@@ -99,7 +99,10 @@ class GroupTable:
         by_rank = self._nodes.by_rank()
         self._check(asked, by_rank)
         token = self._clients.token(asked.namespace)
-        group = Group(asked.namespace, asked.group, asked.cls, client.incarnation, asked.detail)
+        owner = (self._clients.driver_of(asked.namespace) if asked.detached else None) or client
+        group = Group(asked.namespace, asked.group, asked.cls, owner.incarnation, asked.detail)
+        if owner is not client:
+            group.subscribers[client.incarnation] = None
         placed: dict[str, list[WorkerSpec]] = {}
         for spec in asked.workers:
             node = _node_for(spec, by_rank)

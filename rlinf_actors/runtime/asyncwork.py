@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from rlinf_actors.errors import UsageError
 from rlinf_actors.runtime.work import Promise
 
 log = logging.getLogger(__name__)
@@ -68,9 +69,14 @@ class AsyncWork(Promise[T]):
     def then(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncWork[Any]:
         """Call ``fn(*args, **kwargs)`` once this has ended well, on a thread of the runtime's own.
 
+        This work's result is not passed to *fn*. Functions given to the same work run side by side, in any
+        order; at most 8 functions of a process run at a time, so one that needs another work returns that,
+        and does not wait for it. Nothing has to hold the work that is returned: *fn* is called all the same.
+
         Returns:
-            The work whose result is what *fn* returns; an AsyncWork that it returns is waited for. An
-            error of this work, or of *fn*, is the error of that one, and *fn* is not called after one.
+            A new work, whose result is what *fn* returns; an AsyncWork that it returns is waited for, without
+            a thread. An error of this work, or of *fn*, is the error of that one (logged if nobody waits for
+            it), and *fn* is not called after one.
         """
         return _Then(self, fn, args, kwargs)
 
@@ -95,6 +101,14 @@ class AsyncWork(Promise[T]):
             log.error("%s failed, and nobody waited for it: %s: %s", self._what, type(error).__name__, error)
 
 
+def _nothing() -> None:
+    pass
+
+
+_NOTHING: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]] = (_nothing, (), {})
+_OVER: AsyncWork[Any] = AsyncWork("what is over")
+
+
 class _Then(AsyncWork[Any]):
     """A function that follows a work."""
 
@@ -105,7 +119,7 @@ class _Then(AsyncWork[Any]):
         self, before: AsyncWork[Any], fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         super().__init__(f"{getattr(fn, '__name__', 'a function')}() after {before._what}")
-        self._before = before
+        self._before: AsyncWork[Any] = before
         before._want()
         self._call = (fn, args, kwargs)
         with self._guard:
@@ -117,14 +131,18 @@ class _Then(AsyncWork[Any]):
 
     def _run(self) -> None:
         fn, args, kwargs = self._call
+        self._call = _NOTHING  # what it holds may be large, and the work may be kept for long
         try:
             self._before.wait()
             value = fn(*args, **kwargs)
+            if value is self:
+                raise UsageError(f"{self._what} returned the very work that waits for it")
         except BaseException as error:  # noqa: BLE001 - whatever it is, it reaches the waiter
             self._end(None, error)
             return
         if isinstance(value, AsyncWork):
             self._before = value
+            value._want()
             value._on_done(self._follow)
         else:
             self._end(value, None)
@@ -143,6 +161,7 @@ class _Then(AsyncWork[Any]):
     def _end(self, value: Any, error: BaseException | None) -> None:
         with self._guard:
             self._under_way.discard(self)
+        self._before = _OVER  # as for the call
         if error is None:
             self.resolve(value)
         else:

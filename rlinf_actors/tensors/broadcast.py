@@ -15,9 +15,11 @@ from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.asyncwork import AsyncWork
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.tensors import contents, members
+from rlinf_actors.tensors.cargo import Arriving, Hold
 from rlinf_actors.tensors.directory import named
 from rlinf_actors.tensors.mailbox import Arrived
 from rlinf_actors.tensors.messenger import Messenger
+from rlinf_actors.tensors.options import CollectiveGroupOptions
 from rlinf_actors.tensors.receive import Body, Received, Slot
 from rlinf_actors.tensors.ring import Ring, Turn
 
@@ -37,13 +39,21 @@ class Broadcaster:
         self._rings: dict[tuple[WorkerAddress, ...], Ring] = {}
         messenger.peer_gone = self._gone
 
-    def broadcast(self, value: Any, groups: Any, src: Any, problem: Exception | None = None) -> AsyncWork[Any]:
+    def broadcast(
+        self,
+        value: Any,
+        groups: Any,
+        src: Any,
+        problem: Exception | None = None,
+        options: CollectiveGroupOptions | None = None,
+    ) -> AsyncWork[Any]:
         """Take part in a broadcast; see Worker.broadcast.
 
         Args:
             value, groups, src: as there.
             problem: raised once this member has done its part for the others: the source tells them, another
                 member passes on.
+            options: how tensors travel that go by a collective library.
 
         Raises:
             ValueError, TypeError, UsageError: the members are not named well: nobody hears of it.
@@ -56,19 +66,22 @@ class Broadcaster:
         error: BaseException | None = problem
         turn: Turn
         if order[0] != self._me:
-            turn = Receiving(order)
+            turn = Receiving(order, options)
         else:
             parts: list[Buffer] = []
             large = False
+            hold = self._messenger.freight.hold()
             try:
                 if problem is not None:
                     raise problem
                 contents.check_contiguous(value)
-                parts, large = contents.encode(value)
+                parts, large = contents.encode(value, None, hold)
+                hold.seal()
             except BaseException as failed:  # noqa: BLE001 - raised below: the others must not wait for ever
                 error = failed
+                hold.clear()
                 parts, large = contents.encode_failure(failed)
-            turn = Sending(value, parts, large)
+            turn = Sending(value, parts, large, hold, options)
         turn.work._seen = error is not None  # nobody will look at it
         self._ring(order).start(turn)
         if error is not None:
@@ -99,21 +112,32 @@ class Broadcaster:
 class Sending(Turn):
     """At the source; ends with its own object when its children have it."""
 
-    def __init__(self, value: Any, parts: Sequence[Buffer], large: bool) -> None:
+    def __init__(
+        self,
+        value: Any,
+        parts: Sequence[Buffer],
+        large: bool,
+        hold: Hold,
+        options: CollectiveGroupOptions | None,
+    ) -> None:
         self.work = AsyncWork("broadcast()")
+        self._hold = hold
+        self._options = options
         self._value = value
         self._parts = parts
         self._large = large
 
     def begin(self, ring: Ring) -> None:
         """Send to the children."""
-        ring.forward(self._parts, self._large, lambda: self.work.resolve(self._value))
+        done = lambda: self.work.resolve(self._value)  # noqa: E731
+        ring.forward(self._parts, self._large, done, self._hold, self._options)
 
 
 class Receiving(Turn):
     """At another member: receive, pass on as it came, end when the children have it."""
 
-    def __init__(self, order: tuple[WorkerAddress, ...]) -> None:
+    def __init__(self, order: tuple[WorkerAddress, ...], options: CollectiveGroupOptions | None) -> None:
+        self.options = options
         self.source = order[0]
         self.work = _Passed(self, f"broadcast() from {order[0]}")
         self.ring: Ring | None = None
@@ -132,13 +156,32 @@ class _Passed(Received):
         super().__init__(what, _Fixed())
         self._turn = turn
 
+    waits_for_cargo = False  # who passes on keeps the order, and waits for it elsewhere
+
     def take(self, message: Arrived) -> bool:
         """Pass on; the object is ours when the children have it, since both are the same memory."""
         ring = self._turn.ring
         assert ring is not None
-        parts, large = contents.settled(message.body.parts)
-        ring.forward(parts, large, lambda: self._passed(message))
+        ring.in_order(lambda: self._pass_on(ring, message), message.body.cargo is not None)
         return True
+
+    def _pass_on(self, ring: Ring, message: Arrived) -> None:
+        """In the order of the turns; not on the loop's thread if there is a cargo."""
+        cargo: Arriving | None = message.body.cargo
+        hold, raw = Hold(), message.body.parts
+        if cargo is not None:
+            raw = cargo.parts
+            try:
+                cargo.wait()
+                if ring.passes_on:
+                    hold = cargo.hold()
+            except Exception as error:  # noqa: BLE001 - it reaches this member's waiter, and the children's
+                failed = error
+                parts, large = contents.encode_failure(error)
+                ring.forward(parts, large, lambda: self.reject(failed))
+                return
+        parts, large = contents.settled(raw)
+        ring.forward(parts, large, lambda: self._passed(message), hold, self._turn.options)
 
     def _passed(self, message: Arrived) -> None:
         self._message = message

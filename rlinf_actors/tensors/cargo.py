@@ -31,7 +31,7 @@ class Hold:
         ready: device to an event of what its current stream was given before the tensors were taken.
     """
 
-    def __init__(self, cpu: bool) -> None:
+    def __init__(self, cpu: bool = False) -> None:
         self._cpu = cpu
         self.tensors: list[Any] = []
         self.wanted: list[bool] = []
@@ -65,6 +65,13 @@ class Hold:
         event = self.ready.get(device)
         if event is not None:
             _module(device.type).current_stream(device).wait_event(event)
+
+    def used_here(self) -> None:
+        """The tensors are used on this thread's current streams from now on."""
+        for tensor in self.tensors:
+            if tensor.device.type != "cpu":
+                self.let_wait(tensor.device)
+                tensor.record_stream(_module(tensor.device.type).current_stream(tensor.device))
 
 
 def size_of(tensor: Any) -> int:
@@ -144,6 +151,7 @@ class Arriving(Promise[None]):
         self._devices = devices
         self._local = local
         self._buffers: Iterator[Any] = iter(())
+        self._opened: Hold | None = None
         shared = any(crate.path in (paths.IPC, paths.LOCAL) for crate in cargo.crates)
         self._ticket = ipc.Ticket(release) if shared else None
         if not self.by_lane:
@@ -172,12 +180,31 @@ class Arriving(Promise[None]):
         self.reject(error)
 
     def tensors(self) -> list[Any]:
-        """The tensors by number, ready for what the current streams are given next. Once; on the user's thread.
+        """The tensors by number, ready for what the current streams are given next. Not on the loop's thread.
 
         Raises:
             PeerDiedError: the sender died before all of it was here.
             CudaError: the sender's device memory cannot be opened.
         """
+        hold = self._opened
+        if hold is not None:  # it was passed on, on another thread
+            hold.used_here()
+            tensors = hold.tensors
+        else:
+            tensors = self._open()
+        wanted = [crate.requires_grad for crate in self.cargo.crates]
+        return [tensor.requires_grad_() if want else tensor for tensor, want in zip(tensors, wanted, strict=True)]
+
+    def hold(self) -> Hold:
+        """The tensors, to be sent on; and whoever asks for `tensors` later has the same. Raises as that."""
+        hold = Hold()
+        hold.tensors = self._open()
+        hold.wanted = [crate.requires_grad for crate in self.cargo.crates]
+        hold.seal()
+        self._opened = hold
+        return hold
+
+    def _open(self) -> list[Any]:
         self.wait()
         try:
             return [self._tensor(number, crate) for number, crate in enumerate(self.cargo.crates)]
@@ -194,7 +221,7 @@ class Arriving(Promise[None]):
             devices = self._devices.get()
             if devices.kind == crate.kind:
                 tensor = tensor.to(crate.kind)
-        return tensor.requires_grad_() if crate.requires_grad else tensor
+        return tensor
 
     def _bytes(self, number: int, crate: frames.Crate) -> Any:
         import torch
@@ -204,7 +231,7 @@ class Arriving(Promise[None]):
             hold.let_wait(tensors[number].device)
             return _as_bytes(tensors[number])
         if crate.path == paths.IPC:
-            return self._opened(crate)
+            return self._shared(crate)
         if crate.path == paths.STAGED:
             part = next(self._staged)
             return torch.frombuffer(keepable(part), dtype=torch.uint8)
@@ -215,7 +242,7 @@ class Arriving(Promise[None]):
             return buffer
         return torch.empty(0, dtype=torch.uint8)
 
-    def _opened(self, crate: frames.Crate) -> Any:
+    def _shared(self, crate: frames.Crate) -> Any:
         devices = self._devices.get()
         uuid, _, handle = crate.handle.partition(b"|")
         index = devices.seen[uuid.decode()]

@@ -32,7 +32,7 @@ class Posted(Protocol):
 P = TypeVar("P", bound=Posted)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Arrived:
     """A message that is here.
 

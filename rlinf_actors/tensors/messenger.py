@@ -247,7 +247,7 @@ class Messenger:
             work = slot.work if not slot.closed else None
             slot.closed = True
             body: Body = message.body
-            loading = work is not None and body.cargo is not None and not body.cargo.done()
+            loading = work is not None and work.waits_for_cargo and body.cargo is not None and not body.cargo.done()
             slot.pending = message if loading else None
         if loading:
             assert body.cargo is not None

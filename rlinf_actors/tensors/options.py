@@ -9,15 +9,15 @@ from dataclasses import dataclass
 class CollectiveGroupOptions:
     """Options of a message or broadcast; the names are RLinf's.
 
-    They concern paths through a collective library. Where bytes go over ZeroMQ they are accepted and
-    kept, and change nothing.
+    They concern tensors that go through NCCL (the path "lane", see ``rlinf-actors paths``): the sender's are
+    used, and lanes with other options are others. For what goes another way they are kept, and change nothing.
 
     Attributes:
         accel_cluster_size: size of a cluster of thread blocks (NCCL's ``cgaClusterSize``), None for the default.
         accel_max_ctas: most thread blocks per kernel (``maxCTAs``), None for the default.
         accel_min_ctas: fewest thread blocks per kernel (``minCTAs``), None for the default.
         is_high_priority_stream: whether kernels run on a stream of high priority.
-        use_ring_broadcast: whether a broadcast goes round in a ring rather than down a tree.
+        use_ring_broadcast: kept; a broadcast goes down its tree.
     """
 
     accel_cluster_size: int | None = None

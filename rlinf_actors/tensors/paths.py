@@ -76,7 +76,7 @@ def choose(kind: str, pair: Pair, overrides: Mapping[str, str]) -> str:
     """The path of a buffer.
 
     Args:
-        kind: SMALL (below 16 KiB, on the CPU), CPU or ACCELERATOR.
+        kind: SMALL (below 128 KiB, on the CPU), CPU or ACCELERATOR.
         pair: who sends to whom.
         overrides: kind to path, as in Settings.paths.
     """

@@ -17,7 +17,7 @@ from rlinf_actors.tensors.mailbox import Arrived, Key
 from rlinf_actors.wire import payload
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Body:
     """What the mailbox keeps of a message: the link it came by, the sender's outbox, its contents, and what
     comes with it by other ways.
@@ -98,6 +98,9 @@ class Received(AsyncWork[Any]):
         self._failure: BaseException | None = None
         self._trace: types.TracebackType | None = None
         self.asleep = False
+
+    waits_for_cargo = True
+    """Whether it is given a message only when all that comes with it by other ways is here."""
 
     def take(self, message: Arrived) -> bool:
         """It is this message; False if the work wants none (any more). Loop thread or the receiver's."""

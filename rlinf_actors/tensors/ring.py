@@ -7,6 +7,7 @@ with PeerDiedError, wherever in the tree the gap is. It has a link to its childr
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Union
@@ -17,9 +18,11 @@ from rlinf_actors.runtime.asyncwork import AsyncWork
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.remote import RemoteGroup
 from rlinf_actors.tensors import members
+from rlinf_actors.tensors.cargo import Hold
 from rlinf_actors.tensors.directory import gone, named
 from rlinf_actors.tensors.mailbox import Key
 from rlinf_actors.tensors.messenger import Messenger
+from rlinf_actors.tensors.options import CollectiveGroupOptions
 from rlinf_actors.tensors.outbox import Letter
 from rlinf_actors.tensors.receive import Slot
 
@@ -66,6 +69,7 @@ class Ring:
         self._parent: Peer | None = None
         self._children: list[Peer] = []
         self._stream = ""
+        self._turns: queue.SimpleQueue[Callable[[], object] | None] | None = None
         self.source_node = ""
 
     def start(self, turn: Turn) -> None:
@@ -152,6 +156,8 @@ class Ring:
             lost = [*self._under_way, *(self._early or [])]
             self._early = None
             self._under_way.clear()
+            if self._turns is not None:
+                self._turns.put(None)
         self._ended(self)
         for turn in lost:
             turn.work.reject(error(turn.work._what))
@@ -162,8 +168,43 @@ class Ring:
 
     # --- what turns need ---
 
-    def forward(self, parts: Sequence[Buffer], large: bool, done: Callable[[], object]) -> None:
-        """Send to the children; *done* when all have it. The end of one is that of the ring."""
+    @property
+    def passes_on(self) -> bool:
+        """Whether this member has children."""
+        return bool(self._children)
+
+    def in_order(self, turn: Callable[[], object], waits: bool) -> None:
+        """Call *turn*, after those given before; on a thread of the ring's own from the first one that *waits*."""
+        with self._lock:
+            if self._turns is None and waits:
+                self._turns = queue.SimpleQueue()
+                threading.Thread(
+                    target=_call_all, args=(self._turns,), name="rlinf-actors-broadcast", daemon=True
+                ).start()
+            turns = self._turns
+            if turns is not None:
+                turns.put(turn)
+                if self._error is not None:
+                    turns.put(None)
+        if turns is None:
+            turn()
+
+    def forward(
+        self,
+        parts: Sequence[Buffer],
+        large: bool,
+        done: Callable[[], object],
+        hold: Hold | None = None,
+        options: CollectiveGroupOptions | None = None,
+    ) -> None:
+        """Send to the children; *done* when all have it. The end of one is that of the ring.
+
+        Args:
+            parts, large: see Letter.
+            done: called once.
+            hold: tensors that go by other ways.
+            options: how these are made.
+        """
         for child in self._children:
             if large:  # once for all who can be lent it; it is a copy then
                 parts, stored = child.store(parts)
@@ -174,7 +215,7 @@ class Ring:
         def one_done(child: Peer, work: AsyncWork[None]) -> None:
             error = work.error
             if error is not None:
-                self.fail(lambda what: gone(child, error, what))
+                self.fail(lambda what: _ended_by(child, error, what))
                 return
             with guard:
                 left[0] -= 1
@@ -188,7 +229,8 @@ class Ring:
             work: AsyncWork[None] = AsyncWork(f"broadcast from {self.order[0]} to {child.name}")
             work._seen = True  # its error is the ring's
             work._on_done(lambda child=child, work=work: one_done(child, work))  # type: ignore[misc]
-            self._messenger.post(child, Letter(self._stream, parts, large, work))
+            letter = Letter(self._stream, parts, large, work)
+            self._messenger.freight.post(child, letter, hold or Hold(), options, False)
 
     def post(self, slot: Slot) -> None:
         """Wait for the parent's next message."""
@@ -201,3 +243,17 @@ class Ring:
         """The queue that the parent's messages come in."""
         assert self._parent is not None
         return self._parent.name, self._stream
+
+
+def _ended_by(child: Peer, error: BaseException, what: str) -> Exception:
+    if child.error is None and isinstance(error, Exception):
+        return named(error, what)  # it lives; the way to it does not
+    return gone(child, error, what)
+
+
+def _call_all(turns: queue.SimpleQueue[Callable[[], object] | None]) -> None:
+    while True:
+        turn = turns.get()
+        if turn is None:
+            return
+        turn()

@@ -254,9 +254,9 @@ class ChannelBatch(Frame, frozen=True, tag=42):
 
 
 class ChannelAck(Frame, frozen=True, tag=43):
-    """What answered get or batch `id` has reached the user's code."""
+    """What answered the gets and batches `ids` has reached the user's code."""
 
-    id: int
+    ids: list[int]
 
 
 class ChannelCancel(Frame, frozen=True, tag=44):

@@ -245,7 +245,8 @@ class Nodes(Message, frozen=True):
 
 class Launch(Message, frozen=True):
     """Reserve the name and start the workers. Answered at once by Launched; each worker's fate
-    follows as WorkerChanged. The sender owns the group and is subscribed to it.
+    follows as WorkerChanged. The sender owns the group and is subscribed to it. `detached`: the job's first
+    driver owns it, if there is one, and the sender is subscribed.
     """
 
     namespace: str
@@ -253,6 +254,7 @@ class Launch(Message, frozen=True):
     cls: str
     workers: list[WorkerSpec]
     detail: str = ""
+    detached: bool = False
 
 
 class Launched(Message, frozen=True):

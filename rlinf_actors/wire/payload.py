@@ -272,6 +272,8 @@ def _rebuild_tensor(raw: Any, dtype: str, shape: tuple[int, ...], requires_grad:
     import torch
 
     kind = getattr(torch, dtype)
+    if kind is torch.complex128 and len(raw) and raw.ctypes.data % 16:
+        raw = raw.copy()  # torch uses instructions that want 16 bytes; the data of a ZeroMQ frame begins at any 8
     tensor = torch.from_numpy(raw).view(kind).view(shape) if len(raw) else torch.empty(shape, dtype=kind)
     module = None if device == "cpu" else getattr(torch, device, None)
     if module is not None and module.is_available():

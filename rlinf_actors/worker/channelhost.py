@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import threading
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from rlinf_actors.channel.host import ChannelHost as Host
 from rlinf_actors.channel.queue import ChannelQueue
 from rlinf_actors.cluster.attach import worker_job
+from rlinf_actors.errors import RlinfActorsError
 from rlinf_actors.model.buffers import Buffer, lent
 from rlinf_actors.runtime.process import Runtime
 from rlinf_actors.wire import frames
@@ -26,7 +28,8 @@ LAST_WORDS_MS = 1000
 class ChannelHost(Worker):
     """Holds a channel's items. Its main thread sleeps; the I/O thread does everything.
 
-    The process ends by itself, with exit code 0, when the channel was closed and all items were taken.
+    The process ends by itself, with exit code 0, when the channel was closed and all its items were taken; rank 0's,
+    which knows where keys live, after the other replicas.
 
     Args:
         maxsize: items per key, 0 for no limit.
@@ -40,16 +43,10 @@ class ChannelHost(Worker):
         assert context is not None
         runtime = job.connect()  # the head tells us which clients end
         server = context.server
-        ending = _Ending(runtime, server)
-
-        def watch(incarnation: str, on_gone: Callable[[], None]) -> None:
-            def gone() -> None:
-                server.forget(incarnation)
-                on_gone()
-
-            runtime.watched.watch(incarnation, gone)
-
-        host = Host(ChannelQueue(maxsize, max_bytes), server.send, watch, _keeper(runtime), ending.begin)
+        others = self._world_size - 1 if self._rank == 0 else 0
+        ending = _Ending(runtime, server, self._group_name, others)
+        queue = ChannelQueue(maxsize, max_bytes)
+        host = Host(queue, server.send, runtime.watched.watch, _keeper(runtime), ending.begin)
 
         async def serve() -> None:
             server.serve(typing.get_args(frames.ChannelFrame), host.handle)
@@ -69,16 +66,40 @@ def _keeper(runtime: Runtime) -> Callable[[Buffer], Buffer]:
 class _Ending:
     """Ends the process once. I/O thread."""
 
-    def __init__(self, runtime: Runtime, server: WorkerServer) -> None:
+    def __init__(self, runtime: Runtime, server: WorkerServer, group: str, others: int) -> None:
         self._runtime = runtime
         self._server = server
+        self._group = group
+        self._others = others
+        self._waiting: asyncio.Task[None] | None = None
         self._begun = False
 
     def begin(self) -> None:
-        """Nobody needs the channel any more."""
-        if not self._begun:
-            self._begun = True
-            threading.Thread(target=self._end, name="the end of a channel", daemon=True).start()  # joins this thread
+        """Nobody needs this replica any more."""
+        if self._begun:
+            return
+        self._begun = True
+        if self._others:
+            self._waiting = asyncio.get_running_loop().create_task(self._wait(), name="the end of other replicas")
+        else:
+            self._start()
+
+    async def _wait(self) -> None:
+        try:
+            group = await self._runtime.find(self._runtime.namespace, self._group)
+        except RlinfActorsError as error:
+            log.warning("this host of a closed channel stays until who created it ends: %s", error)
+            return
+        for peer in group.peers[1:]:
+            peer.on_gone(self._gone)  # the head tells us
+
+    def _gone(self, _reason: Exception) -> None:
+        self._others -= 1
+        if not self._others:
+            self._start()
+
+    def _start(self) -> None:
+        threading.Thread(target=self._end, name="the end of a channel", daemon=True).start()  # joins the I/O thread
 
     def _end(self) -> None:
         try:

@@ -25,6 +25,7 @@ class Channels:
         name: str | None = None,
         group_affinity: str | None = None,
         group_rank_affinity: int = 0,
+        detached: bool = False,
     ) -> Channel:
         """Make a channel, or connect to the one of that name with a warning; it ends with this worker.
 
@@ -34,6 +35,7 @@ class Channels:
             name: older keyword for *channel_name*.
             group_affinity: (older) place it where a worker of this group runs, instead of on *node_rank*.
             group_rank_affinity: (older) which worker of that group.
+            detached: it ends with the job's driver instead of this worker.
 
         Raises:
             UsageError: *maxsize* is no int (it was the fourth argument once), or there is no such worker.
@@ -45,7 +47,7 @@ class Channels:
             raise UsageError("create_channel() needs a name: create_channel('rollouts')")
         if group_affinity is not None:
             node_rank = _node_of(group_affinity, group_rank_affinity)
-        return Channel.create(chosen, maxsize, distributed, node_rank, local)
+        return Channel.create(chosen, maxsize, distributed, node_rank, local, detached=detached)
 
     def connect_channel(self, name: str) -> Channel:
         """A handle of a channel that another process of the job made.

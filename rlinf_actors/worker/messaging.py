@@ -57,7 +57,7 @@ class Messaging:
             dst_group_name: group of the receiver.
             dst_rank: its rank.
             async_op: return an AsyncWork.
-            options: for paths through a collective library; kept, without effect here.
+            options: for tensors on an accelerator that go by a collective library.
             piggyback_payload: if not None, the receiver gets ``(object, piggyback_payload)``.
 
         Raises:
@@ -168,7 +168,7 @@ class Messaging:
         self._messenger("broadcast()", None)
         assert self._context is not None
         named = [(self._group_name, list(range(self._world_size)))] if groups is None else groups
-        work = self._context.broadcaster.broadcast(object, named, src, _wrong(options))
+        work = self._context.broadcaster.broadcast(object, named, src, _wrong(options), options)
         return _given(work, async_op, options)
 
     def _receive(

@@ -96,20 +96,15 @@ class WorkerServer:
         for peer, frame, parts in early:
             self._other(peer, frame, parts)
 
-    def send(self, peer: bytes, frame: frames.AnyFrame, parts: Sequence[Buffer] = ()) -> None:
-        """Send to a member, together with what else goes there in this turn of the loop. Any thread."""
-        self._send(peer, frame, parts, False)
+    def send(self, peer: bytes, frame: frames.AnyFrame, parts: Sequence[Buffer] = (), *, alone: bool = True) -> None:
+        """Send to a member, together with what else goes there in this turn of the loop. Any thread.
 
-    def forget(self, incarnation: str) -> None:
-        """This process has ended: what it was lent is free, and its calls are cancelled. I/O thread."""
-        for peer in [peer for peer in self._members if incarnation.encode() in peer]:
-            lending = self._members.pop(peer, None)
-        if lending is not None:
-            lending.close()
-            for key in [key for key in list(self._calls) if key[0] == peer]:
-                invocation = self._calls.pop(key, None)
-                if invocation is not None:
-                    invocation.cancel()
+        Args:
+            peer: the member.
+            frame, parts: the message.
+            alone: whether nobody else will be sent these parts; else what it changes in them is its own.
+        """
+        self._send(peer, frame, parts, False, alone)
 
     def close(self, linger_ms: int) -> None:
         """Listen no more; answers that are not read after *linger_ms* milliseconds are dropped. I/O thread."""
@@ -127,12 +122,14 @@ class WorkerServer:
         """Send an answer that belongs to no invocation. Any thread."""
         self._send(peer, frame, parts, True)
 
-    def _send(self, peer: bytes, frame: frames.AnyFrame, parts: Sequence[Buffer], now: bool) -> None:
+    def _send(
+        self, peer: bytes, frame: frames.AnyFrame, parts: Sequence[Buffer], now: bool, alone: bool = True
+    ) -> None:
         header = frames.encode(frame)
         if len(parts) > 1:  # large parts come behind the first
             lending = self._members.get(peer)
             if lending is not None:
-                header, parts = lending.pack(header, parts)
+                header, parts = lending.pack(header, parts, alone=alone)
         self._listener.send(peer, header, parts, now=now)
 
     def _reply(self, invocation: Invocation, frame: frames.AnyFrame, parts: Sequence[Buffer]) -> None:
@@ -151,6 +148,8 @@ class WorkerServer:
             return
         if lending is None:
             self._join(peer, frame)
+        elif type(frame) in self._handlers:
+            self._handlers[type(frame)](peer, frame, parts)
         elif type(frame) is frames.Call:
             self._take(Invocation(peer, frame.id, frame.method, parts, self._reply, self._copy, frame.deadline_s, 0))
         elif type(frame) is frames.Stream:

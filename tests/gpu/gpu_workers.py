@@ -258,13 +258,13 @@ class Alone:
             target = torch.zeros_like(tensor)
 
             def broadcast() -> None:
-                wire.group.broadcast(tensor).wait()
+                wire.group.broadcast([tensor]).wait()
 
             def to_myself() -> None:
-                wire.group._start_coalescing(device)
+                wire.group._start_coalescing()
                 wire.group.send([tensor], 0, 0)
                 wire.group.recv([target], 0, 0)
-                wire.group._end_coalescing(device).wait()
+                wire.group._end_coalescing().wait()
 
             self.figures["broadcast_s"] = median_of(broadcast)
             self.figures["to_myself_s"] = median_of(to_myself)

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from message_workers import Talker, ended
 from tensor_workers import TensorTalker
 
+from rlinf_actors import RlinfActorsError
 from rlinf_actors.tensors import groups
 
 
@@ -21,12 +22,12 @@ def sample() -> dict[str, Any]:
         torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int64, torch.bool,
         torch.complex64, torch.float8_e4m3fn,
     ]  # fmt: skip
-    large = {str(dtype): (torch.arange(40_000) % 2).to(dtype) for dtype in dtypes}
+    large = {str(dtype): (torch.arange(140_000) % 2).to(dtype) for dtype in dtypes}
     return {
         "large": large,
         "small": [torch.tensor(3), torch.zeros(0, 4), torch.zeros(3, 0, dtype=torch.bool), torch.ones(())],
         "deep": ({"view": torch.arange(100_000)[10:50_000]}, [torch.arange(90_000).view(300, 300).t()]),
-        "parameter": torch.nn.Parameter(torch.ones(10_000)),
+        "parameter": torch.nn.Parameter(torch.ones(40_000)),
     }
 
 
@@ -165,6 +166,56 @@ class LaneTalker(TensorTalker):
             heard.append("TimeoutError")
         go_on.set()
         return [*heard, self.recv(group, 0).sum().item(), self.recv(group, 0)]
+
+    def give_sample(self, groups_: Any, count: int) -> list[bool]:
+        """Broadcasts, with tensors and without, from the first rank of group a."""
+        good = []
+        for n in range(count):
+            mine = [n, torch.full((50_000,), float(n)), sample()] if n % 2 else n
+            got = self.broadcast(mine if self._worker_name == "a:0" else None, groups=groups_)
+            good.append(same(got, mine))
+        return good
+
+    def give_large(self, groups_: Any) -> str:
+        return ended(self.broadcast(torch.ones(64 << 18), groups=groups_, async_op=True))
+
+    def give_what_cannot_be_sent(self, groups_: Any) -> str:
+        mine = {"lock": threading.Lock(), "tensor": torch.ones(50_000)}
+        try:
+            self.broadcast(mine, groups=groups_)
+        except Exception as error:  # noqa: BLE001 - its kind is the answer
+            return type(error).__name__
+        return ""
+
+    def join_badly(self) -> None:
+        """Fail to join the next lane; later ones are joined."""
+        from rlinf_actors.tensors import arrivals
+
+        def wire(*args: Any, **options: Any) -> Any:
+            arrivals.groups.wire = before  # type: ignore[attr-defined]
+            raise RuntimeError("the interface is down\nframe 1: some C++")
+
+        before, arrivals.groups.wire = arrivals.groups.wire, wire  # type: ignore[attr-defined]
+
+    def error_of_say(self, group: str) -> str:
+        try:
+            self.send(torch.ones(50_000), group, 0)
+        except RlinfActorsError as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    def error_of_hear(self, group: str) -> str:
+        try:
+            self.recv(group, 0)
+        except RlinfActorsError as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    def say_until_the_window_is_full(self, count: int, group: str) -> None:
+        self.works = [self.send(torch.full((1 << 18,), float(n)), group, 0, async_op=True) for n in range(count)]
+
+    def hear_all(self, count: int, group: str) -> list[torch.Tensor]:
+        return [self.recv(group, 0)[:1] for _ in range(count)]
 
     def say_both(self, group: str) -> None:
         works = [self.send(value, group, 0, async_op=True) for value in (torch.ones(50_000), "behind")]

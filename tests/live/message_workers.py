@@ -6,7 +6,6 @@ import asyncio
 import multiprocessing
 import os
 import threading
-import time
 from typing import Any
 
 from rlinf_actors import RlinfActorsError, Worker
@@ -98,14 +97,6 @@ class Talker(Worker):
     def held_bytes(self) -> int:
         assert self._context is not None
         return self._context.messenger.held_bytes
-
-    def cpu_while_waiting(self, group: str, timeout: float) -> float:
-        before = time.process_time()
-        try:
-            self.recv(group, 0, timeout=timeout)
-        except TimeoutError:
-            return time.process_time() - before
-        raise AssertionError("a message came")
 
     def give(self, value: Any, groups: Any, src: Any = None, **options: Any) -> Any:
         got = self.broadcast(value, groups=groups, src=src, **options)

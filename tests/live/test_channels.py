@@ -22,6 +22,7 @@ from rlinf_actors import (
     PeerDiedError,
     SerializationError,
     UsageError,
+    WorkerDiedError,
 )
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(60)]
@@ -230,6 +231,17 @@ def test_made_in_a_worker_and_gone_with_it(rlinf_cluster):
         waiting.wait()
 
 
+def test_made_in_a_worker_and_detached_from_it(rlinf_cluster):
+    group = cw.launch(rlinf_cluster)
+    (channel,) = group.make("ours", detached=True).wait()
+    cw.kill(group)
+    with pytest.raises(WorkerDiedError):
+        group.pid().wait()
+    channel.put("more")
+    assert [channel.get(), channel.get()] == ["made here", "more"]
+    assert rlinf_cluster.runtime.groups[(rlinf_cluster.namespace, "channel@ours")] is channel._backend._group
+
+
 def test_mistakes_are_named(rlinf_cluster):
     with pytest.raises(UsageError, match=r"\(name, group_affinity, group_rank_affinity, maxsize\)"):
         Channel.create("old", "rollout_group")
@@ -283,6 +295,17 @@ def test_distributed_keys_live_where_they_were_first_used(local_cluster):
     with pytest.raises(PeerDiedError):
         [channel.get("theirs") for _ in range(2)]
     assert channel.get("mine") == "near"
+
+
+def test_a_closed_distributed_channel_is_found_until_its_last_item_is_taken(local_cluster):
+    cluster = local_cluster(2).cluster()
+    channel = Channel.create("everywhere", distributed=True)
+    group = lw.on_every_node(cluster, cw.User)
+    group.execute_on(1).put(channel, ["far"], key="theirs").wait()
+    channel.close()
+    assert group.execute_on(0).get(channel, key="theirs").wait() == [["far"]]  # node 0's replica is empty and asked
+    channel._backend._group.gone.wait(10)
+    assert str(channel) == "Channel 'everywhere' (ended)"
 
 
 def test_a_handle_pickles(rlinf_cluster):

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 import lane_workers as lanes  # noqa: E402
 
 from rlinf_actors import Cluster, WorkerDiedError  # noqa: E402
-from rlinf_actors.settings import PATHS, TIMEOUT_MINUTES  # noqa: E402
+from rlinf_actors.settings import PATHS, SEND_WINDOW, TIMEOUT_MINUTES  # noqa: E402
 
 pytestmark = [pytest.mark.live, pytest.mark.torch, pytest.mark.timeout(60)]
 
@@ -56,7 +56,7 @@ def test_every_dtype_and_shape(pair):
 
 def test_one_after_the_other_between_plain_messages(pair):
     a, b = pair
-    saying = a.say_many(30, 30_000, "b")
+    saying = a.say_many(30, 40_000, "b")
     assert b.hear_many(30, "a").wait() == [[float(n) for n in range(30)]]
     saying.wait()
 
@@ -100,6 +100,34 @@ def test_to_a_worker_that_has_not_loaded_torch(launched):
     assert saying.wait() == [""]
 
 
+def test_broadcast_within_a_node(launched):
+    groups = [launched("a", 2), launched("b", 2)]
+    members = [("a", [0, 1]), ("b", [0, 1])]
+    works = [group.give_sample(members, 6) for group in groups]
+    assert [good for work in works for good in work.wait()] == [[True] * 6] * 4
+
+
+def test_a_broadcast_that_cannot_be_sent_and_one_after_it(launched):
+    a = launched("a", 3)
+    members = [("a", [0, 1, 2])]
+    assert a.give_sample(members, 2).wait() == [[True] * 2] * 3
+    assert a.give_what_cannot_be_sent(members).wait() == ["SerializationError"] * 3
+    assert a.give_sample(members, 2).wait() == [[True] * 2] * 3
+
+
+def test_a_member_is_killed_in_a_broadcast(launched):
+    a = launched("a", 5)
+    members = [("a", [0, 1, 2, 3, 4])]
+    assert a.give_sample(members, 2).wait() == [[True] * 2] * 5
+    a.execute_on(1).kill_self_in_recv().wait()
+    works = [a.execute_on(rank).give_large(members) for rank in range(5)]
+    with pytest.raises(WorkerDiedError, match="a:1"):
+        works[1].wait()
+    assert works[0].wait() == ["PeerDiedError"]
+    for work in works[2:]:  # those that had theirs before are done
+        assert work.wait()[0] in ("", "PeerDiedError")
+
+
 def test_the_users_own_default_group_is_not_touched(launched, cluster):
     a, b = launched("a"), launched("b")
     port = cluster.find_free_port()
@@ -114,6 +142,28 @@ def test_a_time_limit_that_ends_while_a_tensor_is_on_its_way_takes_nothing(pair)
     hearing = b.hear_late("a")
     a.say_both("b").wait()
     assert hearing.wait() == [["TimeoutError", "TimeoutError", 50_000.0, "behind"]]
+
+
+def test_a_lane_that_cannot_be_joined_fails_at_both_ends_and_the_next_works(pair):
+    a, b = pair
+    b.join_badly().wait()
+    hearing = b.error_of_hear("a")
+    said = a.error_of_say("b").wait()[0]
+    assert said.startswith("RlinfActorsError: the lane from a:0 to b:0 (gloo) failed: the interface is down. ")
+    assert hearing.wait()[0].startswith(
+        "RlinfActorsError: the lane from a:0 to b:0 (gloo) failed: the interface is down."
+    )
+    hearing = b.error_of_hear("a")
+    assert (a.error_of_say("b").wait(), hearing.wait()) == ([""], [""])
+
+
+def test_what_nobody_receives_is_bounded_by_the_window(launched):
+    a, b = launched("a", env_vars={SEND_WINDOW: str(4 << 20)}), launched("b")
+    a.say_until_the_window_is_full(8, "b").wait()
+    a.finish(0, 3).wait()
+    assert a.done().wait() == [[True] * 3 + [False] * 5]
+    assert [value[0].item() for value in b.hear_all(8, "a").wait()[0]] == [float(n) for n in range(8)]
+    a.finish().wait()
 
 
 def test_a_transfer_that_takes_too_long(launched):

@@ -219,6 +219,24 @@ class TestZeroMq:
         await inbox.until(100)
         assert [len(rows) for rows in chunks] == [100]
 
+    async def test_answers_to_one_chunk_are_one_chunk_and_wait_for_no_turn_of_the_loop(self, zmq_wire, monkeypatch):
+        def answer(peer, header, parts):
+            listener.send(peer, header)
+            assert not chunks, "left before the others were handled"
+            if header == b"9":
+                asyncio.get_running_loop().call_soon(chunks.append, "a turn of the loop")
+
+        chunks = []
+        listener = zmq_wire.network.listener(answer)
+        monkeypatch.setattr(
+            listener, "_write", lambda peer, rows, write=listener._write: (chunks.append(rows), write(peer, rows))
+        )
+        link, answers = zmq_wire.link(listener.bind(zmq_wire.endpoint()))
+        for n in range(10):
+            link.send(str(n).encode())
+        await answers.until(10)
+        assert [len(rows) for rows in chunks] == [10, len("a turn of the loop")]
+
     async def test_an_identity_that_returns_replaces_the_old_connection(self, zmq_wire):
         listener, endpoint, inbox = zmq_wire.listen()
         old, old_answers = zmq_wire.link(endpoint, b"same")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import weakref
 
 import pytest
 
-from rlinf_actors import AsyncWork, CallTimeoutError, CollectiveGroupOptions
+from rlinf_actors import AsyncWork, CallTimeoutError, CollectiveGroupOptions, UsageError
 from rlinf_actors.tensors.mailbox import Arrived
 from rlinf_actors.tensors.receive import Body, Received, Slot
 from rlinf_actors.wire import payload
@@ -21,6 +22,13 @@ def made(value=None, error=None):
     else:
         work.reject(error)
     return work
+
+
+def threads_end():
+    """The threads that ran functions have ended; their frames hold nothing any more."""
+    for thread in threading.enumerate():
+        if thread.name == "rlinf-actors-then":
+            thread.join(10)
 
 
 async def test_both_ways_to_wait():
@@ -70,6 +78,59 @@ class TestThen:
 
         with pytest.raises(KeyError, match="mine"):
             made().then(fail).wait(10)
+
+    def test_an_error_of_a_work_that_it_returns_is_its_own(self):
+        with pytest.raises(ValueError, match="inner"):
+            made().then(made, None, error=ValueError("inner")).wait(10)
+
+    def test_each_is_a_new_work_and_many_may_follow_one(self):
+        first, both = AsyncWork("first"), threading.Barrier(2)
+        works = [first.then(lambda n=n: (both.wait(10), n)[1]) for n in range(2)]
+        first.resolve(None)
+        assert [work.wait(10) for work in works] == [0, 1]
+        assert len({id(work) for work in (first, *works)}) == 3
+
+    def test_more_than_may_run_at_a_time_follow_one_another(self):
+        inner = [AsyncWork(str(n)) for n in range(50)]
+        chained = [made().then(lambda work=work: work).then(lambda n=n: n) for n, work in enumerate(inner)]
+        for work in reversed(inner):  # the works that the functions returned hold no thread
+            work.resolve(None)
+        assert [work.wait(10) for work in chained] == list(range(50))
+
+    def test_one_that_returns_itself_is_an_error(self):
+        found, may_run = [], threading.Event()
+        found.append(made().then(lambda: (may_run.wait(10), found[0])[1]))
+        may_run.set()
+        with pytest.raises(UsageError, match="returned the very work that waits for it"):
+            found[0].wait(10)
+
+    def test_what_it_needed_is_let_go(self):
+        class Large:
+            pass
+
+        given, result = Large(), Large()
+        gone = [weakref.ref(given), weakref.ref(result)]
+        work = made(result).then(lambda large: "end", given)
+        assert work.wait(10) == "end"
+        del given, result
+        threads_end()
+        gc.collect()
+        assert [ref() for ref in gone] == [None, None]
+
+    async def test_cancelling_who_awaits_it_leaves_it(self):
+        first = AsyncWork("first")
+        second = first.then(lambda: "end")
+        waiting = asyncio.ensure_future(second.async_wait())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        first.resolve(None)
+        assert await second == "end"
+
+    def test_only_the_end_of_a_chain_is_an_error_that_nobody_waited_for(self, caplog):
+        made(error=ValueError("lost")).then(print)
+        threads_end()
+        gc.collect()
+        assert caplog.text.count("nobody waited for it") == 1
 
     def test_goes_on_where_nobody_holds_it(self):
         first, ran = AsyncWork("first"), threading.Event()

@@ -147,7 +147,7 @@ FRAMES = [
     frames.ChannelPut(5, b"k", 1.5, True),
     frames.ChannelGet(6, b"k", False),
     frames.ChannelBatch(7, b"k", 2),
-    frames.ChannelAck(6),
+    frames.ChannelAck([6, 7]),
     frames.ChannelCancel(6, True),
     frames.ChannelLook(8, b"k"),
     frames.ChannelShow(9),

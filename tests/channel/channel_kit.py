@@ -1,0 +1,101 @@
+"""A channel's host and its users in one loop: real queue, host, server, links and requests over the memory network."""
+
+from __future__ import annotations
+
+import asyncio
+import typing
+
+from rlinf_actors.channel.client import RemoteChannel, remote_channel
+from rlinf_actors.channel.host import ChannelHost
+from rlinf_actors.channel.queue import ChannelQueue
+from rlinf_actors.net.memory import MemoryNetwork
+from rlinf_actors.runtime.remote import RemoteGroup
+from rlinf_actors.wire import frames
+from rlinf_actors.wire.messages import Endpoint, ExitReport, GroupState, WorkerState
+from rlinf_actors.worker.server import WorkerServer
+
+
+class Io:
+    """The I/O thread's loop is the test's."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+
+    def call(self, function, *args) -> None:
+        if not self.loop.is_closed():
+            self.loop.call_soon(function, *args)
+
+
+class User:
+    """A process that uses the channel; it is its runtime too."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.io = Io()
+        self.identity = f"worker:{name}"
+        self.group = RemoteGroup(world.network, self.identity, "here", "ns", "channel@q", ["node"], soon=self.io.call)
+        self.channel: RemoteChannel = remote_channel(self, self.group, "q", 0)
+
+    def put(self, item, key="k", weight=0, nowait=False, timeout=None):
+        return self.channel.put(key, item, weight, nowait, timeout)
+
+    def get(self, key="k", nowait=False, timeout=None):
+        return self.channel.get(key, nowait, timeout)
+
+    def batch(self, target, key="k"):
+        return self.channel.batch(key, target, None)
+
+
+class World:
+    """The host, and what the head does for everybody. `heard` is what reached the host."""
+
+    def __init__(self, maxsize: int = 0, max_bytes: int = 0, keep=lambda part: part) -> None:
+        self.network = MemoryNetwork(asyncio.get_running_loop())
+        self.server = WorkerServer(self.network, "host-0", "channel@q:0", "token")
+        self.watched: dict[str, typing.Callable[[], None]] = {}
+        self.drained = 0
+        self.heard: list[frames.AnyFrame] = []
+        self.queue = ChannelQueue(maxsize, max_bytes)
+        self.host = ChannelHost(self.queue, self.server.send, self.watched.__setitem__, keep, self._drained)
+        self.users: list[User] = []
+        self.server.serve(typing.get_args(frames.ChannelFrame), self._handle)
+        self.endpoint = self.server.bind("ipc://host")
+
+    def user(self, name: str, linked: bool = True) -> User:
+        made = User(self, name)
+        self.users.append(made)
+        if linked:
+            self.link(made)
+        return made
+
+    def link(self, user: User) -> None:
+        """The head tells a user where the host listens."""
+        user.group.adopt(GroupState("ns", "channel@q", "m:C", "o", "running", [self._state("running")], "token"))
+
+    def die(self, user: User) -> None:
+        """SIGKILL of a user; the head tells the host."""
+        for peer in list(self.server._members):
+            if peer.startswith(user.identity.encode()):
+                self.network.cut(peer)
+        self.watched.pop(user.identity.partition(":")[2])()
+
+    def host_dies(self, **how) -> None:
+        """The head tells the users."""
+        self.server.close(0)
+        for user in self.users:
+            user.group.update([self._state("gone", ExitReport("signalled", **(how or {"signal": 9})))])
+
+    def _state(self, state: str, ended: ExitReport | None = None) -> WorkerState:
+        return WorkerState("host-0", 0, 0, "10.0.0.1", state, 1, Endpoint("here", self.endpoint), exit=ended)
+
+    def _handle(self, peer, frame, parts) -> None:
+        self.heard.append(frame)
+        self.host.handle(peer, frame, parts)
+
+    def _drained(self) -> None:
+        self.drained += 1
+
+
+async def settle() -> None:
+    """Let everything that is under way in this loop come to rest."""
+    for _ in range(100):
+        await asyncio.sleep(0)

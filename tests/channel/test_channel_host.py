@@ -1,0 +1,58 @@
+"""The shell round the queue: whose memory items are in, and who is watched."""
+
+from __future__ import annotations
+
+from rlinf_actors.channel.host import ChannelHost
+from rlinf_actors.channel.queue import ChannelQueue
+from rlinf_actors.wire import frames
+
+A, A2, B = b"worker:a#1-x", b"worker:a#2-y", b"worker:b#1-z"
+
+
+class Kit:
+    def __init__(self, **queue):
+        self.sent = []
+        self.watched = {}
+        self.host = ChannelHost(ChannelQueue(**queue), self.send, self.watched.__setitem__, self.keep)
+
+    def send(self, peer, frame, parts=(), *, alone=True):
+        self.sent.append((peer, frame, list(parts), alone))
+
+    def keep(self, part):
+        assert not self.sent, "acknowledged before it was copied"
+        return memoryview(bytearray(part))
+
+
+def test_an_item_is_in_the_hosts_memory_before_its_put_is_acknowledged():
+    kit = Kit()
+    theirs = bytearray(b"x" * 100)
+    kit.host.handle(A, frames.ChannelPut(1, b"k", 0, False), [b"P", memoryview(theirs)])
+    [(peer, frame, _, _)] = kit.sent
+    assert (peer, frame) == (A, frames.Ok(1))
+    theirs[:] = b"y" * 100
+    kit.host.handle(B, frames.ChannelGet(2, b"k", False), [])
+    _, frame, parts, alone = kit.sent[1]
+    assert frame == frames.Ok(2)
+    assert bytes(parts[2]) == b"x" * 100
+    assert not alone  # the consumer's changes are its own: the item may be delivered once more
+
+
+def test_a_process_is_watched_once_and_again_when_it_comes_back():
+    kit = Kit()
+    for peer in (A, A2, A):
+        kit.host.handle(peer, frames.ChannelGet(1, b"k", True), [])
+    assert list(kit.watched) == ["a"]
+    kit.watched.pop("a")()
+    kit.host.handle(A2, frames.ChannelGet(2, b"k", True), [])  # it was in the socket when its sender died
+    assert list(kit.watched) == ["a"]
+
+
+def test_both_links_of_a_dead_process_give_back():
+    kit = Kit()
+    for n in range(2):
+        kit.host.handle(B, frames.ChannelPut(n, b"k", 0, False), [b"M"])
+    kit.host.handle(A, frames.ChannelGet(1, b"k", False), [])
+    kit.host.handle(A2, frames.ChannelGet(1, b"k", False), [])
+    kit.watched.pop("a")()
+    kit.host.handle(B, frames.ChannelLook(5, b"k"), [])
+    assert kit.sent[-1][2] == [b"\x92\x02\xc2"]

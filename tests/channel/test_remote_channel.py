@@ -1,0 +1,189 @@
+"""A channel between processes, without processes: what is sent, what waits, and what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import pytest
+from channel_kit import World, settle
+
+from rlinf_actors import ChannelClosedError, PeerDiedError
+from rlinf_actors.channel import outgoing
+from rlinf_actors.channel.client import remote_channel
+from rlinf_actors.wire import frames
+
+
+def heard(world, kind):
+    return [frame for frame in world.heard if type(frame) is kind]
+
+
+async def test_gets_that_are_cancelled_before_the_host_is_there_lose_nothing():
+    world = World()
+    user, other = world.user("a", linked=False), world.user("b")
+    for _ in range(20):
+        waiting = asyncio.ensure_future(user.get().async_wait())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+    late = [user.get() for _ in range(5)]
+    world.link(user)
+    for n in range(6):
+        await other.put(n)
+    assert [await work for work in late] == list(range(5))
+    assert await user.get() == 5
+
+
+async def test_a_get_whose_item_is_there_before_its_task_runs_takes_it_although_the_task_is_cancelled_then():
+    world = World()
+    user = world.user("a")
+    await user.put("x")
+    work = user.get()
+    await settle()
+    waiting = asyncio.ensure_future(work.async_wait())
+    await asyncio.sleep(0)
+    assert not waiting.cancel()
+    assert await waiting == "x"
+    assert world.queue.unacknowledged() == 1
+    await settle()
+    assert world.queue.unacknowledged() == 0
+
+
+@pytest.mark.parametrize("arrived", [False, True])
+async def test_an_item_of_a_get_that_is_dropped_is_the_head_again(arrived):
+    world = World()
+    user = world.user("a")
+    for n in range(2):
+        await user.put(n)
+    dropped = user.get()
+    if arrived:
+        await settle()
+    del dropped
+    gc.collect()
+    await settle()
+    taking = [user.get(), user.get()]
+    assert [await work for work in taking] == [0, 1]
+    assert not taking[0].redelivered
+
+
+async def test_a_dead_consumers_item_goes_to_the_next():
+    world = World()
+    user, dying = world.user("a"), world.user("b")
+    await user.put("x")
+    held = dying.get()
+    await settle()
+    assert held.done()
+    waiting = user.get()
+    world.die(dying)
+    assert await waiting == "x"
+    assert waiting.redelivered
+
+
+async def test_acknowledgements_of_a_busy_consumer_go_in_lumps():
+    world = World()
+    user, other = world.user("a"), world.user("b")
+    works = [user.get() for _ in range(50)]
+    for n in range(49):
+        await other.put(n)
+    assert [await work for work in works[:49]] == list(range(49))
+    await settle()
+    acks = heard(world, frames.ChannelAck)
+    assert len(acks) < 5
+    assert sum(len(ack.ids) for ack in acks) == 49
+    assert world.queue.unacknowledged() == 0
+    assert not works[49].done()
+
+
+async def test_what_was_taken_is_told_before_the_next_question():
+    world = World(max_bytes=1)
+    user = world.user("a")
+    await user.put("x")
+    works = [user.get(), user.get()]
+    await settle()
+    assert await works[0] == "x"
+    await user.put("y", nowait=True)  # there is room, since the acknowledgement was not left behind
+    assert await works[1] == "y"
+    works.append(user.get())
+    assert await user.channel._ask(user.group.peers[0], frames.ChannelClose) is True
+
+
+async def test_a_closed_and_empty_channel_is_drained_once():
+    world = World()
+    user = world.user("a")
+    await user.put("x")
+    closing = user.channel._ask(user.group.peers[0], frames.ChannelClose)
+    assert await closing is False
+    with pytest.raises(ChannelClosedError):
+        await user.put("y")
+    assert await user.get() == "x"
+    await settle()
+    assert world.drained == 1
+    world.host_dies(exit_code=0)
+    with pytest.raises(ChannelClosedError, match="'q' was closed"):
+        await user.get()
+
+
+class TestOutgoing:
+    @pytest.fixture(autouse=True)
+    def small_window(self, monkeypatch):
+        monkeypatch.setattr(outgoing, "WINDOW_BYTES", 1000)
+
+    async def test_what_is_too_much_waits_here_in_order_and_does_not_block_another_key(self):
+        world = World(maxsize=1)
+        user = world.user("a")
+        works = [user.put(bytes([n]) * 400) for n in range(10)]
+        other = user.put(b"z" * 400, key="other")
+        await other
+        assert len(heard(world, frames.ChannelPut)) == 4  # one is in, two are parked, and the other key's
+        assert [work.done() for work in works] == [True] + [False] * 9
+        assert [(await user.get())[0] for _ in range(10)] == list(range(10))
+        assert all(work.done() for work in works)
+        assert user.channel._outgoing.nbytes == 0
+
+    async def test_a_put_that_may_not_wait_does_not_overtake_those_that_do(self):
+        world = World(maxsize=1)
+        user = world.user("a")
+        works = [user.put(b"x" * 400) for _ in range(4)]
+        with pytest.raises(asyncio.QueueFull, match="earlier puts of this process"):
+            user.put("small", nowait=True)
+        for _ in range(4):
+            await user.get()
+        await user.put("small", nowait=True)
+        await asyncio.gather(*works)
+
+    async def test_it_goes_when_only_bytes_are_under_way(self):
+        world = World()
+        user = world.user("a")
+        works = [user.put(b"x" * 400) for _ in range(2)]
+        await user.put(b"x" * 400, nowait=True)
+        assert all(work.done() for work in works)
+
+    async def test_a_timeout_takes_a_put_out_of_the_line(self):
+        world = World(maxsize=1)
+        user = world.user("a")
+        works = [user.put(b"x" * 800) for _ in range(2)]
+        late = user.put("late", timeout=0)
+        with pytest.raises(TimeoutError):
+            await late
+        assert len(await user.get()) == len(await user.get()) == 800
+        await asyncio.gather(*works)
+        with pytest.raises(asyncio.QueueEmpty):
+            await user.get(nowait=True)
+
+    async def test_all_that_wait_hear_of_a_dead_host(self):
+        world = World(maxsize=1)
+        user = world.user("a")
+        works = [user.put(b"x" * 400) for _ in range(3000)]
+        await works[0]
+        world.host_dies()
+        for work in works[1:]:
+            with pytest.raises(PeerDiedError, match="host of channel 'q' died"):
+                await work
+        assert user.channel._outgoing.nbytes == 0
+
+    async def test_handles_of_one_process_share_it(self):
+        world = World()
+        user = world.user("a")
+        assert remote_channel(user, user.group, "q", 0) is user.channel
+        assert remote_channel(world.user("b"), world.users[1].group, "q", 0) is not user.channel
