@@ -61,7 +61,8 @@ def grown(samples: Any, rounds: int) -> list[str]:
         for name, values in getattr(samples, kind).items():
             if len(values) < rounds:
                 continue
-            print(f"soak: {name}: {kind}, first {values[0]}{unit}, last {values[-1]}, most {max(values)}")
+            quarters = [soak_checker.middle(part) for part in soak_checker.quarters(values)]
+            print(f"soak: {name}: {kind}, medians of the quarters {quarters}{unit}")
             more = soak_checker.growth(values)
             if more > max(limit, soak_checker.middle(values) / 10):
                 found.append(f"{name}: {kind} grew by {more:.0f}{unit}: {values}")
