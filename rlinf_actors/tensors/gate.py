@@ -220,7 +220,9 @@ class Gate:
             with self._lock:
                 if self._error is None:
                     self._lent[cargo.n] = Lent(load.kept, hold, load.event)
-        weight = sum(map(size_of, load.by_lane))
+        # what is lent counts too: it is kept here as long as nobody asks for it there
+        shared = [tensor for tensor, kept in zip(hold.tensors, load.kept, strict=True) if kept is not None]
+        weight = sum(map(size_of, [*load.by_lane, *shared]))
         return Letter(letter.stream, [*letter.parts, *load.staged], True, trip.held, weight, cargo, departed)
 
     def _load(self, hold: Hold, facts: frames.Facts) -> _Load:

@@ -119,19 +119,8 @@ class Lane:
             with self._lock:
                 self._wire = wire
                 closed = self._closed is not None
-            while not closed:
-                job = self._jobs.get()
-                if job is None:
-                    break
-                stop = self._limit(self._late) if self._limit is not None else None
-                try:
-                    job.run(wire)
-                finally:
-                    if stop is not None:
-                        stop()
+            while not closed and self._next(wire):
                 with self._lock:
-                    if job in self._open:
-                        self._open.remove(job)
                     closed = self._closed is not None
         except Exception as error:
             log.debug("the lane from %s broke", self.name, exc_info=error)
@@ -141,6 +130,22 @@ class Lane:
             with self._lock:
                 self._wire = None
             _ended.discard(self)
+
+    def _next(self, wire: Wire) -> bool:
+        """Run one job; False if there are no more. Between two, nothing holds the last one's tensors."""
+        job = self._jobs.get()
+        if job is None:
+            return False
+        stop = self._limit(self._late) if self._limit is not None else None
+        try:
+            job.run(wire)
+        finally:
+            if stop is not None:
+                stop()
+        with self._lock:
+            if job in self._open:
+                self._open.remove(job)
+        return True
 
     def _late(self) -> None:
         self._breaks(CallTimeoutError(_LATE))

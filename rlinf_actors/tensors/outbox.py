@@ -28,7 +28,7 @@ class Letter:
         parts: its contents.
         large: whether some parts are the sender's own memory: then `work` ends when the receiver holds them.
         work: ends when it was sent.
-        weight: bytes beside `parts` that it brings to the receiver.
+        weight: bytes beside `parts` that are kept, here or there, until it is received.
         cargo: what comes with it by other ways.
         departed: called, with the outbox's lock held, when it has left.
     """

@@ -257,3 +257,4 @@ def _call_all(turns: queue.SimpleQueue[Callable[[], object] | None]) -> None:
         if turn is None:
             return
         turn()
+        del turn  # it has a message, which is the receiver's now

@@ -38,7 +38,7 @@ def same(a: Any, b: Any) -> bool:
         alike = (type(a), a.dtype, a.shape, a.device, a.requires_grad) == (
             type(b), b.dtype, b.shape, b.device, b.requires_grad,
         )  # fmt: skip
-        return alike and torch.equal(a.detach().to(torch.complex64), b.detach().to(torch.complex64))
+        return alike and torch.equal(a.detach().cpu().to(torch.complex64), b.detach().cpu().to(torch.complex64))
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
     if isinstance(a, (list, tuple)):

@@ -219,6 +219,7 @@ def test_what_was_lent_is_kept_until_it_is_released_or_the_receiver_is_gone(gate
     for _ in range(3):
         gate.post(parcel(large()))
     assert gate.lent_count == 3
+    assert [letter.weight for letter in gate.box.letters] == [200_000] * 3
     assert torch.equal(gate.lent(2).tensors[0], large())
     peer.say(frames.Released(7, 2))
     peer.say(frames.Released(7, 2))

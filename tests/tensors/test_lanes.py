@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import weakref
 
 import pytest
 
@@ -136,6 +137,18 @@ def test_in_the_order_posted_whoever_comes_first(pair):
     for send in sends:
         send.result()
     assert not dist.is_initialized()
+
+
+def test_an_idle_lane_keeps_nothing_of_its_last_job(pair):
+    made = pair()
+    sender, receiver = made.open(0), made.open(1)
+    freed = [threading.Event(), threading.Event()]
+    jobs = [post(sender, sent(1)), post(receiver, received(1))]
+    for job, event in zip(jobs, freed, strict=True):
+        weakref.finalize(job, event.set)
+        job.result()
+    del job, jobs
+    assert [event.wait(15) for event in freed] == [True, True]
 
 
 def test_many_lanes_both_ways_at_once(pair):
