@@ -39,6 +39,12 @@ BIG = 16 << 10
 DRAIN = 256
 """Messages taken from a socket before other callbacks of the loop get a turn."""
 
+# plain ints: pyzmq's enums cost as much as the calls they are given to
+_NOBLOCK = int(zmq.NOBLOCK)
+_MORE = int(zmq.SNDMORE) | _NOBLOCK
+_EVENTS = int(zmq.EVENTS)
+_POLLIN = int(zmq.POLLIN)
+
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[list[bytes | int]]).decode
 
@@ -142,7 +148,7 @@ class _Socket:
                 if self._closed:
                     return
                 self._write(peer, [(header, parts)])
-                if not self._events() & zmq.POLLIN or self._drain_due:
+                if self._drain_due or not self._readable():
                     return
                 self._drain_due = True  # our send may have eaten the edge that announced these
             finally:
@@ -155,8 +161,9 @@ class _Socket:
             if not (self._delivering and threading.get_ident() == self._thread):
                 self._wake(self._flush)
 
-    def _events(self) -> int:
-        return int(self._socket.getsockopt(zmq.EVENTS))
+    def _readable(self) -> bool:
+        """Whether there is something to receive; if not, the socket's FD will say when there is. With the lock held."""
+        return bool(int(self._socket.getsockopt(_EVENTS)) & _POLLIN)
 
     def _wake(self, callback: Callable[[], None]) -> None:
         if threading.get_ident() == self._thread:
@@ -172,6 +179,8 @@ class _Socket:
         self._flush_due = False
         with self._lock:
             self._write_queued()
+            if self._closed or self._drain_due or not self._readable():
+                return
         self._drain()
 
     def _write_queued(self) -> None:
@@ -205,14 +214,14 @@ class _Socket:
         socket = self._socket
         try:
             if self._routed:
-                socket.send(peer, zmq.SNDMORE | zmq.NOBLOCK)
+                socket.send(peer, _MORE)
             if not big:
-                socket.send(chunk, zmq.NOBLOCK)
+                socket.send(chunk, _NOBLOCK)
                 return
-            socket.send(chunk, zmq.SNDMORE | zmq.NOBLOCK)
+            socket.send(chunk, _MORE)
             last = len(big) - 1
             for n, part in enumerate(big):
-                socket.send(part, (zmq.SNDMORE if n < last else 0) | zmq.NOBLOCK, copy=False)
+                socket.send(part, _MORE if n < last else _NOBLOCK, copy=False)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
@@ -236,11 +245,14 @@ class _Socket:
             if self._closed:
                 return
             try:
-                for _ in range(DRAIN):
+                for n in range(DRAIN):
                     chunk = self._receive()
                     if chunk is not None:
                         chunks.append(chunk)
-                more = self._drain_due = True
+                    if n == 0 and not self._readable():  # cheaper than the exception that ends a longer run
+                        break
+                else:
+                    more = self._drain_due = True
             except zmq.Again:
                 pass
         if more:
@@ -255,20 +267,25 @@ class _Socket:
             self._flush_due = False
             with self._lock:
                 self._write_queued()
-                again = not self._closed and not self._drain_due and bool(self._events() & zmq.POLLIN)
+                again = not self._closed and not self._drain_due and self._readable()
                 self._drain_due |= again
             if again:
                 self._loop.call_soon(self._drain)  # our send ate the edge that announced these
 
     def _receive(self) -> tuple[bytes, bytes, list[Buffer]] | None:
-        socket = self._socket
-        peer = socket.recv(zmq.NOBLOCK) if self._routed else b""
-        if self._routed and not socket.getsockopt(zmq.RCVMORE):
-            return None
-        chunk = socket.recv(zmq.NOBLOCK)
+        receive = self._socket.recv
+        peer = b""
+        frame = receive(_NOBLOCK, copy=False)
+        if self._routed:
+            if not frame.more:
+                return None
+            peer = frame.bytes
+            frame = receive(_NOBLOCK, copy=False)
+        chunk = frame.bytes
         big: list[Buffer] = []
-        while socket.getsockopt(zmq.RCVMORE):
-            big.append(socket.recv(zmq.NOBLOCK, copy=False).buffer)
+        while frame.more:
+            frame = receive(_NOBLOCK, copy=False)
+            big.append(frame.buffer)
         return peer, chunk, big
 
     def _deliver(self, peer: bytes, chunk: bytes, big: list[Buffer]) -> None:

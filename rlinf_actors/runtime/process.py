@@ -241,6 +241,8 @@ class Runtime:
                 group = RemoteGroup(self.network, self.identity, self.host, *key, names, soon=self.io.call)
                 self.groups[key] = group
             group.adopt(launched.group)
+            if group.gone.done() and not group.owned:
+                self.groups.pop(key, None)  # it had ended: nothing more will be said of it
             found.append(group)
 
         await self.ask(asked, Launched, 10.0, adopt)
@@ -332,6 +334,8 @@ class Runtime:
             group = self.groups.get((body.namespace, body.group))
             if group is not None:
                 group.update(body.workers)
+                if group.gone.done() and not group.owned:
+                    del self.groups[(body.namespace, body.group)]  # nothing more will be said of it
         elif isinstance(body, ClientGone):
             self.watched.gone(body.incarnation)
         elif isinstance(body, LogLines):

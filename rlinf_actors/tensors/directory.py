@@ -12,6 +12,9 @@ from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.process import Runtime
 from rlinf_actors.runtime.remote import RemoteGroup
 
+REMEMBERED = 64
+"""Ended groups that a worker remembers, should the head have forgotten them; each keeps its peers."""
+
 Found = Callable[[Union[RemoteGroup, Exception]], None]
 
 
@@ -65,7 +68,7 @@ class Directory:
         while True:
             with self._lock:
                 if isinstance(outcome, RemoteGroup):
-                    self._groups[name] = outcome
+                    self._remember(name, outcome)
                 waiting = self._waiting[name]
                 if not waiting:
                     del self._waiting[name]
@@ -73,6 +76,14 @@ class Directory:
                 self._waiting[name] = []
             for found in waiting:
                 found(outcome)
+
+    def _remember(self, name: str, group: RemoteGroup) -> None:
+        """Called with the lock held."""
+        self._groups.pop(name, None)
+        self._groups[name] = group  # the last
+        ended = [name for name, group in self._groups.items() if not _alive(group)]
+        for old in ended[: max(0, len(ended) - REMEMBERED)]:
+            del self._groups[old]
 
     def _forgotten(self, name: str) -> RemoteGroup | GroupNotFoundError:
         """The head knows nothing of it (any more); do we?"""

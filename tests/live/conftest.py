@@ -17,7 +17,10 @@ def shared_cluster() -> Iterator[Cluster]:
 @pytest.fixture
 def cluster(shared_cluster: Cluster) -> Iterator[Cluster]:
     """The module's cluster; the test's groups end with the test."""
+    lost = shared_cluster.runtime.lost
+    before = lost.count
     yield shared_cluster
+    assert lost.count == before, "the test dropped a result with an error, which makes the whole run exit with 1"
     for group in list(shared_cluster.runtime.groups.values()):
         if group.owned and not group.gone.done():
             shared_cluster.runtime.io.submit(shared_cluster.runtime.stop_group(group, 0.0)).result(10)

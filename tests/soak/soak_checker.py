@@ -221,6 +221,12 @@ def growth(samples: Sequence[int]) -> float:
     return middle(warm[len(warm) // 2 :]) - middle(warm[: len(warm) // 2])
 
 
+def quarters(samples: Sequence[int]) -> list[Sequence[int]]:
+    """Up to four parts of equal length, none of them empty."""
+    step = max(1, -(-len(samples) // 4))
+    return [samples[at : at + step] for at in range(0, len(samples), step)]
+
+
 def middle(samples: Sequence[int]) -> int:
     """The median."""
     return sorted(samples)[len(samples) // 2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -108,17 +109,25 @@ class Soak:
     def _sample(self) -> None:
         """Who lives through the soak: the steady workers, the daemons, their templates and the channels' hosts."""
         names = list(self._groups)[:STEADY]
+        for tidied in [self._groups[name].tidy() for name in names]:
+            tidied.wait(LIMIT_S)
         workers = set(self._pids.values()) | self._victims
         below = {pid for daemon in self._daemons.values() for pid in procfs.subtree(daemon)} - workers
         others = {f"process {pid} below an agentd": pid for pid in below - set(self._daemons.values())}
         self.samples.take({**{name: self._pids[name] for name in names}, **self._daemons, **others})
 
     def drain(self) -> None:
-        """Take what the killed had not acknowledged."""
-        for name, channel in self._channels.items():
-            for key in KEYS:
-                while take(self._log, channel, key, Stream("queue", "", f"{name}/{key}"), DRAIN_S, empty_is_fine=True):
-                    pass
+        """Take what the killed had not acknowledged, from all queues at a time."""
+
+        def empty(place: tuple[str, str]) -> None:
+            channel, key = place
+            stream = Stream("queue", "", f"{channel}/{key}")
+            while take(self._log, self._channels[channel], key, stream, DRAIN_S, empty_is_fine=True):
+                pass
+
+        places = [(channel, key) for channel in CHANNELS for key in KEYS]
+        with ThreadPoolExecutor(len(places)) as pool:
+            list(pool.map(empty, places))
 
     def close(self) -> None:
         self._log.close()

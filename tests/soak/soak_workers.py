@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
+import ctypes
 import faulthandler
 import functools
+import gc
 import os
 import signal
 import threading
@@ -56,6 +58,11 @@ class Soaker(Worker):
 
     def pid(self) -> int:
         return os.getpid()
+
+    def tidy(self) -> None:
+        """Let go of what nobody holds: garbage that waits for the collector, and pages that malloc keeps for later."""
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
 
     def act(self, work: Round) -> None:
         """Everything but the end of the gets, which go on until `finish`."""

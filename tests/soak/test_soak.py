@@ -19,9 +19,13 @@ from rlinf_actors.testing import LocalCluster
 
 pytestmark = [pytest.mark.live, pytest.mark.soak, pytest.mark.torch]
 
-MEMORY_KIB = 24 << 10
-"""How much more the second half may hold than the first; or a tenth of the first, whichever is more."""
+OWN_KIB = 24 << 10
+"""How much more a process may hold in the second half than in the first; or a tenth of it, whichever is more."""
+SHARED_KIB = 128 << 10
+"""The same of shared memory. What the dead lent is kept for 10 s, so it goes up and down with how many died."""
 DESCRIPTORS = 8
+GROWTH_FROM_S = 60
+"""In a shorter soak the first dead have not been forgotten yet when it ends."""
 
 
 @pytest.mark.timeout(0)
@@ -43,19 +47,22 @@ def test_soak(tmp_path: Path, rlinf_leak_check: None, soak_seconds: float, soak_
     events = sum(map(len, logs.values()))
     print(f"soak: {soak.rounds} rounds, {events} events, {len(soak.killed)} killed")
     found = soak_checker.problems(logs, soak.killed)
-    found += grown(soak.samples, soak.rounds)
+    growth = grown(soak.samples, soak.rounds)
+    if soak_seconds >= GROWTH_FROM_S:
+        found += growth
     assert not found, f"seed {seed}, {soak.rounds} rounds:\n" + "\n".join(found[:30])
 
 
 def grown(samples: Any, rounds: int) -> list[str]:
     """What kept growing, of the processes that were there all the time."""
     found = []
-    for kind, limit in (("own", MEMORY_KIB), ("shared", MEMORY_KIB), ("descriptors", DESCRIPTORS)):
+    for kind, limit in (("own", OWN_KIB), ("shared", SHARED_KIB), ("descriptors", DESCRIPTORS)):
         unit = "" if kind == "descriptors" else " KiB"
         for name, values in getattr(samples, kind).items():
             if len(values) < rounds:
                 continue
-            print(f"soak: {name}: {kind}, first {values[0]}{unit}, last {values[-1]}, most {max(values)}")
+            quarters = [soak_checker.middle(part) for part in soak_checker.quarters(values)]
+            print(f"soak: {name}: {kind}, medians of the quarters {quarters}{unit}")
             more = soak_checker.growth(values)
             if more > max(limit, soak_checker.middle(values) / 10):
                 found.append(f"{name}: {kind} grew by {more:.0f}{unit}: {values}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from soak_checker import Event, Stream, growth, open_operations, problems
+from soak_checker import Event, Stream, growth, open_operations, problems, quarters
 
 PAIR = Stream("pair", "a", "b")
 CAST = Stream("cast", "a", "0:a,b,c")
@@ -103,3 +103,9 @@ def test_growth_compares_the_halves_after_the_first_quarter() -> None:
     assert growth([0, 50, 100, 101, 99, 100, 101, 100]) == 0
     assert growth([0, 50, 100, 110, 120, 130, 140, 150]) == 30
     assert growth([1, 2, 3]) == 0
+
+
+def test_quarters_hold_all_samples() -> None:
+    assert quarters([1, 2, 3, 4, 5, 6, 7, 8]) == [[1, 2], [3, 4], [5, 6], [7, 8]]
+    assert quarters([1, 2, 3, 4, 5]) == [[1, 2], [3, 4], [5]]
+    assert quarters([1]) == [[1]]

@@ -8,6 +8,7 @@ import pytest
 from message_kit import World, settle
 
 from rlinf_actors.errors import CallTimeoutError, GroupNotFoundError, PeerDiedError, PlacementError, WorkerDiedError
+from rlinf_actors.tensors.directory import REMEMBERED
 
 
 @pytest.fixture
@@ -55,6 +56,18 @@ async def test_a_group_that_the_head_has_forgotten_but_we_have_not(world):
     world.remembered = False
     with pytest.raises(PeerDiedError, match=r"^send\(\) to b:0: worker b:0 .*SIGKILL"):
         await a.send("b:0", 2)
+
+
+async def test_of_groups_that_have_ended_the_last_ones_are_remembered(world):
+    (a,) = world.launch("a")
+    for number in range(REMEMBERED + 10):
+        (b,) = world.launch(f"b{number}")
+        await a.send(f"b{number}:0", 1)
+        world.die(b)
+    assert len(a.messenger.directory._groups) == REMEMBERED + 1
+    world.remembered = False
+    with pytest.raises(PeerDiedError, match="SIGKILL"):
+        await a.send(f"b{number}:0", 2)
 
 
 async def test_a_group_whose_end_nobody_told(world):
