@@ -105,11 +105,21 @@ class Gate:
         try:
             devices = self._station.devices.get()
             if devices.driver is not None and devices.home is not None and not self._to_myself:
-                probe = self._probe = ipc.Probe(devices.driver, devices.home)
+                probe = ipc.Probe(devices.driver, devices.home)
+                with self._lock:
+                    self._probe = probe
                 ask = frames.Ask(self.id, devices.uuid(devices.home), probe.memory, probe.event)
         except (CudaError, RuntimeError) as error:  # a send that needs what is broken has it again
             log.warning("device memory cannot be shared with other workers, and is copied: %s", error)
         self.peer.send(ask)
+        if self._error is not None:
+            self._tried()
+
+    def _tried(self) -> None:
+        with self._lock:
+            probe, self._probe = self._probe, None
+        if probe is not None:
+            probe.close()
 
     @property
     def _to_myself(self) -> bool:
@@ -146,7 +156,9 @@ class Gate:
         if type(frame) is frames.Facts:
             with self._lock:
                 self._facts = frame
-                self._start()
+                if self._waiting:
+                    self._start()
+            self._tried()
         elif type(frame) is frames.Released:
             with self._lock:
                 dropped = self._lent.pop(frame.n, None)
@@ -160,6 +172,7 @@ class Gate:
             self._error = self._error or error
             lost, self._waiting = self._waiting, []
             lent, self._lent = self._lent, {}
+        self._tried()
         self._ended(self)
         self._lanes.end(lambda: gone(self.peer, error, f"a tensor's way to {self.peer.name}"))
         for parcel in lost:
@@ -175,9 +188,6 @@ class Gate:
         threading.Thread(target=self._ship_waiting, name="rlinf-actors-freight", daemon=True).start()
 
     def _ship_waiting(self) -> None:
-        probe, self._probe = self._probe, None
-        if probe is not None:
-            probe.close()
         while True:
             with self._lock:
                 waiting, self._waiting = self._waiting, []

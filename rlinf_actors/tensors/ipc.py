@@ -100,7 +100,7 @@ class Probe:
     def __init__(self, driver: Driver, index: int) -> None:
         self._event = event(index)
         self.event = bytes(self._event.ipc_handle())
-        self._free = driver.free
+        self._driver = driver
         self._memory = (index, driver.allocate(index, 4096))
         try:
             self.memory, _ = driver.export(*self._memory)
@@ -109,8 +109,9 @@ class Probe:
             raise
 
     def close(self) -> None:
-        """It was tried."""
-        self._free(*self._memory)
+        """It was tried, or will not be. Does not wait."""
+        driver, (index, pointer) = self._driver, self._memory
+        _keeper().put((driver, index, lambda: driver.free(index, pointer), None))
 
 
 def tried(driver: Driver, index: int, memory: bytes, event_handle: bytes) -> bool:
