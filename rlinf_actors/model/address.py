@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import total_ordering
+from functools import lru_cache, total_ordering
+
+
+@lru_cache(maxsize=4096)
+def _name(group: str, path: tuple[int, ...]) -> str:
+    return ":".join((group, *map(str, path)))
 
 
 @total_ordering
@@ -37,7 +42,7 @@ class WorkerAddress:
 
     def get_name(self) -> str:
         """The address as text, e.g. ``group:0:1``."""
-        return ":".join((self.root_group_name, *map(str, self.rank_path)))
+        return _name(self.root_group_name, self.rank_path)
 
     def get_parent_rank(self) -> int:
         """The rank above the last one.

@@ -4,7 +4,8 @@ House rules:
 * A socket is guarded by one lock, so that any thread may send; only the loop's thread receives.
   Queueing takes no lock: deque.append is atomic, and the flush clears its flag before it looks.
 * The socket's FD is edge-triggered, and any call on the socket may eat the edge: after every send
-  the events are read again, and every wake-up receives until EAGAIN. `_drain` is the one place.
+  the events are read again, and every wake-up receives until they, or EAGAIN, say that there is nothing
+  left. `_drain` is the one place.
 * High-water marks are off (a full ROUTER drops without a word); memory is bounded above, by credits.
 * A chunk is [records, big frame, big frame, ...]; records is a MessagePack array with one
   [header, part, ...] per message, a part being its bytes or the index of a big frame.

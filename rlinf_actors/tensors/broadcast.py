@@ -154,12 +154,15 @@ class _Passed(Received):
 
     def __init__(self, turn: Receiving, what: str) -> None:
         super().__init__(what, _Fixed())
-        self._turn = turn
+        self._turn: Receiving | None = turn
+        self._source = turn.source
+        self._source_node = ""
 
     waits_for_cargo = False  # who passes on keeps the order, and waits for it elsewhere
 
     def take(self, message: Arrived) -> bool:
         """Pass on; the object is ours when the children have it, since both are the same memory."""
+        assert self._turn is not None
         ring = self._turn.ring
         assert ring is not None
         ring.in_order(lambda: self._pass_on(ring, message), message.body.cargo is not None)
@@ -167,6 +170,8 @@ class _Passed(Received):
 
     def _pass_on(self, ring: Ring, message: Arrived) -> None:
         """In the order of the turns; not on the loop's thread if there is a cargo."""
+        assert self._turn is not None
+        options = self._turn.options
         cargo: Arriving | None = message.body.cargo
         hold, raw = Hold(), message.body.parts
         if cargo is not None:
@@ -181,14 +186,16 @@ class _Passed(Received):
                 ring.forward(parts, large, lambda: self.reject(failed))
                 return
         parts, large = contents.settled(raw)
-        ring.forward(parts, large, lambda: self._passed(message), hold, self._turn.options)
+        ring.forward(parts, large, lambda: self._passed(message, ring), hold, options)
 
-    def _passed(self, message: Arrived) -> None:
+    def _passed(self, message: Arrived, ring: Ring) -> None:
         self._message = message
+        self._source_node = ring.source_node
+        self._turn = None  # it has us: what we give would wait for the garbage collector, and be lent meanwhile
         self.resolve(None)
 
     def _read(self, body: Body) -> Any:
-        error = contents.failure_in(body.parts, self._turn.source, self._turn.ring.source_node)  # type: ignore[union-attr]
+        error = contents.failure_in(body.parts, self._source, self._source_node)
         if error is not None:
             raise named(error, self._what)
         return super()._read(body)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import operator
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from rlinf_actors.errors import PlacementError, UsageError
@@ -22,6 +23,8 @@ def address(group: Any, rank: Any) -> WorkerAddress:
         TypeError: they are of another kind.
         UsageError: the path leads to a child process of a worker.
     """
+    if type(group) is str and type(rank) is int and group and rank >= 0:
+        return _worker(group, rank)  # every message asks
     if not isinstance(group, str) or not group:
         raise TypeError(f"the group is {group!r}; it must be the name of a group")
     path = tuple(_rank(part) for part in rank) if isinstance(rank, (list, tuple)) else (_rank(rank),)
@@ -33,6 +36,11 @@ def address(group: Any, rank: Any) -> WorkerAddress:
             f"group only; send to {group}:{path[0]} and let it pass them on"
         )
     return WorkerAddress(group, path)
+
+
+@lru_cache(maxsize=4096)
+def _worker(group: str, rank: int) -> WorkerAddress:
+    return WorkerAddress(group, rank)
 
 
 def addresses(groups: Any) -> list[WorkerAddress]:

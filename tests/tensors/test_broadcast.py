@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 
 import pytest
 from message_kit import World, settle
@@ -65,6 +67,20 @@ async def test_what_a_member_gets_is_its_own_to_change(world):
         got = await work
         assert not any(got)
         got[:] = b"x" * len(got)
+
+
+async def test_what_a_member_got_goes_with_its_last_reference(world):
+    members = world.launch("a", 6, nodes=[0, 0, 1, 1, 2, 2])
+    gc.disable()  # or it would be lent, and its sender's memory taken, until the collector runs
+    try:
+        works = all_but_first(members)
+        await members[0].broadcast({"a", "set"}, ALL)
+        kept = [weakref.ref(await work) for work in works]
+        await settle()
+        works.clear()
+        assert [reference() for reference in kept] == [None] * 5
+    finally:
+        gc.enable()
 
 
 async def test_many_in_a_row_small_and_large_keep_their_order(world):
