@@ -129,7 +129,9 @@ class AsyncTalker(Worker):
         waiting = asyncio.ensure_future(self.recv(group, 0, async_op=True).async_wait())
         await asyncio.sleep(0)
         waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
+        [ended] = await asyncio.gather(waiting, return_exceptions=True)
+        if not isinstance(ended, asyncio.CancelledError):
+            return ended  # it came before the task's first step, and nothing was cancelled
         return await self.recv(group, 0, async_op=True)
 
     async def chained(self, group: str) -> Any:
