@@ -11,7 +11,7 @@ from typing import Union
 
 import msgspec
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised whenever two versions of this file, or of frames.py, would not understand one another."""
 
 
