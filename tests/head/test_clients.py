@@ -42,9 +42,9 @@ def test_a_job_without_members_is_forgotten():
 
 def test_another_protocol_is_refused_naming_both():
     kit = HeadKit()
-    refused = kit.driver(protocol=2, version="2.0")
+    refused = kit.driver(protocol=99, version="2.0")
     assert refused.kind == "protocol"
-    assert "this driver is rlinf-actors 2.0 (protocol 2), the head is 1.0" in refused.text
+    assert "this driver is rlinf-actors 2.0 (protocol 99), the head is 1.0" in refused.text
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from head_kit import HeadKit, agent_hello
 from rlinf_actors.head.commands import Refuse
 from rlinf_actors.wire.messages import (
     HELLO_AGAIN,
+    PROTOCOL,
     Beat,
     Goodbye,
     HardwareReport,
@@ -42,7 +43,7 @@ def test_another_protocol_is_refused_naming_both():
     assert isinstance(refused, Refuse)
     assert refused.kind == "protocol"
     assert "9.9 (protocol 99)" in refused.text
-    assert "1.0 (protocol 1)" in refused.text
+    assert f"1.0 (protocol {PROTOCOL})" in refused.text
 
 
 def test_a_beat_is_answered_and_a_stranger_is_asked_for_a_hello():
