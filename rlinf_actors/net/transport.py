@@ -261,9 +261,11 @@ class _Socket:
         if not chunks:
             return
         self._delivering = True
-        for chunk in chunks:
-            self._deliver(*chunk)
-        self._delivering = False
+        try:
+            for chunk in chunks:
+                self._deliver(*chunk)
+        finally:
+            self._delivering = False
         if self._flush_due:
             self._flush_due = False
             with self._lock:
