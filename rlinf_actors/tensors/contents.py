@@ -9,9 +9,10 @@ from typing import Any
 
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.net.arena import SHARED_FROM
 from rlinf_actors.wire import failure, frames, payload
 
-LARGE = 128 << 10
+LARGE = SHARED_FROM
 """Parts below this size are copied when they are sent; of larger ones the sender's own memory is read
 until the receiver holds them."""
 

@@ -96,7 +96,7 @@ def _start(
             settings.timeout_minutes,
         )
         messenger = Messenger(runtime, name, spec.id, job.connected, server.answer, settings.send_window_bytes, station)
-        server.on_message = messenger.arrived
+        server.serve((frames.Message,), messenger.arrived)
         server.serve((frames.Ask, frames.LaneEnded), messenger.freight.said)
         ipc = server.bind(f"ipc://{place.run_dir}/w/{spec.id}")
         tcp = server.bind(f"tcp://{place.listen_ip}:0") if place.listen_ip else ""

@@ -13,6 +13,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rlinf_actors import version
 from rlinf_actors.errors import RemoteWireError
@@ -27,16 +28,12 @@ from rlinf_actors.worker.invocation import Invocation
 
 log = logging.getLogger(__name__)
 
-Handler = Callable[[bytes, frames.AnyFrame, "list[Buffer]"], None]
-"""(peer, frame, parts), on the I/O thread."""
+Handler = Callable[[bytes, Any, "list[Buffer]"], None]
+"""(peer, a frame of the kinds that it serves, parts), on the I/O thread."""
 
 
 LATE_S = 10.0
 """Seconds after the end of a peer's process in which what it sent before is still taken."""
-
-
-def _not_yet(_peer: bytes, _frame: frames.Message, _parts: list[Buffer]) -> None:
-    raise AssertionError("a message before anybody takes messages")
 
 
 @dataclass(frozen=True)
@@ -74,8 +71,6 @@ class WorkerServer:
         self._handlers: dict[type[frames.Frame], Handler] = {}
         self._early: list[tuple[bytes, frames.AnyFrame, list[Buffer]]] = []
         self.creations: queue.SimpleQueue[Creation] = queue.SimpleQueue()
-        self.on_message: Callable[[bytes, frames.Message, list[Buffer]], None] = _not_yet
-        """Takes the messages of other workers; set before `bind`."""
 
     def bind(self, endpoint: str) -> str:
         """Listen; returns the endpoint with the actual port."""
@@ -163,8 +158,6 @@ class WorkerServer:
             invocation = self._calls.get((peer, frame.id))
             if invocation is not None:
                 invocation.credit(frame.n)
-        elif type(frame) is frames.Message:
-            self.on_message(peer, frame, parts)
         elif type(frame) is frames.Dropped:
             lending.dropped(frame)
         elif type(frame) is frames.Memory:
@@ -213,7 +206,9 @@ class WorkerServer:
         asyncio.get_running_loop().call_later(LATE_S, self._forget, peer)
 
     def _forget(self, peer: bytes) -> None:
-        self._members.pop(peer).close()
+        lending = self._members.pop(peer, None)
+        if lending is not None:
+            lending.close()
 
     def _take(self, invocation: Invocation) -> None:
         self._calls[(invocation.peer, invocation.id)] = invocation

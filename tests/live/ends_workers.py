@@ -12,6 +12,7 @@ import numpy as np
 from message_workers import Talker, ended
 
 from rlinf_actors.net.transport import start_shared_thread
+from rlinf_actors.wire import frames
 
 MIB = 1 << 20
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -96,14 +97,14 @@ class Bounded(Talker):
         self.changed = threading.Condition()
         assert self._context is not None
         server = self._context.server
-        taken = server.on_message
+        taken = server._handlers[frames.Message]
 
         def noted(*message: Any) -> None:
             taken(*message)
             with self.changed:
                 self.changed.notify_all()
 
-        server.on_message = noted
+        server.serve((frames.Message,), noted)
 
     def begin(self) -> None:
         """From now on the peak of this process's memory is measured."""

@@ -49,7 +49,7 @@ class Member:
         station = Station(self.io, self.id, self.name, "host", "127.0.0.1", LazyDevices({}))
         self.messenger = Messenger(self, self.name, self.id, self.connected, self.server.answer, world.window, station)
         self.messages: list[frames.Message] = []
-        self.server.on_message = self.arrived
+        self.server.serve((frames.Message,), self.arrived)
         self.endpoint = self.server.bind(f"ipc://{self.id}")
         self.broadcaster = Broadcaster(self.messenger, WorkerAddress(group, rank))
 
