@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from agentd.templates import Template
 from rlinf_actors.wire import spawn
-from rlinf_actors.wire.messages import ExitReport, WorkerSpec
+from rlinf_actors.wire.values import ExitReport, WorkerSpec
 
 
 @dataclass

@@ -30,7 +30,8 @@ from rlinf_actors import procfs
 from rlinf_actors.compat import timeout
 from rlinf_actors.errors import WorkerStartError
 from rlinf_actors.wire import spawn
-from rlinf_actors.wire.messages import ExitReport, LogLines, WorkerExited, WorkerReady, WorkerSpec
+from rlinf_actors.wire.messages import LogLines, WorkerExited, WorkerReady
+from rlinf_actors.wire.values import ExitReport, WorkerSpec
 
 log = logging.getLogger(__name__)
 

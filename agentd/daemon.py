@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # loaded while the probe's process runs
     from rlinf_actors.hardware.report import ProbeReport
     from rlinf_actors.head.server import HeadServer
     from rlinf_actors.net.transport import ZmqNetwork
-    from rlinf_actors.wire.messages import NodeReport
+    from rlinf_actors.wire.values import NodeReport
 
 log = logging.getLogger(__name__)
 

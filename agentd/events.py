@@ -6,7 +6,8 @@ from typing import Union
 
 import msgspec
 
-from rlinf_actors.wire.messages import Body, LogLines, Welcome, WorkerExited, WorkerReady, WorkerSpec
+from rlinf_actors.wire.messages import Body, LogLines, Welcome, WorkerExited, WorkerReady
+from rlinf_actors.wire.values import WorkerSpec
 
 # --- what happens ---
 

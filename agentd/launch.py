@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from rlinf_actors.errors import WorkerStartError
 from rlinf_actors.model.pathenv import merge_paths
 from rlinf_actors.settings import WORKER_MARK
-from rlinf_actors.wire.messages import WorkerSpec
+from rlinf_actors.wire.values import WorkerSpec
 
 SLOT = 128
 """Bytes that a template keeps in its environment block for the id of the worker that it becomes by forking."""

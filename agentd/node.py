@@ -21,7 +21,7 @@ from rlinf_actors.hardware.interfaces import ipv4_interfaces
 from rlinf_actors.hardware.report import ProbeReport
 from rlinf_actors.net.host import host_key, route_ip
 from rlinf_actors.net.security import is_loopback
-from rlinf_actors.wire.messages import NodeReport, ResourceReport
+from rlinf_actors.wire.values import NodeReport, ResourceReport
 
 MAX_RUN_DIR = 80
 """Bytes; a unix socket's path holds 107, and the names below add up to 25."""

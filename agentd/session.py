@@ -18,17 +18,8 @@ from rlinf_actors.errors import ProtocolError, RlinfActorsError
 from rlinf_actors.net.host import pid_start
 from rlinf_actors.net.link import Network
 from rlinf_actors.net.rpc import ControlClient
-from rlinf_actors.wire.messages import (
-    PROTOCOL,
-    AgentHello,
-    Body,
-    LogLines,
-    NodeReport,
-    Welcome,
-    WorkerExited,
-    WorkerReady,
-    WorkerSpec,
-)
+from rlinf_actors.wire.messages import PROTOCOL, AgentHello, Body, LogLines, Welcome, WorkerExited, WorkerReady
+from rlinf_actors.wire.values import NodeReport, WorkerSpec
 
 log = logging.getLogger(__name__)
 

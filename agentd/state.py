@@ -44,12 +44,10 @@ from rlinf_actors.wire.messages import (
     HELLO_AGAIN,
     Beat,
     Body,
-    ExitReport,
     Goodbye,
     LogCredit,
     LogLines,
     ProcessGone,
-    RunningWorker,
     StartWorkers,
     StopWorkers,
     Watch,
@@ -57,6 +55,7 @@ from rlinf_actors.wire.messages import (
     WorkerExited,
     WorkerReady,
 )
+from rlinf_actors.wire.values import ExitReport, RunningWorker
 
 RETRY_MIN_S = 0.2
 RETRY_MAX_S = 5.0

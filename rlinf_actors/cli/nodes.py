@@ -8,7 +8,7 @@ import click
 
 from rlinf_actors.cli.output import json_option, seconds, show_json, show_table, size
 from rlinf_actors.cli.session import head_option, status_of
-from rlinf_actors.wire.messages import NodeState
+from rlinf_actors.wire.values import NodeState
 
 
 @click.command()

@@ -15,7 +15,8 @@ from rlinf_actors.placement.described import DescribedCluster
 from rlinf_actors.placement.node_order import RegisteredNode, missing_ranks, order_nodes
 from rlinf_actors.placement.plan import plan as make_plan
 from rlinf_actors.settings import Settings
-from rlinf_actors.wire.messages import NodeState, Status
+from rlinf_actors.wire.messages import Status
+from rlinf_actors.wire.values import NodeState
 
 _ACCELERATORS = [kind.value for kind in AcceleratorType if kind is not AcceleratorType.NO_ACCEL]
 

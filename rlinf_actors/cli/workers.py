@@ -8,7 +8,7 @@ import click
 
 from rlinf_actors.cli.output import json_option, show_json, show_table
 from rlinf_actors.cli.session import head_option, status_of
-from rlinf_actors.wire.messages import GroupState, WorkerState
+from rlinf_actors.wire.values import GroupState, WorkerState
 
 
 @click.command()

@@ -7,7 +7,7 @@ from dataclasses import fields
 
 from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType, HardwareInfo, HardwareResource
 from rlinf_actors.model.node import NodeInfo
-from rlinf_actors.wire.messages import HardwareReport, NodeState
+from rlinf_actors.wire.values import HardwareReport, NodeState
 
 _ACCELERATORS = {kind.value for kind in AcceleratorType}
 _ACCELERATOR_FIELDS = {field.name for field in fields(AcceleratorInfo)} - {"type", "model"}

@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlinf_actors.hardware.registry import is_exclusive
 from rlinf_actors.model.hardware import HardwareInfo
 from rlinf_actors.model.placement import Placement
 from rlinf_actors.placement.environment import GroupLayout, worker_environment
 from rlinf_actors.placement.view import ClusterView, find_group
-from rlinf_actors.wire.messages import WorkerSpec
+from rlinf_actors.wire.values import Claim, WorkerSpec
 
 START_METHODS = ("fork", "spawn")
 
@@ -51,6 +52,7 @@ def worker_specs(
     launch = uuid.uuid4().hex[:10]
     ordered = sorted(placements, key=lambda p: p.rank)
     layout, specs = GroupLayout.of(ordered), []
+    claims = claims_of(ordered, cluster)
     for placement in ordered:
         node = cluster.get_node_info(placement.cluster_node_rank)
         group = find_group(cluster, placement.node_group_label)
@@ -73,6 +75,7 @@ def worker_specs(
                 cwd=options.cwd,
                 log_dir=options.log_dir,
                 forward_logs=options.forward_logs,
+                claims=claims.get(placement.rank, []),
             )
         )
     return specs
@@ -87,6 +90,25 @@ def hardware_of(placements: Sequence[Placement], cluster: ClusterView) -> dict[i
             continue
         infos = group.get_hardware_infos(placement.cluster_node_rank)
         found[placement.rank] = [infos[rank] for rank in placement.local_hardware_ranks]
+    return found
+
+
+def claims_of(placements: Sequence[Placement], cluster: ClusterView) -> dict[int, list[Claim]]:
+    """For each rank the hardware that its group alone may use; ranks without any are left out.
+
+    Workers of one group that were placed on the same piece share it.
+    """
+    found: dict[int, list[Claim]] = {}
+    by_rank = {placement.rank: placement for placement in placements}
+    for worker, infos in hardware_of(placements, cluster).items():
+        placement = by_rank[worker]
+        node = cluster.get_node_info(placement.cluster_node_rank)
+        for rank, info in zip(placement.local_hardware_ranks, infos, strict=True):
+            if not is_exclusive(info.type):
+                continue
+            name = info.identity or f"{rank} of node {placement.cluster_node_rank}"
+            key = f"{info.type}:{info.identity}" if info.identity else f"{info.type}:{node.node_id}:{rank}"
+            found.setdefault(worker, []).append(Claim(key, f"{info.type} {name}"))
     return found
 
 

@@ -28,7 +28,7 @@ from rlinf_actors.hardware.report import ProbeReport, resource_to_report
 from rlinf_actors.hardware.vendors import VENDORS
 from rlinf_actors.model.hardware import AcceleratorInfo, HardwareResource
 from rlinf_actors.settings import EXT_MODULE
-from rlinf_actors.wire.messages import ResourceReport
+from rlinf_actors.wire.values import ResourceReport
 
 PROBE_TIMEOUT_S = 30.0
 """Without its persistence daemon, NVIDIA's driver takes seconds to wake each of eight GPUs."""

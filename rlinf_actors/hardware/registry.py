@@ -39,9 +39,12 @@ class Hardware:
 
     Attributes:
         HW_TYPE: name of the type, as in ``hardware: {type: ...}``; the class's own name if it gives none.
+        EXCLUSIVE: whether one group alone may use a piece at a time, as with a robot. Such a piece is leased: see
+            ``Worker.on_lease_lost``.
     """
 
     HW_TYPE: ClassVar[str] = ""
+    EXCLUSIVE: ClassVar[bool] = True
 
     @classmethod
     def register(cls) -> Callable[[_HardwareClass], _HardwareClass]:
@@ -160,6 +163,11 @@ def hardware_classes(kind: str) -> list[type[Hardware]]:
     if kind in _hardware:
         return [_hardware[kind]]
     return [found for found in _hardware.values() if not found.HW_TYPE]
+
+
+def is_exclusive(kind: str) -> bool:
+    """Whether one group alone may use a piece of a type at a time; so it is for types without a class here."""
+    return all(found.EXCLUSIVE for found in hardware_classes(kind) if found.HW_TYPE)
 
 
 def parse_config(kind: str, values: Mapping[str, Any], path: str = "") -> HardwareConfig:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType, HardwareInfo, HardwareResource
-from rlinf_actors.wire.messages import HardwareReport, ResourceReport
+from rlinf_actors.wire.values import HardwareReport, ResourceReport
 
 _ACCELERATOR_FIELDS = {spec.name: spec for spec in dataclasses.fields(AcceleratorInfo)}
 _ACCELERATORS = frozenset(kind.value for kind in AcceleratorType)

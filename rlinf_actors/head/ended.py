@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from rlinf_actors.wire.messages import GroupState
+from rlinf_actors.wire.values import GroupState
 
 
 class EndedGroups:

@@ -17,19 +17,16 @@ from rlinf_actors.head.nodes import NodeTable
 from rlinf_actors.head.records import Client, Group, Node, Worker
 from rlinf_actors.wire.messages import (
     Done,
-    ExitReport,
     FindGroup,
-    GroupState,
     Launch,
     Launched,
-    RunningWorker,
     StartWorkers,
     StopGroup,
     StopWorkers,
     WorkerChanged,
     WorkerReady,
-    WorkerSpec,
 )
+from rlinf_actors.wire.values import ExitReport, GroupState, RunningWorker, WorkerSpec
 
 
 class GroupTable:

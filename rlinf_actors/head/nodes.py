@@ -11,7 +11,8 @@ from rlinf_actors.head.commands import Answer, Emit, Ended, Notify, Refuse, Refu
 from rlinf_actors.head.records import Node
 from rlinf_actors.head.transitions import NodeLife
 from rlinf_actors.placement.node_order import missing_ranks, order_nodes
-from rlinf_actors.wire.messages import AgentHello, Beat, GetNodes, Nodes, NodeState
+from rlinf_actors.wire.messages import AgentHello, Beat, GetNodes, Nodes
+from rlinf_actors.wire.values import NodeState
 
 PING = ""
 """The `incarnation` of a Beat to a silent agent: it asks for nothing, but a closed connection shows."""

@@ -7,15 +7,7 @@ from dataclasses import dataclass, field
 from rlinf_actors.head.transitions import NODE, WORKER, NodeLife, WorkerLife, step
 from rlinf_actors.model.hardware import AcceleratorType
 from rlinf_actors.placement.node_order import RegisteredNode
-from rlinf_actors.wire.messages import (
-    Endpoint,
-    ExitReport,
-    GroupState,
-    NodeReport,
-    NodeState,
-    WorkerSpec,
-    WorkerState,
-)
+from rlinf_actors.wire.values import Endpoint, ExitReport, GroupState, NodeReport, NodeState, WorkerSpec, WorkerState
 
 _ACCELERATORS = {kind.value for kind in AcceleratorType} - {AcceleratorType.NO_ACCEL.value}
 

@@ -45,6 +45,14 @@ class HardwareInfo:
     type: str
     model: str
 
+    @property
+    def identity(self) -> str:
+        """What tells this piece from all others of its type in the cluster, such as a robot's address.
+
+        "" where only its node and its rank there do. Types with an address override it.
+        """
+        return ""
+
 
 @dataclass
 class AcceleratorInfo(HardwareInfo):

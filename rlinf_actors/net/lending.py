@@ -127,9 +127,7 @@ class Lending:
             stored[index] = block
         return stored, True
 
-    def pack(
-        self, header: bytes, parts: Sequence[Buffer], *, alone: bool = True
-    ) -> tuple[bytes, Sequence[Buffer]]:
+    def pack(self, header: bytes, parts: Sequence[Buffer], *, alone: bool = True) -> tuple[bytes, Sequence[Buffer]]:
         """The message as it is sent: large parts lent, if the other end can be lent to and there is room.
 
         Args:
@@ -174,7 +172,11 @@ class Lending:
                 raise ValueError("it was never opened")
             for index, lease, offset, size in leases.rows:
                 parts[index] = self._borrowed.view(
-                    offset, size, leases.alone, leases.crowded, lambda lease=lease: self._drop(lease)  # type: ignore[misc]
+                    offset,
+                    size,
+                    leases.alone,
+                    leases.crowded,
+                    lambda lease=lease: self._drop(lease),  # type: ignore[misc]
                 )
         except (msgspec.DecodeError, ValueError, IndexError) as error:
             raise RemoteWireError(f"lent parts that are not in the sender's memory: {error}") from None

@@ -26,7 +26,7 @@ from rlinf_actors.net.link import Network
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.work import Promise
 from rlinf_actors.wire import frames
-from rlinf_actors.wire.messages import Endpoint, ExitReport, GroupState, WorkerState
+from rlinf_actors.wire.values import Endpoint, ExitReport, GroupState, WorkerState
 
 log = logging.getLogger(__name__)
 

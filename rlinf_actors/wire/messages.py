@@ -11,160 +11,23 @@ from typing import Union
 
 import msgspec
 
-PROTOCOL = 2
-"""Raised whenever two versions of this file, or of frames.py, would not understand one another."""
+from rlinf_actors.wire.values import (
+    Endpoint,
+    ExitReport,
+    GroupState,
+    NodeReport,
+    NodeState,
+    RunningWorker,
+    WorkerSpec,
+    WorkerState,
+)
+
+PROTOCOL = 3
+"""Raised whenever two versions of this file, of values.py or of frames.py, would not understand one another."""
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Base of all control messages; the tag is the class's name."""
-
-
-class Value(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Base of the structs inside messages."""
-
-
-# --- values -----------------------------------------------------------------------------------
-
-
-class HardwareReport(Value, frozen=True):
-    """One piece of hardware. `detail` holds the fields that `type` adds (plain values)."""
-
-    type: str
-    model: str
-    detail: dict[str, Union[str, int, float, bool, list[str], None]] = {}
-
-
-class ResourceReport(Value, frozen=True):
-    """All pieces of one type, in the order of their local ranks."""
-
-    type: str
-    infos: list[HardwareReport]
-
-
-class NodeReport(Value, frozen=True):
-    """What an agent knows of its node.
-
-    `node_id` stays the same when agentd restarts; `host` is equal for processes that share a
-    kernel and a network namespace; `rank` is RLINF_NODE_RANK or None.
-    """
-
-    node_id: str
-    hostname: str
-    ip: str
-    host: str
-    num_cpus: int
-    memory_bytes: int
-    python: str
-    interpreter: str
-    rank: Union[int, None] = None
-    resources: list[ResourceReport] = []
-    env_vars: dict[str, str] = {}
-    labels: dict[str, str] = {}
-    interfaces: dict[str, str] = {}
-    faults: list[str] = []
-    profilers: list[str] = []
-    port: int = 0
-
-
-class NodeState(Value, frozen=True):
-    """A node as the head sees it. `state` is ready, suspect, draining or lost; `rank` -1 before it is fixed."""
-
-    report: NodeReport
-    incarnation: str
-    rank: int
-    state: str
-    last_seen_s: float
-    is_head: bool = False
-
-
-class WorkerSpec(Value, frozen=True):
-    """What an agent needs to start one worker process. `env` is what the placement and the
-    configuration ask for; the agent adds its node's. `token` proves membership of the job.
-    """
-
-    id: str
-    group: str
-    namespace: str
-    rank: int
-    world_size: int
-    node_rank: int
-    env: dict[str, str]
-    path_env_merge_mode: str = "append"
-    interpreter: Union[str, None] = None
-    start_method: str = "fork"
-    preload: list[str] = []
-    sys_path: list[str] = []
-    cwd: Union[str, None] = None
-    log_dir: Union[str, None] = None
-    forward_logs: bool = True
-    token: str = ""
-
-
-class Endpoint(Value, frozen=True):
-    """Where a worker listens. `ipc` is usable by processes whose host is `host`."""
-
-    host: str
-    ipc: str = ""
-    tcp: str = ""
-
-
-class ExitReport(Value, frozen=True):
-    """How a worker ended. `kind`: exited, signalled, start_failed, node_lost, stopped.
-    `oom`: no, suspected, yes.
-    """
-
-    kind: str
-    exit_code: Union[int, None] = None
-    signal: Union[int, None] = None
-    oom: str = "no"
-    stderr_tail: list[str] = []
-    reason: str = ""
-
-
-class WorkerState(Value, frozen=True):
-    """One worker of a group as the head sees it. `state`: starting, running, stopping, gone."""
-
-    id: str
-    rank: int
-    node_rank: int
-    node_ip: str
-    state: str
-    pid: int = 0
-    endpoint: Union[Endpoint, None] = None
-    port: int = 0
-    master_port: int = 0
-    exit: Union[ExitReport, None] = None
-
-
-class RunningWorker(Value, frozen=True):
-    """One worker as its agent tells a head that may not know it. `endpoint` is None before it is ready;
-    `exit` is set for one that ended while no head listened. `owner`, `cls` and `detail` are its StartWorkers'.
-    """
-
-    spec: WorkerSpec
-    owner: str
-    cls: str = ""
-    detail: str = ""
-    pid: int = 0
-    endpoint: Union[Endpoint, None] = None
-    port: int = 0
-    master_port: int = 0
-    exit: Union[ExitReport, None] = None
-
-
-class GroupState(Value, frozen=True):
-    """A group as the head sees it. `cls` is module:qualname of the worker class, for people.
-    `detail` is JSON that the launching client wrote for those who attach (placements and the like).
-    """
-
-    namespace: str
-    name: str
-    cls: str
-    owner: str
-    state: str
-    workers: list[WorkerState]
-    token: str = ""
-    detail: str = ""
 
 
 # --- session ----------------------------------------------------------------------------------

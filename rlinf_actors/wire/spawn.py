@@ -11,7 +11,8 @@ from typing import Union
 import msgspec
 
 from rlinf_actors.errors import RemoteWireError
-from rlinf_actors.wire.messages import Endpoint, ExitReport, Message, WorkerSpec
+from rlinf_actors.wire.messages import Message
+from rlinf_actors.wire.values import Endpoint, ExitReport, WorkerSpec
 
 MAX_PACKET = 1 << 20
 """SO_SNDBUF is raised to hold it; an environment near ARG_MAX/2 still fits."""

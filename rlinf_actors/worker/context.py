@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from rlinf_actors.runtime.process import Runtime
     from rlinf_actors.tensors.broadcast import Broadcaster
     from rlinf_actors.tensors.messenger import Messenger
-    from rlinf_actors.wire.messages import WorkerSpec
     from rlinf_actors.wire.spawn import WorkerPlace
+    from rlinf_actors.wire.values import WorkerSpec
     from rlinf_actors.worker.server import WorkerServer
 
 

@@ -22,7 +22,7 @@ import msgspec
 
 from rlinf_actors import procfs
 from rlinf_actors.wire import spawn
-from rlinf_actors.wire.messages import WorkerSpec
+from rlinf_actors.wire.values import WorkerSpec
 
 RunWorker = Callable[[WorkerSpec, spawn.WorkerPlace, int], None]
 """(spec, place, control): *control* is a SOCK_SEQPACKET fd to say Up or StartFailed on; its EOF means: end."""

@@ -28,7 +28,7 @@ from rlinf_actors.tensors.devices import LazyDevices
 from rlinf_actors.tensors.messenger import Messenger
 from rlinf_actors.tensors.station import Station
 from rlinf_actors.wire import failure, frames, payload, spawn
-from rlinf_actors.wire.messages import Endpoint, WorkerSpec
+from rlinf_actors.wire.values import Endpoint, WorkerSpec
 from rlinf_actors.worker import context as worker_context
 from rlinf_actors.worker.executor import (
     Executor,

@@ -10,7 +10,7 @@ from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.worker import WorkerInfo
 
 if TYPE_CHECKING:
-    from rlinf_actors.wire.messages import GroupState, WorkerState
+    from rlinf_actors.wire.values import GroupState, WorkerState
     from rlinf_actors.worker.context import WorkerContext
 
 

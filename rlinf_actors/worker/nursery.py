@@ -19,7 +19,7 @@ from functools import partial
 from rlinf_actors import procfs
 from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.wire import spawn
-from rlinf_actors.wire.messages import ExitReport
+from rlinf_actors.wire.values import ExitReport
 from rlinf_actors.worker.drain import Drain
 
 SWEEP_S = 2.0

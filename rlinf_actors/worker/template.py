@@ -28,7 +28,7 @@ import msgspec
 
 from rlinf_actors import procfs
 from rlinf_actors.wire import spawn
-from rlinf_actors.wire.messages import ExitReport
+from rlinf_actors.wire.values import ExitReport
 from rlinf_actors.worker import forked
 from rlinf_actors.worker.bootstrap import fail
 from rlinf_actors.worker.nursery import Nursery, Worker

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from agentd.children import Children
 from rlinf_actors import procfs
-from rlinf_actors.wire.messages import LogLines, WorkerExited, WorkerReady, WorkerSpec
+from rlinf_actors.wire.messages import LogLines, WorkerExited, WorkerReady
+from rlinf_actors.wire.values import WorkerSpec
 
 HERE = Path(__file__).parent
 

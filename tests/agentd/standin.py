@@ -6,7 +6,7 @@ import socket
 import sys
 
 from rlinf_actors.wire import spawn
-from rlinf_actors.wire.messages import Endpoint
+from rlinf_actors.wire.values import Endpoint
 
 
 def run_worker(spec, place, control):

@@ -8,7 +8,7 @@ from agentd import launch
 from agentd.launch import Rules, file_name, log_paths, plan, template_environment, template_key
 from rlinf_actors.errors import WorkerStartError
 from rlinf_actors.settings import WORKER_MARK
-from rlinf_actors.wire.messages import WorkerSpec
+from rlinf_actors.wire.values import WorkerSpec
 
 RULES = Rules("n0", "/log")
 

@@ -24,8 +24,6 @@ from rlinf_actors.wire.messages import (
     PROTOCOL,
     ClientHello,
     Done,
-    Endpoint,
-    ExitReport,
     GetNodes,
     GetStatus,
     Goodbye,
@@ -33,15 +31,14 @@ from rlinf_actors.wire.messages import (
     Launched,
     LogCredit,
     LogLines,
-    NodeReport,
     Nodes,
     StopGroup,
     Welcome,
     WorkerChanged,
     WorkerExited,
     WorkerReady,
-    WorkerSpec,
 )
+from rlinf_actors.wire.values import Endpoint, ExitReport, NodeReport, WorkerSpec
 
 ENDPOINT = "ipc:///nowhere/head"  # nobody answers there: to an agent that looks, its head does not run
 TIMING = Timing(beat_s=0.05, lease_s=0.4, orphan_grace_s=0.1)

@@ -20,21 +20,18 @@ from rlinf_actors.wire.messages import (
     HELLO_AGAIN,
     Beat,
     Done,
-    Endpoint,
-    ExitReport,
     Goodbye,
     LogCredit,
     LogLines,
     ProcessGone,
-    RunningWorker,
     StartWorkers,
     StopWorkers,
     Watch,
     Welcome,
     WorkerExited,
     WorkerReady,
-    WorkerSpec,
 )
+from rlinf_actors.wire.values import Endpoint, ExitReport, RunningWorker, WorkerSpec
 
 P = s.Phase
 UP = Endpoint("h", "ipc://x")

@@ -11,7 +11,7 @@ from rlinf_actors.channel.queue import ChannelQueue
 from rlinf_actors.net.memory import MemoryNetwork
 from rlinf_actors.runtime.remote import RemoteGroup
 from rlinf_actors.wire import frames
-from rlinf_actors.wire.messages import Endpoint, ExitReport, GroupState, WorkerState
+from rlinf_actors.wire.values import Endpoint, ExitReport, GroupState, WorkerState
 from rlinf_actors.worker.server import WorkerServer
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from rlinf_actors.wire.messages import (
+from rlinf_actors.wire.messages import Status
+from rlinf_actors.wire.values import (
     ExitReport,
     GroupState,
     HardwareReport,
     NodeReport,
     NodeState,
     ResourceReport,
-    Status,
     WorkerState,
 )
 

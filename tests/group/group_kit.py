@@ -14,7 +14,7 @@ from rlinf_actors.net.memory import MemoryNetwork
 from rlinf_actors.runtime.lost import LostErrors
 from rlinf_actors.runtime.remote import RemoteGroup
 from rlinf_actors.wire import failure, frames, payload
-from rlinf_actors.wire.messages import Endpoint, ExitReport, WorkerState
+from rlinf_actors.wire.values import Endpoint, ExitReport, WorkerState
 from rlinf_actors.worker.worker import Worker
 
 

@@ -15,8 +15,13 @@ import pytest
 from rlinf_actors.errors import CallTimeoutError, UsageError, WorkerStartError
 from rlinf_actors.group import launching
 from rlinf_actors.group.spec import LaunchOptions, class_reference, worker_specs
+from rlinf_actors.hardware import registry
+from rlinf_actors.model.hardware import HardwareInfo, HardwareResource
+from rlinf_actors.model.node import NodeGroupInfo, NodeInfo
+from rlinf_actors.model.placement import Placement
 from rlinf_actors.placement.described import DescribedCluster
 from rlinf_actors.placement.strategies import PackedPlacementStrategy
+from rlinf_actors.wire.values import Claim
 
 
 def specs(options=None, name="g"):
@@ -48,6 +53,46 @@ class TestSpecs:
         spec = specs(options)[0]
         assert (spec.start_method, spec.preload, spec.sys_path, spec.cwd) == ("spawn", ["numpy"], ["/p"], "/c")
         assert (spec.path_env_merge_mode, spec.log_dir, spec.forward_logs) == ("override", "/logs", False)
+
+
+def arms(*infos):
+    """The claims of one worker an arm, on a node with these."""
+    node = NodeInfo(["lab"], 3, ray_id="node-x", hardware_resources=[HardwareResource("SpecArm", list(infos))])
+    lab = NodeGroupInfo("lab", [node], hardware_type="SpecArm")
+    cluster = types.SimpleNamespace(
+        get_node_group=lambda label: lab, get_node_info=lambda rank: node, num_nodes=1, num_accelerators=0
+    )
+    places = [Placement(rank, 3, 0, local_hardware_ranks=[rank], node_group_label="lab") for rank in range(len(infos))]
+    return [spec.claims for spec in worker_specs("g", "ns", places, cluster, LaunchOptions())]
+
+
+class NamedArm(HardwareInfo):
+    identity = "10.1.1.1"
+
+
+class TestClaims:
+    def test_a_piece_is_told_by_what_identifies_it_or_by_its_place(self):
+        assert arms(NamedArm("SpecArm", "v1"), HardwareInfo("SpecArm", "v1")) == [
+            [Claim("SpecArm:10.1.1.1", "SpecArm 10.1.1.1")],
+            [Claim("SpecArm:node-x:1", "SpecArm 1 of node 3")],
+        ]
+
+    def test_types_that_may_be_shared_are_not_claimed(self, monkeypatch):
+        monkeypatch.setattr(registry, "_hardware", {})
+
+        @registry.Hardware.register()
+        class SpecArm(registry.Hardware):
+            HW_TYPE = "SpecArm"
+            EXCLUSIVE = False
+
+            @classmethod
+            def enumerate(cls, node_rank, configs=None):
+                return None
+
+        assert arms(NamedArm("SpecArm", "v1")) == [[]]
+
+    def test_accelerators_are_not_claimed(self):
+        assert [spec.claims for spec in specs()] == [[], [], [], []]
 
 
 class TestClassReference:

@@ -15,7 +15,7 @@ from rlinf_actors.hardware.vendors import Vendor
 from rlinf_actors.hardware.visibility import visible_devices
 from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType, HardwareInfo, HardwareResource
 from rlinf_actors.wire import codec
-from rlinf_actors.wire.messages import HardwareReport, NodeReport, ResourceReport
+from rlinf_actors.wire.values import HardwareReport, NodeReport, ResourceReport
 
 GPUS = [AcceleratorInfo("NV_GPU", "H100", index=index, uuid=f"GPU-{index}abc") for index in range(3)]
 

@@ -27,16 +27,12 @@ from rlinf_actors.wire.messages import (
     AgentHello,
     Body,
     ClientHello,
-    Endpoint,
-    ExitReport,
     GetNodes,
     Launch,
-    NodeReport,
-    RunningWorker,
     WorkerExited,
     WorkerReady,
-    WorkerSpec,
 )
+from rlinf_actors.wire.values import Endpoint, ExitReport, NodeReport, RunningWorker, WorkerSpec
 
 T = TypeVar("T")
 

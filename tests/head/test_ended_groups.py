@@ -6,16 +6,8 @@ from head_kit import HeadKit
 
 from rlinf_actors.head.commands import Refuse
 from rlinf_actors.head.ended import EndedGroups
-from rlinf_actors.wire.messages import (
-    Endpoint,
-    ExitReport,
-    FindGroup,
-    Goodbye,
-    GroupState,
-    Launched,
-    StopGroup,
-    WorkerState,
-)
+from rlinf_actors.wire.messages import FindGroup, Goodbye, Launched, StopGroup
+from rlinf_actors.wire.values import Endpoint, ExitReport, GroupState, WorkerState
 
 
 def find(kit: HeadKit, ended: bool = True, peer: str = "d1"):

@@ -9,8 +9,6 @@ from rlinf_actors.head.commands import Refuse
 from rlinf_actors.wire.messages import (
     Beat,
     Done,
-    Endpoint,
-    ExitReport,
     FindGroup,
     Goodbye,
     Launch,
@@ -20,6 +18,7 @@ from rlinf_actors.wire.messages import (
     StopWorkers,
     WorkerChanged,
 )
+from rlinf_actors.wire.values import Endpoint, ExitReport
 
 UP = Endpoint("h", "ipc://x")
 

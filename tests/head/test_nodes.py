@@ -6,17 +6,8 @@ import pytest
 from head_kit import HeadKit, agent_hello
 
 from rlinf_actors.head.commands import Refuse
-from rlinf_actors.wire.messages import (
-    HELLO_AGAIN,
-    PROTOCOL,
-    Beat,
-    Goodbye,
-    HardwareReport,
-    Nodes,
-    ResourceReport,
-    Welcome,
-    WorkerChanged,
-)
+from rlinf_actors.wire.messages import HELLO_AGAIN, PROTOCOL, Beat, Goodbye, Nodes, Welcome, WorkerChanged
+from rlinf_actors.wire.values import HardwareReport, ResourceReport
 
 
 def gpus(kind: str = "NV_GPU") -> list[ResourceReport]:

@@ -7,7 +7,7 @@ import pytest
 from rlinf_actors.net.arena import Arena
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.wire import frames
-from rlinf_actors.wire.messages import Endpoint
+from rlinf_actors.wire.values import Endpoint
 
 
 class Link:

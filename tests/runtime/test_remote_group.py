@@ -10,7 +10,7 @@ from fake_worker import FakeWorker, Waiter
 from rlinf_actors.errors import GroupClosedError, NodeLostError, WorkerDiedError, WorkerError, WorkerStartError
 from rlinf_actors.runtime.remote import Construction, RemoteGroup, death
 from rlinf_actors.wire import frames
-from rlinf_actors.wire.messages import Endpoint, ExitReport, GroupState, WorkerState
+from rlinf_actors.wire.values import Endpoint, ExitReport, GroupState, WorkerState
 
 
 class World:

@@ -13,7 +13,7 @@ from rlinf_actors.tensors.devices import LazyDevices
 from rlinf_actors.tensors.messenger import Messenger
 from rlinf_actors.tensors.station import Station
 from rlinf_actors.wire import frames
-from rlinf_actors.wire.messages import Endpoint, ExitReport, GroupState, WorkerState
+from rlinf_actors.wire.values import Endpoint, ExitReport, GroupState, WorkerState
 from rlinf_actors.worker.server import WorkerServer
 
 WINDOW = 1 << 20
