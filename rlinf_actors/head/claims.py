@@ -19,6 +19,7 @@ from rlinf_actors.wire.values import Claim, LeaseState
 
 IN_USE = "hardware_in_use"
 """The kind of such a refusal; see messages.Failed."""
+ADVICE = ". Shut that group down, use another one of this type, or wait: launch(..., wait_for_hardware=SECONDS)"
 
 
 @dataclass
@@ -138,15 +139,11 @@ class ClaimTable:
             f"has had it for {now - hold.since:.0f} s"
         )
         if hold.lost is None:
-            return (
-                f"{held}. Shut that group down, use another one of this type, or wait for it: "
-                f"launch(..., wait_for_hardware=SECONDS)"
-            )
+            return f"{held}{ADVICE}"
         left = hold.lost + self._hold_s - now
         return (
             f"{held}. That node was lost {now - hold.lost:.0f} s ago and the worker may still be moving it, so it is "
-            f"given to nobody until the node is back without that worker, or for {left:.0f} s: see to that machine, "
-            f"or launch(..., wait_for_hardware=SECONDS)"
+            f"given to nobody until the node is back without that worker, or for {left:.0f} s{ADVICE}"
         )
 
     def _state(self, holds: list[Hold], now: float) -> LeaseState:
