@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rlinf_actors.head.claims import IN_USE
+from rlinf_actors.head.claims import ADVICE, IN_USE
 from rlinf_actors.head.clients import ClientTable
 from rlinf_actors.head.commands import Answer, Emit, Notify, Refuse, Refused
 from rlinf_actors.head.records import Client
@@ -40,9 +40,8 @@ class WaitingLaunches:
     def add(self, client: Client, peer: bytes, id: int, asked: Launch, why: str, now: float) -> None:
         """Keep a launch; its client is told *why* it waits."""
         self._waiting.append(_Waiting(client.incarnation, peer, id, asked, now + asked.wait_s))
-        self._emit(
-            Notify(peer, Warn(f"group {asked.group!r} waits for its hardware, {asked.wait_s:g} s at most: {why}"))
-        )
+        text = f"group {asked.group!r} waits for its hardware, {asked.wait_s:g} s at most: {why.removesuffix(ADVICE)}"
+        self._emit(Notify(peer, Warn(text)))
 
     def tick(self, freed: bool, now: float) -> None:
         """Try all of them if something was *freed*, else those whose time is over."""

@@ -116,7 +116,7 @@ def test_a_launch_that_waits_is_withdrawn_by_a_shutdown_and_raises_at_its_time(l
         waiting = ah.Mover.create_group().launch(lab, ah.on(0), name="waiting", wait_for_hardware=600)
         ready = asyncio.ensure_future(_ready(waiting))
         await waiting.shutdown()
-        with pytest.raises(Exception, match="waiting"):
+        with pytest.raises(HardwareInUseError, match="'waiting' was shut down while it waited"):
             await ready
         with pytest.raises(HardwareInUseError, match="held by group 'holder'"):
             await ah.Mover.create_group().launch(lab, ah.on(0), name="short", wait_for_hardware=0.05)
