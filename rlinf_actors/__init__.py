@@ -38,7 +38,11 @@ if TYPE_CHECKING:
     from rlinf_actors.hardware.accelerators import AcceleratorUtil as AcceleratorUtil
     from rlinf_actors.hardware.registry import Hardware as Hardware
     from rlinf_actors.hardware.registry import NodeHardwareConfig as NodeHardwareConfig
+    from rlinf_actors.hardware.vendors.catalog import Found as Found
+    from rlinf_actors.model.accelerator_table import AcceleratorFacts as AcceleratorFacts
+    from rlinf_actors.model.accelerator_table import ProcessGroupFacts as ProcessGroupFacts
     from rlinf_actors.model.address import WorkerAddress as WorkerAddress
+    from rlinf_actors.model.hardware import AcceleratorInfo as AcceleratorInfo
     from rlinf_actors.model.hardware import AcceleratorType as AcceleratorType
     from rlinf_actors.model.hardware import HardwareConfig as HardwareConfig
     from rlinf_actors.model.hardware import HardwareInfo as HardwareInfo
@@ -87,8 +91,10 @@ _MODULES = {
     "group.result": ("WorkerGroupFuncResult",),
     "hardware.accelerators": ("Accelerator", "AcceleratorUtil"),
     "hardware.registry": ("Hardware", "NodeHardwareConfig"),
+    "hardware.vendors.catalog": ("Found",),
+    "model.accelerator_table": ("AcceleratorFacts", "ProcessGroupFacts"),
     "model.address": ("WorkerAddress",),
-    "model.hardware": ("AcceleratorType", "HardwareConfig", "HardwareInfo", "HardwareResource"),
+    "model.hardware": ("AcceleratorInfo", "AcceleratorType", "HardwareConfig", "HardwareInfo", "HardwareResource"),
     "model.node": ("NodeGroupInfo", "NodeInfo"),
     "model.placement": ("Placement",),
     "model.worker": ("WorkerInfo",),

@@ -18,7 +18,7 @@ from rlinf_actors.hardware import probe as probe_module
 from rlinf_actors.hardware.accelerators import Accelerator, AcceleratorUtil
 from rlinf_actors.hardware.probe import run_probe
 from rlinf_actors.hardware.report import ProbeReport, resources_from_reports
-from rlinf_actors.hardware.vendors import VENDORS, Vendor
+from rlinf_actors.hardware.vendors.catalog import VENDORS, Vendor
 from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("nothing_left")]
@@ -148,17 +148,15 @@ def test_the_childs_process_ends_with_its_parent(nvml_environ: dict[str, str], t
 
 
 async def test_one_vendor_does_not_cost_another(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = Vendor(AcceleratorType.AMD_GPU, devices=("/dev/null",), libraries=(), module="missing")
+    other = Vendor(AcceleratorType.named("OTHER"), devices=("/dev/null",))
     monkeypatch.setattr(probe_module, "VENDORS", (other, *VENDORS))
     report = await probe()
     assert len(devices(report)) == 8
-    assert report.faults == ["AMD_GPU: LookupError: nobody can probe AMD_GPU"]
+    assert report.faults == ["OTHER: LookupError: nobody can probe OTHER"]
 
 
-async def test_without_a_sign_of_any_vendor_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    none = Vendor(AcceleratorType.NV_GPU, devices=("/nowhere/*",), libraries=("libnowhere.so",), module="missing")
-    monkeypatch.setattr(probe_module, "VENDORS", (none,))
-    report = await run_probe(python="/nowhere/python", env={})
+async def test_without_a_sign_of_any_vendor_nothing_is_started(tmp_path: Path) -> None:
+    report = await run_probe(python="/nowhere/python", env={"RLINF_ACTORS_PROBE_ROOT": str(tmp_path)})
     assert report.resources == []
     assert report.faults == []
 
