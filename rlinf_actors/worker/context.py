@@ -62,7 +62,7 @@ class WorkerContext:
 
 def accelerator_type(environ: Mapping[str, str]) -> AcceleratorType:
     """The type of the accelerators in a worker's environment; NO_ACCEL without."""
-    return AcceleratorType(environ.get("ACCELERATOR_TYPE") or "NO_ACCEL")
+    return AcceleratorType.named(environ.get("ACCELERATOR_TYPE") or "NO_ACCEL")
 
 
 _current: WorkerContext | None = None
