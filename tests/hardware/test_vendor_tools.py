@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import select
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -212,6 +215,25 @@ async def test_a_tool_without_its_devices_is_never_run(tree: Tree) -> None:
         tree.tool(name, "sys.exit('must not be asked')")
     report = await run_probe(python="/nowhere/python", env=tree.environ)
     assert (report.resources, report.faults) == ([], [])
+
+
+async def test_cancelling_the_probe_kills_what_a_tool_started(tree: Tree, tmp_path: Path) -> None:
+    tree.kunlun()
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    tree.tool(
+        "xpu_smi",
+        f"pid = os.fork()\nif pid: open({str(fifo)!r}, 'w').write(f'{{os.getpid()}} {{pid}}')\nsignal.pause()",
+    )
+    task = asyncio.ensure_future(probed(tree))
+    pids = (await asyncio.to_thread(fifo.read_text)).split()
+    pidfds = [os.pidfd_open(int(pid)) for pid in pids]
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    for pidfd in pidfds:
+        assert select.select([pidfd], [], [], 10)[0]
+        os.close(pidfd)
 
 
 # --- tools that do anything ---
