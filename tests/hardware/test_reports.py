@@ -114,7 +114,7 @@ def test_what_a_selector_leaves(value: str | None, indices: list[int]) -> None:
     [
         ("level_zero:0,7", [0], "S=level_zero:0,7 has level_zero:0,7, where no device that can be read has number 7"),
         ("level_zero:0.1", [], "S=level_zero:0.1 has level_zero:0.1, where '0.1' is not understood"),
-        ("level_zero:", [], "S=level_zero: has level_zero:, where 'nothing' is not understood"),
+        ("level_zero:", [], "S=level_zero: has level_zero:, where '' is not understood"),
         ("gpu", [], "S=gpu has gpu, which is not BACKEND:DEVICES with a backend of *, level_zero,"),
         ("vulkan:gpu;level_zero:1", [1], "S=vulkan:gpu;level_zero:1 has vulkan:gpu, which is not BACKEND:DEVICES"),
         ("*:0", [], "S=*:0 has *:0, which numbers devices of several backends; write level_zero:NUMBER"),
