@@ -203,6 +203,7 @@ class Daemon:
             allowed_interpreters=interpreters,
             environment=self._environment,
             report=reported,
+            resources=report.resources,
         )
         return self._keeper
 

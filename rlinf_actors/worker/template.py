@@ -192,8 +192,10 @@ class Template:
             self._nursery.watched(packet.id)
         elif isinstance(packet, spawn.Read):
             self._nursery.read(packet.ids)
-        else:
+        elif isinstance(packet, spawn.Shutdown):
             self._over = True
+        else:
+            self._nursery.tell(packet)
 
     def _send(self, packet: spawn.ToAgent) -> None:
         self._outgoing.append(spawn.encode(packet))
