@@ -169,6 +169,10 @@ SEGFAULT = 'Fatal Python error: Segmentation fault\n\nThread 0x1:\n  File "/x/py
             ChildEnd(0, b'{"infos": [{"type": "NPU", "model": ""}]}'),
             "the vendor's library reported devices of another type",
         ),
+        (
+            ChildEnd(0, b'{"infos": [{"type": "NV_GPU", "model": "", "memory_bytes": 9223372036854775808}]}'),
+            "the vendor's library reported a number of more than 64 bits",
+        ),
     ],
 )
 def test_how_a_childs_end_reads(end: ChildEnd, fault: str) -> None:
