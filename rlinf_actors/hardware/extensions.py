@@ -1,0 +1,183 @@
+"""Code of others that registers hardware types: the module of RLINF_EXT_MODULE, and entry points of installed packages.
+
+An entry point of group ``rlinf_actors.robots`` or ``rlinf_actors.accelerators`` names a module, which registers by being
+imported (its ``register()`` is called if it has one), a class of it, or a function, which is called. A package whose
+entry point is broken costs only its own types. A process looks for entry points when it needs a type that it does not
+know; others do not pay for that.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Sequence
+from importlib import metadata
+from typing import Any
+
+from rlinf_actors.errors import ConfigError
+from rlinf_actors.settings import EXT_MODULE
+from rlinf_actors.wire.values import Extension
+
+ROBOTS = "rlinf_actors.robots"
+ACCELERATORS = "rlinf_actors.accelerators"
+GROUPS = (ACCELERATORS, ROBOTS)
+"""Groups of entry points, as a package's pyproject.toml names them."""
+
+_loaded: dict[Extension, str] = {}
+"""What this process has tried to load, to what was wrong with it, "" if nothing was."""
+_scanned: set[str] = set()
+
+
+def load_module(name: str) -> None:
+    """Import module *name* and call its ``register()``; once per process and name, later calls do nothing.
+
+    Raises:
+        ConfigError: the module is missing, cannot be imported, has no ``register`` or that raised;
+            ``path`` is ``RLINF_EXT_MODULE``.
+    """
+    extension = Extension(name, EXT_MODULE)
+    if _loaded.get(extension) == "":
+        return
+    module = _import(name)
+    register = getattr(module, "register", None)
+    if not callable(register):
+        raise ConfigError(f"module {name!r} has no function register()", path=EXT_MODULE)
+    try:
+        register()
+    except Exception as error:
+        raise ConfigError(
+            f"register() of module {name!r} raised {type(error).__name__}: {error}", path=EXT_MODULE
+        ) from error
+    _loaded[extension] = ""
+
+
+def load_installed(groups: Sequence[str] = GROUPS) -> list[str]:
+    """Load the entry points of all installed packages; once per process.
+
+    Returns:
+        What is wrong with those that could not be loaded, a sentence each, this time or before.
+    """
+    for group in groups:
+        if group in _scanned:
+            continue
+        _scanned.add(group)
+        for point in sorted(metadata.entry_points(group=group), key=lambda point: (point.name, point.value)):
+            _try(Extension(point.value, group, _package(point)))
+    return [fault for extension, fault in _loaded.items() if extension.group in groups and fault]
+
+
+def load_all(told: Iterable[Extension], module: str | None) -> list[str]:
+    """Load everything that can be found here, for a process that looks for one type.
+
+    Args:
+        told: what another process has loaded.
+        module: RLINF_EXT_MODULE's here, None without.
+
+    Returns:
+        What is wrong with those that could not be loaded, a sentence each; a type may be registered nevertheless.
+    """
+    faults = []
+    wanted = [*([Extension(module, EXT_MODULE)] if module else []), *told]
+    for extension in wanted:
+        if fault := _try(extension):
+            faults.append(fault)
+    return [*faults, *(fault for fault in load_installed() if fault not in faults)]
+
+
+def load_told(told: Iterable[Extension], where: str) -> None:
+    """Load what the driver has loaded for this process's hardware.
+
+    Args:
+        told: what it has loaded.
+        where: this interpreter and node, for the message.
+
+    Raises:
+        ConfigError: one of them is missing or broken here; says what to install where.
+    """
+    for extension in told:
+        fault = _try(extension)
+        if fault:
+            package = extension.package or f"the package that has module {_module_of(extension)}"
+            raise ConfigError(
+                f"the driver has loaded {_title(extension)} for the hardware of this worker, which {where} cannot: "
+                f"{fault}. Install {package} there, or name an interpreter that has it (env_configs: "
+                "python_interpreter_path)"
+            )
+
+
+def providers(modules: Iterable[str]) -> list[Extension]:
+    """What another process has to load so that it knows what was defined in *modules* of this one.
+
+    Loaded extensions of the same top-level packages; for a module without one, the module itself. Types of this library
+    and of a script that was started (``__main__``) need, or have, none.
+    """
+    found: dict[Extension, None] = {}
+    for module in modules:
+        top = module.partition(".")[0]
+        mine = [one for one, fault in _loaded.items() if not fault and _module_of(one).partition(".")[0] == top]
+        if not mine and top not in ("__main__", "__mp_main__", "rlinf_actors"):
+            mine = [Extension(module)]
+        found.update(dict.fromkeys(mine))
+    return list(found)
+
+
+def _try(extension: Extension) -> str:
+    """Load it unless that was done; what is wrong with it, "" if nothing is."""
+    if extension not in _loaded:
+        try:
+            _load(extension)
+        except ConfigError as error:
+            _loaded[extension] = str(error)
+        except Exception as error:  # noqa: BLE001 - of a package of somebody else's; reported where its type is asked for
+            _loaded[extension] = f"{_title(extension)} cannot be loaded: {type(error).__name__}: {error}"
+        else:
+            _loaded[extension] = ""
+    return _loaded[extension]
+
+
+def _load(extension: Extension) -> None:
+    if extension.group == EXT_MODULE:
+        load_module(extension.name)
+        return
+    found: Any = importlib.import_module(_module_of(extension))
+    for part in filter(None, extension.name.partition(":")[2].partition("[")[0].strip().split(".")):
+        found = getattr(found, part)
+    if isinstance(found, type):
+        return  # registered by its decorator when its module was imported
+    if extension.group and not callable(found):
+        found = getattr(found, "register", None)
+    if extension.group and callable(found):
+        found()
+
+
+def _module_of(extension: Extension) -> str:
+    return extension.name.partition(":")[0].strip()
+
+
+def _title(extension: Extension) -> str:
+    if extension.group == EXT_MODULE:
+        return f"{EXT_MODULE}={extension.name}"
+    if not extension.group:
+        return f"module {extension.name}"
+    package = f" of package {extension.package}" if extension.package else ""
+    return f"entry point {extension.name} ({extension.group}){package}"
+
+
+def _package(point: metadata.EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist is not None else ""
+
+
+def _import(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
+            raise ConfigError(
+                f"there is no module {error.name!r} on this interpreter's path; install it there, or add its directory "
+                "to PYTHONPATH",
+                path=EXT_MODULE,
+            ) from error
+        raise ConfigError(f"module {name!r} cannot be imported: {error}", path=EXT_MODULE) from error
+    except Exception as error:
+        raise ConfigError(
+            f"module {name!r} cannot be imported: {type(error).__name__}: {error}", path=EXT_MODULE
+        ) from error
