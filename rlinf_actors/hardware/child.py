@@ -79,7 +79,7 @@ def _vendor(kind: str, extensions: list[str]) -> dict[str, Any]:
 
 
 def _extension(name: str) -> dict[str, Any]:
-    from rlinf_actors.hardware.registry import hardware_types
+    from rlinf_actors.hardware.registry import registered_types
     from rlinf_actors.hardware.vendors.catalog import registered_vendors
     from rlinf_actors.hardware.vendors.machine import Machine
 
@@ -87,7 +87,7 @@ def _extension(name: str) -> dict[str, Any]:
     machine = Machine(os.environ)
     vendors = [found.vendor for found in registered_vendors().values()]
     present = {str(row.kind): row.module for row in vendors if row.may_be_present(os.environ, machine)}
-    return {"types": sorted(hardware_types()), "vendors": present}
+    return {"types": registered_types(), "vendors": present}
 
 
 def _load(extensions: list[str]) -> None:

@@ -1,9 +1,9 @@
-"""Code of others that registers hardware types: the module of RLINF_EXT_MODULE, and entry points of installed packages.
+"""Others' code that registers hardware types: the module of RLINF_EXT_MODULE, and entry points of installed packages.
 
-An entry point of group ``rlinf_actors.robots`` or ``rlinf_actors.accelerators`` names a module, which registers by being
-imported (its ``register()`` is called if it has one), a class of it, or a function, which is called. A package whose
-entry point is broken costs only its own types. A process looks for entry points when it needs a type that it does not
-know; others do not pay for that.
+An entry point of group ``rlinf_actors.robots`` or ``rlinf_actors.accelerators`` names a module, which registers by
+being imported (its ``register()`` is called if it has one), a class of it, or a function, which is called. A package
+whose entry point is broken costs only its own types. A process looks for entry points when it needs a type that it
+does not know; others do not pay for that.
 """
 
 from __future__ import annotations

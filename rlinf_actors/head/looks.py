@@ -13,8 +13,8 @@ from rlinf_actors.head.commands import Answer, Emit, Notify, Refuse, Refused
 from rlinf_actors.head.nodes import NodeTable
 from rlinf_actors.head.records import Node
 from rlinf_actors.wire.messages import (
-    EnumerateHardware,
     Enumerated,
+    EnumerateHardware,
     HardwareFound,
     LookForHardware,
     StopLooking,
@@ -94,7 +94,8 @@ class HardwareLooks:
         for name, look in list(self._looks.items()):
             if now >= look.deadline:
                 self._drop(name)
-                text = f"node {look.node.name} gave no answer in {now - look.since:.0f} s when asked for its {look.type}"
+                waited = f"{now - look.since:.0f} s"
+                text = f"node {look.node.name} gave no answer in {waited} when asked for its {look.type}"
                 self._emit(Refuse(look.peer, look.id, "timeout", text))
 
     def next_deadline(self) -> float:

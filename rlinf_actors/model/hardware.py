@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 
 class AcceleratorType(str, enum.Enum):
@@ -73,6 +75,10 @@ class HardwareConfig:
 
     node_rank: int
 
+    def as_values(self) -> dict[str, Any]:
+        """The fields as plain values, of which the same configuration is made on the node."""
+        return dataclasses.asdict(self)
+
 
 @dataclass
 class HardwareInfo:
@@ -93,6 +99,14 @@ class HardwareInfo:
         "" where only its node and its rank there do. Types with an address override it.
         """
         return ""
+
+    @property
+    def claim_keys(self) -> list[str]:
+        """What a group that uses this piece keeps from all others: equal keys mean the same thing.
+
+        Empty where its node and its rank there are the key.
+        """
+        return [f"{self.type}:{self.identity}"] if self.identity else []
 
 
 @dataclass
