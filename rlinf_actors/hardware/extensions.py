@@ -9,13 +9,18 @@ does not know; others do not pay for that.
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Iterable, Sequence
 from importlib import metadata
 from typing import Any
 
 from rlinf_actors.errors import ConfigError
+from rlinf_actors.hardware.registry import hardware_types
+from rlinf_actors.model.hardware import is_accelerator_type
 from rlinf_actors.settings import EXT_MODULE
 from rlinf_actors.wire.values import Extension
+
+log = logging.getLogger(__name__)
 
 ROBOTS = "rlinf_actors.robots"
 ACCELERATORS = "rlinf_actors.accelerators"
@@ -65,22 +70,54 @@ def load_installed(groups: Sequence[str] = GROUPS) -> list[str]:
     return [fault for extension, fault in _loaded.items() if extension.group in groups and fault]
 
 
-def load_all(told: Iterable[Extension], module: str | None) -> list[str]:
-    """Load everything that can be found here, for a process that looks for one type.
+def load_for(kind: str, told: Iterable[Extension], module: str | None) -> list[str]:
+    """Load everything that can be found here until type *kind* is known, for a process that looks for its pieces.
 
     Args:
+        kind: the hardware type.
         told: what another process has loaded.
         module: RLINF_EXT_MODULE's here, None without.
 
     Returns:
-        What is wrong with those that could not be loaded, a sentence each; a type may be registered nevertheless.
+        What is wrong with what could not be loaded, a sentence each, if the type is not known in the end.
     """
     faults = []
-    wanted = [*([Extension(module, EXT_MODULE)] if module else []), *told]
-    for extension in wanted:
-        if fault := _try(extension):
+    for extension in [*([Extension(module, EXT_MODULE)] if module else []), *told]:
+        fault = _try(extension)
+        if fault and fault not in faults:
             faults.append(fault)
-    return [*faults, *(fault for fault in load_installed() if fault not in faults)]
+    if is_known(kind):
+        return []
+    faults += load_installed([ROBOTS])
+    return [] if is_known(kind) else faults
+
+
+def load_types(kinds: Iterable[str]) -> list[str]:
+    """Load the entry points of installed packages if one of these hardware types is not known.
+
+    Returns:
+        What is wrong with those that could not be loaded, if a type is still not known.
+    """
+    wanted = list(kinds)
+    if all(map(is_known, wanted)):
+        return []
+    faults = load_installed([ROBOTS])
+    return [] if all(map(is_known, wanted)) else faults
+
+
+def load_accelerators(kinds: Iterable[str]) -> None:
+    """Load the entry points of installed packages if one of these accelerator types is not known.
+
+    A type that is still unknown then is an error for whoever places a worker on such a device.
+    """
+    if not all(map(is_accelerator_type, kinds)):
+        for fault in load_installed([ACCELERATORS]):
+            log.warning("%s", fault)
+
+
+def is_known(kind: str) -> bool:
+    """Whether hardware type *kind* is built in or registered in this process, its config class at least."""
+    return kind in hardware_types()
 
 
 def load_told(told: Iterable[Extension], where: str) -> None:
@@ -104,6 +141,11 @@ def load_told(told: Iterable[Extension], where: str) -> None:
             )
 
 
+def loaded() -> list[Extension]:
+    """What this process has loaded."""
+    return [extension for extension, fault in _loaded.items() if not fault]
+
+
 def providers(modules: Iterable[str]) -> list[Extension]:
     """What another process has to load so that it knows what was defined in *modules* of this one.
 
@@ -113,7 +155,7 @@ def providers(modules: Iterable[str]) -> list[Extension]:
     found: dict[Extension, None] = {}
     for module in modules:
         top = module.partition(".")[0]
-        mine = [one for one, fault in _loaded.items() if not fault and _module_of(one).partition(".")[0] == top]
+        mine = [one for one in loaded() if _module_of(one).partition(".")[0] == top]
         if not mine and top not in ("__main__", "__mp_main__", "rlinf_actors"):
             mine = [Extension(module)]
         found.update(dict.fromkeys(mine))

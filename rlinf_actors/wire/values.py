@@ -72,6 +72,7 @@ class Piece(Value, frozen=True):
     cls: str = ""
     detail: str = "{}"
     identity: str = ""
+    claim_keys: list[str] = []
 
 
 class HardwareAnswer(Value, frozen=True):
