@@ -217,6 +217,7 @@ class Daemon:
             allowed_interpreters=self._allowed_interpreters(report),
             environment=self._environment,
             report=reported,
+            resources=report.resources,
         )
         return self._keeper
 

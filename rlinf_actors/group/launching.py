@@ -45,6 +45,7 @@ class Options:
     start_method: str = "fork"
     preload: Sequence[str] | None = None
     env: Mapping[str, str] = field(default_factory=dict)
+    wait_for_hardware: float = 0.0
 
 
 def launch(
@@ -60,6 +61,8 @@ def launch(
         raise UsageError(f"start_method is {options.start_method!r}; it must be one of {', '.join(START_METHODS)}")
     if options.max_concurrency is not None and options.max_concurrency < 1:
         raise UsageError(f"max_concurrency is {options.max_concurrency}; it must be at least 1")
+    if options.wait_for_hardware < 0:
+        raise UsageError(f"wait_for_hardware is {options.wait_for_hardware}; it must be a number of seconds, 0 or more")
     name = options.name or f"worker_group_{cls.__name__}"
     if not name or any(char in name for char in "/\0\n"):
         raise UsageError(f"{name!r} cannot be a group's name: it must not be empty or hold a slash or a line break")
@@ -97,10 +100,14 @@ def launch(
     group = runtime.new_group(cluster.namespace, name, node_names, construction)
     group.detail = detail.encode(described)  # also for an attach() here before the head has answered
     title = reference or f"{cls.__module__}:{cls.__qualname__}"
-    message = Launch(cluster.namespace, name, title, specs, group.detail)
+    message = Launch(cluster.namespace, name, title, specs, group.detail, wait_s=options.wait_for_hardware)
     future = runtime.io.submit(runtime.launch(message, group))
     if not _in_event_loop():
-        future.result()  # one round trip; with a loop running, `await group` and every call raise instead
+        try:
+            future.result()  # one round trip; with a loop running, `await group` and every call raise instead
+        except BaseException:
+            future.cancel()  # Ctrl-C while it waits for hardware withdraws it
+            raise
     return GroupControl(
         runtime, group, cls, methods, _own_methods(cls, methods), placements, described.models, hardware
     )

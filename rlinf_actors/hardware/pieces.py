@@ -83,7 +83,7 @@ def _restored(value: Any, path: str) -> Any:
     if not isinstance(value, dict):
         return value
     fields = {key: _restored(item, path) for key, item in value.items() if key != _CLASS}
-    cls: Any = _known(str(value[_CLASS]), HardwareConfig) if _CLASS in value else None
+    cls = _known(str(value[_CLASS]), HardwareConfig) if _CLASS in value else None
     return fields if cls is None else build(cls, fields, path)
 
 

@@ -103,7 +103,8 @@ class Timing(msgspec.Struct, frozen=True):
         lease_s: silence after which a node is lost and an unwatched client has ended.
         rank_hold_s: how long the rank of a lost node is kept from others. The longer of the lease and the time
             that cut-off workers may live while a head is restarting (`head_grace_s` of agentd).
-        orphan_grace_s: between SIGTERM and SIGKILL for the workers of an owner that is gone.
+        orphan_grace_s: between SIGTERM and SIGKILL for the workers of an owner that is gone; a robot that one of
+            them holds is to be free within 0.5 s.
         stop_grace_s: the same when the whole cluster is stopped.
     """
 
@@ -111,7 +112,7 @@ class Timing(msgspec.Struct, frozen=True):
     suspect_beats: int = 3
     lease_s: float = 10.0
     rank_hold_s: float = 120.0
-    orphan_grace_s: float = 0.5
+    orphan_grace_s: float = 0.4
     stop_grace_s: float = 3.0
 
     @property

@@ -121,6 +121,7 @@ class Supervisor:
             self._clients.tick(now)
             self._looks.tick(now)
         self._groups.flush()
+        self._groups.tick(now)
         if self._ending and not len(self._groups):
             for peer, id in self._ending:
                 self._emit(Answer(peer, id, Done()))
@@ -131,9 +132,8 @@ class Supervisor:
     def next_deadline(self) -> float:
         """When a Tick is due, infinity for never; may be too early, for a beat does not cost a look at everybody."""
         if self._deadline is None:
-            self._deadline = min(
-                self._nodes.next_deadline(), self._clients.next_deadline(), self._looks.next_deadline()
-            )
+            tables = (self._nodes, self._clients, self._groups, self._looks)
+            self._deadline = min(table.next_deadline() for table in tables)
         return self._deadline
 
     def _is_routine(self, event: Event) -> bool:
@@ -152,6 +152,7 @@ class Supervisor:
             self._nodes.states(now),
             self._groups.states(namespace),
             [str(client) for client in self._clients.alive() if namespace in (None, client.namespace)],
+            self._groups.leases(now),
         )
 
     def farewell(self, reason: str) -> list[Command]:
@@ -189,7 +190,7 @@ class Supervisor:
         if isinstance(body, Launch):
             if self._ending:
                 raise Refused("usage", "the cluster is being stopped")
-            return self._groups.launch(client, body)
+            return self._groups.launch(client, event.peer, event.id, body, self._now)
         if isinstance(body, FindGroup):
             return self._groups.find(client, body)
         if isinstance(body, StopGroup):
@@ -302,10 +303,10 @@ class Supervisor:
 
     # --- ends ---
 
-    def _node_lost(self, node: Node, reason: str) -> None:
+    def _node_lost(self, node: Node, reason: str, certain: bool) -> None:
         self._emit(Record(f"node {node.name} is gone: {reason}"))
         self._looks.node_lost(node, reason)
-        self._groups.node_lost(node, reason)
+        self._groups.node_lost(node, reason, certain, self._now)
         self._clients.unwatch(node.id, self._now)
         self._clients.watch(self._nodes.alive())
 

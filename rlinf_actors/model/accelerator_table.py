@@ -52,6 +52,7 @@ class AcceleratorFacts:
         torch_plugin: module that gives torch the device where torch has it not by itself.
         ccl_plugin: module that gives torch.distributed the backend where that is yet another one.
         group: how a process group of the CCL is made.
+        cuda_ipc: whether processes can share device memory by the handles of CUDA's driver library.
     """
 
     visibility_variable: str
@@ -63,6 +64,7 @@ class AcceleratorFacts:
     torch_plugin: str = ""
     ccl_plugin: str = ""
     group: ProcessGroupFacts = ProcessGroupFacts()
+    cuda_ipc: bool = False
 
     def visibility_value(self, devices: Sequence[str]) -> str:
         """The variable's value that shows *devices* (indices or UUIDs as text) and no other."""
@@ -86,7 +88,9 @@ _NCCL = ProcessGroupFacts(
 """RCCL is NCCL to torch, under NCCL's names."""
 
 _BUILT_IN: Mapping[AcceleratorType, AcceleratorFacts] = {
-    AcceleratorType.NV_GPU: AcceleratorFacts("CUDA_VISIBLE_DEVICES", "nccl", "cuda", "NCCL_SOCKET_IFNAME", group=_NCCL),
+    AcceleratorType.NV_GPU: AcceleratorFacts(
+        "CUDA_VISIBLE_DEVICES", "nccl", "cuda", "NCCL_SOCKET_IFNAME", group=_NCCL, cuda_ipc=True
+    ),
     # An empty HIP_VISIBLE_DEVICES counts as unset (ROCm's clr then looks at CUDA_VISIBLE_DEVICES); -1 ends the list.
     AcceleratorType.AMD_GPU: AcceleratorFacts(
         "HIP_VISIBLE_DEVICES", "nccl", "cuda", "NCCL_SOCKET_IFNAME", hide_all="-1", group=_NCCL

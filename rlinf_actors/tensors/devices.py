@@ -43,7 +43,7 @@ class Devices:
         if not count:
             self.kind, self.ccl = "cpu", ""
             return
-        if self.accelerator is AcceleratorType.NV_GPU:
+        if facts.cuda_ipc:
             self.driver = _driver()
         numbers = dict(enumerate(filter(None, environ.get("VISIBLE_DEVICES", "").split(","))))
         for index in range(count):

@@ -17,6 +17,7 @@ from rlinf_actors.wire.values import (
     GroupState,
     HardwareAnswer,
     HardwareQuestion,
+    LeaseState,
     NodeReport,
     NodeState,
     RunningWorker,
@@ -124,7 +125,8 @@ class Enumerated(Message, frozen=True):
 class Launch(Message, frozen=True):
     """Reserve the name and start the workers. Answered at once by Launched; each worker's fate
     follows as WorkerChanged. The sender owns the group and is subscribed to it. `detached`: the job's first
-    driver owns it, if there is one, and the sender is subscribed.
+    driver owns it, if there is one, and the sender is subscribed. `wait_s`: seconds that it may wait for robots
+    that others hold; a StopGroup of its name withdraws it.
     """
 
     namespace: str
@@ -133,6 +135,7 @@ class Launch(Message, frozen=True):
     workers: list[WorkerSpec]
     detail: str = ""
     detached: bool = False
+    wait_s: float = 0.0
 
 
 class Launched(Message, frozen=True):
@@ -170,6 +173,7 @@ class Status(Message, frozen=True):
     nodes: list[NodeState]
     groups: list[GroupState]
     clients: list[str]
+    leases: list[LeaseState] = []
 
 
 class StopCluster(Message, frozen=True):
@@ -323,7 +327,7 @@ class Reply(Message, frozen=True, tag="rep"):
 
 class Failed(Message, frozen=True, tag="err"):
     """A request that was refused. `kind` names the error class at the asker (net.rpc.refusal):
-    config, timeout, name_in_use, not_found, unreachable, authentication, protocol, usage, node_lost.
+    config, timeout, name_in_use, hardware_in_use, not_found, unreachable, authentication, protocol, usage, node_lost.
     """
 
     id: int

@@ -57,6 +57,22 @@ class Shutdown(Message, frozen=True):
     """Kill what is left, reap it, and exit."""
 
 
+class DevicesLocked(Message, frozen=True):
+    """To a worker, through its template: the accelerators that it asked for are its own; see LockDevices."""
+
+    id: str
+    request: int
+
+
+class DevicesBusy(Message, frozen=True):
+    """To a worker, through its template: it has waited that long; `text` says for whom."""
+
+    id: str
+    request: int
+    waited_s: float
+    text: str
+
+
 # --- template to agentd ---
 
 
@@ -108,17 +124,35 @@ class Read(Message, frozen=True):
     ids: list[str]
 
 
+class LockDevices(Message, frozen=True):
+    """From a worker: it wants its accelerators for itself. Answered by DevicesLocked when they are free; `request`
+    is a number that it has not used before.
+    """
+
+    id: str
+    request: int
+
+
+class UnlockDevices(Message, frozen=True):
+    """From a worker: it gives that request up, whether or not it was granted yet."""
+
+    id: str
+    request: int
+
+
 class Exited(Message, frozen=True):
     id: str
     exit: ExitReport
 
 
-ToTemplate = Union[Fork, Watching, Read, Shutdown]
-ToAgent = Union[TemplateReady, TemplateFailed, Forked, Up, StartFailed, Grew, Exited]
+ToWorker = Union[DevicesLocked, DevicesBusy]
+ToTemplate = Union[Fork, Watching, Read, Shutdown, ToWorker]
+ToAgent = Union[TemplateReady, TemplateFailed, Forked, Up, StartFailed, Grew, LockDevices, UnlockDevices, Exited]
 
 _encoder = msgspec.msgpack.Encoder()
 _to_template: msgspec.msgpack.Decoder[ToTemplate] = msgspec.msgpack.Decoder(ToTemplate)
 _to_agent: msgspec.msgpack.Decoder[ToAgent] = msgspec.msgpack.Decoder(ToAgent)
+_to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
 
 
 def encode(packet: ToTemplate | ToAgent) -> bytes:
@@ -140,3 +174,11 @@ def decode_to_agent(data: bytes | memoryview) -> ToAgent:
         return _to_agent.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RemoteWireError(f"not a packet for agentd: {error}") from None
+
+
+def decode_to_worker(data: bytes | memoryview) -> ToWorker:
+    """Raises RemoteWireError when *data* is no such packet."""
+    try:
+        return _to_worker.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RemoteWireError(f"not a packet for a worker: {error}") from None

@@ -223,3 +223,22 @@ class GroupState(Value, frozen=True):
     workers: list[WorkerState]
     token: str = ""
     detail: str = ""
+
+
+class LeaseState(Value, frozen=True):
+    """A piece of exclusive hardware that a group holds, as the head sees it; `key` and `title` are its Claim's.
+
+    `state` is held, or lost: its worker's node was lost, and the worker may still be running; it is free in
+    `free_in_s` seconds at the latest then. `owner` is for people.
+    """
+
+    key: str
+    title: str
+    namespace: str
+    group: str
+    owner: str
+    workers: list[str]
+    nodes: list[str]
+    state: str
+    held_s: float
+    free_in_s: Union[float, None] = None

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 
@@ -42,6 +43,7 @@ class Worker:
         self.status: os.waitid_result | None = None
         self.deadline = 0.0
         self.told = self.watched = False
+        self.outgoing: deque[bytes] = deque()
         self.unread = self.announced = False  # more in the files than agentd read; Grew sent since the last Read
         with contextlib.ExitStack() as stack:
             self.out = Drain(fork.place.out_path)
@@ -137,6 +139,13 @@ class Nursery:
             worker.announced = False
             self._announce(worker)
 
+    def tell(self, packet: spawn.ToWorker) -> None:
+        """Pass on to a worker what agentd says; one that has ended needs nothing."""
+        worker = self._workers.get(packet.id)
+        if worker is not None and worker.control in self._selector.get_map():
+            worker.outgoing.append(spawn.encode(packet))
+            self._flush(worker)
+
     def wake(self) -> None:
         """A child of this process ended."""
         self._woken = True
@@ -166,7 +175,22 @@ class Nursery:
             worker.unread, worker.announced = False, True
             self._send(spawn.Grew([worker.id]))
 
-    def _on_control(self, worker: Worker, _: int = 0) -> None:
+    def _flush(self, worker: Worker) -> None:
+        try:
+            while worker.outgoing:
+                worker.control.send(worker.outgoing[0])
+                worker.outgoing.popleft()
+        except BlockingIOError:
+            pass  # it is stopped, or very busy
+        except ConnectionError:
+            worker.outgoing.clear()  # it has ended
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.outgoing else 0)
+        if self._selector.get_key(worker.control).events != events:
+            self._selector.modify(worker.control, events, partial(self._on_control, worker))
+
+    def _on_control(self, worker: Worker, mask: int = 0) -> None:
+        if mask & selectors.EVENT_WRITE:
+            self._flush(worker)
         while True:
             try:
                 data = worker.control.recv(spawn.MAX_PACKET >> 4)
@@ -183,6 +207,8 @@ class Nursery:
                 packet = spawn.StartFailed(worker.id, str(error))
             if isinstance(packet, spawn.Up) and packet.id == worker.id:
                 worker.up = True
+                self._send(packet)
+            elif isinstance(packet, (spawn.LockDevices, spawn.UnlockDevices)) and packet.id == worker.id:
                 self._send(packet)
             elif isinstance(packet, (spawn.StartFailed, spawn.TemplateFailed)):
                 worker.failure = packet.text

@@ -27,6 +27,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from rlinf_actors import procfs
+from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE
 from rlinf_actors.wire import spawn
 from rlinf_actors.wire.values import ExitReport
 from rlinf_actors.worker import forked
@@ -191,8 +192,10 @@ class Template:
             self._nursery.watched(packet.id)
         elif isinstance(packet, spawn.Read):
             self._nursery.read(packet.ids)
-        else:
+        elif isinstance(packet, spawn.Shutdown):
             self._over = True
+        else:
+            self._nursery.tell(packet)
 
     def _send(self, packet: spawn.ToAgent) -> None:
         self._outgoing.append(spawn.encode(packet))
@@ -297,5 +300,8 @@ def cannot_fork() -> str:
     if len(threads) > 1:
         return f"the template runs {len(threads)} threads ({', '.join(sorted(threads))})"
     torch = sys.modules.get("torch")
-    is_initialized: Callable[[], bool] | None = getattr(getattr(torch, "cuda", None), "is_initialized", None)
-    return "CUDA is initialised in the template" if is_initialized is not None and is_initialized() else ""
+    for kind in {facts.torch_device_type for facts in ACCELERATOR_TABLE.values()} - {"cpu"}:
+        is_initialized: Callable[[], bool] | None = getattr(getattr(torch, kind, None), "is_initialized", None)
+        if is_initialized is not None and is_initialized():
+            return f"torch.{kind} is initialized in the template"
+    return ""

@@ -18,6 +18,7 @@ from rlinf_actors.model.hardware import AcceleratorType, HardwareInfo
 from rlinf_actors.model.worker import WorkerInfo
 from rlinf_actors.worker import context as worker_context
 from rlinf_actors.worker.channels import Channels
+from rlinf_actors.worker.device_lock import DeviceLock
 from rlinf_actors.worker.manager import ManagerProxy
 from rlinf_actors.worker.messaging import Messaging
 from rlinf_actors.worker.ports import HeldPorts
@@ -192,6 +193,21 @@ class Worker(Messaging, Channels):
     def hardware_infos(self) -> list[HardwareInfo]:
         """The robots or other configured hardware this worker was placed on."""
         return list(self._context.extras.get("hardware_infos", {}).get(self._rank, [])) if self._context else []
+
+    @property
+    def device_lock(self) -> DeviceLock:
+        """The lock over this worker's accelerators, shared by all workers of its node; see DeviceLock.
+
+        Raises:
+            UsageError: in a child process of a worker.
+        """
+        context = self._context
+        if context is None or os.getpid() != context.pid:
+            raise UsageError(
+                f"{self._worker_name} is a child process of a worker, and device_lock is the worker's: acquire it "
+                f"there before the child uses the accelerators"
+            )
+        return context.device_lock
 
     @property
     def manager_proxy(self) -> ManagerProxy:

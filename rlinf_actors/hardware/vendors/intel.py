@@ -115,7 +115,7 @@ def parse_discovery(text: str) -> list[AcceleratorInfo] | None:
         return None
     infos = []
     for entry in listed[:_MAX_DEVICES]:
-        if not isinstance(entry, dict) or not isinstance(entry.get("device_id"), int):
+        if not isinstance(entry, dict) or entry.get("device_id") not in range(_MAX_DEVICES):
             return None
         if entry.get("device_type", "GPU") != "GPU" or entry.get("device_function_type", "physical") == "virtual":
             continue
@@ -123,7 +123,7 @@ def parse_discovery(text: str) -> list[AcceleratorInfo] | None:
             AcceleratorInfo(
                 type=_KIND.value,
                 model=str(entry.get("device_name", "")),
-                index=entry["device_id"],
+                index=int(entry["device_id"]),
                 uuid=str(entry.get("uuid", "")),
                 pci_bus=str(entry.get("pci_bdf_address", "")).lower(),
             )

@@ -190,7 +190,7 @@ class _Run:
         output, errors = (os.pread(fd, MAX_OUTPUT_BYTES, 0).decode(errors="replace") for fd in self.outputs)
         if not ended:
             return Ran(
-                self.command, output, f"{self.command} gave no answer within {limit_s:.3g} s; it was killed. {LONGER}"
+                self.command, output, f"{self.command} gave no answer within {limit_s:.2g} s; it was killed. {LONGER}"
             )
         return Ran(self.command, output, _fault(self.command, code, errors or output))
 

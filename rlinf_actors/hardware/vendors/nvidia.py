@@ -114,7 +114,8 @@ def _order_faults(infos: list[AcceleratorInfo], environ: Mapping[str, str], vari
     """CUDA numbers the fastest device 0 unless told otherwise, NVML goes by bus: with mixed models they disagree."""
     listed = [entry.strip() for entry in environ.get(variable, "").split(",")]
     by_index = any(entry.isdigit() for entry in listed)
-    if by_index and len({info.model for info in infos}) > 1 and environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+    models = {info.model for info in infos if not info.parent_uuid}
+    if by_index and len(models) > 1 and environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
         return [
             f"{variable} lists indices on a node with different models, where CUDA's order is not the bus order "
             "used here; set CUDA_DEVICE_ORDER=PCI_BUS_ID, or list UUIDs"
