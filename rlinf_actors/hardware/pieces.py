@@ -93,7 +93,8 @@ def _name(cls: type) -> str:
 
 def _known(name: str, base: type) -> type | None:
     """The class of that name among *base* and what derives from it; the latest, of a module that was loaded twice."""
-    return next((cls for cls in reversed([base, *_below(base)]) if _name(cls) == name), None)
+    classes: list[type] = [base, *_below(base)]
+    return next((cls for cls in reversed(classes) if _name(cls) == name), None)
 
 
 def _below(base: type) -> Iterator[type]:
