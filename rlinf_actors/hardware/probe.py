@@ -138,6 +138,9 @@ def read_answer(end: ChildEnd, name: str, timeout_s: float) -> ChildReport:
         return ChildReport(faults=[f"{whose} left no readable report ({error}): {end.output[:80]!r}"])
     if any(info.type != name for info in report.infos):
         return ChildReport(faults=[f"{whose} reported devices of another type: {report.infos[0].type}"])
+    numbers = (value for info in report.infos for value in vars(info).values() if isinstance(value, int))
+    if any(value >> 63 not in (0, -1) for value in numbers):
+        return ChildReport(faults=[f"{whose} reported a number of more than 64 bits"])
     return report
 
 
