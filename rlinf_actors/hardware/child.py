@@ -23,8 +23,8 @@ def main(argv: list[str]) -> None:
     """Write what was found.
 
     Args:
-        argv: the parent's pid; an accelerator type or "extension"; the extension's module where the first is
-            "extension" or a type that the module registers.
+        argv: the parent's pid; an accelerator type or "extension"; the extension (JSON) where that is "extension" or
+            a type that it registers.
     """
     answer, what = contain(int(argv[0])), argv[1]
     try:
@@ -92,10 +92,11 @@ def _extension(name: str) -> dict[str, Any]:
 
 
 def _load(extensions: list[str]) -> None:
-    from rlinf_actors.hardware.extensions import load_module
+    from rlinf_actors.hardware.extensions import load
+    from rlinf_actors.wire.values import Extension
 
-    for name in extensions:
-        load_module(name)
+    for text in extensions:
+        load(Extension(**json.loads(text)))
 
 
 def _describe(error: Exception) -> str:

@@ -8,14 +8,16 @@ does not know; others do not pay for that.
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import importlib
 import logging
+import sys
 from collections.abc import Iterable, Sequence
-from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.hardware.registry import hardware_types
 from rlinf_actors.model.hardware import is_accelerator_type
 from rlinf_actors.settings import EXT_MODULE
 from rlinf_actors.wire.values import Extension
@@ -55,19 +57,44 @@ def load_module(name: str) -> None:
     _loaded[extension] = ""
 
 
+def installed(groups: Sequence[str] = GROUPS) -> list[Extension]:
+    """The entry points of installed packages on this process's import path. Reads files only; loads nothing of theirs.
+
+    Takes some milliseconds where there is none: importlib.metadata, which takes 30 to import, is left alone then.
+    """
+    if not any(_mentions(directory) for directory in dict.fromkeys(sys.path)):
+        return []
+    from importlib import metadata
+
+    found: dict[Extension, None] = {}
+    for group in groups:
+        for point in sorted(metadata.entry_points(group=group), key=lambda point: (point.name, point.value)):
+            package = f"{point.dist.name} {point.dist.version}" if point.dist is not None else ""
+            found[Extension(point.value, group, package)] = None
+    return list(found)
+
+
 def load_installed(groups: Sequence[str] = GROUPS) -> list[str]:
     """Load the entry points of all installed packages; once per process.
 
     Returns:
         What is wrong with those that could not be loaded, a sentence each, this time or before.
     """
-    for group in groups:
-        if group in _scanned:
-            continue
-        _scanned.add(group)
-        for point in sorted(metadata.entry_points(group=group), key=lambda point: (point.name, point.value)):
-            _try(Extension(point.value, group, _package(point)))
+    wanted = [group for group in groups if group not in _scanned]
+    _scanned.update(wanted)
+    for extension in installed(wanted) if wanted else ():
+        _try(extension)
     return [fault for extension, fault in _loaded.items() if extension.group in groups and fault]
+
+
+def load(extension: Extension) -> None:
+    """Load one extension.
+
+    Raises:
+        ConfigError: it is missing or broken.
+    """
+    if fault := _try(extension):
+        raise ConfigError(fault)
 
 
 def load_for(kind: str, told: Iterable[Extension], module: str | None) -> list[str]:
@@ -117,6 +144,8 @@ def load_accelerators(kinds: Iterable[str]) -> None:
 
 def is_known(kind: str) -> bool:
     """Whether hardware type *kind* is built in or registered in this process, its config class at least."""
+    from rlinf_actors.hardware.registry import hardware_types  # not at the top: agentd's probe needs no types
+
     return kind in hardware_types()
 
 
@@ -135,7 +164,7 @@ def load_told(told: Iterable[Extension], where: str) -> None:
         if fault:
             package = extension.package or f"the package that has module {_module_of(extension)}"
             raise ConfigError(
-                f"the driver has loaded {_title(extension)} for the hardware of this worker, which {where} cannot: "
+                f"the driver has loaded {title_of(extension)} for the hardware of this worker, which {where} cannot: "
                 f"{fault}. Install {package} there, or name an interpreter that has it (env_configs: "
                 "python_interpreter_path)"
             )
@@ -170,7 +199,7 @@ def _try(extension: Extension) -> str:
         except ConfigError as error:
             _loaded[extension] = str(error)
         except Exception as error:  # noqa: BLE001 - of a package of somebody else's; reported where its type is asked for
-            _loaded[extension] = f"{_title(extension)} cannot be loaded: {type(error).__name__}: {error}"
+            _loaded[extension] = f"{title_of(extension)} cannot be loaded: {type(error).__name__}: {error}"
         else:
             _loaded[extension] = ""
     return _loaded[extension]
@@ -195,7 +224,8 @@ def _module_of(extension: Extension) -> str:
     return extension.name.partition(":")[0].strip()
 
 
-def _title(extension: Extension) -> str:
+def title_of(extension: Extension) -> str:
+    """How messages call it."""
     if extension.group == EXT_MODULE:
         return f"{EXT_MODULE}={extension.name}"
     if not extension.group:
@@ -204,8 +234,14 @@ def _title(extension: Extension) -> str:
     return f"entry point {extension.name} ({extension.group}){package}"
 
 
-def _package(point: metadata.EntryPoint) -> str:
-    return f"{point.dist.name} {point.dist.version}" if point.dist is not None else ""
+def _mentions(directory: str) -> bool:
+    """Whether a package that is installed in *directory* has an entry point of ours."""
+    files = [*glob.iglob(f"{glob.escape(directory)}/*-info/entry_points.txt")] if directory else []
+    for file in files:
+        with contextlib.suppress(OSError):  # it was uninstalled meanwhile
+            if b"[rlinf_actors." in Path(file).read_bytes():
+                return True
+    return False
 
 
 def _import(name: str) -> Any:

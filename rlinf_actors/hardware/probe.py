@@ -1,8 +1,9 @@
 """What this node has. ``python -m rlinf_actors.hardware.probe`` prints it as JSON.
 
 Each vendor is asked in a subprocess of its own, started only where the vendor's device files or library exist, all at
-once; so is RLINF_EXT_MODULE, and after it each vendor that it registers. One that hangs, crashes or talks nonsense
-costs its own devices and is named in the faults. A machine without accelerators starts no process at all.
+once; so is each extension (RLINF_EXT_MODULE, entry points), and after it each vendor that it registers. One that hangs,
+crashes or talks nonsense costs its own devices and is named in the faults. A machine without accelerators and
+extensions starts no process at all.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ import msgspec
 from rlinf_actors.compat import TaskGroup
 from rlinf_actors.hardware.child import EXTENSION
 from rlinf_actors.hardware.contained import ChildEnd, fault_of, run_child
+from rlinf_actors.hardware.extensions import installed, title_of
 from rlinf_actors.hardware.interfaces import ipv4_interfaces
 from rlinf_actors.hardware.report import ProbeReport, resource_to_report
 from rlinf_actors.hardware.vendors.catalog import VENDORS, vendor_of
 from rlinf_actors.hardware.vendors.machine import LONGER, PROBE_TIMEOUT_S, Machine
 from rlinf_actors.model.hardware import AcceleratorInfo, HardwareResource
 from rlinf_actors.settings import EXT_MODULE, PROBE_LIMIT
+from rlinf_actors.wire.values import Extension
 
 _CHILD = "rlinf_actors.hardware.child"
 
@@ -61,8 +64,10 @@ async def run_probe(
     asker = _Asker(interpreter, environ, asyncio.get_running_loop().time() + timeout_s, timeout_s)
     async with TaskGroup() as tasks:
         asking = [tasks.create_task(asker.vendor(name), name=f"probe {name}") for name in names]
-        if environ.get(EXT_MODULE):
-            asking.append(tasks.create_task(asker.extension(environ[EXT_MODULE]), name="probe extension"))
+        asking += [
+            tasks.create_task(asker.extension(extension), name=f"probe {extension.name}")
+            for extension in _extensions(environ)
+        ]
     answers = [answer for task in asking for answer in task.result()]
     return ProbeReport(
         hostname=os.uname().nodename,
@@ -103,11 +108,11 @@ class _Asker:
     ends: float
     timeout_s: float
 
-    async def vendor(self, name: str, module: str = "", extension: str = "") -> list[_Answer]:
+    async def vendor(self, name: str, module: str = "", extension: Extension | None = None) -> list[_Answer]:
         """Ask one vendor."""
         return [_Answer(name, await self._ask(name, extension), module)]
 
-    async def extension(self, extension: str) -> list[_Answer]:
+    async def extension(self, extension: Extension) -> list[_Answer]:
         """Load the extension, then ask the vendors that it registers, in the time that is left."""
         first = _Answer(EXTENSION, await self._ask(EXTENSION, extension))
         async with TaskGroup() as tasks:
@@ -117,18 +122,30 @@ class _Asker:
             ]
         return [first, *(answer for task in asking for answer in task.result())]
 
-    async def _ask(self, name: str, extension: str) -> ChildReport:
+    async def _ask(self, name: str, extension: Extension | None) -> ChildReport:
         left_s = max(0.1, self.ends - asyncio.get_running_loop().time())
-        arguments = [name, *([extension] if extension else [])]
+        arguments = [name, *([msgspec.json.encode(extension).decode()] if extension else [])]
         end = await run_child(
             _CHILD, arguments, python=self.python, env={**self.environ, PROBE_LIMIT: f"{left_s:.3f}"}, timeout_s=left_s
         )
-        return read_answer(end, name, self.timeout_s)
+        return read_answer(end, name, self.timeout_s, _title(extension))
 
 
-def read_answer(end: ChildEnd, name: str, timeout_s: float) -> ChildReport:
+def _title(extension: Extension | None) -> str:
+    if extension is None:
+        return ""
+    return f"{EXT_MODULE}: its module" if extension.group == EXT_MODULE else title_of(extension)
+
+
+def _extensions(environ: Mapping[str, str]) -> list[Extension]:
+    """What registers vendors and types here: the module of RLINF_EXT_MODULE, and installed packages."""
+    module = environ.get(EXT_MODULE)
+    return [*([Extension(module, EXT_MODULE)] if module else []), *installed()]
+
+
+def read_answer(end: ChildEnd, name: str, timeout_s: float, extension: str = "") -> ChildReport:
     """What a child that ended like this found; a child that failed found one fault. Pure."""
-    whose = f"{EXT_MODULE}: its module" if name == EXTENSION else "the vendor's library"
+    whose = extension if name == EXTENSION else "the vendor's library"
     fault = fault_of(end, whose, timeout_s)
     if fault:
         return ChildReport(faults=[f"{fault}; {_longer(name)}" if end.hung else fault])
