@@ -184,7 +184,7 @@ def lookup(kind: str) -> type[HardwareConfig]:
         return known[kind]
     raise ConfigError(
         f"there is no hardware type {kind!r}; did you mean {nearest(kind, known)!r}? Known types: {', '.join(known)}. "
-        f"A type of your own is registered by the module that {EXT_MODULE} names"
+        f"A type of your own is registered by an installed package, or by the module that {EXT_MODULE} names"
     )
 
 
