@@ -370,7 +370,11 @@ class Cluster:
         return [node for node in self._nodes if node.node_rank in alive]
 
     def find_free_port(self, max_port_num: int | None = None) -> int:
-        """A TCP port that is free on this machine now, below *max_port_num* if given. Nothing holds it."""
+        """A TCP port that is free on this machine now, below *max_port_num* if given.
+
+        Nothing holds it: whoever binds it first has it, so bind it soon. In a worker `Worker.acquire_free_port` holds
+        one, and does so on the worker's own node.
+        """
         return free_port(max_port_num)
 
     def allocate(

@@ -108,7 +108,7 @@ def _start(
 
     server, endpoint, messenger = runtime.io.submit(listen()).result()
     ports = HeldPorts()
-    master_port = ports.hold(place.node_ip) if spec.rank == 0 else 0
+    master_port = ports.hold() if spec.rank == 0 else 0
     address = WorkerAddress(spec.group, spec.rank)
     has_devices = worker_context.accelerator_type(os.environ) is not AcceleratorType.NO_ACCEL
     context = worker_context.WorkerContext(
