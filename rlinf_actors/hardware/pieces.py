@@ -44,7 +44,7 @@ def info_of(piece: Piece, path: str = "") -> HardwareInfo:
         ConfigError: the class here has other fields than the one on the node.
     """
     detail = json.loads(piece.detail)
-    cls: Any = _known(piece.cls, HardwareInfo)
+    cls = _known(piece.cls, HardwareInfo)
     if cls is HardwareInfo:
         return HardwareInfo(piece.type, piece.model)
     if cls is None or cls is ReportedInfo:
@@ -91,13 +91,13 @@ def _name(cls: type) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
-def _known(name: str, base: type) -> type | None:
+def _known(name: str, base: type[Any]) -> type[Any] | None:
     """The class of that name among *base* and what derives from it; the latest, of a module that was loaded twice."""
-    classes: list[type] = [base, *_below(base)]
+    classes = [base, *_below(base)]
     return next((cls for cls in reversed(classes) if _name(cls) == name), None)
 
 
-def _below(base: type) -> Iterator[type]:
+def _below(base: type[Any]) -> Iterator[type[Any]]:
     for cls in base.__subclasses__():
         yield cls
         yield from _below(cls)
