@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import select
 import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from looking_hardware import Camera, Grip, LookingArmConfig, LookingArmInfo, Mover, section
 
-from rlinf_actors import Cluster, ConfigError, FlexiblePlacementStrategy, NodeLostError, WorkerGroup
+from rlinf_actors import Cluster, ConfigError, FlexiblePlacementStrategy, NodeLostError, WorkerGroup, WorkerStartError
+from rlinf_actors.cli.plan import plan
 from rlinf_actors.cluster import hardware as cluster_hardware
+from rlinf_actors.group import launching
 from rlinf_actors.testing import LocalCluster
 
 pytestmark = pytest.mark.live
@@ -133,6 +137,35 @@ def test_the_module_of_the_nodes_own_environment(two_nodes, monkeypatch):
     known = with_variables(PYTHONPATH=HERE, RLINF_EXT_MODULE="looking_hardware")
     with two_nodes.cluster(cluster_cfg=section(ARM, **known)) as cluster:
         assert [info.identity for info in infos(cluster)[1]] == ["p"]
+
+
+def test_a_worker_where_the_module_is_missing_says_what_to_install(two_nodes, monkeypatch):
+    with two_nodes.cluster(cluster_cfg=section(ARM)) as cluster:
+        monkeypatch.setattr(launching, "import_paths", list)
+        strategy = FlexiblePlacementStrategy([[0]], "lab")
+        group = Mover.create_group().launch(cluster, name="movers", placement_strategy=strategy, start_method="spawn")
+        with pytest.raises(WorkerStartError) as caught:
+            group.control.wait_ready(10)
+    text = str(caught.value)
+    assert "the driver has loaded module looking_hardware for the hardware of this worker, which" in text
+    assert "on node1 cannot: module looking_hardware cannot be loaded: ModuleNotFoundError" in text
+    assert "Install the package that has module looking_hardware there" in text
+
+
+def test_a_plan_asks_the_nodes_too(two_nodes, tmp_path):
+    config = section(**with_variables(ARM_PORTS="/dev/a,/dev/b", PYTHONPATH=HERE, RLINF_EXT_MODULE="looking_hardware"))
+    config["node_groups"][0]["node_ranks"] = 1
+    config["component_placement"] = {"mover": {"node_group": "lab", "placement": "0-1"}}
+    file = tmp_path / "conf.json"
+    file.write_text(json.dumps({"cluster": config}))  # JSON is YAML
+    planned = CliRunner().invoke(plan, [str(file), "--head", two_nodes.head])
+    assert planned.exit_code == 0, planned.output
+    assert "mover: 2 processes on lab (0-1)" in planned.output
+    config["node_groups"][0]["env_configs"] = with_variables(ARM_MODE="abort", PYTHONPATH=HERE)["env_configs"]
+    config["node_groups"][0]["env_configs"][0]["env_vars"].append({"RLINF_EXT_MODULE": "looking_hardware"})
+    file.write_text(json.dumps({"cluster": config}))
+    failed = CliRunner().invoke(plan, [str(file), "--head", two_nodes.head])
+    assert "node node1 cannot say which LookingArm it has: " in str(failed.exception)
 
 
 def test_an_agent_that_dies_of_it():
