@@ -124,7 +124,6 @@ class NodeHardwareConfig:
 _class = type  # NodeHardwareConfig has a field, and its decorator a parameter, of that name
 _hardware: dict[str, type[Hardware]] = {}
 _configs: dict[str, type[HardwareConfig]] = {}
-_extensions: set[str] = set()
 _BUILT_IN: Mapping[str, str] = MappingProxyType(
     {"Franka": "franka", "DualFranka": "franka", "GimArm": "gim_arm", "DOSW1": "dosw1", "Turtle2": "turtle2"}
 )
@@ -186,7 +185,7 @@ def lookup(kind: str) -> type[HardwareConfig]:
         return known[kind]
     raise ConfigError(
         f"there is no hardware type {kind!r}; did you mean {nearest(kind, known)!r}? Known types: {', '.join(known)}. "
-        f"A type of your own is registered by the module that {EXT_MODULE} names"
+        f"A type of your own is registered by an installed package, or by the module that {EXT_MODULE} names"
     )
 
 
@@ -217,38 +216,3 @@ def parse_config(kind: str, values: Mapping[str, Any], path: str = "") -> Hardwa
     """
     config: HardwareConfig = build(lookup(kind), values, path)
     return config
-
-
-def load_extension(name: str) -> None:
-    """Import module *name* and call its ``register()``; once per process and name, later calls do nothing.
-
-    Raises:
-        ConfigError: the module is missing, cannot be imported, has no ``register`` or that raised;
-            ``path`` is ``RLINF_EXT_MODULE``.
-    """
-    if name in _extensions:
-        return
-    try:
-        module = importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
-            raise ConfigError(
-                f"there is no module {error.name!r} on this interpreter's path; install it there, or add its directory "
-                "to PYTHONPATH",
-                path=EXT_MODULE,
-            ) from error
-        raise ConfigError(f"module {name!r} cannot be imported: {error}", path=EXT_MODULE) from error
-    except Exception as error:
-        raise ConfigError(
-            f"module {name!r} cannot be imported: {type(error).__name__}: {error}", path=EXT_MODULE
-        ) from error
-    register = getattr(module, "register", None)
-    if not callable(register):
-        raise ConfigError(f"module {name!r} has no function register()", path=EXT_MODULE)
-    try:
-        register()
-    except Exception as error:
-        raise ConfigError(
-            f"register() of module {name!r} raised {type(error).__name__}: {error}", path=EXT_MODULE
-        ) from error
-    _extensions.add(name)

@@ -27,6 +27,7 @@ from rlinf_actors.head.commands import (
     Unreachable,
 )
 from rlinf_actors.head.groups import GroupTable
+from rlinf_actors.head.looks import HardwareLooks
 from rlinf_actors.head.nodes import NodeTable
 from rlinf_actors.head.records import Client, Node
 from rlinf_actors.head.transitions import NodeLife
@@ -38,10 +39,12 @@ from rlinf_actors.wire.messages import (
     Body,
     ClientHello,
     Done,
+    EnumerateHardware,
     FindGroup,
     GetNodes,
     GetStatus,
     Goodbye,
+    HardwareFound,
     Launch,
     LogCredit,
     LogLines,
@@ -85,6 +88,7 @@ class Supervisor:
         self._ending: list[tuple[bytes, int]] = []
         self._deadline: float | None = None
         self._nodes = NodeTable(timing, self._emit, self._node_lost)
+        self._looks = HardwareLooks(identity.epoch, self._emit, self._nodes)
         self._clients = ClientTable(timing, self._emit, new_token, self._client_gone)
         self._groups = GroupTable(timing, self._emit, self._nodes, self._clients, self._worker_gone)
 
@@ -115,6 +119,7 @@ class Supervisor:
         else:
             self._nodes.tick(now)
             self._clients.tick(now)
+            self._looks.tick(now)
         self._groups.flush()
         self._groups.tick(now)
         if self._ending and not len(self._groups):
@@ -127,7 +132,7 @@ class Supervisor:
     def next_deadline(self) -> float:
         """When a Tick is due, infinity for never; may be too early, for a beat does not cost a look at everybody."""
         if self._deadline is None:
-            tables = (self._nodes, self._clients, self._groups)
+            tables = (self._nodes, self._clients, self._groups, self._looks)
             self._deadline = min(table.next_deadline() for table in tables)
         return self._deadline
 
@@ -165,6 +170,9 @@ class Supervisor:
             return self._client_hello(event.peer, body)
         if isinstance(body, GetStatus):
             return self.status(body.namespace, self._now)
+        if isinstance(body, EnumerateHardware):  # of an observer too: `rlinf-actors plan` has no session
+            self._looks.ask(event.peer, event.id, body, self._now)
+            return None
         client = self._clients.of_peer(event.peer)
         if client is None:
             self._emit(Notify(event.peer, Beat(HELLO_AGAIN)))
@@ -255,6 +263,8 @@ class Supervisor:
                 self._clients.gone(client, "its process ended")
         elif isinstance(body, LogLines):
             self._route_lines(node, body)
+        elif isinstance(body, HardwareFound):
+            self._looks.found(node, body)
         elif isinstance(body, Goodbye):
             self._nodes.left(node, body.reason, self._now)
         else:
@@ -295,6 +305,7 @@ class Supervisor:
 
     def _node_lost(self, node: Node, reason: str, certain: bool) -> None:
         self._emit(Record(f"node {node.name} is gone: {reason}"))
+        self._looks.node_lost(node, reason)
         self._groups.node_lost(node, reason, certain, self._now)
         self._clients.unwatch(node.id, self._now)
         self._clients.watch(self._nodes.alive())
@@ -304,6 +315,7 @@ class Supervisor:
         if client is not None:
             self._emit(Record(f"{client} has ended: {self._clients.ended(incarnation)}"))
             self._nodes.forget(client.peer)
+            self._looks.forget(client.peer)
             self._groups.forget_job(client.namespace)
 
     def _worker_gone(self, worker_id: str) -> None:

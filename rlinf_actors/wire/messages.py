@@ -15,6 +15,8 @@ from rlinf_actors.wire.values import (
     Endpoint,
     ExitReport,
     GroupState,
+    HardwareAnswer,
+    HardwareQuestion,
     LeaseState,
     NodeReport,
     NodeState,
@@ -107,6 +109,19 @@ class Nodes(Message, frozen=True):
     warnings: list[str] = []
 
 
+class EnumerateHardware(Message, frozen=True):
+    """Have a node look for the hardware that a node group has there. Answered by Enumerated, or by Failed when the node
+    is lost (node_lost) or gives no answer in time (timeout).
+    """
+
+    node_id: str
+    question: HardwareQuestion
+
+
+class Enumerated(Message, frozen=True):
+    answer: HardwareAnswer
+
+
 class Launch(Message, frozen=True):
     """Reserve the name and start the workers. Answered at once by Launched; each worker's fate
     follows as WorkerChanged. The sender owns the group and is subscribed to it. `detached`: the job's first
@@ -190,6 +205,26 @@ class StopWorkers(Message, frozen=True):
     grace_s: float
 
 
+class LookForHardware(Message, frozen=True):
+    """Notice to an agent, which answers with HardwareFound of the same id."""
+
+    id: str
+    question: HardwareQuestion
+
+
+class HardwareFound(Message, frozen=True):
+    """Notice of an agent; an id that nobody waits for any more is ignored."""
+
+    id: str
+    answer: HardwareAnswer
+
+
+class StopLooking(Message, frozen=True):
+    """Notice to an agent: nobody waits for that answer any more. Unknown ids are ignored."""
+
+    id: str
+
+
 class Watch(Message, frozen=True):
     """Notice to an agent: say ProcessGone when this process of your host ends."""
 
@@ -270,6 +305,7 @@ class Warn(Message, frozen=True):
 Body = Union[
     AgentHello, ClientHello, Welcome, Goodbye, Beat,
     GetNodes, Nodes, Launch, Launched, FindGroup, StopGroup, GetStatus, Status, StopCluster, Done,
+    EnumerateHardware, Enumerated, LookForHardware, HardwareFound, StopLooking,
     StartWorkers, StopWorkers, Watch, ProcessGone, WorkerReady, WorkerExited, LogLines, LogCredit,
     WorkerChanged, WatchClients, ClientGone, Warn,
 ]  # fmt: skip

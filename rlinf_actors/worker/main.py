@@ -160,11 +160,13 @@ def _construct(context: worker_context.WorkerContext, creation: Creation) -> tup
     os.environ.update(creation.frame.env)
     where = f"{sys.executable} on {context.place.node}"
     extension = os.environ.get(EXT_MODULE)
-    if extension:
-        from rlinf_actors.hardware.registry import load_extension
+    if extension or creation.frame.extensions:
+        from rlinf_actors.hardware import extensions
 
         try:
-            load_extension(extension)
+            if extension:
+                extensions.load_module(extension)
+            extensions.load_told(creation.frame.extensions, where)
         except ConfigError as error:
             raise WorkerStartError(str(error)) from error
     cls = _import_class(creation.frame.cls, where) if creation.frame.cls else None
