@@ -45,7 +45,8 @@ def _contain(parent: int) -> None:
 
     procfs.die_with_parent(signal.SIGKILL, parent)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (_MAX_OUTPUT_BYTES, _MAX_OUTPUT_BYTES))
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (_MAX_OUTPUT_BYTES, most))
     import faulthandler
 
     faulthandler.enable()
