@@ -176,3 +176,8 @@ def owner_of(group: Group, clients: ClientTable, nodes: NodeTable, of_worker: Ma
         owning = of_worker[client.worker_id]
         who = f"worker {owning.name}:{owning.workers[client.worker_id].spec.rank}"
     return f"owned by {who}, process {client.pid} {where}"
+
+
+def contradiction(hold: Hold, group: Group) -> str:
+    """A line about a group that has what another one holds."""
+    return f"{hold.claim.title} is held by two groups, {hold.group.key} and {group.key}: the second is stopped"

@@ -12,7 +12,7 @@ from functools import partial
 import msgspec
 
 from rlinf_actors.head.checks import check_launch, node_for, own_namespace
-from rlinf_actors.head.claims import IN_USE, ClaimTable, owner_of
+from rlinf_actors.head.claims import IN_USE, ClaimTable, contradiction, owner_of
 from rlinf_actors.head.clients import ClientTable
 from rlinf_actors.head.commands import Answer, Emit, Notify, Record, Refused, Timing
 from rlinf_actors.head.ended import EndedGroups
@@ -336,8 +336,7 @@ class GroupTable:
             if running.exit is None:
                 other = self._claims.take(group, worker, node, now)
                 if other is not None and not group.stopping:
-                    text = f"{other.claim.title} is held by two groups, {other.group.key} and {group.key}"
-                    self._emit(Record(f"{text}: the second is stopped"))
+                    self._emit(Record(contradiction(other, group)))
                     self._stop(group, self._timing.orphan_grace_s)
                 elif group.stopping:
                     self._emit(Notify(node.peer, StopWorkers([spec.id], self._timing.orphan_grace_s)))
