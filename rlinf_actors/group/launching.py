@@ -46,7 +46,6 @@ class Options:
     preload: Sequence[str] | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     wait_for_hardware: float = 0.0
-    numa_bind: bool = False
 
 
 def launch(
@@ -86,7 +85,6 @@ def launch(
             net_devices=settings.comm_net_devices,
             log_dir=cluster.log_dir if options.show_logs else None,
             forward_logs=options.show_logs,
-            numa_bind=options.numa_bind,
         ),
     )
     reference = class_reference(cls)

@@ -136,8 +136,7 @@ class Claim(Value, frozen=True):
 class WorkerSpec(Value, frozen=True):
     """What an agent needs to start one worker process. `env` is what the placement and the
     configuration ask for; the agent adds its node's. `token` proves membership of the job.
-    `claims` are the robots it was placed on. `numa_nodes` are those of its accelerators, if it is to stay near them
-    (empty if they are not known), None if it is not.
+    `claims` are the robots it was placed on.
     """
 
     id: str
@@ -157,7 +156,6 @@ class WorkerSpec(Value, frozen=True):
     forward_logs: bool = True
     token: str = ""
     claims: list[Claim] = []
-    numa_nodes: Union[list[int], None] = None
 
 
 class Endpoint(Value, frozen=True):
