@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from agentd.config import Config, default_interpreters, load
@@ -187,7 +188,7 @@ class Daemon:
         from agentd.looking import Looker
 
         rules = Rules(report.hostname, "", allowed=self._allowed_interpreters(report))
-        return Looker(rules, f"{run_dir}/pkg", self._environment, described=described)
+        return Looker(rules, f"{run_dir}/pkg", partial(self._environment, report), described=described)
 
     def _allowed_interpreters(self, report: NodeReport) -> tuple[str, ...] | None:
         from rlinf_actors.net.security import is_loopback
@@ -215,15 +216,18 @@ class Daemon:
             listen_ip=report.ip if outside else "",
             owner_pid=config.owner_pid,
             allowed_interpreters=self._allowed_interpreters(report),
-            environment=self._environment,
+            environment=partial(self._environment, report),
             report=reported,
             resources=report.resources,
         )
         return self._keeper
 
-    def _environment(self) -> dict[str, str]:
+    def _environment(self, report: NodeReport) -> dict[str, str]:
         """What this node gives its workers: what agentd was started with, and what is configured."""
-        return {**self._started_with, **self._described_env, **self._config.env}
+        from agentd.node import network_variables
+
+        given = {**self._started_with, **self._described_env, **self._config.env}
+        return {**given, **network_variables(report, given)}
 
     def _registered(self, head: HeadServer | None) -> None:
         where = ", ".join(head.endpoints) if head is not None else self._head_endpoint

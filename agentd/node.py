@@ -18,9 +18,12 @@ import msgspec
 from agentd.config import Config
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.hardware.interfaces import ipv4_interfaces
-from rlinf_actors.hardware.report import ProbeReport
+from rlinf_actors.hardware.report import ProbeReport, accelerator_type_of
+from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE, ALWAYS_NIC_VARIABLE
+from rlinf_actors.model.hardware import AcceleratorType
 from rlinf_actors.net.host import host_key, route_ip
 from rlinf_actors.net.security import is_loopback
+from rlinf_actors.settings import COMM_NET_DEVICES
 from rlinf_actors.wire.values import NodeReport, ResourceReport
 
 MAX_RUN_DIR = 80
@@ -177,6 +180,25 @@ def report(config: Config, probe: ProbeReport, described: Described | None, ip: 
         faults=probe.faults,
         profilers=given.profilers,
     )
+
+
+def network_variables(report: NodeReport, environ: Mapping[str, str]) -> dict[str, str]:
+    """The interface that collectives on this node are to use, as the variables for it that *environ* does not set.
+
+    RLINF_COMM_NET_DEVICES if it is set. Else, on a node with several interfaces, the one whose address the others know
+    this node by; left to themselves, gloo takes what the host's name resolves to, and a CCL the first interface.
+
+    Args:
+        report: of this node.
+        environ: what its workers start from.
+    """
+    outside = {name: ip for name, ip in report.interfaces.items() if not is_loopback(ip)}
+    devices = environ.get(COMM_NET_DEVICES) or ""
+    if not devices and len(outside) > 1:
+        devices = next((name for name, ip in outside.items() if ip == report.ip), "")
+    facts = ACCELERATOR_TABLE.get(AcceleratorType.named(accelerator_type_of(report.resources)))
+    names = (ALWAYS_NIC_VARIABLE, facts.nic_variable if facts is not None else "")
+    return {name: devices for name in names if devices and name and name not in environ}
 
 
 def without_devices() -> ProbeReport:

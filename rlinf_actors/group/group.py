@@ -328,6 +328,7 @@ class GroupLauncher(Generic[T]):
         preload: Sequence[str] | None = None,
         env_vars: dict[str, str] | None = None,
         wait_for_hardware: float = 0.0,
+        numa_bind: bool = False,
     ) -> Union[WorkerGroup[T], T]:
         """Reserve the name, start the workers, and return without waiting for their constructors.
 
@@ -342,6 +343,8 @@ class GroupLauncher(Generic[T]):
             start_method: "fork" from a prepared process, or "spawn" for libraries that do not survive a fork.
             preload: modules imported before the fork; default: torch and numpy where this process has them.
             env_vars: variables for this group alone.
+            numa_bind: keep each worker, and the threads of its libraries, on the CPUs of the NUMA nodes that its
+                accelerators are attached to. Where those are not known, it is not bound, and its log says so.
             wait_for_hardware: seconds to wait for robots that other groups hold. In a plain script `launch`
                 blocks meanwhile; Ctrl-C, or ``shutdown()`` on the group, withdraws it.
 
@@ -371,6 +374,7 @@ class GroupLauncher(Generic[T]):
                 preload=preload,
                 env=env_vars or {},
                 wait_for_hardware=wait_for_hardware,
+                numa_bind=numa_bind,
             ),
         )
         return cast("WorkerGroup[T]", WorkerGroup(control))

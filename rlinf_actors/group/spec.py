@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlinf_actors.hardware.registry import is_exclusive
-from rlinf_actors.model.hardware import HardwareInfo
+from rlinf_actors.model.hardware import AcceleratorInfo, HardwareInfo
+from rlinf_actors.model.node import NodeInfo
 from rlinf_actors.model.placement import Placement
 from rlinf_actors.placement.environment import GroupLayout, worker_environment
 from rlinf_actors.placement.view import ClusterView, find_group
@@ -32,6 +33,7 @@ class LaunchOptions:
         net_devices: interfaces for collectives, None for the kernel's choice.
         log_dir: directory of log files, None for the agent's own.
         forward_logs: whether stdout and stderr reach the driver's terminal.
+        numa_bind: whether workers stay on the CPUs next to their accelerators.
     """
 
     start_method: str = "fork"
@@ -43,6 +45,7 @@ class LaunchOptions:
     net_devices: str | None = None
     log_dir: str | None = None
     forward_logs: bool = True
+    numa_bind: bool = False
 
 
 def worker_specs(
@@ -76,9 +79,18 @@ def worker_specs(
                 log_dir=options.log_dir,
                 forward_logs=options.forward_logs,
                 claims=claims.get(placement.rank, []),
+                numa_nodes=_numa_nodes(placement, node) if options.numa_bind else None,
             )
         )
     return specs
+
+
+def _numa_nodes(placement: Placement, node: NodeInfo) -> list[int] | None:
+    """The NUMA nodes of a worker's own accelerators, those that are known; None without accelerators."""
+    if placement.local_accelerator_rank < 0:
+        return None
+    infos = [node.accelerators[rank] for rank in placement.local_hardware_ranks]
+    return sorted({info.numa_node for info in infos if isinstance(info, AcceleratorInfo) and info.numa_node >= 0})
 
 
 def hardware_of(placements: Sequence[Placement], cluster: ClusterView) -> dict[int, list[HardwareInfo]]:

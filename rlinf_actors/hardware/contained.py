@@ -142,12 +142,14 @@ async def _until_end(child: subprocess.Popen[bytes], timeout_s: float) -> tuple[
         if not gone:
             return None, f"it hangs in a device driver, and process {child.pid} cannot be killed"
         code = child.wait()
+        _reap_orphans(child.pid)
         return (code if in_time else None), ""
     except BaseException:
         _kill_group(child)
         _kill_session(child.pid)
         if select.select([pidfd], [], [], _KILL_S)[0]:
             child.wait()
+            _reap_orphans(child.pid)
         raise
     finally:
         os.close(pidfd)
@@ -181,6 +183,21 @@ def _kill_session(leader: int) -> None:
         if stat is not None and stat.session == leader:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+def _reap_orphans(leader: int) -> None:
+    """Where this process is a subreaper, as agentd is, what a child started has become its own when that one ended."""
+    for pid in procfs.children(os.getpid()):
+        stat = procfs.stat(pid)
+        if stat is None or stat.session != leader:
+            continue
+        pidfd = os.pidfd_open(pid)
+        try:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            if select.select([pidfd], [], [], _KILL_S)[0]:
+                os.waitpid(pid, 0)
+        finally:
+            os.close(pidfd)
 
 
 def _content(fd: int) -> bytes:

@@ -15,10 +15,11 @@ from typing import Any, ClassVar, TypeVar
 from rlinf_actors.config.fields import nearest
 from rlinf_actors.config.typed import build
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.model.hardware import AcceleratorType, HardwareConfig, HardwareResource
+from rlinf_actors.model.hardware import AcceleratorType, HardwareConfig, HardwareResource, is_accelerator_type
+from rlinf_actors.model.node import ANY_ACCELERATOR
 from rlinf_actors.settings import EXT_MODULE
 
-_RESERVED = frozenset({"Accelerator", *(kind.value for kind in AcceleratorType)})
+_RESERVED = frozenset({ANY_ACCELERATOR, AcceleratorType.NO_ACCEL.value})
 
 _HardwareClass = TypeVar("_HardwareClass", bound="type[Hardware]")
 _ConfigClass = TypeVar("_ConfigClass", bound="type[HardwareConfig]")
@@ -135,7 +136,7 @@ def _built_in(kind: str) -> ModuleType:
 
 
 def _enter(table: dict[str, Any], kind: str, found: type, what: str) -> None:
-    if kind in _RESERVED:
+    if kind in _RESERVED or is_accelerator_type(kind):
         raise ValueError(f"{kind!r} is a type of accelerator; choose another name for {found.__name__}")
     earlier = table.get(kind)
     # A module that is imported again, or a register() that runs again, makes a new class of the same name.

@@ -136,7 +136,8 @@ class Claim(Value, frozen=True):
 class WorkerSpec(Value, frozen=True):
     """What an agent needs to start one worker process. `env` is what the placement and the
     configuration ask for; the agent adds its node's. `token` proves membership of the job.
-    `claims` are the robots it was placed on.
+    `claims` are the robots it was placed on. `numa_nodes` are those of its accelerators, if it is to stay near them
+    (empty if they are not known), None if it is not.
     """
 
     id: str
@@ -156,6 +157,7 @@ class WorkerSpec(Value, frozen=True):
     forward_logs: bool = True
     token: str = ""
     claims: list[Claim] = []
+    numa_nodes: Union[list[int], None] = None
 
 
 class Endpoint(Value, frozen=True):

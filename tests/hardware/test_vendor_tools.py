@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from vendor_kit import Tree, capture
 
+from rlinf_actors import procfs
 from rlinf_actors.hardware.probe import run_probe
 from rlinf_actors.hardware.report import ProbeReport, resources_from_reports
 from rlinf_actors.model.hardware import AcceleratorInfo
@@ -215,6 +216,16 @@ async def test_a_tool_without_its_devices_is_never_run(tree: Tree) -> None:
         tree.tool(name, "sys.exit('must not be asked')")
     report = await run_probe(python="/nowhere/python", env=tree.environ)
     assert (report.resources, report.faults) == ([], [])
+
+
+@pytest.mark.parametrize("after", ["", "signal.pause()"])
+async def test_an_agent_keeps_nothing_of_what_a_tool_started(tree: Tree, after: str) -> None:
+    procfs.set_subreaper()  # as agentd is: orphans come to this process, and `nothing_left` sees them
+    tree.kunlun()
+    answer = f"out({capture('kunlun_devices.txt')!r})\nsys.stdout.flush()"
+    tree.tool("xpu_smi", f"{answer}\nif os.fork() == 0: signal.pause()\n{after}")
+    report = await probed(tree, timeout_s=2 if after else 15)
+    assert indices(report) == [0, 1]
 
 
 async def test_cancelling_the_probe_kills_what_a_tool_started(tree: Tree, tmp_path: Path) -> None:
