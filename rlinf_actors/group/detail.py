@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from rlinf_actors.errors import ProtocolError
-from rlinf_actors.model.hardware import AcceleratorType
 from rlinf_actors.model.node import NodeInfo
 from rlinf_actors.model.placement import Placement
+from rlinf_actors.placement.environment import model_seen
 
 _PLAIN = Placement(-1, -1, -1)
 """Fields that are like its own are left out: the record goes to every node of the group."""
@@ -23,7 +23,7 @@ class GroupDetail(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         placements: of the ranks, in their order.
         nodes: for each rank the name of its node.
-        models: for each rank the model of its node's accelerators, "" for a rank without any.
+        models: for each rank the model of its accelerators, "" for a rank without any.
     """
 
     placements: list[Placement] = []
@@ -40,7 +40,7 @@ def detail_of(placements: Sequence[Placement], nodes: Sequence[NodeInfo], names:
         names: for each rank what messages to people call that node.
     """
     models = [
-        "" if placement.accelerator_type is AcceleratorType.NO_ACCEL else node.accelerator_model
+        model_seen(placement, node)
         for placement, node in zip(placements, nodes, strict=True)
     ]
     return GroupDetail(list(placements), list(names), models)

@@ -83,6 +83,16 @@ def worker_environment(
     }
 
 
+def model_seen(placement: Placement, node: NodeInfo) -> str:
+    """Model of a worker's first accelerator, of the first that it sees if it has none of its own, else ""."""
+    if placement.accelerator_type is AcceleratorType.NO_ACCEL or not placement.visible_accelerators:
+        return ""
+    position = placement.local_accelerator_rank
+    if position < 0:
+        position = node.accelerator_device_names.index(placement.visible_accelerators[0])
+    return node.accelerators[position].model
+
+
 def _ranks(group_name: str, placement: Placement, layout: GroupLayout) -> dict[str, str]:
     return {
         "GROUP_NAME": group_name,
@@ -104,7 +114,7 @@ def _devices(placement: Placement, node: NodeInfo) -> dict[str, str]:
         "LOCAL_ACCELERATOR_RANK": str(placement.local_accelerator_rank),
         "VISIBLE_DEVICES": ",".join(placement.visible_accelerators),
         "ACCELERATOR_TYPE": kind.value,
-        "ACCELERATOR_MODEL": "" if kind is AcceleratorType.NO_ACCEL else node.accelerator_model,
+        "ACCELERATOR_MODEL": model_seen(placement, node),
         "ISOLATE_ACCELERATOR": "1" if placement.isolate_accelerator else "0",
         "LOCAL_HARDWARE_RANKS": ",".join(map(str, placement.local_hardware_ranks)),
     }
