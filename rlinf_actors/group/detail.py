@@ -39,10 +39,7 @@ def detail_of(placements: Sequence[Placement], nodes: Sequence[NodeInfo], names:
         nodes: for each rank its node.
         names: for each rank what messages to people call that node.
     """
-    models = [
-        model_seen(placement, node)
-        for placement, node in zip(placements, nodes, strict=True)
-    ]
+    models = [model_seen(placement, node) for placement, node in zip(placements, nodes, strict=True)]
     return GroupDetail(list(placements), list(names), models)
 
 

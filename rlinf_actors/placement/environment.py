@@ -131,9 +131,10 @@ def _devices(placement: Placement, node: NodeInfo) -> dict[str, str]:
 def _numbering(node: NodeInfo, present: Mapping[str, str]) -> dict[str, str]:
     """What makes the numbers in a visibility variable mean the devices that the probe gave them to."""
     facts = ACCELERATOR_TABLE.get(node.accelerator_type)
-    if facts is None or not facts.numbering[0] or facts.numbering[0] in present:
+    if facts is None or not facts.numbering[0]:
         return {}
-    return dict([facts.numbering])
+    mixed = len({info.model for info in node.accelerators}) > 1  # else every order is as good
+    return {} if facts.numbering[0] in present and not mixed else dict([facts.numbering])
 
 
 def _route(node: NodeInfo) -> str:

@@ -67,7 +67,7 @@ def check_launch(env_vars: Mapping[str, str], placement: Placement, node: NodeIn
     Raises:
         ConfigError: they show others, or would change what the numbers of the devices mean.
     """
-    path = "env_vars of launch()"
+    path = "launch(env_vars)"
     _check_numbering(env_vars, node, path)
     by_type = _by_type(node)
     for variable in visibility_variables():
@@ -85,7 +85,7 @@ def check_launch(env_vars: Mapping[str, str], placement: Placement, node: NodeIn
             f"is {env_vars[variable]!r}, but worker {placement.rank} was placed on node {node.node_rank} in group "
             f"{group.label!r} with {variable}={','.join(own)!r}{also}; leave the variable out, and choose the devices "
             "by the placement, or by env_configs of a node group",
-            path=f"{path}: {variable}",
+            path=f"{path}.{variable}",
         )
 
 
@@ -124,7 +124,7 @@ def _named(value: str, variable: str, devices: Sequence[_Device], node: NodeInfo
     raise ConfigError(
         f"does not fit node {node.node_rank}: {'; '.join(faults)}. That node offers {has or 'no accelerator'}; "
         f"its own settings: {', '.join(own) or 'none'}",
-        path=f"{path}: {variable}",
+        path=f"{path}.{variable}",
     )
 
 
@@ -140,7 +140,7 @@ def _check_numbering(env_vars: Mapping[str, str], node: NodeInfo, path: str) -> 
                     f"is {env_vars[name]!r}, which changes what the device numbers of node {node.node_rank} mean "
                     f"(there: {node.env_vars.get(name, 'not set')}); set it in that node's agentd, or use "
                     f"{facts.visibility_variable}",
-                    path=f"{path}: {name}",
+                    path=f"{path}.{name}",
                 )
         name, ours = facts.numbering
         value = env_vars.get(name, ours)
@@ -149,5 +149,5 @@ def _check_numbering(env_vars: Mapping[str, str], node: NodeInfo, path: str) -> 
             raise ConfigError(
                 f"is {value!r}, but node {node.node_rank} has several models ({', '.join(models)}), and its devices "
                 f"are numbered as {name}={ours} does; leave {name} out, and workers get that",
-                path=f"{path}: {name}",
+                path=f"{path}.{name}",
             )

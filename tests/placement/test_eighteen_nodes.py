@@ -30,9 +30,7 @@ def launched() -> dict[str, list[WorkerSpec]]:
     cluster = DescribedCluster.from_any(str(EXAMPLE / "nodes.yaml"), config)
     placement = ComponentPlacement(config, cluster)
     return {
-        name: worker_specs(
-            name, "lab", placement.get_strategy(name).get_placement(cluster), cluster, LaunchOptions()
-        )
+        name: worker_specs(name, "lab", placement.get_strategy(name).get_placement(cluster), cluster, LaunchOptions())
         for name in placement.components
     }
 
@@ -49,42 +47,50 @@ def expected(component: str, rank: int) -> tuple[int, str | None, dict[str, str]
     if component in ("actor", "rollout"):
         among, device = divmod(rank, 8)
         node = among if component == "actor" else 8 + among
-        return node, "/opt/venv/openpi/bin/python3" if component == "actor" else None, {
-            **common,
-            "NODE_GROUP_LABEL": "a800" if component == "actor" else "4090",
-            "GLOO_SOCKET_IFNAME": "eth0" if component == "actor" else "eth1",
-            "ACCELERATOR_MODEL": "A800" if component == "actor" else "RTX 4090",
-            "ACCELERATOR_TYPE": "NV_GPU",
-            "CLUSTER_NODE_RANK": str(node),
-            "NODE_RANK": str(among),
-            "NODE_LOCAL_RANK": str(device),
-            "NODE_LOCAL_WORLD_SIZE": "8",
-            "LOCAL_RANK": "0",  # it is alone with the one device that it sees
-            "LOCAL_WORLD_SIZE": "1",
-            "LOCAL_ACCELERATOR_RANK": str(device),
-            "LOCAL_HARDWARE_RANKS": str(device),
-            "VISIBLE_DEVICES": str(device),
-            "CUDA_VISIBLE_DEVICES": str(device),
-            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-            "ISOLATE_ACCELERATOR": "1",
-        }
+        return (
+            node,
+            "/opt/venv/openpi/bin/python3" if component == "actor" else None,
+            {
+                **common,
+                "NODE_GROUP_LABEL": "a800" if component == "actor" else "4090",
+                "GLOO_SOCKET_IFNAME": "eth0" if component == "actor" else "eth1",
+                "ACCELERATOR_MODEL": "A800" if component == "actor" else "RTX 4090",
+                "ACCELERATOR_TYPE": "NV_GPU",
+                "CLUSTER_NODE_RANK": str(node),
+                "NODE_RANK": str(among),
+                "NODE_LOCAL_RANK": str(device),
+                "NODE_LOCAL_WORLD_SIZE": "8",
+                "LOCAL_RANK": "0",  # it is alone with the one device that it sees
+                "LOCAL_WORLD_SIZE": "1",
+                "LOCAL_ACCELERATOR_RANK": str(device),
+                "LOCAL_HARDWARE_RANKS": str(device),
+                "VISIBLE_DEVICES": str(device),
+                "CUDA_VISIBLE_DEVICES": str(device),
+                "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+                "ISOLATE_ACCELERATOR": "1",
+            },
+        )
     if component == "env":
-        return 16 + rank, None, {
-            **common,
-            "NODE_GROUP_LABEL": "franka",
-            "ACCELERATOR_MODEL": "",
-            "ACCELERATOR_TYPE": "NO_ACCEL",
-            "CLUSTER_NODE_RANK": str(16 + rank),
-            "NODE_RANK": str(rank),
-            "NODE_LOCAL_RANK": "0",
-            "NODE_LOCAL_WORLD_SIZE": "1",
-            "LOCAL_RANK": "0",
-            "LOCAL_WORLD_SIZE": "1",
-            "LOCAL_ACCELERATOR_RANK": "-1",
-            "LOCAL_HARDWARE_RANKS": "0",  # the arm
-            "VISIBLE_DEVICES": "",
-            "ISOLATE_ACCELERATOR": "0",
-        }
+        return (
+            16 + rank,
+            None,
+            {
+                **common,
+                "NODE_GROUP_LABEL": "franka",
+                "ACCELERATOR_MODEL": "",
+                "ACCELERATOR_TYPE": "NO_ACCEL",
+                "CLUSTER_NODE_RANK": str(16 + rank),
+                "NODE_RANK": str(rank),
+                "NODE_LOCAL_RANK": "0",
+                "NODE_LOCAL_WORLD_SIZE": "1",
+                "LOCAL_RANK": "0",
+                "LOCAL_WORLD_SIZE": "1",
+                "LOCAL_ACCELERATOR_RANK": "-1",
+                "LOCAL_HARDWARE_RANKS": "0",  # the arm
+                "VISIBLE_DEVICES": "",
+                "ISOLATE_ACCELERATOR": "0",
+            },
+        )
     node, local = divmod(rank, 100)
     return node, None, {
         **common,

@@ -140,7 +140,7 @@ def test_what_does_not_fit_the_node(value: dict[str, str], texts: list[str]) -> 
     with pytest.raises(ConfigError) as caught:
         cluster(node(0, [0, 1], env_vars={CUDA: "0,1"}), variables={0: value})
     (name,) = value
-    assert str(caught.value).startswith(f"cluster.node_groups[0].env_configs[0].env_vars: {name}")
+    assert str(caught.value).startswith(f"cluster.node_groups[0].env_configs[0].env_vars.{name}: ")
     for text in [*texts, value[name]]:
         assert text in str(caught.value)
 
@@ -190,7 +190,7 @@ def test_launch_may_not_say_otherwise(value: str) -> None:
     with pytest.raises(ConfigError) as caught:
         specs(found, placements, **{CUDA: value})
     text = str(caught.value)
-    assert text.startswith(f"env_vars of launch(): {CUDA}")
+    assert text.startswith(f"launch(env_vars).{CUDA}: ")
     assert f"is {value!r}, but worker 0 was placed on node 0 in group 'g' with {CUDA}='2,3'" in text
     assert f"env_configs of that group has {CUDA}=2,3,0,1" in text
 
@@ -219,7 +219,7 @@ def test_launch_with_a_device_that_the_node_hides_or_another_vendors() -> None:
     placements = packed(0).get_placement(found)
     with pytest.raises(ConfigError, match=r"names 5, which no device .* its own settings: CUDA_VISIBLE_DEVICES=0,1"):
         specs(found, placements, **{CUDA: "5"})
-    with pytest.raises(ConfigError, match=r"env_vars of launch\(\): MUSA_VISIBLE_DEVICES"):
+    with pytest.raises(ConfigError, match=r"launch\(env_vars\)\.MUSA_VISIBLE_DEVICES"):
         specs(found, placements, MUSA_VISIBLE_DEVICES="0")
 
 

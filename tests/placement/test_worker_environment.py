@@ -152,6 +152,8 @@ def test_devices_are_numbered_as_the_probe_did_unless_the_user_says_otherwise() 
     found = environments(NodeGroupInfo(label="a", nodes=nodes, env_configs=configs), [[0], [2], [4], [6]])
     told = [entry.get("CUDA_DEVICE_ORDER") for entry in found]
     assert told == ["FASTEST_FIRST", None, "PCI_BUS_ID", None]  # the agent merges the node's own in
+    nodes[1].accelerators[1].model = "N"
+    assert environments(NodeGroupInfo(label="a", nodes=nodes), [[2]])[0]["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
 
 
 def test_the_interface_of_the_route_where_there_are_several() -> None:
