@@ -1,4 +1,4 @@
-"""A user's CUDA_VISIBLE_DEVICES from a node's environment to its workers: real agentd, probe and workers, a fake NVML."""
+"""A user's CUDA_VISIBLE_DEVICES, from where it is set to the workers: real agentd, probe and workers, a fake NVML."""
 
 from __future__ import annotations
 
