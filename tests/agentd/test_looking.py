@@ -149,11 +149,11 @@ def test_an_answer_is_taken_as_it_is():
 
 
 async def test_an_interpreter_that_is_not_allowed_is_not_started(tmp_path):
-    rules = Rules("n0", "", own="/usr/bin/own-python", allowed=("/opt",))
+    rules = Rules("n0", "", own="/usr/bin/own-python", allowed=("/nowhere",))
     looker = Looker(rules, str(tmp_path), lambda: dict(os.environ), described=False)
     answer = await looker.look(HardwareQuestion("Arm", 0, interpreter=sys.executable))
     assert answer.kind == "failed"
-    assert "is not below a directory that agentd allows there (/opt)" in answer.text
+    assert "is not below a directory that agentd allows there (/nowhere)" in answer.text
 
 
 async def test_a_variable_that_cannot_be_passed_on(tmp_path):
