@@ -73,6 +73,10 @@ class GroupTable:
         chosen = [group for group in self._groups.values() if namespace in (None, group.namespace)]
         return [group.state("") for group in sorted(chosen, key=lambda group: group.key)]
 
+    def alive(self) -> list[Group]:
+        """All groups that have a name."""
+        return list(self._groups.values())
+
     def uses(self, namespace: str) -> bool:
         """Whether a namespace has groups."""
         return any(group.namespace == namespace for group in self._groups.values())
@@ -187,15 +191,23 @@ class GroupTable:
         for group in list(self._groups.values()):
             for worker in group.workers.values():
                 if worker.node_id == node.id and not worker.gone:
-                    worker.exit = ExitReport("node_lost", reason=f"node {node.name}: {reason}")
-                    self._step(worker, "node_lost")
+                    self._lose(worker, f"node {node.name}: {reason}")
+
+    def lose(self, worker: Worker, reason: str) -> None:
+        """A worker has ended where we cannot see it; if its agent still has it when it hears us, it is stopped."""
+        self._send_stop([worker], 0.0, reason)
+        self._lose(worker, reason)
+
+    def _lose(self, worker: Worker, reason: str) -> None:
+        worker.exit = ExitReport("node_lost", reason=reason)
+        self._step(worker, "node_lost")
 
     def client_gone(self, incarnation: str) -> None:
         """A client has ended: its groups are stopped, and it hears of no other any more."""
         for group in list(self._groups.values()):
             group.subscribers.pop(incarnation, None)
             if group.owner == incarnation:
-                self._stop(group, self._timing.orphan_grace_s)
+                self.stop_group(group, "its owner ended")
                 self._touched[group.key] = group
 
     def tell_all(self, client: Client) -> None:
@@ -261,16 +273,26 @@ class GroupTable:
         if specs and node is not None:
             self._emit(Notify(node.peer, StartWorkers(specs, group.owner, group.cls, group.detail)))
 
-    def _stop(self, group: Group, grace_s: float) -> None:
-        group.stopping = True
-        living = [worker for worker in group.workers.values() if not worker.gone]
-        for worker in living:
+    def stop_group(self, group: Group, reason: str) -> None:
+        """Stop a group that its owner does not stop."""
+        self._stop(group, self._timing.orphan_grace_s, reason)
+
+    def stop_workers(self, workers: Sequence[Worker], grace_s: float, reason: str = "") -> None:
+        """Stop some workers; *reason* where their owner does not want it."""
+        for worker in workers:
             self._step(worker, "stop")
-        for node_id in dict.fromkeys(worker.node_id for worker in living):
+        self._send_stop(workers, grace_s, reason)
+
+    def _stop(self, group: Group, grace_s: float, reason: str = "") -> None:
+        group.stopping = True
+        self.stop_workers([worker for worker in group.workers.values() if not worker.gone], grace_s, reason)
+
+    def _send_stop(self, workers: Sequence[Worker], grace_s: float, reason: str) -> None:
+        for node_id in dict.fromkeys(worker.node_id for worker in workers):
             node = self._nodes.get(node_id)
-            ids = [worker.id for worker in living if worker.node_id == node_id]
+            ids = [worker.id for worker in workers if worker.node_id == node_id]
             if node is not None:
-                self._emit(Notify(node.peer, StopWorkers(ids, grace_s)))
+                self._emit(Notify(node.peer, StopWorkers(ids, grace_s, reason)))
 
     def _step(self, worker: Worker, event: str) -> None:
         before = worker.life

@@ -29,6 +29,7 @@ from rlinf_actors.head.commands import (
 from rlinf_actors.head.groups import GroupTable
 from rlinf_actors.head.nodes import NodeTable
 from rlinf_actors.head.records import Client, Node
+from rlinf_actors.head.robots import RobotTable
 from rlinf_actors.head.transitions import NodeLife
 from rlinf_actors.wire.messages import (
     HELLO_AGAIN,
@@ -38,6 +39,7 @@ from rlinf_actors.wire.messages import (
     Body,
     ClientHello,
     Done,
+    EStop,
     FindGroup,
     GetNodes,
     GetStatus,
@@ -87,6 +89,7 @@ class Supervisor:
         self._nodes = NodeTable(timing, self._emit, self._node_lost)
         self._clients = ClientTable(timing, self._emit, new_token, self._client_gone)
         self._groups = GroupTable(timing, self._emit, self._nodes, self._clients, self._worker_gone)
+        self._robots = RobotTable(timing, self._emit, self._nodes, self._clients, self._groups)
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """What to do about *event*, in order."""
@@ -112,9 +115,11 @@ class Supervisor:
         elif isinstance(event, Stalled):
             self._nodes.stalled(event.seconds)
             self._clients.stalled(event.seconds)
+            self._robots.stalled(event.seconds)
         else:
             self._nodes.tick(now)
             self._clients.tick(now)
+            self._robots.tick(now)
         self._groups.flush()
         if self._ending and not len(self._groups):
             for peer, id in self._ending:
@@ -126,7 +131,8 @@ class Supervisor:
     def next_deadline(self) -> float:
         """When a Tick is due, infinity for never; may be too early, for a beat does not cost a look at everybody."""
         if self._deadline is None:
-            self._deadline = min(self._nodes.next_deadline(), self._clients.next_deadline())
+            deadlines = (self._nodes.next_deadline(), self._clients.next_deadline())
+            self._deadline = min(*deadlines, self._robots.next_deadline(self._now))
         return self._deadline
 
     def _is_routine(self, event: Event) -> bool:
@@ -145,6 +151,7 @@ class Supervisor:
             self._nodes.states(now),
             self._groups.states(namespace),
             [str(client) for client in self._clients.alive() if namespace in (None, client.namespace)],
+            self._robots.stopped(),
         )
 
     def farewell(self, reason: str) -> list[Command]:
@@ -162,6 +169,8 @@ class Supervisor:
             return self._client_hello(event.peer, body)
         if isinstance(body, GetStatus):
             return self.status(body.namespace, self._now)
+        if isinstance(body, EStop):
+            return self._robots.estop(body)
         client = self._clients.of_peer(event.peer)
         if client is None:
             self._emit(Notify(event.peer, Beat(HELLO_AGAIN)))
@@ -179,6 +188,7 @@ class Supervisor:
         if isinstance(body, Launch):
             if self._ending:
                 raise Refused("usage", "the cluster is being stopped")
+            self._robots.check(body)
             return self._groups.launch(client, body)
         if isinstance(body, FindGroup):
             return self._groups.find(client, body)
@@ -202,6 +212,7 @@ class Supervisor:
         else:
             self._clients.unwatch(node.id, self._now)  # a head's watch may have been lost with its connection
         self._groups.reconcile(node, hello.workers, self._now)
+        self._robots.node_back(node)
         self._clients.watch(self._nodes.alive())
         return self._welcome("")
 
@@ -222,7 +233,10 @@ class Supervisor:
             )
 
     def _welcome(self, token: str) -> Welcome:
-        return Welcome(self.identity.epoch, self.identity.version, self.timing.beat_s, self.timing.lease_s, token)
+        timing = self.timing
+        return Welcome(
+            self.identity.epoch, self.identity.version, timing.beat_s, timing.lease_s, token, timing.robot_lease_s
+        )
 
     # --- notices ---
 
@@ -241,7 +255,7 @@ class Supervisor:
 
     def _agent_told(self, node: Node, body: Body) -> None:
         if isinstance(body, Beat):
-            self._emit(Notify(node.peer, Beat(self.identity.epoch)))
+            self._emit(Notify(node.peer, Beat(self.identity.epoch, body.at)))
         elif isinstance(body, WorkerReady):
             self._guard(lambda: self._groups.ready(node, body))
         elif isinstance(body, WorkerExited):

@@ -196,6 +196,8 @@ class Runtime:
         try:
             if key in self._stopping:  # of a group of this name that could not come up
                 await asyncio.wait([self._stopping[key]])
+            if self._head is not None and any(spec.claims for spec in message.workers):
+                self._head.own_robots()
             await self.ask(message, Launched, HEAD_TIMEOUT_S, adopt)
         except BaseException as error:
             group.close(error if isinstance(error, Exception) else None)

@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from rlinf_actors import procfs
@@ -51,6 +51,16 @@ class Worker:
             self.control, self.child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self.control.setblocking(False)
             stack.pop_all()
+
+    @property
+    def has_robots(self) -> bool:
+        """Whether it holds a lease of robots."""
+        return bool(self.fork.spec.claims)
+
+    def tell(self, packet: spawn.ToWorker) -> None:
+        """Say something to it. One that is gone, or stopped for so long that its socket is full, does not hear it."""
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            self.control.send(spawn.encode(packet))
 
     def note(self, text: str) -> None:
         """A line of ours in its stderr file."""
@@ -137,6 +147,17 @@ class Nursery:
             worker.announced = False
             self._announce(worker)
 
+    def renew(self, packet: spawn.Renew) -> None:
+        """The leases of robot workers last longer."""
+        for worker in self._workers.values():
+            if worker.has_robots:
+                worker.tell(packet)
+
+    def revoke(self, ids: Iterable[str], reason: str) -> None:
+        """The leases of these robot workers are over."""
+        for worker in filter(None, map(self._workers.get, ids)):
+            worker.tell(spawn.Revoke([worker.id], reason))
+
     def wake(self) -> None:
         """A child of this process ended."""
         self._woken = True
@@ -184,7 +205,7 @@ class Nursery:
             if isinstance(packet, spawn.Up) and packet.id == worker.id:
                 worker.up = True
                 self._send(packet)
-            elif isinstance(packet, (spawn.StartFailed, spawn.TemplateFailed)):
+            elif isinstance(packet, (spawn.StartFailed, spawn.LeaseLost, spawn.TemplateFailed)):
                 worker.failure = packet.text
 
     # --- ends ---
@@ -274,15 +295,19 @@ class Nursery:
             os.waitpid(worker.pid, 0)  # a zombie already
             del self._workers[worker.id], self._pids[worker.pid]
 
-    def end_all(self, wakeup: socket.socket) -> None:
+    def end_all(self, wakeup: socket.socket, reason: str) -> None:
         """Kill every process below this one and wait until all are gone, END_S at most.
+
+        Robot workers are told *reason* first and have ROBOT_END_S to end by themselves.
 
         Args:
             wakeup: readable when a child ended.
+            reason: for people.
         """
-        deadline = time.monotonic() + END_S
         with selectors.DefaultSelector() as selector:
             selector.register(wakeup, selectors.EVENT_READ)
+            self._end_robots(selector, wakeup, reason)
+            deadline = time.monotonic() + END_S
             for worker in self._workers.values():
                 _kill_group(worker.pid)
             while True:
@@ -300,6 +325,21 @@ class Nursery:
         for worker in self._workers.values():
             worker.out.finish()
             worker.err.finish()
+
+    def _end_robots(self, selector: selectors.BaseSelector, wakeup: socket.socket, reason: str) -> None:
+        robots = {worker.id: worker for worker in self._workers.values() if worker.has_robots and not worker.told}
+        self.revoke(robots, reason)
+        for worker in self._workers.values():
+            if worker.id not in robots:
+                _kill_group(worker.pid)
+        deadline = time.monotonic() + spawn.ROBOT_END_S
+        while True:
+            flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            robots = {id: one for id, one in robots.items() if os.waitid(os.P_PID, one.pid, flags) is None}
+            if not robots or not selector.select(max(0.0, deadline - time.monotonic())):
+                return
+            with contextlib.suppress(BlockingIOError):
+                wakeup.recv(4096)
 
 
 def _kill(pid: int) -> None:
