@@ -94,7 +94,7 @@ class Config:
     env: Mapping[str, str] = field(default_factory=dict)
     interpreters: tuple[str, ...] | None = None
     described: str | None = None
-    probe_timeout_s: float = 30.0
+    probe_timeout_s: float = 8.0
     insecure: bool = False
     beat_s: float = 1.0
     lease_s: float = 10.0

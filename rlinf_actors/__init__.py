@@ -38,7 +38,21 @@ if TYPE_CHECKING:
     from rlinf_actors.hardware.accelerators import AcceleratorUtil as AcceleratorUtil
     from rlinf_actors.hardware.registry import Hardware as Hardware
     from rlinf_actors.hardware.registry import NodeHardwareConfig as NodeHardwareConfig
+    from rlinf_actors.hardware.robots.dosw1 import DOSW1Config as DOSW1Config
+    from rlinf_actors.hardware.robots.dosw1 import DOSW1HWInfo as DOSW1HWInfo
+    from rlinf_actors.hardware.robots.franka import DualFrankaConfig as DualFrankaConfig
+    from rlinf_actors.hardware.robots.franka import DualFrankaHWInfo as DualFrankaHWInfo
+    from rlinf_actors.hardware.robots.franka import FrankaConfig as FrankaConfig
+    from rlinf_actors.hardware.robots.franka import FrankaHWInfo as FrankaHWInfo
+    from rlinf_actors.hardware.robots.gim_arm import GimArmConfig as GimArmConfig
+    from rlinf_actors.hardware.robots.gim_arm import GimArmHWInfo as GimArmHWInfo
+    from rlinf_actors.hardware.robots.turtle2 import Turtle2Config as Turtle2Config
+    from rlinf_actors.hardware.robots.turtle2 import Turtle2HWInfo as Turtle2HWInfo
+    from rlinf_actors.hardware.vendors.catalog import Found as Found
+    from rlinf_actors.model.accelerator_table import AcceleratorFacts as AcceleratorFacts
+    from rlinf_actors.model.accelerator_table import ProcessGroupFacts as ProcessGroupFacts
     from rlinf_actors.model.address import WorkerAddress as WorkerAddress
+    from rlinf_actors.model.hardware import AcceleratorInfo as AcceleratorInfo
     from rlinf_actors.model.hardware import AcceleratorType as AcceleratorType
     from rlinf_actors.model.hardware import HardwareConfig as HardwareConfig
     from rlinf_actors.model.hardware import HardwareInfo as HardwareInfo
@@ -87,8 +101,14 @@ _MODULES = {
     "group.result": ("WorkerGroupFuncResult",),
     "hardware.accelerators": ("Accelerator", "AcceleratorUtil"),
     "hardware.registry": ("Hardware", "NodeHardwareConfig"),
+    "hardware.robots.dosw1": ("DOSW1Config", "DOSW1HWInfo"),
+    "hardware.robots.franka": ("DualFrankaConfig", "DualFrankaHWInfo", "FrankaConfig", "FrankaHWInfo"),
+    "hardware.robots.gim_arm": ("GimArmConfig", "GimArmHWInfo"),
+    "hardware.robots.turtle2": ("Turtle2Config", "Turtle2HWInfo"),
+    "hardware.vendors.catalog": ("Found",),
+    "model.accelerator_table": ("AcceleratorFacts", "ProcessGroupFacts"),
     "model.address": ("WorkerAddress",),
-    "model.hardware": ("AcceleratorType", "HardwareConfig", "HardwareInfo", "HardwareResource"),
+    "model.hardware": ("AcceleratorInfo", "AcceleratorType", "HardwareConfig", "HardwareInfo", "HardwareResource"),
     "model.node": ("NodeGroupInfo", "NodeInfo"),
     "model.placement": ("Placement",),
     "model.worker": ("WorkerInfo",),

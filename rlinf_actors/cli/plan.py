@@ -10,15 +10,13 @@ from rlinf_actors.cli.session import fetch_status, find_head, head_option
 from rlinf_actors.cluster.nodes import node_infos
 from rlinf_actors.config.cluster import ClusterConfig
 from rlinf_actors.errors import ClusterTimeoutError, ConfigError
-from rlinf_actors.model.hardware import AcceleratorType
+from rlinf_actors.hardware.report import accelerator_type_of
 from rlinf_actors.placement.described import DescribedCluster
 from rlinf_actors.placement.node_order import RegisteredNode, missing_ranks, order_nodes
 from rlinf_actors.placement.plan import plan as make_plan
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire.messages import Status
 from rlinf_actors.wire.values import NodeState
-
-_ACCELERATORS = [kind.value for kind in AcceleratorType if kind is not AcceleratorType.NO_ACCEL]
 
 
 @click.command()
@@ -78,11 +76,10 @@ def ranked(found: Status) -> list[NodeState]:
 
 
 def _registered(node: NodeState) -> RegisteredNode:
-    kinds = [resource.type for resource in node.report.resources if resource.type in _ACCELERATORS]
     return RegisteredNode(
         node.report.node_id,
         node.report.rank,
         node.is_head,
-        kinds[0] if kinds else AcceleratorType.NO_ACCEL.value,
+        accelerator_type_of(node.report.resources),
         node.report.ip,
     )

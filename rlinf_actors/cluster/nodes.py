@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields
 
-from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType, HardwareInfo, HardwareResource
+from rlinf_actors.hardware.report import holds_accelerators
+from rlinf_actors.model.hardware import AcceleratorInfo, HardwareInfo, HardwareResource, is_accelerator_type
 from rlinf_actors.model.node import NodeInfo
 from rlinf_actors.wire.values import HardwareReport, NodeState
 
-_ACCELERATORS = {kind.value for kind in AcceleratorType}
 _ACCELERATOR_FIELDS = {field.name for field in fields(AcceleratorInfo)} - {"type", "model"}
 
 
@@ -26,7 +26,11 @@ def node_info(state: NodeState) -> NodeInfo:
         default_env_vars={},
         env_vars=dict(report.env_vars),
         hardware_resources=[
-            HardwareResource(resource.type, [_hardware(info) for info in resource.infos])
+            HardwareResource(
+                resource.type,
+                [_hardware(info, holds_accelerators(resource)) for info in resource.infos],
+                resource.registered_by,
+            )
             for resource in report.resources
         ],
         profiler_backends=list(report.profilers),
@@ -38,8 +42,8 @@ def node_infos(states: Sequence[NodeState]) -> list[NodeInfo]:
     return [node_info(state) for state in sorted(states, key=lambda state: state.rank) if state.rank >= 0]
 
 
-def _hardware(report: HardwareReport) -> HardwareInfo:
-    if report.type in _ACCELERATORS:
+def _hardware(report: HardwareReport, accelerator: bool) -> HardwareInfo:
+    if accelerator or is_accelerator_type(report.type):
         known = {name: value for name, value in report.detail.items() if name in _ACCELERATOR_FIELDS}
         return AcceleratorInfo(report.type, report.model, **known)  # type: ignore[arg-type]
     info = HardwareInfo(report.type, report.model)

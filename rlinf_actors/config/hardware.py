@@ -12,7 +12,7 @@ from typing import Any
 from rlinf_actors.config.fields import check_keys, mapping, nearest, sequence, text, whole_number
 from rlinf_actors.config.typed import build
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.model.hardware import AcceleratorType
+from rlinf_actors.model.hardware import AcceleratorType, is_accelerator_type
 
 _EXAMPLE = "{type: Franka, configs: [{node_rank: 0, robot_ip: 10.10.10.1}]}"
 
@@ -74,7 +74,7 @@ def parse_hardware(
 
 
 def _check_type(kind: str, types: Mapping[str, type] | None, path: str) -> None:
-    if kind in {member.value for member in AcceleratorType} or kind == "Accelerator":
+    if is_accelerator_type(kind) or kind in (AcceleratorType.NO_ACCEL.value, "Accelerator"):
         raise ConfigError(
             f"{kind!r} is a type of accelerator: those are found by themselves, so leave the hardware section out",
             path=path,

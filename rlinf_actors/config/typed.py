@@ -16,7 +16,7 @@ from typing import Any, Literal, Union
 
 import msgspec
 
-from rlinf_actors.config.fields import check_keys
+from rlinf_actors.config.fields import check_keys, join
 from rlinf_actors.errors import ConfigError
 
 _SCALARS = (int, float, str, bool, type(None))
@@ -44,8 +44,8 @@ def build(cls: type, values: Mapping[Any, Any], path: str) -> Any:
                 raise ConfigError(f"has no {field.name}, which {cls.__name__} needs", path=path)
     try:
         return cls(**given)
-    except ConfigError:
-        raise
+    except ConfigError as error:  # of a class that checks its fields: they are below *path*
+        raise ConfigError(str(error.args[0]), path=join(path, error.path) if error.path else path) from error
     except (TypeError, ValueError, AssertionError) as error:
         raise ConfigError(f"{cls.__name__} refuses it: {error}", path=path) from error
 

@@ -106,9 +106,9 @@ def claims_of(placements: Sequence[Placement], cluster: ClusterView) -> dict[int
         for rank, info in zip(placement.local_hardware_ranks, infos, strict=True):
             if not is_exclusive(info.type):
                 continue
-            name = info.identity or f"{rank} of node {placement.cluster_node_rank}"
-            key = f"{info.type}:{info.identity}" if info.identity else f"{info.type}:{node.node_id}:{rank}"
-            found.setdefault(worker, []).append(Claim(key, f"{info.type} {name}"))
+            title = f"{info.type} {info.identity or f'{rank} of node {placement.cluster_node_rank}'}"
+            keys = info.claim_keys or [f"{info.type}:{node.node_id}:{rank}"]
+            found.setdefault(worker, []).extend(Claim(key, title) for key in keys)
     return found
 
 

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
-from rlinf_actors.errors import ConfigError, UsageError
 from rlinf_actors.hardware.registry import Hardware
 from rlinf_actors.hardware.report import resource_from_report
-from rlinf_actors.hardware.vendors import VENDORS
-from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE, ALWAYS_NIC_VARIABLE, AcceleratorFacts
+from rlinf_actors.hardware.torch_platform import torch_platform
+from rlinf_actors.hardware.vendors import catalog
+from rlinf_actors.hardware.vendors.catalog import Find, Vendor
+from rlinf_actors.hardware.vendors.machine import Machine
+from rlinf_actors.model import accelerator_table
+from rlinf_actors.model.accelerator_table import ALWAYS_NIC_VARIABLE, AcceleratorFacts, facts_of
 from rlinf_actors.model.hardware import AcceleratorType, HardwareResource
 from rlinf_actors.model.node import ANY_ACCELERATOR
 
 _WORKERS_TYPE = "ACCELERATOR_TYPE"
 """Set in every worker from its placement."""
+
+_Found = TypeVar("_Found", bound=Find)
 
 
 class AcceleratorUtil:
@@ -40,20 +44,23 @@ class AcceleratorUtil:
         env = os.environ if environ is None else environ
         named = env.get(_WORKERS_TYPE)
         if named:
-            return _kind(named)
-        return next((vendor.kind for vendor in VENDORS if vendor.may_be_present(env)), AcceleratorType.NO_ACCEL)
+            return AcceleratorType.named(named)
+        machine = Machine(env)
+        vendors = [*catalog.VENDORS, *(found.vendor for found in catalog.registered_vendors().values())]
+        present = (vendor.kind for vendor in vendors if vendor.may_be_present(env, machine))
+        return next(present, AcceleratorType.NO_ACCEL)
 
     @staticmethod
     def get_visibility_variable(accelerator_type: AcceleratorType | str) -> str:
         """The variable that lists the devices which a process may see; "" for NO_ACCEL."""
-        return _facts(accelerator_type).visibility_variable
+        return facts_of(accelerator_type).visibility_variable
 
     @staticmethod
     def get_accelerator_env_var(
         accelerator_type: AcceleratorType | str, visible_accelerators: Sequence[str | int]
     ) -> dict[str, str]:
         """The environment that shows a process *visible_accelerators* (indices or UUIDs) and no other."""
-        facts = _facts(accelerator_type)
+        facts = facts_of(accelerator_type)
         if not facts.visibility_variable:
             return {}
         return {facts.visibility_variable: facts.visibility_value([str(device) for device in visible_accelerators])}
@@ -63,7 +70,7 @@ class AcceleratorUtil:
         accelerator_type: AcceleratorType | str, environ: Mapping[str, str] | None = None
     ) -> list[int | str] | None:
         """The devices that the visibility variable lists: indices as int, UUIDs as text; None if it is not set."""
-        facts = _facts(accelerator_type)
+        facts = facts_of(accelerator_type)
         value = (os.environ if environ is None else environ).get(facts.visibility_variable)
         if value is None:
             return None
@@ -75,17 +82,17 @@ class AcceleratorUtil:
     @staticmethod
     def get_ccl_backend(accelerator_type: AcceleratorType | str) -> str:
         """torch.distributed's backend for the type: nccl, hccl, …; gloo for NO_ACCEL."""
-        return _facts(accelerator_type).ccl or "gloo"
+        return facts_of(accelerator_type).ccl or "gloo"
 
     @staticmethod
     def get_ccl_socket_ifname_env_var(accelerator_type: AcceleratorType | str) -> str:
         """The variable that names the collectives' network interface; gloo's for NO_ACCEL."""
-        return _facts(accelerator_type).nic_variable or ALWAYS_NIC_VARIABLE
+        return facts_of(accelerator_type).nic_variable or ALWAYS_NIC_VARIABLE
 
     @staticmethod
     def get_device_type(accelerator_type: AcceleratorType | str) -> str:
         """Torch's name of the device: cuda, npu, …; cpu for NO_ACCEL."""
-        return _facts(accelerator_type).torch_device_type
+        return facts_of(accelerator_type).torch_device_type
 
     @staticmethod
     def get_torch_platform(accelerator_type: AcceleratorType | str) -> Any:
@@ -93,13 +100,52 @@ class AcceleratorUtil:
 
         Raises:
             ImportError: torch is not installed.
-            UsageError: this torch has no such module; the vendor's plug-in (torch_npu, …) must be imported first.
+            UsageError: this torch has no such module, and the vendor's plug-in (torch_npu, …) is not installed.
         """
-        name = _facts(accelerator_type).torch_device_type
-        platform = getattr(importlib.import_module("torch"), name, None)
-        if platform is None:
-            raise UsageError(f"torch has no module torch.{name} here; import the vendor's plug-in (torch_{name}) first")
-        return platform
+        return torch_platform(accelerator_type)
+
+    @staticmethod
+    def register_accelerator(
+        name: str,
+        facts: AcceleratorFacts,
+        *,
+        devices: Sequence[str] = (),
+        libraries: Sequence[str] = (),
+    ) -> Callable[[_Found], _Found]:
+        """Decorator of a function that finds a vendor's accelerators: make the vendor known to this process.
+
+        Such as, in a module that RLINF_EXT_MODULE or an entry point of group ``rlinf_actors.accelerators`` names::
+
+            def register():
+                @AcceleratorUtil.register_accelerator(
+                    "MY_TPU",
+                    AcceleratorFacts("MY_TPU_VISIBLE_DEVICES", "mytccl", "tpu", "", torch_plugin="torch_mytpu"),
+                    devices=("/dev/mytpu[0-9]*",),
+                )
+                def find(environ):
+                    return Found([AcceleratorInfo("MY_TPU", "Model 1", index=0)], faults=[])
+
+        The probe calls the function in a process of its own, which is killed when it takes too long, and only where
+        one of *devices* or *libraries* is there. It gets the node's environment, and returns what its visibility
+        variable leaves; an exception is a fault of the node. ``hardware.visibility.visible_devices`` applies such
+        a variable, ``hardware.vendors.machine.Machine`` runs tools with a time limit.
+
+        Args:
+            name: of the type: what ``AcceleratorType(name)`` takes, placements name and ``AcceleratorInfo.type`` says.
+            facts: the vendor's row in the table.
+            devices: glob patterns of the device files of its driver.
+            libraries: file names of the library that is asked, searched in the linker's usual directories.
+
+        Raises:
+            ValueError: the name is no identifier, is built in, or another function has registered it.
+        """
+
+        def decorate(find: _Found) -> _Found:
+            kind = accelerator_table.register(name, facts, f"{find.__module__}.{find.__qualname__}")
+            catalog.add(Vendor(kind, tuple(devices), tuple(libraries), find.__module__), find)
+            return find
+
+        return decorate
 
 
 class Accelerator(Hardware):
@@ -109,7 +155,7 @@ class Accelerator(Hardware):
 
     @classmethod
     def enumerate(cls, node_rank: int, configs: Sequence[Any] | None = None) -> HardwareResource | None:
-        """Ask the vendors' libraries on this machine; blocks until they have answered, 30 s at most.
+        """Ask the vendors' libraries on this machine; blocks until they have answered, 8 s at most.
 
         Args:
             node_rank: not used: the machine is always this one.
@@ -124,15 +170,3 @@ class Accelerator(Hardware):
         with ThreadPoolExecutor(1, thread_name_prefix="probe") as thread:
             report = thread.submit(lambda: asyncio.run(run_probe())).result()
         return resource_from_report(report.resources[0]) if report.resources else None
-
-
-def _kind(given: AcceleratorType | str) -> AcceleratorType:
-    try:
-        return AcceleratorType(given)
-    except ValueError:
-        known = ", ".join(kind.value for kind in AcceleratorType)
-        raise ConfigError(f"there is no accelerator type {given!r}; types: {known}") from None
-
-
-def _facts(given: AcceleratorType | str) -> AcceleratorFacts:
-    return ACCELERATOR_TABLE[_kind(given)]

@@ -1,4 +1,4 @@
-"""The process that asks one vendor's library, or loads the extension module, and may die of it.
+"""The process that asks one vendor, or loads the extension module, and may die of it.
 
 It writes one JSON object to its standard output and ends without any clean-up, which could hang as well. Whatever the
 library itself prints goes to standard error, of which the parent shows the last line when this process dies.
@@ -20,13 +20,18 @@ _MAX_OUTPUT_BYTES = 64 << 20
 
 
 def main(argv: list[str]) -> None:
-    """Write what was found. *argv*: an accelerator type or "extension", the parent's pid, the extension's module."""
+    """Write what was found.
+
+    Args:
+        argv: an accelerator type or "extension"; the parent's pid; the extension's module where the first is
+            "extension" or a type that the module registers.
+    """
     what, parent = argv[0], int(argv[1])
     _contain(parent)
     answer = os.dup(1)
     os.dup2(2, 1)
     try:
-        result = _extension(argv[2]) if what == EXTENSION else _vendor(what)
+        result = _extension(argv[2]) if what == EXTENSION else _vendor(what, argv[2:])
     except Exception as error:  # noqa: BLE001 - whatever it is, the parent reports it on this vendor
         result = {"faults": [_describe(error)]}
     os.write(answer, json.dumps(result).encode())
@@ -46,22 +51,41 @@ def _contain(parent: int) -> None:
     faulthandler.enable()
 
 
-def _vendor(kind: str) -> dict[str, Any]:
-    from rlinf_actors.hardware.vendors import vendor_of
-    from rlinf_actors.model.hardware import AcceleratorType
+def _vendor(kind: str, extensions: list[str]) -> dict[str, Any]:
+    from rlinf_actors.hardware.vendors.catalog import Found, registered_vendors, vendor_of
 
-    vendor = vendor_of(AcceleratorType(kind))
-    if vendor is None:
-        raise LookupError(f"nobody can probe {kind}")
-    found = importlib.import_module(vendor.module).find(os.environ)
-    return {"infos": [vars(info) for info in found.infos], "faults": found.faults}
+    vendor = vendor_of(kind)
+    if vendor is not None:
+        find = importlib.import_module(vendor.module).find
+    else:
+        _load(extensions)
+        try:
+            find = registered_vendors()[kind].find
+        except KeyError:
+            raise LookupError(f"nobody can probe {kind}") from None
+    found = find(os.environ)
+    if not isinstance(found, Found):
+        raise TypeError(f"find() of {find.__module__} returned {type(found).__name__}; it must return a Found")
+    return {"infos": [vars(info) for info in found.infos], "faults": [str(fault) for fault in found.faults]}
 
 
 def _extension(name: str) -> dict[str, Any]:
-    from rlinf_actors.hardware.registry import hardware_types, load_extension
+    from rlinf_actors.hardware.registry import registered_types
+    from rlinf_actors.hardware.vendors.catalog import registered_vendors
+    from rlinf_actors.hardware.vendors.machine import Machine
 
-    load_extension(name)
-    return {"types": sorted(hardware_types())}
+    _load([name])
+    machine = Machine(os.environ)
+    vendors = [found.vendor for found in registered_vendors().values()]
+    present = {str(row.kind): row.module for row in vendors if row.may_be_present(os.environ, machine)}
+    return {"types": registered_types(), "vendors": present}
+
+
+def _load(extensions: list[str]) -> None:
+    from rlinf_actors.hardware.registry import load_extension
+
+    for name in extensions:
+        load_extension(name)
 
 
 def _describe(error: Exception) -> str:

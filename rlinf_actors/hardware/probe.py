@@ -1,8 +1,8 @@
 """What this node has. ``python -m rlinf_actors.hardware.probe`` prints it as JSON.
 
-Each vendor's library is asked in a subprocess of its own, started only where the vendor's device files or library
-exist, all at once; so is RLINF_EXT_MODULE. One that hangs, crashes or talks nonsense costs its own devices and is named
-in the faults. A machine without accelerators starts no process at all.
+Each vendor is asked in a subprocess of its own, started only where the vendor's device files or library exist, all at
+once; so is RLINF_EXT_MODULE, and after it each vendor that it registers. One that hangs, crashes or talks nonsense
+costs its own devices and is named in the faults. A machine without accelerators starts no process at all.
 """
 
 from __future__ import annotations
@@ -21,20 +21,19 @@ from typing import Any
 
 import msgspec
 
+from rlinf_actors import procfs
 from rlinf_actors.compat import TaskGroup
 from rlinf_actors.hardware.child import EXTENSION
 from rlinf_actors.hardware.interfaces import ipv4_interfaces
 from rlinf_actors.hardware.report import ProbeReport, resource_to_report
-from rlinf_actors.hardware.vendors import VENDORS
+from rlinf_actors.hardware.vendors.catalog import VENDORS, vendor_of
+from rlinf_actors.hardware.vendors.machine import LONGER, PROBE_TIMEOUT_S, Machine
 from rlinf_actors.model.hardware import AcceleratorInfo, HardwareResource
-from rlinf_actors.settings import EXT_MODULE
-from rlinf_actors.wire.values import ResourceReport
+from rlinf_actors.settings import EXT_MODULE, PROBE_LIMIT
 
-PROBE_TIMEOUT_S = 30.0
-"""Without its persistence daemon, NVIDIA's driver takes seconds to wake each of eight GPUs."""
-_STACK_S = 1.0
+_STACK_S = 0.5
 """How long a child that hung may take to write where it is (faulthandler, on SIGABRT)."""
-_KILL_S = 2.0
+_KILL_S = 0.5
 """After SIGKILL a process in a driver's uninterruptible sleep stays; it is then left behind, and named."""
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -50,11 +49,12 @@ _FRAME = re.compile(r'^\s*File ".*", line \d+ in (\w+)', re.MULTILINE)
 
 
 class ChildReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a child writes: `infos` are the fields of AcceleratorInfo."""
+    """What a child writes: `infos` are the fields of AcceleratorInfo, `vendors` the module of each one registered."""
 
     infos: list[AcceleratorInfo] = []
     faults: list[str] = []
     types: list[str] = []
+    vendors: dict[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -76,48 +76,81 @@ async def run_probe(
 
     Args:
         python: interpreter of the children, this one by default. It needs nvidia-ml-py for NVIDIA.
-        timeout_s: seconds that each child may take.
+        timeout_s: seconds that each vendor may take, and the extension with the vendors that it registers. The
+            answer is there a second later, whatever they do.
         env: environment of the children, os.environ by default; its visibility variables decide what is reported.
 
     Raises:
         Nothing because of what the hardware does: that is in the report's ``faults``.
     """
     environ = dict(os.environ if env is None else env)
-    names = [vendor.kind.value for vendor in VENDORS if vendor.may_be_present(environ)]
-    extension = environ.get(EXT_MODULE)
+    machine = Machine(environ)
+    names = [vendor.kind.value for vendor in VENDORS if vendor.may_be_present(environ, machine)]
     interpreter = python or sys.executable
+    asker = _Asker(interpreter, environ, asyncio.get_running_loop().time() + timeout_s, timeout_s)
     async with TaskGroup() as tasks:
-        asked = {
-            name: tasks.create_task(
-                _ask(interpreter, [name, str(os.getpid())], environ, timeout_s), name=f"probe {name}"
-            )
-            for name in names
-        }
-        if extension:
-            arguments = [EXTENSION, str(os.getpid()), extension]
-            asked[EXTENSION] = tasks.create_task(
-                _ask(interpreter, arguments, environ, timeout_s), name="probe extension"
-            )
-    resources: list[ResourceReport] = []
-    faults: list[str] = []
-    types: list[str] = []
-    for name, task in asked.items():
-        report = read_answer(task.result(), name, timeout_s)
-        faults += [fault if name == EXTENSION else f"{name}: {fault}" for fault in report.faults]
-        types += report.types
-        if report.infos:
-            resources.append(resource_to_report(HardwareResource(name, report.infos)))
+        asking = [tasks.create_task(asker.vendor(name), name=f"probe {name}") for name in names]
+        if environ.get(EXT_MODULE):
+            asking.append(tasks.create_task(asker.extension(environ[EXT_MODULE]), name="probe extension"))
+    answers = [answer for task in asking for answer in task.result()]
     return ProbeReport(
         hostname=os.uname().nodename,
         num_cpus=len(os.sched_getaffinity(0)),
         memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         python=sys.version.split()[0],
         interpreter=interpreter,
-        resources=resources,
+        resources=[
+            resource_to_report(HardwareResource(answer.name, answer.report.infos, answer.module))
+            for answer in answers
+            if answer.report.infos
+        ],
         interfaces=ipv4_interfaces(),
-        faults=faults,
-        extension_types=types,
+        faults=[
+            fault if answer.name == EXTENSION else f"{answer.name}: {fault}"
+            for answer in answers
+            for fault in answer.report.faults
+        ],
+        extension_types=[name for answer in answers for name in answer.report.types],
     )
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What was said by a vendor, of which `module` registered the type, or by the extension."""
+
+    name: str
+    report: ChildReport
+    module: str = ""
+
+
+@dataclass(frozen=True)
+class _Asker:
+    """Who asks the vendors: until `ends`, of the loop's clock, which is `timeout_s` after the start."""
+
+    python: str
+    environ: Mapping[str, str]
+    ends: float
+    timeout_s: float
+
+    async def vendor(self, name: str, module: str = "", extension: str = "") -> list[_Answer]:
+        """Ask one vendor."""
+        return [_Answer(name, await self._ask(name, extension), module)]
+
+    async def extension(self, extension: str) -> list[_Answer]:
+        """Load the extension, then ask the vendors that it registers, in the time that is left."""
+        first = _Answer(EXTENSION, await self._ask(EXTENSION, extension))
+        async with TaskGroup() as tasks:
+            asking = [
+                tasks.create_task(self.vendor(name, module, extension), name=f"probe {name}")
+                for name, module in first.report.vendors.items()
+            ]
+        return [first, *(answer for task in asking for answer in task.result())]
+
+    async def _ask(self, name: str, extension: str) -> ChildReport:
+        left_s = max(0.1, self.ends - asyncio.get_running_loop().time())
+        arguments = [name, str(os.getpid()), *([extension] if extension else [])]
+        end = await _ask(self.python, arguments, {**self.environ, PROBE_LIMIT: f"{left_s:.3f}"}, left_s)
+        return read_answer(end, name, self.timeout_s)
 
 
 def read_answer(end: ChildEnd, name: str, timeout_s: float) -> ChildReport:
@@ -126,7 +159,9 @@ def read_answer(end: ChildEnd, name: str, timeout_s: float) -> ChildReport:
     if end.note:
         return ChildReport(faults=[end.note])
     if end.code is None:
-        return ChildReport(faults=[f"{whose} gave no answer within {timeout_s:g} s{_where(end.errors)}; it was killed"])
+        return ChildReport(
+            faults=[f"{whose} gave no answer within {timeout_s:g} s{_where(end.errors)}; {_longer(name)}"]
+        )
     if end.code < 0:
         cause = signal.Signals(-end.code).name if -end.code in signal.valid_signals() else f"signal {-end.code}"
         return ChildReport(faults=[f"{whose} crashed its process ({cause}){_where(end.errors)}"])
@@ -139,6 +174,12 @@ def read_answer(end: ChildEnd, name: str, timeout_s: float) -> ChildReport:
     if any(info.type != name for info in report.infos):
         return ChildReport(faults=[f"{whose} reported devices of another type: {report.infos[0].type}"])
     return report
+
+
+def _longer(name: str) -> str:
+    vendor = vendor_of(name)
+    hint = f"; {vendor.hint}" if vendor is not None and vendor.hint else ""
+    return f"it was killed. {LONGER}{hint}"
 
 
 def _where(errors: str) -> str:
@@ -181,6 +222,8 @@ async def _until_end(child: subprocess.Popen[bytes], timeout_s: float) -> tuple[
             child.send_signal(signal.SIGABRT)
             await _ended(pidfd, _STACK_S)
         _kill_group(child)
+        if not in_time:
+            _kill_session(child.pid)
         gone = gone or await _ended(pidfd, _KILL_S)
         if not gone:
             return None, f"its library hangs in the driver, and process {child.pid} cannot be killed"
@@ -188,6 +231,7 @@ async def _until_end(child: subprocess.Popen[bytes], timeout_s: float) -> tuple[
         return (code if in_time else None), ""
     except BaseException:
         _kill_group(child)
+        _kill_session(child.pid)
         if select.select([pidfd], [], [], _KILL_S)[0]:
             child.wait()
         raise
@@ -214,6 +258,15 @@ def _kill_group(child: subprocess.Popen[bytes]) -> None:
     """Kill the child and what it started. It must not be reaped yet: until then nobody else gets its group's number."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
+
+
+def _kill_session(leader: int) -> None:
+    """Kill the tools of a child that could not do so itself: they have groups of their own in its session."""
+    for pid in procfs.pids():
+        stat = procfs.stat(pid)
+        if stat is not None and stat.session == leader:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def _content(fd: int) -> bytes:

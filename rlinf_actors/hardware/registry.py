@@ -1,14 +1,15 @@
-"""Hardware types that users add: how they are found on a node and how they are configured.
+"""Hardware types: how they are found on a node and how they are configured. The built-in ones are in hardware.robots.
 
-A type is registered where its module is imported. ``RLINF_EXT_MODULE`` names a module whose ``register()`` runs in
-agentd's probe, in every worker, and in the driver before it reads the configuration.
+A type of the user's is registered where its module is imported. ``RLINF_EXT_MODULE`` names a module whose
+``register()`` runs in agentd's probe, in every worker, and in the driver before it reads the configuration.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType, ModuleType
 from typing import Any, ClassVar, TypeVar
 
 from rlinf_actors.config.fields import nearest
@@ -123,6 +124,15 @@ _class = type  # NodeHardwareConfig has a field, and its decorator a parameter, 
 _hardware: dict[str, type[Hardware]] = {}
 _configs: dict[str, type[HardwareConfig]] = {}
 _extensions: set[str] = set()
+_BUILT_IN: Mapping[str, str] = MappingProxyType(
+    {"Franka": "franka", "DualFranka": "franka", "GimArm": "gim_arm", "DOSW1": "dosw1", "Turtle2": "turtle2"}
+)
+"""Type to its module in hardware.robots, which has a Hardware class of that name and its ``*Config``."""
+
+
+def _built_in(kind: str) -> ModuleType:
+    """The module of a built-in type, loaded now: most processes need none. Raises KeyError."""
+    return importlib.import_module(f"rlinf_actors.hardware.robots.{_BUILT_IN[kind]}")
 
 
 def _enter(table: dict[str, Any], kind: str, found: type, what: str) -> None:
@@ -138,9 +148,30 @@ def _enter(table: dict[str, Any], kind: str, found: type, what: str) -> None:
     table[kind] = found
 
 
-def hardware_types() -> dict[str, type[HardwareConfig]]:
-    """Registered type to config dataclass: what ClusterConfig.from_any takes as ``hardware_types``."""
-    return dict(_configs)
+class _Types(Mapping[str, type[HardwareConfig]]):
+    """Type to config dataclass. Built-in ones are imported when they are looked up."""
+
+    def __getitem__(self, kind: str) -> type[HardwareConfig]:
+        if kind in _configs:
+            return _configs[kind]
+        found: type[HardwareConfig] = getattr(_built_in(kind), f"{kind}Config")
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted({*_BUILT_IN, *_configs}))
+
+    def __len__(self) -> int:
+        return len({*_BUILT_IN, *_configs})
+
+
+def hardware_types() -> Mapping[str, type[HardwareConfig]]:
+    """Type to config dataclass, built-in and registered: what ClusterConfig.from_any takes as ``hardware_types``."""
+    return _Types()
+
+
+def registered_types() -> list[str]:
+    """The types that were registered in this process, without the built-in ones."""
+    return sorted({*_configs, *_hardware})
 
 
 def lookup(kind: str) -> type[HardwareConfig]:
@@ -149,11 +180,11 @@ def lookup(kind: str) -> type[HardwareConfig]:
     Raises:
         ConfigError: there is no such type; names the nearest.
     """
-    if kind in _configs:
-        return _configs[kind]
-    hint = f"did you mean {nearest(kind, _configs)!r}? " if _configs else ""
+    known = hardware_types()
+    if kind in known:
+        return known[kind]
     raise ConfigError(
-        f"there is no hardware type {kind!r}; {hint}Known types: {', '.join(sorted(_configs)) or 'none'}. "
+        f"there is no hardware type {kind!r}; did you mean {nearest(kind, known)!r}? Known types: {', '.join(known)}. "
         f"A type of your own is registered by the module that {EXT_MODULE} names"
     )
 
@@ -162,6 +193,8 @@ def hardware_classes(kind: str) -> list[type[Hardware]]:
     """The classes that may find pieces of a type: the one that says so, else those that name no type at all."""
     if kind in _hardware:
         return [_hardware[kind]]
+    if kind in _BUILT_IN and kind not in _configs:  # who registers a config of that name brings the class too
+        return [getattr(_built_in(kind), kind)]
     return [found for found in _hardware.values() if not found.HW_TYPE]
 
 

@@ -7,11 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType, HardwareInfo, HardwareResource
+from rlinf_actors.model.hardware import (
+    AcceleratorInfo,
+    AcceleratorType,
+    HardwareInfo,
+    HardwareResource,
+    is_accelerator_type,
+)
 from rlinf_actors.wire.values import HardwareReport, ResourceReport
 
 _ACCELERATOR_FIELDS = {spec.name: spec for spec in dataclasses.fields(AcceleratorInfo)}
-_ACCELERATORS = frozenset(kind.value for kind in AcceleratorType)
 
 
 @dataclass(frozen=True)
@@ -54,17 +59,31 @@ class ReportedInfo(HardwareInfo):
 
 def resource_to_report(resource: HardwareResource) -> ResourceReport:
     """*resource* as plain values; a field that is not a plain value travels as its text."""
-    return ResourceReport(resource.type, [_info_to_report(info) for info in resource.infos])
+    return ResourceReport(resource.type, [_info_to_report(info) for info in resource.infos], resource.registered_by)
 
 
 def resource_from_report(report: ResourceReport) -> HardwareResource:
     """The resource in *report*: AcceleratorInfo for accelerators, ReportedInfo for everything else."""
-    return HardwareResource(report.type, [_info_from_report(info) for info in report.infos])
+    known = holds_accelerators(report)
+    return HardwareResource(
+        report.type, [_info_from_report(info, known) for info in report.infos], report.registered_by
+    )
 
 
 def resources_from_reports(reports: Sequence[ResourceReport]) -> list[HardwareResource]:
     """NodeInfo.hardware_resources from NodeReport.resources."""
     return [resource_from_report(report) for report in reports]
+
+
+def holds_accelerators(report: ResourceReport) -> bool:
+    """Whether the pieces are accelerators, also of a type that only the node itself knows."""
+    return bool(report.registered_by) or is_accelerator_type(report.type)
+
+
+def accelerator_type_of(resources: Sequence[ResourceReport]) -> str:
+    """The type of a node's accelerators, the first one's if it has several; NO_ACCEL without any."""
+    found = (resource.type for resource in resources if holds_accelerators(resource))
+    return next(found, AcceleratorType.NO_ACCEL.value)
 
 
 def _info_to_report(info: HardwareInfo) -> HardwareReport:
@@ -83,8 +102,8 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-def _info_from_report(report: HardwareReport) -> HardwareInfo:
-    if report.type not in _ACCELERATORS:
+def _info_from_report(report: HardwareReport, accelerator: bool) -> HardwareInfo:
+    if not (accelerator or is_accelerator_type(report.type)):
         return ReportedInfo(report.type, report.model, dict(report.detail))
     # A newer agent may say more than this version knows.
     known = {name: value for name, value in report.detail.items() if name in _ACCELERATOR_FIELDS}

@@ -1,7 +1,8 @@
-"""Which of a node's devices its visibility variable leaves. Pure."""
+"""Which of a node's devices its visibility variables leave. Pure."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from rlinf_actors.model.hardware import AcceleratorInfo
@@ -17,8 +18,8 @@ def visible_devices(
 
     Args:
         infos: all devices, each with the vendor's index and UUID.
-        value: of the visibility variable: indices or UUIDs (also their first characters, as CUDA allows);
-            None if it is not set: all are visible.
+        value: of the visibility variable: indices or UUIDs (also their first characters, as CUDA allows; a slice of
+            a device by its UUID only); None if it is not set: all are visible.
         variable: its name, for messages.
     """
     if value is None:
@@ -32,10 +33,10 @@ def visible_devices(
             continue
         matching = _matching(infos, entry)
         if len(matching) != 1:
-            what = "no device that can be read has" if not matching else f"{len(matching)} devices have"
-            faults.append(f"{variable}={value} names {entry}, which {what}; devices: {_spell(infos)}")
+            faults.append(f"{variable}={value} names {entry}, which {_what(infos, entry, matching)}")
         elif matching[0] in chosen:
-            faults.append(f"{variable}={value} names device {matching[0].index} twice; it counts once")
+            name = matching[0].uuid if matching[0].parent_uuid else matching[0].index
+            faults.append(f"{variable}={value} names device {name} twice; it counts once")
         else:
             chosen.append(matching[0])
     return chosen, faults
@@ -43,9 +44,84 @@ def visible_devices(
 
 def _matching(infos: Sequence[AcceleratorInfo], entry: str) -> list[AcceleratorInfo]:
     if entry.isascii() and entry.isdigit():
-        return [info for info in infos if info.index == int(entry)]
+        return [info for info in infos if info.index == int(entry) and not info.parent_uuid]
     return [info for info in infos if info.uuid and info.uuid.startswith(entry)]
+
+
+def _what(infos: Sequence[AcceleratorInfo], entry: str, matching: Sequence[AcceleratorInfo]) -> str:
+    if matching:
+        return f"{len(matching)} devices have; devices: {_spell(infos)}"
+    slices = [
+        info.uuid
+        for info in infos
+        if info.parent_uuid and (entry == str(info.index) or info.parent_uuid.startswith(entry))
+    ]
+    if slices:
+        return f"is a device in MIG mode; list its slices by UUID: {', '.join(slices)}"
+    return f"no device that can be read has; devices: {_spell(infos)}"
 
 
 def _spell(infos: Sequence[AcceleratorInfo]) -> str:
     return ", ".join(f"{info.index} ({info.uuid})" if info.uuid else str(info.index) for info in infos) or "none"
+
+
+# --- SYCL's selector ---
+
+_BACKENDS = ("*", "level_zero", "opencl", "cuda", "hip", "native_cpu")
+_SEEN_BY = ("*", "level_zero")
+"""Torch takes its xpu devices from Level Zero; what a term says of another backend concerns none of them."""
+_DEVICE = re.compile(r"\*|gpu|cpu|fpga|acc|[0-9]{1,4}")
+
+
+def selected_devices(
+    infos: Sequence[AcceleratorInfo], value: str | None, variable: str
+) -> tuple[list[AcceleratorInfo], list[str]]:
+    """The GPUs that a ONEAPI_DEVICE_SELECTOR leaves, by index, and what of it is not understood.
+
+    Its terms are ``backend:devices``, separated by ``;``: ``level_zero:0,1``, ``level_zero:gpu``, ``*:gpu``, ``*:*``;
+    those that begin with ``!`` take away, and stand after the others. Without any of the others all devices are
+    there to take from. Case does not matter. What is not understood counts as if it were not there, and is a fault:
+    parts of a device (``level_zero:0.1``) are.
+
+    Args:
+        infos: all devices, each with its number in Level Zero.
+        value: of the variable; None or empty: all are visible.
+        variable: its name, for messages.
+    """
+    if not (value or "").strip():
+        return list(infos), []
+    accepted: set[int] = set()
+    removed: set[int] = set()
+    accepts = False
+    faults: list[str] = []
+    for term in filter(None, (part.strip() for part in str(value).split(";"))):
+        takes_away = term.startswith("!")
+        accepts = accepts or not takes_away
+        indices, wrong = _term(infos, term.removeprefix("!"))
+        (removed if takes_away else accepted).update(indices)
+        faults += [f"{variable}={value} has {term}, {text}" for text in wrong]
+    kept = (accepted if accepts else {info.index for info in infos}) - removed
+    return [info for info in infos if info.index in kept], faults
+
+
+def _term(infos: Sequence[AcceleratorInfo], term: str) -> tuple[set[int], list[str]]:
+    backend, colon, devices = (part.strip().lower() for part in term.partition(":"))
+    if not colon or backend not in _BACKENDS:
+        return set(), [f"which is not BACKEND:DEVICES with a backend of {', '.join(_BACKENDS)}"]
+    everything = {info.index for info in infos}
+    chosen: set[int] = set()
+    faults: list[str] = []
+    for device in (part.strip() for part in devices.split(",")):
+        if not _DEVICE.fullmatch(device):
+            faults.append(f"where {device or 'nothing'!r} is not understood: it may be a number, *, gpu, cpu or fpga")
+        elif backend not in _SEEN_BY:
+            continue
+        elif device in ("*", "gpu"):
+            chosen |= everything
+        elif device.isdigit() and backend == "level_zero":
+            if int(device) not in everything:
+                faults.append(f"where no device that can be read has number {device}; devices: {_spell(infos)}")
+            chosen |= {int(device)} & everything
+        elif device.isdigit():
+            faults.append("which numbers devices of several backends; write level_zero:NUMBER")
+    return chosen, faults

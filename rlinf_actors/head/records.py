@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rlinf_actors.hardware.report import accelerator_type_of
 from rlinf_actors.head.transitions import NODE, WORKER, NodeLife, WorkerLife, step
-from rlinf_actors.model.hardware import AcceleratorType
 from rlinf_actors.placement.node_order import RegisteredNode
 from rlinf_actors.wire.values import Endpoint, ExitReport, GroupState, NodeReport, NodeState, WorkerSpec, WorkerState
-
-_ACCELERATORS = {kind.value for kind in AcceleratorType} - {AcceleratorType.NO_ACCEL.value}
 
 
 @dataclass
@@ -53,12 +51,11 @@ class Node:
 
     def registered(self) -> RegisteredNode:
         """What its rank depends on."""
-        kinds = [resource.type for resource in self.report.resources if resource.type in _ACCELERATORS]
         return RegisteredNode(
             self.id,
             self.report.rank,
             self.is_head,
-            kinds[0] if kinds else AcceleratorType.NO_ACCEL.value,
+            accelerator_type_of(self.report.resources),
             self.report.ip,
         )
 

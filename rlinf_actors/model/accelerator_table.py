@@ -1,18 +1,41 @@
 """Vendor facts, one row an accelerator type: how to hide devices, which collectives, which NIC variable.
 
-The rows are those of the vendors' own documentation and of torch's back-ends (torch_npu, torch_musa, ...).
+The rows are those of the vendors' own documentation and of torch's back-ends (torch_npu, torch_musa, ...). There is no
+other place that knows a vendor's names, but for the probe's module of that vendor (hardware.vendors).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from rlinf_actors.model.hardware import AcceleratorType
+from rlinf_actors.errors import ConfigError
+from rlinf_actors.model.hardware import AcceleratorType, register_accelerator_type
 
 ALWAYS_NIC_VARIABLE = "GLOO_SOCKET_IFNAME"
 """Gloo runs beside every CCL, so its network variable is set whatever the node has."""
+
+
+@dataclass(frozen=True)
+class ProcessGroupFacts:
+    """How torch.distributed makes a process group of a vendor's CCL.
+
+    Attributes:
+        process_group: ``module:class`` of the group, whose ``Options`` takes the options below; "" where the vendor's
+            back-end takes none.
+        options: field of CollectiveGroupOptions to the attribute of ``Options`` that it becomes; a dot leads into an
+            attribute. Fields that are not listed change nothing.
+        variables: environment while a group is made.
+        timeout_s: torch's own default for operations of such a group, in seconds.
+        log_setting: what makes the CCL write a log.
+    """
+
+    process_group: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    timeout_s: float = 1800.0
+    log_setting: str = ""
 
 
 @dataclass(frozen=True)
@@ -22,10 +45,14 @@ class AcceleratorFacts:
     Attributes:
         visibility_variable: lists the devices that a process may see; "" without accelerator.
         ccl: torch.distributed's backend for this device, "" where there is none.
-        torch_device_type: the name in ``torch.device(name, index)``.
+        torch_device_type: the name in ``torch.device(name, index)`` and of torch's module.
         nic_variable: the CCL's network interface variable, "" where there is none.
         visibility_prefix: what precedes the list of devices in the variable.
         hide_all: value of the variable that shows no device.
+        torch_plugin: module that gives torch the device where torch has it not by itself.
+        ccl_plugin: module that gives torch.distributed the backend where that is yet another one.
+        group: how a process group of the CCL is made.
+        cuda_ipc: whether processes can share device memory by the handles of CUDA's driver library.
     """
 
     visibility_variable: str
@@ -34,28 +61,134 @@ class AcceleratorFacts:
     nic_variable: str
     visibility_prefix: str = ""
     hide_all: str = ""
+    torch_plugin: str = ""
+    ccl_plugin: str = ""
+    group: ProcessGroupFacts = ProcessGroupFacts()
+    cuda_ipc: bool = False
 
     def visibility_value(self, devices: Sequence[str]) -> str:
         """The variable's value that shows *devices* (indices or UUIDs as text) and no other."""
         return self.visibility_prefix + ",".join(devices) if devices else self.hide_all
 
 
-ACCELERATOR_TABLE: Mapping[AcceleratorType, AcceleratorFacts] = MappingProxyType(
+_NCCL = ProcessGroupFacts(
+    "torch.distributed:ProcessGroupNCCL",
     {
-        AcceleratorType.NV_GPU: AcceleratorFacts("CUDA_VISIBLE_DEVICES", "nccl", "cuda", "NCCL_SOCKET_IFNAME"),
-        AcceleratorType.AMD_GPU: AcceleratorFacts("HIP_VISIBLE_DEVICES", "nccl", "cuda", "NCCL_SOCKET_IFNAME"),
-        # SYCL's selector is backend:devices, and an empty one means "all", so that hiding needs a negative filter.
-        AcceleratorType.INTEL_GPU: AcceleratorFacts(
-            "ONEAPI_DEVICE_SELECTOR", "ccl", "xpu", "CCL_MNIC_NAME", visibility_prefix="level_zero:", hide_all="!*:gpu"
-        ),
-        AcceleratorType.NPU: AcceleratorFacts("ASCEND_RT_VISIBLE_DEVICES", "hccl", "npu", "HCCL_SOCKET_IFNAME"),
-        AcceleratorType.MUSA_GPU: AcceleratorFacts("MUSA_VISIBLE_DEVICES", "mccl", "musa", "MCCL_SOCKET_IFNAME"),
-        AcceleratorType.KUNLUN_XPU: AcceleratorFacts("CUDA_VISIBLE_DEVICES", "bkcl", "cuda", "BKCL_SOCKET_IFNAME"),
-        AcceleratorType.NO_ACCEL: AcceleratorFacts("", "", "cpu", ""),
-    }
+        "is_high_priority_stream": "is_high_priority_stream",
+        "accel_cluster_size": "config.cga_cluster_size",
+        "accel_max_ctas": "config.max_ctas",
+        "accel_min_ctas": "config.min_ctas",
+    },
+    # ProcessGroupNCCL's watchdogs end the process when a peer dies or a transfer stalls. Here the head says who
+    # died, and the lane has its own clock; torch reads these while a group is made.
+    variables={"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"},
+    timeout_s=600.0,  # torch.distributed's default_pg_nccl_timeout; the others have default_pg_timeout
+    log_setting="NCCL_DEBUG=INFO",
 )
+"""RCCL is NCCL to torch, under NCCL's names."""
 
-VISIBILITY_VARIABLES: Mapping[AcceleratorType, str] = MappingProxyType(
-    {kind: facts.visibility_variable for kind, facts in ACCELERATOR_TABLE.items()}
-)
-"""Accelerator type to the variable that lists the visible devices."""
+_BUILT_IN: Mapping[AcceleratorType, AcceleratorFacts] = {
+    AcceleratorType.NV_GPU: AcceleratorFacts(
+        "CUDA_VISIBLE_DEVICES", "nccl", "cuda", "NCCL_SOCKET_IFNAME", group=_NCCL, cuda_ipc=True
+    ),
+    # An empty HIP_VISIBLE_DEVICES counts as unset (ROCm's clr then looks at CUDA_VISIBLE_DEVICES); -1 ends the list.
+    AcceleratorType.AMD_GPU: AcceleratorFacts(
+        "HIP_VISIBLE_DEVICES", "nccl", "cuda", "NCCL_SOCKET_IFNAME", hide_all="-1", group=_NCCL
+    ),
+    # SYCL's selector is backend:devices, and an empty one means "all", so that hiding needs a negative filter.
+    AcceleratorType.INTEL_GPU: AcceleratorFacts(
+        "ONEAPI_DEVICE_SELECTOR",
+        "ccl",
+        "xpu",
+        "CCL_MNIC_NAME",
+        visibility_prefix="level_zero:",
+        hide_all="!*:gpu",
+        torch_plugin="intel_extension_for_pytorch",  # torch has xpu itself since 2.4
+        ccl_plugin="oneccl_bindings_for_pytorch",
+        group=ProcessGroupFacts(log_setting="CCL_LOG_LEVEL=info"),
+    ),
+    AcceleratorType.NPU: AcceleratorFacts(
+        "ASCEND_RT_VISIBLE_DEVICES",
+        "hccl",
+        "npu",
+        "HCCL_SOCKET_IFNAME",
+        torch_plugin="torch_npu",
+        group=ProcessGroupFacts(
+            "torch_npu._C._distributed_c10d:ProcessGroupHCCL",
+            {"is_high_priority_stream": "is_high_priority_stream"},
+            log_setting="ASCEND_GLOBAL_LOG_LEVEL=1",
+        ),
+    ),
+    AcceleratorType.MUSA_GPU: AcceleratorFacts(
+        "MUSA_VISIBLE_DEVICES",
+        "mccl",
+        "musa",
+        "MCCL_SOCKET_IFNAME",
+        torch_plugin="torch_musa",
+        group=ProcessGroupFacts(log_setting="MCCL_DEBUG=INFO"),
+    ),
+    # Kunlun's own build of torch answers to CUDA's names; there is no module to import.
+    AcceleratorType.KUNLUN_XPU: AcceleratorFacts(
+        "CUDA_VISIBLE_DEVICES",
+        "bkcl",
+        "cuda",
+        "BKCL_SOCKET_IFNAME",
+        group=ProcessGroupFacts(log_setting="BKCL_DEBUG=1"),
+    ),
+    AcceleratorType.NO_ACCEL: AcceleratorFacts("", "", "cpu", ""),
+}
+
+_rows: dict[AcceleratorType, AcceleratorFacts] = dict(_BUILT_IN)
+_owners: dict[AcceleratorType, str] = {}
+"""Who registered a row that is not built in."""
+
+ACCELERATOR_TABLE: Mapping[AcceleratorType, AcceleratorFacts] = MappingProxyType(_rows)
+"""The rows that this process knows: the built-in ones, and those that packages have registered."""
+
+
+def register(name: str, facts: AcceleratorFacts, owner: str) -> AcceleratorType:
+    """Add a row; the public way is ``AcceleratorUtil.register_accelerator``.
+
+    Args:
+        name: of the type, such as ``MY_TPU``.
+        facts: the row.
+        owner: who registers it, for messages; the same one may do so again, as a module that is loaded twice does.
+
+    Raises:
+        ValueError: the name is no identifier, is built in, or belongs to another owner.
+    """
+    if not name.isidentifier():
+        raise ValueError(f"{name!r} cannot be a type of accelerator; choose an identifier, such as MY_TPU")
+    kind = AcceleratorType.named(name)
+    if kind in _BUILT_IN:
+        raise ValueError(f"accelerator type {name} is built in; {owner} needs another name")
+    if _owners.setdefault(kind, owner) != owner:
+        raise ValueError(f"accelerator type {name} is registered by {_owners[kind]}; {owner} needs another name")
+    _rows[kind] = facts
+    return register_accelerator_type(name)
+
+
+def facts_of(kind: AcceleratorType | str, registered_by: str = "") -> AcceleratorFacts:
+    """The row of a type.
+
+    Args:
+        kind: the type or its name.
+        registered_by: the module that registered it elsewhere, for the message.
+
+    Raises:
+        ConfigError: this process does not know the type; says what to load.
+    """
+    found = _rows.get(AcceleratorType.named(str(kind)))
+    if found is None:
+        source = f"module {registered_by}" if registered_by else "the module that registers it"
+        raise ConfigError(
+            f"there is no accelerator type {str(kind)!r} in this process; if it is not a slip of the pen, install the "
+            f"package that has {source} here, or name that module in RLINF_EXT_MODULE. "
+            f"Types: {', '.join(known.value for known in _rows)}"
+        )
+    return found
+
+
+def group_facts(ccl: str) -> ProcessGroupFacts:
+    """How groups of a CCL are made, by its name in torch.distributed; the defaults for one that is in no row."""
+    return next((facts.group for facts in _rows.values() if facts.ccl and facts.ccl == ccl), ProcessGroupFacts())

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 
 class AcceleratorType(str, enum.Enum):
-    """Vendors of accelerators; the value is what travels and what the user sees."""
+    """Vendors of accelerators; the value is what travels and what the user sees.
+
+    ``AcceleratorType(name)`` also takes the name of a type that a package has registered in this process
+    (``AcceleratorUtil.register_accelerator``), and gives the same object each time; the loop over the class does not
+    list those. A type that only another machine knows is made by :meth:`named`. All print, compare and pickle alike.
+    """
 
     NV_GPU = "NV_GPU"
     AMD_GPU = "AMD_GPU"
@@ -21,6 +28,42 @@ class AcceleratorType(str, enum.Enum):
     def __str__(self) -> str:
         return self.value
 
+    def __reduce_ex__(self, protocol: object) -> tuple[Callable[[str], AcceleratorType], tuple[str]]:
+        # Not by the constructor: a process that has not registered the type can still be told of it.
+        return AcceleratorType.named, (self.value,)
+
+    @classmethod
+    def _missing_(cls, value: object) -> AcceleratorType | None:
+        return cls.named(value) if isinstance(value, str) and value in _registered else None
+
+    @classmethod
+    def named(cls, name: str) -> AcceleratorType:
+        """The type called *name*, whether or not this process knows more of it; for what other machines report."""
+        member = cls._value2member_map_.get(name) or _named.get(name)
+        if member is None:
+            member = str.__new__(cls, name)
+            member._name_ = member._value_ = name
+            _named[name] = member
+        assert isinstance(member, AcceleratorType)
+        return member
+
+
+_named: dict[str, AcceleratorType] = {}
+"""Types that are not members of the class, so that each is one object."""
+_registered: set[str] = set()
+"""Names that AcceleratorType(name) takes besides its members'."""
+
+
+def register_accelerator_type(name: str) -> AcceleratorType:
+    """Let ``AcceleratorType(name)`` know the type; see accelerator_table.register, which is what calls it."""
+    _registered.add(name)
+    return AcceleratorType.named(name)
+
+
+def is_accelerator_type(name: str) -> bool:
+    """Whether *name* is a type of accelerator that this process knows; NO_ACCEL is none."""
+    return name != AcceleratorType.NO_ACCEL.value and (name in AcceleratorType.__members__ or name in _registered)
+
 
 @dataclass
 class HardwareConfig:
@@ -31,6 +74,10 @@ class HardwareConfig:
     """
 
     node_rank: int
+
+    def as_values(self) -> dict[str, Any]:
+        """The fields as plain values, of which the same configuration is made on the node."""
+        return dataclasses.asdict(self)
 
 
 @dataclass
@@ -53,6 +100,14 @@ class HardwareInfo:
         """
         return ""
 
+    @property
+    def claim_keys(self) -> list[str]:
+        """What a group that uses this piece keeps from all others: equal keys mean the same thing.
+
+        Empty where its node and its rank there are the key.
+        """
+        return [f"{self.type}:{self.identity}"] if self.identity else []
+
 
 @dataclass
 class AcceleratorInfo(HardwareInfo):
@@ -66,6 +121,8 @@ class AcceleratorInfo(HardwareInfo):
         numa_node: NUMA node, -1 where unknown.
         utilization: percent busy, -1 where unknown.
         temperature: degrees Celsius, -1 where unknown.
+        parent_uuid: of the device that this is a slice of (MIG), "" for a whole one. A slice has the index, bus and
+            NUMA node of its device, and is made visible by its UUID only.
     """
 
     index: int = 0
@@ -75,14 +132,22 @@ class AcceleratorInfo(HardwareInfo):
     numa_node: int = -1
     utilization: int = -1
     temperature: int = -1
+    parent_uuid: str = ""
 
 
 @dataclass
 class HardwareResource:
-    """All pieces of one type on a node, in the order of their local ranks."""
+    """All pieces of one type on a node, in the order of their local ranks.
+
+    Attributes:
+        type: the registered type.
+        infos: the pieces.
+        registered_by: for accelerators of a type that a package has registered on that node: the module to load.
+    """
 
     type: str
     infos: Sequence[HardwareInfo] = field(default_factory=list)
+    registered_by: str = ""
 
     @property
     def count(self) -> int:

@@ -12,7 +12,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from rlinf_actors.errors import PlacementError
-from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType, HardwareInfo, HardwareResource
+from rlinf_actors.model.hardware import (
+    AcceleratorInfo,
+    AcceleratorType,
+    HardwareInfo,
+    HardwareResource,
+    is_accelerator_type,
+)
 
 CLUSTER_GROUP = "cluster"
 """Built-in group of all nodes: the one that the short form of a placement uses."""
@@ -22,8 +28,6 @@ RESERVED_LABELS = (CLUSTER_GROUP, NODE_GROUP)
 
 ANY_ACCELERATOR = "Accelerator"
 """Older type of a resource that holds accelerators; their vendor is then in the infos."""
-
-_ACCELERATOR_TYPES = {kind.value for kind in AcceleratorType if kind is not AcceleratorType.NO_ACCEL}
 
 
 @dataclass(frozen=True)
@@ -101,11 +105,20 @@ class NodeInfo:
     @cached_property
     def accelerator_type(self) -> AcceleratorType:
         """Type of its accelerators, NO_ACCEL without any."""
-        for resource in self.hardware_resources:
-            if resource.infos and _is_accelerator(resource):
-                kind = resource.infos[0].type
-                return AcceleratorType(kind if kind in _ACCELERATOR_TYPES else resource.type)
-        return AcceleratorType.NO_ACCEL
+        found = self._accelerator_resource
+        if found is None:
+            return AcceleratorType.NO_ACCEL
+        kind = found.infos[0].type
+        return AcceleratorType.named(kind if is_accelerator_type(kind) else found.type)
+
+    @property
+    def accelerator_registered_by(self) -> str:
+        """The module that registered the type of its accelerators there; "" for a built-in type."""
+        return self._accelerator_resource.registered_by if self._accelerator_resource else ""
+
+    @cached_property
+    def _accelerator_resource(self) -> HardwareResource | None:
+        return next((found for found in self.hardware_resources if found.infos and _is_accelerator(found)), None)
 
     @property
     def accelerator_model(self) -> str:
@@ -116,13 +129,14 @@ class NodeInfo:
     def accelerator_device_names(self) -> tuple[str, ...]:
         """What a visibility variable calls each accelerator, in the order of their local ranks.
 
-        The vendor's index where those differ (an agent may see devices 4-7 only), else UUIDs (slices of
-        one GPU share its index), else the position.
+        The vendor's index where those differ (an agent may see devices 4-7 only), else UUIDs, else the position.
+        Where one is a slice of a device they are UUIDs: an index names the whole device, and slices share it.
         """
-        indices = [info.index for info in self.accelerators if isinstance(info, AcceleratorInfo)]
-        if len(set(indices)) == len(self.accelerators):
+        infos = [info for info in self.accelerators if isinstance(info, AcceleratorInfo)]
+        indices = {info.index: None for info in infos if not info.parent_uuid}
+        if len(indices) == len(self.accelerators):
             return tuple(map(str, indices))
-        uuids = {info.uuid: None for info in self.accelerators if isinstance(info, AcceleratorInfo) and info.uuid}
+        uuids = {info.uuid: None for info in infos if info.uuid}
         if len(uuids) == len(self.accelerators):
             return tuple(uuids)
         return tuple(str(position) for position in range(len(self.accelerators)))
@@ -140,9 +154,9 @@ class NodeInfo:
 
 
 def _is_accelerator(resource: HardwareResource) -> bool:
-    if resource.type in _ACCELERATOR_TYPES:
+    if resource.registered_by or is_accelerator_type(resource.type):
         return True
-    return resource.type == ANY_ACCELERATOR and all(info.type in _ACCELERATOR_TYPES for info in resource.infos)
+    return resource.type == ANY_ACCELERATOR and all(is_accelerator_type(info.type) for info in resource.infos)
 
 
 @dataclass(frozen=True)
@@ -180,7 +194,8 @@ class NodeGroupInfo:
         """Whether a resource of this group is an accelerator."""
         if self.counts_nodes:
             return False
-        return self.hardware_type is None or self.hardware_type in {*_ACCELERATOR_TYPES, ANY_ACCELERATOR}
+        kind = self.hardware_type
+        return kind is None or kind == ANY_ACCELERATOR or is_accelerator_type(kind)
 
     @cached_property
     def _node_by_rank(self) -> dict[int, NodeInfo]:

@@ -19,6 +19,7 @@ from typing import Any
 from rlinf_actors.config.cluster import ClusterConfig
 from rlinf_actors.config.fields import check_keys, mapping, nearest, plain, sequence, text, whole_number
 from rlinf_actors.errors import ConfigError, PlacementError
+from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE
 from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType, HardwareInfo, HardwareResource
 from rlinf_actors.model.node import CLUSTER_GROUP, NodeGroupInfo, NodeInfo
 from rlinf_actors.placement.groups import build_node_groups, with_configured_hardware
@@ -155,7 +156,7 @@ def _resources(entry: Mapping[Any, Any], path: str) -> list[HardwareResource]:
         given = mapping(entry["accelerator"], where, "{type: NV_GPU, model: A800, number: 8}")
         check_keys(given, ("type", "model", "number"), where)
         kind = text(given.get("type", "NV_GPU"), f"{where}.type", "a type of accelerator")
-        known = [member.value for member in AcceleratorType if member is not AcceleratorType.NO_ACCEL]
+        known = [member.value for member in ACCELERATOR_TABLE if member is not AcceleratorType.NO_ACCEL]
         if kind not in known:
             raise ConfigError(
                 f"there is no accelerator type {kind!r}; did you mean {nearest(kind, known)!r}? "

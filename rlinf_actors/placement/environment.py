@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE, ALWAYS_NIC_VARIABLE, VISIBILITY_VARIABLES
+from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE, ALWAYS_NIC_VARIABLE, facts_of
 from rlinf_actors.model.hardware import AcceleratorType
 from rlinf_actors.model.node import NodeGroupInfo, NodeInfo
 from rlinf_actors.model.placement import Placement
@@ -49,7 +49,6 @@ def worker_environment(
     namespace: str,
     *,
     comm_net_devices: str | None = None,
-    visibility_variables: Mapping[AcceleratorType, str] = VISIBILITY_VARIABLES,
 ) -> dict[str, str]:
     """What a worker finds in ``os.environ`` because of where it is.
 
@@ -64,7 +63,9 @@ def worker_environment(
         namespace: the job's namespace.
         comm_net_devices: network interfaces for collectives (RLINF_COMM_NET_DEVICES); what the node or the
             configuration has under that name goes before it. Interface variables that are set stay.
-        visibility_variables: accelerator type to the variable that lists the visible devices.
+
+    Raises:
+        ConfigError: the placement has accelerators of a type that this process does not know; says what to load.
     """
     layout = placements if isinstance(placements, GroupLayout) else GroupLayout.of(placements)
     configured = node_group.get_node_env_vars(placement.cluster_node_rank)
@@ -74,7 +75,7 @@ def worker_environment(
         **(_network(node, devices, present) if devices else {}),
         **configured,
         **_ranks(group_name, placement, layout),
-        **_devices(placement, node, visibility_variables),
+        **_devices(placement, node),
         "NODE_GROUP_LABEL": placement.node_group_label,
         NAMESPACE: namespace,
     }
@@ -95,7 +96,7 @@ def _ranks(group_name: str, placement: Placement, layout: GroupLayout) -> dict[s
     }
 
 
-def _devices(placement: Placement, node: NodeInfo, variables: Mapping[AcceleratorType, str]) -> dict[str, str]:
+def _devices(placement: Placement, node: NodeInfo) -> dict[str, str]:
     kind = placement.accelerator_type
     found = {
         "LOCAL_ACCELERATOR_RANK": str(placement.local_accelerator_rank),
@@ -107,12 +108,15 @@ def _devices(placement: Placement, node: NodeInfo, variables: Mapping[Accelerato
     }
     # The node's type, not the placement's: a worker that counts as CPU-only must not see the node's devices.
     installed = kind if kind is not AcceleratorType.NO_ACCEL else node.accelerator_type
-    variable = variables.get(installed, "")
-    if variable:
-        found[variable] = ACCELERATOR_TABLE[installed].visibility_value(placement.visible_accelerators)
+    if placement.local_accelerator_rank >= 0:
+        facts_of(installed, node.accelerator_registered_by)
+    facts = ACCELERATOR_TABLE.get(installed)  # a worker of the node itself can do without
+    if facts is not None and facts.visibility_variable:
+        found[facts.visibility_variable] = facts.visibility_value(placement.visible_accelerators)
     return found
 
 
 def _network(node: NodeInfo, devices: str, present: Mapping[str, str]) -> dict[str, str]:
-    names = (ALWAYS_NIC_VARIABLE, ACCELERATOR_TABLE[node.accelerator_type].nic_variable)
+    facts = ACCELERATOR_TABLE.get(node.accelerator_type)
+    names = (ALWAYS_NIC_VARIABLE, facts.nic_variable if facts is not None else "")
     return {name: devices for name in names if name and name not in present}

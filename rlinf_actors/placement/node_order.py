@@ -10,7 +10,7 @@ from rlinf_actors.errors import ConfigError
 from rlinf_actors.model.hardware import AcceleratorType
 from rlinf_actors.settings import NODE_RANK
 
-_TYPE_ORDER = {kind.value: index for index, kind in enumerate(AcceleratorType)}
+_BUILT_IN = [kind.value for kind in AcceleratorType if kind is not AcceleratorType.NO_ACCEL]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ def order_nodes(
     """The rank of every node, by key; for equal input, in whatever order it comes, equal.
 
     With RLINF_NODE_RANK on every node those are the ranks. With none: the head's node first, then by
-    accelerator type (in the order of AcceleratorType, so that nodes without come last), then by address as a number.
+    accelerator type (in the order of AcceleratorType, then registered ones by name, then nodes without), then by
+    address as a number.
 
     Args:
         nodes: the registered nodes.
@@ -105,13 +106,19 @@ def _by_statement(nodes: Sequence[RegisteredNode], taken: Mapping[str, int], com
     return result
 
 
-def _sort_key(node: RegisteredNode) -> tuple[bool, int, tuple[int, int, str], str]:
+def _sort_key(node: RegisteredNode) -> tuple[bool, tuple[int, str], tuple[int, int, str], str]:
     return (
         not node.is_head,
-        _TYPE_ORDER.get(node.accelerator_type, len(_TYPE_ORDER)),
+        _type_order(node.accelerator_type),
         _address(node.ip),
         node.key,
     )
+
+
+def _type_order(kind: str) -> tuple[int, str]:
+    if kind in _BUILT_IN:
+        return _BUILT_IN.index(kind), ""
+    return len(_BUILT_IN) + (kind == AcceleratorType.NO_ACCEL.value), kind
 
 
 def _address(ip: str) -> tuple[int, int, str]:

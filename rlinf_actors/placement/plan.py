@@ -189,7 +189,7 @@ def _component_dict(component: PlannedComponent, nodes: Sequence[NodeInfo]) -> d
                 "placement_node_rank": placement.placement_node_rank,
                 "node_group_label": placement.node_group_label,
                 "local_hardware_ranks": list(placement.local_hardware_ranks),
-                "accelerator_type": AcceleratorType(placement.accelerator_type).value,
+                "accelerator_type": AcceleratorType.named(placement.accelerator_type).value,
                 "local_accelerator_rank": placement.local_accelerator_rank,
                 "visible_accelerators": list(placement.visible_accelerators),
                 "isolate_accelerator": placement.isolate_accelerator,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rlinf_actors.errors import PlacementError
-from rlinf_actors.model.hardware import AcceleratorType
+from rlinf_actors.model.hardware import AcceleratorType, is_accelerator_type
 from rlinf_actors.model.node import NodeGroupInfo, NodeInfo
 from rlinf_actors.model.placement import Placement
 from rlinf_actors.placement.assign import Target
@@ -164,7 +164,7 @@ def _placement(rank: int, node_index: int, held: Sequence[Resource], isolate: bo
             cluster_node_rank=node.node_rank,
             placement_node_rank=node_index,
             local_accelerator_rank=locals_[0],
-            accelerator_type=AcceleratorType(_kind(first)),
+            accelerator_type=AcceleratorType.named(_kind(first)),
             local_rank=0 if isolate else locals_[0],
             visible_accelerators=[names[local] for local in locals_] if isolate else list(names),
             isolate_accelerator=isolate,
@@ -206,7 +206,7 @@ def _kind(resource: Resource) -> str:
     if not resource.group.holds_accelerators:
         return resource.group.resource_name
     kind = resource.group.get_hardware_infos(resource.node.node_rank)[resource.local].type
-    return kind if kind in AcceleratorType.__members__ else resource.node.accelerator_type.value
+    return kind if is_accelerator_type(kind) else resource.node.accelerator_type.value
 
 
 def _describe(resource: Resource) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import Any
 
+from rlinf_actors.errors import UsageError
+from rlinf_actors.hardware.torch_platform import torch_platform
 from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE
 from rlinf_actors.model.hardware import AcceleratorType
 from rlinf_actors.tensors import groups
@@ -29,19 +30,20 @@ class Devices:
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        self.accelerator = AcceleratorType(environ.get("ACCELERATOR_TYPE") or "NO_ACCEL")
-        facts = ACCELERATOR_TABLE[self.accelerator]
-        self.backends = groups.backends()
+        self.accelerator = AcceleratorType.named(environ.get("ACCELERATOR_TYPE") or "NO_ACCEL")
+        # a type that no package has registered here is one that torch has no device of
+        facts = ACCELERATOR_TABLE.get(self.accelerator, ACCELERATOR_TABLE[AcceleratorType.NO_ACCEL])
         self.kind, self.ccl = facts.torch_device_type, facts.ccl
         self.seen: dict[str, int] = {}
         self.own: dict[str, int] = {}
         self.home: int | None = None
         self.driver: Driver | None = None
-        count = _count(self.kind)
+        count = _count(self.accelerator) if self.kind != "cpu" else 0
+        self.backends = groups.backends(facts.ccl_plugin if count else "")
         if not count:
             self.kind, self.ccl = "cpu", ""
             return
-        if self.accelerator is AcceleratorType.NV_GPU:
+        if facts.cuda_ipc:
             self.driver = _driver()
         numbers = dict(enumerate(filter(None, environ.get("VISIBLE_DEVICES", "").split(","))))
         for index in range(count):
@@ -57,15 +59,12 @@ class Devices:
         return next((uuid for uuid, known in self.seen.items() if known == index), "")
 
 
-def _count(kind: str) -> int:
-    if kind == "cpu":
-        return 0
+def _count(accelerator: AcceleratorType) -> int:
     try:
-        import torch
-    except ImportError:
+        module = torch_platform(accelerator)
+    except (ImportError, UsageError):
         return 0
-    module: Any = getattr(torch, kind, None)
-    return int(module.device_count()) if module is not None and module.is_available() else 0
+    return int(module.device_count()) if module.is_available() else 0
 
 
 def _driver() -> Driver | None:

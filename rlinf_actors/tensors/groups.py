@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import importlib
 import os
 import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rlinf_actors.model.accelerator_table import ALWAYS_NIC_VARIABLE
+from rlinf_actors.model.accelerator_table import ALWAYS_NIC_VARIABLE, group_facts
 from rlinf_actors.tensors.options import CollectiveGroupOptions
 
 SENDER, RECEIVER = 0, 1
@@ -25,9 +26,7 @@ DATA, POSTED, SENT, ARRIVED = range(4)
 CONNECT_S = 10.0
 """How long torch may try to reach a store, which listens before anybody hears of it: one that is gone is tried too."""
 LOOPBACK = "127.0.0.1"
-_QUIET = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
-"""ProcessGroupNCCL's watchdogs end the process when a peer dies or a transfer stalls. Here the head says who
-died, and the lane has its own clock; torch reads these while a group is made."""
+_GROUP = "rlinf-actors"
 _environ = threading.Lock()
 
 
@@ -85,14 +84,21 @@ def _distributed() -> Any:
     return torch.distributed
 
 
-def backends() -> list[str]:
-    """The back-ends that torch.distributed has here, as names of the accelerator table; [] without torch."""
+def backends(plugin: str = "") -> list[str]:
+    """The back-ends that torch.distributed has here, as names of the accelerator table; [] without torch.
+
+    Args:
+        plugin: module that registers one, where the accelerator's row names such a module; it need not be installed.
+    """
     try:
         dist = _distributed()
     except ImportError:
         return []
     if not dist.is_available():
         return []
+    if plugin:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(plugin)
     found = [name for name in ("gloo", "nccl") if getattr(dist, f"is_{name}_available")()]
     return [*found, *(name.lower() for name in dist.Backend._plugins)]
 
@@ -116,21 +122,33 @@ def make(
         size: number of members.
         timeout_s: of its operations.
         ip: this process's address, for gloo's sockets where GLOO_SOCKET_IFNAME names no interface.
-        options: how NCCL is to run.
+        options: how the CCL is to run.
 
     Raises:
         RuntimeError: torch cannot make it.
+        ValueError: an option is asked for that this version of the CCL does not have.
     """
     timeout = datetime.timedelta(seconds=timeout_s)
-    prefixed = _distributed().PrefixStore("rlinf-actors", store)
+    prefixed = _distributed().PrefixStore(_GROUP, store)
     if backend == "gloo":
         return _gloo(prefixed, rank, size, timeout, ip)
-    if backend == "nccl":
-        return _nccl(prefixed, rank, size, timeout, options or CollectiveGroupOptions())
-    plugin = _distributed().Backend._plugins[backend.upper()]
-    if plugin.extended_api:
-        raise RuntimeError(f"torch.distributed's back-end {backend!r} cannot be made without a default group")
-    return plugin.creator_fn(prefixed, rank, size, timeout)
+    facts = group_facts(backend)
+    with _variables(facts.variables):
+        made = group_options(backend, options or CollectiveGroupOptions(), timeout)
+        plugin = _distributed().Backend._plugins.get(backend.upper())
+        if plugin is None:  # torch's own
+            return _class(facts.process_group)(prefixed, rank, size, made)
+        if not plugin.extended_api:
+            return plugin.creator_fn(prefixed, rank, size, timeout)
+        return plugin.creator_fn(_extended(prefixed, rank, size, timeout), made)
+
+
+def _extended(store: Any, rank: int, size: int, timeout: datetime.timedelta) -> Any:
+    """What torch hands to a back-end that was registered with ``extended_api=True``."""
+    told = _distributed().distributed_c10d._DistributedBackendOptions()
+    told.store, told.group_rank, told.group_size, told.timeout = store, rank, size, timeout
+    told.group_id, told.global_ranks_in_group = _GROUP, list(range(size))
+    return told
 
 
 def _gloo(store: Any, rank: int, size: int, timeout: datetime.timedelta, ip: str) -> Any:
@@ -145,34 +163,40 @@ def _gloo(store: Any, rank: int, size: int, timeout: datetime.timedelta, ip: str
     return kind(store, rank, size, options)
 
 
-def _nccl(store: Any, rank: int, size: int, timeout: datetime.timedelta, options: CollectiveGroupOptions) -> Any:
-    with _variables(_QUIET):
-        return _distributed().ProcessGroupNCCL(store, rank, size, nccl_options(options, timeout))
+def group_options(backend: str, options: CollectiveGroupOptions, timeout: datetime.timedelta | None = None) -> Any:
+    """*options* as the options object of *backend*'s process group; None where it takes none.
 
-
-def nccl_options(options: CollectiveGroupOptions, timeout: datetime.timedelta | None = None) -> Any:
-    """*options* as ProcessGroupNCCL.Options.
+    Args:
+        backend: the CCL's name in the accelerator table, whose row says what becomes what.
+        options: what is wanted; fields that the row does not name change nothing.
+        timeout: of the group's operations.
 
     Raises:
-        ValueError: this version of torch, or of its NCCL, has no such option.
+        ValueError: this version of the CCL, or of its torch, has no such option.
     """
-    made = _distributed().ProcessGroupNCCL.Options()
-    made.is_high_priority_stream = options.is_high_priority_stream
+    facts = group_facts(backend)
+    if not facts.process_group:
+        return None
+    made = _class(facts.process_group).Options()
     if timeout is not None:
         made._timeout = timeout
-    wanted = {
-        "cga_cluster_size": options.accel_cluster_size,
-        "max_ctas": options.accel_max_ctas,
-        "min_ctas": options.accel_min_ctas,
-    }
-    for name, value in wanted.items():
+    for name, attribute in facts.options.items():
+        value = getattr(options, name)
         if value is None:
             continue
-        config = getattr(made, "config", None)
-        if config is None or not hasattr(config, name):
-            raise ValueError(f"CollectiveGroupOptions asks for {name}={value}, which this torch's NCCL does not have")
-        setattr(config, name, value)
+        *parents, last = attribute.split(".")
+        target = made
+        for parent in parents:
+            target = getattr(target, parent, None)
+        if not hasattr(target, last):
+            raise ValueError(f"CollectiveGroupOptions asks for {name}={value}, which this torch's {backend} has not")
+        setattr(target, last, value)
     return made
+
+
+def _class(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def abort(group: Any) -> None:
@@ -259,6 +283,9 @@ def wire(
 
 @contextlib.contextmanager
 def _variables(values: Mapping[str, str]) -> Iterator[None]:
+    if not values:  # nothing to guard: making a group may block, and others must not wait for that
+        yield
+        return
     with _environ:
         before = {name: os.environ.get(name) for name in values}
         os.environ.update(values)

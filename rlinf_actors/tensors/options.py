@@ -9,8 +9,9 @@ from dataclasses import dataclass
 class CollectiveGroupOptions:
     """Options of a message or broadcast; the names are RLinf's.
 
-    They concern tensors that go through NCCL (the path "lane", see ``rlinf-actors paths``): the sender's are
-    used, and lanes with other options are others. For what goes another way they are kept, and change nothing.
+    They concern tensors that go through a CCL (the path "lane", see ``rlinf-actors paths``): the sender's are
+    used, and lanes with other options are others. For what goes another way they are kept, and change nothing;
+    so are those that the accelerator's CCL has not (its row in model/accelerator_table.py says which it has).
 
     Attributes:
         accel_cluster_size: size of a cluster of thread blocks (NCCL's ``cgaClusterSize``), None for the default.

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from rlinf_actors.errors import CallTimeoutError, RlinfActorsError
+from rlinf_actors.model.accelerator_table import group_facts
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.tensors import groups
 from rlinf_actors.tensors.lanes import Lane
@@ -142,9 +143,10 @@ class OutLanes:
 def broken(lane: Lane, backend: str, theirs: str) -> RlinfActorsError:
     """The error of a transfer whose lane failed between two workers that live."""
     ours = str(lane.error) if lane.error is not None else theirs
+    setting = group_facts(backend).log_setting
     return RlinfActorsError(
         f"the lane from {lane.name} ({backend}) failed: {_first_line(ours)}. If it says no more, look at "
-        f"{backend}'s own log (NCCL_DEBUG=INFO), at RLINF_COMM_NET_DEVICES, or send by another path: "
+        f"{backend}'s own log{f' ({setting})' if setting else ''}, at RLINF_COMM_NET_DEVICES, or send by another path: "
         f"RLINF_ACTORS_PATHS=accelerator=staged"
     )
 

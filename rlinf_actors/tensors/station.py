@@ -6,12 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from rlinf_actors.hardware.interfaces import ipv4_interfaces
+from rlinf_actors.model.accelerator_table import group_facts
 from rlinf_actors.net.loop import IoThread
 from rlinf_actors.tensors import groups
 from rlinf_actors.tensors.devices import LazyDevices
-
-_TORCH_DEFAULT_S = {"gloo": 1800.0, "nccl": 600.0}
-"""torch.distributed's own: default_pg_timeout, default_pg_nccl_timeout."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +38,10 @@ class Station:
     timeout_minutes: float | None = None
 
     def timeout_s(self, backend: str) -> float:
-        """How long a transfer may take."""
+        """How long a transfer may take: torch.distributed's own default unless RLINF_TIMEOUT is set."""
         if self.timeout_minutes is not None:
             return self.timeout_minutes * 60.0
-        return _TORCH_DEFAULT_S.get(backend, 1800.0)
+        return group_facts(backend).timeout_s
 
     def limit(self, backend: str) -> Callable[[Callable[[], None]], Callable[[], None]] | None:
         """A clock for a lane's jobs; see Lane."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Union
 
 from rlinf_actors.errors import ConfigError
+from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE
 from rlinf_actors.model.hardware import AcceleratorType
 
 NodeHardware = Union[Mapping[str, Any], int, None]
@@ -54,7 +55,8 @@ def _accelerators(given: Mapping[str, Any], rank: int, path: str) -> list[dict[s
     number = given.get("accelerators", 0)
     if not isinstance(number, int) or isinstance(number, bool) or number < 0:
         raise ConfigError(f"is {number!r}; it must be a number of accelerators", path=f"{path}.accelerators")
-    kind, known = str(given.get("type", "NV_GPU")), [member.value for member in AcceleratorType][:-1]
+    kind, known = str(given.get("type", "NV_GPU")), [member.value for member in ACCELERATOR_TABLE]
+    known.remove(AcceleratorType.NO_ACCEL.value)
     if kind not in known:
         raise ConfigError(f"is {kind!r}; it must be one of {', '.join(known)}", path=f"{path}.type")
     model = str(given.get("model", ""))

@@ -23,10 +23,14 @@ class HardwareReport(Value, frozen=True):
 
 
 class ResourceReport(Value, frozen=True):
-    """All pieces of one type, in the order of their local ranks."""
+    """All pieces of one type, in the order of their local ranks.
+
+    `registered_by` is the module that registered an accelerator type which is not built in, else "".
+    """
 
     type: str
     infos: list[HardwareReport]
+    registered_by: str = ""
 
 
 class NodeReport(Value, frozen=True):

@@ -54,7 +54,7 @@ class WorkerContext:
 
     def accelerator_type(self) -> AcceleratorType:
         """The type of its accelerators; NO_ACCEL without."""
-        return AcceleratorType(self.environ.get("ACCELERATOR_TYPE") or "NO_ACCEL")
+        return AcceleratorType.named(self.environ.get("ACCELERATOR_TYPE") or "NO_ACCEL")
 
 
 _current: WorkerContext | None = None

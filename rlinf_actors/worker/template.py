@@ -28,6 +28,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from rlinf_actors import procfs
+from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE
 from rlinf_actors.wire import spawn
 from rlinf_actors.wire.values import ExitReport
 from rlinf_actors.worker import forked
@@ -306,5 +307,8 @@ def cannot_fork() -> str:
     if len(threads) > 1:
         return f"the template runs {len(threads)} threads ({', '.join(sorted(threads))})"
     torch = sys.modules.get("torch")
-    is_initialized: Callable[[], bool] | None = getattr(getattr(torch, "cuda", None), "is_initialized", None)
-    return "CUDA is initialised in the template" if is_initialized is not None and is_initialized() else ""
+    for kind in {facts.torch_device_type for facts in ACCELERATOR_TABLE.values()} - {"cpu"}:
+        is_initialized: Callable[[], bool] | None = getattr(getattr(torch, kind, None), "is_initialized", None)
+        if is_initialized is not None and is_initialized():
+            return f"torch.{kind} is initialized in the template"
+    return ""

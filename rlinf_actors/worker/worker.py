@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from rlinf_actors.errors import UsageError
 from rlinf_actors.group.group import GroupLauncher
-from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE
+from rlinf_actors.hardware.torch_platform import torch_platform
+from rlinf_actors.model.accelerator_table import facts_of
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.hardware import AcceleratorType, HardwareInfo
 from rlinf_actors.model.worker import WorkerInfo
@@ -44,13 +45,11 @@ def _accelerator_type() -> AcceleratorType:
 
 
 def _torch_device_type() -> str:
-    return ACCELERATOR_TABLE[_accelerator_type()].torch_device_type
+    return facts_of(_accelerator_type()).torch_device_type
 
 
 def _torch_platform() -> Any:
-    import torch
-
-    return getattr(torch, _torch_device_type())
+    return torch_platform(_accelerator_type())
 
 
 class Worker(Messaging, Channels):
@@ -130,7 +129,7 @@ class Worker(Messaging, Channels):
         self._local_rank = number("LOCAL_RANK", 0)
         self._local_world_size = number("LOCAL_WORLD_SIZE", 1)
         self._local_accelerator_rank = number("LOCAL_ACCELERATOR_RANK", -1)
-        self._accelerator_type = AcceleratorType(environ.get("ACCELERATOR_TYPE") or "NO_ACCEL")
+        self._accelerator_type = AcceleratorType.named(environ.get("ACCELERATOR_TYPE") or "NO_ACCEL")
         self._accelerator_model = environ.get("ACCELERATOR_MODEL", "")
         ranks = environ.get("LOCAL_HARDWARE_RANKS", "")
         self._local_hardware_ranks = [int(rank) for rank in ranks.split(",") if rank.strip()]

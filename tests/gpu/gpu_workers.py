@@ -200,10 +200,11 @@ class Gpu(Worker):
         return {**job.figures, "initialized": dist.is_initialized()}
 
     def nccl_options(self) -> list[Any]:
-        made = groups.nccl_options(
+        made = groups.group_options(
+            "nccl",
             CollectiveGroupOptions(
                 accel_cluster_size=2, accel_max_ctas=8, accel_min_ctas=2, is_high_priority_stream=True
-            )
+            ),
         )
         config = made.config
         return [config.cga_cluster_size, config.max_ctas, config.min_ctas, made.is_high_priority_stream]

@@ -14,6 +14,8 @@ import pytest
 from rlinf_actors.hardware import registry
 from rlinf_actors.hardware.probe import run_probe
 from rlinf_actors.hardware.report import ProbeReport
+from rlinf_actors.hardware.vendors import catalog
+from rlinf_actors.model import accelerator_table, hardware
 
 SOURCE = Path(__file__).with_name("fake_nvml.c")
 Probe = Callable[..., Awaitable[ProbeReport]]
@@ -50,11 +52,18 @@ def probe(nvml_environ: dict[str, str]) -> Probe:
 
 
 @pytest.fixture
-def registries(monkeypatch: pytest.MonkeyPatch) -> None:
+def registries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Registries of this test's own."""
     monkeypatch.setattr(registry, "_hardware", {})
     monkeypatch.setattr(registry, "_configs", {})
     monkeypatch.setattr(registry, "_extensions", set())
+    monkeypatch.setattr(catalog, "_registered", {})
+    monkeypatch.setattr(hardware, "_registered", set())
+    monkeypatch.setattr(accelerator_table, "_owners", {})
+    rows = dict(accelerator_table._rows)
+    yield
+    accelerator_table._rows.clear()
+    accelerator_table._rows.update(rows)
 
 
 @pytest.fixture

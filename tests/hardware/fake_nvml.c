@@ -1,8 +1,10 @@
 /* An NVML with described devices, for the probe's tests; only the functions that the probe calls.
  *
- * FAKE_NVML_DEVICES  one device per ';': model,uuid,memory in MiB (default: eight H100 with UUIDs GPU-0..GPU-7)
+ * FAKE_NVML_DEVICES  one device per ';': model,uuid,memory in MiB (default: eight H100 with UUIDs GPU-0..GPU-7).
+ *                    MIG slices follow their GPU: MIG profile,uuid,MiB, such as MIG 1g.10gb,MIG-a,9728;
+ *                    "MIG -,-,0" stands for a GPU in MIG mode without any. Slice numbers have a gap, as NVML's may.
  * FAKE_NVML_MODE     CALL=WHAT, e.g. init=hang: what nvml CALL does instead of answering. Calls: init, count, handle,
- *                    name, uuid, memory, utilization. What: hang, segfault, exit, garbage, fork, print, or an error number.
+ *                    name, uuid, memory, utilization, mig. What: hang, segfault, exit, garbage, fork, print, or an error number.
  *                    handle@2=15: only for device 2.
  * FAKE_NVML_PID_FILE gets the pid of the process that hangs, or of the one that was forked; may be a FIFO.
  */
@@ -14,7 +16,12 @@
 
 #define MAX 64
 
-typedef struct { unsigned int index; char model[96]; char uuid[96]; unsigned long long mib; } device;
+typedef struct {
+    unsigned int index, mig, slices;
+    int slice[7];
+    char model[96], uuid[96];
+    unsigned long long mib;
+} device;
 typedef struct { unsigned long long total, free, used; } memory;
 typedef struct { unsigned int gpu, memory; } utilization;
 typedef struct {
@@ -24,7 +31,8 @@ typedef struct {
 } pci;
 
 static device devices[MAX];
-static unsigned int count;
+static device parts[MAX];
+static unsigned int count, part_count;
 #define GARBAGE 1000
 
 static void tell(pid_t pid) {
@@ -66,10 +74,19 @@ static void describe(void) {
     if (!text) text = "NVIDIA H100,GPU-0,81920;NVIDIA H100,GPU-1,81920;NVIDIA H100,GPU-2,81920;NVIDIA H100,GPU-3,81920;"
                       "NVIDIA H100,GPU-4,81920;NVIDIA H100,GPU-5,81920;NVIDIA H100,GPU-6,81920;NVIDIA H100,GPU-7,81920";
     snprintf(copy, sizeof copy, "%s", text);
-    count = 0;
+    count = part_count = 0;
     for (part = strtok_r(copy, ";", &save); part && count < MAX; part = strtok_r(NULL, ";", &save)) {
         device *d = &devices[count];
+        if (!strncmp(part, "MIG ", 4) && count) {
+            device *gpu = &devices[count - 1], *slice = &parts[part_count];
+            gpu->mig = 1;
+            slice->index = gpu->index;
+            if (sscanf(part, "%95[^,],%95[^,],%llu", slice->model, slice->uuid, &slice->mib) == 3 && slice->mib)
+                gpu->slice[gpu->slices++] = (int)part_count++;
+            continue;
+        }
         d->index = count;
+        d->mig = d->slices = 0;
         if (sscanf(part, "%95[^,],%95[^,],%llu", d->model, d->uuid, &d->mib) == 3) count++;
     }
 }
@@ -123,5 +140,22 @@ int nvmlDeviceGetUtilizationRates(device *d, utilization *out) {
 
 int nvmlDeviceGetTemperature(device *d, int sensor, unsigned int *out) {
     *out = 41;
+    return 0;
+}
+
+int nvmlDeviceGetMigMode(device *d, unsigned int *current, unsigned int *pending) {
+    *current = *pending = d->mig;
+    return misbehave("mig", (int)d->index);
+}
+
+int nvmlDeviceGetMaxMigDeviceCount(device *d, unsigned int *out) {
+    *out = 7;
+    return 0;
+}
+
+int nvmlDeviceGetMigDeviceHandleByIndex(device *d, unsigned int index, device **out) {
+    /* 0, 2, 3, ...: number 1 was destroyed */
+    if (index == 1 || (index ? index - 1 : 0) >= d->slices) return 6;
+    *out = &parts[d->slice[index ? index - 1 : 0]];
     return 0;
 }

@@ -18,8 +18,9 @@ from rlinf_actors.hardware import probe as probe_module
 from rlinf_actors.hardware.accelerators import Accelerator, AcceleratorUtil
 from rlinf_actors.hardware.probe import run_probe
 from rlinf_actors.hardware.report import ProbeReport, resources_from_reports
-from rlinf_actors.hardware.vendors import VENDORS, Vendor
+from rlinf_actors.hardware.vendors.catalog import VENDORS, Vendor
 from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType
+from rlinf_actors.model.node import NodeInfo
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("nothing_left")]
 Probe = Callable[..., Awaitable[ProbeReport]]
@@ -57,6 +58,53 @@ async def test_the_node_itself(probe: Probe) -> None:
 async def test_only_what_the_nodes_variable_shows_in_its_order(probe: Probe, value: str, indices: list[int]) -> None:
     report = await probe(CUDA_VISIBLE_DEVICES=value)
     assert [info.index for info in devices(report)] == indices
+    assert report.faults == []
+
+
+UUID = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f{}"
+SLICED = (
+    f"NVIDIA H100,{UUID.format(6)},81920;MIG 1g.10gb,MIG-4c1d-a,9728;MIG 3g.40gb,MIG-77f0-b,40192;"
+    f"NVIDIA H100,{UUID.format(7)},81920"
+)
+
+
+async def test_slices_stand_in_the_place_of_their_gpu(probe: Probe) -> None:
+    report = await probe(devices=SLICED)
+    first, second, whole = devices(report)
+    assert report.faults == []
+    assert (first.model, first.uuid, first.memory_bytes) == ("MIG 1g.10gb", "MIG-4c1d-a", 9728 << 20)
+    assert (second.index, second.pci_bus, second.parent_uuid) == (0, "0000:10:00.0", UUID.format(6))
+    assert (second.utilization, second.temperature) == (-1, 41)
+    assert (whole.index, whole.parent_uuid, whole.utilization) == (1, "", 7)
+    node = NodeInfo(hardware_resources=resources_from_reports(report.resources))
+    assert node.accelerator_device_names == ("MIG-4c1d-a", "MIG-77f0-b", UUID.format(7))
+
+
+@pytest.mark.parametrize(
+    ("value", "uuids", "faults"),
+    [
+        ("MIG-77f0-b,MIG-4c", ["MIG-77f0-b", "MIG-4c1d-a"], []),
+        ("1", [UUID.format(7)], []),
+        (UUID.format(7)[:-1], [UUID.format(7)], []),  # the slices' GPU cannot be meant
+        ("0,1", [UUID.format(7)], ["NV_GPU: CUDA_VISIBLE_DEVICES=0,1 names 0, which is a device in MIG mode; list"]),
+        (UUID.format(6), [], [f"NV_GPU: CUDA_VISIBLE_DEVICES={UUID.format(6)} names {UUID.format(6)}, which is a dev"]),
+    ],
+)
+async def test_slices_are_listed_by_their_uuids(probe: Probe, value: str, uuids: list[str], faults: list[str]) -> None:
+    report = await probe(devices=SLICED, CUDA_VISIBLE_DEVICES=value)
+    assert [info.uuid for info in devices(report)] == uuids
+    assert [said.startswith(start) for said, start in zip(report.faults, faults, strict=True)] == [True] * len(faults)
+
+
+async def test_a_gpu_in_mig_mode_without_slices_is_a_fault(probe: Probe) -> None:
+    report = await probe(devices="NVIDIA H100,GPU-0,81920;MIG -,-,0;NVIDIA H100,GPU-1,81920")
+    assert [info.uuid for info in devices(report)] == ["GPU-1"]
+    assert report.faults[0].startswith("NV_GPU: device 0 is in MIG mode and has no slice")
+
+
+async def test_a_gpu_that_cannot_have_mig_mode(probe: Probe) -> None:
+    report = await probe("mig=3")
+    assert len(devices(report)) == 8
     assert report.faults == []
 
 
@@ -148,17 +196,15 @@ def test_the_childs_process_ends_with_its_parent(nvml_environ: dict[str, str], t
 
 
 async def test_one_vendor_does_not_cost_another(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = Vendor(AcceleratorType.AMD_GPU, devices=("/dev/null",), libraries=(), module="missing")
+    other = Vendor(AcceleratorType.named("OTHER"), devices=("/dev/null",))
     monkeypatch.setattr(probe_module, "VENDORS", (other, *VENDORS))
     report = await probe()
     assert len(devices(report)) == 8
-    assert report.faults == ["AMD_GPU: LookupError: nobody can probe AMD_GPU"]
+    assert report.faults == ["OTHER: LookupError: nobody can probe OTHER"]
 
 
-async def test_without_a_sign_of_any_vendor_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    none = Vendor(AcceleratorType.NV_GPU, devices=("/nowhere/*",), libraries=("libnowhere.so",), module="missing")
-    monkeypatch.setattr(probe_module, "VENDORS", (none,))
-    report = await run_probe(python="/nowhere/python", env={})
+async def test_without_a_sign_of_any_vendor_nothing_is_started(tmp_path: Path) -> None:
+    report = await run_probe(python="/nowhere/python", env={"RLINF_ACTORS_PROBE_ROOT": str(tmp_path)})
     assert report.resources == []
     assert report.faults == []
 

@@ -11,7 +11,7 @@ from rlinf_actors.errors import ConfigError, UsageError
 from rlinf_actors.hardware.accelerators import AcceleratorUtil
 from rlinf_actors.hardware.probe import ChildEnd, read_answer
 from rlinf_actors.hardware.report import ReportedInfo, resource_from_report, resource_to_report
-from rlinf_actors.hardware.vendors import Vendor
+from rlinf_actors.hardware.vendors.catalog import Vendor
 from rlinf_actors.hardware.visibility import visible_devices
 from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType, HardwareInfo, HardwareResource
 from rlinf_actors.wire import codec
@@ -82,7 +82,8 @@ SEGFAULT = 'Fatal Python error: Segmentation fault\n\nThread 0x1:\n  File "/x/py
         (ChildEnd(-70), "the vendor's library crashed its process (signal 70)"),
         (
             ChildEnd(None, errors=SEGFAULT),
-            "the vendor's library gave no answer within 5 s in nvmlInitWithFlags; it was killed",
+            "the vendor's library gave no answer within 5 s in nvmlInitWithFlags; it was killed. Give it longer in "
+            "agentd.toml, [hardware] probe_timeout_s; NVIDIA's persistence daemon",
         ),
         (ChildEnd(None, note="it hangs in the driver"), "it hangs in the driver"),
         (
@@ -113,10 +114,10 @@ def test_how_a_childs_end_reads(end: ChildEnd, fault: str) -> None:
 
 
 def test_a_vendor_shows_by_its_device_files_or_its_library(tmp_path: object) -> None:
-    assert Vendor(AcceleratorType.NV_GPU, ("/dev/nul*",), (), "m").may_be_present({})
-    assert not Vendor(AcceleratorType.NV_GPU, ("/dev/nowhere*",), ("libnowhere.so",), "m").may_be_present({})
+    assert Vendor(AcceleratorType.NV_GPU, ("/dev/nul*",)).may_be_present({})
+    assert not Vendor(AcceleratorType.NV_GPU, ("/dev/nowhere*",), ("libnowhere.so",)).may_be_present({})
     (tmp_path / "libhere.so").touch()  # type: ignore[operator]
-    vendor = Vendor(AcceleratorType.NV_GPU, (), ("libhere.so",), "m")
+    vendor = Vendor(AcceleratorType.NV_GPU, libraries=("libhere.so",))
     assert vendor.may_be_present({"LD_LIBRARY_PATH": f":/nowhere:{tmp_path}"})
 
 

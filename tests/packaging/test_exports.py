@@ -20,6 +20,8 @@ PROMISED = (
     "Worker", "WorkerAddress", "WorkerInfo", "WorkerGroup", "WorkerGroupFuncResult",
     "Accelerator", "AcceleratorType", "AcceleratorUtil", "Hardware", "HardwareConfig", "HardwareInfo",
     "HardwareResource", "NodeHardwareConfig", "Channel", "AsyncWork", "CollectiveGroupOptions",
+    "FrankaConfig", "FrankaHWInfo", "DualFrankaConfig", "DualFrankaHWInfo", "GimArmConfig", "GimArmHWInfo",
+    "DOSW1Config", "DOSW1HWInfo", "Turtle2Config", "Turtle2HWInfo",
 )  # fmt: skip
 
 

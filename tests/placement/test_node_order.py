@@ -28,7 +28,7 @@ def test_head_then_type_then_address_as_a_number() -> None:
         RegisteredNode("other", accelerator_type="NEW", ip="10.0.0.0"),
         RegisteredNode("head", is_head=True, ip="10.0.0.99"),
     ]
-    expected = ["head", "nv9", "nv10", "nv6", "named", "npu", "cpu", "other"]
+    expected = ["head", "nv9", "nv10", "nv6", "named", "npu", "other", "cpu"]
     assert sorted(order_nodes(nodes), key=order_nodes(nodes).__getitem__) == expected
 
 

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import pynvml
 
-from rlinf_actors.hardware.vendors import Found
+from rlinf_actors.hardware.vendors.catalog import Found
+from rlinf_actors.hardware.vendors.machine import Machine
 from rlinf_actors.hardware.visibility import visible_devices
-from rlinf_actors.model.accelerator_table import VISIBILITY_VARIABLES
+from rlinf_actors.model.accelerator_table import facts_of
 from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType
 
 _MAX_DEVICES = 256
 """More than the kernel driver has minor numbers for; a larger count is a broken library."""
+_MAX_SLICES = 64
+"""Of one GPU; today's have seven."""
 
 _Value = TypeVar("_Value")
 
 
 def find(environ: Mapping[str, str]) -> Found:
-    """The GPUs that CUDA_VISIBLE_DEVICES in *environ* leaves.
+    """The GPUs that CUDA_VISIBLE_DEVICES in *environ* leaves; of one in MIG mode its slices stand in its place.
 
     A GPU that cannot be read is a fault and costs only itself. A library that is missing, does not match the driver
     or refuses to start is a fault too.
@@ -31,20 +35,52 @@ def find(environ: Mapping[str, str]) -> Found:
         return Found(faults=[f"NVML does not start: {error}"])
     if count > _MAX_DEVICES:
         return Found(faults=[f"NVML says that there are {count} devices, which cannot be"])
+    machine = Machine.of(environ)
     infos: list[AcceleratorInfo] = []
     faults: list[str] = []
     for index in range(count):
         try:
-            infos.append(_device(index))
+            infos += _devices(index, machine, faults)
         except (pynvml.NVMLError, UnicodeDecodeError) as error:
             faults.append(f"device {index} cannot be used: {error}")
-    variable = VISIBILITY_VARIABLES[AcceleratorType.NV_GPU]
+    variable = facts_of(AcceleratorType.NV_GPU).visibility_variable
     chosen, wrong = visible_devices(infos, environ.get(variable), variable)
     return Found(chosen, faults + wrong + _order_faults(infos, environ, variable))
 
 
-def _device(index: int) -> AcceleratorInfo:
+def _devices(index: int, machine: Machine, faults: list[str]) -> list[AcceleratorInfo]:
+    """The GPU, or its slices if it is in MIG mode (none without any: such a GPU runs nothing)."""
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    whole = _device(index, handle, machine)
+    if not _optional(lambda: int(pynvml.nvmlDeviceGetMigMode(handle)[0]), 0):
+        return [whole]
+    slices: list[AcceleratorInfo] = []
+    for number in range(min(int(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)), _MAX_SLICES)):
+        try:
+            slices.append(_slice(whole, pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)))
+        except pynvml.NVMLError_NotFound:
+            continue  # numbers of slices that were not made
+        except (pynvml.NVMLError, UnicodeDecodeError) as error:
+            faults.append(f"MIG slice {number} of device {index} cannot be used: {error}")
+    if not slices:
+        faults.append(
+            f"device {index} is in MIG mode and has no slice: make some (nvidia-smi mig -cgi), or leave the mode"
+        )
+    return slices
+
+
+def _slice(whole: AcceleratorInfo, handle: Any) -> AcceleratorInfo:
+    return replace(
+        whole,
+        model=_optional(lambda: _text(pynvml.nvmlDeviceGetName(handle)), f"{whole.model} MIG"),
+        uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
+        memory_bytes=_optional(lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle).total), 0),
+        utilization=-1,  # NVML has it for whole devices that are not in MIG mode
+        parent_uuid=whole.uuid,
+    )
+
+
+def _device(index: int, handle: Any, machine: Machine) -> AcceleratorInfo:
     bus = _optional(lambda: _text(pynvml.nvmlDeviceGetPciInfo(handle).busId).lower(), "")
     # NVML pads the PCI domain to eight digits, the kernel to four.
     bus = bus[4:] if len(bus) == len("00000000:17:00.0") and bus.startswith("0000") else bus
@@ -56,7 +92,7 @@ def _device(index: int) -> AcceleratorInfo:
         uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
         pci_bus=bus,
         memory_bytes=_optional(lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle).total), 0),
-        numa_node=_numa_node(bus),
+        numa_node=machine.numa_node(bus),
         utilization=_optional(lambda: int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu), -1),
         temperature=_optional(lambda: int(pynvml.nvmlDeviceGetTemperature(handle, sensor)), -1),
     )
@@ -74,19 +110,12 @@ def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def _numa_node(bus: str) -> int:
-    try:
-        with open(f"/sys/bus/pci/devices/{bus}/numa_node") as file:
-            return int(file.read())
-    except (OSError, ValueError):
-        return -1
-
-
 def _order_faults(infos: list[AcceleratorInfo], environ: Mapping[str, str], variable: str) -> list[str]:
     """CUDA numbers the fastest device 0 unless told otherwise, NVML goes by bus: with mixed models they disagree."""
     listed = [entry.strip() for entry in environ.get(variable, "").split(",")]
     by_index = any(entry.isdigit() for entry in listed)
-    if by_index and len({info.model for info in infos}) > 1 and environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+    models = {info.model for info in infos if not info.parent_uuid}
+    if by_index and len(models) > 1 and environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
         return [
             f"{variable} lists indices on a node with different models, where CUDA's order is not the bus order "
             "used here; set CUDA_DEVICE_ORDER=PCI_BUS_ID, or list UUIDs"

@@ -1,0 +1,256 @@
+"""What the configurations of all robots have in common: checked values, and what a node has to check. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import urlsplit
+
+from rlinf_actors.errors import ConfigError
+from rlinf_actors.model.hardware import HardwareConfig
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+CAMERA_TYPES = ("realsense", "zed", "lumos")
+"""Kinds of cameras that can be looked for; see robots.cameras."""
+GRIPPER_TYPES = ("franka", "robotiq")
+
+_LABEL = r"[A-Za-z0-9_][A-Za-z0-9_-]{0,62}"
+_HOST_NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*\.?$")
+_MAX_INTERFACE_NAME = 15
+"""linux/if.h: IFNAMSIZ less the terminating zero."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """A TCP port that has to answer.
+
+    Attributes:
+        field: the field of the configuration that names it.
+        host: address or name.
+        port: TCP port.
+        must_listen: whether a refused connection is a fault; else it shows that the host is there.
+    """
+
+    field: str
+    host: str
+    port: int
+    must_listen: bool = False
+
+
+@dataclass(frozen=True)
+class CameraSet:
+    """Cameras of one kind that have to be connected; *serials* None asks for all that are.
+
+    Attributes:
+        field: the field of the configuration that names them.
+        kind: one of CAMERA_TYPES.
+        serials: their serial numbers.
+    """
+
+    field: str
+    kind: str
+    serials: Sequence[str] | None
+
+
+@dataclass
+class RobotConfig(HardwareConfig):
+    """Base of the robots' configurations.
+
+    A field that is not given may come from the environment of the robot's node: see robots.auto. What was given is
+    remembered, so that a value which equals the default is not replaced.
+
+    Attributes:
+        disable_validate: whether nothing is checked on the node: no address, camera, interface or device.
+    """
+
+    disable_validate: bool = False
+
+    REQUIRED: ClassVar[tuple[str, ...]] = ()
+    """Fields without a useful default: one value a robot, from the configuration or the node's environment."""
+
+    FREE_TEXT: ClassVar[frozenset[str]] = frozenset()
+    """Fields that may hold any text, where those of other robots may not."""
+
+    _given: ClassVar[frozenset[str]] = frozenset()
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Remember which fields are given."""
+        self = super().__new__(cls)
+        names = [spec.name for spec in dataclasses.fields(cls)]
+        vars(self)["_given"] = frozenset((*names[: len(args)], *kwargs))
+        return self
+
+    def __post_init__(self) -> None:
+        """Check and normalize every field. Raises ConfigError, whose path is the field."""
+        for spec in dataclasses.fields(self):
+            check = _text if spec.name in self.FREE_TEXT else _CHECKS.get(_bare(spec.name))
+            value = getattr(self, spec.name)
+            if check is not None and value is not None and value != "":
+                setattr(self, spec.name, check(value, spec.name))
+
+    def as_values(self) -> dict[str, Any]:
+        """The fields that were given, as plain values: what was not given is left for the node's environment."""
+        return {name: value for name, value in super().as_values().items() if name in self._given}
+
+    def lacks(self, name: str) -> bool:
+        """Whether a field was not given, or was given as nothing."""
+        return name not in self._given or getattr(self, name) in (None, "")
+
+    def missing(self) -> Mapping[str, str]:
+        """Field that is not given, though other fields ask for it, to what it is needed for."""
+        return {}
+
+    def links(self) -> list[Link]:
+        """The ports that have to answer."""
+        return []
+
+    def cameras(self) -> list[CameraSet]:
+        """The cameras that have to be connected."""
+        return []
+
+    def can_interfaces(self) -> Mapping[str, str]:
+        """Field to CAN interface that has to be up."""
+        return {}
+
+    def devices(self) -> Mapping[str, str]:
+        """Field to device file that has to exist."""
+        return {}
+
+
+def host_of(address: str) -> str:
+    """The host in an address or URL: ``10.0.0.1``, ``[::1]:80``, ``http://arm.local:8000/x``.
+
+    Raises:
+        ValueError: there is none.
+    """
+    found = urlsplit(address if "://" in address else f"//{address}").hostname
+    if not found:
+        raise ValueError(f"{address!r} names no host")
+    return found
+
+
+def port_of(address: str, default: int) -> int:
+    """The port in an address or URL, *default* if it names none."""
+    port = urlsplit(address if "://" in address else f"//{address}").port
+    return default if port is None else port
+
+
+def is_device(connection: str | None) -> bool:
+    """Whether a gripper's connection is a device file, not an address."""
+    return bool(connection) and str(connection).startswith("/")
+
+
+def gripper_links(field: str, kind: str, connection: str | None) -> list[Link]:
+    """The port of a Robotiq gripper that is reached over the network."""
+    if kind != "robotiq" or not connection or is_device(connection):
+        return []
+    return [Link(field, host_of(connection), port_of(connection, MODBUS_TCP_PORT))]
+
+
+MODBUS_TCP_PORT = 502
+"""Registered for Modbus/TCP, which Robotiq's grippers speak over Ethernet."""
+
+
+# --- checks of fields, by the fields' names less left_, right_ and base_ ---
+
+
+def _bare(name: str) -> str:
+    return re.sub(r"^(left|right|base)_(?=robot_|camera_|gripper_|controller_|arm_port|lead_port)", "", name)
+
+
+def _address(value: Any, field: str) -> str:
+    text = _text(value, field)
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        # digits and dots only were meant as an IPv4 address
+        if re.fullmatch(r"[0-9.]+", text) or not _HOST_NAME.match(text):
+            raise ConfigError(f"is {text!r}; it must be an IP address or a host name", path=field) from None
+    return text
+
+
+def _url(value: Any, field: str) -> str:
+    text = _text(value, field)
+    try:
+        _address(host_of(text), field)
+        port_of(text, 0)
+    except ValueError as error:  # ConfigError is one
+        raise ConfigError(
+            f"is {text!r}; it must be a host, host:port or URL such as http://10.0.0.5:8000"
+            + ("" if isinstance(error, ConfigError) else f" ({error})"),
+            path=field,
+        ) from None
+    return text
+
+
+def _serials(value: Any, field: str) -> list[str]:
+    if isinstance(value, (str, int)):
+        raise ConfigError(f"is {value!r}; it must be a list of serial numbers: [{str(value)!r}]", path=field)
+    serials = [str(item).strip() for item in value]
+    for index, serial in enumerate(serials):
+        if not serial:
+            raise ConfigError("is empty; it must be a serial number", path=f"{field}[{index}]")
+        if serial in serials[:index]:
+            raise ConfigError(f"names camera {serial} twice", path=f"{field}[{index}]")
+    return serials
+
+
+def _one_of(*allowed: str) -> Any:
+    def check(value: Any, field: str) -> str:
+        if value not in allowed:
+            raise ConfigError(f"is {value!r}; it must be one of {', '.join(allowed)}", path=field)
+        return str(value)
+
+    return check
+
+
+def _whole(least: int, most: int) -> Any:
+    def check(value: Any, field: str) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise ConfigError(f"is {value!r}; it must be a whole number from {least} to {most}", path=field)
+        return value
+
+    return check
+
+
+def _interface(value: Any, field: str) -> str:
+    text = _text(value, field)
+    if len(text.encode()) > _MAX_INTERFACE_NAME or re.search(r"[\s/:]", text):
+        raise ConfigError(f"is {text!r}; it must be the name of a network interface, such as can0", path=field)
+    return text
+
+
+def _flag(value: Any, field: str) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"is {value!r}; it must be true or false", path=field)
+    return value
+
+
+def _text(value: Any, field: str) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigError(f"is {value!r}; it must be text", path=field)
+    return value.strip()
+
+
+_CHECKS = {
+    "robot_ip": _address,
+    "robot_url": _url,
+    "camera_serials": _serials,
+    "camera_type": _one_of(*CAMERA_TYPES),
+    "gripper_type": _one_of(*GRIPPER_TYPES),
+    "gripper_connection": _text,
+    "controller_node_rank": _whole(0, 2**31),
+    "node_rank": _whole(0, 2**31),
+    "can_interface": _interface,
+    "arm_variant": _text,
+    "enable_gripper": _flag,
+    "disable_validate": _flag,
+    "arm_port": _whole(1, 65535),
+    "lead_port": _whole(1, 65535),
+}

@@ -1,0 +1,191 @@
+"""Franka's arms, one or two on a node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rlinf_actors.errors import ConfigError
+from rlinf_actors.hardware.robots.config import CameraSet, Link, RobotConfig, gripper_links, is_device
+from rlinf_actors.hardware.robots.robot import Robot
+from rlinf_actors.model.hardware import HardwareInfo
+
+CONTROL_PORT = 1337
+"""libfranka, research_interface::robot::kCommandPort: where an arm's control box listens."""
+
+
+@dataclass
+class FrankaConfig(RobotConfig):
+    """One arm of Franka's.
+
+    Attributes:
+        robot_ip: address of its control box.
+        camera_serials: serial numbers of its cameras; None for all of that type that are connected.
+        camera_type: realsense, zed or lumos.
+        gripper_type: franka or robotiq.
+        gripper_connection: of a Robotiq gripper: a serial device (``/dev/ttyUSB0``) or ``host[:port]``.
+        controller_node_rank: cluster rank of the node that drives the arm; None for the arm's own node. With another
+            one, arm and gripper are not looked for from this node.
+    """
+
+    robot_ip: str = ""
+    camera_serials: list[str] | None = None
+    camera_type: str = "realsense"
+    gripper_type: str = "franka"
+    gripper_connection: str | None = None
+    controller_node_rank: int | None = None
+
+    REQUIRED: ClassVar[tuple[str, ...]] = ("robot_ip",)
+
+    def missing(self) -> Mapping[str, str]:
+        """The connection of a Robotiq gripper."""
+        return _arm_missing(self, "")
+
+    def links(self) -> list[Link]:
+        """The control box, and a gripper on the network."""
+        return _arm_links(self, "")
+
+    def cameras(self) -> list[CameraSet]:
+        """Its cameras."""
+        return [CameraSet("camera_serials", self.camera_type, self.camera_serials)]
+
+    def devices(self) -> Mapping[str, str]:
+        """The gripper's serial device."""
+        return _arm_devices(self, "")
+
+
+@dataclass
+class FrankaHWInfo(HardwareInfo):
+    """One arm of Franka's, as its worker gets it."""
+
+    config: FrankaConfig
+
+    @property
+    def identity(self) -> str:
+        """Its address."""
+        return self.config.robot_ip
+
+
+class Franka(Robot):
+    """Franka's arms."""
+
+    HW_TYPE: ClassVar[str] = "Franka"
+    CONFIG: ClassVar[type[RobotConfig]] = FrankaConfig
+    INFO: ClassVar[type[HardwareInfo]] = FrankaHWInfo
+
+
+@dataclass
+class DualFrankaConfig(RobotConfig):
+    """Two arms of Franka's that work as one robot; each has what FrankaConfig says, with left_ and right_ before it.
+
+    Attributes:
+        left_robot_ip, right_robot_ip: addresses of their control boxes.
+        left_camera_serials, right_camera_serials: serial numbers of the cameras on each arm.
+        left_camera_type, right_camera_type: realsense, zed or lumos.
+        left_gripper_type, right_gripper_type: franka or robotiq.
+        left_gripper_connection, right_gripper_connection: of Robotiq grippers: serial devices or ``host[:port]``.
+        left_controller_node_rank, right_controller_node_rank: the nodes that drive each arm; None for the robot's own.
+        base_camera_serials: serial numbers of the cameras that are on neither arm.
+        base_camera_type: realsense, zed or lumos.
+    """
+
+    left_robot_ip: str = ""
+    right_robot_ip: str = ""
+    left_camera_serials: list[str] | None = None
+    right_camera_serials: list[str] | None = None
+    left_camera_type: str = "realsense"
+    right_camera_type: str = "realsense"
+    left_gripper_type: str = "franka"
+    right_gripper_type: str = "franka"
+    left_gripper_connection: str | None = None
+    right_gripper_connection: str | None = None
+    left_controller_node_rank: int | None = None
+    right_controller_node_rank: int | None = None
+    base_camera_serials: list[str] | None = None
+    base_camera_type: str = "realsense"
+
+    REQUIRED: ClassVar[tuple[str, ...]] = ("left_robot_ip", "right_robot_ip")
+
+    def __post_init__(self) -> None:
+        """Check every field, and that nothing is on both arms. Raises ConfigError."""
+        super().__post_init__()
+        if self.left_robot_ip and self.left_robot_ip == self.right_robot_ip:
+            raise ConfigError(f"is {self.right_robot_ip}, as is left_robot_ip: two arms", path="right_robot_ip")
+        seen: dict[str, str] = {}
+        for cameras in self.cameras():
+            for serial in cameras.serials or ():
+                if serial in seen:
+                    raise ConfigError(f"names camera {serial}, as does {seen[serial]}", path=cameras.field)
+                seen[serial] = cameras.field
+
+    def missing(self) -> Mapping[str, str]:
+        """The connections of Robotiq grippers."""
+        return {**_arm_missing(self, "left_"), **_arm_missing(self, "right_")}
+
+    def links(self) -> list[Link]:
+        """Both control boxes, and grippers on the network."""
+        return _arm_links(self, "left_") + _arm_links(self, "right_")
+
+    def cameras(self) -> list[CameraSet]:
+        """The cameras of both arms and of the base: those that are named, for nobody can tell whose the others are."""
+        return [
+            CameraSet(f"{side}camera_serials", getattr(self, f"{side}camera_type"), serials)
+            for side in ("left_", "right_", "base_")
+            if (serials := getattr(self, f"{side}camera_serials")) is not None
+        ]
+
+    def devices(self) -> Mapping[str, str]:
+        """The grippers' serial devices."""
+        return {**_arm_devices(self, "left_"), **_arm_devices(self, "right_")}
+
+
+@dataclass
+class DualFrankaHWInfo(HardwareInfo):
+    """Two arms of Franka's, as their worker gets them."""
+
+    config: DualFrankaConfig
+
+    @property
+    def identity(self) -> str:
+        """Both addresses."""
+        return f"{self.config.left_robot_ip}+{self.config.right_robot_ip}"
+
+    @property
+    def claim_keys(self) -> list[str]:
+        """Both arms, each under the name that it has as a Franka of its own."""
+        return [f"{Franka.HW_TYPE}:{self.config.left_robot_ip}", f"{Franka.HW_TYPE}:{self.config.right_robot_ip}"]
+
+
+class DualFranka(Robot):
+    """Pairs of Franka's arms."""
+
+    HW_TYPE: ClassVar[str] = "DualFranka"
+    CONFIG: ClassVar[type[RobotConfig]] = DualFrankaConfig
+    INFO: ClassVar[type[HardwareInfo]] = DualFrankaHWInfo
+
+
+def _driven_here(config: RobotConfig, side: str) -> bool:
+    controller = getattr(config, f"{side}controller_node_rank")
+    return controller is None or controller == config.node_rank
+
+
+def _arm_links(config: RobotConfig, side: str) -> list[Link]:
+    if not _driven_here(config, side):
+        return []
+    arm = Link(f"{side}robot_ip", getattr(config, f"{side}robot_ip"), CONTROL_PORT)
+    field = f"{side}gripper_connection"
+    return [arm, *gripper_links(field, getattr(config, f"{side}gripper_type"), getattr(config, field))]
+
+
+def _arm_devices(config: RobotConfig, side: str) -> dict[str, str]:
+    connection = getattr(config, f"{side}gripper_connection")
+    wanted = _driven_here(config, side) and getattr(config, f"{side}gripper_type") == "robotiq"
+    return {f"{side}gripper_connection": connection} if wanted and is_device(connection) else {}
+
+
+def _arm_missing(config: RobotConfig, side: str) -> dict[str, str]:
+    field = f"{side}gripper_connection"
+    if getattr(config, f"{side}gripper_type") != "robotiq" or getattr(config, field):
+        return {}
+    return {field: "a Robotiq gripper needs its serial device (/dev/ttyUSB0) or host[:port]"}

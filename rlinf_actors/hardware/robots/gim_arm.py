@@ -1,0 +1,67 @@
+"""GimArm: an arm on a CAN bus."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rlinf_actors.hardware.robots.config import CameraSet, RobotConfig
+from rlinf_actors.hardware.robots.robot import Robot
+from rlinf_actors.model.hardware import HardwareInfo
+
+
+@dataclass
+class GimArmConfig(RobotConfig):
+    """One arm on a CAN bus.
+
+    Attributes:
+        can_interface: the bus's network interface, such as ``can0``.
+        arm_variant: the maker's name of the variant, "" for the standard one.
+        camera_serials: serial numbers of its cameras; None for all of that type that are connected.
+        camera_type: realsense, zed or lumos.
+        enable_gripper: whether it has a gripper that is to be used.
+        gripper_type: the maker's name of the gripper, None for the standard one.
+        controller_node_rank: cluster rank of the node that drives the arm; None for the arm's own node. With another
+            one, the bus is not looked for on this node.
+    """
+
+    can_interface: str = ""
+    arm_variant: str = ""
+    camera_serials: list[str] | None = None
+    camera_type: str = "realsense"
+    enable_gripper: bool = True
+    gripper_type: str | None = None
+    controller_node_rank: int | None = None
+
+    REQUIRED: ClassVar[tuple[str, ...]] = ("can_interface",)
+    FREE_TEXT: ClassVar[frozenset[str]] = frozenset({"gripper_type"})
+
+    def cameras(self) -> list[CameraSet]:
+        """Its cameras."""
+        return [CameraSet("camera_serials", self.camera_type, self.camera_serials)]
+
+    def can_interfaces(self) -> Mapping[str, str]:
+        """Its bus."""
+        here = self.controller_node_rank in (None, self.node_rank)
+        return {"can_interface": self.can_interface} if here else {}
+
+
+@dataclass
+class GimArmHWInfo(HardwareInfo):
+    """One arm on a CAN bus, as its worker gets it. Its interface's name tells it on its node only."""
+
+    config: GimArmConfig
+
+
+class GimArm(Robot):
+    """Arms on CAN buses."""
+
+    HW_TYPE: ClassVar[str] = "GimArm"
+    CONFIG: ClassVar[type[RobotConfig]] = GimArmConfig
+    INFO: ClassVar[type[HardwareInfo]] = GimArmHWInfo
+
+    @classmethod
+    def model_of(cls, config: RobotConfig) -> str:
+        """The variant, if one is given."""
+        return getattr(config, "arm_variant", "") or cls.HW_TYPE

@@ -1,0 +1,245 @@
+"""AMD's accelerators: the kernel's KFD topology says which there are, in the order in which ROCm counts them.
+
+What they are comes from amdsmi where that Python package is installed, else from /sys, and from ``rocm-smi --json`` for
+what /sys lacks. Integrated graphics that the KFD lists are accelerators to ROCm, and so here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from rlinf_actors.hardware.vendors.catalog import Found
+from rlinf_actors.hardware.vendors.machine import Machine
+from rlinf_actors.hardware.visibility import visible_devices
+from rlinf_actors.model.accelerator_table import facts_of
+from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType
+
+_TOPOLOGY = "/sys/class/kfd/kfd/topology/nodes"
+_ROCM_SMI = (
+    "rocm-smi", "--showproductname", "--showuniqueid", "--showbus", "--showmeminfo", "vram", "--showuse", "--showtemp",
+    "--json",
+)  # fmt: skip
+_BELOW, _OLDER_NAME = "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"
+_BUS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one source says of the device at a PCI address; empty, 0 or -1 where it says nothing."""
+
+    model: str = ""
+    uuid: str = ""
+    memory_bytes: int = 0
+    utilization: int = -1
+    temperature: int = -1
+
+
+def find(environ: Mapping[str, str]) -> Found:
+    """The GPUs that ROCR_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES in *environ* leave.
+
+    The index is HIP's: it counts the devices that ROCR_VISIBLE_DEVICES leaves.
+    """
+    machine = Machine.of(environ)
+    infos = from_topology(machine)
+    if not infos:
+        return Found()  # the driver is there, and lists no GPU that this process may use
+    faults: list[str] = []
+    sources = [_from_sysfs(machine, info.pci_bus) for info in infos]
+    by_library = _from_amdsmi(faults)
+    if by_library:
+        sources = [
+            merged(by_library.get(info.pci_bus, Seen()), seen) for info, seen in zip(infos, sources, strict=True)
+        ]
+    elif any(not seen.model or not seen.memory_bytes for seen in sources):
+        ran = machine.run(*_ROCM_SMI)
+        told = parse_rocm_smi(ran.output)
+        if ran.fault or not told:
+            wrong = ran.fault or f"{ran.command} printed nothing that describes a GPU: {ran.output[:80]!r}"
+            faults.append(f"{wrong}; what /sys does not say of the GPUs (their names) is unknown")
+        sources = [merged(seen, told.get(info.pci_bus, Seen())) for info, seen in zip(infos, sources, strict=True)]
+    chosen, wrong_lists = left([_described(*pair) for pair in zip(infos, sources, strict=True)], environ)
+    return Found(chosen, faults + wrong_lists)
+
+
+def left(infos: Sequence[AcceleratorInfo], environ: Mapping[str, str]) -> tuple[list[AcceleratorInfo], list[str]]:
+    """What ROCm's variables leave of *infos*, numbered as HIP does. Pure.
+
+    ROCR_VISIBLE_DEVICES works below HIP, which counts what that leaves. HIP looks at CUDA_VISIBLE_DEVICES where its own
+    variable is not set or empty.
+    """
+    below, faults = visible_devices(infos, environ.get(_BELOW), _BELOW)
+    counted = [replace(info, index=number) for number, info in enumerate(below)]
+    variable = facts_of(AcceleratorType.AMD_GPU).visibility_variable
+    name = variable if environ.get(variable) else _OLDER_NAME
+    chosen, wrong = visible_devices(counted, environ.get(name), name)
+    return chosen, faults + wrong
+
+
+def merged(first: Seen, second: Seen) -> Seen:
+    """What *first* says, and *second* where it says nothing."""
+    return Seen(
+        first.model or second.model,
+        first.uuid or second.uuid,
+        first.memory_bytes or second.memory_bytes,
+        first.utilization if first.utilization >= 0 else second.utilization,
+        first.temperature if first.temperature >= 0 else second.temperature,
+    )
+
+
+def _described(info: AcceleratorInfo, seen: Seen) -> AcceleratorInfo:
+    return replace(
+        info,
+        model=seen.model or info.model,
+        uuid=info.uuid or seen.uuid,
+        memory_bytes=seen.memory_bytes,
+        utilization=seen.utilization,
+        temperature=seen.temperature,
+    )
+
+
+# --- the kernel ---
+
+
+def from_topology(machine: Machine) -> list[AcceleratorInfo]:
+    """The GPUs of the KFD topology, in ROCm's order. A node that may not be read is another container's."""
+    nodes = sorted(machine.glob(f"{_TOPOLOGY}/[0-9]*"), key=lambda path: int(path.rpartition("/")[2]))
+    found = [parse_properties(machine.read(f"{path}/properties")) for path in nodes]
+    gpus = [info for info in found if info is not None]
+    return [replace(info, index=index, numa_node=machine.numa_node(info.pci_bus)) for index, info in enumerate(gpus)]
+
+
+def parse_properties(text: str) -> AcceleratorInfo | None:
+    """One node's properties; None for a CPU, or for what is no such text. Pure."""
+    values = dict(re.findall(r"^(\w+) (\d{1,20})$", text, re.MULTILINE))
+    if not int(values.get("simd_count", "0")):
+        return None
+    place = int(values.get("location_id", "0"))
+    version = int(values.get("gfx_target_version", "0"))
+    unique = int(values.get("unique_id", "0"))
+    return AcceleratorInfo(
+        type=AcceleratorType.AMD_GPU.value,
+        model=f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}" if version else "AMD GPU",
+        uuid=_uuid(unique),
+        pci_bus=f"{int(values.get('domain', '0')):04x}:{place >> 8 & 0xFF:02x}:{place >> 3 & 0x1F:02x}.{place & 7}",
+    )
+
+
+def _from_sysfs(machine: Machine, bus: str) -> Seen:
+    # amdgpu's attributes: Documentation/gpu/amdgpu/driver-misc.rst of the kernel
+    device = f"/sys/bus/pci/devices/{bus}"
+    try:
+        unique = int(machine.read(f"{device}/unique_id") or "0", 16)
+    except ValueError:
+        unique = 0
+    return Seen(
+        model=machine.read(f"{device}/product_name"),
+        uuid=_uuid(unique),
+        memory_bytes=max(0, machine.number(f"{device}/mem_info_vram_total", 0)),
+        utilization=machine.number(f"{device}/gpu_busy_percent", -1),
+        temperature=machine.hwmon_celsius(bus),
+    )
+
+
+def _uuid(unique: int) -> str:
+    """As ROCm spells it, and as its variables take it."""
+    return f"GPU-{unique:016x}" if unique else ""
+
+
+# --- amdsmi ---
+
+
+def _from_amdsmi(faults: list[str]) -> dict[str, Seen]:
+    """PCI address to what AMD's library says; {} where its Python package is not installed."""
+    try:
+        smi = importlib.import_module("amdsmi")
+    except ModuleNotFoundError:
+        return {}
+    except Exception as error:  # noqa: BLE001 - it is there without its library: OSError, KeyError or whatever
+        faults.append(f"amdsmi cannot be imported ({type(error).__name__}: {error}); /sys and rocm-smi are asked")
+        return {}
+    try:
+        smi.amdsmi_init()
+        handles = smi.amdsmi_get_processor_handles()
+        return {_bus(smi.amdsmi_get_gpu_device_bdf(handle)): _by_amdsmi(smi, handle) for handle in handles}
+    except Exception as error:  # noqa: BLE001 - its exceptions have no common base besides Exception
+        faults.append(f"amdsmi does not answer ({type(error).__name__}: {error}); /sys and rocm-smi are asked")
+        return {}
+
+
+def _by_amdsmi(smi: Any, handle: Any) -> Seen:
+    asic = _asked(lambda: smi.amdsmi_get_gpu_asic_info(handle), {})
+    activity = _asked(lambda: smi.amdsmi_get_gpu_activity(handle), {})
+    sensor = (smi.AmdSmiTemperatureType.EDGE, smi.AmdSmiTemperatureType.HOTSPOT)
+    current = smi.AmdSmiTemperatureMetric.CURRENT
+    measured = (_asked(partial(smi.amdsmi_get_temp_metric, handle, kind, current), -1) for kind in sensor)
+    name = str(asic.get("market_name", ""))
+    serial = re.fullmatch(r"(?:0x)?([0-9a-fA-F]{1,16})", str(asic.get("asic_serial", "")))
+    return Seen(
+        model="" if name == "N/A" else name,
+        uuid=_uuid(int(serial.group(1), 16)) if serial else "",
+        memory_bytes=_whole(_asked(lambda: smi.amdsmi_get_gpu_memory_total(handle, smi.AmdSmiMemoryType.VRAM), 0), 0),
+        utilization=_whole(activity.get("gfx_activity"), -1),
+        temperature=next((value for found in measured if (value := _whole(found, -1)) >= 0), -1),
+    )
+
+
+def _asked(read: Callable[[], Any], unknown: Any) -> Any:
+    """What the library says; *unknown* where this device or version has not got it."""
+    with contextlib.suppress(Exception):
+        return read()
+    return unknown
+
+
+def _whole(value: Any, unknown: int) -> int:
+    """A number of the library or the tool, which write "N/A" for what they do not know."""
+    try:
+        return int(float(value))
+    except (TypeError, ValueError, OverflowError):
+        return unknown
+
+
+def _bus(text: str) -> str:
+    """A PCI address as the kernel spells it, "" for what is none."""
+    bus = text.strip().lower()
+    return bus if _BUS.fullmatch(bus) else ""
+
+
+# --- rocm-smi ---
+
+
+def parse_rocm_smi(text: str) -> dict[str, Seen]:
+    """PCI address to what ``rocm-smi --json`` says; {} for what is no such text. Pure."""
+    start = text.find("{")  # warnings may precede it
+    try:
+        cards = json.loads(text[start:]) if start >= 0 else {}
+    except (ValueError, RecursionError):
+        return {}
+    found: dict[str, Seen] = {}
+    for card in cards.values() if isinstance(cards, dict) else ():
+        if not isinstance(card, dict):
+            continue
+        values = {str(name).lower(): str(value) for name, value in card.items()}  # its versions differ in case
+        bus = _bus(values.get("pci bus", ""))
+        if bus:
+            found[bus] = _by_rocm_smi(values)
+    return found
+
+
+def _by_rocm_smi(values: Mapping[str, str]) -> Seen:
+    names = (values.get(key, "") for key in ("card series", "device name", "card model"))
+    unique = re.fullmatch(r"0x([0-9a-fA-F]{1,16})", values.get("unique id", ""))
+    temperatures = (values.get(f"temperature (sensor {sensor}) (c)") for sensor in ("edge", "junction"))
+    return Seen(
+        model=next((name for name in names if name and name != "N/A" and not name.startswith("0x")), ""),
+        uuid=_uuid(int(unique.group(1), 16)) if unique else "",
+        memory_bytes=max(0, _whole(values.get("vram total memory (b)"), 0)),
+        utilization=_whole(values.get("gpu use (%)"), -1),
+        temperature=next((value for text in temperatures if (value := _whole(text, -1)) >= 0), -1),
+    )

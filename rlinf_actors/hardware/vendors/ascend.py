@@ -1,0 +1,148 @@
+"""Ascend's NPUs, by ``npu-smi``: which chips there are by ``info -m``, how they are by ``info``.
+
+The index is the logic id, which ASCEND_RT_VISIBLE_DEVICES lists. npu-smi tells no UUID, and that variable takes none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rlinf_actors.hardware.vendors.catalog import Found
+from rlinf_actors.hardware.vendors.machine import Machine, Ran
+from rlinf_actors.hardware.visibility import visible_devices
+from rlinf_actors.model.accelerator_table import facts_of
+from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType
+
+_KIND = AcceleratorType.NPU
+_HEALTHY = ("OK", "NA", "")
+_PAIR = re.compile(r"(\d{1,9})\s*/\s*(\d{1,9})")
+
+Chip = tuple[int, int]
+"""NPU (the card) and chip on it."""
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """A chip in ``npu-smi info -m``."""
+
+    logic_id: int
+    name: str
+
+
+@dataclass(frozen=True)
+class State:
+    """A chip in ``npu-smi info``; "", 0 or -1 where it does not say."""
+
+    name: str = ""
+    health: str = ""
+    temperature: int = -1
+    pci_bus: str = ""
+    utilization: int = -1
+    memory_bytes: int = 0
+
+
+def find(environ: Mapping[str, str]) -> Found:
+    """The NPUs that ASCEND_RT_VISIBLE_DEVICES in *environ* leaves."""
+    machine = Machine.of(environ)
+    mapping, table = machine.run_all([("npu-smi", "info", "-m"), ("npu-smi", "info")])
+    found = described(mapping, table)
+    infos = [_placed(info, machine) for info in found.infos]
+    variable = facts_of(_KIND).visibility_variable
+    chosen, wrong = visible_devices(infos, environ.get(variable), variable)
+    return Found(chosen, found.faults + wrong)
+
+
+def _placed(info: AcceleratorInfo, machine: Machine) -> AcceleratorInfo:
+    info.numa_node = machine.numa_node(info.pci_bus)
+    return info
+
+
+def described(mapping: Ran, table: Ran) -> Found:
+    """The NPUs, from what the tool printed. Pure."""
+    chips, states = parse_mapping(mapping.output), parse_table(table.output)
+    faults: list[str] = []
+    for ran, read in ((mapping, bool(chips)), (table, bool(states))):
+        if ran.fault or not read:
+            fault = ran.fault or f"{ran.command} printed no table of NPUs: {ran.output[:80]!r}"
+            if fault not in faults:
+                faults.append(fault)
+    if not chips and states:
+        faults.append("the order of the NPUs is that of npu-smi info, since their logic ids are not known")
+        chips = {chip: Mapped(index, state.name) for index, (chip, state) in enumerate(sorted(states.items()))}
+    infos = []
+    for chip, mapped in sorted(chips.items(), key=lambda entry: entry[1].logic_id):
+        state = states.get(chip, State())
+        if state.health.upper() not in _HEALTHY:
+            faults.append(f"NPU {chip[0]}, chip {chip[1]} (logic id {mapped.logic_id}) has health {state.health}")
+        infos.append(
+            AcceleratorInfo(
+                type=_KIND.value,
+                model=mapped.name or state.name,
+                index=mapped.logic_id,
+                pci_bus=state.pci_bus,
+                memory_bytes=state.memory_bytes,
+                utilization=state.utilization,
+                temperature=state.temperature,
+            )
+        )
+    return Found(infos, faults)
+
+
+def parse_mapping(text: str) -> dict[Chip, Mapped]:
+    """The chips in ``npu-smi info -m`` that compute: those that have a logic id. Pure.
+
+    Its columns are found by their headings; newer versions have one more (Chip Phy-ID).
+    """
+    columns: list[str] = []
+    found: dict[Chip, Mapped] = {}
+    for line in text.splitlines():
+        cells = re.split(r"\s{2,}|\t", line.strip())
+        if {"NPU ID", "Chip ID", "Chip Logic ID", "Chip Name"} <= set(cells):
+            columns = cells
+            continue
+        row = dict(zip(columns, cells, strict=False))
+        numbers = [_number(row.get(name, "")) for name in ("NPU ID", "Chip ID", "Chip Logic ID")]
+        if len(cells) == len(columns) and min(numbers, default=-1) >= 0:
+            found[numbers[0], numbers[1]] = Mapped(numbers[2], row["Chip Name"])
+    return found
+
+
+def parse_table(text: str) -> dict[Chip, State]:
+    """The chips in ``npu-smi info``. Pure.
+
+    Each has two lines of three cells: NPU and name, health, power and temperature; then chip, bus, use and memory. The
+    processes below have four cells. A chip's second line says ``used / total`` for memory and, where it has such
+    memory, for HBM, in this order and in MB.
+    """
+    found: dict[Chip, State] = {}
+    first: list[str] = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")] if line.startswith("|") else []
+        if len(cells) != 3:
+            first = []
+            continue
+        if not first:
+            first = cells if re.match(r"\d{1,6}\s+\D", cells[0]) else []
+            continue
+        upper, first = first, []
+        npu, name = upper[0].split(None, 1)
+        measures = upper[2].split()
+        chip = _number((cells[0].split() or [""])[0])
+        if chip < 0 or not re.fullmatch(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]|NA", cells[1]):
+            continue
+        totals = [int(total) for _, total in _PAIR.findall(cells[2]) if int(total)]
+        found[int(npu), chip] = State(
+            name=name.split()[0],
+            health=upper[1],
+            temperature=_number(measures[1]) if len(measures) > 1 else -1,
+            pci_bus=cells[1].lower() if cells[1] != "NA" else "",
+            utilization=_number((cells[2].split() or [""])[0]),
+            memory_bytes=(totals[-1] if totals else 0) << 20,
+        )
+    return found
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1

@@ -1,0 +1,167 @@
+"""Intel's discrete GPUs: ``xpu-smi`` where it is installed, else /sys.
+
+Integrated graphics are no accelerators. They sit at PCI address 0000:00:02.0, in every Intel processor that has them;
+a card of its own is behind a bridge, and so on another bus.
+
+Kunlun's tool has the same name. It is not asked here: what `xpu-smi` prints must be Intel's JSON, or /sys decides.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rlinf_actors.hardware.vendors.catalog import VENDORS, Found
+from rlinf_actors.hardware.vendors.machine import Machine, Ran
+from rlinf_actors.hardware.visibility import selected_devices
+from rlinf_actors.model.accelerator_table import facts_of
+from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType
+
+_KIND = AcceleratorType.INTEL_GPU
+_ROW = next(vendor for vendor in VENDORS if vendor.kind is _KIND)
+_MAX_DEVICES = 64
+
+
+def find(environ: Mapping[str, str]) -> Found:
+    """The GPUs that ONEAPI_DEVICE_SELECTOR in *environ* leaves.
+
+    The index is Level Zero's: cards in the order of their PCI addresses, unless xpu-smi says otherwise.
+    """
+    machine = Machine.of(environ)
+    infos, faults = from_sysfs(machine), []
+    if machine.tool("xpu-smi"):
+        told = machine.run("xpu-smi", "discovery", "-j")
+        listed = parse_discovery(told.output)
+        if told.fault or listed is None:
+            faults.append(f"{told.fault or _not_ours(told)}; /sys is read instead")
+        else:
+            listed = [info for info in listed if info.pci_bus not in _ROW.integrated]
+            infos = _measured(machine, [_with_sysfs(info, infos) for info in listed], faults)
+    variable = facts_of(_KIND).visibility_variable
+    chosen, wrong = selected_devices(infos, environ.get(variable), variable)
+    return Found(chosen, faults + wrong)
+
+
+def _not_ours(ran: Ran) -> str:
+    return f"{ran.command} did not print Intel's list of devices (Kunlun's tool has the same name): {ran.output[:80]!r}"
+
+
+def _with_sysfs(info: AcceleratorInfo, others: Sequence[AcceleratorInfo]) -> AcceleratorInfo:
+    """*info* with what the tool's list does not have."""
+    other = next((one for one in others if one.pci_bus == info.pci_bus), None)
+    if other is None:
+        return info
+    return replace(info, memory_bytes=other.memory_bytes, numa_node=other.numa_node, temperature=other.temperature)
+
+
+def _measured(machine: Machine, infos: list[AcceleratorInfo], faults: list[str]) -> list[AcceleratorInfo]:
+    asked = [("xpu-smi", "stats", "-d", str(info.index), "-j") for info in infos]
+    lacking = [("xpu-smi", "discovery", "-d", str(info.index), "-j") for info in infos if not info.memory_bytes]
+    ran = machine.run_all([*asked, *lacking])
+    faults += [one.fault for one in ran if one.fault]
+    sizes = iter(ran[len(asked) :])
+    result = []
+    for info, stats in zip(infos, ran, strict=False):  # what follows is of `lacking`
+        utilization, temperature = parse_stats(stats.output)
+        memory = info.memory_bytes or parse_memory(next(sizes).output)
+        celsius = temperature if temperature >= 0 else info.temperature
+        result.append(replace(info, memory_bytes=memory, utilization=utilization, temperature=celsius))
+    return result
+
+
+# --- the kernel ---
+
+
+def from_sysfs(machine: Machine) -> list[AcceleratorInfo]:
+    """The discrete GPUs on the PCI bus that a driver of the display subsystem (i915, xe) has taken."""
+    infos: list[AcceleratorInfo] = []
+    for device in machine.pci_devices:
+        if device.vendor != "0x8086" or not device.kind.startswith("0x03") or device.bus in _ROW.integrated:
+            continue
+        where = f"/sys/bus/pci/devices/{device.bus}"
+        if not machine.glob(f"{where}/drm/card[0-9]*"):
+            continue
+        identity = machine.read(f"{where}/device") or "of unknown kind"
+        infos.append(
+            AcceleratorInfo(
+                type=_KIND.value,
+                model=f"Intel GPU {identity}",
+                index=len(infos),
+                pci_bus=device.bus,
+                memory_bytes=_memory(machine, where),
+                numa_node=machine.numa_node(device.bus),
+                temperature=machine.hwmon_celsius(device.bus),
+            )
+        )
+    return infos
+
+
+def _memory(machine: Machine, where: str) -> int:
+    whole = max((machine.number(path, 0) for path in machine.glob(f"{where}/drm/card*/lmem_total_bytes")), default=0)
+    tiles = machine.glob(f"{where}/tile[0-9]*/physical_vram_size_bytes")  # i915 has the line above, xe this one
+    return max(0, whole) or sum(max(0, machine.number(path, 0)) for path in tiles)
+
+
+# --- xpu-smi ---
+
+
+def parse_discovery(text: str) -> list[AcceleratorInfo] | None:
+    """The GPUs in ``xpu-smi discovery -j``; None where that is not what the text is. Pure."""
+    told = _json(text)
+    listed = told.get("device_list")
+    if not isinstance(listed, list):
+        return None
+    infos = []
+    for entry in listed[:_MAX_DEVICES]:
+        if not isinstance(entry, dict) or entry.get("device_id") not in range(_MAX_DEVICES):
+            return None
+        if entry.get("device_type", "GPU") != "GPU" or entry.get("device_function_type", "physical") == "virtual":
+            continue
+        infos.append(
+            AcceleratorInfo(
+                type=_KIND.value,
+                model=str(entry.get("device_name", "")),
+                index=int(entry["device_id"]),
+                uuid=str(entry.get("uuid", "")),
+                pci_bus=str(entry.get("pci_bdf_address", "")).lower(),
+            )
+        )
+    return infos
+
+
+def parse_memory(text: str) -> int:
+    """Bytes of memory in ``xpu-smi discovery -d N -j``, 0 where it does not say. Pure."""
+    try:
+        return max(0, int(_json(text).get("memory_physical_size_byte", 0)))
+    except (TypeError, ValueError, OverflowError):
+        return 0
+
+
+def parse_stats(text: str) -> tuple[int, int]:
+    """Utilization and temperature in ``xpu-smi stats -d N -j``, -1 for what it does not say. Pure.
+
+    A device of several tiles has them by tile: the busiest and the hottest one counts.
+    """
+    told = _json(text)
+    tiles = told.get("tile_level")
+    lists = [told.get("device_level"), *(tile.get("data_list") for tile in _dicts(tiles))]
+    found = {"XPUM_STATS_GPU_UTILIZATION": -1, "XPUM_STATS_GPU_CORE_TEMPERATURE": -1}
+    for entry in (entry for one in lists for entry in _dicts(one)):
+        name, value = entry.get("metrics_type"), entry.get("value")
+        if isinstance(name, str) and name in found and isinstance(value, (int, float)) and 0 <= value < 1000:
+            found[name] = max(found[name], int(value))
+    return found["XPUM_STATS_GPU_UTILIZATION"], found["XPUM_STATS_GPU_CORE_TEMPERATURE"]
+
+
+def _json(text: str) -> dict[str, Any]:
+    try:
+        told = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def _dicts(value: Any) -> list[dict[str, Any]]:
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []

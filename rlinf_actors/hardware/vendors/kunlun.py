@@ -1,0 +1,105 @@
+"""Kunlun's XPUs, by Baidu's ``xpu_smi``, which newer drivers call ``xpu-smi``.
+
+Intel's tool has that second name as well. A machine is only asked here if it has Kunlun's device files; `xpu_smi` goes
+first, and what `xpu-smi` prints must be Kunlun's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from rlinf_actors.hardware.vendors.catalog import Found
+from rlinf_actors.hardware.vendors.machine import Machine, Ran
+from rlinf_actors.hardware.visibility import visible_devices
+from rlinf_actors.model.accelerator_table import facts_of
+from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType
+
+_KIND = AcceleratorType.KUNLUN_XPU
+_BUS = re.compile(r"(?:[0-9a-f]{4})?([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.IGNORECASE)
+_TOTAL_MB = re.compile(r"\d{1,9}\s*(?:MiB|MB)?\s*/\s*(\d{1,9})\s*(?:MiB|MB)", re.IGNORECASE)
+
+
+def find(environ: Mapping[str, str]) -> Found:
+    """The XPUs that CUDA_VISIBLE_DEVICES in *environ* leaves."""
+    machine = Machine.of(environ)
+    found = described(machine.run("xpu_smi" if machine.tool("xpu_smi") else "xpu-smi"))
+    for info in found.infos:
+        info.numa_node = machine.numa_node(info.pci_bus)
+    variable = facts_of(_KIND).visibility_variable
+    chosen, wrong = visible_devices(found.infos, environ.get(variable), variable)
+    return Found(chosen, found.faults + wrong)
+
+
+def described(ran: Ran) -> Found:
+    """The XPUs, from what the tool printed. Pure."""
+    if "Intel" in ran.output:
+        return Found(faults=[f"{ran.command} is Intel's tool here; put Kunlun's xpu_smi on PATH"])
+    infos = parse_devices(ran.output) or parse_boxes(ran.output)
+    if ran.fault or not infos:
+        return Found(infos, [ran.fault or f"{ran.command} printed no table of XPUs: {ran.output[:80]!r}"])
+    return Found(infos)
+
+
+def parse_devices(text: str) -> list[AcceleratorInfo]:
+    """The XPUs in the table DEVICES of ``xpu_smi``, whose columns are found by their headings. Pure."""
+    columns: list[str] = []
+    found: dict[int, AcceleratorInfo] = {}
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if "DevID" in cells:
+            columns = cells if "PCI Addr" in cells else []  # other tables follow (VIDEO, PROCESSES)
+            continue
+        row = dict(zip(columns, cells, strict=False))
+        index, bus = row.get("DevID", ""), _BUS.fullmatch(row.get("PCI Addr", ""))
+        if len(cells) != len(columns) or not bus or not re.fullmatch(r"[0-9]{1,4}", index):
+            continue
+        found[int(index)] = AcceleratorInfo(
+            type=_KIND.value,
+            model=row.get("Model", ""),
+            index=int(index),
+            uuid=row.get("SN", ""),
+            pci_bus=bus.group(1).lower(),
+            memory_bytes=_total(row.get("Memory", "")),
+            utilization=_leading(row.get("UseRate", "")),
+            temperature=_leading(row.get("Temp", "")),
+        )
+    return [info for _, info in sorted(found.items())]
+
+
+def parse_boxes(text: str) -> list[AcceleratorInfo]:
+    """The XPUs in the boxes that newer versions print, two lines of three cells each, as nvidia-smi does. Pure.
+
+    The first line has index, model and bus; the second temperature, memory (after the L3 cache) and use.
+    """
+    found: dict[int, AcceleratorInfo] = {}
+    last: AcceleratorInfo | None = None
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")] if line.startswith("|") else []
+        first = re.match(r"(\d{1,4})\s+(\S.*?)(?:\s{2,}.*|\s+(?:On|Off|N/A))?$", cells[0]) if len(cells) == 3 else None
+        bus = _BUS.match(cells[1]) if first else None
+        if first and bus:
+            last = found[int(first.group(1))] = AcceleratorInfo(
+                type=_KIND.value, model=first.group(2), index=int(first.group(1)), pci_bus=bus.group(1).lower()
+            )
+        elif last is not None and len(cells) == 3:
+            # "86W / 400W" has another end than megabytes; the power may stand in a cell of its own
+            totals = _TOTAL_MB.findall(line)
+            celsius, percent = re.search(r"\b(\d{1,3})C\b", cells[0]), re.search(r"(\d{1,3})%", cells[2])
+            last.memory_bytes = (int(totals[-1]) if totals else 0) << 20
+            last.temperature = int(celsius.group(1)) if celsius else -1
+            last.utilization = int(percent.group(1)) if percent else -1
+            last = None
+        else:
+            last = None
+    return [info for _, info in sorted(found.items())]
+
+
+def _leading(text: str) -> int:
+    match = re.match(r"\d{1,4}", text)
+    return int(match.group()) if match else -1
+
+
+def _total(text: str) -> int:
+    match = _TOTAL_MB.search(text)
+    return int(match.group(1)) << 20 if match else 0

@@ -1,0 +1,97 @@
+"""`rlinf-actors hw scan` on this machine, as it is and with what a test puts there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlinf_actors.cli import hw
+from rlinf_actors.compat import tomllib
+from rlinf_actors.hardware.report import ProbeReport
+from rlinf_actors.hardware.robots.scan import FoundCamera, RobotScan
+from rlinf_actors.wire.values import HardwareReport, ResourceReport
+
+REPORT = ProbeReport(
+    'lab "3"', 8, 2**36, "3.11.7", "/usr/bin/python3",
+    resources=[ResourceReport("NV_GPU", [HardwareReport("NV_GPU", "H200", {"index": i}) for i in range(2)])],
+)  # fmt: skip
+
+
+def command(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "rlinf_actors.cli.main", "hw", "scan", *arguments],
+        capture_output=True, text=True, check=False, env={**os.environ, **env}, timeout=60,
+    )  # fmt: skip
+
+
+def test_json_has_what_a_program_needs():
+    run = command("--robots", "--json", ROBOT_IP="127.0.0.1", CAN_INTERFACE="can77")
+    found = json.loads(run.stdout)
+    assert run.returncode == 0
+    assert found["num_cpus"] == len(os.sched_getaffinity(0))
+    assert {"hostname", "accelerators", "interfaces", "faults", "memory_bytes"} < set(found)
+    robots = {one["type"]: one for one in found["robots"]["robots"]}
+    assert robots["Franka"] == {"type": "Franka", "values": {"robot_ip": "127.0.0.1"}, "faults": []}
+    assert "can77, which this node does not have" in robots["GimArm"]["faults"][0]
+    assert json.loads(command("--json").stdout)["robots"] is None
+
+
+def test_a_person_sees_a_table():
+    run = command("--robots", ROBOT_IP="127.0.0.1")
+    assert run.returncode == 0
+    assert "Franka  robot_ip=127.0.0.1  answers" in run.stdout
+    assert "no accelerator was found" in run.stderr or "TYPE" in run.stdout
+
+
+def test_two_forms_at_once_are_refused():
+    run = command("--json", "--toml")
+    assert (run.returncode, run.stdout) == (64, "")
+
+
+def test_toml_is_what_agentd_takes(tmp_path: Path):
+    robots = RobotScan(
+        cameras=[
+            FoundCamera("12", "realsense"),
+            FoundCamera("13", "realsense"),
+            FoundCamera("x", "", "Webcam"),
+        ],
+        can={"can0": ""},
+        variables={"ROBOT_IP": "10.0.0.1"},
+    )
+    text = hw.toml_of(REPORT, robots)
+    assert tomllib.loads(text) == {
+        "node": {
+            "labels": {"host": 'lab "3"', "NV_GPU": "2 x H200"},
+            "env": {
+                "CAMERA_TYPE": "realsense", "CAMERA_SERIALS": "12,13", "CAN_INTERFACE": "can0", "ROBOT_IP": "10.0.0.1",
+            },
+        }
+    }  # fmt: skip
+    file = tmp_path / "agentd.toml"
+    file.write_text(text)
+    run = subprocess.run(
+        [sys.executable, "-m", "agentd", "--config", str(file), "--check-config"],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("import os; os.abort()", "ended by SIGABRT"),
+        ("import time; time.sleep(600)", "no answer within 1 s"),
+        ("raise SystemExit(3)", "with exit code 3"),
+    ],
+)
+def test_an_sdk_that_fails_costs_the_scan_for_robots_only(tmp_path, monkeypatch, body, said):
+    package = tmp_path / "pyrealsense2.py"
+    package.write_text(f"{body}\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    (fault,) = hw.scan_robots(1.0 if "sleep" in body else 60.0).faults
+    assert said in fault
