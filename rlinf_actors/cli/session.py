@@ -20,8 +20,9 @@ from rlinf_actors.net.address import DEFAULT_LISTEN, endpoint_of
 from rlinf_actors.net.rpc import ControlClient
 from rlinf_actors.net.security import Security
 from rlinf_actors.settings import HEAD, Settings
-from rlinf_actors.wire.messages import GetStatus, Status
+from rlinf_actors.wire.messages import Body, GetStatus, Status
 
+A = TypeVar("A")
 F = TypeVar("F", bound=Callable[..., Any])
 
 SOCKET = "head"
@@ -77,7 +78,7 @@ def fetch_status(endpoint: str, settings: Settings) -> Status:
         ClusterTimeoutError: no answer in TIMEOUT_S seconds.
         ConfigError: the endpoint may not be used from here.
     """
-    return asyncio.run(_ask(endpoint, settings, TIMEOUT_S))
+    return asyncio.run(_ask(endpoint, settings, GetStatus(), Status))
 
 
 def status_of(head: str | None) -> tuple[str, Status]:
@@ -87,7 +88,14 @@ def status_of(head: str | None) -> tuple[str, Status]:
     return endpoint, fetch_status(endpoint, settings)
 
 
-async def _ask(endpoint: str, settings: Settings, timeout: float) -> Status:
+def ask_head(head: str | None, question: Body, kind: type[A]) -> tuple[str, A]:
+    """The endpoint that the option means, and the answer of the head there. Blocks; raises as `fetch_status`."""
+    settings = Settings.load()
+    endpoint = find_head(head, settings)
+    return endpoint, asyncio.run(_ask(endpoint, settings, question, kind))
+
+
+async def _ask(endpoint: str, settings: Settings, question: Body, kind: type[A]) -> A:
     from rlinf_actors.net.transport import ZmqNetwork
 
     security = Security(insecure_test_network=settings.insecure_test_network)
@@ -95,13 +103,13 @@ async def _ask(endpoint: str, settings: Settings, timeout: float) -> Status:
     try:
         client = ControlClient(network, endpoint, f"observer:{uuid.uuid4().hex}".encode(), lambda notice: None)
         try:
-            answer = await client.request(GetStatus(), timeout)
+            answer = await client.request(question, TIMEOUT_S)
         finally:
             client.close()
     finally:
         network.close()
-    if not isinstance(answer, Status):
-        raise ProtocolError(f"the head answered GetStatus with {type(answer).__name__}")
+    if not isinstance(answer, kind):
+        raise ProtocolError(f"the head answered {type(question).__name__} with {type(answer).__name__}")
     return answer
 
 

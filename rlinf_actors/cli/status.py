@@ -32,6 +32,8 @@ def status(head: str | None, as_json: bool) -> None:
             "clients": "\n         ".join(found.clients) or "none",
         }
     )
+    for stop in data["estop"]:
+        click.echo(f"stopped   {stop}; lift it with `rlinf-actors estop --release`")
     for fault in data["faults"]:
         click.echo(f"fault     {fault['node']}: {fault['text']}")
 
@@ -52,6 +54,7 @@ def summary(endpoint: str, found: Status) -> dict[str, Any]:
         "groups": dict(Counter(group.state for group in found.groups)),
         "workers": dict(Counter(worker.state for group in found.groups for worker in group.workers)),
         "clients": list(found.clients),
+        "estop": list(found.stopped),
         "faults": [
             {"node": node.report.hostname, "text": fault} for node in found.nodes for fault in node.report.faults
         ],

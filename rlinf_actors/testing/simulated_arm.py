@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import os
 import signal
@@ -58,6 +57,7 @@ class SimulatedArm:
         self._position = 0.0
         self._moving = False
         self._writers: set[asyncio.StreamWriter] = set()
+        self._clients: set[asyncio.Task[None]] = set()
         self._count = 0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -75,12 +75,17 @@ class SimulatedArm:
         server.close()
         for writer in self._writers:
             writer.transport.abort()
+        if self._clients:
+            await asyncio.wait(self._clients)
         os.close(self._record)
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._count += 1
         connection = self._count
         self._writers.add(writer)
+        task = asyncio.current_task()
+        assert task is not None
+        self._clients.add(task)
         try:
             while line := await reader.readline():
                 self._obey(connection, line.decode(errors="replace").strip())
@@ -90,9 +95,9 @@ class SimulatedArm:
             self._note(connection, f"dropped: {error}")  # a line that is too long
         finally:
             self._writers.discard(writer)
+            self._clients.discard(task)
             writer.close()
-            with contextlib.suppress(ValueError, OSError):
-                self._note(connection, "closed")
+            self._note(connection, "closed")
 
     def _obey(self, connection: int, text: str) -> None:
         word, _, rest = text.partition(" ")

@@ -164,7 +164,7 @@ class Streamer(Worker):
                 try:
                     self.arm.move(1)
                     time.sleep(0.01)
-                except BaseException:  # noqa: BLE001, S112, PERF203
+                except BaseException:  # noqa: BLE001
                     continue
 
         threading.Thread(target=stream, daemon=True).start()
