@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from rlinf_actors.head.clients import ClientTable
-from rlinf_actors.head.commands import Answer, Emit, Notify, Refused, Timing
+from rlinf_actors.head.commands import Answer, Emit, Ended, Notify, Refused, Timing
 from rlinf_actors.head.ended import EndedGroups
 from rlinf_actors.head.nodes import NodeTable
 from rlinf_actors.head.records import Client, Group, Node, Worker
@@ -57,6 +57,7 @@ class GroupTable:
         self._of_worker: dict[str, Group] = {}
         self._touched: dict[tuple[str, str], Group] = {}
         self._ended = EndedGroups()
+        self._unseen = Ended()
 
     # --- looking ---
 
@@ -196,6 +197,7 @@ class GroupTable:
     def lose(self, worker: Worker, reason: str) -> None:
         """A worker has ended where we cannot see it; if its agent still has it when it hears us, it is stopped."""
         self._send_stop([worker], 0.0, reason)
+        self._unseen.add(worker.id, reason)
         self._lose(worker, reason)
 
     def _lose(self, worker: Worker, reason: str) -> None:
@@ -314,6 +316,10 @@ class GroupTable:
     def _take_over(self, node: Node, running: RunningWorker, now: float) -> None:
         spec = running.spec
         known = self._of_worker.get(spec.id)
+        unseen = self._unseen.get(spec.id)
+        if unseen is not None:
+            self._emit(Notify(node.peer, StopWorkers([spec.id], 0.0, unseen)))
+            return
         if known is None:
             group = self._groups.get((spec.namespace, spec.group))
             if group is None:

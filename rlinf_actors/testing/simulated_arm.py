@@ -155,8 +155,14 @@ class SimulatedArmClient:
         self._send(f"move {position:.6f}")
 
     def stop(self) -> None:
-        """Stand still where it is. Raises OSError when the connection is gone."""
+        """Have it stand still, and wait until it says that it does. Raises OSError when the connection is gone.
+
+        The wait matters where the process ends next: the kernel drops what is still in a socket's buffer when a
+        process ends that has not read all that it was sent.
+        """
         self._send("stop")
+        while self.state()[1]:
+            pass
 
     def state(self) -> tuple[float, bool]:
         """Wait for the arm's next state: its position, and whether it moves. Raises OSError at its end."""
