@@ -60,7 +60,7 @@ class Child:
 
     def revoke(self, loop: asyncio.AbstractEventLoop, reason: str) -> None:
         """Tell a robot worker that its lease is over; SIGTERM says it to one whose template stands still."""
-        self.template.send(spawn.Revoke([self.spec.id], reason))
+        self.template.send(spawn.Revoke(self.spec.id, reason))
         if self.term_timer is None:
             self.term_timer = loop.call_later(TERM_S, self._terminate)
 

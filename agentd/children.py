@@ -20,18 +20,18 @@ from typing import Union
 
 import msgspec
 
-import rlinf_actors
 from agentd import launch
 from agentd.child import Child
+from agentd.devices import DeviceLocks
 from agentd.logs import Logs
 from agentd.sweep import Sweep
-from agentd.templates import Template
+from agentd.templates import Template, make_directories
 from rlinf_actors import procfs
 from rlinf_actors.compat import timeout
 from rlinf_actors.errors import WorkerStartError
 from rlinf_actors.wire import spawn
 from rlinf_actors.wire.messages import LogLines, WorkerExited, WorkerReady
-from rlinf_actors.wire.values import ExitReport, WorkerSpec
+from rlinf_actors.wire.values import ExitReport, ResourceReport, WorkerSpec
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +60,7 @@ class Children:
         owner_pid: process whose end is the end of every worker; None without one.
         allowed_interpreters: prefixes; None allows any.
         environment: the node's environment, asked for at every launch.
+        resources: what the node has, for the accelerators' locks.
         report: takes WorkerReady, WorkerExited and LogLines (whose owner is the namespace).
         entry: ``module:function`` that runs a worker; see worker.template.
 
@@ -82,6 +83,7 @@ class Children:
         allowed_interpreters: Sequence[str] | None = None,
         environment: Callable[[], Mapping[str, str]],
         report: Callable[[Report], None],
+        resources: Sequence[ResourceReport] = (),
         entry: str = "rlinf_actors.worker.main:run_worker",
     ) -> None:
         self._loop = loop
@@ -107,18 +109,11 @@ class Children:
         self._numbers = count(1)
         self._closing = False
         self._changed = asyncio.Event()
+        self._devices = DeviceLocks(loop, resources)
         self._logs = Logs(loop, node, report, self._on_logs_read)
-        self._pkg = self._make_directories()
+        self._pkg = make_directories(self._run_dir)
         self._owner = os.pidfd_open(owner_pid) if owner_pid is not None else -1
         procfs.set_subreaper()  # what a killed template leaves behind comes to us
-
-    def _make_directories(self) -> str:
-        for name in ("w", "t", "pkg"):
-            (self._run_dir / name).mkdir(mode=0o700, exist_ok=True)
-        package = self._run_dir / "pkg" / "rlinf_actors"
-        package.unlink(missing_ok=True)  # of an earlier agentd here, which may have been installed elsewhere
-        package.symlink_to(Path(rlinf_actors.__file__).resolve().parent)
-        return str(package.parent)
 
     # --- what the session asks for ---
 
@@ -278,14 +273,16 @@ class Children:
             self._logs.grew(packet.ids)
         elif isinstance(packet, spawn.Forked):
             self._on_forked(template, packet)
-        elif isinstance(packet, (spawn.Up, spawn.Exited)):
+        elif isinstance(packet, (spawn.Up, spawn.Exited, spawn.LockDevices, spawn.UnlockDevices)):
             known = self._workers.get(packet.id)
             if known is None:
                 log.debug("template %d speaks of worker %s, which has ended", template.pid, packet.id)
             elif isinstance(packet, spawn.Up):
                 self._report(WorkerReady(packet.id, known.pid, packet.endpoint, packet.port, packet.master_port))
-            else:
+            elif isinstance(packet, spawn.Exited):
                 self._end(known, packet.exit)
+            else:
+                self._devices.said(known.spec, packet, template.send)
 
     def _on_forked(self, template: Template, packet: spawn.Forked) -> None:
         worker = self._workers.get(packet.id)
@@ -358,6 +355,7 @@ class Children:
         if self._workers.pop(worker.spec.id, None) is None:
             return
         worker.release(self._loop)
+        self._devices.gone(worker.spec.id)
         for path in (self._run_dir / "w").glob(f"{worker.spec.id}*"):
             path.unlink(missing_ok=True)
         if worker.stopping:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from agentd import events
 from agentd.events import (
     Action,
     CloseChildren,
@@ -27,6 +28,7 @@ from agentd.events import (
     Heard,
     HelloFailed,
     LookAtHead,
+    Looked,
     ProcessEnded,
     Registered,
     RenewLeases,
@@ -49,8 +51,10 @@ from rlinf_actors.wire.messages import (
     Goodbye,
     LogCredit,
     LogLines,
+    LookForHardware,
     ProcessGone,
     StartWorkers,
+    StopLooking,
     StopWorkers,
     Watch,
     Welcome,
@@ -159,6 +163,8 @@ class AgentState:
             self._heard(event.body, now)
         elif isinstance(event, FromWorkers):
             self._reported(event.report)
+        elif isinstance(event, Looked):
+            self._send(event.found)  # an id that the head does not know any more is ignored there
         elif isinstance(event, ProcessEnded):
             self._send(ProcessGone(event.incarnation))
         elif isinstance(event, HeadLooked):
@@ -310,6 +316,10 @@ class AgentState:
             self._stop(body.ids, body.grace_s, body.reason)
         elif isinstance(body, LogCredit):
             self._out.append(Credit(body.chars, body.owner))
+        elif isinstance(body, LookForHardware):
+            self._out.append(events.LookForHardware(body.id, body.question))
+        elif isinstance(body, StopLooking):
+            self._out.append(events.StopLooking(body.id))
         elif isinstance(body, Watch):
             self._out.append(WatchProcess(body.incarnation, body.pid, body.pid_start))
         else:

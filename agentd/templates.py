@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+import rlinf_actors
 from agentd.launch import Key
 from rlinf_actors.wire import spawn
 
@@ -159,6 +160,16 @@ class Template:
         self._stderr = Path(self._err_path).read_text(errors="replace").splitlines()
         os.unlink(self._err_path)
         self._on_end(self)
+
+
+def make_directories(run_dir: Path) -> str:
+    """Make what templates and workers need in *run_dir*; returns the import path of our package there."""
+    for name in ("w", "t", "pkg"):
+        (run_dir / name).mkdir(mode=0o700, exist_ok=True)
+    package = run_dir / "pkg" / "rlinf_actors"
+    package.unlink(missing_ok=True)  # of an earlier agentd here, which may have been installed elsewhere
+    package.symlink_to(Path(rlinf_actors.__file__).resolve().parent)
+    return str(package.parent)
 
 
 def _widen(sock: socket.socket) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rlinf_actors.errors import ConfigError as ConfigError
     from rlinf_actors.errors import GroupClosedError as GroupClosedError
     from rlinf_actors.errors import GroupNotFoundError as GroupNotFoundError
+    from rlinf_actors.errors import HardwareInUseError as HardwareInUseError
     from rlinf_actors.errors import NameInUseError as NameInUseError
     from rlinf_actors.errors import NodeLostError as NodeLostError
     from rlinf_actors.errors import PeerDiedError as PeerDiedError
@@ -83,6 +84,7 @@ _MODULES = {
         "ConfigError",
         "GroupClosedError",
         "GroupNotFoundError",
+        "HardwareInUseError",
         "NameInUseError",
         "NodeLostError",
         "PeerDiedError",

@@ -188,6 +188,13 @@ class NameInUseError(RlinfActorsError, ValueError):
     """A group or channel of that name is running in this namespace."""
 
 
+class HardwareInUseError(RlinfActorsError):
+    """A robot or other exclusive hardware is held by another group.
+
+    The message names the piece, the group, its namespace, owner and node, and how long it has had it.
+    """
+
+
 class GroupNotFoundError(RlinfActorsError, ValueError):
     """No group of that name is running in this namespace."""
 

@@ -10,6 +10,7 @@ import click
 from rlinf_actors.cli.output import json_option, seconds, show_fields, show_json
 from rlinf_actors.cli.session import head_option, status_of
 from rlinf_actors.wire.messages import Status
+from rlinf_actors.wire.values import LeaseState
 
 
 @click.command()
@@ -29,6 +30,7 @@ def status(head: str | None, as_json: bool) -> None:
             "hardware": ", ".join(f"{count} {kind}" for kind, count in data["hardware"].items()) or "none",
             "groups": _counts(data["groups"]),
             "workers": _counts(data["workers"]),
+            "leases": "\n         ".join(map(_lease, found.leases)) or "none",
             "clients": "\n         ".join(found.clients) or "none",
         }
     )
@@ -53,12 +55,32 @@ def summary(endpoint: str, found: Status) -> dict[str, Any]:
         "hardware": dict(hardware),
         "groups": dict(Counter(group.state for group in found.groups)),
         "workers": dict(Counter(worker.state for group in found.groups for worker in group.workers)),
+        "leases": [
+            {
+                "key": lease.key,
+                "title": lease.title,
+                "namespace": lease.namespace,
+                "group": lease.group,
+                "owner": lease.owner,
+                "workers": list(lease.workers),
+                "nodes": list(lease.nodes),
+                "state": lease.state,
+                "held_s": round(lease.held_s, 3),
+                "free_in_s": None if lease.free_in_s is None else round(lease.free_in_s, 3),
+            }
+            for lease in found.leases
+        ],
         "clients": list(found.clients),
         "estop": list(found.stopped),
         "faults": [
             {"node": node.report.hostname, "text": fault} for node in found.nodes for fault in node.report.faults
         ],
     }
+
+
+def _lease(lease: LeaseState) -> str:
+    held = f"{lease.title}: group {lease.group} of namespace {lease.namespace}, {seconds(lease.held_s)}, {lease.owner}"
+    return held if lease.free_in_s is None else f"{held}; its node is lost, free in {seconds(lease.free_in_s)}"
 
 
 def _counts(counts: dict[str, int]) -> str:

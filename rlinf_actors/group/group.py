@@ -327,6 +327,7 @@ class GroupLauncher(Generic[T]):
         start_method: str = "fork",
         preload: Sequence[str] | None = None,
         env_vars: dict[str, str] | None = None,
+        wait_for_hardware: float = 0.0,
     ) -> Union[WorkerGroup[T], T]:
         """Reserve the name, start the workers, and return without waiting for their constructors.
 
@@ -341,6 +342,8 @@ class GroupLauncher(Generic[T]):
             start_method: "fork" from a prepared process, or "spawn" for libraries that do not survive a fork.
             preload: modules imported before the fork; default: torch and numpy where this process has them.
             env_vars: variables for this group alone.
+            wait_for_hardware: seconds to wait for robots that other groups hold. In a plain script `launch`
+                blocks meanwhile; Ctrl-C, or ``shutdown()`` on the group, withdraws it.
 
         Returns:
             The group. In a plain script the name is reserved when this returns; in a running event loop
@@ -348,6 +351,7 @@ class GroupLauncher(Generic[T]):
 
         Raises:
             NameInUseError: (a ValueError) the name is taken; plain script only, see above.
+            HardwareInUseError: another group holds a robot that this one was placed on; as above.
             PlacementError: the placement does not fit the cluster.
             SerializationError: a constructor argument cannot be pickled.
         """
@@ -366,6 +370,7 @@ class GroupLauncher(Generic[T]):
                 start_method=start_method,
                 preload=preload,
                 env=env_vars or {},
+                wait_for_hardware=wait_for_hardware,
             ),
         )
         return cast("WorkerGroup[T]", WorkerGroup(control))

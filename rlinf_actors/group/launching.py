@@ -6,17 +6,18 @@ import asyncio
 import logging
 import os
 import sys
-import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlinf_actors.cluster.importpaths import import_paths
 from rlinf_actors.errors import SerializationError, UsageError
 from rlinf_actors.group import detail
 from rlinf_actors.group.control import GroupControl
 from rlinf_actors.group.names import LEASE_HOOK, check_lease_hook, public_methods
 from rlinf_actors.group.spec import START_METHODS, LaunchOptions, class_reference, hardware_of, worker_specs
+from rlinf_actors.hardware.extensions import providers
+from rlinf_actors.hardware.pieces import info_of
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.placement.strategies import default_strategy
 from rlinf_actors.runtime.peer import Peer
@@ -47,6 +48,7 @@ class Options:
     start_method: str = "fork"
     preload: Sequence[str] | None = None
     env: Mapping[str, str] = field(default_factory=dict)
+    wait_for_hardware: float = 0.0
 
 
 def launch(
@@ -62,6 +64,8 @@ def launch(
         raise UsageError(f"start_method is {options.start_method!r}; it must be one of {', '.join(START_METHODS)}")
     if options.max_concurrency is not None and options.max_concurrency < 1:
         raise UsageError(f"max_concurrency is {options.max_concurrency}; it must be at least 1")
+    if options.wait_for_hardware < 0:
+        raise UsageError(f"wait_for_hardware is {options.wait_for_hardware}; it must be a number of seconds, 0 or more")
     name = options.name or f"worker_group_{cls.__name__}"
     if not name or any(char in name for char in "/\0\n"):
         raise UsageError(f"{name!r} cannot be a group's name: it must not be empty or hold a slash or a line break")
@@ -98,17 +102,23 @@ def launch(
     hardware = hardware_of(placements, cluster)
     extras = {"hardware_infos": hardware, **cluster.extras()}
     parts = _encode(cls, reference, args, kwargs, extras, runtime.copy)
-    construction = Construction(reference, parts, options.max_concurrency or 0, _failure)
     nodes = [cluster.get_node_info(spec.node_rank) for spec in specs]
     node_names = [cluster.node_name(node.node_rank) for node in nodes]
-    described = detail.detail_of(placements, nodes, node_names)
+    described = detail.detail_of(placements, nodes, node_names, hardware)
+    modules = [type(info).__module__ for infos in hardware.values() for info in infos]
+    modules += [node.accelerator_registered_by for node in nodes if node.accelerator_registered_by]
+    construction = Construction(reference, parts, options.max_concurrency or 0, _failure, providers(modules))
     group = runtime.new_group(cluster.namespace, name, node_names, construction)
     group.detail = detail.encode(described)  # also for an attach() here before the head has answered
     title = reference or f"{cls.__module__}:{cls.__qualname__}"
-    message = Launch(cluster.namespace, name, title, specs, group.detail)
+    message = Launch(cluster.namespace, name, title, specs, group.detail, wait_s=options.wait_for_hardware)
     future = runtime.io.submit(runtime.launch(message, group))
     if not _in_event_loop():
-        future.result()  # one round trip; with a loop running, `await group` and every call raise instead
+        try:
+            future.result()  # one round trip; with a loop running, `await group` and every call raise instead
+        except BaseException:
+            future.cancel()  # Ctrl-C while it waits for hardware withdraws it
+            raise
     return GroupControl(
         runtime, group, cls, methods, _own_methods(cls, methods), placements, described.models, hardware
     )
@@ -126,24 +136,9 @@ def attach(cls: type, name: str) -> GroupControl:
         for peer, node in zip(group.peers, described.nodes, strict=False):
             peer.node = node  # the head knows addresses only; people know hosts by their names
     methods = public_methods(cls)
-    return GroupControl(
-        runtime, group, cls, methods, _own_methods(cls, methods), described.placements, described.models
-    )
-
-
-def import_paths() -> list[str]:
-    """This process's import paths, less those that belong to its interpreter."""
-    own = {os.path.realpath(path) for path in sysconfig.get_paths().values()}
-    paths = []
-    for entry in sys.path:
-        path = os.path.realpath(entry or os.getcwd())
-        inside = any(path == root or path.startswith(root + os.sep) for root in own)
-        if not inside and os.path.isdir(path) and path not in paths and not path.endswith(".zip"):
-            paths.append(path)
-    main = getattr(sys.modules.get("__main__"), "__file__", None)
-    if main and (folder := str(Path(main).resolve().parent)) not in paths and folder in map(os.path.realpath, sys.path):
-        paths.append(folder)
-    return paths
+    own, hardware = _own_methods(cls, methods), described.hardware
+    infos = {rank: [info_of(piece) for piece in pieces] for rank, pieces in hardware.items()}
+    return GroupControl(runtime, group, cls, methods, own, described.placements, described.models, infos)
 
 
 def _encode(

@@ -104,7 +104,8 @@ class Timing(msgspec.Struct, frozen=True):
         robot_lease_s: how long a robot worker goes on without our word, and without a word of its owner.
         rank_hold_s: how long the rank of a lost node is kept from others. The longer of the lease and the time
             that cut-off workers may live while a head is restarting (`head_grace_s` of agentd).
-        orphan_grace_s: between SIGTERM and SIGKILL for the workers of an owner that is gone.
+        orphan_grace_s: between SIGTERM and SIGKILL for the workers of an owner that is gone; a robot that one of
+            them holds is to be free within 0.5 s.
         stop_grace_s: the same when the whole cluster is stopped.
     """
 
@@ -113,7 +114,7 @@ class Timing(msgspec.Struct, frozen=True):
     lease_s: float = 10.0
     robot_lease_s: float = 2.0
     rank_hold_s: float = 120.0
-    orphan_grace_s: float = 0.5
+    orphan_grace_s: float = 0.4
     stop_grace_s: float = 3.0
 
     @property

@@ -6,15 +6,19 @@ flush, one WorkerChanged per group and handle; a name is free when its last work
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 
+from rlinf_actors.head.checks import check_launch, node_for, own_namespace
+from rlinf_actors.head.claims import IN_USE, ClaimTable, contradiction, owner_of
 from rlinf_actors.head.clients import ClientTable
-from rlinf_actors.head.commands import Answer, Emit, Ended, Notify, Refused, Timing
+from rlinf_actors.head.commands import Answer, Emit, Ended, Notify, Record, Refused, Timing
 from rlinf_actors.head.ended import EndedGroups
 from rlinf_actors.head.nodes import NodeTable
 from rlinf_actors.head.records import Client, Group, Node, Worker
+from rlinf_actors.head.waiting import WaitingLaunches
 from rlinf_actors.wire.messages import (
     Done,
     FindGroup,
@@ -26,7 +30,7 @@ from rlinf_actors.wire.messages import (
     WorkerChanged,
     WorkerReady,
 )
-from rlinf_actors.wire.values import ExitReport, GroupState, RunningWorker, WorkerSpec
+from rlinf_actors.wire.values import ExitReport, GroupState, LeaseState, RunningWorker, WorkerSpec
 
 
 class GroupTable:
@@ -58,6 +62,9 @@ class GroupTable:
         self._touched: dict[tuple[str, str], Group] = {}
         self._ended = EndedGroups()
         self._unseen = Ended()
+        owner = partial(owner_of, clients=clients, nodes=nodes, of_worker=self._of_worker)
+        self._claims = ClaimTable(timing.rank_hold_s, owner)
+        self._waiting = WaitingLaunches(emit, clients, self._launch)
 
     # --- looking ---
 
@@ -82,15 +89,28 @@ class GroupTable:
         """Whether a namespace has groups."""
         return any(group.namespace == namespace for group in self._groups.values())
 
+    def leases(self, now: float) -> list[LeaseState]:
+        """Who holds which robot, in every namespace: they are the cluster's."""
+        return self._claims.states(now)
+
     # --- what clients ask ---
 
-    def launch(self, client: Client, asked: Launch) -> Launched:
-        """Reserve the name and start the workers.
+    def launch(self, client: Client, peer: bytes, id: int, asked: Launch, now: float) -> Launched | None:
+        """Reserve the name and start the workers; None: answered later, once the hardware is free.
 
         Raises:
-            Refused: the name is taken, a node is not there, or the request makes no sense.
+            Refused: the name is taken, a node is not there, a robot is in use, or the request makes no sense.
         """
-        _own_namespace(client, asked.namespace)
+        try:
+            return self._launch(client, asked, now)
+        except Refused as refused:
+            if refused.kind != IN_USE or asked.wait_s <= 0:
+                raise
+            self._waiting.add(client, peer, id, asked, refused.text, now)
+            return None
+
+    def _launch(self, client: Client, asked: Launch, now: float) -> Launched:
+        own_namespace(client, asked.namespace)
         taken = self._groups.get((asked.namespace, asked.group))
         if taken is not None:
             raise Refused(
@@ -99,7 +119,8 @@ class GroupTable:
                 "give this one another name, or shut that one down first",
             )
         by_rank = self._nodes.by_rank()
-        self._check(asked, by_rank)
+        check_launch(asked, self._of_worker, by_rank)
+        self._claims.check([claim for spec in asked.workers for claim in spec.claims], now)
         token = self._clients.token(asked.namespace)
         owner = (self._clients.driver_of(asked.namespace) if asked.detached else None) or client
         group = Group(asked.namespace, asked.group, asked.cls, owner.incarnation, asked.detail)
@@ -107,10 +128,12 @@ class GroupTable:
             group.subscribers[client.incarnation] = None
         placed: dict[str, list[WorkerSpec]] = {}
         for spec in asked.workers:
-            node = _node_for(spec, by_rank)
+            node = node_for(spec, by_rank)
             spec = msgspec.structs.replace(spec, token=token)
             placed.setdefault(node.id, []).append(spec)
-            self._add(group, Worker(spec, node.id, node.report.ip))
+            worker = Worker(spec, node.id, node.report.ip)
+            self._add(group, worker)
+            self._claims.take(group, worker, node, now)
         self._groups[group.key] = group
         self._ended.forget(group.key)
         for node_id, specs in placed.items():
@@ -124,7 +147,7 @@ class GroupTable:
             Refused: there is none of that name.
         """
         namespace, name = asked.namespace, asked.group
-        _own_namespace(client, namespace)
+        own_namespace(client, namespace)
         group = self._groups.get((namespace, name))
         if group is None:
             ended = self._ended.get((namespace, name), self._clients.token(namespace)) if asked.ended else None
@@ -139,7 +162,8 @@ class GroupTable:
 
     def stop(self, client: Client, peer: bytes, id: int, asked: StopGroup) -> None:
         """Stop a group; answered when its workers are gone, at once if there is none of that name."""
-        _own_namespace(client, asked.namespace)
+        own_namespace(client, asked.namespace)
+        self._waiting.withdraw(client, asked.group)
         group = self._groups.get((asked.namespace, asked.group))
         if group is None:
             self._emit(Answer(peer, id, Done()))
@@ -149,6 +173,7 @@ class GroupTable:
 
     def stop_all(self) -> None:
         """Stop every group: the cluster ends."""
+        self._waiting.refuse_all("the cluster is being stopped")
         for group in list(self._groups.values()):
             self._stop(group, self._timing.stop_grace_s)
 
@@ -168,6 +193,8 @@ class GroupTable:
         if worker is not None:
             worker.exit = exit_report
             self._step(worker, "exited")
+        elif self._unseen.get(id) is not None:
+            self._claims.ended(id)
 
     def reconcile(self, node: Node, there: Sequence[RunningWorker], now: float) -> None:
         """Bring our view of a node in line with its agent's.
@@ -179,6 +206,7 @@ class GroupTable:
         for running in there:
             self._take_over(node, running, now)
         listed = {running.spec.id for running in there}
+        self._claims.node_is_back(node.id, listed)
         for group in list(self._groups.values()):
             missing = [w for w in group.workers.values() if w.node_id == node.id and not w.gone and w.id not in listed]
             self._start(node.id, group, [worker.spec for worker in missing if worker.endpoint is None])
@@ -187,18 +215,20 @@ class GroupTable:
                     worker.exit = ExitReport("exited", reason="its agent does not have it any more")
                     self._step(worker, "exited")
 
-    def node_lost(self, node: Node, reason: str) -> None:
-        """A node is gone, and its workers with it."""
+    def node_lost(self, node: Node, reason: str, certain: bool, now: float) -> None:
+        """A node is gone, and its workers with it; *certain* if it said so itself, else they may still be running."""
         for group in list(self._groups.values()):
             for worker in group.workers.values():
                 if worker.node_id == node.id and not worker.gone:
                     self._lose(worker, f"node {node.name}: {reason}")
+                    self._claims.lose(worker, certain, now)
 
-    def lose(self, worker: Worker, reason: str) -> None:
+    def lose(self, worker: Worker, reason: str, now: float) -> None:
         """A worker has ended where we cannot see it; if its agent still has it when it hears us, it is stopped."""
         self._send_stop([worker], 0.0, reason)
         self._unseen.add(worker.id, reason)
         self._lose(worker, reason)
+        self._claims.lose(worker, False, now)
 
     def _lose(self, worker: Worker, reason: str) -> None:
         worker.exit = ExitReport("node_lost", reason=reason)
@@ -245,25 +275,20 @@ class GroupTable:
         self._ended.add(group.state(""))
         self.forget_job(group.namespace)
 
+    def tick(self, now: float) -> None:
+        """Launch what waited for hardware that is free by now."""
+        self._waiting.tick(self._claims.tick(now), now)
+
+    def next_deadline(self) -> float:
+        """When `tick` has something to do, infinity for never."""
+        return min(self._claims.next_deadline(), self._waiting.next_deadline())
+
     def forget_job(self, namespace: str) -> None:
         """Forget a job if it has neither groups nor members."""
         if not self.uses(namespace) and self._clients.forget_job(namespace):
             self._ended.forget_job(namespace)
 
     # --- inside ---
-
-    def _check(self, asked: Launch, by_rank: Mapping[int, Node]) -> None:
-        ids = {spec.id for spec in asked.workers}
-        if not asked.workers:
-            raise Refused("usage", f"group {asked.group!r} has no workers")
-        if len(ids) != len(asked.workers) or ids & self._of_worker.keys() or "" in ids:
-            raise Refused("usage", f"the workers' ids of group {asked.group!r} are not unique")
-        if sorted(spec.rank for spec in asked.workers) != list(range(len(asked.workers))):
-            raise Refused("usage", f"the ranks of group {asked.group!r} are not 0 to {len(asked.workers) - 1}")
-        for spec in asked.workers:
-            if (spec.namespace, spec.group) != (asked.namespace, asked.group):
-                raise Refused("usage", f"worker {spec.id} of group {asked.group!r} says that it is {spec.group!r}'s")
-            _node_for(spec, by_rank)
 
     def _add(self, group: Group, worker: Worker) -> None:
         group.workers[worker.id] = worker
@@ -305,6 +330,8 @@ class GroupTable:
             self._touched[group.key] = group
             if worker.gone:
                 group.living.discard(worker.id)
+                if event == "exited":
+                    self._claims.free(worker)
                 self._on_worker_gone(worker.id)
 
     def _worker_on(self, node: Node, id: str) -> Worker | None:
@@ -318,7 +345,10 @@ class GroupTable:
         known = self._of_worker.get(spec.id)
         unseen = self._unseen.get(spec.id)
         if unseen is not None:
-            self._emit(Notify(node.peer, StopWorkers([spec.id], 0.0, unseen)))
+            if running.exit is not None:
+                self._claims.ended(spec.id)
+            else:
+                self._emit(Notify(node.peer, StopWorkers([spec.id], 0.0, unseen)))
             return
         if known is None:
             group = self._groups.get((spec.namespace, spec.group))
@@ -337,8 +367,13 @@ class GroupTable:
             self._add(group, worker)
             group.changed[spec.id] = worker
             self._touched[group.key] = group
-            if group.stopping and running.exit is None:
-                self._emit(Notify(node.peer, StopWorkers([spec.id], self._timing.orphan_grace_s)))
+            if running.exit is None:
+                other = self._claims.take(group, worker, node, now)
+                if other is not None and not group.stopping:
+                    self._emit(Record(contradiction(other, group)))
+                    self._stop(group, self._timing.orphan_grace_s)
+                elif group.stopping:
+                    self._emit(Notify(node.peer, StopWorkers([spec.id], self._timing.orphan_grace_s)))
             self._clients.await_return(running.owner, now)
         elif known.workers[spec.id].gone and running.exit is None:
             self._emit(Notify(node.peer, StopWorkers([spec.id], 0.0)))  # we told its owner that it is gone
@@ -347,19 +382,3 @@ class GroupTable:
             self.exited(node, spec.id, running.exit)
         elif running.endpoint is not None:
             self.ready(node, WorkerReady(spec.id, running.pid, running.endpoint, running.port, running.master_port))
-
-
-def _own_namespace(client: Client, namespace: str) -> None:
-    if client.namespace != namespace:
-        raise Refused(
-            "authentication",
-            f"this {client.role} belongs to namespace {client.namespace!r} and asks about {namespace!r}",
-        )
-
-
-def _node_for(spec: WorkerSpec, by_rank: Mapping[int, Node]) -> Node:
-    node = by_rank.get(spec.node_rank)
-    if node is None or not node.usable:
-        state = "is not there (any more)" if node is None else f"({node.name}) is {node.life.value}"
-        raise Refused("node_lost", f"node {spec.node_rank}, where {spec.group}:{spec.rank} was placed, {state}")
-    return node

@@ -33,10 +33,10 @@ class NodeTable:
     Args:
         timing: the head's timers.
         emit: takes commands.
-        on_lost: called with a node whose workers are gone with it, and why.
+        on_lost: called with a node whose workers are gone with it, why, and whether that is certain: it said so itself.
     """
 
-    def __init__(self, timing: Timing, emit: Emit, on_lost: Callable[[Node, str], None]) -> None:
+    def __init__(self, timing: Timing, emit: Emit, on_lost: Callable[[Node, str, bool], None]) -> None:
         self._timing = timing
         self._emit = emit
         self._on_lost = on_lost
@@ -166,7 +166,7 @@ class NodeTable:
     def _end(self, node: Node, event: str, reason: str, now: float) -> None:
         node.step(event, now)
         self._by_peer.pop(node.peer, None)
-        self._on_lost(node, reason)
+        self._on_lost(node, reason, event == "left")
 
     # --- ranks ---
 

@@ -57,7 +57,7 @@ class RobotTable:
                 if node is not None and now >= node.last_seen + self._lease_s:
                     silent = now - node.last_seen
                     why = f"its agentd was silent for {silent:.1f} s, and so the lease of {titles(worker)} is over"
-                    self._groups.lose(worker, f"node {node.name}: {why}")
+                    self._groups.lose(worker, f"node {node.name}: {why}", now)
 
     def stalled(self, seconds: float) -> None:
         """The head stood still: nobody was silent."""

@@ -27,6 +27,7 @@ from rlinf_actors.head.commands import (
     Unreachable,
 )
 from rlinf_actors.head.groups import GroupTable
+from rlinf_actors.head.looks import HardwareLooks
 from rlinf_actors.head.nodes import NodeTable
 from rlinf_actors.head.records import Client, Node
 from rlinf_actors.head.robots import RobotTable
@@ -39,11 +40,13 @@ from rlinf_actors.wire.messages import (
     Body,
     ClientHello,
     Done,
+    EnumerateHardware,
     EStop,
     FindGroup,
     GetNodes,
     GetStatus,
     Goodbye,
+    HardwareFound,
     Launch,
     LogCredit,
     LogLines,
@@ -87,6 +90,7 @@ class Supervisor:
         self._ending: list[tuple[bytes, int]] = []
         self._deadline: float | None = None
         self._nodes = NodeTable(timing, self._emit, self._node_lost)
+        self._looks = HardwareLooks(identity.epoch, self._emit, self._nodes)
         self._clients = ClientTable(timing, self._emit, new_token, self._client_gone)
         self._groups = GroupTable(timing, self._emit, self._nodes, self._clients, self._worker_gone)
         self._robots = RobotTable(timing, self._emit, self._nodes, self._clients, self._groups)
@@ -120,7 +124,9 @@ class Supervisor:
             self._nodes.tick(now)
             self._clients.tick(now)
             self._robots.tick(now)
+            self._looks.tick(now)
         self._groups.flush()
+        self._groups.tick(now)
         if self._ending and not len(self._groups):
             for peer, id in self._ending:
                 self._emit(Answer(peer, id, Done()))
@@ -131,7 +137,8 @@ class Supervisor:
     def next_deadline(self) -> float:
         """When a Tick is due, infinity for never; may be too early, for a beat does not cost a look at everybody."""
         if self._deadline is None:
-            deadlines = (self._nodes.next_deadline(), self._clients.next_deadline())
+            tables = (self._nodes, self._clients, self._groups, self._looks)
+            deadlines = [table.next_deadline() for table in tables]
             self._deadline = min(*deadlines, self._robots.next_deadline(self._now))
         return self._deadline
 
@@ -151,6 +158,7 @@ class Supervisor:
             self._nodes.states(now),
             self._groups.states(namespace),
             [str(client) for client in self._clients.alive() if namespace in (None, client.namespace)],
+            self._groups.leases(now),
             self._robots.stopped(),
         )
 
@@ -171,6 +179,9 @@ class Supervisor:
             return self.status(body.namespace, self._now)
         if isinstance(body, EStop):
             return self._robots.estop(body)
+        if isinstance(body, EnumerateHardware):  # of an observer too: `rlinf-actors plan` has no session
+            self._looks.ask(event.peer, event.id, body, self._now)
+            return None
         client = self._clients.of_peer(event.peer)
         if client is None:
             self._emit(Notify(event.peer, Beat(HELLO_AGAIN)))
@@ -189,7 +200,7 @@ class Supervisor:
             if self._ending:
                 raise Refused("usage", "the cluster is being stopped")
             self._robots.check(body)
-            return self._groups.launch(client, body)
+            return self._groups.launch(client, event.peer, event.id, body, self._now)
         if isinstance(body, FindGroup):
             return self._groups.find(client, body)
         if isinstance(body, StopGroup):
@@ -266,6 +277,8 @@ class Supervisor:
                 self._clients.gone(client, "its process ended")
         elif isinstance(body, LogLines):
             self._route_lines(node, body)
+        elif isinstance(body, HardwareFound):
+            self._looks.found(node, body)
         elif isinstance(body, Goodbye):
             self._nodes.left(node, body.reason, self._now)
         else:
@@ -304,9 +317,10 @@ class Supervisor:
 
     # --- ends ---
 
-    def _node_lost(self, node: Node, reason: str) -> None:
+    def _node_lost(self, node: Node, reason: str, certain: bool) -> None:
         self._emit(Record(f"node {node.name} is gone: {reason}"))
-        self._groups.node_lost(node, reason)
+        self._looks.node_lost(node, reason)
+        self._groups.node_lost(node, reason, certain, self._now)
         self._clients.unwatch(node.id, self._now)
         self._clients.watch(self._nodes.alive())
 
@@ -315,6 +329,7 @@ class Supervisor:
         if client is not None:
             self._emit(Record(f"{client} has ended: {self._clients.ended(incarnation)}"))
             self._nodes.forget(client.peer)
+            self._looks.forget(client.peer)
             self._groups.forget_job(client.namespace)
 
     def _worker_gone(self, worker_id: str) -> None:

@@ -11,6 +11,7 @@ from rlinf_actors.errors import (
     ClusterTimeoutError,
     ConfigError,
     GroupNotFoundError,
+    HardwareInUseError,
     NameInUseError,
     NodeLostError,
     ProtocolMismatchError,
@@ -27,6 +28,7 @@ log = logging.getLogger(__name__)
 
 _REFUSALS: dict[str, type[RlinfActorsError]] = {
     "name_in_use": NameInUseError,
+    "hardware_in_use": HardwareInUseError,
     "not_found": GroupNotFoundError,
     "authentication": AuthenticationError,
     "protocol": ProtocolMismatchError,

@@ -186,6 +186,7 @@ class Runtime:
 
         Raises:
             NameInUseError: the name is taken in this namespace.
+            HardwareInUseError: another group holds a robot, and `wait_s` is over.
         """
         key = (message.namespace, message.group)
 
@@ -194,12 +195,16 @@ class Runtime:
             group.adopt(launched.group)
 
         try:
-            if key in self._stopping:  # of a group of this name that could not come up
-                await asyncio.wait([self._stopping[key]])
-            if self._head is not None and any(spec.claims for spec in message.workers):
+            claims = any(spec.claims for spec in message.workers)
+            ending = [task for failed, task in self._stopping.items() if claims or failed == key]
+            if ending:  # groups that could not come up: one of them has this name, or may have the hardware
+                await asyncio.wait(ending)
+            if self._head is not None and claims:
                 self._head.own_robots()
-            await self.ask(message, Launched, HEAD_TIMEOUT_S, adopt)
+            await self.ask(message, Launched, HEAD_TIMEOUT_S + message.wait_s, adopt)
         except BaseException as error:
+            if message.wait_s and isinstance(error, asyncio.CancelledError) and key not in self.groups:
+                self._stop_failed(group)  # withdrawn: it must not start when the hardware is free
             group.close(error if isinstance(error, Exception) else None)
             raise
 

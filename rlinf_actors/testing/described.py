@@ -12,7 +12,7 @@ from rlinf_actors.model.hardware import AcceleratorType
 NodeHardware = Union[Mapping[str, Any], int, None]
 """One node's description; see LocalCluster. A number stands for that many accelerators."""
 
-KEYS = ("accelerators", "type", "model", "memory_bytes", "robots", "cpus", "env", "labels", "interfaces")
+KEYS = ("accelerators", "type", "model", "memory_bytes", "numa_nodes", "robots", "cpus", "env", "labels", "interfaces")
 EXAMPLE = '{"accelerators": 8, "type": "NV_GPU", "model": "A800"}'
 
 
@@ -60,6 +60,9 @@ def _accelerators(given: Mapping[str, Any], rank: int, path: str) -> list[dict[s
     if kind not in known:
         raise ConfigError(f"is {kind!r}; it must be one of {', '.join(known)}", path=f"{path}.type")
     model = str(given.get("model", ""))
+    numa_nodes = list(given.get("numa_nodes", ()))
+    if len(numa_nodes) not in (0, number):
+        raise ConfigError(f"is {numa_nodes}; it must have one for each of {number}", path=f"{path}.numa_nodes")
     infos = [
         {
             "type": kind,
@@ -68,6 +71,7 @@ def _accelerators(given: Mapping[str, Any], rank: int, path: str) -> list[dict[s
                 "index": index,
                 "uuid": f"described-{rank}-{index}",
                 "memory_bytes": int(given.get("memory_bytes", 0)),
+                "numa_node": numa_nodes[index] if numa_nodes else -1,
             },
         }
         for index in range(number)

@@ -15,6 +15,9 @@ from rlinf_actors.wire.values import (
     Endpoint,
     ExitReport,
     GroupState,
+    HardwareAnswer,
+    HardwareQuestion,
+    LeaseState,
     NodeReport,
     NodeState,
     RobotStop,
@@ -115,10 +118,24 @@ class Nodes(Message, frozen=True):
     warnings: list[str] = []
 
 
+class EnumerateHardware(Message, frozen=True):
+    """Have a node look for the hardware that a node group has there. Answered by Enumerated, or by Failed when the node
+    is lost (node_lost) or gives no answer in time (timeout).
+    """
+
+    node_id: str
+    question: HardwareQuestion
+
+
+class Enumerated(Message, frozen=True):
+    answer: HardwareAnswer
+
+
 class Launch(Message, frozen=True):
     """Reserve the name and start the workers. Answered at once by Launched; each worker's fate
     follows as WorkerChanged. The sender owns the group and is subscribed to it. `detached`: the job's first
-    driver owns it, if there is one, and the sender is subscribed.
+    driver owns it, if there is one, and the sender is subscribed. `wait_s`: seconds that it may wait for robots
+    that others hold; a StopGroup of its name withdraws it.
     """
 
     namespace: str
@@ -127,6 +144,7 @@ class Launch(Message, frozen=True):
     workers: list[WorkerSpec]
     detail: str = ""
     detached: bool = False
+    wait_s: float = 0.0
 
 
 class Launched(Message, frozen=True):
@@ -164,6 +182,7 @@ class Status(Message, frozen=True):
     nodes: list[NodeState]
     groups: list[GroupState]
     clients: list[str]
+    leases: list[LeaseState] = []
     stopped: list[str] = []
 
 
@@ -216,6 +235,26 @@ class StopWorkers(Message, frozen=True):
     ids: list[str]
     grace_s: float
     reason: str = ""
+
+
+class LookForHardware(Message, frozen=True):
+    """Notice to an agent, which answers with HardwareFound of the same id."""
+
+    id: str
+    question: HardwareQuestion
+
+
+class HardwareFound(Message, frozen=True):
+    """Notice of an agent; an id that nobody waits for any more is ignored."""
+
+    id: str
+    answer: HardwareAnswer
+
+
+class StopLooking(Message, frozen=True):
+    """Notice to an agent: nobody waits for that answer any more. Unknown ids are ignored."""
+
+    id: str
 
 
 class Watch(Message, frozen=True):
@@ -298,6 +337,7 @@ class Warn(Message, frozen=True):
 Body = Union[
     AgentHello, ClientHello, Welcome, Goodbye, Beat,
     GetNodes, Nodes, Launch, Launched, FindGroup, StopGroup, GetStatus, Status, EStop, EStopped, StopCluster, Done,
+    EnumerateHardware, Enumerated, LookForHardware, HardwareFound, StopLooking,
     StartWorkers, StopWorkers, Watch, ProcessGone, WorkerReady, WorkerExited, LogLines, LogCredit,
     WorkerChanged, WatchClients, ClientGone, Warn,
 ]  # fmt: skip
@@ -319,7 +359,7 @@ class Reply(Message, frozen=True, tag="rep"):
 
 class Failed(Message, frozen=True, tag="err"):
     """A request that was refused. `kind` names the error class at the asker (net.rpc.refusal):
-    config, timeout, name_in_use, not_found, unreachable, authentication, protocol, usage, node_lost.
+    config, timeout, name_in_use, hardware_in_use, not_found, unreachable, authentication, protocol, usage, node_lost.
     """
 
     id: int

@@ -63,14 +63,30 @@ class Renew(Message, frozen=True):
 
 
 class Revoke(Message, frozen=True):
-    """These robot workers' leases are over; passed on to each. They make their robots safe, and end."""
+    """To a robot worker, through its template: its lease is over. It makes its robots safe, and ends."""
 
-    ids: list[str]
+    id: str
     reason: str
 
 
 class Shutdown(Message, frozen=True):
     """Kill what is left, reap it, and exit."""
+
+
+class DevicesLocked(Message, frozen=True):
+    """To a worker, through its template: the accelerators that it asked for are its own; see LockDevices."""
+
+    id: str
+    request: int
+
+
+class DevicesBusy(Message, frozen=True):
+    """To a worker, through its template: it has waited that long; `text` says for whom."""
+
+    id: str
+    request: int
+    waited_s: float
+    text: str
 
 
 # --- template to agentd ---
@@ -131,6 +147,22 @@ class Read(Message, frozen=True):
     ids: list[str]
 
 
+class LockDevices(Message, frozen=True):
+    """From a worker: it wants its accelerators for itself. Answered by DevicesLocked when they are free; `request`
+    is a number that it has not used before.
+    """
+
+    id: str
+    request: int
+
+
+class UnlockDevices(Message, frozen=True):
+    """From a worker: it gives that request up, whether or not it was granted yet."""
+
+    id: str
+    request: int
+
+
 class Exited(Message, frozen=True):
     id: str
     exit: ExitReport
@@ -143,17 +175,19 @@ ON_LEASE_LOST_S = 1.0
 ROBOT_END_S = 1.5
 """When a robot worker that was told of its lease's end is killed: on_lease_lost, and half a second around it."""
 
-ToTemplate = Union[Fork, Watching, Read, Renew, Revoke, Shutdown]
-ToAgent = Union[TemplateReady, TemplateFailed, Forked, Up, StartFailed, LeaseLost, Grew, Exited]
-ToWorker = Union[Renew, Revoke]
+ToWorker = Union[DevicesLocked, DevicesBusy, Renew, Revoke]
+ToTemplate = Union[Fork, Watching, Read, Shutdown, ToWorker]
+ToAgent = Union[
+    TemplateReady, TemplateFailed, Forked, Up, StartFailed, LeaseLost, Grew, LockDevices, UnlockDevices, Exited
+]
 
 _encoder = msgspec.msgpack.Encoder()
 _to_template: msgspec.msgpack.Decoder[ToTemplate] = msgspec.msgpack.Decoder(ToTemplate)
-_to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
 _to_agent: msgspec.msgpack.Decoder[ToAgent] = msgspec.msgpack.Decoder(ToAgent)
+_to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
 
 
-def encode(packet: ToTemplate | ToAgent | ToWorker) -> bytes:
+def encode(packet: ToTemplate | ToAgent) -> bytes:
     """One packet as bytes."""
     return _encoder.encode(packet)
 
@@ -174,7 +208,7 @@ def decode_to_agent(data: bytes | memoryview) -> ToAgent:
         raise RemoteWireError(f"not a packet for agentd: {error}") from None
 
 
-def decode_to_worker(data: bytes) -> ToWorker:
+def decode_to_worker(data: bytes | memoryview) -> ToWorker:
     """Raises RemoteWireError when *data* is no such packet."""
     try:
         return _to_worker.decode(data)

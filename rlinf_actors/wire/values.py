@@ -33,6 +33,61 @@ class ResourceReport(Value, frozen=True):
     registered_by: str = ""
 
 
+class Extension(Value, frozen=True):
+    """Code that registers hardware types, as one process tells another to load it.
+
+    `name` is a module or ``module:attribute``; `group` is the group of its entry point, "RLINF_EXT_MODULE" for the
+    module of that variable, "" for a module that registers by being imported. `package` is for people.
+    """
+
+    name: str
+    group: str = ""
+    package: str = ""
+
+
+class HardwareQuestion(Value, frozen=True):
+    """Which hardware of one type a node group has on a node. `configs` is JSON: the configuration's entries for the
+    node, null without any. The rest says what process finds it there: `env` is on top of the node's environment,
+    `sys_path` are the asker's import paths, `extensions` what it loaded itself; `limit_s` is how long it may take.
+    """
+
+    type: str
+    node_rank: int
+    configs: str = "null"
+    interpreter: Union[str, None] = None
+    env: dict[str, str] = {}
+    path_env_merge_mode: str = "append"
+    sys_path: list[str] = []
+    extensions: list[Extension] = []
+    limit_s: float = 10.0
+
+
+class Piece(Value, frozen=True):
+    """One piece of configured hardware. `cls` is ``module:qualname`` of its info class, `detail` the JSON object of the
+    fields that the class adds.
+    """
+
+    type: str
+    model: str
+    cls: str = ""
+    detail: str = "{}"
+    identity: str = ""
+    claim_keys: list[str] = []
+
+
+class HardwareAnswer(Value, frozen=True):
+    """What a node said to a HardwareQuestion: its pieces, or what is wrong.
+
+    `kind` is "" without a fault; "config": the type refuses its configuration, `path` says where in it;
+    "unregistered": the node does not know the type; "failed": the process that looks crashed, hung or talked nonsense.
+    """
+
+    pieces: list[Piece] = []
+    kind: str = ""
+    text: str = ""
+    path: str = ""
+
+
 class NodeReport(Value, frozen=True):
     """What an agent knows of its node.
 
@@ -180,3 +235,22 @@ class GroupState(Value, frozen=True):
     workers: list[WorkerState]
     token: str = ""
     detail: str = ""
+
+
+class LeaseState(Value, frozen=True):
+    """A piece of exclusive hardware that a group holds, as the head sees it; `key` and `title` are its Claim's.
+
+    `state` is held, or lost: its worker's node was lost, and the worker may still be running; it is free in
+    `free_in_s` seconds at the latest then. `owner` is for people.
+    """
+
+    key: str
+    title: str
+    namespace: str
+    group: str
+    owner: str
+    workers: list[str]
+    nodes: list[str]
+    state: str
+    held_s: float
+    free_in_s: Union[float, None] = None

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rlinf_actors.tensors.messenger import Messenger
     from rlinf_actors.wire.spawn import WorkerPlace
     from rlinf_actors.wire.values import WorkerSpec
+    from rlinf_actors.worker.device_lock import DeviceLock
     from rlinf_actors.worker.server import WorkerServer
 
 
@@ -33,6 +34,7 @@ class WorkerContext:
         environ: its environment as the agent made it; the ranks come from there.
         ports: ports held for the user's code.
         messenger, broadcaster: its messages to and from other workers.
+        device_lock: over its accelerators.
         extras: what the owner sent along with the class (hardware_infos and the like).
         server: what others talk to.
         tcp_port: the port it listens on, 0 with a unix socket only.
@@ -48,13 +50,19 @@ class WorkerContext:
     messenger: Messenger
     broadcaster: Broadcaster
     server: WorkerServer
+    device_lock: DeviceLock
     extras: dict[str, Any] = field(default_factory=dict)
     tcp_port: int = 0
     pid: int = field(default_factory=os.getpid)
 
     def accelerator_type(self) -> AcceleratorType:
         """The type of its accelerators; NO_ACCEL without."""
-        return AcceleratorType.named(self.environ.get("ACCELERATOR_TYPE") or "NO_ACCEL")
+        return accelerator_type(self.environ)
+
+
+def accelerator_type(environ: Mapping[str, str]) -> AcceleratorType:
+    """The type of the accelerators in a worker's environment; NO_ACCEL without."""
+    return AcceleratorType.named(environ.get("ACCELERATOR_TYPE") or "NO_ACCEL")
 
 
 _current: WorkerContext | None = None

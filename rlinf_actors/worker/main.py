@@ -21,6 +21,7 @@ from rlinf_actors.errors import ConfigError, ProtocolMismatchError, UsageError, 
 from rlinf_actors.group.names import check_lease_hook
 from rlinf_actors.model.accelerator_table import ALWAYS_NIC_VARIABLE
 from rlinf_actors.model.address import WorkerAddress
+from rlinf_actors.model.hardware import AcceleratorType
 from rlinf_actors.net.security import Security
 from rlinf_actors.runtime.process import Runtime
 from rlinf_actors.settings import EXT_MODULE, Settings
@@ -31,6 +32,8 @@ from rlinf_actors.tensors.station import Station
 from rlinf_actors.wire import failure, frames, payload, spawn
 from rlinf_actors.wire.values import Endpoint, WorkerSpec
 from rlinf_actors.worker import context as worker_context
+from rlinf_actors.worker.control import Control
+from rlinf_actors.worker.device_lock import DeviceLock
 from rlinf_actors.worker.executor import (
     Executor,
     LoopExecutor,
@@ -57,7 +60,7 @@ def run_worker(spec: WorkerSpec, place: spawn.WorkerPlace, control_fd: int) -> N
         place: where it runs.
         control_fd: a SOCK_SEQPACKET socket to the template; its end of file is our end.
     """
-    control = socket.socket(fileno=control_fd)
+    control = Control(socket.socket(fileno=control_fd), lambda: _exit(143))
     guard = Guard(spec, place, control, lambda: Worker.current_worker) if spec.claims else None
     try:
         context, server = _start(spec, place, control, guard)
@@ -73,7 +76,7 @@ def run_worker(spec: WorkerSpec, place: spawn.WorkerPlace, control_fd: int) -> N
 
 
 def _start(
-    spec: WorkerSpec, place: spawn.WorkerPlace, control: socket.socket, guard: Guard | None
+    spec: WorkerSpec, place: spawn.WorkerPlace, control: Control, guard: Guard | None
 ) -> tuple[worker_context.WorkerContext, WorkerServer]:
     """Bring the runtime up and say so; nothing of the user's has run yet."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -109,14 +112,14 @@ def _start(
         server.serve((frames.Ask, frames.LaneEnded), messenger.freight.said)
         ipc = server.bind(f"ipc://{place.run_dir}/w/{spec.id}")
         tcp = server.bind(f"tcp://{place.listen_ip}:0") if place.listen_ip else ""
-        if guard is None:  # else it listens there
-            asyncio.get_running_loop().add_reader(control.fileno(), _template_ended, control)
+        control.listen(asyncio.get_running_loop(), guarded=guard is not None)
         return server, Endpoint(place.host, ipc, tcp), messenger
 
     server, endpoint, messenger = runtime.io.submit(listen()).result()
     ports = HeldPorts()
-    master_port = ports.hold(place.node_ip) if spec.rank == 0 else 0
+    master_port = ports.hold() if spec.rank == 0 else 0
     address = WorkerAddress(spec.group, spec.rank)
+    has_devices = worker_context.accelerator_type(os.environ) is not AcceleratorType.NO_ACCEL
     context = worker_context.WorkerContext(
         address=address,
         spec=spec,
@@ -127,11 +130,14 @@ def _start(
         messenger=messenger,
         broadcaster=Broadcaster(messenger, address),
         server=server,
+        device_lock=DeviceLock(spec.id, name, has_devices, control.send, worker_context.make_logger(name)),
     )
     worker_context.install(context)
     set_worker_job(job)
     context.tcp_port = int(endpoint.tcp.rpartition(":")[2]) if endpoint.tcp else 0
-    control.send(spawn.encode(spawn.Up(spec.id, endpoint, context.tcp_port, master_port)))
+    control.serve(spawn.DevicesLocked, context.device_lock.granted)
+    control.serve(spawn.DevicesBusy, context.device_lock.busy)
+    control.send(spawn.Up(spec.id, endpoint, context.tcp_port, master_port))
     return context, server
 
 
@@ -163,11 +169,13 @@ def _construct(context: worker_context.WorkerContext, creation: Creation) -> tup
     os.environ.update(creation.frame.env)
     where = f"{sys.executable} on {context.place.node}"
     extension = os.environ.get(EXT_MODULE)
-    if extension:
-        from rlinf_actors.hardware.registry import load_extension
+    if extension or creation.frame.extensions:
+        from rlinf_actors.hardware import extensions
 
         try:
-            load_extension(extension)
+            if extension:
+                extensions.load_module(extension)
+            extensions.load_told(creation.frame.extensions, where)
         except ConfigError as error:
             raise WorkerStartError(str(error)) from error
     cls = _import_class(creation.frame.cls, where) if creation.frame.cls else None
@@ -215,18 +223,6 @@ def _import_class(reference: str, where: str) -> Any:
             f"{getattr(sys.modules.get(module), '__file__', 'unknown file')}"
         ) from error
     return found
-
-
-def _template_ended(control: socket.socket) -> None:
-    """The template closes its end of the socket when we are to end, and when it dies. I/O thread."""
-    try:
-        ended = not control.recv(1)
-    except BlockingIOError:
-        return
-    except OSError:
-        ended = True
-    if ended:
-        _exit(143)
 
 
 def _exit(code: int) -> None:

@@ -13,7 +13,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable
 from functools import partial
 
 from rlinf_actors import procfs
@@ -42,6 +43,7 @@ class Worker:
         self.status: os.waitid_result | None = None
         self.deadline = 0.0
         self.told = self.watched = False
+        self.outgoing: deque[bytes] = deque()
         self.unread = self.announced = False  # more in the files than agentd read; Grew sent since the last Read
         with contextlib.ExitStack() as stack:
             self.out = Drain(fork.place.out_path)
@@ -56,11 +58,6 @@ class Worker:
     def has_robots(self) -> bool:
         """Whether it holds a lease of robots."""
         return bool(self.fork.spec.claims)
-
-    def tell(self, packet: spawn.ToWorker) -> None:
-        """Say something to it. One that is gone, or stopped for so long that its socket is full, does not hear it."""
-        with contextlib.suppress(BlockingIOError, ConnectionError):
-            self.control.send(spawn.encode(packet))
 
     def note(self, text: str) -> None:
         """A line of ours in its stderr file."""
@@ -148,15 +145,21 @@ class Nursery:
             self._announce(worker)
 
     def renew(self, packet: spawn.Renew) -> None:
-        """The leases of robot workers last longer."""
+        """The leases of robot workers last longer. One that stands still does not need every packet."""
         for worker in self._workers.values():
-            if worker.has_robots:
-                worker.tell(packet)
+            if worker.has_robots and not worker.outgoing:
+                self._pass_on(worker, packet)
 
-    def revoke(self, ids: Iterable[str], reason: str) -> None:
-        """The leases of these robot workers are over."""
-        for worker in filter(None, map(self._workers.get, ids)):
-            worker.tell(spawn.Revoke([worker.id], reason))
+    def tell(self, packet: spawn.DevicesLocked | spawn.DevicesBusy | spawn.Revoke) -> None:
+        """Pass on to a worker what agentd says; one that has ended needs nothing."""
+        worker = self._workers.get(packet.id)
+        if worker is not None:
+            self._pass_on(worker, packet)
+
+    def _pass_on(self, worker: Worker, packet: spawn.ToWorker) -> None:
+        if worker.control in self._selector.get_map():
+            worker.outgoing.append(spawn.encode(packet))
+            self._flush(worker)
 
     def wake(self) -> None:
         """A child of this process ended."""
@@ -187,7 +190,22 @@ class Nursery:
             worker.unread, worker.announced = False, True
             self._send(spawn.Grew([worker.id]))
 
-    def _on_control(self, worker: Worker, _: int = 0) -> None:
+    def _flush(self, worker: Worker) -> None:
+        try:
+            while worker.outgoing:
+                worker.control.send(worker.outgoing[0])
+                worker.outgoing.popleft()
+        except BlockingIOError:
+            pass  # it is stopped, or very busy
+        except ConnectionError:
+            worker.outgoing.clear()  # it has ended
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.outgoing else 0)
+        if self._selector.get_key(worker.control).events != events:
+            self._selector.modify(worker.control, events, partial(self._on_control, worker))
+
+    def _on_control(self, worker: Worker, mask: int = 0) -> None:
+        if mask & selectors.EVENT_WRITE:
+            self._flush(worker)
         while True:
             try:
                 data = worker.control.recv(spawn.MAX_PACKET >> 4)
@@ -204,6 +222,8 @@ class Nursery:
                 packet = spawn.StartFailed(worker.id, str(error))
             if isinstance(packet, spawn.Up) and packet.id == worker.id:
                 worker.up = True
+                self._send(packet)
+            elif isinstance(packet, (spawn.LockDevices, spawn.UnlockDevices)) and packet.id == worker.id:
                 self._send(packet)
             elif isinstance(packet, (spawn.StartFailed, spawn.LeaseLost, spawn.TemplateFailed)):
                 worker.failure = packet.text
@@ -328,7 +348,8 @@ class Nursery:
 
     def _end_robots(self, selector: selectors.BaseSelector, wakeup: socket.socket, reason: str) -> None:
         robots = {worker.id: worker for worker in self._workers.values() if worker.has_robots and not worker.told}
-        self.revoke(robots, reason)
+        for id in robots:
+            self.tell(spawn.Revoke(id, reason))
         for worker in self._workers.values():
             if worker.id not in robots:
                 _kill_group(worker.pid)

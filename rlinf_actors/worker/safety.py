@@ -21,6 +21,7 @@ from typing import Any
 
 from rlinf_actors.wire import spawn
 from rlinf_actors.wire.values import WorkerSpec
+from rlinf_actors.worker.control import Control
 from rlinf_actors.worker.lease import Lease
 from rlinf_actors.worker.parking import OURS, SIGNAL, Parking, waits_for_lock
 
@@ -39,7 +40,7 @@ class Guard:
     """
 
     def __init__(
-        self, spec: WorkerSpec, place: spawn.WorkerPlace, control: socket.socket, instance: Callable[[], Any]
+        self, spec: WorkerSpec, place: spawn.WorkerPlace, control: Control, instance: Callable[[], Any]
     ) -> None:
         self._spec = spec
         self._lease = Lease(place.lease_until, place.lease_s)
@@ -94,8 +95,7 @@ class Guard:
                 reason = self._wait()
             except Exception:  # noqa: BLE001 - a bug of ours: nothing guards the robots any more
                 reason = f"its guard failed\n{traceback.format_exc()}"
-            with contextlib.suppress(BlockingIOError, ConnectionError):  # it has ended, or does not read
-                self._control.send(spawn.encode(spawn.LeaseLost(self._spec.id, reason)), socket.MSG_DONTWAIT)
+            self._control.try_send(spawn.LeaseLost(self._spec.id, reason))
             if not self._closed:
                 self._make_safe()
                 _say(f"[rlinf-actors] {self._spec.group}:{self._spec.rank}: {reason}\n")
@@ -120,16 +120,15 @@ class Guard:
 
     def _heard(self) -> str:
         """Take a packet of the template's; returns why the lease is over, "" if it is not."""
-        try:
-            data = self._control.recv(spawn.MAX_PACKET >> 4)
-        except ConnectionError:
-            data = b""
-        if not data:
+        packet = self._control.receive()
+        if packet is None:
             return "its template process ended"
-        packet = spawn.decode_to_worker(data)
         if isinstance(packet, spawn.Revoke):
             return packet.reason
-        self._lease.renew(packet.until)
+        if isinstance(packet, spawn.Renew):
+            self._lease.renew(packet.until)
+        else:
+            self._control.hand_over(packet)
         return ""
 
     def _woken(self) -> str:

@@ -199,10 +199,10 @@ class Template:
             self._nursery.read(packet.ids)
         elif isinstance(packet, spawn.Renew):
             self._nursery.renew(packet)
-        elif isinstance(packet, spawn.Revoke):
-            self._nursery.revoke(packet.ids, packet.reason)
-        else:
+        elif isinstance(packet, spawn.Shutdown):
             self._end("its agentd was stopped")
+        else:
+            self._nursery.tell(packet)
 
     def _send(self, packet: spawn.ToAgent) -> None:
         self._outgoing.append(spawn.encode(packet))

@@ -18,6 +18,7 @@ from rlinf_actors.model.hardware import AcceleratorType, HardwareInfo
 from rlinf_actors.model.worker import WorkerInfo
 from rlinf_actors.worker import context as worker_context
 from rlinf_actors.worker.channels import Channels
+from rlinf_actors.worker.device_lock import DeviceLock
 from rlinf_actors.worker.manager import ManagerProxy
 from rlinf_actors.worker.messaging import Messaging
 from rlinf_actors.worker.ports import HeldPorts
@@ -194,6 +195,21 @@ class Worker(Messaging, Channels):
         return list(self._context.extras.get("hardware_infos", {}).get(self._rank, [])) if self._context else []
 
     @property
+    def device_lock(self) -> DeviceLock:
+        """The lock over this worker's accelerators, shared by all workers of its node; see DeviceLock.
+
+        Raises:
+            UsageError: in a child process of a worker.
+        """
+        context = self._context
+        if context is None or os.getpid() != context.pid:
+            raise UsageError(
+                f"{self._worker_name} is a child process of a worker, and device_lock is the worker's: acquire it "
+                f"there before the child uses the accelerators"
+            )
+        return context.device_lock
+
+    @property
     def manager_proxy(self) -> ManagerProxy:
         """Looks up other workers of the job."""
         return ManagerProxy(self._connected("manager_proxy"))
@@ -211,12 +227,28 @@ class Worker(Messaging, Channels):
         return ManagerProxy(self._connected("check_worker_alive()")).is_alive(name)
 
     def acquire_free_port(self) -> int:
-        """A TCP port on this node that nothing else is given as long as this worker lives.
+        """A TCP port on this node that is given to nobody else as long as this worker lives.
 
-        It is held bound, not listening, with SO_REUSEADDR, so a listener that sets that option
-        (torch's TCPStore does) may take it. An explicit bind of the number by another program is let in too.
+        It is held bound on every address, not listening. A listener that sets SO_REUSEADDR or SO_REUSEPORT takes it
+        as it is: asyncio, http.server, ZeroMQ, gRPC and torch's TCPStore do, in this process or another one of this
+        user. For one that sets neither call `release_free_port` right before it binds. It is kept from whoever asks
+        for any port; a program that binds this very number is let in.
+
+        Raises:
+            OSError: there is no free port.
         """
-        return self._own_ports.hold(self._context.place.node_ip if self._context else "127.0.0.1")
+        return self._own_ports.hold()
+
+    def release_free_port(self, port: int) -> None:
+        """Hold a port of `acquire_free_port` no more, so that a listener without socket options can bind it.
+
+        From here until it does, the kernel may give the port to somebody else. A process that this worker forked
+        after `acquire_free_port` holds the port too, until it ends.
+
+        Raises:
+            UsageError: (a RuntimeError) the port is not held here.
+        """
+        self._own_ports.release(port)
 
     def on_lease_lost(self) -> None:
         """Make this worker's robots safe: send the stop command. Define it where a worker is placed on robots.

@@ -6,9 +6,10 @@ import pytest
 from head_kit import HeadKit, Refuse, agent_hello, running
 
 from rlinf_actors.wire.messages import Beat, EStop, EStopped, Goodbye, Launch, StopWorkers, Welcome, WorkerChanged
-from rlinf_actors.wire.values import Claim, WorkerSpec
+from rlinf_actors.wire.values import Claim, ExitReport, WorkerSpec
 
 ARM = Claim("Franka:10.10.10.1", "Franka 10.10.10.1")
+OTHER = Claim("Franka:10.10.10.2", "Franka 10.10.10.2")
 SILENT = "its owner was silent for 2.0 s"
 
 
@@ -91,6 +92,23 @@ def test_an_agent_that_comes_back_and_still_has_them_is_told(kit):
     assert ["env-0"] in [stop.ids for stop in kit.sent(StopWorkers)]
 
 
+def test_the_arm_is_free_when_its_agent_has_told_of_the_end(kit):
+    beats(kit, "d1", "a:n0", seconds=3)
+    again = Launch("ns", "again", "m:C", specs("again", [0], [ARM]))
+    refused = kit.ask("d1", again)
+    assert isinstance(refused, Refuse)
+    assert "may still be moving it" in refused.text
+    kit.exited("a:n1", "env-0", exit_code=76)
+    assert not isinstance(kit.ask("d1", again), Refuse)
+
+
+def test_the_arm_is_free_when_the_hello_of_its_agent_tells_of_the_end(kit):
+    beats(kit, "d1", "a:n0", seconds=3)
+    ended = running(specs("env", [1], [ARM])[0], "d1", exit=ExitReport("exited", 76))
+    kit.ask("a:n1again", agent_hello("n1", workers=[ended]))
+    assert not isinstance(kit.ask("d1", Launch("ns", "again", "m:C", specs("again", [0], [ARM]))), Refuse)
+
+
 def test_a_stand_still_of_the_heads_counts_nobody_as_silent(kit):
     kit.stall(5.0)
     assert kit.sent(StopWorkers) == []
@@ -123,17 +141,17 @@ class TestTheEmergencyStop:
 
     def test_no_group_with_robots_is_launched_until_it_is_released(self, kit):
         kit.ask("observer", EStop("kim@lab"))
-        refused = kit.ask("d1", Launch("ns", "again", "m:C", specs("again", [0], [ARM])))
+        refused = kit.ask("d1", Launch("ns", "again", "m:C", specs("again", [0], [OTHER])))
         assert isinstance(refused, Refuse)
-        assert "group 'again' uses Franka 10.10.10.1, and robots are stopped: emergency stop by kim@lab" in refused.text
+        assert "group 'again' uses Franka 10.10.10.2, and robots are stopped: emergency stop by kim@lab" in refused.text
         assert "`rlinf-actors estop --release`" in refused.text
         assert not isinstance(kit.ask("d1", Launch("ns", "cpu", "m:C", specs("cpu", [0], []))), Refuse)
         assert kit.ask("observer", EStop("kim@lab", release=True)) == EStopped([], [])
-        assert not isinstance(kit.ask("d1", Launch("ns", "again", "m:C", specs("again", [0], [ARM]))), Refuse)
+        assert not isinstance(kit.ask("d1", Launch("ns", "again", "m:C", specs("again", [0], [OTHER]))), Refuse)
 
     def test_that_of_a_namespace_is_for_it_alone(self, kit):
         assert kit.ask("observer", EStop("kim@lab", namespace="other")).hits == []
-        assert not isinstance(kit.ask("d1", Launch("ns", "more", "m:C", specs("more", [0], [ARM]))), Refuse)
+        assert not isinstance(kit.ask("d1", Launch("ns", "more", "m:C", specs("more", [0], [OTHER]))), Refuse)
         kit.driver("d2", namespace="other")
         refused = kit.ask("d2", Launch("other", "env", "m:C", specs("env", [0], [ARM], "other")))
         assert "`rlinf-actors estop --release --namespace other`" in refused.text

@@ -1,0 +1,60 @@
+"""What the head checks of a request before it acts on it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from rlinf_actors.head.commands import Refused
+from rlinf_actors.head.records import Client, Node
+from rlinf_actors.wire.messages import Launch
+from rlinf_actors.wire.values import WorkerSpec
+
+
+def check_launch(asked: Launch, taken: Collection[str], by_rank: Mapping[int, Node]) -> None:
+    """Refuse a launch that makes no sense.
+
+    Args:
+        asked: the launch.
+        taken: ids of workers that are known already.
+        by_rank: living nodes by their ranks.
+
+    Raises:
+        Refused: says what does not fit, or which node is not there.
+    """
+    ids = {spec.id for spec in asked.workers}
+    if not asked.workers:
+        raise Refused("usage", f"group {asked.group!r} has no workers")
+    if len(ids) != len(asked.workers) or any(id in taken for id in ids) or "" in ids:
+        raise Refused("usage", f"the workers' ids of group {asked.group!r} are not unique")
+    if sorted(spec.rank for spec in asked.workers) != list(range(len(asked.workers))):
+        raise Refused("usage", f"the ranks of group {asked.group!r} are not 0 to {len(asked.workers) - 1}")
+    for spec in asked.workers:
+        if (spec.namespace, spec.group) != (asked.namespace, asked.group):
+            raise Refused("usage", f"worker {spec.id} of group {asked.group!r} says that it is {spec.group!r}'s")
+        node_for(spec, by_rank)
+
+
+def own_namespace(client: Client, namespace: str) -> None:
+    """Refuse what a client asks about a job that is not its own.
+
+    Raises:
+        Refused: it belongs to another namespace.
+    """
+    if client.namespace != namespace:
+        raise Refused(
+            "authentication",
+            f"this {client.role} belongs to namespace {client.namespace!r} and asks about {namespace!r}",
+        )
+
+
+def node_for(spec: WorkerSpec, by_rank: Mapping[int, Node]) -> Node:
+    """The node that a worker was placed on.
+
+    Raises:
+        Refused: it is not there, or cannot be used.
+    """
+    node = by_rank.get(spec.node_rank)
+    if node is None or not node.usable:
+        state = "is not there (any more)" if node is None else f"({node.name}) is {node.life.value}"
+        raise Refused("node_lost", f"node {spec.node_rank}, where {spec.group}:{spec.rank} was placed, {state}")
+    return node

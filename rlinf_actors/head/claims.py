@@ -1,0 +1,189 @@
+"""Exclusive hardware: which group holds which robot, until when, and who waits for one. Pure.
+
+House rules: a piece is held as long as any worker that claims it may be running. A worker's end that
+its agent told frees what it held; one whose node was lost holds it until that node comes back
+without it, or until the time has passed after which nothing of a cut-off node can be running.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from rlinf_actors.head.clients import ClientTable
+from rlinf_actors.head.commands import Refused
+from rlinf_actors.head.nodes import NodeTable
+from rlinf_actors.head.records import Group, Node, Worker
+from rlinf_actors.wire.values import Claim, LeaseState
+
+IN_USE = "hardware_in_use"
+"""The kind of such a refusal; see messages.Failed."""
+ADVICE = ". Shut that group down, use another one of this type, or wait: launch(..., wait_for_hardware=SECONDS)"
+
+
+@dataclass
+class Hold:
+    """One worker's hold on one piece. `lost` is when its node was lost, None while the node is there."""
+
+    claim: Claim
+    group: Group
+    worker: Worker
+    node: str
+    since: float
+    lost: float | None = None
+
+    @property
+    def worker_name(self) -> str:
+        """For people."""
+        return f"{self.group.name}:{self.worker.spec.rank}"
+
+
+class ClaimTable:
+    """All holds on exclusive hardware.
+
+    Args:
+        hold_s: how long a lost node's workers may still be running.
+        owner: says who owns a group, as a clause about it.
+    """
+
+    def __init__(self, hold_s: float, owner: Callable[[Group], str]) -> None:
+        self._hold_s = hold_s
+        self._owner = owner
+        self._freed = False
+        self._holds: dict[str, dict[str, Hold]] = {}
+
+    # --- looking ---
+
+    def check(self, claims: Iterable[Claim], now: float) -> None:
+        """Refuse a launch that wants what is held.
+
+        Args:
+            claims: what its workers claim.
+            now: the time.
+
+        Raises:
+            Refused: a piece is held; names it and who holds it.
+        """
+        for claim in claims:
+            for hold in self._holds.get(claim.key, {}).values():
+                raise Refused(IN_USE, self._refusal(hold, now))
+
+    def states(self, now: float) -> list[LeaseState]:
+        """Every piece that is held, by key."""
+        return [self._state(list(holds.values()), now) for _, holds in sorted(self._holds.items())]
+
+    def next_deadline(self) -> float:
+        """When `tick` has something to do, infinity for never."""
+        return min([math.inf, *(hold.lost + self._hold_s for hold in self._all() if hold.lost is not None)])
+
+    # --- what happens ---
+
+    def take(self, group: Group, worker: Worker, node: Node, now: float) -> Hold | None:
+        """A worker that runs, or is about to, holds what it claims.
+
+        Returns:
+            A hold of another group on one of these pieces: two that run contradict one another. None without one.
+        """
+        other = None
+        for claim in worker.spec.claims:
+            holds = self._holds.setdefault(claim.key, {})
+            other = other or next((hold for hold in holds.values() if hold.group.key != group.key), None)
+            holds[worker.id] = Hold(claim, group, worker, node.name, now)
+        return other
+
+    def free(self, worker: Worker) -> None:
+        """A worker's process has ended for certain."""
+        for claim in worker.spec.claims:
+            holds = self._holds.get(claim.key, {})
+            if holds.pop(worker.id, None) is not None and not holds:
+                del self._holds[claim.key]
+                self._freed = True
+
+    def ended(self, worker_id: str) -> None:
+        """An agent tells of the end of a worker that was lost before."""
+        for hold in self._all():
+            if hold.worker.id == worker_id:
+                self.free(hold.worker)
+
+    def lose(self, worker: Worker, certain: bool, now: float) -> None:
+        """A worker's node is gone: unless that is *certain*, the worker may go on for a while."""
+        if certain:
+            self.free(worker)
+        for claim in worker.spec.claims:
+            hold = self._holds.get(claim.key, {}).get(worker.id)
+            if hold is not None:
+                hold.lost = now
+
+    def node_is_back(self, node_id: str, running: Collection[str]) -> None:
+        """A node says which workers it has: what others of it held when it was lost is free."""
+        for hold in self._all():
+            if hold.lost is not None and hold.worker.node_id == node_id and hold.worker.id not in running:
+                self.free(hold.worker)
+
+    def tick(self, now: float) -> bool:
+        """Time has passed: what a node held that was lost long enough ago is free.
+
+        Returns:
+            Whether anything became free since the last tick.
+        """
+        for hold in self._all():
+            if hold.lost is not None and now >= hold.lost + self._hold_s:
+                self.free(hold.worker)
+        freed, self._freed = self._freed, False
+        return freed
+
+    # --- inside ---
+
+    def _all(self) -> list[Hold]:
+        return [hold for holds in self._holds.values() for hold in holds.values()]
+
+    def _refusal(self, hold: Hold, now: float) -> str:
+        held = (
+            f"{hold.claim.title} is held by group {hold.group.name!r} of namespace {hold.group.namespace!r}, "
+            f"{self._owner(hold.group)}; its worker {hold.worker_name} on node {hold.node} "
+            f"has had it for {now - hold.since:.0f} s"
+        )
+        if hold.lost is None:
+            return f"{held}{ADVICE}"
+        left = hold.lost + self._hold_s - now
+        return (
+            f"{held}. That node was lost {now - hold.lost:.0f} s ago and the worker may still be moving it, so it is "
+            f"given to nobody until the node is back without that worker, or for {left:.0f} s{ADVICE}"
+        )
+
+    def _state(self, holds: list[Hold], now: float) -> LeaseState:
+        first = holds[0]
+        lost = [hold.lost for hold in holds if hold.lost is not None]
+        return LeaseState(
+            key=first.claim.key,
+            title=first.claim.title,
+            namespace=first.group.namespace,
+            group=first.group.name,
+            owner=self._owner(first.group),
+            workers=[hold.worker_name for hold in holds],
+            nodes=list(dict.fromkeys(hold.node for hold in holds)),
+            state="lost" if len(lost) == len(holds) else "held",
+            held_s=now - min(hold.since for hold in holds),
+            free_in_s=max(lost) + self._hold_s - now if len(lost) == len(holds) else None,
+        )
+
+
+def owner_of(group: Group, clients: ClientTable, nodes: NodeTable, of_worker: Mapping[str, Group]) -> str:
+    """Who owns a group, as a clause about it."""
+    client = clients.get(group.owner)
+    if client is None:
+        why = clients.ended(group.owner)
+        return f"whose owner has ended ({why})" if why else "whose owner this head has not heard of since it started"
+    node = next((node for node in nodes.alive() if node.report.host == client.host), None)
+    where = f"on node {node.name}" if node is not None else "on a machine without an agentd"
+    who = "driver"
+    if client.worker_id in of_worker:
+        owning = of_worker[client.worker_id]
+        who = f"worker {owning.name}:{owning.workers[client.worker_id].spec.rank}"
+    return f"owned by {who}, process {client.pid} {where}"
+
+
+def contradiction(hold: Hold, group: Group) -> str:
+    """A line about a group that has what another one holds."""
+    return f"{hold.claim.title} is held by two groups, {hold.group.key} and {group.key}: the second is stopped"

@@ -1,0 +1,74 @@
+"""Launches that wait until the hardware they want is free, first come, first served. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rlinf_actors.head.claims import ADVICE, IN_USE
+from rlinf_actors.head.clients import ClientTable
+from rlinf_actors.head.commands import Answer, Emit, Notify, Refuse, Refused
+from rlinf_actors.head.records import Client
+from rlinf_actors.wire.messages import Launch, Launched, Warn
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    client: str
+    peer: bytes
+    id: int
+    asked: Launch
+    deadline: float
+
+
+class WaitingLaunches:
+    """They are answered when they can start, when their time is over, or when they are withdrawn.
+
+    Args:
+        emit: takes commands.
+        clients: who asked; the launch of one that has ended is dropped.
+        launch: carries one out, or raises Refused.
+    """
+
+    def __init__(self, emit: Emit, clients: ClientTable, launch: Callable[[Client, Launch, float], Launched]) -> None:
+        self._emit = emit
+        self._clients = clients
+        self._launch = launch
+        self._waiting: list[_Waiting] = []
+
+    def add(self, client: Client, peer: bytes, id: int, asked: Launch, why: str, now: float) -> None:
+        """Keep a launch; its client is told *why* it waits."""
+        self._waiting.append(_Waiting(client.incarnation, peer, id, asked, now + asked.wait_s))
+        text = f"group {asked.group!r} waits for its hardware, {asked.wait_s:g} s at most: {why.removesuffix(ADVICE)}"
+        self._emit(Notify(peer, Warn(text)))
+
+    def tick(self, freed: bool, now: float) -> None:
+        """Try all of them if something was *freed*, else those whose time is over."""
+        for waiting in [w for w in self._waiting if freed or now >= w.deadline]:
+            client = self._clients.get(waiting.client)
+            try:
+                if client is not None:
+                    self._emit(Answer(waiting.peer, waiting.id, self._launch(client, waiting.asked, now)))
+            except Refused as refused:
+                if refused.kind == IN_USE and now < waiting.deadline:
+                    continue
+                self._emit(Refuse(waiting.peer, waiting.id, refused.kind, refused.text))
+            self._waiting.remove(waiting)
+
+    def withdraw(self, client: Client, group: str) -> None:
+        """The client shuts its group down before it could start."""
+        for waiting in [w for w in self._waiting if (w.client, w.asked.group) == (client.incarnation, group)]:
+            self._waiting.remove(waiting)
+            text = f"group {group!r} was shut down while it waited for its hardware"
+            self._emit(Refuse(waiting.peer, waiting.id, IN_USE, text))
+
+    def refuse_all(self, text: str) -> None:
+        """None of them will start any more."""
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            self._emit(Refuse(one.peer, one.id, "usage", text))
+
+    def next_deadline(self) -> float:
+        """When the next one's time is over, infinity for never."""
+        return min((waiting.deadline for waiting in self._waiting), default=math.inf)

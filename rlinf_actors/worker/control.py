@@ -1,0 +1,107 @@
+"""A worker's socket to its template, and through it to its agentd."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Callable
+from typing import TypeVar
+
+from rlinf_actors.errors import RemoteWireError
+from rlinf_actors.wire import spawn
+
+log = logging.getLogger(__name__)
+
+P = TypeVar("P", bound=spawn.ToWorker)
+
+_MAX_PACKET = spawn.MAX_PACKET >> 4
+
+
+class Control:
+    """The socket.
+
+    Args:
+        sock: SOCK_SEQPACKET, blocking.
+        on_end: called on the I/O thread when the template closes its end, or has ended.
+    """
+
+    def __init__(self, sock: socket.socket, on_end: Callable[[], None]) -> None:
+        self._socket = sock
+        self._on_end = on_end
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._handlers: dict[type, Callable[[spawn.ToWorker], None]] = {}
+
+    def fileno(self) -> int:
+        """Of the socket."""
+        return self._socket.fileno()
+
+    def listen(self, loop: asyncio.AbstractEventLoop, *, guarded: bool = False) -> None:
+        """Take what the template says from now on. I/O thread.
+
+        Args:
+            loop: of the I/O thread.
+            guarded: a robot worker's guard receives, and hands over what is not for it.
+        """
+        self._loop = loop
+        if not guarded:
+            loop.add_reader(self._socket.fileno(), self._readable)
+
+    def receive(self) -> spawn.ToWorker | None:
+        """Wait for a packet; None when the template has ended. The guard's thread.
+
+        Raises:
+            RemoteWireError: it is none.
+        """
+        try:
+            data = self._socket.recv(_MAX_PACKET)
+        except OSError:
+            data = b""
+        return spawn.decode_to_worker(data) if data else None
+
+    def hand_over(self, packet: spawn.ToWorker) -> None:
+        """A packet that is not for the guard. Its thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._dispatch, packet)
+
+    def try_send(self, packet: spawn.ToAgent) -> None:
+        """Tell the template, unless it has ended or does not read. Any thread; does not wait."""
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            self._socket.send(spawn.encode(packet), socket.MSG_DONTWAIT)
+
+    def serve(self, kind: type[P], handler: Callable[[P], None]) -> None:
+        """Give packets of this kind to *handler*, on the I/O thread. Any thread."""
+        self._handlers[kind] = handler  # type: ignore[assignment]
+
+    def send(self, packet: spawn.ToAgent) -> None:
+        """Tell the template. Any thread; waits only while hundreds of packets are unread there.
+
+        To a template that has ended it does nothing: this process is about to end too.
+        """
+        try:
+            self._socket.send(spawn.encode(packet))
+        except ConnectionError:
+            log.debug("the template has ended")
+
+    def _readable(self) -> None:
+        try:
+            data = self._socket.recv(_MAX_PACKET)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._on_end()
+            return
+        try:
+            packet = spawn.decode_to_worker(data)
+        except RemoteWireError as error:
+            log.warning("dropped what the template said: %s", error)
+            return
+        self._dispatch(packet)
+
+    def _dispatch(self, packet: spawn.ToWorker) -> None:
+        handler = self._handlers.get(type(packet))
+        if handler is not None:
+            handler(packet)

@@ -1,0 +1,119 @@
+"""The accelerators' locks through real templates: stand-in workers ask, die, and are stopped."""
+
+import asyncio
+import os
+import signal
+
+from children_kit import children, spec
+
+from agentd.devices import DeviceLocks
+from rlinf_actors.wire import spawn
+from rlinf_actors.wire.values import HardwareReport, ResourceReport
+
+GPUS = [ResourceReport("NV_GPU", [HardwareReport("NV_GPU", "A800", {"index": n, "uuid": f"u{n}"}) for n in range(2)])]
+
+LOCK = (
+    "sock.send(spawn.encode(spawn.LockDevices(spec.id, 1))); print('asked', spec.id, flush=True); "
+    "print(spawn.decode_to_worker(sock.recv(999)), flush=True)"
+)
+FIRST = "from rlinf_actors.wire import spawn"
+
+
+def on_gpu(ranks, do, group="g", **fields):
+    env = {"ACCELERATOR_TYPE": "NV_GPU", "LOCAL_HARDWARE_RANKS": ranks}
+    return spec(do=do, group=group, first=FIRST, env=env, **fields)
+
+
+async def asked(reports, one):
+    await reports.line(f"asked {one.id}")
+
+
+async def locked(reports, one):
+    await reports.line(f"DevicesLocked(id='{one.id}', request=1)")
+
+
+async def test_the_lock_of_a_worker_that_is_killed_goes_to_the_next_one(tmp_path):
+    async with children(tmp_path, resources=GPUS) as (kids, reports):
+        first, second = on_gpu("0", LOCK, "a"), on_gpu("0,1", LOCK, "b", namespace="other")
+        kids.start([first])
+        await locked(reports, first)
+        kids.start([second])
+        await asked(reports, second)
+        other = on_gpu("1", LOCK, "c")
+        kids.start([other])
+        await asked(reports, other)
+        assert len([line for line in reports.lines if "DevicesLocked" in line[2]]) == 1
+        os.kill(reports.ready[first.id].pid, signal.SIGKILL)
+        await locked(reports, second)
+        kids.stop([second.id], 1.0)
+        await locked(reports, other)
+
+
+async def test_a_waiter_that_dies_leaves_the_queue_and_one_that_unlocks_lets_go(tmp_path):
+    unlock = (
+        f"signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1]); {LOCK}; signal.sigwait([signal.SIGUSR1]); "
+        "sock.send(spawn.encode(spawn.UnlockDevices(spec.id, 1)))"
+    )
+    async with children(tmp_path, resources=GPUS) as (kids, reports):
+        first, second, third = on_gpu("0", unlock, "a"), on_gpu("0", LOCK, "b"), on_gpu("0", LOCK, "c")
+        kids.start([first])
+        await locked(reports, first)
+        for one in (second, third):
+            kids.start([one])
+            await asked(reports, one)
+        os.kill(reports.ready[second.id].pid, signal.SIGKILL)
+        await reports.gone(second)
+        os.kill(reports.ready[first.id].pid, signal.SIGUSR1)
+        await locked(reports, third)
+        assert first.id not in reports.exits
+
+
+async def test_a_template_that_dies_frees_what_its_workers_held(tmp_path):
+    async with children(tmp_path, resources=GPUS) as (kids, reports):
+        first, second = on_gpu("0", LOCK, "a"), on_gpu("0", LOCK, "b", preload=["json"])
+        kids.start([first])
+        await locked(reports, first)
+        kids.start([second])
+        await asked(reports, second)
+        os.kill(kids._workers[first.id].template.pid, signal.SIGKILL)
+        await locked(reports, second)
+
+
+async def test_a_stopped_worker_gets_its_lock_when_it_goes_on(tmp_path):
+    async with children(tmp_path, resources=GPUS) as (kids, reports):
+        first, second = on_gpu("0", LOCK, "a"), on_gpu("0", LOCK, "b")
+        kids.start([first])
+        await locked(reports, first)
+        kids.start([second])
+        await asked(reports, second)
+        os.kill(reports.ready[second.id].pid, signal.SIGSTOP)
+        kids.stop([first.id], 0.0)
+        await reports.gone(first)
+        os.kill(reports.ready[second.id].pid, signal.SIGCONT)
+        await locked(reports, second)
+
+
+async def test_who_waits_for_long_is_told_for_whom_once():
+    sent = []
+    told = asyncio.Event()
+
+    def send(packet):
+        sent.append(packet)
+        if sum(isinstance(one, spawn.DevicesBusy) for one in sent) == 2:
+            told.set()
+
+    locks = DeviceLocks(asyncio.get_running_loop(), GPUS, patience_s=0.01)
+    a, b, c = (on_gpu("0", "", name) for name in "abc")
+    for one in (a, b, c):
+        locks.said(one, spawn.LockDevices(one.id, 7), send)
+    await told.wait()
+    assert sent == [
+        spawn.DevicesLocked(a.id, 7),
+        spawn.DevicesBusy(b.id, 7, 0.01, "held by a:0 (namespace 'ns')"),
+        spawn.DevicesBusy(c.id, 7, 0.01, "held by a:0 (namespace 'ns'); b:0 (namespace 'ns') came before"),
+    ]
+    locks.gone(a.id)
+    locks.said(b, spawn.UnlockDevices(b.id, 7), send)
+    assert sent[3:] == [spawn.DevicesLocked(b.id, 7), spawn.DevicesLocked(c.id, 7)]
+    for one in (b, c):
+        locks.gone(one.id)

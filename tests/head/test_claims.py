@@ -1,0 +1,307 @@
+"""Exclusive hardware: who holds a robot, when it is free, and launches that wait for one."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from head_kit import HeadKit, agent_hello, running, specs
+
+from rlinf_actors.head.commands import Refuse
+from rlinf_actors.wire.messages import (
+    Beat,
+    Goodbye,
+    Launch,
+    Launched,
+    ProcessGone,
+    StartWorkers,
+    StopCluster,
+    StopGroup,
+    StopWorkers,
+    Warn,
+    WorkerChanged,
+)
+from rlinf_actors.wire.values import Claim, Endpoint, ExitReport, LeaseState, WorkerSpec
+
+ARM, OTHER = Claim("Franka:10.0.1.1", "Franka 10.0.1.1"), Claim("Franka:10.0.1.2", "Franka 10.0.1.2")
+
+
+class Lab(HeadKit):
+    """A cluster with drivers d1 and d2 of two namespaces."""
+
+    def __init__(self, nodes: int = 2, **timing: float) -> None:
+        super().__init__(**timing)
+        self.cluster(nodes)
+        self.driver("d2", namespace="other", pid=200, host="host-n1")
+
+    def claim(self, group="g", claims=((ARM,),), nodes=None, peer="d1", launch="", wait_s=0.0):
+        """Launch a group whose worker of rank k holds claims[k]."""
+        namespace = "ns" if peer == "d1" else "other"
+        made = specs(group, nodes or [0] * len(claims), namespace, launch)
+        workers = [msgspec.structs.replace(s, claims=list(c)) for s, c in zip(made, claims, strict=True)]
+        return self.ask(peer, Launch(namespace, group, "m:C", workers, wait_s=wait_s))
+
+    def leases(self) -> list[LeaseState]:
+        return self.head.status(None, self.now).leases
+
+
+def refused(answer) -> str:
+    assert isinstance(answer, Refuse), answer
+    assert answer.kind == "hardware_in_use"
+    return answer.text
+
+
+def arm_spec(group: str = "g", node: int = 0, namespace: str = "ns") -> WorkerSpec:
+    return msgspec.structs.replace(specs(group, [node], namespace)[0], claims=[ARM])
+
+
+# --- refusing ---
+
+
+def test_the_second_group_is_refused_as_a_whole_and_told_who_has_the_robot():
+    lab = Lab()
+    lab.claim(peer="d2", group="arms")
+    lab.wait(0.5)
+    lab.now += 12
+    text = refused(lab.claim(claims=((OTHER,), (ARM,))))
+    assert text.startswith(
+        "Franka 10.0.1.1 is held by group 'arms' of namespace 'other', owned by driver, process 200 "
+    )
+    assert "on node n1 (10.0.0.2); its worker arms:0 on node n0 (10.0.0.1) has had it for 12 s" in text
+    assert "wait_for_hardware" in text
+    assert not lab.sent(StartWorkers)
+    assert [lease.key for lease in lab.leases()] == [ARM.key]
+    assert isinstance(lab.claim(claims=((OTHER,),)), Launched)
+
+
+def test_an_owner_elsewhere_one_that_is_a_worker_and_one_that_has_ended_are_named():
+    lab = Lab()
+    lab.claim()
+    assert "owned by driver, process 100 on a machine without an agentd;" in refused(lab.claim("h", peer="d2"))
+    lab.driver("w1", role="worker", worker_id="g-0", host="host-n0", token="token1")
+    made = msgspec.structs.replace(specs("inner", [1])[0], claims=[OTHER])
+    assert isinstance(lab.ask("w1", Launch("ns", "inner", "m:C", [made])), Launched)
+    assert "owned by worker g:0, process 100 on node n0" in refused(lab.claim("h", ((OTHER,),), peer="d2"))
+    lab.tell("d1", Goodbye("done"))
+    assert "whose owner has ended (done)" in refused(lab.claim("h", peer="d2"))
+
+
+def test_workers_of_one_group_share_a_robot_and_the_last_one_frees_it():
+    lab = Lab()
+    assert isinstance(lab.claim(claims=((ARM,), (ARM, OTHER))), Launched)
+    assert [lease.workers for lease in lab.leases()] == [["g:0", "g:1"], ["g:1"]]
+    lab.exited("a:n0", "g-0")
+    refused(lab.claim("h", peer="d2"))
+    lab.exited("a:n0", "g-1")
+    assert isinstance(lab.claim("h", peer="d2"), Launched)
+
+
+def test_a_robot_is_free_when_its_own_worker_has_ended_though_its_group_goes_on():
+    lab = Lab()
+    lab.claim(claims=((ARM,), (OTHER,)))
+    lab.exited("a:n0", "g-0")
+    assert isinstance(lab.claim("h", peer="d2"), Launched)
+    assert "group 'g'" in refused(lab.claim("i", ((OTHER,),), peer="d2"))
+
+
+def test_after_shutdown_is_answered_the_robot_is_free():
+    lab = Lab()
+    lab.claim()
+    lab.ask("d1", StopGroup("ns", "g", 1.0))
+    refused(lab.claim("h", launch="h"))
+    lab.exited("a:n0", "g-0")
+    assert [peer for peer, _ in lab.answers()] == ["d1"]
+    assert isinstance(lab.claim("g", launch="again"), Launched)
+
+
+def test_the_robot_of_an_owner_that_was_killed_is_free_when_its_worker_is_gone():
+    lab = Lab()
+    lab.claim(group="mine", claims=((OTHER,),), peer="d2")
+    lab.tell("a:n1", ProcessGone("d2"))
+    (stop,) = lab.sent(StopWorkers)
+    assert stop.ids == ["mine-0"]
+    refused(lab.claim("h", ((OTHER,),)))
+    lab.exited("a:n0", "mine-0")
+    assert isinstance(lab.claim("h", ((OTHER,),)), Launched)
+
+
+# --- lost nodes ---
+
+
+def lose(lab: Lab, node: str) -> None:
+    """Silence of one node for a lease; the others beat on."""
+    lab.now += lab.timing.lease_s - 0.5
+    for n in range(2):
+        if f"n{n}" != node:
+            lab.tell(f"a:n{n}", Beat("x"))
+    for driver in ("d1", "d2"):
+        lab.tell(driver, Beat("x"))
+    lab.wait(0.5)
+    assert lab.node_states()[node] == "lost"
+
+
+def keep_alive(lab: Lab, seconds: float) -> None:
+    """Let time pass in which everybody but n1 beats."""
+    end = lab.now + seconds
+    while lab.now < end:
+        lab.wait(min(1.0, end - lab.now))
+        for peer in ("a:n0", "d1", "d2"):
+            lab.tell(peer, Beat("x"))
+
+
+def test_a_robot_of_a_lost_node_is_held_until_its_worker_cannot_run_any_more():
+    lab = Lab(rank_hold_s=60.0)
+    lab.claim(nodes=[1])
+    lose(lab, "n1")
+    assert lab.group_states() == {}
+    keep_alive(lab, 5)
+    text = refused(lab.claim("h", peer="d2"))
+    assert "was lost 13 s ago and the worker may still be moving it" in text  # silent for 2 s, and it had a robot
+    assert "for 47 s" in text
+    (lease,) = lab.leases()
+    assert (lease.state, lease.nodes, round(lease.free_in_s or 0)) == ("lost", ["n1 (10.0.0.2)"], 47)
+    keep_alive(lab, 46)
+    refused(lab.claim("h", peer="d2"))
+    keep_alive(lab, 1)
+    assert lab.leases() == []
+    assert isinstance(lab.claim("h", peer="d2"), Launched)
+
+
+def test_a_node_that_is_back_without_the_worker_frees_its_robot():
+    lab = Lab()
+    lab.claim(nodes=[1])
+    lose(lab, "n1")
+    refused(lab.claim("h", peer="d2"))
+    lab.ask("a:n1b", agent_hello("n1", "second", ip="10.0.0.2"))
+    assert isinstance(lab.claim("h", peer="d2", nodes=[1]), Launched)
+
+
+def test_a_node_that_said_goodbye_has_freed_its_robots():
+    lab = Lab()
+    lab.claim(nodes=[1])
+    lab.tell("a:n1", Goodbye("stopped"))
+    assert isinstance(lab.claim("h", peer="d2"), Launched)
+
+
+def test_a_worker_on_a_node_that_is_there_keeps_what_one_on_a_lost_node_held_too():
+    lab = Lab(rank_hold_s=20.0)
+    lab.claim(claims=((ARM,), (ARM,)), nodes=[0, 1])
+    lose(lab, "n1")
+    assert [lease.state for lease in lab.leases()] == ["held"]
+    keep_alive(lab, 25)
+    assert [lease.workers for lease in lab.leases()] == [["g:0"]]
+
+
+# --- a head that was restarted ---
+
+
+def test_a_restarted_head_learns_of_robots_from_the_agents():
+    kit = HeadKit()
+    spec = arm_spec()
+    kit.node("n0", workers=[running(spec, "d1", pid=5, endpoint=Endpoint("h", "ipc://x"))])
+    kit.driver("d2", namespace="other")
+    kit.nodes(1, peer="d2")
+    made = msgspec.structs.replace(specs("h", [0], "other")[0], claims=[ARM])
+    text = refused(kit.ask("d2", Launch("other", "h", "m:C", [made])))
+    assert "group 'g' of namespace 'ns', whose owner this head has not heard of since it started" in text
+    kit.driver("d1")
+    assert "owned by driver" in refused(kit.ask("d2", Launch("other", "h", "m:C", [made])))
+
+
+def test_of_two_groups_that_say_they_hold_a_robot_the_second_is_stopped_and_both_must_end():
+    kit = HeadKit()
+    up = {"pid": 5, "endpoint": Endpoint("h", "ipc://x")}
+    kit.node("n0", workers=[running(arm_spec("g"), "d1", **up)])
+    second = running(arm_spec("h", 1, "other"), "d2", **up)
+    kit.node("n1", workers=[second, running(specs("h", [1, 1], "other")[1], "d2", **up)])
+    assert {id for stop in kit.sent(StopWorkers, "a:n1") for id in stop.ids} == {"h-0", "h-1"}
+    assert kit.sent(StopWorkers, "a:n0") == []
+    (line,) = [line for line in kit.records() if "Franka" in line]
+    assert line == "Franka 10.0.1.1 is held by two groups, ('ns', 'g') and ('other', 'h'): the second is stopped"
+    assert kit.group_states() == {"g": "running", "h": "stopping"}
+    kit.exited("a:n0", "g-0")
+    (lease,) = kit.head.status(None, kit.now).leases
+    assert (lease.group, lease.workers) == ("h", ["h:0"])
+    kit.exited("a:n1", "h-0")
+    assert kit.head.status(None, kit.now).leases == []
+
+
+def test_a_worker_that_ended_while_no_head_listened_holds_nothing():
+    kit = HeadKit()
+    kit.node("n0", workers=[running(arm_spec(), "d1", pid=5, exit=ExitReport("exited", 0))])
+    assert kit.head.status(None, kit.now).leases == []
+
+
+# --- waiting ---
+
+
+def test_launches_that_wait_start_in_their_order_when_the_robot_is_free():
+    lab = Lab()
+    lab.claim()
+    assert lab.claim("h", peer="d2", wait_s=60) is None
+    (warning,) = lab.sent(Warn, "d2")
+    assert warning.text.startswith(
+        "group 'h' waits for its hardware, 60 s at most: Franka 10.0.1.1 is held by group 'g'"
+    )
+    assert lab.claim("i", peer="d2", wait_s=60) is None
+    assert lab.claim("j", ((OTHER,),), peer="d2", wait_s=60) is not None
+    lab.exited("a:n0", "g-0")
+    ((peer, launched),) = lab.answers()
+    assert (peer, launched.group.name) == ("d2", "h")
+    assert [spec.id for start in lab.sent(StartWorkers) for spec in start.workers] == ["h-0"]
+    lab.exited("a:n0", "h-0")
+    assert [launched.group.name for _, launched in lab.answers()] == ["i"]
+
+
+def test_a_launch_waits_no_longer_than_it_said():
+    lab = Lab()
+    lab.claim()
+    assert lab.claim("h", peer="d2", wait_s=3) is None
+    keep = lab.now
+    lab.wait(2.9)
+    assert lab.refusals() == []
+    lab.out = lab.wait(0.1)
+    assert [refuse.kind for refuse in lab.refusals()] == ["hardware_in_use"]
+    assert lab.now == keep + 3
+    lab.exited("a:n0", "g-0")
+    assert lab.answers() == []
+
+
+def test_what_no_waiting_helps_is_refused_at_once_and_a_launch_is_checked_again_when_its_turn_comes():
+    lab = Lab()
+    lab.claim()
+    answer = lab.claim("h", peer="d2", nodes=[7], wait_s=3)
+    assert isinstance(answer, Refuse)
+    assert answer.kind == "node_lost"
+    assert lab.claim("h", peer="d2", wait_s=60) is None
+    lab.claim("h", ((OTHER,),), peer="d2", launch="taken")
+    lab.exited("a:n0", "g-0")
+    assert [refuse.kind for refuse in lab.refusals()] == ["name_in_use"]
+
+
+@pytest.mark.parametrize("how", ["stop", "gone"])
+def test_a_launch_whose_asker_gave_up_never_starts(how):
+    lab = Lab()
+    lab.claim()
+    assert lab.claim("h", peer="d2", wait_s=60) is None
+    if how == "stop":
+        lab.ask("d2", StopGroup("other", "h", 1.0))
+        (refusal,) = lab.refusals()
+        assert "was shut down while it waited" in refusal.text
+    else:
+        lab.tell("d2", Goodbye())
+    lab.exited("a:n0", "g-0")
+    assert lab.sent(StartWorkers) == []
+    assert lab.leases() == []
+    assert lab.sent(WorkerChanged, "d1") != []
+
+
+def test_a_cluster_that_ends_refuses_those_that_wait():
+    kit = HeadKit(embedded=True)
+    kit.cluster()
+    for group in ("g", "h"):
+        made = msgspec.structs.replace(specs(group, [0])[0], claims=[ARM])
+        kit.ask("d1", Launch("ns", group, "m:C", [made], wait_s=9.0))
+    kit.ask("d1", StopCluster())
+    assert [refuse.text for refuse in kit.refusals()] == ["the cluster is being stopped"]
+    kit.exited("a:n0", "g-0")
+    assert kit.ended()
