@@ -120,7 +120,7 @@ class SimulatedArm:
 
     def _note(self, connection: int, text: str) -> None:
         line = json.dumps({"at": time.monotonic(), "connection": connection, "command": text})
-        os.write(self._record, line.encode() + b"\n")  # one write: whoever reads sees whole lines
+        os.write(self._record, line.encode() + b"\n")
 
     async def _send_states(self) -> None:
         while True:
@@ -184,8 +184,8 @@ class SimulatedArmClient:
 
 
 def read_record(path: str | Path) -> list[Command]:
-    """The commands in a record, in the order in which the arm took them."""
-    lines = Path(path).read_text().splitlines()
+    """The commands in a record, in the order in which the arm took them; a line that is being written is left out."""
+    lines = Path(path).read_text().split("\n")[:-1]
     return [Command(one["at"], one["connection"], one["command"]) for one in map(json.loads, lines)]
 
 
