@@ -118,7 +118,10 @@ class Daemon:
         from rlinf_actors.head.server import HeadServer
 
         timing = Timing(
-            beat_s=config.beat_s, lease_s=config.lease_s, rank_hold_s=max(config.lease_s, config.head_grace_s)
+            beat_s=config.beat_s,
+            lease_s=config.lease_s,
+            robot_lease_s=min(config.robot_lease_s, config.lease_s),
+            rank_hold_s=max(config.lease_s, config.head_grace_s),
         )
         head = HeadServer(network, timing=timing, embedded=config.embedded, on_end=self._stop)
         # only an embedded cluster ends with its head: drivers of others wait for a head that comes back

@@ -114,12 +114,21 @@ class StopChildren(msgspec.Struct, frozen=True):
 
     ids: list[str]
     grace_s: float
+    reason: str = ""
+
+
+class RenewLeases(msgspec.Struct, frozen=True):
+    """Robot workers may go on until then."""
+
+    until: float
+    lease_s: float
 
 
 class CloseChildren(msgspec.Struct, frozen=True):
     """Stop all workers and templates for good. Answered by Empty."""
 
     grace_s: float
+    reason: str = ""
 
 
 class Credit(msgspec.Struct, frozen=True):
@@ -174,6 +183,6 @@ class Exit(msgspec.Struct, frozen=True):
 
 
 Action = Union[
-    SayHello, Send, StartChildren, StopChildren, CloseChildren, Credit, WatchProcess, LookForHardware, StopLooking,
-    LookAtHead, Say, Registered, Exit,
+    SayHello, Send, StartChildren, StopChildren, RenewLeases, CloseChildren, Credit, WatchProcess, LookForHardware,
+    StopLooking, LookAtHead, Say, Registered, Exit,
 ]  # fmt: skip

@@ -46,13 +46,16 @@ class WorkerKeeper(Protocol):
     def start(self, specs: Sequence[WorkerSpec]) -> None:
         """See Children."""
 
-    def stop(self, ids: Sequence[str], grace_s: float) -> None:
+    def stop(self, ids: Sequence[str], grace_s: float, reason: str = "") -> None:
+        """See Children."""
+
+    def renew(self, until: float, lease_s: float) -> None:
         """See Children."""
 
     def log_credit(self, chars: int, owner: str) -> None:
         """See Children."""
 
-    async def close(self, grace_s: float) -> None:
+    async def close(self, grace_s: float, reason: str = "") -> None:
         """See Children."""
 
 
@@ -180,9 +183,11 @@ class Session:
         elif isinstance(action, e.StartChildren):
             self._children.start(action.specs)
         elif isinstance(action, e.StopChildren):
-            self._children.stop(action.ids, action.grace_s)
+            self._children.stop(action.ids, action.grace_s, action.reason)
+        elif isinstance(action, e.RenewLeases):
+            self._children.renew(action.until, action.lease_s)
         elif isinstance(action, e.CloseChildren):
-            self._spawn(self._close_children(action.grace_s), "close children")
+            self._spawn(self._close_children(action), "close children")
         elif isinstance(action, e.Credit):
             self._children.log_credit(action.chars, action.owner)
         elif isinstance(action, e.WatchProcess):
@@ -235,8 +240,8 @@ class Session:
             self._greeting = None
             self._handle(e.Welcomed(answer))
 
-    async def _close_children(self, grace_s: float) -> None:
-        await self._children.close(grace_s)
+    async def _close_children(self, action: e.CloseChildren) -> None:
+        await self._children.close(action.grace_s, action.reason)
         self._handle(e.Empty())
 
     async def _look_for_hardware(self, action: e.LookForHardware) -> None:

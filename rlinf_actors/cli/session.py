@@ -83,7 +83,7 @@ def fetch_status(endpoint: str, settings: Settings) -> Status:
         ClusterTimeoutError: no answer in TIMEOUT_S seconds.
         ConfigError: the endpoint may not be used from here.
     """
-    return asyncio.run(_ask(endpoint, settings, TIMEOUT_S))
+    return asyncio.run(_ask(endpoint, settings, GetStatus(), Status))
 
 
 def status_of(head: str | None) -> tuple[str, Status]:
@@ -93,9 +93,16 @@ def status_of(head: str | None) -> tuple[str, Status]:
     return endpoint, fetch_status(endpoint, settings)
 
 
-async def _ask(endpoint: str, settings: Settings, timeout: float) -> Status:
+def ask_head(head: str | None, question: Body, kind: type[T]) -> tuple[str, T]:
+    """The endpoint that the option means, and the answer of the head there. Blocks; raises as `fetch_status`."""
+    settings = Settings.load()
+    endpoint = find_head(head, settings)
+    return endpoint, asyncio.run(_ask(endpoint, settings, question, kind))
+
+
+async def _ask(endpoint: str, settings: Settings, question: Body, kind: type[T]) -> T:
     async with _observing(endpoint, settings) as client:
-        return _expected(await client.request(GetStatus(), timeout), Status)
+        return _expected(await client.request(question, TIMEOUT_S), kind)
 
 
 def fetch_hardware(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from rlinf_actors.cluster.importpaths import import_paths
 from rlinf_actors.errors import SerializationError, UsageError
 from rlinf_actors.group import detail
 from rlinf_actors.group.control import GroupControl
-from rlinf_actors.group.names import public_methods
+from rlinf_actors.group.names import LEASE_HOOK, check_lease_hook, public_methods
 from rlinf_actors.group.spec import START_METHODS, LaunchOptions, class_reference, hardware_of, worker_specs
 from rlinf_actors.hardware.extensions import providers
 from rlinf_actors.hardware.pieces import info_of
@@ -28,6 +29,8 @@ from rlinf_actors.wire.messages import Launch
 if TYPE_CHECKING:
     from rlinf_actors.cluster.cluster import Cluster
     from rlinf_actors.placement.strategy import PlacementStrategy
+
+log = logging.getLogger(__name__)
 
 PRELOADED = ("torch", "numpy")
 """Imported before the fork where the launching process has them: each costs every worker its import otherwise."""
@@ -67,6 +70,7 @@ def launch(
     name = options.name or f"worker_group_{cls.__name__}"
     if not name or any(char in name for char in "/\0\n"):
         raise UsageError(f"{name!r} cannot be a group's name: it must not be empty or hold a slash or a line break")
+    check_lease_hook(cls)
     runtime, settings = cluster.runtime, Settings.load()
     strategy = options.strategy or default_strategy(cluster)
     placements = sorted(strategy.get_placement(cluster, options.isolate_accelerator), key=lambda one: one.rank)
@@ -89,6 +93,13 @@ def launch(
             numa_bind=options.numa_bind,
         ),
     )
+    robots = list(dict.fromkeys(claim.title for spec in specs for claim in spec.claims))
+    if robots and not _has_lease_hook(cls):
+        log.warning(
+            "%s has no %s(), and %s would go on with its last command when its worker loses its lease or dies: "
+            "define one that stops it",
+            cls.__name__, LEASE_HOOK, ", ".join(robots),
+        )  # fmt: skip
     reference = class_reference(cls)
     hardware = hardware_of(placements, cluster)
     extras = {"hardware_infos": hardware, **cluster.extras()}
@@ -159,6 +170,12 @@ def _own_methods(cls: type, methods: dict[str, bool]) -> frozenset[str]:
             continue
         own.update(name for name in vars(klass) if name in methods)
     return frozenset(own)
+
+
+def _has_lease_hook(cls: type) -> bool:
+    """Whether the user's class, not the library, says how its robots are made safe."""
+    definer = next((klass for klass in cls.__mro__ if LEASE_HOOK in vars(klass)), None)
+    return definer is not None and not definer.__module__.startswith("rlinf_actors.worker.")
 
 
 def _in_event_loop() -> bool:

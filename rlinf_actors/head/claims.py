@@ -100,6 +100,12 @@ class ClaimTable:
                 del self._holds[claim.key]
                 self._freed = True
 
+    def ended(self, worker_id: str) -> None:
+        """An agent tells of the end of a worker that was lost before."""
+        for hold in self._all():
+            if hold.worker.id == worker_id:
+                self.free(hold.worker)
+
     def lose(self, worker: Worker, certain: bool, now: float) -> None:
         """A worker's node is gone: unless that is *certain*, the worker may go on for a while."""
         if certain:

@@ -30,6 +30,7 @@ from rlinf_actors.head.groups import GroupTable
 from rlinf_actors.head.looks import HardwareLooks
 from rlinf_actors.head.nodes import NodeTable
 from rlinf_actors.head.records import Client, Node
+from rlinf_actors.head.robots import RobotTable
 from rlinf_actors.head.transitions import NodeLife
 from rlinf_actors.wire.messages import (
     HELLO_AGAIN,
@@ -40,6 +41,7 @@ from rlinf_actors.wire.messages import (
     ClientHello,
     Done,
     EnumerateHardware,
+    EStop,
     FindGroup,
     GetNodes,
     GetStatus,
@@ -91,6 +93,7 @@ class Supervisor:
         self._looks = HardwareLooks(identity.epoch, self._emit, self._nodes)
         self._clients = ClientTable(timing, self._emit, new_token, self._client_gone)
         self._groups = GroupTable(timing, self._emit, self._nodes, self._clients, self._worker_gone)
+        self._robots = RobotTable(timing, self._emit, self._nodes, self._clients, self._groups)
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """What to do about *event*, in order."""
@@ -116,9 +119,11 @@ class Supervisor:
         elif isinstance(event, Stalled):
             self._nodes.stalled(event.seconds)
             self._clients.stalled(event.seconds)
+            self._robots.stalled(event.seconds)
         else:
             self._nodes.tick(now)
             self._clients.tick(now)
+            self._robots.tick(now)
             self._looks.tick(now)
         self._groups.flush()
         self._groups.tick(now)
@@ -133,7 +138,8 @@ class Supervisor:
         """When a Tick is due, infinity for never; may be too early, for a beat does not cost a look at everybody."""
         if self._deadline is None:
             tables = (self._nodes, self._clients, self._groups, self._looks)
-            self._deadline = min(table.next_deadline() for table in tables)
+            deadlines = [table.next_deadline() for table in tables]
+            self._deadline = min(*deadlines, self._robots.next_deadline(self._now))
         return self._deadline
 
     def _is_routine(self, event: Event) -> bool:
@@ -153,6 +159,7 @@ class Supervisor:
             self._groups.states(namespace),
             [str(client) for client in self._clients.alive() if namespace in (None, client.namespace)],
             self._groups.leases(now),
+            self._robots.stopped(),
         )
 
     def farewell(self, reason: str) -> list[Command]:
@@ -170,6 +177,8 @@ class Supervisor:
             return self._client_hello(event.peer, body)
         if isinstance(body, GetStatus):
             return self.status(body.namespace, self._now)
+        if isinstance(body, EStop):
+            return self._robots.estop(body)
         if isinstance(body, EnumerateHardware):  # of an observer too: `rlinf-actors plan` has no session
             self._looks.ask(event.peer, event.id, body, self._now)
             return None
@@ -190,6 +199,7 @@ class Supervisor:
         if isinstance(body, Launch):
             if self._ending:
                 raise Refused("usage", "the cluster is being stopped")
+            self._robots.check(body)
             return self._groups.launch(client, event.peer, event.id, body, self._now)
         if isinstance(body, FindGroup):
             return self._groups.find(client, body)
@@ -213,6 +223,7 @@ class Supervisor:
         else:
             self._clients.unwatch(node.id, self._now)  # a head's watch may have been lost with its connection
         self._groups.reconcile(node, hello.workers, self._now)
+        self._robots.node_back(node)
         self._clients.watch(self._nodes.alive())
         return self._welcome("")
 
@@ -233,7 +244,10 @@ class Supervisor:
             )
 
     def _welcome(self, token: str) -> Welcome:
-        return Welcome(self.identity.epoch, self.identity.version, self.timing.beat_s, self.timing.lease_s, token)
+        timing = self.timing
+        return Welcome(
+            self.identity.epoch, self.identity.version, timing.beat_s, timing.lease_s, token, timing.robot_lease_s
+        )
 
     # --- notices ---
 
@@ -252,7 +266,7 @@ class Supervisor:
 
     def _agent_told(self, node: Node, body: Body) -> None:
         if isinstance(body, Beat):
-            self._emit(Notify(node.peer, Beat(self.identity.epoch)))
+            self._emit(Notify(node.peer, Beat(self.identity.epoch, body.at)))
         elif isinstance(body, WorkerReady):
             self._guard(lambda: self._groups.ready(node, body))
         elif isinstance(body, WorkerExited):

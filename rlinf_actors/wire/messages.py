@@ -20,6 +20,7 @@ from rlinf_actors.wire.values import (
     LeaseState,
     NodeReport,
     NodeState,
+    RobotStop,
     RunningWorker,
     WorkerSpec,
     WorkerState,
@@ -67,13 +68,16 @@ class ClientHello(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """The head's answer to a hello. `token` is the job's membership token (clients only)."""
+    """The head's answer to a hello. `token` is the job's membership token (clients only). Agents with robot workers
+    and owners of such beat four times in `robot_lease_s`.
+    """
 
     epoch: str
     version: str
     beat_s: float
     lease_s: float
     token: str = ""
+    robot_lease_s: float = 2.0
 
 
 class Goodbye(Message, frozen=True):
@@ -87,9 +91,14 @@ HELLO_AGAIN = "hello?"
 
 
 class Beat(Message, frozen=True):
-    """Sent every beat by agents and clients; the head answers with a Beat of its own (`incarnation`: its epoch)."""
+    """Sent every beat by agents and clients; the head answers with a Beat of its own (`incarnation`: its epoch).
+
+    `at` is the sender's monotonic clock, in seconds; the answer repeats it. What a robot worker may still do is
+    counted from then, when the head was certainly not yet silent, and not from when the answer came.
+    """
 
     incarnation: str = ""
+    at: float = 0.0
 
 
 # --- requests of clients -----------------------------------------------------------------------
@@ -174,6 +183,26 @@ class Status(Message, frozen=True):
     groups: list[GroupState]
     clients: list[str]
     leases: list[LeaseState] = []
+    stopped: list[str] = []
+
+
+class EStop(Message, frozen=True):
+    """Emergency stop of all robots, or of those of one namespace; `release` lifts it. Anybody whom the head's sockets
+    let in may ask. Until it is lifted no group that uses robots is launched there. Answered by EStopped. `by` is who
+    asks, for people.
+    """
+
+    by: str
+    reason: str = ""
+    namespace: Union[str, None] = None
+    release: bool = False
+
+
+class EStopped(Message, frozen=True):
+    """Which workers were told to make their robots safe. `stopped` is what is in force now, a line each."""
+
+    hits: list[RobotStop] = []
+    stopped: list[str] = []
 
 
 class StopCluster(Message, frozen=True):
@@ -199,10 +228,13 @@ class StartWorkers(Message, frozen=True):
 
 
 class StopWorkers(Message, frozen=True):
-    """Notice to an agent: SIGTERM, and SIGKILL after `grace_s`. Unknown ids are ignored."""
+    """Notice to an agent: SIGTERM, and SIGKILL after `grace_s`. Unknown ids are ignored. Robot workers lose their
+    lease instead. `reason`: why, where it is not the owner's wish.
+    """
 
     ids: list[str]
     grace_s: float
+    reason: str = ""
 
 
 class LookForHardware(Message, frozen=True):
@@ -304,7 +336,7 @@ class Warn(Message, frozen=True):
 
 Body = Union[
     AgentHello, ClientHello, Welcome, Goodbye, Beat,
-    GetNodes, Nodes, Launch, Launched, FindGroup, StopGroup, GetStatus, Status, StopCluster, Done,
+    GetNodes, Nodes, Launch, Launched, FindGroup, StopGroup, GetStatus, Status, EStop, EStopped, StopCluster, Done,
     EnumerateHardware, Enumerated, LookForHardware, HardwareFound, StopLooking,
     StartWorkers, StopWorkers, Watch, ProcessGone, WorkerReady, WorkerExited, LogLines, LogCredit,
     WorkerChanged, WatchClients, ClientGone, Warn,

@@ -134,6 +134,18 @@ class Claim(Value, frozen=True):
     title: str
 
 
+class RobotStop(Value, frozen=True):
+    """A robot worker that an emergency stop is for. `reached` is False where its node is silent: its lease ends there
+    without a word from us.
+    """
+
+    worker: str
+    namespace: str
+    robots: list[str]
+    node: str
+    reached: bool
+
+
 class WorkerSpec(Value, frozen=True):
     """What an agent needs to start one worker process. `env` is what the placement and the
     configuration ask for; the agent adds its node's. `token` proves membership of the job.
