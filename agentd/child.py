@@ -9,9 +9,13 @@ import select
 import signal
 from dataclasses import dataclass
 
+from agentd.launch import Plan
 from agentd.templates import Template
 from rlinf_actors.wire import spawn
 from rlinf_actors.wire.values import ExitReport, WorkerSpec
+
+TERM_S = 0.25
+"""How long a robot worker's template has to pass on the end of its lease before SIGTERM says it, in seconds."""
 
 
 @dataclass
@@ -19,28 +23,54 @@ class Child:
     """A worker from the request to start it to its end.
 
     Attributes:
-        fork: what its template is told.
+        plan: how it is started.
         asked: its template was told.
         pid: 0 before it runs.
         pidfd: -1 before it runs and after `release`.
         stopping: somebody asked for its end.
+        reason: why, where that was not its owner's wish.
         kill_timer: SIGKILL after the grace.
         silence_timer: its template has that long to say how it ended.
+        term_timer: SIGTERM to a robot worker that its template did not reach.
+        swept: its template ended, and what it left is being looked for.
     """
 
     spec: WorkerSpec
-    fork: spawn.Fork
+    plan: Plan
     template: Template
     asked: bool = False
     pid: int = 0
     pidfd: int = -1
     stopping: bool = False
+    reason: str = ""
+    swept: bool = False
+    term_timer: asyncio.TimerHandle | None = None
     kill_timer: asyncio.TimerHandle | None = None
     silence_timer: asyncio.TimerHandle | None = None
 
+    @property
+    def has_robots(self) -> bool:
+        """Whether it holds a lease of robots: it is told of its end in words, and has time to make them safe."""
+        return bool(self.spec.claims)
+
+    @property
+    def ended(self) -> bool:
+        """Whether it certainly runs no more, or never did."""
+        return self.pidfd < 0 or bool(select.select([self.pidfd], [], [], 0)[0])
+
+    def revoke(self, loop: asyncio.AbstractEventLoop, reason: str) -> None:
+        """Tell a robot worker that its lease is over; SIGTERM says it to one whose template stands still."""
+        self.template.send(spawn.Revoke(self.spec.id, reason))
+        if self.term_timer is None:
+            self.term_timer = loop.call_later(TERM_S, self._terminate)
+
+    def _terminate(self) -> None:
+        if not self.ended:  # itself alone: it may need a process of its own to reach the robot
+            signal.pidfd_send_signal(self.pidfd, signal.SIGTERM)
+
     def signal(self, number: int) -> None:
         """Signal its process group, as long as the pid is certainly still its own."""
-        if self.pidfd < 0 or select.select([self.pidfd], [], [], 0)[0]:
+        if self.ended:
             return
         try:
             os.killpg(self.pid, number)
@@ -58,13 +88,19 @@ class Child:
 
     def release(self, loop: asyncio.AbstractEventLoop) -> None:
         """Its end: no timer and no fd of it stays."""
-        for timer in (self.kill_timer, self.silence_timer):
+        for timer in (self.kill_timer, self.silence_timer, self.term_timer):
             if timer is not None:
                 timer.cancel()
         if self.pidfd >= 0:
             loop.remove_reader(self.pidfd)
             os.close(self.pidfd)
             self.pidfd = -1
+
+    def why(self, exit: ExitReport) -> dict[str, str]:
+        """What to put into its exit report: it was stopped, or, where its owner did not want that, the reason."""
+        if not (self.reason and self.has_robots):
+            return {"kind": "stopped"}
+        return {} if exit.reason else {"reason": self.reason}
 
     def ended_with_template(self, status: int | None) -> ExitReport:
         """How it ended when its template did first; *status* as waitpid gave it, None if nobody knows."""

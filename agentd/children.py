@@ -135,30 +135,44 @@ class Children:
             except WorkerStartError as error:
                 self._refuse(spec, str(error))
 
-    def stop(self, ids: Sequence[str], grace_s: float) -> None:
-        """SIGTERM to the workers' process groups, SIGKILL after *grace_s* seconds. Unknown ids are ignored."""
+    def stop(self, ids: Sequence[str], grace_s: float, reason: str = "") -> None:
+        """SIGTERM to the workers' process groups, SIGKILL after *grace_s* seconds. Unknown ids are ignored.
+
+        Robot workers lose their lease instead, and always have the time that making a robot safe may take. *reason*
+        is for people, "" where their owner wanted it.
+        """
         for worker in [self._workers[id] for id in ids if id in self._workers]:
-            worker.stopping = True
+            if not worker.stopping:
+                worker.stopping, worker.reason = True, reason
             if not worker.asked:
                 self._end(worker, ExitReport("stopped"))
-                continue
-            if grace_s > 0:
-                worker.signal(signal.SIGTERM)
-            worker.kill_at(self._loop, self._loop.time() + grace_s)
+            elif worker.has_robots:
+                worker.revoke(self._loop, reason or "its group was shut down")
+                worker.kill_at(self._loop, self._loop.time() + max(grace_s, spawn.ROBOT_END_S))
+            else:
+                if grace_s > 0:
+                    worker.signal(signal.SIGTERM)
+                worker.kill_at(self._loop, self._loop.time() + grace_s)
+
+    def renew(self, until: float, lease_s: float) -> None:
+        """Robot workers may go on until that time of the loop, and new ones begin with such a lease."""
+        self._place = partial(self._place, lease_until=until, lease_s=lease_s)
+        for template in {id(w.template): w.template for w in self._workers.values() if w.has_robots}.values():
+            template.send(spawn.Renew(until))
 
     def log_credit(self, chars: int, owner: str) -> None:
         """The owner (LogLines.owner) has shown that many characters: it may be sent as many more."""
         self._logs.credit(chars, owner)
 
-    async def close(self, grace_s: float) -> None:
+    async def close(self, grace_s: float, reason: str = "") -> None:
         """End all workers as `stop` does, then all templates; nothing remains.
 
         When cancelled, the templates are killed, and their workers by the kernel.
         """
         self._closing = True
         try:
-            self.stop(list(self._workers), grace_s)
-            await self._until(lambda: not self._workers, grace_s + TEMPLATE_SILENT_S)
+            self.stop(list(self._workers), grace_s, reason)
+            await self._until(lambda: not self._workers, max(grace_s, spawn.ROBOT_END_S) + TEMPLATE_SILENT_S)
             for template in self._running:
                 if template.ready:
                     template.send(spawn.Shutdown())
@@ -205,8 +219,7 @@ class Children:
             raise WorkerStartError(f"{where}: {text}") from None
         if spec.forward_logs:
             self._logs.add(spec.id, f"{spec.group}:{spec.rank}", spec.namespace, plan.out_path, plan.err_path)
-        place = self._place(out_path=plan.out_path, err_path=plan.err_path)
-        worker = Child(spec, spawn.Fork(spec, place, plan.env), template)
+        worker = Child(spec, plan, template)
         self._workers[spec.id] = worker
         if template.ready:
             self._ask(worker)
@@ -232,8 +245,9 @@ class Children:
 
     def _ask(self, worker: Child) -> None:
         worker.asked = True
+        place = self._place(out_path=worker.plan.out_path, err_path=worker.plan.err_path)
         try:
-            worker.template.send(worker.fork)
+            worker.template.send(spawn.Fork(worker.spec, place, worker.plan.env))
         except OSError as error:
             self._end(worker, ExitReport("start_failed", reason=f"its environment cannot be passed on: {error}"))
 
@@ -276,13 +290,16 @@ class Children:
             worker.pid = packet.pid
             worker.pidfd = os.pidfd_open(packet.pid)  # the template keeps even a dead one until we have this
             self._loop.add_reader(worker.pidfd, self._on_worker_end, worker)
-            if worker.stopping:
+            if worker.stopping and not worker.has_robots:
                 worker.signal(signal.SIGTERM)
         template.send(spawn.Watching(packet.id))
 
     def _on_worker_end(self, worker: Child) -> None:
         """It has ended; its template says how within moments, unless that one is stopped or stuck."""
         self._loop.remove_reader(worker.pidfd)
+        if worker.template.gone:
+            self._sweep([worker])
+            return
         report = ExitReport("exited", reason="how it ended is not known: its template does not answer")
         worker.silence_timer = self._loop.call_later(TEMPLATE_SILENT_S, self._end, worker, report)
 
@@ -300,10 +317,21 @@ class Children:
         orphans = [w for w in workers if w.asked]
         if orphans:
             log.error("template %d ended (%s); its workers end with it", template.pid, template.last_words())
-            self._sweeps += 1
-            pids = [w.pid for w in orphans if w.pid]
-            Sweep(self._loop, [w.spec.id for w in orphans], pids, partial(self._on_swept, orphans))
+            robots = [w for w in orphans if w.has_robots and not w.ended]
+            self._sweep([w for w in orphans if w not in robots])
+            self._loop.call_later(spawn.ROBOT_END_S, self._sweep, robots)  # their sockets to it tell them
         self._changed.set()
+
+    def _sweep(self, orphans: list[Child]) -> None:
+        """Kill what workers of a template that ended left, and themselves."""
+        orphans = [worker for worker in orphans if not worker.swept]
+        if not orphans:
+            return
+        for worker in orphans:
+            worker.swept = True
+        self._sweeps += 1
+        pids = [w.pid for w in orphans if w.pid]
+        Sweep(self._loop, [w.spec.id for w in orphans], pids, partial(self._on_swept, orphans))
 
     def _on_swept(self, orphans: list[Child], statuses: dict[int, int]) -> None:
         self._sweeps -= 1
@@ -331,7 +359,7 @@ class Children:
         for path in (self._run_dir / "w").glob(f"{worker.spec.id}*"):
             path.unlink(missing_ok=True)
         if worker.stopping:
-            exit = msgspec.structs.replace(exit, kind="stopped", oom="no")
+            exit = msgspec.structs.replace(exit, oom="no", **worker.why(exit))
         self._logs.finish(worker.spec.id)
         self._report(WorkerExited(worker.spec.id, exit))
         self._trim()

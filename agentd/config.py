@@ -26,9 +26,16 @@ KEYS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "paths": {"run_dir": str, "log_dir": str},
     "workers": {"interpreters": list, "prestart": list, "stop_grace_s": (int, float)},
     "hardware": {"probe_timeout_s": (int, float), "described": str},
-    "timers": {"beat_s": (int, float), "lease_s": (int, float), "head_grace_s": (int, float)},
+    "timers": {
+        "beat_s": (int, float),
+        "lease_s": (int, float),
+        "robot_lease_s": (int, float),
+        "head_grace_s": (int, float),
+    },
 }
 """Every table and key of agentd.toml, with the types of its value."""
+
+MIN_ROBOT_LEASE_S = 0.5
 
 RELOADABLE = ("env", "labels", "stop_grace_s")
 """Fields that SIGHUP changes; the others need a restart."""
@@ -63,6 +70,7 @@ class Config:
         insecure: allow TCP outside loopback without keys.
         beat_s: how often nodes and drivers say that they are there (head only).
         lease_s: silence after which they are lost (head only).
+        robot_lease_s: how long a robot worker goes on without the head's word; at most lease_s (head only).
         head_grace_s: how long workers live while no head runs.
         stop_grace_s: between SIGTERM and SIGKILL when agentd stops.
         files: what was read.
@@ -90,6 +98,7 @@ class Config:
     insecure: bool = False
     beat_s: float = 1.0
     lease_s: float = 10.0
+    robot_lease_s: float = 2.0
     head_grace_s: float = 120.0
     stop_grace_s: float = 3.0
     files: tuple[str, ...] = ()
@@ -211,12 +220,18 @@ def _checked(config: Config) -> Config:
         split_address(config.connect, "--connect")
     if config.rank is not None and config.rank < 0:
         raise ConfigError(f"is {config.rank}; it must be 0 or more", path="node.rank")
-    for name in ("beat_s", "lease_s", "probe_timeout_s"):
+    for name in ("beat_s", "lease_s", "robot_lease_s", "probe_timeout_s"):
         if not getattr(config, name) > 0:
             raise ConfigError(f"is {getattr(config, name)}; it must be more than 0", path=name)
     if config.lease_s < 4 * config.beat_s:
         raise ConfigError(
             f"is {config.lease_s:g}; it must be at least 4 beats of {config.beat_s:g} s", path="timers.lease_s"
+        )
+    if config.robot_lease_s < MIN_ROBOT_LEASE_S:
+        raise ConfigError(
+            f"is {config.robot_lease_s:g}; it must be at least {MIN_ROBOT_LEASE_S:g}: networks and machines pause for "
+            "shorter than that",
+            path="timers.robot_lease_s",
         )
     for name in ("head_grace_s", "stop_grace_s"):
         if not getattr(config, name) >= 0:

@@ -19,6 +19,7 @@ from rlinf_actors.net.address import endpoint_of, split_address
 
 if TYPE_CHECKING:  # loaded while the probe's process runs
     from agentd.children import Children
+    from agentd.looking import Looker
     from agentd.node import Described, RunDir
     from agentd.session import Report, Session
     from rlinf_actors.hardware.report import ProbeReport
@@ -117,7 +118,10 @@ class Daemon:
         from rlinf_actors.head.server import HeadServer
 
         timing = Timing(
-            beat_s=config.beat_s, lease_s=config.lease_s, rank_hold_s=max(config.lease_s, config.head_grace_s)
+            beat_s=config.beat_s,
+            lease_s=config.lease_s,
+            robot_lease_s=min(config.robot_lease_s, config.lease_s),
+            rank_hold_s=max(config.lease_s, config.head_grace_s),
         )
         head = HeadServer(network, timing=timing, embedded=config.embedded, on_end=self._stop)
         # only an embedded cluster ends with its head: drivers of others wait for a head that comes back
@@ -169,6 +173,7 @@ class Daemon:
             report,
             lambda reported: self._children(run_dir, report, reported),
             is_head=head is not None,
+            look=self._looker(run_dir, report, described is not None).look,
             policy=Policy(config.head_grace_s, config.stop_grace_s),
             on_registered=lambda epoch: self._registered(head),
             on_status=self._on_status,
@@ -180,6 +185,21 @@ class Daemon:
             self._tell_driver({"error": end.text, "code": end.code})
         return end.code
 
+    def _looker(self, run_dir: str, report: NodeReport, described: bool) -> Looker:
+        from agentd.launch import Rules
+        from agentd.looking import Looker
+
+        rules = Rules(report.hostname, "", allowed=self._allowed_interpreters(report))
+        return Looker(rules, f"{run_dir}/pkg", self._environment, described=described)
+
+    def _allowed_interpreters(self, report: NodeReport) -> tuple[str, ...] | None:
+        from rlinf_actors.net.security import is_loopback
+
+        found = self._config.interpreters
+        if found is None and not is_loopback(report.ip):
+            found = default_interpreters()
+        return None if found is None else tuple(found)
+
     def _children(self, run_dir: str, report: NodeReport, reported: Callable[[Report], None]) -> Children:
         from agentd.children import Children
         from agentd.node import default_log_dir
@@ -187,9 +207,6 @@ class Daemon:
 
         config = self._config
         outside = not is_loopback(report.ip)
-        interpreters = config.interpreters
-        if interpreters is None and outside:
-            interpreters = default_interpreters()
         self._keeper = Children(
             loop=asyncio.get_running_loop(),
             run_dir=run_dir,
@@ -200,7 +217,7 @@ class Daemon:
             host=report.host,
             listen_ip=report.ip if outside else "",
             owner_pid=config.owner_pid,
-            allowed_interpreters=interpreters,
+            allowed_interpreters=self._allowed_interpreters(report),
             environment=self._environment,
             report=reported,
             resources=report.resources,

@@ -52,8 +52,8 @@ class DeviceLocks:
             packet: what it says.
             send: to its template.
         """
+        self._calm(spec.id)
         if isinstance(packet, spawn.UnlockDevices):
-            self._calm(spec.id)
             self._tell(self._table.leave(spec.id, packet.request))
             return
         asker = self._askers[spec.id] = _Asker(f"{spec.group}:{spec.rank} (namespace {spec.namespace!r})", send)

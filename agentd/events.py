@@ -6,8 +6,8 @@ from typing import Union
 
 import msgspec
 
-from rlinf_actors.wire.messages import Body, LogLines, Welcome, WorkerExited, WorkerReady
-from rlinf_actors.wire.values import WorkerSpec
+from rlinf_actors.wire.messages import Body, HardwareFound, LogLines, Welcome, WorkerExited, WorkerReady
+from rlinf_actors.wire.values import HardwareQuestion, WorkerSpec
 
 # --- what happens ---
 
@@ -38,6 +38,12 @@ class FromWorkers(msgspec.Struct, frozen=True):
     """What the children report."""
 
     report: Union[WorkerReady, WorkerExited, LogLines]
+
+
+class Looked(msgspec.Struct, frozen=True):
+    """A look for hardware has ended."""
+
+    found: HardwareFound
 
 
 class ProcessEnded(msgspec.Struct, frozen=True):
@@ -73,7 +79,9 @@ class Empty(msgspec.Struct, frozen=True):
     """The children that were told to close are all gone."""
 
 
-Event = Union[Start, Welcomed, HelloFailed, Heard, FromWorkers, ProcessEnded, HeadLooked, Tick, Stalled, Drain, Empty]
+Event = Union[
+    Start, Welcomed, HelloFailed, Heard, FromWorkers, Looked, ProcessEnded, HeadLooked, Tick, Stalled, Drain, Empty
+]
 
 
 # --- what to do ---
@@ -106,12 +114,21 @@ class StopChildren(msgspec.Struct, frozen=True):
 
     ids: list[str]
     grace_s: float
+    reason: str = ""
+
+
+class RenewLeases(msgspec.Struct, frozen=True):
+    """Robot workers may go on until then."""
+
+    until: float
+    lease_s: float
 
 
 class CloseChildren(msgspec.Struct, frozen=True):
     """Stop all workers and templates for good. Answered by Empty."""
 
     grace_s: float
+    reason: str = ""
 
 
 class Credit(msgspec.Struct, frozen=True):
@@ -127,6 +144,19 @@ class WatchProcess(msgspec.Struct, frozen=True):
     incarnation: str
     pid: int
     pid_start: int
+
+
+class LookForHardware(msgspec.Struct, frozen=True):
+    """Ask a hardware type for its pieces here. Answered by Looked."""
+
+    id: str
+    question: HardwareQuestion
+
+
+class StopLooking(msgspec.Struct, frozen=True):
+    """Nobody waits for the answer any more."""
+
+    id: str
 
 
 class LookAtHead(msgspec.Struct, frozen=True):
@@ -153,5 +183,6 @@ class Exit(msgspec.Struct, frozen=True):
 
 
 Action = Union[
-    SayHello, Send, StartChildren, StopChildren, CloseChildren, Credit, WatchProcess, LookAtHead, Say, Registered, Exit
-]
+    SayHello, Send, StartChildren, StopChildren, RenewLeases, CloseChildren, Credit, WatchProcess, LookForHardware,
+    StopLooking, LookAtHead, Say, Registered, Exit,
+]  # fmt: skip

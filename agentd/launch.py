@@ -90,22 +90,35 @@ def plan(spec: WorkerSpec, node_env: Mapping[str, str], rules: Rules) -> Plan:
         WorkerStartError: the interpreter is missing or not allowed, or the environment cannot be passed on.
     """
     env = worker_environment(spec, node_env, rules)
-    interpreter = _interpreter(spec, env, rules)
+    try:
+        interpreter = find_interpreter(spec.interpreter, env, rules)
+    except ValueError as error:
+        raise _refusal(spec, rules, str(error)) from None
     out_path, err_path = log_paths(spec, rules.log_dir)
     return Plan(template_key(interpreter, env, spec.preload), env, out_path, err_path)
 
 
 def worker_environment(spec: WorkerSpec, node_env: Mapping[str, str], rules: Rules) -> dict[str, str]:
     """The whole environment of a worker: its node's, with the specification's on top, and its mark."""
-    base = {name: value for name, value in node_env.items() if name not in _NOT_FOR_WORKERS}
     try:
-        env = merge_paths(base, spec.env, spec.path_env_merge_mode)
+        env = process_environment(node_env, spec.env, spec.path_env_merge_mode)
     except ValueError as error:
         raise _refusal(spec, rules, str(error)) from None
+    env[WORKER_MARK] = spec.id
+    return env
+
+
+def process_environment(node_env: Mapping[str, str], asked: Mapping[str, str], merge_mode: str) -> dict[str, str]:
+    """The node's environment, without what is agentd's alone, and on top what is asked for.
+
+    Raises:
+        ValueError: it cannot be passed to a process.
+    """
+    base = {name: value for name, value in node_env.items() if name not in _NOT_FOR_WORKERS}
+    env = merge_paths(base, asked, merge_mode)
     for name, value in env.items():
         if not name or "=" in name or "\0" in name + value:
-            raise _refusal(spec, rules, f"{name!r}={value!r} cannot be an environment variable")
-    env[WORKER_MARK] = spec.id
+            raise ValueError(f"{name!r}={value!r} cannot be an environment variable")
     return env
 
 
@@ -142,26 +155,32 @@ def file_name(name: str) -> str:
     return clean if clean == name else f"{clean}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
-def _interpreter(spec: WorkerSpec, env: Mapping[str, str], rules: Rules) -> str:
-    if spec.interpreter is None or spec.interpreter == rules.own:
+def find_interpreter(wanted: str | None, env: Mapping[str, str], rules: Rules) -> str:
+    """The path of an interpreter that may be started here.
+
+    Args:
+        wanted: a path or a name to search in PATH; None for agentd's own.
+        env: of the process that it is for.
+        rules: of this node.
+
+    Raises:
+        ValueError: it is missing or not allowed; the text says what to do.
+    """
+    if wanted is None or wanted == rules.own:
         return rules.own
-    wanted = os.path.expanduser(spec.interpreter)
-    found = shutil.which(wanted, path=env.get("PATH"))
-    path = os.path.normpath(found if found is not None else wanted)
+    expanded = os.path.expanduser(wanted)
+    found = shutil.which(expanded, path=env.get("PATH"))
+    path = os.path.normpath(found if found is not None else expanded)
     if rules.allowed is not None and path != rules.own and not _below(path, rules.allowed):
-        raise _refusal(
-            spec,
-            rules,
+        raise ValueError(
             f"interpreter {path} is not below a directory that agentd allows there ({', '.join(rules.allowed)}): "
-            "add one to its configuration, or use an interpreter below one of these",
+            "add one to its configuration, or use an interpreter below one of these"
         )
     if found is None:
-        exists = os.path.exists(wanted)
-        raise _refusal(
-            spec,
-            rules,
-            f"interpreter {spec.interpreter} {'cannot be executed' if exists else 'does not exist'} there: "
-            "look at python_interpreter_path in the node group's env_configs",
+        exists = os.path.exists(expanded)
+        raise ValueError(
+            f"interpreter {wanted} {'cannot be executed' if exists else 'does not exist'} there: "
+            "look at python_interpreter_path in the node group's env_configs"
         )
     return path
 

@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlinf_actors.hardware.report import holds_accelerators
-from rlinf_actors.model.hardware import AcceleratorType, is_accelerator_type
-from rlinf_actors.wire.values import HardwareReport, ResourceReport, WorkerSpec
+from rlinf_actors.hardware.report import resources_from_reports
+from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType, HardwareInfo
+from rlinf_actors.model.node import NodeInfo
+from rlinf_actors.wire.values import ResourceReport, WorkerSpec
+
+NONE = AcceleratorType.NO_ACCEL.value
 
 
 @dataclass(frozen=True)
@@ -83,18 +86,15 @@ def devices_of(spec: WorkerSpec, resources: Sequence[ResourceReport]) -> frozens
         spec: the worker; its environment says where it was placed.
         resources: what its node has.
     """
-    if spec.env.get("ACCELERATOR_TYPE", "") in ("", AcceleratorType.NO_ACCEL.value):
+    if spec.env.get("ACCELERATOR_TYPE", NONE) in ("", NONE):
         return frozenset()
-    installed = [info for resource in resources for info in resource.infos if _counts(resource, info)]
+    installed = NodeInfo(hardware_resources=resources_from_reports(resources)).accelerators
     names = [_name(info, position) for position, info in enumerate(installed)]
     ranks = [int(rank) for rank in spec.env.get("LOCAL_HARDWARE_RANKS", "").split(",") if rank.strip().isdigit()]
     return frozenset(names[rank] for rank in ranks if rank < len(names)) if ranks else frozenset(names)
 
 
-def _counts(resource: ResourceReport, info: HardwareReport) -> bool:
-    return holds_accelerators(resource) or is_accelerator_type(info.type)
-
-
-def _name(info: HardwareReport, position: int) -> str:
-    uuid = info.detail.get("uuid")
-    return str(uuid) if uuid else f"{info.type} {info.detail.get('index', position)}"
+def _name(info: HardwareInfo, position: int) -> str:
+    if not isinstance(info, AcceleratorInfo):
+        return f"{info.type} {position}"
+    return info.uuid or f"{info.type} {info.index}"

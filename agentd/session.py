@@ -8,7 +8,7 @@ import math
 import os
 import random
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Protocol, Union
 
 from agentd import events as e
@@ -18,8 +18,17 @@ from rlinf_actors.errors import ProtocolError, RlinfActorsError
 from rlinf_actors.net.host import pid_start
 from rlinf_actors.net.link import Network
 from rlinf_actors.net.rpc import ControlClient
-from rlinf_actors.wire.messages import PROTOCOL, AgentHello, Body, LogLines, Welcome, WorkerExited, WorkerReady
-from rlinf_actors.wire.values import NodeReport, WorkerSpec
+from rlinf_actors.wire.messages import (
+    PROTOCOL,
+    AgentHello,
+    Body,
+    HardwareFound,
+    LogLines,
+    Welcome,
+    WorkerExited,
+    WorkerReady,
+)
+from rlinf_actors.wire.values import HardwareAnswer, HardwareQuestion, NodeReport, WorkerSpec
 
 log = logging.getLogger(__name__)
 
@@ -37,14 +46,21 @@ class WorkerKeeper(Protocol):
     def start(self, specs: Sequence[WorkerSpec]) -> None:
         """See Children."""
 
-    def stop(self, ids: Sequence[str], grace_s: float) -> None:
+    def stop(self, ids: Sequence[str], grace_s: float, reason: str = "") -> None:
+        """See Children."""
+
+    def renew(self, until: float, lease_s: float) -> None:
         """See Children."""
 
     def log_credit(self, chars: int, owner: str) -> None:
         """See Children."""
 
-    async def close(self, grace_s: float) -> None:
+    async def close(self, grace_s: float, reason: str = "") -> None:
         """See Children."""
+
+
+async def _nothing_to_look_with(question: HardwareQuestion) -> HardwareAnswer:
+    return HardwareAnswer(kind="failed", text="this agent cannot look for hardware")
 
 
 class Session:
@@ -56,6 +72,7 @@ class Session:
         report: the node.
         children: makes the keeper of workers, given where they report.
         is_head: whether the head runs in this process.
+        look: finds out what hardware of a type this node has; cancelled when nobody waits any more.
         policy: times.
         hello_timeout_s: how long a hello waits for its answer before the next.
         on_registered: called each time the head has taken this node.
@@ -70,6 +87,7 @@ class Session:
         children: Callable[[Callable[[Report], None]], WorkerKeeper],
         *,
         is_head: bool = False,
+        look: Callable[[HardwareQuestion], Awaitable[HardwareAnswer]] = _nothing_to_look_with,
         policy: s.Policy | None = None,
         hello_timeout_s: float = HELLO_TIMEOUT_S,
         on_registered: Callable[[str], None] = lambda epoch: None,
@@ -80,6 +98,8 @@ class Session:
         self._endpoint = endpoint
         self._report = report
         self._is_head = is_head
+        self._look_for = look
+        self._looks: dict[str, asyncio.Task[None]] = {}
         self._on_registered = on_registered
         self._on_status = on_status
         self._state = s.AgentState(lambda: uuid.uuid4().hex, random.random, policy or s.Policy())
@@ -163,13 +183,20 @@ class Session:
         elif isinstance(action, e.StartChildren):
             self._children.start(action.specs)
         elif isinstance(action, e.StopChildren):
-            self._children.stop(action.ids, action.grace_s)
+            self._children.stop(action.ids, action.grace_s, action.reason)
+        elif isinstance(action, e.RenewLeases):
+            self._children.renew(action.until, action.lease_s)
         elif isinstance(action, e.CloseChildren):
-            self._spawn(self._close_children(action.grace_s), "close children")
+            self._spawn(self._close_children(action), "close children")
         elif isinstance(action, e.Credit):
             self._children.log_credit(action.chars, action.owner)
         elif isinstance(action, e.WatchProcess):
             self._watch(action)
+        elif isinstance(action, e.LookForHardware):
+            self._looks[action.id] = self._spawn(self._look_for_hardware(action), f"look for {action.question.type}")
+        elif isinstance(action, e.StopLooking):
+            if action.id in self._looks:
+                self._looks[action.id].cancel()
         elif isinstance(action, e.LookAtHead):
             self._spawn(self._look(), "look at the head")
         elif isinstance(action, e.Say):
@@ -213,9 +240,16 @@ class Session:
             self._greeting = None
             self._handle(e.Welcomed(answer))
 
-    async def _close_children(self, grace_s: float) -> None:
-        await self._children.close(grace_s)
+    async def _close_children(self, action: e.CloseChildren) -> None:
+        await self._children.close(action.grace_s, action.reason)
         self._handle(e.Empty())
+
+    async def _look_for_hardware(self, action: e.LookForHardware) -> None:
+        try:
+            answer = await self._look_for(action.question)
+        finally:
+            del self._looks[action.id]
+        self._handle(e.Looked(HardwareFound(action.id, answer)))
 
     async def _look(self) -> None:
         """Whether somebody listens at the head's address; a refusal says that its machine is there."""

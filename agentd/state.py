@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from agentd import events
 from agentd.events import (
     Action,
     CloseChildren,
@@ -27,8 +28,10 @@ from agentd.events import (
     Heard,
     HelloFailed,
     LookAtHead,
+    Looked,
     ProcessEnded,
     Registered,
+    RenewLeases,
     Say,
     SayHello,
     Send,
@@ -39,6 +42,7 @@ from agentd.events import (
     WatchProcess,
     Welcomed,
 )
+from agentd.leases import RobotLeases
 from rlinf_actors.errors import ClusterTimeoutError, NodeLostError, ProtocolError
 from rlinf_actors.wire.messages import (
     HELLO_AGAIN,
@@ -47,8 +51,10 @@ from rlinf_actors.wire.messages import (
     Goodbye,
     LogCredit,
     LogLines,
+    LookForHardware,
     ProcessGone,
     StartWorkers,
+    StopLooking,
     StopWorkers,
     Watch,
     Welcome,
@@ -135,6 +141,7 @@ class AgentState:
     _ended: dict[str, RunningWorker] = field(default_factory=dict)
     _unsent: list[Body] = field(default_factory=list)
     _sent: set[str] = field(default_factory=set)
+    _leases: RobotLeases = field(default_factory=RobotLeases)
     _out: list[Action] = field(default_factory=list)
 
     def handle(self, event: Event, now: float) -> list[Action]:
@@ -153,9 +160,11 @@ class AgentState:
             self._failed(event.error)
         elif isinstance(event, Heard):
             self._last_heard = now
-            self._heard(event.body)
+            self._heard(event.body, now)
         elif isinstance(event, FromWorkers):
             self._reported(event.report)
+        elif isinstance(event, Looked):
+            self._send(event.found)  # an id that the head does not know any more is ignored there
         elif isinstance(event, ProcessEnded):
             self._send(ProcessGone(event.incarnation))
         elif isinstance(event, HeadLooked):
@@ -178,11 +187,12 @@ class AgentState:
 
     def next_deadline(self) -> float:
         """When a Tick is due, infinity for never."""
+        times = [self._leases.deadline]
         if self.phase is Phase.JOINING and self._workers:
-            return self._last_heard + self.policy.head_grace_s
-        if self.phase is not Phase.JOINED:
-            return math.inf
-        return min(self._next_beat, math.inf if self._looking else self._last_heard + self._lease_s)
+            times.append(self._last_heard + self.policy.head_grace_s)
+        elif self.phase is Phase.JOINED:
+            times += [self._next_beat, math.inf if self._looking else self._last_heard + self._lease_s]
+        return min(times)
 
     # --- the session ---
 
@@ -200,6 +210,7 @@ class AgentState:
             return  # a late answer to the life that is over
         self._step("welcomed")
         self._beat_s, self._lease_s, self._last_heard = welcome.beat_s, welcome.lease_s, now
+        self._leases.lease_s = welcome.robot_lease_s
         self._pause, self._looking, self._sent = RETRY_MIN_S, False, set()
         self._next_beat = now + self._beat_s * self.random()
         self._out.append(Registered(welcome.epoch))
@@ -228,7 +239,7 @@ class AgentState:
         self._ended.clear()
         self._unsent = []
         if self._workers:
-            self._out.append(StopChildren(list(self._workers), CUT_OFF_GRACE_S))
+            self._stop(list(self._workers), CUT_OFF_GRACE_S, reason)
         else:
             self._reborn()
 
@@ -242,19 +253,31 @@ class AgentState:
             return
         grace_s = self.policy.stop_grace_s if event.grace_s is None else event.grace_s
         if self.phase is Phase.DRAINING:
-            self._out.append(StopChildren(list(self._workers), grace_s))  # sooner than was said before
+            self._stop(list(self._workers), grace_s, event.reason)  # sooner than was said before
             return
         self._step("drain")
-        self._out += [Say(f"stopping: {event.reason}"), CloseChildren(grace_s)]
+        for id in self._workers:
+            self._leases.ended(id)
+        self._out += [Say(f"stopping: {event.reason}"), CloseChildren(grace_s, event.reason)]
+
+    def _stop(self, ids: list[str], grace_s: float, reason: str) -> None:
+        for id in ids:
+            self._leases.ended(id)
+        self._out.append(StopChildren(ids, grace_s, reason))
 
     def _tick(self, now: float) -> None:
-        if self.phase is Phase.JOINING and now >= self.next_deadline():
+        lost = self._leases.expired(now)
+        if lost:
+            silent = now - self._leases.until + self._leases.lease_s
+            self._stop(lost, 0.0, f"no word from the head for {silent:.1f} s")
+        joining = self.phase is Phase.JOINING and bool(self._workers)
+        if joining and now >= self._last_heard + self.policy.head_grace_s:
             self._reset(f"no head for {now - self._last_heard:.0f} s")
         if self.phase is not Phase.JOINED:
             return
         if now >= self._next_beat:
-            self._next_beat = max(self._next_beat + self._beat_s, now)
-            self._out.append(Send(Beat(self.incarnation)))
+            self._next_beat = max(self._next_beat + min(self._beat_s, self._leases.beat_s), now)
+            self._out.append(Send(Beat(self.incarnation, now)))
             self._sent = set(self._ended)
         if not self._looking and now >= self._last_heard + self._lease_s:
             self._looking = True
@@ -274,7 +297,7 @@ class AgentState:
 
     # --- what the head says ---
 
-    def _heard(self, body: Body) -> None:
+    def _heard(self, body: Body, now: float) -> None:
         if isinstance(body, Beat):
             if not body.incarnation:
                 pass  # the head only tries the connection
@@ -282,25 +305,37 @@ class AgentState:
                 for id in self._sent:  # told before the beat that this answers: the head has them
                     self._ended.pop(id, None)
                 self._sent = set()
+                if self._leases.answered(body.at, now):
+                    self._out.append(RenewLeases(self._leases.until, self._leases.lease_s))
             elif self.phase is Phase.JOINED:
                 self._step("forgotten")
                 self._hello()
         elif isinstance(body, StartWorkers):
-            self._start(body)
+            self._start(body, now)
         elif isinstance(body, StopWorkers):
-            self._out.append(StopChildren(body.ids, body.grace_s))
+            self._stop(body.ids, body.grace_s, body.reason)
         elif isinstance(body, LogCredit):
             self._out.append(Credit(body.chars, body.owner))
+        elif isinstance(body, LookForHardware):
+            self._out.append(events.LookForHardware(body.id, body.question))
+        elif isinstance(body, StopLooking):
+            self._out.append(events.StopLooking(body.id))
         elif isinstance(body, Watch):
             self._out.append(WatchProcess(body.incarnation, body.pid, body.pid_start))
         else:
             self._out.append(Say(f"the head sent a {type(body).__name__}, which an agent does not expect"))
 
-    def _start(self, body: StartWorkers) -> None:
+    def _start(self, body: StartWorkers, now: float) -> None:
         specs = [spec for spec in body.workers if spec.id not in self._workers and spec.id not in self._ended]
         for spec in specs:
             self._workers[spec.id] = RunningWorker(spec, body.owner, body.cls, body.detail)
         if self.phase in (Phase.JOINED, Phase.JOINING):
+            for spec in specs:
+                if spec.claims:
+                    self._leases.started(spec.id, now)
+                    self._next_beat = now  # the lease is fresh when the worker is
+            if any(spec.claims for spec in specs):
+                self._out.append(RenewLeases(self._leases.until, self._leases.lease_s))
             self._out.append(StartChildren(specs))
             return
         for spec in specs:
@@ -320,6 +355,7 @@ class AgentState:
             )
         elif isinstance(report, WorkerExited):
             known = self._workers.pop(report.id, None)
+            self._leases.ended(report.id)
             if known is not None and self.phase is not Phase.RESETTING:
                 self._ended[report.id] = msgspec.structs.replace(known, exit=report.exit)
                 if len(self._ended) > EXITS_KEPT:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import click
 
-from rlinf_actors.cli import groups, head, hw, nodes, paths, plan, status, workers
+from rlinf_actors.cli import estop, groups, head, hw, nodes, paths, plan, status, workers
 from rlinf_actors.cli.output import complain
 from rlinf_actors.errors import (
     AuthenticationError,
@@ -42,7 +42,17 @@ def app() -> None:
     """Look at clusters and configurations of rlinf-actors."""
 
 
-for _command in (head.head, status.status, nodes.nodes, groups.groups, workers.workers, plan.plan, paths.paths, hw.hw):
+for _command in (
+    head.head,
+    status.status,
+    nodes.nodes,
+    groups.groups,
+    workers.workers,
+    plan.plan,
+    paths.paths,
+    hw.hw,
+    estop.estop,
+):
     app.add_command(_command)
 
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +13,7 @@ import msgspec
 
 from rlinf_actors.cli.output import json_option, note, show_fields, show_json, show_table, size
 from rlinf_actors.errors import UsageError
+from rlinf_actors.hardware.contained import fault_of, run_child
 from rlinf_actors.hardware.probe import run_probe
 from rlinf_actors.hardware.report import ProbeReport
 from rlinf_actors.hardware.robots.scan import RobotScan
@@ -43,7 +41,7 @@ def scan(robots: bool, as_toml: bool, as_json: bool) -> None:
         raise UsageError("--json and --toml are two forms of the same: give one")
     note("asking this machine's hardware ...")
     report = asyncio.run(run_probe())
-    found = scan_robots(ROBOTS_TIMEOUT_S) if robots else None
+    found = asyncio.run(scan_robots(ROBOTS_TIMEOUT_S)) if robots else None
     if as_json:
         show_json(scan_dict(report, found))
     elif as_toml:
@@ -52,22 +50,11 @@ def scan(robots: bool, as_toml: bool, as_json: bool) -> None:
         _show(report, found)
 
 
-def scan_robots(timeout_s: float) -> RobotScan:
-    """What robots.scan finds, from a process of its own; one that fails is a fault in the result."""
-    command = [sys.executable, "-m", "rlinf_actors.hardware.robots.scan"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, start_new_session=True) as child:
-        try:
-            output, _ = child.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            return RobotScan(faults=[f"the scan for robots gave no answer within {timeout_s:g} s and was ended"])
-        finally:
-            if child.poll() is None:
-                os.killpg(child.pid, signal.SIGKILL)
-    if child.returncode:
-        code = child.returncode
-        ended = f"by {signal.Signals(-code).name}" if -code in signal.valid_signals() else f"with exit code {code}"
-        return RobotScan(faults=[f"the scan for robots was ended {ended}; what it said is above"])
-    return msgspec.json.decode(output, type=RobotScan)
+async def scan_robots(timeout_s: float) -> RobotScan:
+    """What robots.scan finds, in a process of its own; one that fails is a fault in the result."""
+    end = await run_child("rlinf_actors.hardware.robots.scan", [], env=os.environ, timeout_s=timeout_s)
+    fault = fault_of(end, "the scan for robots", timeout_s)
+    return RobotScan(faults=[fault]) if fault else msgspec.json.decode(end.output, type=RobotScan)
 
 
 def scan_dict(report: ProbeReport, robots: RobotScan | None) -> dict[str, Any]:

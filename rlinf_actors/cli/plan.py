@@ -6,12 +6,14 @@ import click
 from msgspec.structs import replace
 
 from rlinf_actors.cli.output import json_option, note, show_json
-from rlinf_actors.cli.session import fetch_status, find_head, head_option
+from rlinf_actors.cli.session import fetch_hardware, fetch_status, find_head, head_option
 from rlinf_actors.cluster.nodes import node_infos
 from rlinf_actors.config.cluster import ClusterConfig
 from rlinf_actors.errors import ClusterTimeoutError, ConfigError
+from rlinf_actors.hardware.configured import describe_hardware
+from rlinf_actors.hardware.extensions import load_module
 from rlinf_actors.hardware.report import accelerator_type_of
-from rlinf_actors.placement.described import DescribedCluster
+from rlinf_actors.placement.described import DescribedCluster, parse_description
 from rlinf_actors.placement.node_order import RegisteredNode, missing_ranks, order_nodes
 from rlinf_actors.placement.plan import plan as make_plan
 from rlinf_actors.settings import Settings
@@ -37,8 +39,11 @@ def plan(conf: str, describe: str | None, head: str | None, as_json: bool) -> No
         - {count: 8, ip: 10.0.0.1, accelerator: {type: NV_GPU, model: A800, number: 8}}
         - {count: 2, ip: 10.0.1.1, robots: [{type: Franka}]}
     """  # noqa: D301 - \b is click's mark for text that is not to be wrapped
+    settings = Settings.load()
+    if settings.ext_module:
+        load_module(settings.ext_module)
     config = ClusterConfig.from_any(conf)
-    cluster = _real(config, head) if describe is None else DescribedCluster.from_any(describe, config)
+    cluster = _real(config, head, settings) if describe is None else _described(config, describe)
     planned = make_plan(config, cluster)
     if as_json:
         show_json(planned.to_dict())
@@ -46,8 +51,11 @@ def plan(conf: str, describe: str | None, head: str | None, as_json: bool) -> No
         click.echo(planned.render(), nl=False)
 
 
-def _real(config: ClusterConfig, head: str | None) -> DescribedCluster:
-    settings = Settings.load()
+def _described(config: ClusterConfig, describe: str) -> DescribedCluster:
+    return DescribedCluster(describe_hardware(config, parse_description(describe)), config)
+
+
+def _real(config: ClusterConfig, head: str | None, settings: Settings) -> DescribedCluster:
     try:
         endpoint = find_head(head, settings)
     except ConfigError as error:
@@ -64,7 +72,10 @@ def _real(config: ClusterConfig, head: str | None) -> DescribedCluster:
         )
     if any(state.rank < 0 for state in found.nodes):
         note("node ranks are not fixed yet: shown as they would be if a driver connected now")
-    return DescribedCluster([info for info in node_infos(states) if info.node_rank < config.num_nodes], config)
+    states = [state for state in states if state.rank < config.num_nodes]
+    if any(group.hardware is not None for group in config.node_groups):
+        return DescribedCluster(fetch_hardware(endpoint, settings, config, states), config)
+    return DescribedCluster(node_infos(states), config)
 
 
 def ranked(found: Status) -> list[NodeState]:

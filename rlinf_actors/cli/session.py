@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import stat
 import tempfile
 import uuid
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from rlinf_actors.cli.output import note
+from rlinf_actors.cluster.hardware import ANSWER_S, ask_nodes
+from rlinf_actors.config.cluster import ClusterConfig
 from rlinf_actors.errors import ConfigError, ProtocolError
+from rlinf_actors.model.node import NodeInfo
 from rlinf_actors.net.address import DEFAULT_LISTEN, endpoint_of
 from rlinf_actors.net.rpc import ControlClient
 from rlinf_actors.net.security import Security
 from rlinf_actors.settings import HEAD, Settings
-from rlinf_actors.wire.messages import GetStatus, Status
+from rlinf_actors.wire.messages import Body, Enumerated, EnumerateHardware, GetStatus, Status
+from rlinf_actors.wire.values import NodeState
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 SOCKET = "head"
 """Name of the head's socket in its agentd's run directory."""
@@ -77,7 +83,7 @@ def fetch_status(endpoint: str, settings: Settings) -> Status:
         ClusterTimeoutError: no answer in TIMEOUT_S seconds.
         ConfigError: the endpoint may not be used from here.
     """
-    return asyncio.run(_ask(endpoint, settings, TIMEOUT_S))
+    return asyncio.run(_ask(endpoint, settings, GetStatus(), Status))
 
 
 def status_of(head: str | None) -> tuple[str, Status]:
@@ -87,7 +93,40 @@ def status_of(head: str | None) -> tuple[str, Status]:
     return endpoint, fetch_status(endpoint, settings)
 
 
-async def _ask(endpoint: str, settings: Settings, timeout: float) -> Status:
+def ask_head(head: str | None, question: Body, kind: type[T]) -> tuple[str, T]:
+    """The endpoint that the option means, and the answer of the head there. Blocks; raises as `fetch_status`."""
+    settings = Settings.load()
+    endpoint = find_head(head, settings)
+    return endpoint, asyncio.run(_ask(endpoint, settings, question, kind))
+
+
+async def _ask(endpoint: str, settings: Settings, question: Body, kind: type[T]) -> T:
+    async with _observing(endpoint, settings) as client:
+        return _expected(await client.request(question, TIMEOUT_S), kind)
+
+
+def fetch_hardware(
+    endpoint: str, settings: Settings, config: ClusterConfig, states: Sequence[NodeState]
+) -> list[NodeInfo]:
+    """The nodes with the hardware that the configuration gives them, as they say. Blocks.
+
+    Raises:
+        As cluster.hardware.ask_nodes.
+    """
+
+    async def ask() -> list[NodeInfo]:
+        async with _observing(endpoint, settings) as client:
+
+            async def request(asked: EnumerateHardware) -> Enumerated:
+                return _expected(await client.request(asked, ANSWER_S), Enumerated)
+
+            return await ask_nodes(config, states, request)
+
+    return asyncio.run(ask())
+
+
+@contextlib.asynccontextmanager
+async def _observing(endpoint: str, settings: Settings) -> AsyncIterator[ControlClient]:
     from rlinf_actors.net.transport import ZmqNetwork
 
     security = Security(insecure_test_network=settings.insecure_test_network)
@@ -95,13 +134,16 @@ async def _ask(endpoint: str, settings: Settings, timeout: float) -> Status:
     try:
         client = ControlClient(network, endpoint, f"observer:{uuid.uuid4().hex}".encode(), lambda notice: None)
         try:
-            answer = await client.request(GetStatus(), timeout)
+            yield client
         finally:
             client.close()
     finally:
         network.close()
-    if not isinstance(answer, Status):
-        raise ProtocolError(f"the head answered GetStatus with {type(answer).__name__}")
+
+
+def _expected(answer: Body, kind: type[T]) -> T:
+    if not isinstance(answer, kind):
+        raise ProtocolError(f"the head answered with {type(answer).__name__}; a {kind.__name__} was expected")
     return answer
 
 

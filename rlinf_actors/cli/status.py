@@ -34,6 +34,8 @@ def status(head: str | None, as_json: bool) -> None:
             "clients": "\n         ".join(found.clients) or "none",
         }
     )
+    for stop in data["estop"]:
+        click.echo(f"stopped   {stop}; lift it with `rlinf-actors estop --release`")
     for fault in data["faults"]:
         click.echo(f"fault     {fault['node']}: {fault['text']}")
 
@@ -69,6 +71,7 @@ def summary(endpoint: str, found: Status) -> dict[str, Any]:
             for lease in found.leases
         ],
         "clients": list(found.clients),
+        "estop": list(found.stopped),
         "faults": [
             {"node": node.report.hostname, "text": fault} for node in found.nodes for fault in node.report.faults
         ],

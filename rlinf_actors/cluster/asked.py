@@ -6,9 +6,10 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from rlinf_actors.cluster.hardware import read_config
 from rlinf_actors.config.cluster import ClusterConfig
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.hardware.registry import hardware_types
+from rlinf_actors.hardware.configured import without_types
 from rlinf_actors.net.address import endpoint_of
 
 
@@ -26,7 +27,7 @@ class Asked:
         """The configuration, checked. Raises ConfigError."""
         if self.cluster_cfg is None:
             return None
-        return ClusterConfig.from_any(self.cluster_cfg, hardware_types=hardware_types())
+        return read_config(self.cluster_cfg)
 
     def directory(self) -> str | None:
         """The log directory as an absolute path."""
@@ -71,7 +72,8 @@ class InUse:
         """
         if asked.num_nodes is not None and asked.num_nodes not in self.num_nodes:
             raise _differs("num_nodes", self.num_nodes[0], asked.num_nodes)
-        if asked.cluster_cfg is not None and asked.config() != self.config:
+        config = asked.config()
+        if config is not None and (self.config is None or without_types(config) != without_types(self.config)):
             raise _differs("cluster_cfg", self.config, asked.cluster_cfg)
         if asked.log_dir is not None and asked.directory() != self.log_dir:
             raise _differs("distributed_log_dir", self.log_dir, os.fspath(asked.log_dir))

@@ -15,12 +15,13 @@ from typing import Any, ClassVar
 from rlinf_actors.cluster.asked import Asked, InUse
 from rlinf_actors.cluster.attach import worker_job
 from rlinf_actors.cluster.bootstrap import EmbeddedDaemon
+from rlinf_actors.cluster.hardware import ANSWER_S, Pieces, ask_nodes, pieces_of, with_pieces
 from rlinf_actors.cluster.nodes import node_infos
 from rlinf_actors.cluster.progress import waiting_line
 from rlinf_actors.cluster.starting import Connecting, Turns, Watch
 from rlinf_actors.errors import ConfigError, PlacementError, RlinfActorsError, UsageError
-from rlinf_actors.hardware.configured import with_enumerated_hardware
-from rlinf_actors.hardware.registry import load_extension
+from rlinf_actors.hardware import extensions
+from rlinf_actors.hardware.configured import without_types
 from rlinf_actors.model.node import CLUSTER_GROUP, NodeGroupInfo, NodeInfo
 from rlinf_actors.net.address import endpoint_of
 from rlinf_actors.net.host import free_port
@@ -28,6 +29,7 @@ from rlinf_actors.net.security import Security
 from rlinf_actors.placement.groups import build_node_groups
 from rlinf_actors.runtime.process import Runtime
 from rlinf_actors.settings import NAMESPACE, Settings
+from rlinf_actors.wire.messages import Enumerated
 from rlinf_actors.wire.values import NodeState
 
 log = logging.getLogger(__name__)
@@ -140,6 +142,7 @@ class Cluster:
         self.log_dir = asked.directory()
         self._states: list[NodeState] = []
         self._nodes: list[NodeInfo] = []
+        self._pieces: Pieces = {}
         self._groups: dict[str, NodeGroupInfo] = {}
         self._daemon: EmbeddedDaemon | None = None
         self._starting: asyncio.Task[None] | None = None
@@ -150,7 +153,7 @@ class Cluster:
         self._closed = False
         settings, job = Settings.load(), worker_job()
         if settings.ext_module and job is None:
-            load_extension(settings.ext_module)
+            extensions.load_module(settings.ext_module)
         self.config = asked.config()
         if self.config is None and job is not None:
             self.config = job.extras().get("cluster_config")
@@ -200,11 +203,23 @@ class Cluster:
         for warning in nodes.warnings:
             log.warning("%s", warning)
         self._states = [state for state in nodes.nodes if 0 <= state.rank < self._wanted or self._job is not None]
-        infos = node_infos(self._states)
-        if self.config is not None:
-            infos = with_enumerated_hardware(self.config, infos)
+        infos = await self._with_hardware()
         self._groups = build_node_groups(self.config, infos)
         self._nodes = list(self._groups[CLUSTER_GROUP].nodes)
+
+    async def _with_hardware(self) -> list[NodeInfo]:
+        """The nodes, with the hardware that the configuration gives them. A worker has heard it from its owner."""
+        kinds = [one.type for state in self._states for one in state.report.resources if one.registered_by]
+        if kinds:
+            await asyncio.to_thread(extensions.load_accelerators, kinds)  # others' code: not on this thread
+        if self._job is not None:
+            self._pieces = self._job.extras().get("hardware_pieces", {})
+            return with_pieces(node_infos(self._states), self._pieces)
+        if self.config is None:
+            return node_infos(self._states)
+        infos = await ask_nodes(self.config, self._states, lambda asked: self.runtime.ask(asked, Enumerated, ANSWER_S))
+        self._pieces = pieces_of(self.config, infos)
+        return infos
 
     def _daemon_died(self, reason: str) -> None:
         """The embedded daemon is gone, and every worker with it. Loop thread."""
@@ -355,7 +370,11 @@ class Cluster:
         return [node for node in self._nodes if node.node_rank in alive]
 
     def find_free_port(self, max_port_num: int | None = None) -> int:
-        """A TCP port that is free on this machine now, below *max_port_num* if given. Nothing holds it."""
+        """A TCP port that is free on this machine now, below *max_port_num* if given.
+
+        Nothing holds it: whoever binds it first has it, so bind it soon. In a worker `Worker.acquire_free_port` holds
+        one, and does so on the worker's own node.
+        """
         return free_port(max_port_num)
 
     def allocate(
@@ -382,7 +401,8 @@ class Cluster:
 
     def extras(self) -> dict[str, Any]:
         """What goes along with every worker class, so that ``Cluster()`` there is like this one."""
-        return {"cluster_config": self.config, "num_nodes": self.num_nodes}
+        config = self.config and without_types(self.config)
+        return {"cluster_config": config, "num_nodes": self.num_nodes, "hardware_pieces": self._pieces}
 
     def __repr__(self) -> str:
         return f"<Cluster of {self.num_nodes} nodes, namespace {self.namespace!r}>"

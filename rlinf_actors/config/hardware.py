@@ -84,6 +84,6 @@ def _check_type(kind: str, types: Mapping[str, type] | None, path: str) -> None:
         hint = f"did you mean {nearest(kind, types)!r}? " if types else ""
         raise ConfigError(
             f"there is no hardware type {kind!r}; {hint}Known types: {known}. "
-            "A type of your own is registered by the module that RLINF_EXT_MODULE names",
+            "A type of your own is registered by an installed package, or by the module that RLINF_EXT_MODULE names",
             path=path,
         )

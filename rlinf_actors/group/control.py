@@ -31,7 +31,7 @@ class GroupControl:
         methods: public methods and whether each streams; own_methods: those the user's class defines.
         placements: where the ranks were placed, in their order.
         models: by rank the model of its accelerators, "" without.
-        hardware: by rank the robots or other hardware it was placed on; known to the owner's handle only.
+        hardware: by rank the robots or other hardware it was placed on.
         world_size: number of ranks.
     """
 

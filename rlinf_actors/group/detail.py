@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 import msgspec
 
 from rlinf_actors.errors import ProtocolError
+from rlinf_actors.hardware.pieces import piece_of
+from rlinf_actors.model.hardware import HardwareInfo
 from rlinf_actors.model.node import NodeInfo
 from rlinf_actors.model.placement import Placement
 from rlinf_actors.placement.environment import model_seen
+from rlinf_actors.wire.values import Piece
 
 _PLAIN = Placement(-1, -1, -1)
 """Fields that are like its own are left out: the record goes to every node of the group."""
@@ -24,23 +27,32 @@ class GroupDetail(msgspec.Struct, frozen=True, omit_defaults=True):
         placements: of the ranks, in their order.
         nodes: for each rank the name of its node.
         models: for each rank the model of its accelerators, "" for a rank without any.
+        hardware: by rank the robots or other hardware it was placed on; ranks without any are left out.
     """
 
     placements: list[Placement] = []
     nodes: list[str] = []
     models: list[str] = []
+    hardware: dict[int, list[Piece]] = {}
 
 
-def detail_of(placements: Sequence[Placement], nodes: Sequence[NodeInfo], names: Sequence[str]) -> GroupDetail:
+def detail_of(
+    placements: Sequence[Placement],
+    nodes: Sequence[NodeInfo],
+    names: Sequence[str],
+    hardware: Mapping[int, Sequence[HardwareInfo]],
+) -> GroupDetail:
     """The record of a group.
 
     Args:
         placements: in rank order.
         nodes: for each rank its node.
         names: for each rank what messages to people call that node.
+        hardware: by rank the robots or other hardware it was placed on.
     """
     models = [model_seen(placement, node) for placement, node in zip(placements, nodes, strict=True)]
-    return GroupDetail(list(placements), list(names), models)
+    pieces = {rank: [piece_of(info) for info in infos] for rank, infos in hardware.items()}
+    return GroupDetail(list(placements), list(names), models, pieces)
 
 
 def encode(detail: GroupDetail) -> str:
@@ -54,6 +66,8 @@ def encode(detail: GroupDetail) -> str:
         for one in detail.placements
     ]
     found: dict[str, Any] = {"placements": placements, "nodes": detail.nodes, "models": detail.models}
+    if detail.hardware:
+        found["hardware"] = detail.hardware
     return msgspec.json.encode(found).decode()
 
 

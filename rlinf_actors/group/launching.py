@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
-import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlinf_actors.cluster.importpaths import import_paths
 from rlinf_actors.errors import SerializationError, UsageError
 from rlinf_actors.group import detail
 from rlinf_actors.group.control import GroupControl
-from rlinf_actors.group.names import public_methods
+from rlinf_actors.group.names import LEASE_HOOK, check_lease_hook, public_methods
 from rlinf_actors.group.spec import START_METHODS, LaunchOptions, class_reference, hardware_of, worker_specs
+from rlinf_actors.hardware.extensions import providers
+from rlinf_actors.hardware.pieces import info_of
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.placement.strategies import default_strategy
 from rlinf_actors.runtime.peer import Peer
@@ -27,6 +29,8 @@ from rlinf_actors.wire.messages import Launch
 if TYPE_CHECKING:
     from rlinf_actors.cluster.cluster import Cluster
     from rlinf_actors.placement.strategy import PlacementStrategy
+
+log = logging.getLogger(__name__)
 
 PRELOADED = ("torch", "numpy")
 """Imported before the fork where the launching process has them: each costs every worker its import otherwise."""
@@ -66,6 +70,7 @@ def launch(
     name = options.name or f"worker_group_{cls.__name__}"
     if not name or any(char in name for char in "/\0\n"):
         raise UsageError(f"{name!r} cannot be a group's name: it must not be empty or hold a slash or a line break")
+    check_lease_hook(cls)
     runtime, settings = cluster.runtime, Settings.load()
     strategy = options.strategy or default_strategy(cluster)
     placements = sorted(strategy.get_placement(cluster, options.isolate_accelerator), key=lambda one: one.rank)
@@ -88,14 +93,23 @@ def launch(
             numa_bind=options.numa_bind,
         ),
     )
+    robots = list(dict.fromkeys(claim.title for spec in specs for claim in spec.claims))
+    if robots and not _has_lease_hook(cls):
+        log.warning(
+            "%s has no %s(), and %s would go on with its last command when its worker loses its lease or dies: "
+            "define one that stops it",
+            cls.__name__, LEASE_HOOK, ", ".join(robots),
+        )  # fmt: skip
     reference = class_reference(cls)
     hardware = hardware_of(placements, cluster)
     extras = {"hardware_infos": hardware, **cluster.extras()}
     parts = _encode(cls, reference, args, kwargs, extras, runtime.copy)
-    construction = Construction(reference, parts, options.max_concurrency or 0, _failure)
     nodes = [cluster.get_node_info(spec.node_rank) for spec in specs]
     node_names = [cluster.node_name(node.node_rank) for node in nodes]
-    described = detail.detail_of(placements, nodes, node_names)
+    described = detail.detail_of(placements, nodes, node_names, hardware)
+    modules = [type(info).__module__ for infos in hardware.values() for info in infos]
+    modules += [node.accelerator_registered_by for node in nodes if node.accelerator_registered_by]
+    construction = Construction(reference, parts, options.max_concurrency or 0, _failure, providers(modules))
     group = runtime.new_group(cluster.namespace, name, node_names, construction)
     group.detail = detail.encode(described)  # also for an attach() here before the head has answered
     title = reference or f"{cls.__module__}:{cls.__qualname__}"
@@ -124,24 +138,9 @@ def attach(cls: type, name: str) -> GroupControl:
         for peer, node in zip(group.peers, described.nodes, strict=False):
             peer.node = node  # the head knows addresses only; people know hosts by their names
     methods = public_methods(cls)
-    return GroupControl(
-        runtime, group, cls, methods, _own_methods(cls, methods), described.placements, described.models
-    )
-
-
-def import_paths() -> list[str]:
-    """This process's import paths, less those that belong to its interpreter."""
-    own = {os.path.realpath(path) for path in sysconfig.get_paths().values()}
-    paths = []
-    for entry in sys.path:
-        path = os.path.realpath(entry or os.getcwd())
-        inside = any(path == root or path.startswith(root + os.sep) for root in own)
-        if not inside and os.path.isdir(path) and path not in paths and not path.endswith(".zip"):
-            paths.append(path)
-    main = getattr(sys.modules.get("__main__"), "__file__", None)
-    if main and (folder := str(Path(main).resolve().parent)) not in paths and folder in map(os.path.realpath, sys.path):
-        paths.append(folder)
-    return paths
+    own, hardware = _own_methods(cls, methods), described.hardware
+    infos = {rank: [info_of(piece) for piece in pieces] for rank, pieces in hardware.items()}
+    return GroupControl(runtime, group, cls, methods, own, described.placements, described.models, infos)
 
 
 def _encode(
@@ -171,6 +170,12 @@ def _own_methods(cls: type, methods: dict[str, bool]) -> frozenset[str]:
             continue
         own.update(name for name in vars(klass) if name in methods)
     return frozenset(own)
+
+
+def _has_lease_hook(cls: type) -> bool:
+    """Whether the user's class, not the library, says how its robots are made safe."""
+    definer = next((klass for klass in cls.__mro__ if LEASE_HOOK in vars(klass)), None)
+    return definer is not None and not definer.__module__.startswith("rlinf_actors.worker.")
 
 
 def _in_event_loop() -> bool:

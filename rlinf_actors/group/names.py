@@ -19,7 +19,10 @@ RESERVED = (
 YIELDING = ("shutdown", "wait_ready", "world_size", "placements", "with_timeout", "control")
 """Newer names: a worker's own method of that name comes first; the group's is ``group.control.<name>``."""
 
-_NOT_CALLED = ("create_group", "timer", "worker_timer")
+LEASE_HOOK = "on_lease_lost"
+"""Run by a robot worker itself; see Worker.on_lease_lost."""
+
+_NOT_CALLED = ("create_group", "timer", "worker_timer", LEASE_HOOK)
 
 
 def public_methods(cls: type) -> dict[str, bool]:
@@ -50,3 +53,17 @@ def check_class(cls: type, base: type) -> None:
                     f"{klass.__name__}.{name} clashes with WorkerGroup.{name}, which every group needs: "
                     f"rename the method"
                 )
+
+
+def check_lease_hook(cls: type) -> None:
+    """Refuse an on_lease_lost that could not run when it is needed.
+
+    Raises:
+        UsageError: it is a coroutine function.
+    """
+    hook = inspect.unwrap(getattr(cls, LEASE_HOOK, None) or (lambda: None))
+    if inspect.iscoroutinefunction(hook) or inspect.isasyncgenfunction(hook):
+        raise UsageError(
+            f"{cls.__name__}.{LEASE_HOOK} is an async def: it runs when nothing else of the worker does, its event "
+            "loop included. Make it a plain def that talks to the robot directly"
+        )

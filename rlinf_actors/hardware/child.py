@@ -12,7 +12,7 @@ import os
 import resource
 import signal
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 EXTENSION = "extension"
 _MAX_OUTPUT_BYTES = 64 << 20
@@ -23,32 +23,42 @@ def main(argv: list[str]) -> None:
     """Write what was found.
 
     Args:
-        argv: an accelerator type or "extension"; the parent's pid; the extension's module where the first is
-            "extension" or a type that the module registers.
+        argv: the parent's pid; an accelerator type or "extension"; the extension (JSON) where that is "extension" or
+            a type that it registers.
     """
-    what, parent = argv[0], int(argv[1])
-    _contain(parent)
-    answer = os.dup(1)
-    os.dup2(2, 1)
+    answer, what = contain(int(argv[0])), argv[1]
     try:
         result = _extension(argv[2]) if what == EXTENSION else _vendor(what, argv[2:])
     except Exception as error:  # noqa: BLE001 - whatever it is, the parent reports it on this vendor
         result = {"faults": [_describe(error)]}
-    os.write(answer, json.dumps(result).encode())
-    sys.stderr.flush()
-    os._exit(0)
+    finish(answer, json.dumps(result).encode())
 
 
-def _contain(parent: int) -> None:
-    """Die with the parent, leave no core file of the size of a driver's mappings, write no endless output."""
+def contain(parent: int) -> int:
+    """Die with the parent, leave no core file of the size of a driver's mappings, write no endless output.
+
+    Returns:
+        Where the answer is to be written; what others write to standard output goes to standard error from now on.
+    """
     from rlinf_actors import procfs
 
     procfs.die_with_parent(signal.SIGKILL, parent)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (_MAX_OUTPUT_BYTES, _MAX_OUTPUT_BYTES))
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (_MAX_OUTPUT_BYTES, most))
     import faulthandler
 
     faulthandler.enable()
+    answer = os.dup(1)
+    os.dup2(2, 1)
+    return answer
+
+
+def finish(answer: int, data: bytes) -> NoReturn:
+    """Write the answer and end, without any clean-up."""
+    os.write(answer, data)
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _vendor(kind: str, extensions: list[str]) -> dict[str, Any]:
@@ -82,10 +92,11 @@ def _extension(name: str) -> dict[str, Any]:
 
 
 def _load(extensions: list[str]) -> None:
-    from rlinf_actors.hardware.registry import load_extension
+    from rlinf_actors.hardware.extensions import load
+    from rlinf_actors.wire.values import Extension
 
-    for name in extensions:
-        load_extension(name)
+    for text in extensions:
+        load(Extension(**json.loads(text)))
 
 
 def _describe(error: Exception) -> str:

@@ -1,60 +1,151 @@
 """The robots and other hardware that node groups are configured to own, as their types enumerate them.
 
-Pure but for what a type's ``enumerate`` does; runs in the driver, which has the configuration and the nodes' ranks.
+A type's ``enumerate`` is the user's code and looks at the machine: it runs on the node, in a process of its own
+(enumeration_child). Only `describe_hardware`, for a cluster that does not exist, runs it here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from rlinf_actors.config.cluster import ClusterConfig
 from rlinf_actors.config.hardware import HardwareSection
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.hardware.registry import hardware_classes
-from rlinf_actors.model.hardware import HardwareInfo, HardwareResource
+from rlinf_actors.hardware.extensions import is_known, load_types
+from rlinf_actors.hardware.registry import hardware_classes, lookup, parse_config
+from rlinf_actors.model.hardware import HardwareConfig, HardwareInfo, HardwareResource
 from rlinf_actors.model.node import NodeInfo
 
+DISABLE_VALIDATE = "disable_validate"
+"""Field of a type's config that keeps ``enumerate`` from looking at the machine."""
 
-def with_enumerated_hardware(config: ClusterConfig, nodes: Sequence[NodeInfo]) -> list[NodeInfo]:
-    """*nodes* with the hardware that their groups own, in place of what they report of those types.
 
-    Nothing changes for a type without a Hardware class here whose pieces a node reports itself.
+_ENTRY = re.compile(r"\bconfigs\[(\d+)\]")
+
+
+def values_of(section: HardwareSection, node_rank: int) -> list[dict[str, Any]] | None:
+    """The section's entries for a node, as plain values of which the type's config class is made there.
+
+    None if the section has no entries at all: then ``enumerate`` alone decides what a node has. A node that has none
+    while others have is not asked.
+    """
+    if not section.configs:
+        return None
+    return [_values(config) for config in section.for_node(node_rank)]
+
+
+def _values(config: Any) -> dict[str, Any]:
+    if isinstance(config, Mapping):
+        return dict(config)
+    values = config.as_values() if isinstance(config, HardwareConfig) else dataclasses.asdict(config)
+    left_out = {spec.name for spec in dataclasses.fields(config) if not spec.init}
+    return {name: value for name, value in values.items() if name not in left_out}
+
+
+def without_types(config: ClusterConfig) -> ClusterConfig:
+    """*config* with the entries of its hardware sections as mappings: for processes that may not know their types."""
+    groups = []
+    for group in config.node_groups:
+        section = group.hardware
+        if section is not None:
+            section = replace(section, configs=tuple(_values(entry) for entry in section.configs))
+        groups.append(replace(group, hardware=section))
+    return replace(config, node_groups=tuple(groups))
+
+
+def describe_hardware(config: ClusterConfig, nodes: Sequence[NodeInfo]) -> list[NodeInfo]:
+    """*nodes*, which are only described, with the hardware that their groups own where they list none of it.
+
+    Nothing is looked at but what a type looks at although its config says ``disable_validate``. Types that no package
+    here knows are left to whoever counts the entries of the configuration.
 
     Raises:
-        ConfigError: a type is not registered, or its ``enumerate`` raises or returns something else than its pieces.
+        ConfigError: an entry is wrong, or a type's ``enumerate`` refuses it.
     """
-    return [_with_owned(config, node) for node in nodes]
-
-
-def _with_owned(config: ClusterConfig, node: NodeInfo) -> NodeInfo:
-    resources = list(node.hardware_resources)
-    for kind, configs in config.get_hardware_configs(node.node_rank).items():
-        if not hardware_classes(kind) and node.get_hw_resource_count(kind):
+    load_types(group.hardware.type for group in config.node_groups if group.hardware is not None)
+    found = {node.node_rank: list(node.hardware_resources) for node in nodes}
+    listed = {node.node_rank: {resource.type for resource in node.hardware_resources} for node in nodes}
+    for index, group in enumerate(config.node_groups):
+        section = group.hardware
+        if section is None or not is_known(section.type) or not hardware_classes(section.type):
             continue
-        found = enumerate_type(kind, node.node_rank, configs, _path(config, kind, node.node_rank))
-        resources = [resource for resource in resources if resource.type != kind]
-        if found is not None:
-            resources.append(found)
-    return replace(node, hardware_resources=resources)
+        path = f"cluster.node_groups[{index}].hardware"
+        for rank in group.node_ranks:
+            if section.type in listed.get(rank, {section.type}):
+                continue
+            entries = values_of(section, rank)
+            if entries == []:
+                continue
+            try:
+                resource = enumerate_values(section.type, rank, entries, described=True)
+            except ConfigError as error:
+                raise section_error(error, section, rank, path) from None
+            merge(found[rank], resource)
+    return [replace(node, hardware_resources=found[node.node_rank]) for node in nodes]
 
 
-def enumerate_section(
-    section: HardwareSection, node_ranks: Sequence[int], path: str = "hardware"
-) -> dict[int, HardwareResource]:
-    """Node rank to what a node group's ``hardware`` section gives that node; nodes without any are left out.
+def merge(resources: list[HardwareResource], found: HardwareResource | None) -> None:
+    """Add *found* to the resources of a node, in place; two groups may own the same pieces."""
+    if found is None:
+        return
+    for index, resource in enumerate(resources):
+        if resource.type == found.type:
+            new = [info for info in found.infos if info not in resource.infos]
+            resources[index] = replace(resource, infos=[*resource.infos, *new])
+            return
+    resources.append(found)
+
+
+def section_error(
+    error: ConfigError, section: HardwareSection, node_rank: int, path: str, where: str = ""
+) -> ConfigError:
+    """*error* of one node's entries, in terms of the section: its paths count those of all nodes.
 
     Args:
-        section: the section, its configs instances of the type's dataclass.
-        node_ranks: the nodes of the group.
-        path: config path of the section, for messages.
+        error: its ``path``, and what its text names, begin at the node's entries, such as ``configs[0].robot_ip``.
+        section: the section.
+        node_rank: the node.
+        path: config path of the section.
+        where: follows the text; the node's name.
+    """
+    places = [index for index, rank in enumerate(section.node_ranks) if rank == node_rank]
+
+    def place(match: re.Match[str]) -> str:
+        index = int(match[1])
+        return f"configs[{places[index] if index < len(places) else index}]"
+
+    below = _ENTRY.sub(place, error.path)
+    text = _ENTRY.sub(place, str(error.args[0])) + where
+    if below.startswith("configs["):
+        return ConfigError(text, path=f"{path}.{below}")
+    return ConfigError(f"{below}: {text}" if below else text, path=path)
+
+
+def enumerate_values(
+    kind: str, node_rank: int, entries: Sequence[Mapping[str, Any]] | None, *, described: bool = False
+) -> HardwareResource | None:
+    """The pieces of one type on a node, from the entries of the configuration as plain values.
+
+    Args:
+        kind: the registered type.
+        node_rank: cluster rank of the node.
+        entries: the entries for that node, None if the configuration has none at all.
+        described: whether the node only pretends to have hardware: ``disable_validate`` is set where the type has it.
 
     Raises:
-        ConfigError: as :func:`enumerate_type`.
+        ConfigError: as :func:`enumerate_type`, or an entry is wrong; the path begins with ``configs[0]``.
     """
-    found = {rank: enumerate_type(section.type, rank, section.for_node(rank), path) for rank in node_ranks}
-    return {rank: resource for rank, resource in found.items() if resource is not None}
+    configs = []
+    for index, entry in enumerate(entries or ()):
+        values = dict(entry)
+        if described and any(spec.name == DISABLE_VALIDATE for spec in dataclasses.fields(lookup(kind))):
+            values[DISABLE_VALIDATE] = True
+        configs.append(parse_config(kind, values, f"configs[{index}]"))
+    return enumerate_type(kind, node_rank, configs)
 
 
 def enumerate_type(kind: str, node_rank: int, configs: Sequence[Any], path: str = "") -> HardwareResource | None:
@@ -99,10 +190,3 @@ def enumerate_type(kind: str, node_rank: int, configs: Sequence[Any], path: str 
             path=f"{path}.type" if path else "",
         )
     return None
-
-
-def _path(config: ClusterConfig, kind: str, node_rank: int) -> str:
-    for index, group in enumerate(config.node_groups):
-        if group.hardware is not None and group.hardware.type == kind and node_rank in group.node_ranks:
-            return f"cluster.node_groups[{index}].hardware"
-    return "cluster.node_groups"

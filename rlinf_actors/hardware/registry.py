@@ -15,10 +15,11 @@ from typing import Any, ClassVar, TypeVar
 from rlinf_actors.config.fields import nearest
 from rlinf_actors.config.typed import build
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.model.hardware import AcceleratorType, HardwareConfig, HardwareResource
+from rlinf_actors.model.hardware import AcceleratorType, HardwareConfig, HardwareResource, is_accelerator_type
+from rlinf_actors.model.node import ANY_ACCELERATOR
 from rlinf_actors.settings import EXT_MODULE
 
-_RESERVED = frozenset({"Accelerator", *(kind.value for kind in AcceleratorType)})
+_RESERVED = frozenset({ANY_ACCELERATOR, AcceleratorType.NO_ACCEL.value})
 
 _HardwareClass = TypeVar("_HardwareClass", bound="type[Hardware]")
 _ConfigClass = TypeVar("_ConfigClass", bound="type[HardwareConfig]")
@@ -123,7 +124,6 @@ class NodeHardwareConfig:
 _class = type  # NodeHardwareConfig has a field, and its decorator a parameter, of that name
 _hardware: dict[str, type[Hardware]] = {}
 _configs: dict[str, type[HardwareConfig]] = {}
-_extensions: set[str] = set()
 _BUILT_IN: Mapping[str, str] = MappingProxyType(
     {"Franka": "franka", "DualFranka": "franka", "GimArm": "gim_arm", "DOSW1": "dosw1", "Turtle2": "turtle2"}
 )
@@ -136,7 +136,7 @@ def _built_in(kind: str) -> ModuleType:
 
 
 def _enter(table: dict[str, Any], kind: str, found: type, what: str) -> None:
-    if kind in _RESERVED:
+    if kind in _RESERVED or is_accelerator_type(kind):
         raise ValueError(f"{kind!r} is a type of accelerator; choose another name for {found.__name__}")
     earlier = table.get(kind)
     # A module that is imported again, or a register() that runs again, makes a new class of the same name.
@@ -169,6 +169,11 @@ def hardware_types() -> Mapping[str, type[HardwareConfig]]:
     return _Types()
 
 
+def is_built_in(kind: str) -> bool:
+    """Whether a type comes with this library."""
+    return kind in _BUILT_IN
+
+
 def registered_types() -> list[str]:
     """The types that were registered in this process, without the built-in ones."""
     return sorted({*_configs, *_hardware})
@@ -185,7 +190,7 @@ def lookup(kind: str) -> type[HardwareConfig]:
         return known[kind]
     raise ConfigError(
         f"there is no hardware type {kind!r}; did you mean {nearest(kind, known)!r}? Known types: {', '.join(known)}. "
-        f"A type of your own is registered by the module that {EXT_MODULE} names"
+        f"A type of your own is registered by an installed package, or by the module that {EXT_MODULE} names"
     )
 
 
@@ -216,38 +221,3 @@ def parse_config(kind: str, values: Mapping[str, Any], path: str = "") -> Hardwa
     """
     config: HardwareConfig = build(lookup(kind), values, path)
     return config
-
-
-def load_extension(name: str) -> None:
-    """Import module *name* and call its ``register()``; once per process and name, later calls do nothing.
-
-    Raises:
-        ConfigError: the module is missing, cannot be imported, has no ``register`` or that raised;
-            ``path`` is ``RLINF_EXT_MODULE``.
-    """
-    if name in _extensions:
-        return
-    try:
-        module = importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
-            raise ConfigError(
-                f"there is no module {error.name!r} on this interpreter's path; install it there, or add its directory "
-                "to PYTHONPATH",
-                path=EXT_MODULE,
-            ) from error
-        raise ConfigError(f"module {name!r} cannot be imported: {error}", path=EXT_MODULE) from error
-    except Exception as error:
-        raise ConfigError(
-            f"module {name!r} cannot be imported: {type(error).__name__}: {error}", path=EXT_MODULE
-        ) from error
-    register = getattr(module, "register", None)
-    if not callable(register):
-        raise ConfigError(f"module {name!r} has no function register()", path=EXT_MODULE)
-    try:
-        register()
-    except Exception as error:
-        raise ConfigError(
-            f"register() of module {name!r} raised {type(error).__name__}: {error}", path=EXT_MODULE
-        ) from error
-    _extensions.add(name)

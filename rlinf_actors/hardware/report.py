@@ -52,9 +52,23 @@ class ReportedInfo(HardwareInfo):
 
     Attributes:
         detail: the fields that its type adds.
+        reported_identity: what its type says that its identity is.
+        reported_keys: what its type says that its claim keys are.
     """
 
     detail: Mapping[str, Any] = field(default_factory=dict)
+    reported_identity: str = ""
+    reported_keys: Sequence[str] = ()
+
+    @property
+    def identity(self) -> str:
+        """What its type says."""
+        return self.reported_identity
+
+    @property
+    def claim_keys(self) -> list[str]:
+        """What its type says."""
+        return list(self.reported_keys)
 
 
 def resource_to_report(resource: HardwareResource) -> ResourceReport:

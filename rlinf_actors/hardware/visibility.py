@@ -113,7 +113,7 @@ def _term(infos: Sequence[AcceleratorInfo], term: str) -> tuple[set[int], list[s
     faults: list[str] = []
     for device in (part.strip() for part in devices.split(",")):
         if not _DEVICE.fullmatch(device):
-            faults.append(f"where {device or 'nothing'!r} is not understood: it may be a number, *, gpu, cpu or fpga")
+            faults.append(f"where {device!r} is not understood: it may be a number, *, gpu, cpu or fpga")
         elif backend not in _SEEN_BY:
             continue
         elif device in ("*", "gpu"):

@@ -100,6 +100,12 @@ class ClaimTable:
                 del self._holds[claim.key]
                 self._freed = True
 
+    def ended(self, worker_id: str) -> None:
+        """An agent tells of the end of a worker that was lost before."""
+        for hold in self._all():
+            if hold.worker.id == worker_id:
+                self.free(hold.worker)
+
     def lose(self, worker: Worker, certain: bool, now: float) -> None:
         """A worker's node is gone: unless that is *certain*, the worker may go on for a while."""
         if certain:
@@ -176,3 +182,8 @@ def owner_of(group: Group, clients: ClientTable, nodes: NodeTable, of_worker: Ma
         owning = of_worker[client.worker_id]
         who = f"worker {owning.name}:{owning.workers[client.worker_id].spec.rank}"
     return f"owned by {who}, process {client.pid} {where}"
+
+
+def contradiction(hold: Hold, group: Group) -> str:
+    """A line about a group that has what another one holds."""
+    return f"{hold.claim.title} is held by two groups, {hold.group.key} and {group.key}: the second is stopped"

@@ -101,6 +101,7 @@ class Timing(msgspec.Struct, frozen=True):
         beat_s: how often agents and clients say that they are there.
         suspect_beats: beats missed before a node is shown as suspect.
         lease_s: silence after which a node is lost and an unwatched client has ended.
+        robot_lease_s: how long a robot worker goes on without our word, and without a word of its owner.
         rank_hold_s: how long the rank of a lost node is kept from others. The longer of the lease and the time
             that cut-off workers may live while a head is restarting (`head_grace_s` of agentd).
         orphan_grace_s: between SIGTERM and SIGKILL for the workers of an owner that is gone; a robot that one of
@@ -111,6 +112,7 @@ class Timing(msgspec.Struct, frozen=True):
     beat_s: float = 1.0
     suspect_beats: int = 3
     lease_s: float = 10.0
+    robot_lease_s: float = 2.0
     rank_hold_s: float = 120.0
     orphan_grace_s: float = 0.4
     stop_grace_s: float = 3.0

@@ -12,9 +12,9 @@ from functools import partial
 import msgspec
 
 from rlinf_actors.head.checks import check_launch, node_for, own_namespace
-from rlinf_actors.head.claims import IN_USE, ClaimTable, owner_of
+from rlinf_actors.head.claims import IN_USE, ClaimTable, contradiction, owner_of
 from rlinf_actors.head.clients import ClientTable
-from rlinf_actors.head.commands import Answer, Emit, Notify, Record, Refused, Timing
+from rlinf_actors.head.commands import Answer, Emit, Ended, Notify, Record, Refused, Timing
 from rlinf_actors.head.ended import EndedGroups
 from rlinf_actors.head.nodes import NodeTable
 from rlinf_actors.head.records import Client, Group, Node, Worker
@@ -61,6 +61,7 @@ class GroupTable:
         self._of_worker: dict[str, Group] = {}
         self._touched: dict[tuple[str, str], Group] = {}
         self._ended = EndedGroups()
+        self._unseen = Ended()
         owner = partial(owner_of, clients=clients, nodes=nodes, of_worker=self._of_worker)
         self._claims = ClaimTable(timing.rank_hold_s, owner)
         self._waiting = WaitingLaunches(emit, clients, self._launch)
@@ -79,6 +80,10 @@ class GroupTable:
         """Groups of one namespace, or all; without tokens."""
         chosen = [group for group in self._groups.values() if namespace in (None, group.namespace)]
         return [group.state("") for group in sorted(chosen, key=lambda group: group.key)]
+
+    def alive(self) -> list[Group]:
+        """All groups that have a name."""
+        return list(self._groups.values())
 
     def uses(self, namespace: str) -> bool:
         """Whether a namespace has groups."""
@@ -188,6 +193,8 @@ class GroupTable:
         if worker is not None:
             worker.exit = exit_report
             self._step(worker, "exited")
+        elif self._unseen.get(id) is not None:
+            self._claims.ended(id)
 
     def reconcile(self, node: Node, there: Sequence[RunningWorker], now: float) -> None:
         """Bring our view of a node in line with its agent's.
@@ -213,16 +220,26 @@ class GroupTable:
         for group in list(self._groups.values()):
             for worker in group.workers.values():
                 if worker.node_id == node.id and not worker.gone:
-                    worker.exit = ExitReport("node_lost", reason=f"node {node.name}: {reason}")
-                    self._step(worker, "node_lost")
+                    self._lose(worker, f"node {node.name}: {reason}")
                     self._claims.lose(worker, certain, now)
+
+    def lose(self, worker: Worker, reason: str, now: float) -> None:
+        """A worker has ended where we cannot see it; if its agent still has it when it hears us, it is stopped."""
+        self._send_stop([worker], 0.0, reason)
+        self._unseen.add(worker.id, reason)
+        self._lose(worker, reason)
+        self._claims.lose(worker, False, now)
+
+    def _lose(self, worker: Worker, reason: str) -> None:
+        worker.exit = ExitReport("node_lost", reason=reason)
+        self._step(worker, "node_lost")
 
     def client_gone(self, incarnation: str) -> None:
         """A client has ended: its groups are stopped, and it hears of no other any more."""
         for group in list(self._groups.values()):
             group.subscribers.pop(incarnation, None)
             if group.owner == incarnation:
-                self._stop(group, self._timing.orphan_grace_s)
+                self.stop_group(group, "its owner ended")
                 self._touched[group.key] = group
 
     def tell_all(self, client: Client) -> None:
@@ -283,16 +300,26 @@ class GroupTable:
         if specs and node is not None:
             self._emit(Notify(node.peer, StartWorkers(specs, group.owner, group.cls, group.detail)))
 
-    def _stop(self, group: Group, grace_s: float) -> None:
-        group.stopping = True
-        living = [worker for worker in group.workers.values() if not worker.gone]
-        for worker in living:
+    def stop_group(self, group: Group, reason: str) -> None:
+        """Stop a group that its owner does not stop."""
+        self._stop(group, self._timing.orphan_grace_s, reason)
+
+    def stop_workers(self, workers: Sequence[Worker], grace_s: float, reason: str = "") -> None:
+        """Stop some workers; *reason* where their owner does not want it."""
+        for worker in workers:
             self._step(worker, "stop")
-        for node_id in dict.fromkeys(worker.node_id for worker in living):
+        self._send_stop(workers, grace_s, reason)
+
+    def _stop(self, group: Group, grace_s: float, reason: str = "") -> None:
+        group.stopping = True
+        self.stop_workers([worker for worker in group.workers.values() if not worker.gone], grace_s, reason)
+
+    def _send_stop(self, workers: Sequence[Worker], grace_s: float, reason: str) -> None:
+        for node_id in dict.fromkeys(worker.node_id for worker in workers):
             node = self._nodes.get(node_id)
-            ids = [worker.id for worker in living if worker.node_id == node_id]
+            ids = [worker.id for worker in workers if worker.node_id == node_id]
             if node is not None:
-                self._emit(Notify(node.peer, StopWorkers(ids, grace_s)))
+                self._emit(Notify(node.peer, StopWorkers(ids, grace_s, reason)))
 
     def _step(self, worker: Worker, event: str) -> None:
         before = worker.life
@@ -316,6 +343,13 @@ class GroupTable:
     def _take_over(self, node: Node, running: RunningWorker, now: float) -> None:
         spec = running.spec
         known = self._of_worker.get(spec.id)
+        unseen = self._unseen.get(spec.id)
+        if unseen is not None:
+            if running.exit is not None:
+                self._claims.ended(spec.id)
+            else:
+                self._emit(Notify(node.peer, StopWorkers([spec.id], 0.0, unseen)))
+            return
         if known is None:
             group = self._groups.get((spec.namespace, spec.group))
             if group is None:
@@ -336,8 +370,7 @@ class GroupTable:
             if running.exit is None:
                 other = self._claims.take(group, worker, node, now)
                 if other is not None and not group.stopping:
-                    text = f"{other.claim.title} is held by two groups, {other.group.key} and {group.key}"
-                    self._emit(Record(f"{text}: the second is stopped"))
+                    self._emit(Record(contradiction(other, group)))
                     self._stop(group, self._timing.orphan_grace_s)
                 elif group.stopping:
                     self._emit(Notify(node.peer, StopWorkers([spec.id], self._timing.orphan_grace_s)))

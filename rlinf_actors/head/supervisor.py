@@ -27,8 +27,10 @@ from rlinf_actors.head.commands import (
     Unreachable,
 )
 from rlinf_actors.head.groups import GroupTable
+from rlinf_actors.head.looks import HardwareLooks
 from rlinf_actors.head.nodes import NodeTable
 from rlinf_actors.head.records import Client, Node
+from rlinf_actors.head.robots import RobotTable
 from rlinf_actors.head.transitions import NodeLife
 from rlinf_actors.wire.messages import (
     HELLO_AGAIN,
@@ -38,10 +40,13 @@ from rlinf_actors.wire.messages import (
     Body,
     ClientHello,
     Done,
+    EnumerateHardware,
+    EStop,
     FindGroup,
     GetNodes,
     GetStatus,
     Goodbye,
+    HardwareFound,
     Launch,
     LogCredit,
     LogLines,
@@ -85,8 +90,10 @@ class Supervisor:
         self._ending: list[tuple[bytes, int]] = []
         self._deadline: float | None = None
         self._nodes = NodeTable(timing, self._emit, self._node_lost)
+        self._looks = HardwareLooks(identity.epoch, self._emit, self._nodes)
         self._clients = ClientTable(timing, self._emit, new_token, self._client_gone)
         self._groups = GroupTable(timing, self._emit, self._nodes, self._clients, self._worker_gone)
+        self._robots = RobotTable(timing, self._emit, self._nodes, self._clients, self._groups)
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """What to do about *event*, in order."""
@@ -112,9 +119,12 @@ class Supervisor:
         elif isinstance(event, Stalled):
             self._nodes.stalled(event.seconds)
             self._clients.stalled(event.seconds)
+            self._robots.stalled(event.seconds)
         else:
             self._nodes.tick(now)
             self._clients.tick(now)
+            self._robots.tick(now)
+            self._looks.tick(now)
         self._groups.flush()
         self._groups.tick(now)
         if self._ending and not len(self._groups):
@@ -127,8 +137,9 @@ class Supervisor:
     def next_deadline(self) -> float:
         """When a Tick is due, infinity for never; may be too early, for a beat does not cost a look at everybody."""
         if self._deadline is None:
-            tables = (self._nodes, self._clients, self._groups)
-            self._deadline = min(table.next_deadline() for table in tables)
+            tables = (self._nodes, self._clients, self._groups, self._looks)
+            deadlines = [table.next_deadline() for table in tables]
+            self._deadline = min(*deadlines, self._robots.next_deadline(self._now))
         return self._deadline
 
     def _is_routine(self, event: Event) -> bool:
@@ -148,6 +159,7 @@ class Supervisor:
             self._groups.states(namespace),
             [str(client) for client in self._clients.alive() if namespace in (None, client.namespace)],
             self._groups.leases(now),
+            self._robots.stopped(),
         )
 
     def farewell(self, reason: str) -> list[Command]:
@@ -165,6 +177,11 @@ class Supervisor:
             return self._client_hello(event.peer, body)
         if isinstance(body, GetStatus):
             return self.status(body.namespace, self._now)
+        if isinstance(body, EStop):
+            return self._robots.estop(body)
+        if isinstance(body, EnumerateHardware):  # of an observer too: `rlinf-actors plan` has no session
+            self._looks.ask(event.peer, event.id, body, self._now)
+            return None
         client = self._clients.of_peer(event.peer)
         if client is None:
             self._emit(Notify(event.peer, Beat(HELLO_AGAIN)))
@@ -182,6 +199,7 @@ class Supervisor:
         if isinstance(body, Launch):
             if self._ending:
                 raise Refused("usage", "the cluster is being stopped")
+            self._robots.check(body)
             return self._groups.launch(client, event.peer, event.id, body, self._now)
         if isinstance(body, FindGroup):
             return self._groups.find(client, body)
@@ -205,6 +223,7 @@ class Supervisor:
         else:
             self._clients.unwatch(node.id, self._now)  # a head's watch may have been lost with its connection
         self._groups.reconcile(node, hello.workers, self._now)
+        self._robots.node_back(node)
         self._clients.watch(self._nodes.alive())
         return self._welcome("")
 
@@ -225,7 +244,10 @@ class Supervisor:
             )
 
     def _welcome(self, token: str) -> Welcome:
-        return Welcome(self.identity.epoch, self.identity.version, self.timing.beat_s, self.timing.lease_s, token)
+        timing = self.timing
+        return Welcome(
+            self.identity.epoch, self.identity.version, timing.beat_s, timing.lease_s, token, timing.robot_lease_s
+        )
 
     # --- notices ---
 
@@ -244,7 +266,7 @@ class Supervisor:
 
     def _agent_told(self, node: Node, body: Body) -> None:
         if isinstance(body, Beat):
-            self._emit(Notify(node.peer, Beat(self.identity.epoch)))
+            self._emit(Notify(node.peer, Beat(self.identity.epoch, body.at)))
         elif isinstance(body, WorkerReady):
             self._guard(lambda: self._groups.ready(node, body))
         elif isinstance(body, WorkerExited):
@@ -255,6 +277,8 @@ class Supervisor:
                 self._clients.gone(client, "its process ended")
         elif isinstance(body, LogLines):
             self._route_lines(node, body)
+        elif isinstance(body, HardwareFound):
+            self._looks.found(node, body)
         elif isinstance(body, Goodbye):
             self._nodes.left(node, body.reason, self._now)
         else:
@@ -295,6 +319,7 @@ class Supervisor:
 
     def _node_lost(self, node: Node, reason: str, certain: bool) -> None:
         self._emit(Record(f"node {node.name} is gone: {reason}"))
+        self._looks.node_lost(node, reason)
         self._groups.node_lost(node, reason, certain, self._now)
         self._clients.unwatch(node.id, self._now)
         self._clients.watch(self._nodes.alive())
@@ -304,6 +329,7 @@ class Supervisor:
         if client is not None:
             self._emit(Record(f"{client} has ended: {self._clients.ended(incarnation)}"))
             self._nodes.forget(client.peer)
+            self._looks.forget(client.peer)
             self._groups.forget_job(client.namespace)
 
     def _worker_gone(self, worker_id: str) -> None:

@@ -114,7 +114,8 @@ class AcceleratorInfo(HardwareInfo):
     """One accelerator, as its vendor's library describes it.
 
     Attributes:
-        index: the vendor's index on the node, before any visibility variable.
+        index: the vendor's index on the node, before any visibility variable; AMD's is HIP's, which counts what
+            ROCR_VISIBLE_DEVICES leaves.
         uuid: the vendor's unique id, "" where there is none.
         pci_bus: e.g. ``0000:17:00.0``, "" where unknown.
         memory_bytes: total memory in bytes, 0 where unknown.

@@ -47,6 +47,7 @@ class HeadLink:
         self._on_notice = on_notice
         self._on_silence = on_silence
         self._heard = 0.0
+        self._beat_s = 1.0
         self._on_return = on_return
         self._beats: asyncio.Task[None] | None = None
         self._greeting: asyncio.Task[None] | None = None
@@ -61,7 +62,8 @@ class HeadLink:
             ProtocolMismatchError, AuthenticationError: it refused.
         """
         welcome = await self._greet(timeout)
-        self._beats = asyncio.get_running_loop().create_task(self._beat(welcome.beat_s), name="beats to the head")
+        self._beat_s = welcome.beat_s
+        self._beats = asyncio.get_running_loop().create_task(self._beat(), name="beats to the head")
         return welcome
 
     async def request(
@@ -89,14 +91,19 @@ class HeadLink:
         self.welcome = answer
         return answer
 
-    async def _beat(self, beat_s: float) -> None:
+    def own_robots(self) -> None:
+        """This process owns robot workers: the head is to hear of it four times in their lease."""
+        if self.welcome is not None:
+            self._beat_s = min(self._beat_s, self.welcome.robot_lease_s / 4)
+
+    async def _beat(self) -> None:
         loop = asyncio.get_running_loop()
         self._heard = loop.time()
-        await asyncio.sleep(beat_s * random.random())
+        await asyncio.sleep(self._beat_s * random.random())
         while loop.time() - self._heard < HEAD_GRACE_S:
             self._client.notify(Beat(self._hello.incarnation))
-            due = loop.time() + beat_s
-            await asyncio.sleep(beat_s)
+            due = loop.time() + self._beat_s
+            await asyncio.sleep(self._beat_s)
             self._heard += max(0.0, loop.time() - due - STALL_S)  # while we stood still, nobody was silent
         self._on_silence(f"the head at {self.endpoint} has not answered for {HEAD_GRACE_S:g} s")
 

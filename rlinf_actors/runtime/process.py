@@ -199,6 +199,8 @@ class Runtime:
             ending = [task for failed, task in self._stopping.items() if claims or failed == key]
             if ending:  # groups that could not come up: one of them has this name, or may have the hardware
                 await asyncio.wait(ending)
+            if self._head is not None and claims:
+                self._head.own_robots()
             await self.ask(message, Launched, HEAD_TIMEOUT_S + message.wait_s, adopt)
         except BaseException as error:
             if message.wait_s and isinstance(error, asyncio.CancelledError) and key not in self.groups:

@@ -26,7 +26,7 @@ from rlinf_actors.net.link import Network
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.work import Promise
 from rlinf_actors.wire import frames
-from rlinf_actors.wire.values import Endpoint, ExitReport, GroupState, WorkerState
+from rlinf_actors.wire.values import Endpoint, ExitReport, Extension, GroupState, WorkerState
 
 log = logging.getLogger(__name__)
 
@@ -40,12 +40,14 @@ class Construction:
         parts: the payload: class or None, args, kwargs, extras. Encoded once, shared by all ranks.
         max_concurrency: threads for a class without ``async def``; 0 for the main thread.
         decode_failure: makes the caller's exception of a Raised.
+        extensions: what registers the types of the workers' hardware.
     """
 
     cls: str
     parts: Sequence[Buffer]
     max_concurrency: int
     decode_failure: Callable[[frames.Raised, Sequence[Buffer], Peer], Exception]
+    extensions: Sequence[Extension] = ()
     constructed: set[int] = field(default_factory=set)
 
 
@@ -177,7 +179,9 @@ class RemoteGroup:
         first = self.states[0]
         env = {"MASTER_ADDR": first.node_ip, "MASTER_PORT": str(first.master_port)}
         call = peer.open(_Constructed(self, peer, construction))
-        return frames.Create(call, construction.cls, env, construction.max_concurrency), construction.parts
+        extensions = list(construction.extensions)
+        frame = frames.Create(call, construction.cls, env, construction.max_concurrency, extensions)
+        return frame, construction.parts
 
     def _ended(self, peer: Peer, exit_report: ExitReport) -> None:
         error: Exception

@@ -11,6 +11,7 @@ from typing import Union
 import msgspec
 
 from rlinf_actors.errors import RemoteWireError
+from rlinf_actors.wire.values import Extension
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True):
@@ -39,13 +40,15 @@ class Rejected(Frame, frozen=True, tag=1):
 
 class Create(Frame, frozen=True, tag=2):
     """Construct the worker's class: payload (class or None, args, kwargs, extras). `cls` is
-    "module:qualname" where the class is imported, "" where it comes by value; `env` is set first.
+    "module:qualname" where the class is imported, "" where it comes by value; `env` is set first, and `extensions`,
+    which register the types of the worker's hardware, are loaded before anything is decoded.
     """
 
     id: int
     cls: str
     env: dict[str, str]
     max_concurrency: int = 0
+    extensions: list[Extension] = []
 
 
 class Call(Frame, frozen=True, tag=3):

@@ -15,9 +15,12 @@ from rlinf_actors.wire.values import (
     Endpoint,
     ExitReport,
     GroupState,
+    HardwareAnswer,
+    HardwareQuestion,
     LeaseState,
     NodeReport,
     NodeState,
+    RobotStop,
     RunningWorker,
     WorkerSpec,
     WorkerState,
@@ -65,13 +68,16 @@ class ClientHello(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """The head's answer to a hello. `token` is the job's membership token (clients only)."""
+    """The head's answer to a hello. `token` is the job's membership token (clients only). Agents with robot workers
+    and owners of such beat four times in `robot_lease_s`.
+    """
 
     epoch: str
     version: str
     beat_s: float
     lease_s: float
     token: str = ""
+    robot_lease_s: float = 2.0
 
 
 class Goodbye(Message, frozen=True):
@@ -85,9 +91,14 @@ HELLO_AGAIN = "hello?"
 
 
 class Beat(Message, frozen=True):
-    """Sent every beat by agents and clients; the head answers with a Beat of its own (`incarnation`: its epoch)."""
+    """Sent every beat by agents and clients; the head answers with a Beat of its own (`incarnation`: its epoch).
+
+    `at` is the sender's monotonic clock, in seconds; the answer repeats it. What a robot worker may still do is
+    counted from then, when the head was certainly not yet silent, and not from when the answer came.
+    """
 
     incarnation: str = ""
+    at: float = 0.0
 
 
 # --- requests of clients -----------------------------------------------------------------------
@@ -105,6 +116,19 @@ class GetNodes(Message, frozen=True):
 class Nodes(Message, frozen=True):
     nodes: list[NodeState]
     warnings: list[str] = []
+
+
+class EnumerateHardware(Message, frozen=True):
+    """Have a node look for the hardware that a node group has there. Answered by Enumerated, or by Failed when the node
+    is lost (node_lost) or gives no answer in time (timeout).
+    """
+
+    node_id: str
+    question: HardwareQuestion
+
+
+class Enumerated(Message, frozen=True):
+    answer: HardwareAnswer
 
 
 class Launch(Message, frozen=True):
@@ -159,6 +183,26 @@ class Status(Message, frozen=True):
     groups: list[GroupState]
     clients: list[str]
     leases: list[LeaseState] = []
+    stopped: list[str] = []
+
+
+class EStop(Message, frozen=True):
+    """Emergency stop of all robots, or of those of one namespace; `release` lifts it. Anybody whom the head's sockets
+    let in may ask. Until it is lifted no group that uses robots is launched there. Answered by EStopped. `by` is who
+    asks, for people.
+    """
+
+    by: str
+    reason: str = ""
+    namespace: Union[str, None] = None
+    release: bool = False
+
+
+class EStopped(Message, frozen=True):
+    """Which workers were told to make their robots safe. `stopped` is what is in force now, a line each."""
+
+    hits: list[RobotStop] = []
+    stopped: list[str] = []
 
 
 class StopCluster(Message, frozen=True):
@@ -184,10 +228,33 @@ class StartWorkers(Message, frozen=True):
 
 
 class StopWorkers(Message, frozen=True):
-    """Notice to an agent: SIGTERM, and SIGKILL after `grace_s`. Unknown ids are ignored."""
+    """Notice to an agent: SIGTERM, and SIGKILL after `grace_s`. Unknown ids are ignored. Robot workers lose their
+    lease instead. `reason`: why, where it is not the owner's wish.
+    """
 
     ids: list[str]
     grace_s: float
+    reason: str = ""
+
+
+class LookForHardware(Message, frozen=True):
+    """Notice to an agent, which answers with HardwareFound of the same id."""
+
+    id: str
+    question: HardwareQuestion
+
+
+class HardwareFound(Message, frozen=True):
+    """Notice of an agent; an id that nobody waits for any more is ignored."""
+
+    id: str
+    answer: HardwareAnswer
+
+
+class StopLooking(Message, frozen=True):
+    """Notice to an agent: nobody waits for that answer any more. Unknown ids are ignored."""
+
+    id: str
 
 
 class Watch(Message, frozen=True):
@@ -269,7 +336,8 @@ class Warn(Message, frozen=True):
 
 Body = Union[
     AgentHello, ClientHello, Welcome, Goodbye, Beat,
-    GetNodes, Nodes, Launch, Launched, FindGroup, StopGroup, GetStatus, Status, StopCluster, Done,
+    GetNodes, Nodes, Launch, Launched, FindGroup, StopGroup, GetStatus, Status, EStop, EStopped, StopCluster, Done,
+    EnumerateHardware, Enumerated, LookForHardware, HardwareFound, StopLooking,
     StartWorkers, StopWorkers, Watch, ProcessGone, WorkerReady, WorkerExited, LogLines, LogCredit,
     WorkerChanged, WatchClients, ClientGone, Warn,
 ]  # fmt: skip

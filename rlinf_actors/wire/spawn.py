@@ -23,7 +23,8 @@ class WorkerPlace(Message, frozen=True):
 
     `run_dir` is where its ipc socket goes, `listen_ip` the address to bind TCP on ("" for ipc
     only), `head` the coordinator's endpoint, `node` the node's name for messages to people,
-    `out_path`/`err_path` the files its stdout and stderr are drained to.
+    `out_path`/`err_path` the files its stdout and stderr are drained to. A robot worker's lease lasts `lease_s` from
+    the last beat that the head answered; `lease_until` is its end as known so far (CLOCK_MONOTONIC, in seconds).
     """
 
     run_dir: str
@@ -34,6 +35,8 @@ class WorkerPlace(Message, frozen=True):
     listen_ip: str
     out_path: str
     err_path: str
+    lease_until: float = 0.0
+    lease_s: float = 0.0
 
 
 # --- agentd to template ---
@@ -51,6 +54,19 @@ class Watching(Message, frozen=True):
     """agentd holds a pidfd of this worker: the template may reap it once it ends."""
 
     id: str
+
+
+class Renew(Message, frozen=True):
+    """The leases of this node's robot workers last until then (CLOCK_MONOTONIC, in seconds). Passed on to them."""
+
+    until: float
+
+
+class Revoke(Message, frozen=True):
+    """To a robot worker, through its template: its lease is over. It makes its robots safe, and ends."""
+
+    id: str
+    reason: str
 
 
 class Shutdown(Message, frozen=True):
@@ -112,6 +128,13 @@ class StartFailed(Message, frozen=True):
     text: str
 
 
+class LeaseLost(Message, frozen=True):
+    """From a robot worker: its lease is over, and why. It ends within moments; its Exited carries the text."""
+
+    id: str
+    text: str
+
+
 class Grew(Message, frozen=True):
     """There is more in these workers' log files; one is sent per file until agentd says Read."""
 
@@ -145,9 +168,18 @@ class Exited(Message, frozen=True):
     exit: ExitReport
 
 
-ToWorker = Union[DevicesLocked, DevicesBusy]
+LEASE_LOST_CODE = 76
+"""Exit code of a robot worker that ended because its lease was over."""
+ON_LEASE_LOST_S = 1.0
+"""How long a robot worker's on_lease_lost may take, in seconds."""
+ROBOT_END_S = 1.5
+"""When a robot worker that was told of its lease's end is killed: on_lease_lost, and half a second around it."""
+
+ToWorker = Union[DevicesLocked, DevicesBusy, Renew, Revoke]
 ToTemplate = Union[Fork, Watching, Read, Shutdown, ToWorker]
-ToAgent = Union[TemplateReady, TemplateFailed, Forked, Up, StartFailed, Grew, LockDevices, UnlockDevices, Exited]
+ToAgent = Union[
+    TemplateReady, TemplateFailed, Forked, Up, StartFailed, LeaseLost, Grew, LockDevices, UnlockDevices, Exited
+]
 
 _encoder = msgspec.msgpack.Encoder()
 _to_template: msgspec.msgpack.Decoder[ToTemplate] = msgspec.msgpack.Decoder(ToTemplate)

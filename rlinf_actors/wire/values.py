@@ -33,6 +33,61 @@ class ResourceReport(Value, frozen=True):
     registered_by: str = ""
 
 
+class Extension(Value, frozen=True):
+    """Code that registers hardware types, as one process tells another to load it.
+
+    `name` is a module or ``module:attribute``; `group` is the group of its entry point, "RLINF_EXT_MODULE" for the
+    module of that variable, "" for a module that registers by being imported. `package` is for people.
+    """
+
+    name: str
+    group: str = ""
+    package: str = ""
+
+
+class HardwareQuestion(Value, frozen=True):
+    """Which hardware of one type a node group has on a node. `configs` is JSON: the configuration's entries for the
+    node, null without any. The rest says what process finds it there: `env` is on top of the node's environment,
+    `sys_path` are the asker's import paths, `extensions` what it loaded itself; `limit_s` is how long it may take.
+    """
+
+    type: str
+    node_rank: int
+    configs: str = "null"
+    interpreter: Union[str, None] = None
+    env: dict[str, str] = {}
+    path_env_merge_mode: str = "append"
+    sys_path: list[str] = []
+    extensions: list[Extension] = []
+    limit_s: float = 10.0
+
+
+class Piece(Value, frozen=True):
+    """One piece of configured hardware. `cls` is ``module:qualname`` of its info class, `detail` the JSON object of the
+    fields that the class adds.
+    """
+
+    type: str
+    model: str
+    cls: str = ""
+    detail: str = "{}"
+    identity: str = ""
+    claim_keys: list[str] = []
+
+
+class HardwareAnswer(Value, frozen=True):
+    """What a node said to a HardwareQuestion: its pieces, or what is wrong.
+
+    `kind` is "" without a fault; "config": the type refuses its configuration, `path` says where in it;
+    "unregistered": the node does not know the type; "failed": the process that looks crashed, hung or talked nonsense.
+    """
+
+    pieces: list[Piece] = []
+    kind: str = ""
+    text: str = ""
+    path: str = ""
+
+
 class NodeReport(Value, frozen=True):
     """What an agent knows of its node.
 
@@ -77,6 +132,18 @@ class Claim(Value, frozen=True):
 
     key: str
     title: str
+
+
+class RobotStop(Value, frozen=True):
+    """A robot worker that an emergency stop is for. `reached` is False where its node is silent: its lease ends there
+    without a word from us.
+    """
+
+    worker: str
+    namespace: str
+    robots: list[str]
+    node: str
+    reached: bool
 
 
 class WorkerSpec(Value, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 from collections.abc import Callable
@@ -29,11 +30,45 @@ class Control:
     def __init__(self, sock: socket.socket, on_end: Callable[[], None]) -> None:
         self._socket = sock
         self._on_end = on_end
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._handlers: dict[type, Callable[[spawn.ToWorker], None]] = {}
 
-    def listen(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Take what the template says from now on. I/O thread."""
-        loop.add_reader(self._socket.fileno(), self._readable)
+    def fileno(self) -> int:
+        """Of the socket."""
+        return self._socket.fileno()
+
+    def listen(self, loop: asyncio.AbstractEventLoop, *, guarded: bool = False) -> None:
+        """Take what the template says from now on. I/O thread.
+
+        Args:
+            loop: of the I/O thread.
+            guarded: a robot worker's guard receives, and hands over what is not for it.
+        """
+        self._loop = loop
+        if not guarded:
+            loop.add_reader(self._socket.fileno(), self._readable)
+
+    def receive(self) -> spawn.ToWorker | None:
+        """Wait for a packet; None when the template has ended. The guard's thread.
+
+        Raises:
+            RemoteWireError: it is none.
+        """
+        try:
+            data = self._socket.recv(_MAX_PACKET)
+        except OSError:
+            data = b""
+        return spawn.decode_to_worker(data) if data else None
+
+    def hand_over(self, packet: spawn.ToWorker) -> None:
+        """A packet that is not for the guard. Its thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._dispatch, packet)
+
+    def try_send(self, packet: spawn.ToAgent) -> None:
+        """Tell the template, unless it has ended or does not read. Any thread; does not wait."""
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            self._socket.send(spawn.encode(packet), socket.MSG_DONTWAIT)
 
     def serve(self, kind: type[P], handler: Callable[[P], None]) -> None:
         """Give packets of this kind to *handler*, on the I/O thread. Any thread."""
@@ -64,6 +99,9 @@ class Control:
         except RemoteWireError as error:
             log.warning("dropped what the template said: %s", error)
             return
+        self._dispatch(packet)
+
+    def _dispatch(self, packet: spawn.ToWorker) -> None:
         handler = self._handlers.get(type(packet))
         if handler is not None:
             handler(packet)

@@ -89,7 +89,8 @@ def prepare(start: Start) -> None:
     spec = start.fork.spec
     if start.forked:
         os.setsid()
-    procfs.die_with_parent(signal.SIGKILL, start.template)
+    if not spec.claims:  # a robot worker makes its robots safe first: its control socket tells it
+        procfs.die_with_parent(signal.SIGKILL, start.template)
     _restore_signals()
     procfs.write_mark(*start.slot, spec.id)
     procfs.set_name(f"{spec.group}:{spec.rank}")

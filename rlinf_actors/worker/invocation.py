@@ -10,6 +10,7 @@ from typing import Any
 from rlinf_actors.errors import SerializationError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.wire import failure, frames, payload
+from rlinf_actors.worker.parking import Unwound
 
 Reply = Callable[["Invocation", frames.AnyFrame, Sequence[Buffer]], None]
 
@@ -130,6 +131,8 @@ class Invocation:
             method, args, kwargs = self.bind(instance)
             start = time.perf_counter()
             value = method(*args, **kwargs)
+        except Unwound:  # the lease of a robot worker is over: nothing more is begun here
+            raise
         except BaseException as error:  # noqa: BLE001 - whatever it is, the caller is told; the worker lives on
             self.fail(error)
             return
@@ -147,6 +150,8 @@ class Invocation:
                 return
             if hasattr(value, "__await__"):
                 value = await value
+        except Unwound:
+            raise
         except BaseException as error:
             self.fail(error)
             if isinstance(error, asyncio.CancelledError) and self.cancelled:

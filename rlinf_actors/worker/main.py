@@ -1,7 +1,7 @@
 """A worker process, from the fork to its end: `run_worker` is where the template's child goes.
 
 Two threads: the I/O thread (connections, heartbeats, the socket to the template) and the main
-thread, which belongs to the user's code.
+thread, which belongs to the user's code. A robot worker has a third, its guard.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import traceback
 from typing import Any
 
 from rlinf_actors.cluster.attach import WorkerJob, set_worker_job
-from rlinf_actors.errors import ConfigError, ProtocolMismatchError, WorkerStartError
+from rlinf_actors.errors import ConfigError, ProtocolMismatchError, UsageError, WorkerStartError
+from rlinf_actors.group.names import check_lease_hook
 from rlinf_actors.model.accelerator_table import ALWAYS_NIC_VARIABLE
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.hardware import AcceleratorType
@@ -40,7 +41,9 @@ from rlinf_actors.worker.executor import (
     ThreadsExecutor,
     uses_event_loop,
 )
+from rlinf_actors.worker.parking import Unwound
 from rlinf_actors.worker.ports import HeldPorts
+from rlinf_actors.worker.safety import Guard
 from rlinf_actors.worker.server import Creation, WorkerServer
 from rlinf_actors.worker.worker import Worker
 
@@ -58,17 +61,22 @@ def run_worker(spec: WorkerSpec, place: spawn.WorkerPlace, control_fd: int) -> N
         control_fd: a SOCK_SEQPACKET socket to the template; its end of file is our end.
     """
     control = Control(socket.socket(fileno=control_fd), lambda: _exit(143))
+    guard = Guard(spec, place, control, lambda: Worker.current_worker) if spec.claims else None
     try:
-        context, server = _start(spec, place, control)
+        context, server = _start(spec, place, control, guard)
         _serve(context, server)
+    except Unwound:  # its guard ends the process
+        pass
     except BaseException:  # noqa: BLE001 - nobody is above us; stderr's tail is in the exit report
         traceback.print_exc()
     finally:
+        if guard is not None:
+            guard.stay()
         _exit(1)
 
 
 def _start(
-    spec: WorkerSpec, place: spawn.WorkerPlace, control: Control
+    spec: WorkerSpec, place: spawn.WorkerPlace, control: Control, guard: Guard | None
 ) -> tuple[worker_context.WorkerContext, WorkerServer]:
     """Bring the runtime up and say so; nothing of the user's has run yet."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -85,7 +93,8 @@ def _start(
     job = WorkerJob(runtime, place.head, lambda: context.extras, spec.node_rank)
 
     async def listen() -> tuple[WorkerServer, Endpoint, Messenger]:
-        server = WorkerServer(runtime.network, spec.id, name, spec.token)
+        on_closed = guard.closed if guard is not None else lambda: None
+        server = WorkerServer(runtime.network, spec.id, name, spec.token, on_closed)
         settings = Settings.load()
         station = Station(
             runtime.io,
@@ -103,12 +112,12 @@ def _start(
         server.serve((frames.Ask, frames.LaneEnded), messenger.freight.said)
         ipc = server.bind(f"ipc://{place.run_dir}/w/{spec.id}")
         tcp = server.bind(f"tcp://{place.listen_ip}:0") if place.listen_ip else ""
-        control.listen(asyncio.get_running_loop())
+        control.listen(asyncio.get_running_loop(), guarded=guard is not None)
         return server, Endpoint(place.host, ipc, tcp), messenger
 
     server, endpoint, messenger = runtime.io.submit(listen()).result()
     ports = HeldPorts()
-    master_port = ports.hold(place.node_ip) if spec.rank == 0 else 0
+    master_port = ports.hold() if spec.rank == 0 else 0
     address = WorkerAddress(spec.group, spec.rank)
     has_devices = worker_context.accelerator_type(os.environ) is not AcceleratorType.NO_ACCEL
     context = worker_context.WorkerContext(
@@ -160,11 +169,13 @@ def _construct(context: worker_context.WorkerContext, creation: Creation) -> tup
     os.environ.update(creation.frame.env)
     where = f"{sys.executable} on {context.place.node}"
     extension = os.environ.get(EXT_MODULE)
-    if extension:
-        from rlinf_actors.hardware.registry import load_extension
+    if extension or creation.frame.extensions:
+        from rlinf_actors.hardware import extensions
 
         try:
-            load_extension(extension)
+            if extension:
+                extensions.load_module(extension)
+            extensions.load_told(creation.frame.extensions, where)
         except ConfigError as error:
             raise WorkerStartError(str(error)) from error
     cls = _import_class(creation.frame.cls, where) if creation.frame.cls else None
@@ -181,6 +192,10 @@ def _construct(context: worker_context.WorkerContext, creation: Creation) -> tup
     if not (isinstance(cls, type) and issubclass(cls, Worker)):
         raise WorkerStartError(f"{cls!r} is not a subclass of rlinf_actors.Worker")
     context.extras.update(extras)
+    try:
+        check_lease_hook(cls)
+    except UsageError as error:
+        raise WorkerStartError(str(error)) from None
     gc.enable()
     threads = creation.frame.max_concurrency
     if uses_event_loop(cls, Worker):

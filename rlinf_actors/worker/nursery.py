@@ -54,6 +54,11 @@ class Worker:
             self.control.setblocking(False)
             stack.pop_all()
 
+    @property
+    def has_robots(self) -> bool:
+        """Whether it holds a lease of robots."""
+        return bool(self.fork.spec.claims)
+
     def note(self, text: str) -> None:
         """A line of ours in its stderr file."""
         self.err.note(text)
@@ -139,10 +144,20 @@ class Nursery:
             worker.announced = False
             self._announce(worker)
 
-    def tell(self, packet: spawn.ToWorker) -> None:
+    def renew(self, packet: spawn.Renew) -> None:
+        """The leases of robot workers last longer. One that stands still does not need every packet."""
+        for worker in self._workers.values():
+            if worker.has_robots and not worker.outgoing:
+                self._pass_on(worker, packet)
+
+    def tell(self, packet: spawn.DevicesLocked | spawn.DevicesBusy | spawn.Revoke) -> None:
         """Pass on to a worker what agentd says; one that has ended needs nothing."""
         worker = self._workers.get(packet.id)
-        if worker is not None and worker.control in self._selector.get_map():
+        if worker is not None:
+            self._pass_on(worker, packet)
+
+    def _pass_on(self, worker: Worker, packet: spawn.ToWorker) -> None:
+        if worker.control in self._selector.get_map():
             worker.outgoing.append(spawn.encode(packet))
             self._flush(worker)
 
@@ -210,7 +225,7 @@ class Nursery:
                 self._send(packet)
             elif isinstance(packet, (spawn.LockDevices, spawn.UnlockDevices)) and packet.id == worker.id:
                 self._send(packet)
-            elif isinstance(packet, (spawn.StartFailed, spawn.TemplateFailed)):
+            elif isinstance(packet, (spawn.StartFailed, spawn.LeaseLost, spawn.TemplateFailed)):
                 worker.failure = packet.text
 
     # --- ends ---
@@ -300,15 +315,19 @@ class Nursery:
             os.waitpid(worker.pid, 0)  # a zombie already
             del self._workers[worker.id], self._pids[worker.pid]
 
-    def end_all(self, wakeup: socket.socket) -> None:
+    def end_all(self, wakeup: socket.socket, reason: str) -> None:
         """Kill every process below this one and wait until all are gone, END_S at most.
+
+        Robot workers are told *reason* first and have ROBOT_END_S to end by themselves.
 
         Args:
             wakeup: readable when a child ended.
+            reason: for people.
         """
-        deadline = time.monotonic() + END_S
         with selectors.DefaultSelector() as selector:
             selector.register(wakeup, selectors.EVENT_READ)
+            self._end_robots(selector, wakeup, reason)
+            deadline = time.monotonic() + END_S
             for worker in self._workers.values():
                 _kill_group(worker.pid)
             while True:
@@ -326,6 +345,22 @@ class Nursery:
         for worker in self._workers.values():
             worker.out.finish()
             worker.err.finish()
+
+    def _end_robots(self, selector: selectors.BaseSelector, wakeup: socket.socket, reason: str) -> None:
+        robots = {worker.id: worker for worker in self._workers.values() if worker.has_robots and not worker.told}
+        for id in robots:
+            self.tell(spawn.Revoke(id, reason))
+        for worker in self._workers.values():
+            if worker.id not in robots:
+                _kill_group(worker.pid)
+        deadline = time.monotonic() + spawn.ROBOT_END_S
+        while True:
+            flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            robots = {id: one for id, one in robots.items() if os.waitid(os.P_PID, one.pid, flags) is None}
+            if not robots or not selector.select(max(0.0, deadline - time.monotonic())):
+                return
+            with contextlib.suppress(BlockingIOError):
+                wakeup.recv(4096)
 
 
 def _kill(pid: int) -> None:

@@ -4,38 +4,66 @@ from __future__ import annotations
 
 import socket
 
+from rlinf_actors.errors import UsageError
+
 
 class HeldPorts:
-    """Ports bound, but not listened on, until `close`.
+    """Ports bound on every address of the machine, but not listened on, until `release` or `close`.
 
-    The kernel gives a bound port to nobody as an ephemeral one, and because both sides set
-    SO_REUSEADDR, a later listener on the same address (TCPStore sets it) is let in. A program that
-    binds the very number on purpose is let in too: this is a reservation against accidents.
+    The kernel gives a bound port to nobody who asks for any port, nor to outgoing connections. A listener on the
+    very number is let in if it sets SO_REUSEADDR or SO_REUSEPORT, since the socket here sets both: that is
+    asyncio, http.server, ZeroMQ, TCPStore and gRPC, on one address or all. So it is a reservation against accidents,
+    not against a program that asks for this number. One that sets neither option needs `release` first.
     """
 
     def __init__(self) -> None:
-        self._held: list[socket.socket] = []
+        self._held: dict[int, socket.socket] = {}
 
-    def hold(self, ip: str) -> int:
-        """Reserve a free port on *ip* and return its number.
+    def hold(self) -> int:
+        """Reserve a port that is free on every address and return its number.
 
         Raises:
-            OSError: there is no free port, or *ip* is not this machine's.
+            OSError: there is no free port.
         """
-        family = socket.AF_INET6 if ":" in ip else socket.AF_INET
-        held = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            held.bind((ip, 0))
-        except OSError:
-            held.close()
-            raise
-        self._held.append(held)
+        held = _bound()
         port: int = held.getsockname()[1]
+        self._held[port] = held
         return port
+
+    def release(self, port: int) -> None:
+        """Hold *port* no more.
+
+        Raises:
+            UsageError: it is not held.
+        """
+        held = self._held.pop(port, None)
+        if held is None:
+            raise UsageError(f"port {port} is not held here; held: {', '.join(map(str, self._held)) or 'none'}")
+        held.close()
 
     def close(self) -> None:
         """Give all ports back."""
-        for held in self._held:
-            held.close()
-        self._held.clear()
+        for port in list(self._held):
+            self.release(port)
+
+
+def _bound() -> socket.socket:
+    """A socket bound to a free port of IPv6 and IPv4, or of IPv4 alone where there is no IPv6."""
+    try:
+        return _bind(socket.AF_INET6, "::")
+    except OSError:
+        return _bind(socket.AF_INET, "0.0.0.0")
+
+
+def _bind(family: socket.AddressFamily, address: str) -> socket.socket:
+    held = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if family == socket.AF_INET6:
+            held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind((address, 0))
+    except OSError:
+        held.close()
+        raise
+    return held

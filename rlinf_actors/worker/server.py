@@ -53,14 +53,23 @@ class WorkerServer:
         worker_id: this worker's id; a Join for another one came to a recycled address.
         name: for messages.
         token: of the job.
+        on_closed: called (by the executor) when the instance's `_close` has returned.
     """
 
-    def __init__(self, network: Network, worker_id: str, name: str, token: str) -> None:
+    def __init__(
+        self,
+        network: Network,
+        worker_id: str,
+        name: str,
+        token: str,
+        on_closed: Callable[[], None] = lambda: None,
+    ) -> None:
         self._listener = network.listener(self._received)
         self._copy: Copy = bytes if network.memory is None else network.memory.copy
         self._worker_id = worker_id
         self._name = name
         self._token = token
+        self._on_closed = on_closed
         self._network = network
         self._members: dict[bytes, Lending] = {}
         self._calls: dict[tuple[bytes, int], Invocation] = {}
@@ -131,6 +140,8 @@ class WorkerServer:
         """An invocation's answer. Executor's thread."""
         if type(frame) is not frames.Item:
             self._calls.pop((invocation.peer, invocation.id), None)
+            if type(frame) is frames.Ok and invocation.method == "_close":
+                self._on_closed()
         now = self._executor is None or self._executor.idle()
         self._send(invocation.peer, frame, parts, now)
 

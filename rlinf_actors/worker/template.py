@@ -5,7 +5,8 @@ House rules:
 * Nothing here blocks: pipes and sockets are non-blocking, what cannot be sent waits in a queue.
 * A worker that ended stays unreaped until agentd holds a pidfd of it (Watching), so that no pid is
   mistaken; what it left behind is killed before its end is told.
-* agentd's end (EOF) or the owner's (pidfd) is the end of every worker and of the template.
+* agentd's end (EOF) or the owner's (pidfd) is the end of every worker and of the template; robot workers
+  are told of it, and have ROBOT_END_S to make their robots safe.
 """
 
 from __future__ import annotations
@@ -92,6 +93,7 @@ class Template:
         self._outgoing: deque[bytes] = deque()
         self._buffer = memoryview(bytearray(spawn.MAX_PACKET))
         self._over = False
+        self._why = ""
         self._child: forked.Start | None = None
         self._nursery = Nursery(self._selector, self._send)
         self._nofile, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -117,7 +119,7 @@ class Template:
                 if self._child is not None:
                     return self._child
             self._nursery.look()
-        self._nursery.end_all(self._wakeup[0])
+        self._nursery.end_all(self._wakeup[0], self._why)
         return None
 
     # --- start-up ---
@@ -160,10 +162,13 @@ class Template:
     # --- events ---
 
     def _on_terminate(self, *_: object) -> None:
-        self._over = True
+        self._end("its template was stopped")
 
     def _on_owner_end(self, _: int) -> None:
-        self._over = True
+        self._end("the driver ended")
+
+    def _end(self, why: str) -> None:
+        self._over, self._why = True, self._why or why
 
     def _on_wakeup(self, _: int) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -181,7 +186,7 @@ class Template:
             except ConnectionError:
                 size = 0
             if size == 0:
-                self._over = True
+                self._end("its agentd ended")
                 return
             self._obey(spawn.decode_to_template(self._buffer[:size]))
 
@@ -192,8 +197,10 @@ class Template:
             self._nursery.watched(packet.id)
         elif isinstance(packet, spawn.Read):
             self._nursery.read(packet.ids)
+        elif isinstance(packet, spawn.Renew):
+            self._nursery.renew(packet)
         elif isinstance(packet, spawn.Shutdown):
-            self._over = True
+            self._end("its agentd was stopped")
         else:
             self._nursery.tell(packet)
 
@@ -210,7 +217,7 @@ class Template:
         except BlockingIOError:
             pass
         except ConnectionError:
-            self._over = True
+            self._end("its agentd ended")
             self._outgoing.clear()
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
         if self._agent in self._selector.get_map() and self._selector.get_key(self._agent).events != events:

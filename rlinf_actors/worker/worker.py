@@ -227,12 +227,49 @@ class Worker(Messaging, Channels):
         return ManagerProxy(self._connected("check_worker_alive()")).is_alive(name)
 
     def acquire_free_port(self) -> int:
-        """A TCP port on this node that nothing else is given as long as this worker lives.
+        """A TCP port on this node that is given to nobody else as long as this worker lives.
 
-        It is held bound, not listening, with SO_REUSEADDR, so a listener that sets that option
-        (torch's TCPStore does) may take it. An explicit bind of the number by another program is let in too.
+        It is held bound on every address, not listening. A listener that sets SO_REUSEADDR or SO_REUSEPORT takes it
+        as it is: asyncio, http.server, ZeroMQ, gRPC and torch's TCPStore do, in this process or another one of this
+        user. For one that sets neither call `release_free_port` right before it binds. It is kept from whoever asks
+        for any port; a program that binds this very number is let in.
+
+        Raises:
+            OSError: there is no free port.
         """
-        return self._own_ports.hold(self._context.place.node_ip if self._context else "127.0.0.1")
+        return self._own_ports.hold()
+
+    def release_free_port(self, port: int) -> None:
+        """Hold a port of `acquire_free_port` no more, so that a listener without socket options can bind it.
+
+        From here until it does, the kernel may give the port to somebody else. A process that this worker forked
+        after `acquire_free_port` holds the port too, until it ends.
+
+        Raises:
+            UsageError: (a RuntimeError) the port is not held here.
+        """
+        self._own_ports.release(port)
+
+    def on_lease_lost(self) -> None:
+        """Make this worker's robots safe: send the stop command. Define it where a worker is placed on robots.
+
+        Such a worker holds a lease, 2 s by default, that the head renews through agentd every 0.5 s. The method
+        runs when the lease was not renewed (a cut network, a head or an agentd that died or stands still), when it is
+        taken away (the owner of the group ended, `rlinf-actors estop`, the group is shut down and `_close()` is not
+        defined or did not return), at SIGTERM, and when agentd or the template process dies. It runs at most once,
+        also while ``__init__`` is still running, and never in a worker without robots. After it the process ends.
+
+        Thread: one of its own. All other threads of yours stand still before it begins and begin nothing more;
+        the main thread stops within 0.2 s unless it is in C code, and the event loop, if there is one, with it.
+        A lock that one of them holds is given back after 0.25 s by raising SystemExit there, so ``finally`` blocks
+        may run then. It must be a plain ``def`` without arguments; what it raises is printed to stderr.
+
+        Time: it has 1 s. With a lease of 2 s it begins at the latest 1.9 s after the last word of the head.
+
+        What cannot be promised: C code that holds the interpreter's lock delays it, and a worker that is ended by
+        kill -9, by the kernel or by a crash in C code does not run it. Processes that the worker started go on until
+        it has ended. So the robot's controller needs a watchdog of its own.
+        """
 
     def _connected(self, what: str) -> worker_context.WorkerContext:
         if self._context is None:

@@ -52,6 +52,7 @@ class FakeChildren:
         self.alive: dict[str, WorkerSpec] = {}
         self.stops: list[tuple[list[str], float]] = []
         self.credits: list[tuple[int, str]] = []
+        self.renewals: list[float] = []
         self.closed = False
 
     def start(self, specs):
@@ -60,7 +61,7 @@ class FakeChildren:
             self.alive[spec.id] = spec
             loop.call_soon(self.report, WorkerReady(spec.id, 9, Endpoint("h", f"ipc://{spec.id}"), 0, 4000))
 
-    def stop(self, ids, grace_s):
+    def stop(self, ids, grace_s, reason=""):
         self.stops.append((ids, grace_s))
         for id in ids:
             self.end(id, ExitReport("stopped", None, 15))
@@ -72,7 +73,10 @@ class FakeChildren:
     def log_credit(self, chars, owner):
         self.credits.append((chars, owner))
 
-    async def close(self, grace_s):
+    def renew(self, until, lease_s):
+        self.renewals.append(until)
+
+    async def close(self, grace_s, reason=""):
         self.stop(list(self.alive), grace_s)
         await asyncio.sleep(0)
         self.closed = True

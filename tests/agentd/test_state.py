@@ -112,7 +112,7 @@ def test_a_welcome_registers_and_starts_the_beats_jittered():
     kit.do(e.Start())
     assert kit.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0))) == [e.Registered("epoch")]
     assert kit.state.next_deadline() == kit.now + 0.5
-    assert kit.do(e.Tick(), 0.5) == [e.Send(Beat("life1"))]
+    assert kit.do(e.Tick(), 0.5) == [e.Send(Beat("life1", kit.now))]
     assert kit.state.next_deadline() == kit.now + 1.0
 
 
@@ -179,7 +179,7 @@ def test_silence_of_its_machine_ends_workers_before_a_new_life():
     kit.silence()
     says, stop = kit.do(e.HeadLooked(refused=False))
     assert "silent for 10 s" in says.text
-    assert stop == e.StopChildren(["w1", "w2"], s.CUT_OFF_GRACE_S)
+    assert stop == e.StopChildren(["w1", "w2"], s.CUT_OFF_GRACE_S, "the head was silent for 10 s")
     assert kit.do(e.FromWorkers(WorkerExited("w1", GONE))) == []
     (hello,) = kit.do(e.FromWorkers(WorkerExited("w2", GONE)))
     assert (hello.incarnation, hello.anew) == ("life2", True)
@@ -194,7 +194,7 @@ def test_a_head_that_stays_away_costs_the_workers_after_its_grace():
     kit.do(e.HelloFailed(ClusterTimeoutError("no answer")), 50)
     assert kit.state.next_deadline() == 100 + 120
     assert kit.do(e.Tick(), 59) == []
-    assert e.StopChildren(["w1"], s.CUT_OFF_GRACE_S) in kit.do(e.Tick(), 1)
+    assert e.StopChildren(["w1"], s.CUT_OFF_GRACE_S, "no head for 120 s") in kit.do(e.Tick(), 1)
 
 
 def test_a_node_without_workers_waits_for_its_head_for_ever():
@@ -214,7 +214,7 @@ def test_a_head_that_was_heard_while_we_looked_is_there():
 def test_a_stand_still_of_ours_is_not_the_heads_silence():
     kit = Kit().join()
     kit.do(e.Stalled(60), 60)
-    assert kit.do(e.Tick()) == [e.Send(Beat("life1"))]
+    assert kit.do(e.Tick()) == [e.Send(Beat("life1", kit.now))]
 
 
 # --- workers ---
@@ -302,9 +302,9 @@ def test_drain_closes_the_children_then_says_goodbye():
     kit.start("w1")
     says, close = kit.do(e.Drain("SIGTERM"))
     assert "SIGTERM" in says.text
-    assert close == e.CloseChildren(3.0)
+    assert close == e.CloseChildren(3.0, "SIGTERM")
     assert kit.do(e.Drain("SIGTERM")) == []
-    assert kit.do(e.Drain("the driver ended", 0.0)) == [e.StopChildren(["w1"], 0.0)]
+    assert kit.do(e.Drain("the driver ended", 0.0)) == [e.StopChildren(["w1"], 0.0, "the driver ended")]
     gone = WorkerExited("w1", GONE)
     assert kit.do(e.FromWorkers(gone)) == [e.Send(gone)]
     goodbye, end = kit.do(e.Empty())

@@ -75,8 +75,23 @@ def test_status(shown):
     assert data["hardware"] == {"NV_GPU": 8}
     assert data["workers"] == {"gone": 1, "running": 1}
     assert data["faults"] == [{"node": "n2", "text": "NVML: driver mismatch"}]
+    assert data["leases"][0] == {
+        "key": "Arm:1",
+        "title": "Arm 1",
+        "namespace": "job-1",
+        "group": "arms",
+        "owner": "owned by driver, process 7",
+        "workers": ["arms:0"],
+        "nodes": ["n0"],
+        "state": "held",
+        "held_s": 312.25,
+        "free_in_s": None,
+    }
+    assert (data["leases"][1]["state"], data["leases"][1]["free_in_s"]) == ("lost", 100.0)
     _, out, _ = shown("status")
     assert "up 75 s" in out
+    assert "Arm 1: group arms of namespace job-1, 5 min, owned by driver, process 7\n" in out
+    assert "Arm 2: group far of namespace job-2, 20 s, whose owner has ended; its node is lost, free in 100 s\n" in out
     assert "fault     n2: NVML: driver mismatch" in out
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -125,3 +126,10 @@ def test_the_whole_heterogeneous_plan(tmp_path):
     out = succeeds(tmp_path, "heterogeneous/main.py", "--plan-only")
     assert out.startswith("18 nodes, 128 accelerators")
     assert "agent: 400 processes on node (0-1:0-199,2-3:200-399)" in out
+
+
+@pytest.mark.parametrize("fault", ["none", "worker", "template", "agentd"])
+def test_the_robot_arm_is_stopped_last(tmp_path, fault):
+    out = succeeds(tmp_path, "robot_arm.py", "--fault", fault)
+    assert re.search(r"commands in the arm's record; the last two: move \d\.\d+, stop\n", out)
+    assert fault == "none" or f"after its {fault} was killed" in out

@@ -23,7 +23,8 @@ def described(strategy):
     cluster = DescribedCluster.identical(2, 2, model="A800")
     placements = strategy.get_placement(cluster)
     nodes = [cluster.get_node_info(one.cluster_node_rank) for one in placements]
-    return detail.detail_of(placements, nodes, [f"host-{node.node_rank}" for node in nodes])
+    hardware = {1: [HardwareInfo("Franka", "FR3")]}
+    return detail.detail_of(placements, nodes, [f"host-{node.node_rank}" for node in nodes], hardware)
 
 
 def attached_to(world, monkeypatch, text):
@@ -81,10 +82,14 @@ def test_something_else_is_an_error_that_names_the_group(text):
 async def test_an_attached_handle_knows_what_the_owners_does(world, monkeypatch):
     made = described(PackedPlacementStrategy(0, 2))
     group = attached_to(world, monkeypatch, detail.encode(made))
-    owner = GroupControl(world.runtime, world.remote, group_kit.Arm, {}, frozenset(), made.placements, made.models)
+    arms = {1: [HardwareInfo("Franka", "FR3")]}
+    owner = GroupControl(
+        world.runtime, world.remote, group_kit.Arm, {}, frozenset(), made.placements, made.models, arms
+    )
     assert group.placements == made.placements
     assert group.control.worker_infos() == owner.worker_infos()
     infos = [entry.info for entry in group.worker_info_list]
+    assert [info.hardware_infos for info in infos] == [[], arms[1], []]
     assert [(info.accelerator_type, info.accelerator_model) for info in infos] == [("NV_GPU", "A800")] * 3
     assert [info.available_accelerators for info in infos] == [["0"], ["1"], ["0"]]
     assert [peer.node for peer in world.remote.peers] == ["host-0", "host-0", "host-1"]

@@ -127,7 +127,7 @@ def test_import_paths_are_the_scripts_not_the_interpreters(tmp_path):
     (tmp_path / "script.py").write_text(
         "import sys\n"
         f"sys.path.insert(0, {str(os.getcwd())!r})\n"
-        "from rlinf_actors.group.launching import import_paths\n"
+        "from rlinf_actors.cluster.importpaths import import_paths\n"
         "print('\\n'.join(import_paths()))\n"
     )
     (tmp_path / "lib").mkdir()

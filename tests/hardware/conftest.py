@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_actors.hardware import registry
+from rlinf_actors.hardware import extensions, registry
 from rlinf_actors.hardware.probe import run_probe
 from rlinf_actors.hardware.report import ProbeReport
 from rlinf_actors.hardware.vendors import catalog
@@ -56,7 +56,8 @@ def registries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Registries of this test's own."""
     monkeypatch.setattr(registry, "_hardware", {})
     monkeypatch.setattr(registry, "_configs", {})
-    monkeypatch.setattr(registry, "_extensions", set())
+    monkeypatch.setattr(extensions, "_loaded", {})
+    monkeypatch.setattr(extensions, "_scanned", set())
     monkeypatch.setattr(catalog, "_registered", {})
     monkeypatch.setattr(hardware, "_registered", set())
     monkeypatch.setattr(accelerator_table, "_owners", {})

@@ -39,11 +39,24 @@ def test_a_tool_that_fails(tree: Tree, body: str, fault: str) -> None:
     assert Machine(tree.environ).run("smi", "-q").fault == fault
 
 
-def test_a_tool_that_prints_for_ever_is_ended(tree: Tree) -> None:
-    tree.tool("smi", "signal.signal(signal.SIGXFSZ, signal.SIG_DFL)\nwhile True: out('x' * 65536)")
+@pytest.mark.parametrize("where", [1, 2])
+def test_a_tool_that_prints_for_ever_is_killed(tree: Tree, where: int) -> None:
+    tree.tool("smi", f"while True: os.write({where}, b'x' * 65536)")
     done = Machine(tree.environ).run("smi")
-    assert done.fault == "smi printed more than 4 MiB and was ended"
-    assert len(done.output) == 4 << 20
+    assert done.fault == "smi printed more than 4 MiB and was killed"
+    assert len(done.output) in (0, 4 << 20)
+
+
+def test_a_tool_that_prints_more_than_a_pipe_holds(tree: Tree) -> None:
+    tree.tool("smi", "out('x' * 300_000); sys.stderr.write('y' * 300_000)")
+    done = Machine(tree.environ).run("smi")
+    assert (len(done.output), done.fault) == (300_000, "")
+
+
+def test_a_process_that_a_tool_leaves_keeps_nobody_waiting(tree: Tree) -> None:
+    tree.tool("smi", "out(f'{a}')\nsys.stdout.flush()\nif os.fork() == 0: signal.pause()")
+    done = Machine(tree.environ).run("smi")
+    assert (done.output, done.fault) == ("[]", "")
 
 
 def test_a_tool_that_is_not_there(tree: Tree) -> None:

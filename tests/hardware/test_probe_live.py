@@ -212,7 +212,7 @@ async def test_without_a_sign_of_any_vendor_nothing_is_started(tmp_path: Path) -
 async def test_an_interpreter_that_is_missing_is_a_fault(nvml_environ: dict[str, str]) -> None:
     report = await run_probe(python="/nowhere/python", env=nvml_environ)
     assert len(report.faults) == 1
-    assert report.faults[0].startswith("NV_GPU: the probe's process cannot be started: ")
+    assert report.faults[0].startswith("NV_GPU: its process cannot be started: ")
 
 
 async def test_an_interpreter_without_nvidia_ml_py_is_a_fault(probe: Probe, tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ import pytest
 
 from rlinf_actors.config.cluster import ClusterConfig
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.hardware.configured import enumerate_section, enumerate_type, with_enumerated_hardware
+from rlinf_actors.hardware.configured import describe_hardware, enumerate_type, without_types
+from rlinf_actors.hardware.extensions import load_module
 from rlinf_actors.hardware.registry import (
     Hardware,
     NodeHardwareConfig,
     hardware_types,
-    load_extension,
     lookup,
     parse_config,
 )
@@ -77,7 +77,7 @@ def test_from_the_configuration_to_the_nodes() -> None:
         {"node_rank": 2, "robot_ip": "10.0.0.3"},
     )
     given = nodes()
-    found = with_enumerated_hardware(config, given)
+    found = describe_hardware(config, given)
     assert [node.get_hw_resource_count("MyArm") for node in found] == [0, 1, 2]
     assert [node.num_accelerators for node in found] == [1, 1, 1]
     assert [info.config.robot_ip for info in found[2].get_hardware_infos("MyArm")] == ["10.0.0.2", "10.0.0.3"]
@@ -86,27 +86,31 @@ def test_from_the_configuration_to_the_nodes() -> None:
     assert first.config == MyArmConfig(1, "10.0.0.1", ["7"], 2.0)
     assert all(len(node.hardware_resources) == 1 for node in given)  # nothing that was passed in changed
 
-    hardware = config.node_groups[0].hardware
-    assert hardware is not None
-    assert {rank: found.count for rank, found in enumerate_section(hardware, (1, 2)).items()} == {1: 1, 2: 2}
 
-
-def test_what_is_configured_replaces_what_a_node_reports_of_the_type() -> None:
+def test_what_a_description_lists_of_a_type_stays() -> None:
     register()
-    reported = HardwareResource("MyArm", [HardwareInfo("MyArm", "?")] * 3)
-    given = [NodeInfo(node_rank=1, hardware_resources=[reported])]
-    found = with_enumerated_hardware(parse({"node_rank": 1, "robot_ip": "10.0.0.1"}), given)
-    assert [info.model for info in found[0].get_hardware_infos("MyArm")] == ["v2"]
+    listed = HardwareResource("MyArm", [HardwareInfo("MyArm", "?")] * 3)
+    given = [NodeInfo(node_rank=1, hardware_resources=[listed])]
+    assert describe_hardware(parse({"node_rank": 1, "robot_ip": "10.0.0.1"}), given) == given
 
 
-def test_a_type_without_a_class_here_stays_as_reported() -> None:
+def test_a_type_that_no_package_here_knows_is_left_alone() -> None:
     config = ClusterConfig.from_any(section({"node_rank": 1, "anything": 1}))
-    reported = HardwareResource("MyArm", [HardwareInfo("MyArm", "?")])
-    given = [NodeInfo(node_rank=1, hardware_resources=[reported])]
-    assert with_enumerated_hardware(config, given) == given
-    with pytest.raises(ConfigError, match="hardware type 'MyArm' has no Hardware class: register one") as caught:
-        with_enumerated_hardware(config, [NodeInfo(node_rank=1)])
-    assert caught.value.path == "cluster.node_groups[0].hardware.type"
+    assert describe_hardware(config, nodes()) == nodes()
+
+
+def test_faults_of_a_described_node_count_the_sections_entries() -> None:
+    register()
+    config = ClusterConfig.from_any(section({"node_rank": 2, "robot_ip": "x"}, {"node_rank": 1, "robot_ip": 7}))
+    with pytest.raises(ConfigError, match="is 7; expected str") as caught:
+        describe_hardware(config, nodes())
+    assert caught.value.path == "cluster.node_groups[0].hardware.configs[1].robot_ip"
+
+
+def test_a_config_without_its_types_is_the_same_for_both() -> None:
+    register()
+    entry = {"node_rank": 1, "robot_ip": "10.0.0.1", "cameras": None, "speed": 1.0}
+    assert without_types(parse(entry)) == ClusterConfig.from_any(section(entry))
 
 
 @pytest.mark.parametrize(
@@ -228,8 +232,8 @@ def extension(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_an_extension_registers_once(extension: Path) -> None:
     extension.write_text("calls = []\ndef register(): calls.append(1)\n")
-    load_extension("lab_ext")
-    load_extension("lab_ext")
+    load_module("lab_ext")
+    load_module("lab_ext")
     assert sys.modules["lab_ext"].calls == [1]
 
 
@@ -256,4 +260,4 @@ def test_an_extension_registers_once(extension: Path) -> None:
 def test_an_extension_that_fails_says_how(extension: Path, name: str, code: str, message: str) -> None:
     extension.write_text(code + "\n")
     with pytest.raises(ConfigError, match=message):
-        load_extension(name)
+        load_module(name)

@@ -6,13 +6,15 @@ import sys
 from dataclasses import dataclass, field
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rlinf_actors.errors import ConfigError, UsageError
 from rlinf_actors.hardware.accelerators import AcceleratorUtil
 from rlinf_actors.hardware.probe import ChildEnd, read_answer
 from rlinf_actors.hardware.report import ReportedInfo, resource_from_report, resource_to_report
 from rlinf_actors.hardware.vendors.catalog import Vendor
-from rlinf_actors.hardware.visibility import visible_devices
+from rlinf_actors.hardware.visibility import selected_devices, visible_devices
 from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType, HardwareInfo, HardwareResource
 from rlinf_actors.wire import codec
 from rlinf_actors.wire.values import HardwareReport, NodeReport, ResourceReport
@@ -72,6 +74,69 @@ def test_visible_devices(value: str | None, indices: list[int], faults: list[str
     assert all(text.startswith(start) for text, start in zip(said, faults, strict=True))
 
 
+def test_a_slice_is_named_by_its_uuid_only() -> None:
+    whole = AcceleratorInfo("NV_GPU", "H100", index=1, uuid="GPU-b")
+    part = AcceleratorInfo("NV_GPU", "MIG 1g.10gb", index=0, uuid="MIG-a", parent_uuid="GPU-a")
+    assert visible_devices([part, whole], "MIG-a,1", "V") == ([part, whole], [])
+    for value in ("0", "GPU-a"):
+        chosen, faults = visible_devices([part, whole], value, "V")
+        assert chosen == []
+        assert faults == [f"V={value} names {value}, which is a device in MIG mode; list its slices by UUID: MIG-a"]
+
+
+@pytest.mark.parametrize(
+    ("value", "indices"),
+    [
+        (None, [0, 1, 2]),
+        ("", [0, 1, 2]),
+        ("level_zero:2,0", [0, 2]),
+        ("Level_Zero:GPU", [0, 1, 2]),
+        ("*:gpu", [0, 1, 2]),
+        ("*:*", [0, 1, 2]),
+        ("level_zero:*;opencl:cpu", [0, 1, 2]),
+        ("opencl:gpu", []),
+        ("*:cpu", []),
+        ("!level_zero:1", [0, 2]),
+        ("!*:gpu", []),
+        ("!opencl:gpu", [0, 1, 2]),
+        ("level_zero:*;!level_zero:0,2", [1]),
+        ("level_zero:1;level_zero:2", [1, 2]),
+    ],
+)
+def test_what_a_selector_leaves(value: str | None, indices: list[int]) -> None:
+    chosen, faults = selected_devices(GPUS, value, "S")
+    assert [info.index for info in chosen] == indices
+    assert faults == []
+
+
+@pytest.mark.parametrize(
+    ("value", "indices", "fault"),
+    [
+        ("level_zero:0,7", [0], "S=level_zero:0,7 has level_zero:0,7, where no device that can be read has number 7"),
+        ("level_zero:0.1", [], "S=level_zero:0.1 has level_zero:0.1, where '0.1' is not understood"),
+        ("level_zero:", [], "S=level_zero: has level_zero:, where '' is not understood"),
+        ("gpu", [], "S=gpu has gpu, which is not BACKEND:DEVICES with a backend of *, level_zero,"),
+        ("vulkan:gpu;level_zero:1", [1], "S=vulkan:gpu;level_zero:1 has vulkan:gpu, which is not BACKEND:DEVICES"),
+        ("*:0", [], "S=*:0 has *:0, which numbers devices of several backends; write level_zero:NUMBER"),
+        ("!level_zero:x", [0, 1, 2], "S=!level_zero:x has !level_zero:x, where 'x' is not understood"),
+    ],
+)
+def test_what_of_a_selector_is_not_understood(value: str, indices: list[int], fault: str) -> None:
+    chosen, faults = selected_devices(GPUS, value, "S")
+    assert [info.index for info in chosen] == indices
+    assert len(faults) == 1
+    assert faults[0].startswith(fault)
+
+
+@settings(deadline=None)
+@given(st.none() | st.text() | st.text(alphabet="!*:;,.0127levzrogpuLE -MIG"))
+def test_any_list_of_devices(value: str | None) -> None:
+    for choose in (visible_devices, selected_devices):
+        chosen, faults = choose(GPUS, value, "V")
+        assert len({info.index for info in chosen}) == len(chosen) <= len(GPUS)
+        assert all(isinstance(fault, str) for fault in faults)
+
+
 SEGFAULT = 'Fatal Python error: Segmentation fault\n\nThread 0x1:\n  File "/x/pynvml.py", line 5 in nvmlInitWithFlags\n'
 
 
@@ -103,6 +168,10 @@ SEGFAULT = 'Fatal Python error: Segmentation fault\n\nThread 0x1:\n  File "/x/py
         (
             ChildEnd(0, b'{"infos": [{"type": "NPU", "model": ""}]}'),
             "the vendor's library reported devices of another type",
+        ),
+        (
+            ChildEnd(0, b'{"infos": [{"type": "NV_GPU", "model": "", "memory_bytes": 9223372036854775808}]}'),
+            "the vendor's library reported a number of more than 64 bits",
         ),
     ],
 )

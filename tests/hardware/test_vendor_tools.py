@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import select
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 from vendor_kit import Tree, capture
 
+from rlinf_actors import procfs
 from rlinf_actors.hardware.probe import run_probe
 from rlinf_actors.hardware.report import ProbeReport, resources_from_reports
 from rlinf_actors.model.hardware import AcceleratorInfo
@@ -214,6 +218,35 @@ async def test_a_tool_without_its_devices_is_never_run(tree: Tree) -> None:
     assert (report.resources, report.faults) == ([], [])
 
 
+@pytest.mark.parametrize("after", ["", "signal.pause()"])
+async def test_an_agent_keeps_nothing_of_what_a_tool_started(tree: Tree, after: str) -> None:
+    procfs.set_subreaper()  # as agentd is: orphans come to this process, and `nothing_left` sees them
+    tree.kunlun()
+    answer = f"out({capture('kunlun_devices.txt')!r})\nsys.stdout.flush()"
+    tree.tool("xpu_smi", f"{answer}\nif os.fork() == 0: signal.pause()\n{after}")
+    report = await probed(tree, timeout_s=2 if after else 15)
+    assert indices(report) == [0, 1]
+
+
+async def test_cancelling_the_probe_kills_what_a_tool_started(tree: Tree, tmp_path: Path) -> None:
+    tree.kunlun()
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    tree.tool(
+        "xpu_smi",
+        f"pid = os.fork()\nif pid: open({str(fifo)!r}, 'w').write(f'{{os.getpid()}} {{pid}}')\nsignal.pause()",
+    )
+    task = asyncio.ensure_future(probed(tree))
+    pids = (await asyncio.to_thread(fifo.read_text)).split()
+    pidfds = [os.pidfd_open(int(pid)) for pid in pids]
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    for pidfd in pidfds:
+        assert select.select([pidfd], [], [], 10)[0]
+        os.close(pidfd)
+
+
 # --- tools that do anything ---
 
 TOOLS = {
@@ -223,6 +256,7 @@ TOOLS = {
     "amd": "rocm-smi",
     "intel": "xpu-smi",
 }
+HANG = "signal.pause()"
 KEPT = {"amd": 2, "intel": 2}
 """Devices that /sys tells of without the tool."""
 
@@ -235,7 +269,7 @@ KEPT = {"amd": 2, "intel": 2}
         ("sys.exit('dcmi module initialize failed')", "ended with exit code 1; its last words: dcmi module"),
         ("os.write(1, bytes(range(256)) * 64)", "print"),
         ("out('')", "print"),
-        ("signal.pause()", "s; it was killed. Give it longer in agentd.toml"),
+        (HANG, "s; it was killed. Give it longer in agentd.toml"),
         (None, "is not installed"),
     ],
 )
@@ -243,7 +277,7 @@ async def test_a_broken_tool_is_a_fault(tree: Tree, vendor: str, body: str | Non
     getattr(tree, vendor)()
     if body is not None:
         tree.tool(TOOLS[vendor], body)
-    report = await probed(tree, timeout_s=2)
+    report = await probed(tree, timeout_s=2 if body == HANG else 15)
     assert len(devices(report)) == KEPT.get(vendor, 0)
     if vendor == "intel" and body is None:  # /sys is enough
         assert report.faults == []

@@ -193,8 +193,8 @@ def test_the_end_of_a_driver_stops_its_groups_with_little_grace():
     kit.launch("mine", [0, 1])
     kit.launch("theirs", [0], peer="d2")
     kit.tell("d1", Goodbye("done"))
-    assert kit.sent(StopWorkers, "a:n0") == [StopWorkers(["mine-0"], 0.5)]
-    assert kit.sent(StopWorkers, "a:n1") == [StopWorkers(["mine-1"], 0.5)]
+    assert kit.sent(StopWorkers, "a:n0") == [StopWorkers(["mine-0"], 0.5, "its owner ended")]
+    assert kit.sent(StopWorkers, "a:n1") == [StopWorkers(["mine-1"], 0.5, "its owner ended")]
     assert kit.group_states() == {"mine": "stopping", "theirs": "starting"}
 
 
@@ -205,7 +205,7 @@ def test_the_end_of_a_worker_ends_the_groups_it_made():
     kit.driver("w", role="worker", worker_id="g-0", token=token)
     assert isinstance(kit.launch("child", [0], peer="w"), Launched)
     kit.exited("a:n0", "g-0", exit_code=1)
-    assert kit.sent(StopWorkers, "a:n0") == [StopWorkers(["child-0"], kit.timing.orphan_grace_s)]
+    assert kit.sent(StopWorkers, "a:n0") == [StopWorkers(["child-0"], kit.timing.orphan_grace_s, "its owner ended")]
 
 
 def test_a_job_is_not_open_to_other_namespaces():

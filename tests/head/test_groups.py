@@ -312,7 +312,7 @@ def test_an_owner_that_does_not_return_expires():
         kit.wait(0.9)
         kit.tell("a:n0", Beat())
     kit.wait(0.2)
-    assert kit.sent(StopWorkers, "a:n0") == [StopWorkers(["g-0", "g-1"], kit.timing.orphan_grace_s)]
+    assert kit.sent(StopWorkers, "a:n0") == [StopWorkers(["g-0", "g-1"], kit.timing.orphan_grace_s, "its owner ended")]
     assert kit.driver().kind == "unreachable"
 
 
@@ -343,7 +343,7 @@ def test_workers_of_a_client_that_has_ended_are_stopped():
     kit.tell("d1", Goodbye())
     (spec,) = specs("g", [0])
     kit.node("n0", workers=[running(spec, "d1", endpoint=UP)])
-    assert kit.sent(StopWorkers, "a:n0") == [StopWorkers(["g-0"], kit.timing.orphan_grace_s)]
+    assert kit.sent(StopWorkers, "a:n0") == [StopWorkers(["g-0"], kit.timing.orphan_grace_s, "its owner ended")]
 
 
 def test_a_name_that_was_given_to_another_owner_stays_theirs():

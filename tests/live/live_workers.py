@@ -156,6 +156,17 @@ class Greeter(Worker):
     def ports(self, count: int) -> list[int]:
         return [self.acquire_free_port() for _ in range(count)]
 
+    def can_bind(self, port: int) -> bool:
+        with socket.socket() as plain:
+            try:
+                plain.bind(("127.0.0.1", port))
+            except OSError:
+                return False
+            return True
+
+    def release(self, port: int) -> None:
+        self.release_free_port(port)
+
     def ephemeral_ports(self, count: int) -> list[int]:
         made = [socket.socket() for _ in range(count)]
         for one in made:

@@ -10,7 +10,7 @@ import sys
 import live_workers as lw
 import pytest
 
-from rlinf_actors import CallTimeoutError, WorkerAddress
+from rlinf_actors import CallTimeoutError, UsageError, WorkerAddress
 from rlinf_actors.group.stream import WINDOW
 
 pytestmark = pytest.mark.live
@@ -110,6 +110,15 @@ class TestPorts:
         ours = {master, *held[0], *held[1]}
         assert len(ours) == 41
         assert not ours & {*ephemeral[0], *ephemeral[1]}
+
+    def test_a_port_that_its_worker_releases_can_be_bound_by_anybody(self, cluster):
+        group = lw.Greeter.create_group().launch(cluster)
+        ((port,),) = group.ports(1).wait()
+        assert group.can_bind(port).wait() == [False]
+        group.release(port).wait()
+        assert group.can_bind(port).wait() == [True]
+        with pytest.raises(UsageError, match=f"port {port} is not held here"):
+            group.release(port).wait()
 
     @pytest.mark.torch
     def test_init_process_group_just_works(self, cluster):

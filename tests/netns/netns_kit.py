@@ -40,6 +40,10 @@ class Host:
         """*arguments* as a command that runs on this host."""
         return ["ip", "netns", "exec", self.namespace, *arguments]
 
+    def link(self, state: str) -> None:
+        """Pull its network plug (``down``), or put it in again (``up``)."""
+        _ip("-n", self.namespace, "link", "set", "eth0", state)
+
 
 def _ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True, capture_output=True)

@@ -24,6 +24,9 @@ class Anywhere(Worker):
 
 
 class Reducer(Anywhere):
+    def network(self) -> str | None:
+        return os.environ.get("GLOO_SOCKET_IFNAME")
+
     def all_reduce(self) -> float:
         import torch
         import torch.distributed as dist

@@ -12,10 +12,14 @@ from hypothesis import strategies as st
 from rlinf_actors.errors import ProtocolError, RemoteWireError
 from rlinf_actors.wire import codec, frames, spawn
 from rlinf_actors.wire import messages as m
+from rlinf_actors.wire.values import Extension, Piece
 
 NODE = m.NodeReport("id", "host", "127.0.0.1", "key", 2, 1 << 30, "3.11", "/usr/bin/python3")
 SPEC = m.WorkerSpec("w-0", "g", "ns", 0, 1, 0, {"A": "1"})
 STATE = m.WorkerState("w-0", 0, 0, "127.0.0.1", "running", 7, m.Endpoint("key", "ipc:///x", "tcp://127.0.0.1:1"))
+
+QUESTION = m.HardwareQuestion("Arm", 1, "[{}]", env={"A": "1"}, extensions=[Extension("lab", "g", "lab 1.0")])
+ANSWER = m.HardwareAnswer([Piece("Arm", "v1", "lab:Info", "{}", "ip", ["Arm:ip"])])
 
 BODIES = [
     m.AgentHello(1, "0.1", "inc", NODE, True, [m.RunningWorker(SPEC, "owner")]),
@@ -45,6 +49,11 @@ BODIES = [
     m.WatchClients(["inc"]),
     m.ClientGone("inc"),
     m.Warn("careful"),
+    m.EnumerateHardware("id", QUESTION),
+    m.Enumerated(ANSWER),
+    m.LookForHardware("e-1", QUESTION),
+    m.HardwareFound("e-1", ANSWER),
+    m.StopLooking("e-1"),
 ]
 
 

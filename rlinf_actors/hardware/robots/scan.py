@@ -1,20 +1,19 @@
 """What there is for robots on this machine: cameras, CAN buses, serial devices, and what the environment names.
 
-``python -m rlinf_actors.hardware.robots.scan`` prints it as JSON. `rlinf-actors hw scan --robots` runs that in a
-process of its own, because a camera maker's SDK may hang or crash.
+`rlinf-actors hw scan --robots` runs it in a process of its own, because a camera maker's SDK may hang or crash.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 
 from rlinf_actors.errors import ConfigError
+from rlinf_actors.hardware.child import contain, finish
 from rlinf_actors.hardware.robots.auto import RobotAutoConfig, variable
 from rlinf_actors.hardware.robots.cameras import CAMERAS, connected, usb_cameras
 from rlinf_actors.hardware.robots.checks import Machine, can_faults, can_interfaces, faults_of
@@ -122,15 +121,11 @@ def _text(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def main() -> None:
-    """Print the scan as JSON; whatever an SDK prints goes to standard error."""
-    answer = os.dup(1)
-    os.dup2(2, 1)
-    with open(answer, "wb") as out:
-        out.write(msgspec.json.encode(scan(os.environ, Machine())))
-    sys.stderr.flush()
-    os._exit(0)  # an SDK's clean-up could hang
+def main(argv: list[str]) -> None:
+    """Write the scan as JSON.
 
-
-if __name__ == "__main__":
-    main()
+    Args:
+        argv: the parent's pid.
+    """
+    answer = contain(int(argv[0]))
+    finish(answer, msgspec.json.encode(scan(os.environ, Machine())))

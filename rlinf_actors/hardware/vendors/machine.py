@@ -27,7 +27,9 @@ LONGER = "Give it longer in agentd.toml, [hardware] probe_timeout_s"
 _SHARE = 0.75
 """Of that time, what the tools get: what else was found must still be reported."""
 MAX_OUTPUT_BYTES = 4 << 20
-"""A tool that prints more is ended by the kernel (SIGXFSZ); eight devices take some tens of KiB."""
+"""A tool that prints more is killed; eight devices take some tens of KiB."""
+_KILL_S = 0.5
+"""After SIGKILL a process in a driver's uninterruptible sleep stays; it is then left behind, and named."""
 _TOOL_DIRECTORIES = ("/usr/local/bin", "/usr/local/sbin", "/usr/bin", "/usr/sbin", "/opt/rocm/bin")
 """Where drivers put their tools; a service's PATH need not have all of them."""
 
@@ -134,7 +136,7 @@ class Machine:
         """
         with contextlib.ExitStack() as stack:
             runs = [_Run.start(command, self.tool(command[0]), self._environ, stack) for command in commands]
-            _wait([run.pidfd for run in runs if run.child], self._ends)
+            _attend([run for run in runs if run.child is not None], self._ends)
             return [run.end(self._limit_s) for run in runs]
 
 
@@ -146,7 +148,8 @@ class _Run:
         self.fault = fault
         self.child: subprocess.Popen[bytes] | None = None
         self.pidfd = -1
-        self.outputs: tuple[int, int] = (-1, -1)
+        self.printed: dict[int, bytearray] = {}
+        """What came through the pipes of standard output and standard error so far."""
 
     @classmethod
     def start(
@@ -157,49 +160,71 @@ class _Run:
         if path is None:
             run.fault = f"{command[0]} is not installed: it is not on PATH ({environ.get('PATH', '')})"
             return run
-        # Files instead of pipes: a process that keeps a pipe open, or fills it, cannot hold us up.
-        run.outputs = os.memfd_create("tool-out"), os.memfd_create("tool-err")
-        for fd in run.outputs:
-            stack.callback(os.close, fd)
+        pipes = [os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK) for _ in range(2)]
         try:
+            for reader, writer in pipes:
+                stack.callback(os.close, reader)
+                os.set_blocking(writer, True)
             run.child = subprocess.Popen(
                 [path, *command[1:]],
                 stdin=subprocess.DEVNULL,
-                stdout=run.outputs[0],
-                stderr=run.outputs[1],
+                stdout=pipes[0][1],
+                stderr=pipes[1][1],
                 env=dict(environ),
                 preexec_fn=partial(_contain, os.getpid()),  # safe: this process has no other thread
             )
         except (OSError, subprocess.SubprocessError) as error:
             run.fault = f"{run.command} cannot be started: {error}"
             return run
+        finally:
+            for _, writer in pipes:
+                os.close(writer)
+        run.printed = {reader: bytearray() for reader, _ in pipes}
         run.pidfd = os.pidfd_open(run.child.pid)
         stack.callback(os.close, run.pidfd)
         return run
+
+    def read(self, pipe: int) -> bool:
+        """Take what is in a pipe; False if nothing more will be. A tool that prints too much is killed."""
+        while len(self.printed[pipe]) <= MAX_OUTPUT_BYTES:
+            try:
+                part = os.read(pipe, 1 << 16)
+            except BlockingIOError:
+                return True
+            if not part:
+                return False
+            self.printed[pipe] += part
+        self.fault = f"{self.command} printed more than {MAX_OUTPUT_BYTES >> 20} MiB and was killed"
+        self.kill()
+        return False
+
+    def kill(self) -> None:
+        """Kill the tool and what it started. It is not reaped yet, so that nobody else has its group's number."""
+        assert self.child is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.child.pid, signal.SIGKILL)
 
     def end(self, limit_s: float) -> Ran:
         """What it said, after its end; whoever still runs is killed."""
         if self.child is None:
             return Ran(self.command, fault=self.fault)
-        ended = bool(_readable([self.pidfd], 0))
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.child.pid, signal.SIGKILL)
-        if not ended and not _readable([self.pidfd], 0.5):
+        ended = bool(_ready([self.pidfd], 0))
+        self.kill()
+        if not ended and not _ready([self.pidfd], _KILL_S):
             return Ran(self.command, fault=f"{self.command} hangs in the driver, and cannot be killed")
+        for pipe in self.printed:  # what is there, not until its end: a process that it left may keep it open
+            self.read(pipe)
         code = self.child.wait()
-        output, errors = (os.pread(fd, MAX_OUTPUT_BYTES, 0).decode(errors="replace") for fd in self.outputs)
+        output, errors = (bytes(text[:MAX_OUTPUT_BYTES]).decode(errors="replace") for text in self.printed.values())
         if not ended:
-            return Ran(
-                self.command, output, f"{self.command} gave no answer within {limit_s:.2g} s; it was killed. {LONGER}"
-            )
-        return Ran(self.command, output, _fault(self.command, code, errors or output))
+            silent = f"{self.command} gave no answer within {limit_s:.2g} s"
+            return Ran(self.command, output, self.fault or f"{silent}; it was killed. {LONGER}")
+        return Ran(self.command, output, self.fault or _fault(self.command, code, errors or output))
 
 
 def _fault(command: str, code: int, said: str) -> str:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     words = f"; its last words: {lines[-1][:200]}" if lines else ""
-    if code == -signal.SIGXFSZ:
-        return f"{command} printed more than {MAX_OUTPUT_BYTES >> 20} MiB and was ended"
     if code < 0:
         cause = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
         return f"{command} crashed ({cause}){words}"
@@ -207,19 +232,25 @@ def _fault(command: str, code: int, said: str) -> str:
 
 
 def _contain(parent: int) -> None:
-    """In the tool's process, before its program: a group of its own, our end is its end, bounded output."""
+    """In the tool's process, before its program: a group of its own, and our end is its end."""
     os.setpgid(0, 0)
     procfs.die_with_parent(signal.SIGKILL, parent)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_OUTPUT_BYTES, MAX_OUTPUT_BYTES))
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[1]  # ours is for reports; a tool may have a long log file
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
 
-def _wait(pidfds: list[int], ends: float) -> None:
-    waiting = list(pidfds)
-    while waiting and (ready := _readable(waiting, ends - time.monotonic())):
-        waiting = [fd for fd in waiting if fd not in ready]
+def _attend(runs: Sequence[_Run], ends: float) -> None:
+    """Read what tools print, until all have ended or the time is over."""
+    readers = {pipe: run for run in runs for pipe in run.printed}
+    waiting = {run.pidfd for run in runs}
+    while waiting and (ready := _ready([*waiting, *readers], ends - time.monotonic())):
+        waiting -= set(ready)
+        for pipe in readers.keys() & set(ready):
+            if not readers[pipe].read(pipe):
+                del readers[pipe]
 
 
-def _readable(fds: list[int], seconds: float) -> list[int]:
+def _ready(fds: Sequence[int], seconds: float) -> list[int]:
     poll = select.poll()
     for fd in fds:
         poll.register(fd, select.POLLIN)

@@ -1,13 +1,11 @@
-"""Execution times by tag, and ports held for later."""
+"""Execution times by tag."""
 
 from __future__ import annotations
 
-import socket
 import threading
 
 import pytest
 
-from rlinf_actors.worker.ports import HeldPorts
 from rlinf_actors.worker.timers import Timers, timed
 
 
@@ -88,42 +86,3 @@ class TestDecorator:
         with pytest.raises(ValueError, match="bad"):
             worker.raises()
         assert worker._timers.pop("bad") >= 0
-
-
-class TestHeldPorts:
-    def test_nobody_is_given_the_port_and_a_listener_that_reuses_gets_it(self, rlinf_leak_check):
-        ports = HeldPorts()
-        port = ports.hold("127.0.0.1")
-        with socket.socket() as plain, pytest.raises(OSError, match="in use"):
-            plain.bind(("127.0.0.1", port))
-        with socket.socket() as store:
-            store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            store.bind(("127.0.0.1", port))
-            store.listen()
-            with socket.create_connection(("127.0.0.1", port)):
-                pass
-        ports.close()
-
-    def test_no_ephemeral_port_is_a_held_one(self, rlinf_leak_check):
-        ports = HeldPorts()
-        held = {ports.hold("127.0.0.1") for _ in range(50)}
-        assert len(held) == 50
-        others = [socket.socket() for _ in range(200)]
-        for other in others:
-            other.bind(("127.0.0.1", 0))
-        assert not held & {other.getsockname()[1] for other in others}
-        for other in others:
-            other.close()
-        ports.close()
-
-    def test_given_back_on_close(self, rlinf_leak_check):
-        ports = HeldPorts()
-        port = ports.hold("127.0.0.1")
-        ports.close()
-        ports.close()
-        with socket.socket() as plain:
-            plain.bind(("127.0.0.1", port))
-
-    def test_an_address_of_another_machine(self, rlinf_leak_check):
-        with pytest.raises(OSError, match="assign"):
-            HeldPorts().hold("192.0.2.1")

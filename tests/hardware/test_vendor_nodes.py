@@ -1,4 +1,4 @@
-"""Nodes whose vendors' libraries hang, crash or print garbage, and nodes with a list of visible devices, as agents."""
+"""Nodes as their agents report them: broken vendors, lists of visible devices, a vendor that a package adds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from vendor_kit import Tree, capture
 
 from rlinf_actors.cli.session import fetch_status
 from rlinf_actors.settings import Settings
-from rlinf_actors.wire.values import NodeReport
 
 pytestmark = pytest.mark.live
 ROOT = Path(__file__).parents[2]
@@ -30,19 +29,19 @@ def short() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def node(directory: Path, environ: dict[str, str], config: str = "") -> Iterator[NodeReport]:
-    """A head with one node, started with exactly this environment; what the head knows of the node."""
+def node(directory: Path, environ: dict[str, str], config: str = "") -> Iterator[str]:
+    """A head with one node, started with exactly this environment; the head's address."""
     (directory / "agentd.toml").write_text(config)
     read, write = os.pipe()
     command = [sys.executable, "-m", "agentd", "--config", str(directory / "agentd.toml"), "--head", "--listen",
                "127.0.0.1:0", "--run-dir", str(directory / "run"), "--ready-fd", str(write)]  # fmt: skip
-    env = {**environ, "PYTHONPATH": str(ROOT)}
+    env = {"PYTHONPATH": str(ROOT), **environ}
     agent = subprocess.Popen(command, env=env, pass_fds=(write,), stderr=subprocess.DEVNULL)
     os.close(write)
     try:
         with os.fdopen(read) as pipe:
             told = json.loads(pipe.readline() or "{}")
-        yield fetch_status(told["head"], Settings()).nodes[0].report
+        yield told["head"]
     finally:
         agent.terminate()
         agent.wait(15)
@@ -59,15 +58,16 @@ def test_a_node_registers_whatever_its_vendors_libraries_do(short: Path, tmp_pat
     tree.amd()
     tree.tool("rocm-smi", f"out({capture('rocm_smi.json')!r})")
     hangs = {"LD_LIBRARY_PATH": str(fake_nvml), "FAKE_NVML_MODE": "init=hang"}
-    with node(short, {**tree.environ, **hangs}, "[hardware]\nprobe_timeout_s = 3\n") as report:
+    with node(short, {**tree.environ, **hangs}, "[hardware]\nprobe_timeout_s = 5\n") as head:
+        report = fetch_status(head, Settings()).nodes[0].report
         assert [(found.type, len(found.infos)) for found in report.resources] == [("AMD_GPU", 2)]
         said = {fault.partition(": ")[0]: fault.partition(": ")[2] for fault in report.faults}
     assert said.keys() == {"NV_GPU", "NPU", "MUSA_GPU", "KUNLUN_XPU"}
     assert said["NV_GPU"].startswith(
-        "the vendor's library gave no answer within 3 s in nvmlInitWithFlags; it was killed"
+        "the vendor's library gave no answer within 5 s in nvmlInitWithFlags; it was killed"
     )
     assert "[hardware] probe_timeout_s; NVIDIA's persistence daemon" in said["NV_GPU"]
-    assert said["NPU"].startswith("npu-smi info gave no answer within 2.")
+    assert said["NPU"].startswith("npu-smi info gave no answer within ")
     assert said["MUSA_GPU"].startswith("mthreads-gmi -q crashed (SIGSEGV)")
     assert said["KUNLUN_XPU"].startswith("xpu_smi printed no table of XPUs: ")
 
@@ -82,7 +82,7 @@ from rlinf_actors import Cluster, Worker
 
 class Shows(Worker):
     def show(self):
-        return os.environ["CUDA_VISIBLE_DEVICES"]
+        return os.environ["{variable}"]
 
 cluster = Cluster(num_nodes=1)
 print(cluster.num_accelerators, *Shows.create_group().launch(cluster).show().wait())
@@ -102,16 +102,53 @@ cluster.shutdown()
 def test_workers_get_what_the_nodes_list_leaves(
     short: Path, fake_nvml: Path, tmp_path: Path, devices: str, value: str, seen: str
 ) -> None:
-    (short / "script.py").write_text(SCRIPT)
     env = {
         **Tree(tmp_path / "root").environ,
         "LD_LIBRARY_PATH": str(fake_nvml),
-        "PYTHONPATH": str(ROOT),
         "CUDA_VISIBLE_DEVICES": value,
-        "RLINF_ACTORS_RUN_DIR": str(short),
         **({"FAKE_NVML_DEVICES": devices} if devices else {}),
     }
-    done = subprocess.run(
-        [sys.executable, str(short / "script.py")], env=env, capture_output=True, text=True, timeout=18, check=False
-    )
+    done = driver(short, SCRIPT.format(variable="CUDA_VISIBLE_DEVICES"), env)
     assert done.stdout.strip() == seen, done.stderr
+
+
+LAB = """
+from rlinf_actors import AcceleratorFacts, AcceleratorInfo, AcceleratorUtil, Found
+
+def register():
+    facts = AcceleratorFacts("LAB_TPU_VISIBLE_DEVICES", "", "labtpu", "")
+    AcceleratorUtil.register_accelerator("LAB_TPU", facts, devices=("/dev/labtpu[0-9]",))(find)
+
+def find(environ):
+    return Found([AcceleratorInfo("LAB_TPU", "v1", index=index) for index in (4, 5)])
+"""
+
+
+def test_workers_on_a_vendors_devices_that_a_package_adds(short: Path, tmp_path: Path) -> None:
+    tree = Tree(tmp_path / "root")
+    tree.write("/dev/labtpu0")
+    (short / "lab").mkdir()
+    (short / "lab" / "my_lab.py").write_text(LAB)
+    with_lab = {"PYTHONPATH": f"{ROOT}:{short / 'lab'}", "RLINF_EXT_MODULE": "my_lab"}
+    script = SCRIPT.format(variable="LAB_TPU_VISIBLE_DEVICES")
+    with node(short, {**tree.environ, **with_lab}) as head:
+        knows = driver(short, script, {**tree.environ, **with_lab, "RLINF_HEAD": head})
+        assert knows.stdout.strip() == "2 4 5", knows.stderr
+        ignorant = driver(short, script, {**tree.environ, "RLINF_HEAD": head})
+    assert ignorant.returncode == 1
+    assert "there is no accelerator type 'LAB_TPU' in this process" in ignorant.stderr
+    assert "install the package that has module my_lab here, or name that module in RLINF_EXT_MODULE" in ignorant.stderr
+
+
+def driver(directory: Path, script: str, environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run a script with exactly this environment."""
+    (directory / "script.py").write_text(script)
+    env = {"PYTHONPATH": str(ROOT), "RLINF_ACTORS_RUN_DIR": str(directory), **environ}
+    return subprocess.run(
+        [sys.executable, str(directory / "script.py")],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=18,
+        check=False,
+    )

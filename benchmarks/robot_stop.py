@@ -1,0 +1,180 @@
+"""How long after a fault a robot arm has its stop command: ``python -m benchmarks.robot_stop [--repeat N]``.
+
+A LocalCluster of two nodes, the simulated arm on the second, its worker streaming 400 moves a second. The
+arm's record and the fault are on one clock. A process that stands still (SIGSTOP) is to the others what
+a cut network is: silence.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlinf_actors import (
+    Cluster,
+    ComponentPlacement,
+    Hardware,
+    HardwareConfig,
+    HardwareInfo,
+    HardwareResource,
+    NodeHardwareConfig,
+    Worker,
+)
+from rlinf_actors.cli import app
+from rlinf_actors.errors import RlinfActorsError
+from rlinf_actors.settings import HEAD
+from rlinf_actors.testing import LocalCluster
+from rlinf_actors.testing.simulated_arm import SimulatedArmClient, read_record
+
+
+@NodeHardwareConfig.register_hardware_config("MeasuredArm")
+@dataclass
+class MeasuredArmConfig(HardwareConfig):
+    address: str
+
+
+@dataclass
+class MeasuredArmInfo(HardwareInfo):
+    address: str
+
+
+@Hardware.register()
+class MeasuredArm(Hardware):
+    HW_TYPE = "MeasuredArm"
+
+    @classmethod
+    def enumerate(cls, node_rank: int, configs: Sequence[MeasuredArmConfig] | None = None) -> HardwareResource | None:
+        infos = [MeasuredArmInfo(cls.HW_TYPE, "simulated", arm.address) for arm in configs or ()]
+        return HardwareResource(cls.HW_TYPE, infos) if infos else None
+
+
+class Streamer(Worker):
+    def __init__(self) -> None:
+        self.arm = SimulatedArmClient(self.hardware_infos[0].address)
+
+    def processes(self) -> tuple[int, int]:
+        return os.getpid(), os.getppid()
+
+    def stream(self) -> None:
+        while True:
+            for _ in range(20):
+                self.arm.move(1.0)
+            self.arm.state()
+
+    def on_lease_lost(self) -> None:
+        self.arm.stop()
+
+
+@dataclass
+class Scene:
+    """One cluster with a streaming worker, and who could be hurt in it."""
+
+    local: LocalCluster
+    worker: int
+    template: int
+    driver: int
+
+
+def _kill(number: int, who: Callable[[Scene], int]) -> Callable[[Scene], Any]:
+    return lambda scene: os.kill(who(scene), number)
+
+
+FAULTS: dict[str, Callable[[Scene], Any]] = {
+    "SIGTERM to the worker": _kill(signal.SIGTERM, lambda scene: scene.worker),
+    "kill -9 of the template": _kill(signal.SIGKILL, lambda scene: scene.template),
+    "kill -9 of agentd": _kill(signal.SIGKILL, lambda scene: scene.local.nodes[1].pid),
+    "kill -9 of the driver": _kill(signal.SIGKILL, lambda scene: scene.driver),
+    "estop": lambda scene: app.run(["estop"]),
+    "agentd stands still": _kill(signal.SIGSTOP, lambda scene: scene.local.nodes[1].pid),
+    "the head stands still": _kill(signal.SIGSTOP, lambda scene: scene.local.nodes[0].pid),
+}
+
+
+def drive(address: str, tell: int) -> None:
+    """The driver's process: stream until it fails, or we are killed."""
+    section: dict[str, Any] = {
+        "num_nodes": 2,
+        "component_placement": {"env": {"node_group": "arms", "placement": "0"}},
+        "node_groups": [
+            {
+                "label": "arms",
+                "node_ranks": 1,
+                "hardware": {"type": "MeasuredArm", "configs": [{"address": address, "node_rank": 1}]},
+            }
+        ],
+    }
+    with Cluster(cluster_cfg=section) as cluster:
+        strategy = ComponentPlacement({"cluster": section}, cluster).get_strategy("env")
+        group = Streamer.create_group().launch(cluster, strategy, name="env")
+        worker, template = group.processes().wait()[0]
+        work = group.stream()
+        os.write(tell, f"{worker} {template}\n".encode())
+        try:
+            work.wait()
+        except RlinfActorsError as error:
+            print(f"  {str(error).splitlines()[0]}", file=sys.stderr)
+
+
+def measure(fault: str) -> float:
+    """Seconds from *fault* to the stop command."""
+    with tempfile.TemporaryDirectory() as folder, LocalCluster(2) as local:
+        record = Path(folder, "arm.jsonl")
+        command = [sys.executable, "-m", "rlinf_actors.testing.simulated_arm", "--record", str(record)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as arm:
+            try:
+                assert arm.stdout is not None
+                return _measure(fault, local, f"127.0.0.1:{int(arm.stdout.readline())}", record)
+            finally:
+                arm.terminate()
+
+
+def _measure(fault: str, local: LocalCluster, address: str, record: Path) -> float:
+    os.environ[HEAD] = local.head
+    heard, tell = os.pipe()
+    command = [sys.executable, "-m", "benchmarks.robot_stop", "--drive", address, str(tell)]
+    with subprocess.Popen(command, pass_fds=(tell,)) as driver:
+        os.close(tell)
+        select.select([heard], [], [], 30)
+        worker, template = map(int, os.read(heard, 100).split())
+        os.close(heard)
+        watcher = SimulatedArmClient(address)
+        for _ in range(30):
+            watcher.state()
+        at = time.monotonic()
+        FAULTS[fault](Scene(local, worker, template, driver.pid))
+        while watcher.state()[1]:
+            pass
+        for node in local.nodes:
+            if node.alive:
+                os.kill(node.pid, signal.SIGCONT)
+        driver.wait()
+    (stop,) = [one for one in read_record(record) if one.text == "stop"]
+    return stop.at - at
+
+
+def main() -> None:
+    """Print a table of delays in milliseconds."""
+    parser = argparse.ArgumentParser(prog="benchmarks.robot_stop")
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--drive", nargs=2, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.drive:
+        drive(given.drive[0], int(given.drive[1]))
+        return
+    for fault in FAULTS:
+        delays = sorted(measure(fault) for _ in range(given.repeat))
+        print(f"{fault:<26}" + "".join(f"{delay * 1000:>10.1f}" for delay in delays) + " ms", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""The arm's protocol: a line out, a line back."""
+
+from __future__ import annotations
+
+import os
+import select
+import termios
+import tty
+
+TIMEOUT_S = 1.0
+
+
+def ask(port: str, command: str, timeout_s: float = TIMEOUT_S) -> str:
+    """The arm's answer to *command*.
+
+    Args:
+        port: path of the serial device.
+        command: ``ID``, ``POS``, or ``MOVE`` and an angle in degrees.
+        timeout_s: seconds that each part of the answer may take.
+
+    Raises:
+        OSError: there is no such device, it is no serial line, or nothing answers there (TimeoutError).
+    """
+    line = os.open(port, os.O_RDWR | os.O_NOCTTY)
+    try:
+        try:
+            tty.setraw(line, termios.TCSANOW)
+        except termios.error as error:  # which is no OSError
+            raise OSError(*error.args) from None
+        os.write(line, command.encode() + b"\n")
+        answer = b""
+        while not answer.endswith(b"\n"):
+            if not select.select([line], [], [], timeout_s)[0]:
+                raise TimeoutError(f"no answer to {command!r} within {timeout_s:g} s")
+            answer += os.read(line, 256)
+        return answer.decode().strip()
+    finally:
+        os.close(line)

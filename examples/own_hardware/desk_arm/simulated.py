@@ -1,0 +1,36 @@
+"""An arm that is not there: a process at the far end of a pseudo-terminal. Its first line is the device's path.
+
+It ends when its standard input is closed.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import tty
+
+SERIAL = "DESK-0042"
+
+
+def main() -> None:
+    """Answer commands."""
+    line, device = os.openpty()  # the device stays open here: without a user it would hang up
+    tty.setraw(device)
+    print(os.ttyname(device), flush=True)
+    angle, received = "0", b""
+    while True:
+        ready = select.select([line, sys.stdin], [], [])[0]
+        if sys.stdin in ready:
+            return
+        received += os.read(line, 256)
+        *commands, received = received.split(b"\n")
+        for command in commands:
+            name, _, value = command.decode().partition(" ")
+            if name == "MOVE":
+                angle = value
+            os.write(line, (SERIAL if name == "ID" else angle).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""A robot arm in the care of a worker: whatever ends, the arm's last command is stop.
+
+The arm is a simulated one: a process of its own that records every command. Run it as it is, or
+choose what goes wrong: ``python examples/robot_arm.py --fault template``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlinf_actors import (
+    Cluster,
+    ComponentPlacement,
+    Hardware,
+    HardwareConfig,
+    HardwareInfo,
+    HardwareResource,
+    NodeHardwareConfig,
+    Worker,
+    procfs,
+)
+from rlinf_actors.errors import RlinfActorsError
+from rlinf_actors.testing.simulated_arm import SimulatedArmClient, read_record
+
+
+@NodeHardwareConfig.register_hardware_config("SimulatedArm")
+@dataclass
+class ArmConfig(HardwareConfig):
+    address: str
+
+
+@dataclass
+class ArmInfo(HardwareInfo):
+    address: str
+
+    @property
+    def identity(self) -> str:
+        return self.address  # two groups cannot have the arm at one address at a time
+
+
+@Hardware.register()
+class SimulatedArm(Hardware):
+    HW_TYPE = "SimulatedArm"
+
+    @classmethod
+    def enumerate(cls, node_rank: int, configs: Sequence[ArmConfig] | None = None) -> HardwareResource | None:
+        infos = [ArmInfo(cls.HW_TYPE, "simulated", arm.address) for arm in configs or ()]
+        return HardwareResource(cls.HW_TYPE, infos) if infos else None
+
+
+class Env(Worker):
+    def __init__(self) -> None:
+        super().__init__()
+        self.arm = SimulatedArmClient(self.hardware_infos[0].address, self.get_name())
+
+    def processes(self) -> dict[str, int]:
+        """Who could be killed."""
+        template = os.getppid()
+        stat = procfs.stat(template)
+        return {"worker": os.getpid(), "template": template, "agentd": stat.parent if stat else 0}
+
+    def stream(self, steps: int) -> None:
+        """Move along with what the arm says, 20 times a second."""
+        for _ in range(steps):
+            position, _ = self.arm.state()
+            self.arm.move(position + 0.01)
+
+    def on_lease_lost(self) -> None:
+        """The one thing that must still happen: it runs on a thread of its own, and nothing of ours after it."""
+        self.arm.stop()
+
+    def _close(self) -> None:
+        """The orderly end, at group.shutdown()."""
+        self.arm.stop()
+        self.arm.close()
+
+
+def stream_until_the_fault(address: str, record: str, fault: str) -> None:
+    cluster_cfg = {
+        "num_nodes": 1,
+        "component_placement": {"env": {"node_group": "arms", "placement": "0"}},
+        "node_groups": [
+            {
+                "label": "arms",
+                "node_ranks": 0,
+                "hardware": {"type": "SimulatedArm", "configs": [{"address": address, "node_rank": 0}]},
+            }
+        ],
+    }
+    with Cluster(cluster_cfg=cluster_cfg) as cluster:
+        placement = ComponentPlacement({"cluster": cluster_cfg}, cluster)
+        group = Env.create_group().launch(cluster, placement.get_strategy("env"), name="env")
+        processes = group.processes().wait()[0]
+        if fault == "none":
+            group.stream(20).wait()
+            group.shutdown()
+            return
+        work = group.stream(1_000_000)
+        watcher = SimulatedArmClient(address, "watcher")
+        for _ in range(20):  # a second of states
+            watcher.state()
+        at = time.monotonic()
+        os.kill(processes[fault], signal.SIGTERM if fault == "worker" else signal.SIGKILL)
+        try:
+            work.wait()
+        except RlinfActorsError as error:
+            print(f"the owner is told: {str(error).splitlines()[0]}")
+        while watcher.state()[1]:
+            pass
+        stop = next(command for command in read_record(record) if command.text == "stop")
+        print(f"the arm was stopped {(stop.at - at) * 1000:.1f} ms after its {fault} was killed")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fault", choices=("none", "worker", "template", "agentd"), default="worker")
+    fault = parser.parse_args().fault
+    with tempfile.TemporaryDirectory() as folder:
+        record = f"{folder}/arm.jsonl"
+        command = [sys.executable, "-m", "rlinf_actors.testing.simulated_arm", "--record", record]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as arm:
+            try:
+                assert arm.stdout is not None
+                stream_until_the_fault(f"127.0.0.1:{int(arm.stdout.readline())}", record, fault)
+            finally:
+                arm.terminate()
+        commands = [one.text for one in read_record(record) if one.connection == 1 and one.text != "closed"]
+        print(f"{len(commands)} commands in the arm's record; the last two: {', '.join(commands[-2:])}")
+
+
+if __name__ == "__main__":
+    main()

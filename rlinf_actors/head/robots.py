@@ -1,0 +1,158 @@
+"""Robot workers: whose lease is over because of whom, and the emergency stop. Pure.
+
+Agents renew the leases of their robot workers themselves, by the head's answers to their beats. The
+head ends one sooner where nobody vouches for the owner any more, or somebody presses the emergency
+stop; and it tells the owner of those that must have ended unseen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+from rlinf_actors.head.clients import ClientTable
+from rlinf_actors.head.commands import Emit, Record, Refused, Timing
+from rlinf_actors.head.groups import GroupTable
+from rlinf_actors.head.nodes import NodeTable
+from rlinf_actors.head.records import Group, Node, Worker
+from rlinf_actors.head.transitions import NodeLife
+from rlinf_actors.wire.messages import EStop, EStopped, Launch
+from rlinf_actors.wire.values import RobotStop
+
+ALL = "*"
+"""Key of the emergency stop of every namespace; none is called that."""
+
+
+class RobotTable:
+    """What is special about groups with claims.
+
+    Args:
+        timing: the head's timers.
+        emit: takes commands.
+        nodes, clients, groups: the other tables.
+    """
+
+    def __init__(self, timing: Timing, emit: Emit, nodes: NodeTable, clients: ClientTable, groups: GroupTable) -> None:
+        self._lease_s = timing.robot_lease_s
+        self._emit = emit
+        self._nodes = nodes
+        self._clients = clients
+        self._groups = groups
+        self._unvouched: dict[tuple[str, str], float] = {}
+        self._stops: dict[str, str] = {}
+
+    # --- silence ---
+
+    def tick(self, now: float) -> None:
+        """Time has passed: end what nobody vouches for, and tell of what has ended where we cannot see."""
+        groups = list(self._robot_groups())
+        known = {group.key for group in groups}
+        self._unvouched = {key: at for key, at in self._unvouched.items() if key in known}
+        for group in groups:
+            if not group.stopping and now >= self._vouched(group, now) + self._lease_s:
+                silent = now - self._vouched(group, now)
+                self._groups.stop_group(group, f"its owner was silent for {silent:.1f} s")
+            for worker in self._robots(group):
+                node = self._nodes.get(worker.node_id)
+                if node is not None and now >= node.last_seen + self._lease_s:
+                    silent = now - node.last_seen
+                    why = f"its agentd was silent for {silent:.1f} s, and so the lease of {titles(worker)} is over"
+                    self._groups.lose(worker, f"node {node.name}: {why}", now)
+
+    def stalled(self, seconds: float) -> None:
+        """The head stood still: nobody was silent."""
+        self._unvouched = {key: at + seconds for key, at in self._unvouched.items()}
+
+    def next_deadline(self, now: float) -> float:
+        """When `tick` has something to do, infinity for never."""
+        times = [math.inf]
+        for group in self._robot_groups():
+            if not group.stopping:
+                times.append(self._vouched(group, now))
+            nodes = (self._nodes.get(worker.node_id) for worker in self._robots(group))
+            times += [node.last_seen for node in nodes if node is not None]
+        return min(times) + self._lease_s
+
+    def _vouched(self, group: Group, now: float) -> float:
+        """When somebody last said, or meant, that the owner lives: itself, or the agent that watches its process."""
+        client = self._clients.get(group.owner)
+        if client is None:  # a restarted head waits for its return
+            return self._unvouched.setdefault(group.key, now)
+        self._unvouched.pop(group.key, None)
+        watcher = self._nodes.get(client.watcher) if client.watcher is not None else None
+        return max(client.last_seen, watcher.last_seen if watcher is not None else 0.0)
+
+    def _robot_groups(self) -> Iterator[Group]:
+        return (group for group in self._groups.alive() if any(self._robots(group)))
+
+    def _robots(self, group: Group) -> list[Worker]:
+        return [group.workers[id] for id in sorted(group.living) if group.workers[id].spec.claims]
+
+    # --- the emergency stop ---
+
+    def estop(self, asked: EStop) -> EStopped:
+        """Stop the robots of a namespace, or all; or allow them again."""
+        key = asked.namespace if asked.namespace is not None else ALL
+        if asked.release:
+            released = self._stops.pop(key, None)
+            self._emit(Record(f"{asked.by} released the emergency stop: {released or 'there was none'}"))
+            return EStopped([], self.stopped())
+        where = f"namespace {asked.namespace!r}" if asked.namespace is not None else "all namespaces"
+        because = f": {asked.reason}" if asked.reason else ""
+        self._stops.setdefault(key, f"emergency stop by {asked.by}{because} ({where})")
+        self._emit(Record(f"emergency stop by {asked.by}{because} ({where})"))
+        reason = f"emergency stop by {asked.by}{because}"
+        return EStopped(self._stop(lambda worker: key in (ALL, worker.spec.namespace), reason), self.stopped())
+
+    def stopped(self) -> list[str]:
+        """The emergency stops in force, a line each."""
+        return list(self._stops.values())
+
+    def check(self, asked: Launch) -> None:
+        """Refuse a launch that an emergency stop forbids.
+
+        Raises:
+            Refused: says whose stop it is, and how it is lifted.
+        """
+        robots = sorted({claim.title for spec in asked.workers for claim in spec.claims})
+        stop = self._in_force(asked.namespace)
+        if robots and stop:
+            option = "" if ALL in self._stops else f" --namespace {asked.namespace}"
+            raise Refused(
+                "usage",
+                f"group {asked.group!r} uses {', '.join(robots)}, and robots are stopped: {stop}. When it is safe, "
+                f"release it with `rlinf-actors estop --release{option}`",
+            )
+
+    def node_back(self, node: Node) -> None:
+        """An agent said hello: its robot workers may not have heard of an emergency stop."""
+        for namespace in {group.namespace for group in self._robot_groups()}:
+            stop = self._in_force(namespace)
+            if stop:
+                self._stop(lambda worker: worker.node_id == node.id and worker.spec.namespace == namespace, stop)  # noqa: B023
+
+    def _in_force(self, namespace: str) -> str:
+        return self._stops.get(ALL) or self._stops.get(namespace, "")
+
+    def _stop(self, chosen: Callable[[Worker], bool], reason: str) -> list[RobotStop]:
+        hits = []
+        for group in list(self._robot_groups()):
+            robots = [worker for worker in self._robots(group) if chosen(worker)]
+            self._groups.stop_workers(robots, 0.0, reason)
+            for worker in robots:
+                node = self._nodes.get(worker.node_id)
+                hits.append(
+                    RobotStop(
+                        f"{group.name}:{worker.spec.rank}",
+                        group.namespace,
+                        [claim.title for claim in worker.spec.claims],
+                        node.name if node is not None else worker.node_ip,
+                        node is not None and node.life is not NodeLife.SUSPECT,
+                    )
+                )
+        return hits
+
+
+def titles(worker: Worker) -> str:
+    """The robots of a worker, for people."""
+    return ", ".join(claim.title for claim in worker.spec.claims)

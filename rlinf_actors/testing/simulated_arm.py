@@ -1,0 +1,206 @@
+"""A simulated robot arm: a process of its own that records every command, and a client for workers.
+
+Lines of text over TCP. A client sends ``move X``, ``stop`` or ``hello NAME``; the arm sends
+``state POSITION MOVING`` to every client, 20 times a second by default. The record is a file of one
+JSON object a line: time (CLOCK_MONOTONIC, which all processes of a machine share), connection, command.
+
+Run one with ``python -m rlinf_actors.testing.simulated_arm --port 0 --record FILE``; its first line
+of output is the port.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+RATE_HZ = 20.0
+_MAX_LINE = 256
+
+
+@dataclass(frozen=True)
+class Command:
+    """One line of the record.
+
+    Attributes:
+        at: when the arm took it, in seconds of CLOCK_MONOTONIC.
+        connection: number of the connection, from 1 on; 0 for the arm's own watchdog.
+        text: ``move 0.25``, ``stop``, ``hello env:0``, ``closed``.
+    """
+
+    at: float
+    connection: int
+    text: str
+
+
+class SimulatedArm:
+    """The arm's process. Loop thread only.
+
+    Args:
+        record: file that every command is appended to, whole lines at a time.
+        rate_hz: how often its state is sent.
+        watchdog_s: it stops by itself when it was moving and no command came for so long; 0 for never.
+    """
+
+    def __init__(self, record: str, *, rate_hz: float = RATE_HZ, watchdog_s: float = 0.0) -> None:
+        self._record = os.open(record, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._rate_hz = rate_hz
+        self._watchdog_s = watchdog_s
+        self._position = 0.0
+        self._moving = False
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._clients: set[asyncio.Task[None]] = set()
+        self._count = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def serve(self, host: str, port: int) -> None:
+        """Listen, print the port, and serve until SIGTERM or SIGINT."""
+        loop, over = asyncio.get_running_loop(), asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, over.set)
+        server = await asyncio.start_server(self._client, host, port, limit=_MAX_LINE)
+        sys.stdout.write(f"{server.sockets[0].getsockname()[1]}\n")
+        sys.stdout.flush()
+        states = loop.create_task(self._send_states(), name="states")
+        await over.wait()
+        states.cancel()
+        server.close()
+        for writer in self._writers:
+            writer.transport.abort()
+        if self._clients:
+            await asyncio.wait(self._clients)
+        os.close(self._record)
+
+    async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._count += 1
+        connection = self._count
+        self._writers.add(writer)
+        task = asyncio.current_task()
+        assert task is not None
+        self._clients.add(task)
+        try:
+            while line := await reader.readline():
+                self._obey(connection, line.decode(errors="replace").strip())
+        except ConnectionError:
+            pass  # a client that ended with states unread
+        except ValueError as error:
+            self._note(connection, f"dropped: {error}")  # a line that is too long
+        finally:
+            self._writers.discard(writer)
+            self._clients.discard(task)
+            writer.close()
+            self._note(connection, "closed")
+
+    def _obey(self, connection: int, text: str) -> None:
+        word, _, rest = text.partition(" ")
+        if word == "move":
+            try:
+                self._position = float(rest)
+            except ValueError:
+                self._note(connection, f"refused: {text}")
+                return
+            self._moving = True
+        elif word == "stop":
+            self._moving = False
+        elif word != "hello":
+            text = f"refused: {text}"
+        self._note(connection, text)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._watchdog_s and self._moving:
+            self._timer = asyncio.get_running_loop().call_later(self._watchdog_s, self._obey, 0, "stop")
+
+    def _note(self, connection: int, text: str) -> None:
+        line = json.dumps({"at": time.monotonic(), "connection": connection, "command": text})
+        os.write(self._record, line.encode() + b"\n")
+
+    async def _send_states(self) -> None:
+        while True:
+            line = f"state {self._position:.6f} {int(self._moving)}\n".encode()
+            for writer in self._writers:
+                writer.write(line)
+            await asyncio.sleep(1 / self._rate_hz)
+
+
+class SimulatedArmClient:
+    """A worker's connection to a simulated arm. One command is one system call: it holds no lock. Any thread.
+
+    Args:
+        address: ``HOST:PORT`` of the arm.
+        name: how its record calls this connection.
+
+    Raises:
+        OSError: nobody listens there.
+    """
+
+    def __init__(self, address: str, name: str = "") -> None:
+        host, _, port = address.rpartition(":")
+        self._socket = socket.create_connection((host, int(port)), timeout=5.0)
+        self._socket.settimeout(None)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._received = b""
+        if name:
+            self._send(f"hello {name}")
+
+    def move(self, position: float) -> None:
+        """Go to *position*. Raises OSError when the connection is gone."""
+        self._send(f"move {position:.6f}")
+
+    def stop(self) -> None:
+        """Have it stand still, and wait until it says that it does. Raises OSError when the connection is gone.
+
+        The wait matters where the process ends next: the kernel drops what is still in a socket's buffer when a
+        process ends that has not read all that it was sent.
+        """
+        self._send("stop")
+        while self.state()[1]:
+            pass
+
+    def state(self) -> tuple[float, bool]:
+        """Wait for the arm's next state: its position, and whether it moves. Raises OSError at its end."""
+        while b"\n" not in self._received:
+            data = self._socket.recv(4096)
+            if not data:
+                raise ConnectionError("the arm closed the connection")
+            self._received += data
+        line, _, self._received = self._received.partition(b"\n")
+        _, position, moving = line.decode().split()
+        return float(position), moving == "1"
+
+    def close(self) -> None:
+        """Close the connection; the arm goes on with its last command."""
+        self._socket.close()
+
+    def _send(self, text: str) -> None:
+        self._socket.sendall(text.encode() + b"\n")
+
+
+def read_record(path: str | Path) -> list[Command]:
+    """The commands in a record, in the order in which the arm took them; a line that is being written is left out."""
+    lines = Path(path).read_text().split("\n")[:-1]
+    return [Command(one["at"], one["connection"], one["command"]) for one in map(json.loads, lines)]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run an arm until SIGTERM."""
+    parser = argparse.ArgumentParser(prog="simulated_arm", description="A robot arm that only records its commands.")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=0, help="0 for a free one, which is printed")
+    parser.add_argument("--record", required=True, metavar="FILE", help="file that every command is appended to")
+    parser.add_argument("--rate", type=float, default=RATE_HZ, metavar="HZ", help="states a second (%(default)g)")
+    parser.add_argument("--watchdog", type=float, default=0.0, metavar="S", help="stop after S seconds without command")
+    given = parser.parse_args(arguments)
+    arm = SimulatedArm(given.record, rate_hz=given.rate, watchdog_s=given.watchdog)
+    asyncio.run(arm.serve(given.host, given.port))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Bringing the user's threads to a standstill, so that nothing of theirs follows the stop command.
+
+The main thread is interrupted by a signal, which also ends a blocking system call; its handler does
+not return. Any other Python thread gets an exception whose constructor does not return: that runs
+before the next of its own instructions. C code is not interrupted: a thread stands still when it
+comes back from there.
+"""
+
+from __future__ import annotations
+
+import _thread
+import ctypes
+import platform
+import signal
+import sys
+import threading
+
+PARK_S = 0.2
+"""How long to wait for the main thread, in seconds: C code may keep it."""
+SIGNAL = signal.SIGRTMAX - 2
+"""glibc keeps the lowest real-time signals for itself; debuggers and profilers like SIGUSR1 and SIGPROF."""
+OURS = "rlinf-actors-"
+"""How the names of the runtime's own threads begin: they run nothing of the user's."""
+_FUTEX = {"x86_64": "202", "aarch64": "98"}
+_set_async_exc = ctypes.pythonapi.PyThreadState_SetAsyncExc
+
+
+class Unwound(SystemExit):
+    """Ends a thread that stood still while it held a lock that on_lease_lost needs. Passes `except Exception`."""
+
+
+class Parking:
+    """Where the user's threads are kept. Made on the main thread, which it may stop from then on."""
+
+    def __init__(self) -> None:
+        self._main = threading.get_ident()
+        self._said = _thread.allocate_lock()  # bare locks: the main thread may be inside anything else
+        self._said.acquire()
+        self._gate = _thread.allocate_lock()
+        self._gate.acquire()
+        self._parked: set[int] = set()
+        signal.signal(SIGNAL, self.handler)
+
+    def park(self) -> bool:
+        """Stop every Python thread but ours and the caller. Returns whether the main thread stands still.
+
+        Waits for the main thread, PARK_S seconds at most; whoever is in C code stops on coming back.
+        """
+        signal.pthread_kill(self._main, SIGNAL)
+        still = self._said.acquire(timeout=PARK_S)
+        for _ in range(2):  # one that was just being started is there the second time
+            for ident in self._users():
+                self._stop(ident)
+        return still
+
+    def let_go(self) -> None:
+        """Have those that stand still end instead, so that their ``with`` blocks give back locks."""
+        self._gate.release()
+
+    def stay(self) -> None:
+        """Stand still for ever, or until `let_go`; then raises Unwound. Any thread that has nothing to do any more."""
+        self._gate.acquire()
+        self._gate.release()
+
+    def _users(self) -> list[int]:
+        """Threads, C libraries' included, that may run code of the user's."""
+        ours = {thread.ident for thread in threading.enumerate() if thread.name.startswith(OURS)}
+        others = set(sys._current_frames()) - ours - self._parked
+        return sorted(others - {self._main, threading.get_ident()})
+
+    def _stop(self, ident: int) -> None:
+        self._parked.add(ident)
+        parking = self
+
+        class Stopped(Unwound):
+            def __init__(self) -> None:
+                super().__init__()
+                parking.stay()
+
+        _set_async_exc(ctypes.c_ulong(ident), ctypes.py_object(Stopped))
+
+    def handler(self, number: int, frame: object) -> None:
+        """Of SIGNAL, on the main thread."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # no other handler runs from here on
+        self._said.release()
+        self.stay()
+        raise Unwound
+
+
+def waits_for_lock(native_id: int) -> bool:
+    """Whether a thread of this process waits for a lock, and not for time or a device. True if nobody can tell."""
+    try:
+        with open(f"/proc/self/task/{native_id}/syscall") as file:
+            call = file.read().split()[0]
+    except (OSError, IndexError):
+        return True
+    return call == _FUTEX.get(platform.machine(), call)

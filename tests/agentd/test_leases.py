@@ -1,0 +1,129 @@
+"""The leases of a node's robot workers, with a clock in hand."""
+
+from __future__ import annotations
+
+import math
+
+from agentd import events as e
+from agentd.leases import RobotLeases
+from agentd.state import AgentState, Policy
+from rlinf_actors.wire.messages import Beat, StartWorkers, StopWorkers, Welcome, WorkerExited
+from rlinf_actors.wire.values import Claim, ExitReport, WorkerSpec
+
+
+def held(*ids: str, now: float = 100.0) -> RobotLeases:
+    leases = RobotLeases()
+    for id in ids:
+        leases.started(id, now)
+    return leases
+
+
+def test_without_robots_nothing_is_due():
+    leases = RobotLeases()
+    assert (leases.beat_s, leases.deadline, leases.expired(1e9)) == (math.inf, math.inf, [])
+    assert not leases.answered(1e9, 1e9)
+
+
+def test_it_counts_from_when_the_beat_was_sent():
+    leases = held("w1")
+    assert (leases.until, leases.beat_s) == (102.0, 0.5)
+    assert leases.answered(at=100.5, now=101.9)
+    assert leases.until == 102.5
+    assert not leases.answered(at=100.25, now=102.0)  # an older one says nothing new
+    assert leases.until == 102.5
+
+
+def test_an_answer_that_comes_too_late_renews_nothing():
+    leases = held("w1")
+    assert not leases.answered(at=101.9, now=102.0)
+    assert leases.expired(102.0) == ["w1"]
+
+
+def test_those_that_lost_it_are_named_once():
+    leases = held("w2", "w1")
+    assert leases.expired(101.9) == []
+    assert leases.expired(102.0) == ["w1", "w2"]
+    assert leases.expired(103.0) == []
+    assert leases.deadline == math.inf
+
+
+def test_one_that_ended_has_none():
+    leases = held("w1", "w2")
+    leases.ended("w1")
+    assert leases.expired(102.0) == ["w2"]
+
+
+def test_a_new_worker_gets_a_whole_lease_only_where_no_answer_is_fresh():
+    leases = held("w1")
+    leases.answered(at=101.0, now=101.1)
+    leases.started("w2", 101.5)
+    assert leases.until == 103.0
+    leases.started("w3", 102.5)
+    assert leases.until == 104.5
+
+
+class Kit:
+    """A joined agent with two workers, one of which has a robot."""
+
+    def __init__(self) -> None:
+        self.state = AgentState(lambda: "life", lambda: 0.5, Policy())
+        self.now = 100.0
+        self.do(e.Start())
+        self.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0, "", 2.0)))
+        specs = [
+            WorkerSpec("arm", "g", "ns", 0, 2, 0, {}, claims=[Claim("k", "Franka 10.10.10.1")]),
+            WorkerSpec("gpu", "g", "ns", 1, 2, 0, {}),
+        ]
+        self.started = self.do(e.Heard(StartWorkers(specs, "d1")))
+
+    def do(self, event: e.Event, after: float = 0.0) -> list[e.Action]:
+        self.now += after
+        return self.state.handle(event, self.now)
+
+    def until(self, end: float) -> list[e.Action]:
+        """Tick at every deadline up to then."""
+        out = []
+        while self.state.next_deadline() <= end:
+            self.now = self.state.next_deadline()
+            out += self.state.handle(e.Tick(), self.now)
+        self.now = end
+        return out
+
+
+def test_the_lease_is_known_before_the_worker_starts_and_a_beat_goes_out_at_once():
+    kit = Kit()
+    assert kit.started[0] == e.RenewLeases(102.0, 2.0)
+    assert isinstance(kit.started[1], e.StartChildren)
+    assert kit.do(e.Tick()) == [e.Send(Beat("life", 100.0))]
+    assert kit.state.next_deadline() == 100.5
+
+
+def test_every_answer_renews():
+    kit = Kit()
+    kit.do(e.Tick())
+    assert kit.do(e.Heard(Beat("epoch", 100.0)), 0.1) == []  # the start has said as much
+    kit.until(100.5)
+    assert kit.do(e.Heard(Beat("epoch", 100.5)), 0.3) == [e.RenewLeases(102.5, 2.0)]
+
+
+def test_a_silent_head_costs_the_robot_its_worker_and_nobody_else():
+    kit = Kit()
+    stops = [action for action in kit.until(109.0) if isinstance(action, e.StopChildren)]
+    assert stops == [e.StopChildren(["arm"], 0.0, "no word from the head for 2.0 s")]
+
+
+def test_a_stand_still_of_ours_does_not_lengthen_the_lease():
+    kit = Kit()
+    kit.do(e.Stalled(3.0), 3.0)
+    assert e.StopChildren(["arm"], 0.0, "no word from the head for 3.0 s") in kit.do(e.Tick())
+
+
+def test_one_that_was_told_to_stop_or_has_ended_is_not_told_again():
+    kit = Kit()
+    assert kit.do(e.Heard(StopWorkers(["arm"], 0.0, "emergency stop"))) == [
+        e.StopChildren(["arm"], 0.0, "emergency stop")
+    ]
+    assert not [action for action in kit.until(109.0) if isinstance(action, e.StopChildren)]
+    kit = Kit()
+    kit.do(e.FromWorkers(WorkerExited("arm", ExitReport("exited", 0))))
+    assert not [action for action in kit.until(109.0) if isinstance(action, e.StopChildren)]

@@ -1,0 +1,204 @@
+"""An agent that looks for hardware: in its session with the head, and what it makes of its processes' ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import venv
+from pathlib import Path
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from agentd.launch import Rules
+from agentd.looking import Looker, read_answer
+from agentd.session import Session
+from rlinf_actors.errors import ClusterTimeoutError, NodeLostError
+from rlinf_actors.hardware.contained import ChildEnd
+from rlinf_actors.head import looks
+from rlinf_actors.head.commands import Timing
+from rlinf_actors.head.server import HeadServer
+from rlinf_actors.net.memory import MemoryNetwork
+from rlinf_actors.net.rpc import ControlClient
+from rlinf_actors.wire.messages import PROTOCOL, ClientHello, Enumerated, EnumerateHardware, GetNodes, Goodbye
+from rlinf_actors.wire.values import HardwareAnswer, HardwareQuestion, NodeReport, Piece
+
+ROOT = str(Path(__file__).resolve().parents[2])
+ENDPOINT = "ipc:///nowhere/head"
+ANSWER = HardwareAnswer([Piece("Arm", "v1")])
+ASKED = EnumerateHardware("n0", HardwareQuestion("Arm", 0))
+
+
+class NoWorkers:
+    def start(self, specs):
+        """None are asked for."""
+
+    def stop(self, ids, grace_s):
+        """There are none."""
+
+    def log_credit(self, chars, owner):
+        """Nobody writes."""
+
+    async def close(self, grace_s):
+        """There are none."""
+
+
+class Lab:
+    """A head, an agent whose looks end when the test says, and a driver."""
+
+    def __init__(self):
+        loop = asyncio.get_running_loop()
+        self.network = MemoryNetwork(loop)
+        self.head = HeadServer(self.network, timing=Timing(beat_s=0.05, lease_s=30.0))
+        self.head.start([ENDPOINT])
+        self.begun: asyncio.Queue[HardwareQuestion] = asyncio.Queue()
+        self.ended: asyncio.Queue[str] = asyncio.Queue()
+        self.answer: asyncio.Future[HardwareAnswer] = loop.create_future()
+        report = NodeReport("n0", "n0", "127.0.0.1", "h", 1, 1, "3", "/py")
+        self.agent = Session(self.network, ENDPOINT, report, lambda report: NoWorkers(), look=self._look)
+        self.running = loop.create_task(self.agent.run())
+        self.driver = ControlClient(self.network, ENDPOINT, b"driver:d1", lambda notice: None)
+
+    async def _look(self, question):
+        self.begun.put_nowait(question)
+        try:
+            return await self.answer
+        except asyncio.CancelledError:
+            self.ended.put_nowait("cancelled")
+            raise
+
+    async def connect(self):
+        await self.driver.request(ClientHello(PROTOCOL, "1", "d1", "driver", "ns", "elsewhere", 0, 0), 5)
+        await self.driver.request(GetNodes(1, 5.0), 5)
+
+    async def close(self):
+        self.agent.drain("the test ends")
+        await self.running
+        self.driver.close()
+        self.head.close()
+        self.network.close()
+
+
+@pytest_asyncio.fixture
+async def lab():
+    made = Lab()
+    await made.connect()
+    yield made
+    await made.close()
+
+
+def asking(lab: Lab) -> asyncio.Future:
+    return asyncio.ensure_future(lab.driver.request(ASKED, 5))
+
+
+async def test_the_answer_goes_back(lab):
+    asked = asking(lab)
+    assert await lab.begun.get() == ASKED.question
+    lab.answer.set_result(ANSWER)
+    assert await asked == Enumerated(ANSWER)
+
+
+async def test_a_driver_that_ends_ends_the_look(lab):
+    asked = asking(lab)
+    await lab.begun.get()
+    lab.driver.notify(Goodbye("done"))
+    assert await lab.ended.get() == "cancelled"
+    asked.cancel()
+
+
+async def test_an_agent_that_stops_ends_the_request(lab):
+    asked = asking(lab)
+    await lab.begun.get()
+    lab.agent.drain("maintenance")
+    with pytest.raises(NodeLostError, match=r"node n0 .* was lost while it looked for its Arm: its agentd was stopped"):
+        await asked
+    assert await lab.ended.get() == "cancelled"
+
+
+async def test_a_look_without_end_is_given_up_and_ended(lab, monkeypatch):
+    monkeypatch.setattr(looks, "SPARE_S", -9.9)
+    with pytest.raises(ClusterTimeoutError, match="gave no answer in 0 s when asked for its Arm"):
+        await asking(lab)
+    assert await lab.ended.get() == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("end", "text"),
+    [
+        (ChildEnd(None), "enumerate() of Arm gave no answer within 10 s; it was killed"),
+        (ChildEnd(None, note="its process cannot be started: no"), "its process cannot be started: no"),
+        (ChildEnd(-11), "enumerate() of Arm crashed its process (SIGSEGV)"),
+        (ChildEnd(2, errors="a\nb\n"), "enumerate() of Arm ended its process with exit code 2; its last words: b"),
+        (ChildEnd(0), "enumerate() of Arm left no readable answer (Input data was truncated): b''"),
+        (ChildEnd(0, b"\xff"), "enumerate() of Arm left no readable answer ("),
+        (ChildEnd(0, b"[" * 100_000), "enumerate() of Arm left no readable answer ("),
+        (ChildEnd(0, b'{"pieces": [{"type": 5}]}'), "enumerate() of Arm left no readable answer (Expected `str`"),
+    ],
+)
+def test_how_an_end_reads(end, text):
+    answer = read_answer(end, "enumerate() of Arm", 10)
+    assert answer.kind == "failed"
+    assert answer.text.startswith(text)
+    assert answer.pieces == []
+
+
+def test_an_answer_is_taken_as_it_is():
+    assert read_answer(ChildEnd(0, msgspec.json.encode(ANSWER)), "x", 10) == ANSWER
+
+
+async def test_an_interpreter_that_is_not_allowed_is_not_started(tmp_path):
+    rules = Rules("n0", "", own="/usr/bin/own-python", allowed=("/nowhere",))
+    looker = Looker(rules, str(tmp_path), lambda: dict(os.environ), described=False)
+    answer = await looker.look(HardwareQuestion("Arm", 0, interpreter=sys.executable))
+    assert answer.kind == "failed"
+    assert "is not below a directory that agentd allows there (/nowhere)" in answer.text
+
+
+async def test_a_variable_that_cannot_be_passed_on(tmp_path):
+    looker = Looker(Rules("n0", ""), str(tmp_path), dict, described=False)
+    answer = await looker.look(HardwareQuestion("Arm", 0, env={"A": "\0"}))
+    assert answer.text == "'A'='\\x00' cannot be an environment variable"
+
+
+async def test_an_interpreter_without_our_packages_says_what_to_install(tmp_path):
+    await asyncio.to_thread(venv.create, tmp_path / "venv", symlinks=True)
+    python = str(tmp_path / "venv" / "bin" / "python")
+    (tmp_path / "rlinf_actors").symlink_to(f"{ROOT}/rlinf_actors")
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    looker = Looker(Rules("n0", ""), str(tmp_path), lambda: env, described=False)
+    answer = await looker.look(HardwareQuestion("Arm", 0, interpreter=python))
+    assert answer.kind == "failed"
+    assert answer.text.startswith(f"interpreter {python} has no msgspec (No module named 'msgspec'): run '{python} -m ")
+
+
+@pytest.mark.parametrize(("described", "skipped"), [(True, True), (False, False)])
+async def test_a_node_that_is_only_described_pretends(tmp_path, described, skipped):
+    (tmp_path / "lab_arm.py").write_text(ARM)
+    looker = Looker(Rules("n0", ""), ROOT, lambda: dict(os.environ), described=described)
+    env = {"PYTHONPATH": str(tmp_path), "RLINF_EXT_MODULE": "lab_arm"}
+    answer = await looker.look(HardwareQuestion("LabArm", 4, '[{"node_rank": 4}]', env=env))
+    assert (answer.kind, answer.text) == ("", "")
+    assert [piece.model for piece in answer.pieces] == [f"4 {skipped}"]
+
+
+ARM = """
+from dataclasses import dataclass
+from rlinf_actors import Hardware, HardwareConfig, HardwareInfo, HardwareResource, NodeHardwareConfig
+
+@NodeHardwareConfig.register_hardware_config("LabArm")
+@dataclass
+class LabArmConfig(HardwareConfig):
+    disable_validate: bool = False
+
+@Hardware.register()
+class LabArm(Hardware):
+    @classmethod
+    def enumerate(cls, node_rank, configs=None):
+        infos = [HardwareInfo("LabArm", f"{node_rank} {arm.disable_validate}") for arm in configs]
+        return HardwareResource("LabArm", infos)
+
+def register():
+    pass
+"""

@@ -1,0 +1,128 @@
+"""Looks for hardware: each request is answered once, and the agent hears when nobody waits any more."""
+
+from __future__ import annotations
+
+import pytest
+from head_kit import HeadKit
+
+from rlinf_actors.head.commands import Refuse
+from rlinf_actors.head.looks import SPARE_S
+from rlinf_actors.wire.messages import (
+    Beat,
+    Enumerated,
+    EnumerateHardware,
+    Goodbye,
+    HardwareFound,
+    LookForHardware,
+    StopLooking,
+)
+from rlinf_actors.wire.values import HardwareAnswer, HardwareQuestion, Piece
+
+QUESTION = HardwareQuestion("Arm", 1, limit_s=10.0)
+ANSWER = HardwareAnswer([Piece("Arm", "v2", "lab:ArmInfo", '{"ip": "10.0.0.1"}', "10.0.0.1")])
+
+
+@pytest.fixture
+def kit() -> HeadKit:
+    kit = HeadKit(lease_s=30.0)
+    kit.cluster(2)
+    return kit
+
+
+def ask(kit: HeadKit, peer: str = "d1", node: str = "n1") -> str:
+    """Id of the look that the node was sent."""
+    assert kit.ask(peer, EnumerateHardware(node, QUESTION)) is None
+    (look,) = kit.sent(LookForHardware, f"a:{node}")
+    assert look.question == QUESTION
+    return look.id
+
+
+def test_the_nodes_answer_reaches_who_asked_once(kit):
+    id = ask(kit)
+    kit.tell("a:n1", HardwareFound(id, ANSWER))
+    assert kit.answers() == [("d1", Enumerated(ANSWER))]
+    kit.tell("a:n1", HardwareFound(id, ANSWER))
+    assert kit.answers() == []
+    kit.wait(9.0)
+    assert kit.refusals() == []
+
+
+def test_two_looks_on_one_node_are_told_apart(kit):
+    kit.driver("d2")
+    first, second = ask(kit), ask(kit, "d2")
+    kit.tell("a:n1", HardwareFound(second, ANSWER))
+    assert kit.answers() == [("d2", Enumerated(ANSWER))]
+    kit.tell("a:n1", HardwareFound(first, ANSWER))
+    assert kit.answers() == [("d1", Enumerated(ANSWER))]
+
+
+def test_another_node_cannot_answer(kit):
+    id = ask(kit)
+    kit.tell("a:n0", HardwareFound(id, ANSWER))
+    assert kit.answers() == []
+    kit.tell("a:n1", HardwareFound(id, ANSWER))
+    assert len(kit.answers()) == 1
+
+
+def test_an_observer_without_a_session_may_ask(kit):
+    id = ask(kit, "observer")
+    kit.tell("a:n1", HardwareFound(id, ANSWER))
+    assert kit.answers() == [("observer", Enumerated(ANSWER))]
+
+
+def test_a_node_that_is_not_there_is_refused_at_once(kit):
+    refused = kit.ask("d1", EnumerateHardware("n7", QUESTION))
+    assert isinstance(refused, Refuse)
+    assert (refused.kind, refused.text) == ("node_lost", "node n7, asked for its Arm, is not there (any more)")
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_lost_node_ends_the_request(kit, leaves):
+    id = ask(kit)
+    if leaves:
+        kit.tell("a:n1", Goodbye("its agentd was stopped"))
+    else:
+        kit.node("n1", "-2", ip="10.0.0.2")  # its agentd was started anew
+    (refused,) = kit.refusals()
+    assert refused.kind == "node_lost"
+    assert refused.text.startswith("node n1 (10.0.0.2) was lost while it looked for its Arm: its agentd was st")
+    assert kit.sent(StopLooking) == []
+    kit.tell("a:n1", HardwareFound(id, ANSWER))
+    assert kit.answers() == []
+
+
+def keep_alive(kit: HeadKit, seconds: int) -> list[Refuse]:
+    """Time passes, and everybody beats."""
+    refused: list[Refuse] = []
+    for _ in range(seconds):
+        kit.wait(1.0)
+        refused += kit.refusals()
+        if kit.sent(StopLooking):
+            refused.append(kit.sent(StopLooking)[0])
+        for peer in ("a:n0", "a:n1", "d1"):
+            kit.tell(peer, Beat("x"))
+    return refused
+
+
+def test_a_node_that_gives_no_answer_is_given_up(kit):
+    id = ask(kit)
+    assert keep_alive(kit, int(QUESTION.limit_s + SPARE_S) - 1) == []
+    refused, stop = keep_alive(kit, 2)
+    assert (refused.kind, refused.text) == (
+        "timeout", "node n1 (10.0.0.2) gave no answer in 15 s when asked for its Arm",
+    )  # fmt: skip
+    assert stop == StopLooking(id)
+    kit.tell("a:n1", HardwareFound(id, ANSWER))
+    assert kit.answers() == []
+
+
+def test_when_the_asker_has_ended_the_node_may_stop(kit):
+    id = ask(kit)
+    kit.tell("d1", Goodbye("done"))
+    assert kit.sent(StopLooking, "a:n1") == [StopLooking(id)]
+    kit.tell("a:n1", HardwareFound(id, ANSWER))
+    assert kit.answers() == []
+
+
+def test_an_answer_to_an_earlier_head_is_not_taken_for_ones_own(kit):
+    assert ask(kit).startswith(kit.head.identity.epoch)

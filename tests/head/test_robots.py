@@ -1,0 +1,167 @@
+"""Robot workers at the head: owners that nobody vouches for, silent nodes, and the emergency stop."""
+
+from __future__ import annotations
+
+import pytest
+from head_kit import HeadKit, Refuse, agent_hello, running
+
+from rlinf_actors.wire.messages import Beat, EStop, EStopped, Goodbye, Launch, StopWorkers, Welcome, WorkerChanged
+from rlinf_actors.wire.values import Claim, ExitReport, WorkerSpec
+
+ARM = Claim("Franka:10.10.10.1", "Franka 10.10.10.1")
+OTHER = Claim("Franka:10.10.10.2", "Franka 10.10.10.2")
+SILENT = "its owner was silent for 2.0 s"
+
+
+def specs(group: str, nodes: list[int], claims: list[Claim], namespace: str = "ns") -> list[WorkerSpec]:
+    return [
+        WorkerSpec(f"{group}-{rank}", group, namespace, rank, len(nodes), node, {}, claims=claims)
+        for rank, node in enumerate(nodes)
+    ]
+
+
+@pytest.fixture
+def kit() -> HeadKit:
+    """Two nodes; on n1 group env with an arm and group plain without; their owner d1 is watched by nobody."""
+    kit = HeadKit()
+    kit.cluster(2)
+    kit.ask("d1", Launch("ns", "env", "m:C", specs("env", [1], [ARM])))
+    kit.ask("d1", Launch("ns", "plain", "m:C", specs("plain", [1], [])))
+    kit.ready("a:n1", "env-0")
+    kit.ready("a:n1", "plain-0")
+    return kit
+
+
+def beats(kit: HeadKit, *peers: str, seconds: float) -> list[StopWorkers]:
+    """These beat twice a second for so long; what the agents were told to stop meanwhile."""
+    stops = []
+    for _ in range(int(seconds * 2)):
+        for peer in peers:
+            kit.tell(peer, Beat(peer))
+            stops += kit.sent(StopWorkers)
+        kit.wait(0.5)
+        stops += kit.sent(StopWorkers)
+    return stops
+
+
+def test_a_beat_is_answered_with_its_time(kit):
+    kit.tell("a:n1", Beat("n1-1", 77.5))
+    (answer,) = kit.sent(Beat, "a:n1")
+    assert answer.at == 77.5
+    welcome = kit.node("n1")
+    assert isinstance(welcome, Welcome)
+    assert welcome.robot_lease_s == 2.0
+
+
+def test_an_owner_that_nobody_vouches_for_loses_its_robots_first(kit):
+    stops = beats(kit, "a:n0", "a:n1", seconds=5)
+    assert stops == [StopWorkers(["env-0"], kit.timing.orphan_grace_s, SILENT)]
+
+
+def test_an_owner_that_beats_keeps_them(kit):
+    assert beats(kit, "d1", "a:n0", "a:n1", seconds=5) == []
+
+
+def test_an_owner_that_stands_still_is_vouched_for_by_the_agent_that_watches_it():
+    kit = HeadKit()
+    kit.cluster(2)
+    kit.driver("d2", host="host-n0", pid=7, pid_start=70)
+    kit.ask("d2", Launch("ns", "env", "m:C", specs("env", [1], [ARM])))
+    assert beats(kit, "d1", "a:n0", "a:n1", seconds=5) == []
+    assert StopWorkers(["env-0"], kit.timing.orphan_grace_s, SILENT) in beats(kit, "d1", "a:n1", seconds=3)
+
+
+def test_the_robots_of_a_silent_node_are_gone_long_before_the_node(kit):
+    assert beats(kit, "d1", "a:n0", seconds=1.5) == []
+    kit.tell("d1", Beat("d1"))
+    kit.wait(0.5)
+    (changed,) = kit.sent(WorkerChanged, "d1")
+    (state,) = changed.workers
+    assert (changed.group, state.state, state.exit.kind) == ("env", "gone", "node_lost")
+    assert "its agentd was silent for 2.0 s, and so the lease of Franka 10.10.10.1 is over" in state.exit.reason
+    assert kit.sent(StopWorkers, "a:n1")[0].ids == ["env-0"]  # waits there for the agent
+    beats(kit, "d1", "a:n0", seconds=2)
+    assert kit.node_states()["n1"] == "suspect"
+    assert kit.group_states() == {"plain": "running"}
+
+
+def test_an_agent_that_comes_back_and_still_has_them_is_told(kit):
+    beats(kit, "d1", "a:n0", seconds=3)
+    there = [running(specs("env", [1], [ARM])[0], "d1"), running(specs("plain", [1], [])[0], "d1")]
+    kit.ask("a:n1again", agent_hello("n1", workers=there))
+    assert ["env-0"] in [stop.ids for stop in kit.sent(StopWorkers)]
+
+
+def test_the_arm_is_free_when_its_agent_has_told_of_the_end(kit):
+    beats(kit, "d1", "a:n0", seconds=3)
+    again = Launch("ns", "again", "m:C", specs("again", [0], [ARM]))
+    refused = kit.ask("d1", again)
+    assert isinstance(refused, Refuse)
+    assert "may still be moving it" in refused.text
+    kit.exited("a:n1", "env-0", exit_code=76)
+    assert not isinstance(kit.ask("d1", again), Refuse)
+
+
+def test_the_arm_is_free_when_the_hello_of_its_agent_tells_of_the_end(kit):
+    beats(kit, "d1", "a:n0", seconds=3)
+    ended = running(specs("env", [1], [ARM])[0], "d1", exit=ExitReport("exited", 76))
+    kit.ask("a:n1again", agent_hello("n1", workers=[ended]))
+    assert not isinstance(kit.ask("d1", Launch("ns", "again", "m:C", specs("again", [0], [ARM]))), Refuse)
+
+
+def test_a_stand_still_of_the_heads_counts_nobody_as_silent(kit):
+    kit.stall(5.0)
+    assert kit.sent(StopWorkers) == []
+    assert beats(kit, "d1", "a:n0", "a:n1", seconds=3) == []
+
+
+def test_a_restarted_head_waits_one_robot_lease_for_their_owner():
+    kit = HeadKit()
+    kit.ask("a:n1", agent_hello("n1", workers=[running(specs("env", [0], [ARM])[0], "d1")]))
+    assert beats(kit, "a:n1", seconds=2.5) == [StopWorkers(["env-0"], kit.timing.orphan_grace_s, SILENT)]
+
+
+class TestTheEmergencyStop:
+    def test_it_hits_robots_and_says_which(self, kit):
+        answer = kit.ask("observer", EStop("kim@lab", "a hand in the cell"))
+        assert isinstance(answer, EStopped)
+        (hit,) = answer.hits
+        assert (hit.worker, hit.namespace, hit.robots, hit.reached) == ("env:0", "ns", ["Franka 10.10.10.1"], True)
+        assert kit.sent(StopWorkers) == [StopWorkers(["env-0"], 0.0, "emergency stop by kim@lab: a hand in the cell")]
+        assert kit.head.status(None, kit.now).stopped == answer.stopped
+        assert answer.stopped == ["emergency stop by kim@lab: a hand in the cell (all namespaces)"]
+
+    def test_a_silent_node_is_named_as_not_reached(self):
+        kit = HeadKit(beat_s=0.5)
+        kit.cluster(2)
+        kit.ask("d1", Launch("ns", "env", "m:C", specs("env", [1], [ARM])))
+        beats(kit, "d1", "a:n0", seconds=1.5)
+        answer = kit.ask("observer", EStop("kim@lab"))
+        assert [hit.reached for hit in answer.hits] == [False]
+
+    def test_no_group_with_robots_is_launched_until_it_is_released(self, kit):
+        kit.ask("observer", EStop("kim@lab"))
+        refused = kit.ask("d1", Launch("ns", "again", "m:C", specs("again", [0], [OTHER])))
+        assert isinstance(refused, Refuse)
+        assert "group 'again' uses Franka 10.10.10.2, and robots are stopped: emergency stop by kim@lab" in refused.text
+        assert "`rlinf-actors estop --release`" in refused.text
+        assert not isinstance(kit.ask("d1", Launch("ns", "cpu", "m:C", specs("cpu", [0], []))), Refuse)
+        assert kit.ask("observer", EStop("kim@lab", release=True)) == EStopped([], [])
+        assert not isinstance(kit.ask("d1", Launch("ns", "again", "m:C", specs("again", [0], [OTHER]))), Refuse)
+
+    def test_that_of_a_namespace_is_for_it_alone(self, kit):
+        assert kit.ask("observer", EStop("kim@lab", namespace="other")).hits == []
+        assert not isinstance(kit.ask("d1", Launch("ns", "more", "m:C", specs("more", [0], [OTHER]))), Refuse)
+        kit.driver("d2", namespace="other")
+        refused = kit.ask("d2", Launch("other", "env", "m:C", specs("env", [0], [ARM], "other")))
+        assert "`rlinf-actors estop --release --namespace other`" in refused.text
+
+    def test_an_agent_that_was_away_is_told_when_it_is_back(self, kit):
+        kit.ask("observer", EStop("kim@lab"))
+        kit.ask("a:n1again", agent_hello("n1", workers=[running(specs("env", [1], [ARM])[0], "d1", endpoint=None)]))
+        assert ["env-0"] in [stop.ids for stop in kit.sent(StopWorkers, "a:n1again")]
+
+
+def test_the_end_of_the_owner_ends_them_with_a_reason(kit):
+    kit.tell("d1", Goodbye("done"))
+    assert ("env-0", "its owner ended") in [(stop.ids[0], stop.reason) for stop in kit.sent(StopWorkers)]

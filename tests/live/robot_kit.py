@@ -1,0 +1,250 @@
+"""Simulated arms and the workers that stream to them. Importable in workers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlinf_actors import Hardware, HardwareConfig, HardwareInfo, HardwareResource, NodeHardwareConfig, Worker
+from rlinf_actors.testing.simulated_arm import Command, SimulatedArmClient, read_record
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Arm:
+    """A simulated arm's process and its record; ends with the ``with`` block."""
+
+    def __init__(self, folder: Path, command: Any = list) -> None:
+        self.record = folder / "arm.jsonl"
+        arguments = [sys.executable, "-m", "rlinf_actors.testing.simulated_arm", "--record", str(self.record)]
+        self._process = subprocess.Popen(
+            command([*arguments, "--host", "0.0.0.0"]), stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        assert self._process.stdout is not None
+        self.port = int(self._process.stdout.readline())
+
+    def address(self, host: str = "127.0.0.1") -> str:
+        return f"{host}:{self.port}"
+
+    def commands(self) -> list[Command]:
+        return read_record(self.record)
+
+    def until(self, fact: Any, patience_s: float = 15.0) -> list[Command]:
+        """Wait for a fact about the record; its end is looked at whenever the arm has written."""
+        deadline = time.monotonic() + patience_s
+        with subprocess.Popen(["tail", "-n", "+1", "-f", str(self.record)], stdout=subprocess.PIPE) as tail:
+            assert tail.stdout is not None
+            try:
+                while not fact(commands := self.commands()):
+                    left = deadline - time.monotonic()
+                    assert select.select([tail.stdout], [], [], max(0.0, left))[0], commands[-5:]
+                    os.read(tail.stdout.fileno(), 1 << 20)
+            finally:
+                tail.kill()
+        return commands
+
+    def until_streaming(self) -> list[Command]:
+        return self.until(lambda commands: sum(one.text.startswith("move") for one in commands) > 5)
+
+    def until_closed(self) -> list[Command]:
+        return self.until(lambda commands: any(one.text == "closed" for one in commands))
+
+    def __enter__(self) -> Arm:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+def stopped_last(commands: list[Command]) -> None:
+    """The last command is stop, nothing after it, and it was sent once."""
+    texts = [one.text for one in commands if one.text != "closed"]
+    assert any(text.startswith("move") for text in texts)
+    assert texts[-1] == "stop", texts[-5:]
+    assert texts.count("stop") == 1, texts[-5:]
+
+
+@NodeHardwareConfig.register_hardware_config("SimulatedArm")
+@dataclass
+class ArmConfig(HardwareConfig):
+    address: str
+
+
+@dataclass
+class ArmInfo(HardwareInfo):
+    address: str
+
+    @property
+    def identity(self) -> str:
+        return self.address
+
+
+@Hardware.register()
+class Arms(Hardware):
+    HW_TYPE = "SimulatedArm"
+
+    @classmethod
+    def enumerate(cls, node_rank: int, configs: Any = None) -> HardwareResource | None:
+        infos = [ArmInfo(cls.HW_TYPE, "sim", arm.address) for arm in configs or () if arm.node_rank == node_rank]
+        return HardwareResource(cls.HW_TYPE, infos) if infos else None
+
+
+def config(address: str, node_rank: int = 0, num_nodes: int = 1, place: str = "0") -> dict[str, Any]:
+    return {
+        "cluster": {
+            "num_nodes": num_nodes,
+            "component_placement": {"env": {"node_group": "arms", "placement": place}},
+            "node_groups": [
+                {
+                    "label": "arms",
+                    "node_ranks": node_rank,
+                    "hardware": {"type": "SimulatedArm", "configs": [{"address": address, "node_rank": node_rank}]},
+                }
+            ],
+        }
+    }
+
+
+class Streamer(Worker):
+    """Moves its arm in several ways; on_lease_lost stops it."""
+
+    def __init__(self) -> None:
+        self.arm = SimulatedArmClient(self.hardware_infos[0].address, f"{self.get_name()} {os.getpid()}")
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def parent(self) -> int:
+        return os.getppid()
+
+    def moves(self) -> None:
+        """Streams without a pause and lets no exception end it."""
+        n = 0
+        while True:
+            with contextlib.suppress(Exception):
+                self.arm.move(n)
+                n += 1
+                if n % 10 == 0:
+                    self.arm.state()
+
+    def moves_asleep(self) -> None:
+        for n in range(10):
+            self.arm.move(n)
+        while True:
+            time.sleep(3600)
+            self.arm.move(-1)
+
+    def moves_blocked(self) -> None:
+        for n in range(10):
+            self.arm.move(n)
+        while True:
+            self.arm.state()
+            a, b = os.pipe()
+            os.read(a, 1)
+            self.arm.move(b)
+
+    def streams_beside(self) -> None:
+        """A thread of the user's own that lets nothing end it."""
+
+        def stream() -> None:
+            while True:
+                try:
+                    self.arm.move(1)
+                    time.sleep(0.01)
+                except BaseException:  # noqa: BLE001
+                    continue
+
+        threading.Thread(target=stream, daemon=True).start()
+
+    def on_lease_lost(self) -> None:
+        self.arm.stop()
+
+
+class Constructing(Streamer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.moves()
+
+
+class Locked(Streamer):
+    """Its main thread stands still with the lock that stopping needs."""
+
+    def moves(self) -> None:
+        self.lock = threading.Lock()
+        while True:
+            with self.lock:
+                self.arm.move(1)
+                time.sleep(0.01)
+
+    def on_lease_lost(self) -> None:
+        with self.lock:
+            self.arm.stop()
+
+
+class Closing(Streamer):
+    def _close(self) -> None:
+        self.arm.move(0)
+        self.arm.close()
+
+
+class BadlyClosing(Streamer):
+    def _close(self) -> None:
+        self.arm.move(0)
+        raise RuntimeError("not today")
+
+
+class Raising(Streamer):
+    def on_lease_lost(self) -> None:
+        self.arm.stop()
+        raise RuntimeError("the arm does not answer")
+
+
+class Hanging(Streamer):
+    def on_lease_lost(self) -> None:
+        self.arm.stop()
+        threading.Event().wait()
+
+
+class Async(Streamer):
+    async def moves(self) -> None:  # type: ignore[override]
+        n = 0
+        while True:
+            self.arm.move(n)
+            n += 1
+            await asyncio.sleep(0.005 * (n % 3))
+
+
+class AsyncHook(Worker):
+    async def on_lease_lost(self) -> None:  # type: ignore[override]
+        pass
+
+
+class Plain(Worker):
+    """No robot: its hook never runs."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def on_lease_lost(self) -> None:
+        Path(self.path).write_text("it ran")
+
+
+class NoHook(Worker):
+    def pid(self) -> int:
+        return os.getpid()

@@ -1,0 +1,194 @@
+"""A user's hardware type is asked on its node, whatever it does there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import select
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from looking_hardware import Camera, Grip, LookingArmConfig, LookingArmInfo, Mover, section
+
+from rlinf_actors import Cluster, ConfigError, FlexiblePlacementStrategy, NodeLostError, WorkerGroup, WorkerStartError
+from rlinf_actors.cli.plan import plan
+from rlinf_actors.cluster import hardware as cluster_hardware
+from rlinf_actors.group import launching
+from rlinf_actors.testing import LocalCluster
+
+pytestmark = pytest.mark.live
+
+HERE = str(Path(__file__).parent)
+
+
+def with_variables(**variables: str) -> dict:
+    """env_configs of node 1."""
+    return {"env_configs": [{"node_ranks": 1, "env_vars": [{name: value} for name, value in variables.items()]}]}
+
+
+@pytest.fixture(scope="module")
+def two_nodes():
+    with LocalCluster(num_nodes=2) as local:
+        yield local
+
+
+def infos(cluster: Cluster) -> list[list[LookingArmInfo]]:
+    return [cluster.get_node_info(rank).get_hardware_infos("LookingArm") for rank in range(2)]
+
+
+def test_each_node_is_asked_in_the_environment_of_its_group(two_nodes):
+    config = section(
+        {"node_rank": 1, "port": "/dev/ttyB", "grip": "three"}, {"node_rank": 0, "port": "/dev/ttyA"},
+        **with_variables(ARM_NIC="eth7"),
+    )  # fmt: skip
+    with two_nodes.cluster(cluster_cfg=config) as cluster:
+        (first,), (second,) = infos(cluster)
+        assert isinstance(second, LookingArmInfo)
+        # a described node pretends: what would look at the machine is switched off
+        assert second.config == LookingArmConfig(1, "/dev/ttyB", Grip.THREE, disable_validate=True)
+        assert second.camera == Camera("c1", (640, 480))
+        assert (first.model, second.model) == ("v0", "v1")
+        assert (first.seen["nic"], second.seen["nic"]) == ("", "eth7")
+        assert {first.seen["python"], second.seen["python"]} == {sys.executable}
+        assert str(os.getpid()) not in (first.seen["pid"], second.seen["pid"])
+        assert cluster.get_node_group("lab").get_hardware_infos(1) == [second]
+
+        group = Mover.create_group().launch(
+            cluster, name="movers", placement_strategy=FlexiblePlacementStrategy([[0], [1]], "lab")
+        )
+        assert group.arms().wait() == [[first], [second]]
+        assert group.arms_of_cluster().wait() == [[[first], [second]]] * 2
+        assert [entry.info.hardware_infos for entry in group.worker_info_list] == [[first], [second]]
+        attached = WorkerGroup.from_group_name(Mover, "movers")
+        assert [entry.info.hardware_infos for entry in attached.worker_info_list] == [[first], [second]]
+
+
+def test_without_configs_the_type_alone_decides(two_nodes):
+    with two_nodes.cluster(cluster_cfg=section(**with_variables(ARM_PORTS="/dev/a,/dev/b"))) as cluster:
+        none, found = infos(cluster)
+        assert none == []
+        assert [info.identity for info in found] == ["/dev/a", "/dev/b"]
+        assert cluster.get_node_group("lab").hardware_resource_count == 2
+
+
+WHERE = "cluster.node_groups[0].hardware"
+ARM = {"node_rank": 1, "port": "p"}
+
+
+@pytest.mark.parametrize(
+    ("mode", "path", "message"),
+    [
+        ("abort", WHERE, "node node1 cannot say which LookingArm it has: enumerate() of LookingArm crashed its process "
+         "(SIGABRT) in _misbehave"),
+        ("exit", WHERE, "enumerate() of LookingArm ended its process with exit code 3; its last words: the SDK says"),
+        ("garbage", WHERE, "enumerate() of LookingArm left no readable answer ("),
+        ("wrong", WHERE, "LookingArm.enumerate returned ['an arm']; it must be a HardwareResource of HardwareInfos, "
+         "or None (on node node1)"),
+        ("refuse", f"{WHERE}.configs[1].port", "is not plugged in (on node node1)"),
+        ("raise", WHERE, "LookingArm.enumerate raised OSError for node 1: no bus (on node node1)"),
+    ],
+)  # fmt: skip
+def test_what_goes_wrong_on_a_node_names_it(two_nodes, mode, path, message):
+    config = section({"node_rank": 0, "port": "q"}, ARM, **with_variables(ARM_MODE=mode))
+    with pytest.raises(ConfigError) as caught:
+        two_nodes.cluster(cluster_cfg=config)
+    assert message in str(caught.value)
+    assert caught.value.path == path
+
+
+def test_a_type_that_hangs_is_ended(two_nodes, monkeypatch, tmp_path):
+    monkeypatch.setattr(cluster_hardware, "LIMIT_S", 1.0)
+    marker = tmp_path / "pid"
+    config = section(ARM, **with_variables(ARM_MODE="hang", ARM_PID_FILE=str(marker)))
+    with pytest.raises(ConfigError, match=r"gave no answer within 1 s in _misbehave; it was killed"):
+        two_nodes.cluster(cluster_cfg=config)
+    assert not Path(f"/proc/{marker.read_text()}").exists()
+
+
+def test_an_interpreter_that_is_not_there(two_nodes):
+    lost = {"env_configs": [{"node_ranks": 1, "python_interpreter_path": "/nowhere/python"}]}
+    with pytest.raises(ConfigError, match=r"node node1 cannot say .*: interpreter /nowhere/python does not exist"):
+        two_nodes.cluster(cluster_cfg=section(ARM, **lost))
+
+
+def test_a_type_that_one_node_does_not_know(two_nodes, monkeypatch, tmp_path):
+    """Node 1's interpreter has no such module: its path is the driver's, less the directory of the module."""
+    monkeypatch.setattr(cluster_hardware, "import_paths", list)
+    with pytest.raises(ConfigError) as caught:
+        two_nodes.cluster(cluster_cfg=section({"node_rank": 0}, ARM, env_configs=[
+            {"node_ranks": 0, "env_vars": [{"PYTHONPATH": HERE}]},
+        ]))  # fmt: skip
+    assert caught.value.path == f"{WHERE}.type"
+    text = str(caught.value)
+    assert (
+        "node node1 does not know hardware type 'LookingArm'. Not loaded there: module looking_hardware cannot" in text
+    )
+    assert "Install the package that registers it" in text
+    assert "set RLINF_EXT_MODULE to its module for that node's agentd" in text
+
+
+def test_the_module_of_the_nodes_own_environment(two_nodes, monkeypatch):
+    """RLINF_EXT_MODULE of the group's environment, where the driver's own paths lead nowhere."""
+    monkeypatch.setattr(cluster_hardware, "import_paths", list)
+    monkeypatch.setattr(cluster_hardware, "_told", lambda kind: [])
+    known = with_variables(PYTHONPATH=HERE, RLINF_EXT_MODULE="looking_hardware")
+    with two_nodes.cluster(cluster_cfg=section(ARM, **known)) as cluster:
+        assert [info.identity for info in infos(cluster)[1]] == ["p"]
+
+
+def test_a_worker_where_the_module_is_missing_says_what_to_install(two_nodes, monkeypatch):
+    with two_nodes.cluster(cluster_cfg=section(ARM)) as cluster:
+        monkeypatch.setattr(launching, "import_paths", list)
+        strategy = FlexiblePlacementStrategy([[0]], "lab")
+        group = Mover.create_group().launch(cluster, name="movers", placement_strategy=strategy, start_method="spawn")
+        with pytest.raises(WorkerStartError) as caught:
+            group.control.wait_ready(10)
+    text = str(caught.value)
+    assert "the driver has loaded module looking_hardware for the hardware of this worker, which" in text
+    assert "on node1 cannot: module looking_hardware cannot be loaded: ModuleNotFoundError" in text
+    assert "Install the package that has module looking_hardware there" in text
+
+
+def test_a_plan_asks_the_nodes_too(two_nodes, tmp_path):
+    config = section(**with_variables(ARM_PORTS="/dev/a,/dev/b", PYTHONPATH=HERE, RLINF_EXT_MODULE="looking_hardware"))
+    config["node_groups"][0]["node_ranks"] = 1
+    config["component_placement"] = {"mover": {"node_group": "lab", "placement": "0-1"}}
+    file = tmp_path / "conf.json"
+    file.write_text(json.dumps({"cluster": config}))  # JSON is YAML
+    planned = CliRunner().invoke(plan, [str(file), "--head", two_nodes.head])
+    assert planned.exit_code == 0, planned.output
+    assert "mover: 2 processes on lab (0-1)" in planned.output
+    config["node_groups"][0]["env_configs"] = with_variables(ARM_MODE="abort", PYTHONPATH=HERE)["env_configs"]
+    config["node_groups"][0]["env_configs"][0]["env_vars"].append({"RLINF_EXT_MODULE": "looking_hardware"})
+    file.write_text(json.dumps({"cluster": config}))
+    failed = CliRunner().invoke(plan, [str(file), "--head", two_nodes.head])
+    assert "node node1 cannot say which LookingArm it has: " in str(failed.exception)
+
+
+def test_an_agent_that_dies_of_it():
+    lost = r"hardware: node node1 .* was lost while it looked for its LookingArm"
+    with LocalCluster(num_nodes=2) as local, pytest.raises(NodeLostError, match=lost):
+        local.cluster(cluster_cfg=section(ARM, **with_variables(ARM_MODE="agent")))
+
+
+async def test_a_driver_that_gives_up_ends_the_look(two_nodes, tmp_path):
+    pipe = tmp_path / "pid"
+    os.mkfifo(pipe)
+    config = section(ARM, **with_variables(ARM_MODE="hang", ARM_PID_FILE=str(pipe)))
+
+    async def connect() -> None:
+        await two_nodes.connect(cluster_cfg=config)
+
+    connecting = asyncio.ensure_future(connect())
+    pid = int(await asyncio.to_thread(pipe.read_text))
+    pidfd = os.pidfd_open(pid)
+    try:
+        connecting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await connecting
+        assert await asyncio.to_thread(select.select, [pidfd], [], [], 8.0) != ([], [], [])
+    finally:
+        os.close(pidfd)

@@ -1,0 +1,253 @@
+"""Whatever ends around a robot worker: on_lease_lost runs, the arm's last command is stop, and nothing follows it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import live_workers as lw
+import pytest
+import robot_kit as rk
+
+from rlinf_actors import Cluster, ComponentPlacement, NodePlacementStrategy, procfs
+from rlinf_actors.cli import app
+from rlinf_actors.errors import NodeLostError, RlinfActorsError, UsageError, WorkerDiedError
+
+pytestmark = pytest.mark.live
+
+
+@pytest.fixture
+def arm(tmp_path) -> Iterator[rk.Arm]:
+    with rk.Arm(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def cluster(arm) -> Iterator[Cluster]:
+    with Cluster(cluster_cfg=rk.config(arm.address())["cluster"]) as made:
+        yield made
+
+
+def launch(cluster, arm, cls, *args, **options):
+    strategy = ComponentPlacement(rk.config(arm.address()), cluster).get_strategy("env")
+    return cls.create_group(*args).launch(cluster, strategy, name="env", **options)
+
+
+STREAMS = [
+    (rk.Streamer, "moves", {}),
+    (rk.Streamer, "moves_asleep", {}),
+    (rk.Streamer, "moves_blocked", {}),
+    (rk.Streamer, "moves", {"max_concurrency": 4}),
+    (rk.Streamer, "streams_beside", {}),
+    (rk.Streamer, "moves", {"start_method": "spawn"}),
+    (rk.Async, "moves", {}),
+    (rk.Async, "streams_beside", {}),
+    (rk.Locked, "moves", {}),
+    (rk.Hanging, "moves", {}),
+]
+
+
+@pytest.mark.parametrize(("cls", "method", "options"), STREAMS)
+def test_sigterm_to_a_worker(cluster, arm, cls, method, options):
+    group = launch(cluster, arm, cls, **options)
+    pid = group.pid().wait()[0]
+    call = getattr(group, method)()
+    arm.until_streaming()
+    os.kill(pid, signal.SIGTERM)
+    rk.stopped_last(arm.until_closed())
+    if method != "streams_beside":
+        with pytest.raises(WorkerDiedError, match="SIGTERM"):
+            call.wait()
+
+
+def test_the_template_is_killed(cluster, arm):
+    group = launch(cluster, arm, rk.Streamer)
+    parent = group.parent().wait()[0]
+    call = group.moves()
+    arm.until_streaming()
+    os.kill(parent, signal.SIGKILL)
+    rk.stopped_last(arm.until_closed())
+    with pytest.raises(WorkerDiedError, match="template"):
+        call.wait()
+
+
+def test_the_robot_is_safe_before_the_class_is_constructed(cluster, arm):
+    group = launch(cluster, arm, rk.Constructing)
+    pid = int(arm.until_streaming()[0].text.split()[-1])
+    os.kill(pid, signal.SIGTERM)
+    rk.stopped_last(arm.until_closed())
+    with pytest.raises(WorkerDiedError, match="SIGTERM"):
+        group.wait_ready()
+
+
+def test_what_the_hook_raises_is_printed_and_the_reason_comes_first(cluster, arm):
+    group = launch(cluster, arm, rk.Raising)
+    call = group.moves()
+    arm.until_streaming()
+    os.kill(int(arm.commands()[0].text.split()[-1]), signal.SIGTERM)
+    rk.stopped_last(arm.until_closed())
+    with pytest.raises(
+        WorkerDiedError, match=r"code 76; the lease of SimulatedArm .* was lost: it was sent SIGTERM"
+    ) as died:
+        call.wait()
+    assert "RuntimeError: the arm does not answer" in died.value.stderr_tail
+
+
+class TestOrderlyEnds:
+    def test_a_close_that_returned_needs_no_hook(self, cluster, arm):
+        group = launch(cluster, arm, rk.Closing)
+        group.wait_ready()
+        group.shutdown()
+        assert [one.text for one in arm.commands()][1:] == ["move 0.000000", "closed"]
+
+    @pytest.mark.parametrize("cls", [rk.BadlyClosing, rk.Streamer])
+    def test_without_one_the_hook_runs(self, cluster, arm, cls):
+        group = launch(cluster, arm, cls)
+        group.wait_ready()
+        group.shutdown()
+        assert [one.text for one in arm.commands()][-2:] == ["stop", "closed"]
+
+    def test_the_end_of_the_driver_that_shuts_nothing_down(self, arm):
+        with Cluster(cluster_cfg=rk.config(arm.address())["cluster"]) as cluster:
+            group = launch(cluster, arm, rk.Streamer)
+            group.streams_beside().wait()
+            arm.until_streaming()
+        rk.stopped_last(arm.until_closed())
+
+
+class TestTheHook:
+    def test_a_worker_without_robots_has_no_lease(self, cluster, tmp_path):
+        ran = tmp_path / "ran"
+        group = rk.Plain.create_group(str(ran)).launch(cluster, NodePlacementStrategy([0]))
+        pid = group.pid().wait()[0]
+        os.kill(pid, signal.SIGTERM)
+        with pytest.raises(WorkerDiedError, match="SIGTERM"):
+            group.pid().wait()
+        assert not ran.exists()
+
+    def test_a_coroutine_is_refused(self, cluster, arm):
+        with pytest.raises(UsageError, match=r"AsyncHook.on_lease_lost is an async def: .* Make it a plain def"):
+            launch(cluster, arm, rk.AsyncHook)
+
+    def test_a_class_without_one_gets_a_warning(self, cluster, arm, caplog):
+        launch(cluster, arm, rk.NoHook).wait_ready()
+        (warning,) = [record.getMessage() for record in caplog.records if "on_lease_lost" in record.getMessage()]
+        assert f"NoHook has no on_lease_lost(), and SimulatedArm {arm.address()} would go on" in warning
+
+
+DRIVER = """
+    import json, sys
+    import robot_kit as rk
+    from rlinf_actors import Cluster, ComponentPlacement
+
+    config = json.loads(sys.argv[1])
+    cluster = Cluster(cluster_cfg=config["cluster"])
+    group = rk.Streamer.create_group().launch(
+        cluster, ComponentPlacement(config, cluster).get_strategy("env"), name="env")
+    group.moves().wait()
+"""
+
+
+def drive(tmp_path, config, **env) -> subprocess.Popen[str]:
+    path = os.pathsep.join([str(lw.ROOT), os.path.dirname(__file__)])
+    command = [sys.executable, lw.script(tmp_path, lw.dedent(DRIVER)), json.dumps(config)]
+    return subprocess.Popen(
+        command,
+        env={**os.environ, "PYTHONPATH": path, **env},
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+def test_the_driver_is_killed(arm, tmp_path):
+    with drive(tmp_path, rk.config(arm.address())) as driver:
+        arm.until_streaming()
+        driver.kill()
+        rk.stopped_last(arm.until_closed())
+
+
+def test_the_private_agentd_is_killed(cluster, arm):
+    group = launch(cluster, arm, rk.Streamer)
+    call = group.moves()
+    arm.until_streaming()
+    worker = procfs.stat(int(arm.commands()[0].text.split()[-1]))
+    agentd = procfs.stat(worker.parent).parent
+    os.kill(agentd, signal.SIGKILL)
+    rk.stopped_last(arm.until_closed())
+    with pytest.raises(RlinfActorsError):
+        call.wait()
+
+
+class TestSeveralNodes:
+    """The arm is on node 1; the head on node 0; the driver beside them."""
+
+    @pytest.fixture
+    def local(self, local_cluster, monkeypatch):
+        made = local_cluster(2)
+        monkeypatch.setenv("RLINF_HEAD", made.head)
+        return made
+
+    @pytest.fixture
+    def config(self, arm):
+        return rk.config(arm.address(), node_rank=1, num_nodes=2)
+
+    @pytest.fixture
+    def call(self, local, arm, config):
+        cluster = local.cluster(cluster_cfg=config["cluster"])
+        strategy = ComponentPlacement(config, cluster).get_strategy("env")
+        group = rk.Streamer.create_group().launch(cluster, strategy, name="env")
+        call = group.moves()
+        arm.until_streaming()
+        return call
+
+    def test_agentd_is_killed(self, local, arm, call):
+        os.kill(local.nodes[1].pid, signal.SIGKILL)
+        rk.stopped_last(arm.until_closed())
+        with pytest.raises((WorkerDiedError, NodeLostError), match=r"SimulatedArm|node1"):
+            call.wait()
+
+    def test_agentd_stands_still(self, local, arm, call):
+        os.kill(local.nodes[1].pid, signal.SIGSTOP)
+        rk.stopped_last(arm.until_closed())
+        with pytest.raises(NodeLostError, match=r"its agentd was silent for 2.* the lease of SimulatedArm .* is over"):
+            call.wait()
+        os.kill(local.nodes[1].pid, signal.SIGCONT)
+
+    def test_the_head_stands_still(self, local, arm, call):
+        os.kill(local.nodes[0].pid, signal.SIGSTOP)
+        rk.stopped_last(arm.until_closed())
+        os.kill(local.nodes[0].pid, signal.SIGCONT)
+        with pytest.raises((WorkerDiedError, NodeLostError), match=r"no word from the head for|its agentd was silent"):
+            call.wait()
+
+    def test_the_driver_is_killed(self, local, arm, config, tmp_path):
+        with drive(tmp_path, config, RLINF_HEAD=local.head) as driver:
+            arm.until_streaming()
+            driver.kill()
+            rk.stopped_last(arm.until_closed())
+
+    def test_the_emergency_stop(self, local, arm, call, config, capsys):
+        assert app.run(["estop", "--reason", "a hand in the cell", "--json"]) == 0
+        pressed = json.loads(capsys.readouterr().out)
+        (hit,) = pressed["hits"]
+        assert (hit["worker"], hit["robots"], hit["reached"]) == ("env:0", [f"SimulatedArm {arm.address()}"], True)
+        rk.stopped_last(arm.until_closed())
+        with pytest.raises(WorkerDiedError, match=r"emergency stop by .*: a hand in the cell"):
+            call.wait()
+        assert app.run(["status"]) == 0
+        assert "stopped   emergency stop by" in capsys.readouterr().out
+        cluster = Cluster.current()
+        again = rk.Streamer.create_group()
+        strategy = ComponentPlacement(config, cluster).get_strategy("env")
+        with pytest.raises(UsageError, match=r"robots are stopped: emergency .* `rlinf-actors estop --release`"):
+            again.launch(cluster, strategy, name="again")
+        assert app.run(["estop", "--release"]) == 0
+        assert "no emergency stop is in force" in capsys.readouterr().err
+        group = rk.Closing.create_group().launch(cluster, strategy, name="again")
+        group.wait_ready()
+        group.shutdown()

@@ -1,0 +1,168 @@
+"""Ports held for later: who is kept from them, who is let in, and who needs them released first."""
+
+from __future__ import annotations
+
+import asyncio
+import http.server
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import rlinf_actors
+from rlinf_actors import UsageError
+from rlinf_actors.worker import ports as ports_module
+from rlinf_actors.worker.ports import HeldPorts
+
+HOST = "127.0.0.1"
+
+
+@pytest.fixture(params=["", "IPv4 only"])
+def ports(request, monkeypatch, rlinf_leak_check) -> Iterator[HeldPorts]:
+    if request.param:  # a machine without IPv6
+        real = ports_module._bind
+        monkeypatch.setattr(ports_module, "_bind", lambda *given: real(*given) if given[1] != "::" else _no_ipv6())
+    held = HeldPorts()
+    yield held
+    held.close()
+
+
+def _no_ipv6():
+    raise OSError("Address family not supported by protocol")
+
+
+def reach(port: int) -> None:
+    with socket.create_connection((HOST, port), 10):
+        pass
+
+
+@pytest.mark.parametrize("address", [HOST, "0.0.0.0"])
+@pytest.mark.parametrize("option", [socket.SO_REUSEADDR, socket.SO_REUSEPORT])
+def test_a_listener_with_either_option_is_let_in_and_reached(ports, option, address):
+    port = ports.hold()
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, option, 1)
+        listener.bind((address, port))
+        listener.listen()
+        listener.settimeout(10)
+        reach(port)
+        listener.accept()[0].close()
+
+
+@pytest.mark.parametrize("reuse_port", [None, True])
+async def test_asyncio(ports, reuse_port):
+    port = ports.hold()
+    reached = asyncio.Event()
+
+    def connected(_reader, writer):
+        reached.set()
+        writer.close()
+
+    server = await asyncio.start_server(connected, HOST, port, reuse_port=reuse_port)
+    _, writer = await asyncio.open_connection(HOST, port)
+    await reached.wait()
+    writer.close()
+    await writer.wait_closed()
+    server.close()
+    await server.wait_closed()
+
+
+def test_http_server(ports):
+    with http.server.HTTPServer((HOST, ports.hold()), http.server.BaseHTTPRequestHandler) as server:
+        reach(server.server_port)
+
+
+def test_zeromq(ports):
+    import zmq
+
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as listener:
+        port = ports.hold()
+        listener.bind(f"tcp://{HOST}:{port}")
+        reach(port)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("libuv", [True, False])
+def test_torchs_store(libuv):
+    distributed = pytest.importorskip("torch.distributed")
+    ports = HeldPorts()  # without the check for leaks: libuv keeps a pipe of its own for ever
+    port = ports.hold()
+    store = distributed.TCPStore(HOST, port, 1, True, wait_for_workers=False, use_libuv=libuv)
+    store.set("key", "value")
+    assert store.get("key") == b"value"
+    del store
+    ports.close()
+
+
+@pytest.mark.parametrize("address", [HOST, "0.0.0.0"])
+def test_a_listener_without_options_needs_a_release(ports, address):
+    port = ports.hold()
+    with socket.socket() as plain, pytest.raises(OSError, match="in use"):
+        plain.bind((address, port))
+    ports.release(port)
+    with socket.socket() as plain:
+        plain.bind((address, port))
+        plain.listen()
+        reach(port)
+
+
+def test_only_a_port_that_is_held_can_be_released(ports):
+    with pytest.raises(UsageError, match="port 1 is not held here; held: none"):
+        ports.release(1)
+    port = ports.hold()
+    with pytest.raises(UsageError, match=f"held: {port}"):
+        ports.release(1)
+    ports.release(port)
+    with pytest.raises(UsageError, match=f"port {port} is not held here"):
+        ports.release(port)
+
+
+def test_all_are_given_back_on_close(ports):
+    port = ports.hold()
+    ports.close()
+    ports.close()
+    with socket.socket() as plain:
+        plain.bind((HOST, port))
+
+
+ASKING_FOR_ANY = """
+import socket
+from pathlib import Path
+from rlinf_actors.worker.ports import HeldPorts
+
+Path("/proc/sys/net/ipv4/ip_local_port_range").write_text("40000 40003")
+ports = HeldPorts()
+held = ports.hold()
+options = [(), (socket.SO_REUSEADDR,), (socket.SO_REUSEPORT,), (socket.SO_REUSEADDR, socket.SO_REUSEPORT)]
+for chosen in options:
+    given = []
+    while len(given) < 3:
+        asking = socket.socket()
+        for option in chosen:
+            asking.setsockopt(socket.SOL_SOCKET, option, 1)
+        asking.bind(("127.0.0.1", 0))
+        given.append(asking)
+    assert held not in [one.getsockname()[1] for one in given], chosen
+    try:
+        socket.socket().bind(("127.0.0.1", 0))
+    except OSError:
+        print("none left")
+    for one in given:
+        one.close()
+"""
+
+
+@pytest.mark.netns
+def test_whoever_asks_for_any_port_is_not_given_a_held_one_though_it_is_the_last():
+    """In a network of its own with four ports, of which one is held."""
+    inside = ["unshare", "--map-root-user", "--net"]
+    if shutil.which("unshare") is None or subprocess.run([*inside, "true"], capture_output=True).returncode:
+        pytest.skip("this user may not make network namespaces")
+    root = str(Path(rlinf_actors.__file__).parent.parent)
+    command = [*inside, sys.executable, "-c", f"import sys; sys.path.insert(0, {root!r})\n{ASKING_FOR_ANY}"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (run.stdout, run.stderr, run.returncode) == ("none left\n" * 4, "", 0)
