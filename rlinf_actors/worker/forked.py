@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from rlinf_actors import procfs
+from rlinf_actors.settings import PROBE_ROOT
 from rlinf_actors.wire import spawn
 from rlinf_actors.wire.values import WorkerSpec
 from rlinf_actors.worker import numa
@@ -102,7 +103,7 @@ def prepare(start: Start) -> None:
     sys.path[:] = import_path(sys.path, spec.sys_path, os.path.exists)
     _restore_streams()
     _reseed()
-    if spec.numa_nodes and (said := numa.bind(spec.numa_nodes)):
+    if spec.numa_nodes and (said := numa.bind(spec.numa_nodes, start.fork.env.get(PROBE_ROOT, ""))):
         sys.stderr.write(f"{said}\n")
     if start.threads is not None:
         start.threads.restore(start.fork.env)

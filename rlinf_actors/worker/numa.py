@@ -68,8 +68,12 @@ def parse_cpus(text: str) -> set[int]:
     return found
 
 
-def bind(wanted: Sequence[int], tree: str = SYSFS) -> str:
+def bind(wanted: Sequence[int], root: str = "") -> str:
     """Bind this process, whose threads-to-be inherit it; call it before there are others.
+
+    Args:
+        wanted: NUMA nodes of its accelerators, -1 where unknown.
+        root: directory that has the machine's ``sys``, "" for ``/``; the probe's RLINF_ACTORS_PROBE_ROOT.
 
     Returns:
         What its log should say; "" if it is bound as wanted.
@@ -77,7 +81,7 @@ def bind(wanted: Sequence[int], tree: str = SYSFS) -> str:
     Raises:
         OSError: the kernel refuses CPUs that it has just listed.
     """
-    found = decide(wanted, tree, os.sched_getaffinity(0))
+    found = decide(wanted, root + SYSFS, os.sched_getaffinity(0))
     if found.cpus:
         os.sched_setaffinity(0, found.cpus)
     refused = prefer_memory(found.memory) if found.memory else ""

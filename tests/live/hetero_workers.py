@@ -27,6 +27,11 @@ class Teller(Worker):
         value = found.get(name.encode())
         return None if value is None else value.decode()
 
+    def threads(self) -> int:
+        import torch
+
+        return int(torch.get_num_threads())
+
     def affinity(self) -> list[object]:
         policy = next(iter(Path("/proc/self/numa_maps").read_text().splitlines())).split()[1]
         return [sorted(os.sched_getaffinity(0)), policy]

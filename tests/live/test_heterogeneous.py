@@ -10,7 +10,13 @@ from typing import Any
 import hetero_workers
 import pytest
 
-from rlinf_actors import ComponentPlacement, ConfigError, NodePlacementStrategy, PackedPlacementStrategy
+from rlinf_actors import (
+    ComponentPlacement,
+    ConfigError,
+    FlexiblePlacementStrategy,
+    NodePlacementStrategy,
+    PackedPlacementStrategy,
+)
 from rlinf_actors.worker import numa
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
@@ -155,3 +161,35 @@ def test_numa_binding(local_cluster: Any, start_method: str) -> None:
     logs = {path.name: path.read_text() for path in Path(local.nodes[0].log_dir).rglob("bound-*.err")}
     said = "numa_bind: the NUMA node of its accelerators is not known; this worker is not bound\n"
     assert {name: said in text for name, text in logs.items()} == {"bound-0.err": False, "bound-1.err": True}
+
+
+def make_nodes(root: Path, *cpulists: str) -> dict[str, str]:
+    """A machine with these NUMA nodes; returns the environment of a node that is to be on it."""
+    for number, text in enumerate(cpulists):
+        directory = root / "sys/devices/system/node" / f"node{number}"
+        directory.mkdir(parents=True)
+        (directory / "cpulist").write_text(f"{text}\n")
+    return {"RLINF_ACTORS_PROBE_ROOT": str(root)}
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
+def test_several_numa_nodes(local_cluster: Any, tmp_path: Path) -> None:
+    first, second, *rest = sorted(os.sched_getaffinity(0))
+    env = make_nodes(tmp_path, str(first), ",".join(map(str, [second, *rest])))
+    cluster = local_cluster(1, [{"accelerators": 2, "numa_nodes": [0, 1]}], env=env).cluster()
+    each, both = (
+        hetero_workers.Teller.create_group().launch(
+            cluster, FlexiblePlacementStrategy(ranks), name=f"g{len(ranks)}", numa_bind=True
+        )
+        for ranks in ([[0], [1]], [[0, 1]])
+    )
+    assert [cpus for cpus, _ in each.affinity().wait(60)] == [[first], [second, *rest]]
+    assert [cpus for cpus, _ in both.affinity().wait(60)] == [[first, second, *rest]]
+
+
+@pytest.mark.torch
+def test_thread_pools_follow_the_binding(local_cluster: Any, tmp_path: Path) -> None:
+    env = make_nodes(tmp_path, str(min(os.sched_getaffinity(0))))
+    cluster = local_cluster(1, [{"accelerators": 1, "numa_nodes": [0]}], env=env).cluster()
+    bound = hetero_workers.Teller.create_group().launch(cluster, name="bound", numa_bind=True, preload=["torch"])
+    assert bound.threads().wait(60) == [1]

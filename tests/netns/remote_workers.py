@@ -24,9 +24,6 @@ class Anywhere(Worker):
 
 
 class Reducer(Anywhere):
-    def network(self) -> str | None:
-        return os.environ.get("GLOO_SOCKET_IFNAME")
-
     def all_reduce(self) -> float:
         import torch
         import torch.distributed as dist
