@@ -38,11 +38,11 @@ class NoWorkers:
     def stop(self, ids, grace_s, reason=""):
         """There are none."""
 
-    def log_credit(self, chars, owner):
-        """Nobody writes."""
-
     def renew(self, until, lease_s):
         """There are none."""
+
+    def log_credit(self, chars, owner):
+        """Nobody writes."""
 
     async def close(self, grace_s, reason=""):
         """There are none."""
