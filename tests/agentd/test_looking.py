@@ -34,13 +34,13 @@ class NoWorkers:
     def start(self, specs):
         """None are asked for."""
 
-    def stop(self, ids, grace_s):
+    def stop(self, ids, grace_s, reason=""):
         """There are none."""
 
     def log_credit(self, chars, owner):
         """Nobody writes."""
 
-    async def close(self, grace_s):
+    async def close(self, grace_s, reason=""):
         """There are none."""
 
 
