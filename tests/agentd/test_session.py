@@ -38,10 +38,10 @@ from rlinf_actors.wire.messages import (
     WorkerExited,
     WorkerReady,
 )
-from rlinf_actors.wire.values import Endpoint, ExitReport, NodeReport, WorkerSpec
+from rlinf_actors.wire.values import Claim, Endpoint, ExitReport, NodeReport, WorkerSpec
 
 ENDPOINT = "ipc:///nowhere/head"  # nobody answers there: to an agent that looks, its head does not run
-TIMING = Timing(beat_s=0.05, lease_s=0.4, orphan_grace_s=0.1)
+TIMING = Timing(beat_s=0.05, lease_s=0.4, robot_lease_s=0.2, orphan_grace_s=0.1)
 
 
 class FakeChildren:
@@ -53,6 +53,7 @@ class FakeChildren:
         self.stops: list[tuple[list[str], float]] = []
         self.credits: list[tuple[int, str]] = []
         self.renewals: list[float] = []
+        self.reasons: list[str] = []
         self.closed = False
 
     def start(self, specs):
@@ -63,6 +64,7 @@ class FakeChildren:
 
     def stop(self, ids, grace_s, reason=""):
         self.stops.append((ids, grace_s))
+        self.reasons.append(reason)
         for id in ids:
             self.end(id, ExitReport("stopped", None, 15))
 
@@ -293,6 +295,24 @@ async def test_a_cut_off_node_is_lost_ends_its_workers_and_comes_back(lab, tmp_p
     assert agent.children.alive == {}
     status = await driver.ask(GetStatus())
     assert [(node.report.node_id, node.state, node.rank) for node in status.nodes] == [("n0", "ready", 0)]
+
+
+async def test_a_cut_off_robot_is_made_safe_first_and_its_owner_hears_of_it(lab):
+    agent = lab.agent("n0")
+    driver = await lab.driver()
+    await driver.ask(GetNodes(1))
+    await driver.launch("plain", [0])
+    arm = WorkerSpec("arm-0", "arm", "ns", 0, 1, 0, {}, claims=[Claim("Franka:1", "Franka 1")])
+    await driver.ask(Launch("ns", "arm", "m:C", [arm]))
+    beats = asyncio.get_running_loop().create_task(_beat(driver))
+    await lab.until(lambda: len(agent.children.renewals) > 3)
+    assert agent.children.renewals == sorted(agent.children.renewals)
+    lab.network.cut(agent.identity)
+    await lab.until(lambda: driver.states("arm") == {0: "gone"})
+    await lab.until(lambda: agent.children.stops)
+    beats.cancel()
+    assert agent.children.stops[0] == (["arm-0"], 0.0)
+    assert agent.children.reasons[0].startswith("no word from the head for 0.2 s")
 
 
 async def _beat(driver):

@@ -35,6 +35,8 @@ BODIES = [
     m.StopGroup("ns", "g", 1.0),
     m.GetStatus(),
     m.Status("e", "0.1", 1.0, [], [], []),
+    m.EStop("kim@lab", "a hand in the cell", "ns", True),
+    m.EStopped([m.RobotStop("env:0", "ns", ["Franka 10.10.10.1"], "n1", False)], ["emergency stop by kim@lab"]),
     m.StopCluster(),
     m.Done(),
     m.StartWorkers([SPEC], "o"),

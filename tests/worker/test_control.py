@@ -1,0 +1,38 @@
+"""A robot worker's control socket: its guard receives, and the rest goes where it always went."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from rlinf_actors.wire import spawn
+from rlinf_actors.worker.control import Control
+
+
+@pytest.fixture
+def ends():
+    template, worker = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with template, worker:
+        yield template, worker
+
+
+async def test_the_guard_hands_over_what_is_no_lease(ends):
+    template, worker = ends
+    control = Control(worker, lambda: None)
+    loop = asyncio.get_running_loop()
+    served = loop.create_future()
+    control.serve(spawn.DevicesLocked, served.set_result)
+    control.listen(loop, guarded=True)
+    template.send(spawn.encode(spawn.DevicesLocked("w", 1)))
+    await asyncio.to_thread(lambda: control.hand_over(control.receive()))
+    assert await asyncio.wait_for(served, 5) == spawn.DevicesLocked("w", 1)
+
+
+def test_the_end_of_the_template_is_none_and_telling_it_does_nothing(ends):
+    template, worker = ends
+    control = Control(worker, lambda: None)
+    template.close()
+    assert control.receive() is None
+    control.try_send(spawn.LeaseLost("w", "its template process ended"))
