@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import venv
 from pathlib import Path
 
 import msgspec
@@ -35,6 +36,9 @@ class NoWorkers:
         """None are asked for."""
 
     def stop(self, ids, grace_s, reason=""):
+        """There are none."""
+
+    def renew(self, until, lease_s):
         """There are none."""
 
     def log_credit(self, chars, owner):
@@ -148,17 +152,28 @@ def test_an_answer_is_taken_as_it_is():
 
 
 async def test_an_interpreter_that_is_not_allowed_is_not_started(tmp_path):
-    rules = Rules("n0", "", own="/usr/bin/own-python", allowed=("/opt",))
+    rules = Rules("n0", "", own="/usr/bin/own-python", allowed=("/nowhere",))
     looker = Looker(rules, str(tmp_path), lambda: dict(os.environ), described=False)
     answer = await looker.look(HardwareQuestion("Arm", 0, interpreter=sys.executable))
     assert answer.kind == "failed"
-    assert "is not below a directory that agentd allows there (/opt)" in answer.text
+    assert "is not below a directory that agentd allows there (/nowhere)" in answer.text
 
 
 async def test_a_variable_that_cannot_be_passed_on(tmp_path):
     looker = Looker(Rules("n0", ""), str(tmp_path), dict, described=False)
     answer = await looker.look(HardwareQuestion("Arm", 0, env={"A": "\0"}))
     assert answer.text == "'A'='\\x00' cannot be an environment variable"
+
+
+async def test_an_interpreter_without_our_packages_says_what_to_install(tmp_path):
+    await asyncio.to_thread(venv.create, tmp_path / "venv", symlinks=True)
+    python = str(tmp_path / "venv" / "bin" / "python")
+    (tmp_path / "rlinf_actors").symlink_to(f"{ROOT}/rlinf_actors")
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    looker = Looker(Rules("n0", ""), str(tmp_path), lambda: env, described=False)
+    answer = await looker.look(HardwareQuestion("Arm", 0, interpreter=python))
+    assert answer.kind == "failed"
+    assert answer.text.startswith(f"interpreter {python} has no msgspec (No module named 'msgspec'): run '{python} -m ")
 
 
 @pytest.mark.parametrize(("described", "skipped"), [(True, True), (False, False)])
