@@ -217,7 +217,12 @@ class Cluster:
             return with_pieces(node_infos(self._states), self._pieces)
         if self.config is None:
             return node_infos(self._states)
-        infos = await ask_nodes(self.config, self._states, lambda asked: self.runtime.ask(asked, Enumerated, ANSWER_S))
+        infos = await ask_nodes(
+            self.config,
+            self._states,
+            lambda asked: self.runtime.ask(asked, Enumerated, ANSWER_S),
+            self.runtime.host,
+        )
         self._pieces = pieces_of(self.config, infos)
         return infos
 

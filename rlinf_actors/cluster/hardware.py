@@ -14,7 +14,7 @@ from rlinf_actors.cluster.nodes import node_infos
 from rlinf_actors.config.cluster import ClusterConfig, NodeGroupConfig, cluster_section
 from rlinf_actors.errors import ConfigError, NodeLostError
 from rlinf_actors.hardware import extensions
-from rlinf_actors.hardware.configured import merge, section_error, values_of
+from rlinf_actors.hardware.configured import enumerate_values, merge, section_error, values_of
 from rlinf_actors.hardware.pieces import info_of, piece_of
 from rlinf_actors.hardware.registry import hardware_classes, hardware_types
 from rlinf_actors.model.hardware import HardwareResource
@@ -27,6 +27,8 @@ LIMIT_S = 10.0
 """Seconds that a type may take on a node to find its pieces."""
 ANSWER_S = LIMIT_S + 10.0
 """Seconds until the head must have answered; it gives up on a node 5 s sooner, and says which."""
+
+_SCRIPT = ("__main__", "__mp_main__")
 
 Ask = Callable[[EnumerateHardware], Awaitable[Enumerated]]
 Pieces = Mapping[int, Sequence[Piece]]
@@ -67,13 +69,16 @@ class _Look:
     question: HardwareQuestion
 
 
-async def ask_nodes(config: ClusterConfig, states: Sequence[NodeState], ask: Ask) -> list[NodeInfo]:
+async def ask_nodes(config: ClusterConfig, states: Sequence[NodeState], ask: Ask, host: str = "") -> list[NodeInfo]:
     """The nodes with what they say that they have of the hardware their groups own. Cancelling gives up.
+
+    A type that only the running script registers cannot be loaded by a node: on this machine it is asked here.
 
     Args:
         config: the configuration.
         states: the nodes, with their ranks.
         ask: asks the head.
+        host: of this process, as the nodes' reports name theirs.
 
     Raises:
         ConfigError: a node does not know a type, the type refuses its entries there, or crashed, hung or talked
@@ -90,7 +95,11 @@ async def ask_nodes(config: ClusterConfig, states: Sequence[NodeState], ask: Ask
             raise NodeLostError(f"{look.path}: {answer}") from answer
         if isinstance(answer, BaseException):
             raise answer
-        merge(found.setdefault(look.state.rank, []), _resource(look, answer.answer))
+        if answer.answer.kind == "unregistered" and _is_the_scripts(look.question.type):
+            resource = await _ask_here(look, host)
+        else:
+            resource = _resource(look, answer.answer)
+        merge(found.setdefault(look.state.rank, []), resource)
     return [_with(node, found.get(node.node_rank, ())) for node in infos]
 
 
@@ -165,6 +174,27 @@ def _told(kind: str) -> list[Extension]:
 
 def _message(look: _Look) -> EnumerateHardware:
     return EnumerateHardware(look.state.report.node_id, look.question)
+
+
+def _is_the_scripts(kind: str) -> bool:
+    """Whether the running script itself defines a type's class, so that no other process can import it."""
+    return any(cls.__module__ in _SCRIPT for cls in hardware_classes(kind))
+
+
+async def _ask_here(look: _Look, host: str) -> HardwareResource | None:
+    """What a type of the script's finds, if this machine is the node's. On a thread: it may take its time."""
+    assert look.group.hardware is not None
+    kind, rank, name = look.question.type, look.question.node_rank, look.state.report.hostname
+    if look.state.report.host != host:
+        raise ConfigError(
+            f"{kind!r} is registered by the script that runs, which node {name} cannot load: move its classes to a "
+            f"module that can be imported there, and name that in {EXT_MODULE} if it is not on the script's path",
+            path=f"{look.path}.type",
+        )
+    try:
+        return await asyncio.to_thread(enumerate_values, kind, rank, values_of(look.group.hardware, rank))
+    except ConfigError as error:
+        raise section_error(error, look.group.hardware, rank, look.path, f" (on node {name})") from None
 
 
 def _resource(look: _Look, answer: HardwareAnswer) -> HardwareResource | None:

@@ -6,18 +6,24 @@ import asyncio
 import json
 import os
 import select
+import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from looking_hardware import Camera, Grip, LookingArmConfig, LookingArmInfo, Mover, section
+from looking_hardware import Camera, Grip, LookingArm, LookingArmConfig, LookingArmInfo, Mover, section
 
 from rlinf_actors import Cluster, ConfigError, FlexiblePlacementStrategy, NodeLostError, WorkerGroup, WorkerStartError
 from rlinf_actors.cli.plan import plan
 from rlinf_actors.cluster import hardware as cluster_hardware
+from rlinf_actors.config.cluster import ClusterConfig
 from rlinf_actors.group import launching
+from rlinf_actors.hardware import registry
 from rlinf_actors.testing import LocalCluster
+from rlinf_actors.wire.messages import Enumerated
+from rlinf_actors.wire.values import HardwareAnswer, NodeReport, NodeState
 
 pytestmark = pytest.mark.live
 
@@ -192,3 +198,60 @@ async def test_a_driver_that_gives_up_ends_the_look(two_nodes, tmp_path):
         assert await asyncio.to_thread(select.select, [pidfd], [], [], 8.0) != ([], [], [])
     finally:
         os.close(pidfd)
+
+
+SCRIPT = """
+    import os, sys
+    from dataclasses import dataclass
+    from rlinf_actors import Cluster, FlexiblePlacementStrategy, Hardware, HardwareConfig, HardwareInfo
+    from rlinf_actors import HardwareResource, NodeHardwareConfig, Worker
+
+    @NodeHardwareConfig.register_hardware_config("ScriptArm")
+    @dataclass
+    class Config(HardwareConfig):
+        port: str
+
+    @dataclass
+    class Info(HardwareInfo):
+        port: str
+        found_by: int
+
+    @Hardware.register()
+    class ScriptArm(Hardware):
+        HW_TYPE = "ScriptArm"
+
+        @classmethod
+        def enumerate(cls, node_rank, configs=None):
+            return HardwareResource("ScriptArm", [Info("ScriptArm", "v1", one.port, os.getpid()) for one in configs])
+
+    class Env(Worker):
+        def port(self):
+            return self.hardware_infos[0].port
+
+    hardware = {"type": "ScriptArm", "configs": [{"node_rank": 0, "port": "p"}]}
+    group = {"label": "lab", "node_ranks": 0, "hardware": hardware}
+    with Cluster(cluster_cfg={"num_nodes": 1, "node_groups": [group]}) as cluster:
+        info, = cluster.get_node_info(0).get_hardware_infos("ScriptArm")
+        assert info.found_by == os.getpid()
+        print(Env.create_group().launch(cluster, FlexiblePlacementStrategy([[0]], "lab")).port().wait())
+"""
+
+
+def test_a_type_that_only_the_script_registers_is_asked_there_on_its_own_machine(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "['p']\n"), done.stderr
+
+
+async def test_a_type_of_the_scripts_on_another_machine_says_where_to_put_it(monkeypatch):
+    monkeypatch.setattr(LookingArm, "__module__", "__main__")
+    state = NodeState(NodeReport("id", "far", "10.0.0.9", "another host", 8, 0, "3.11", "py"), "inc", 0, "ready", 0.0)
+    lab = section({"node_rank": 0, "port": "/dev/ttyA"})
+    config = ClusterConfig.from_any(lab, hardware_types=registry.hardware_types())
+
+    async def unknown(asked):
+        return Enumerated(HardwareAnswer(kind="unregistered"))
+
+    with pytest.raises(ConfigError, match=r"\.hardware\.type: 'LookingArm' is registered by the script .* node far"):
+        await cluster_hardware.ask_nodes(config, [state], unknown, "this host")
