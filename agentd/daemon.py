@@ -141,7 +141,7 @@ class Daemon:
             return without_devices(), read_described(self._config.described)
         from rlinf_actors.hardware.probe import run_probe
 
-        return await run_probe(timeout_s=self._config.probe_timeout_s), None
+        return await run_probe(timeout_s=self._config.probe_timeout_s, env=self._environment()), None
 
     # --- serving ---
 
@@ -162,7 +162,7 @@ class Daemon:
         remote = self._head_endpoint.startswith("tcp://")
         ip = node.address(config, listen, split_address(self._head_endpoint, "--connect")[0] if remote else "")
         self._node_id = node.node_id(config, run_dir)
-        self._node = lambda config: node.report(config, probe, described, ip, self._node_id)
+        self._node = lambda config: node.report(config, probe, described, ip, self._node_id, self._started_with)
         report = self._node(config)
         self._described_env = dict(described.env_vars) if described is not None else {}
         for fault in report.faults:

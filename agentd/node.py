@@ -17,10 +17,12 @@ import msgspec
 
 from agentd.config import Config
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.hardware.interfaces import ipv4_interfaces
+from rlinf_actors.hardware.interfaces import interface_of, ipv4_interfaces
 from rlinf_actors.hardware.report import ProbeReport
+from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE, ALWAYS_NIC_VARIABLE, device_variables
 from rlinf_actors.net.host import host_key, route_ip
 from rlinf_actors.net.security import is_loopback
+from rlinf_actors.settings import COMM_NET_DEVICES
 from rlinf_actors.wire.values import NodeReport, ResourceReport
 
 MAX_RUN_DIR = 80
@@ -157,9 +159,22 @@ def address(config: Config, listen: str, head: str) -> str:
         raise ConfigError(f"no route to {head}: {error.strerror or error}", path="--connect") from None
 
 
-def report(config: Config, probe: ProbeReport, described: Described | None, ip: str, id: str) -> NodeReport:
-    """What the head is told of this node."""
+def report(
+    config: Config, probe: ProbeReport, described: Described | None, ip: str, id: str, environ: Mapping[str, str]
+) -> NodeReport:
+    """What the head is told of this node.
+
+    Args:
+        config: agentd's.
+        probe: what was found.
+        described: what is to be said instead, None on a real node.
+        ip: the node's address, see `address`.
+        id: its id, see `node_id`.
+        environ: what agentd was started with; the variables that decide which devices and interfaces workers use are
+            told, since a launch must not contradict them.
+    """
     given = described or Described()
+    told = {name: environ[name] for name in sorted(_told_variables()) if name in environ}
     return NodeReport(
         node_id=id,
         hostname=config.name or probe.hostname,
@@ -171,12 +186,18 @@ def report(config: Config, probe: ProbeReport, described: Described | None, ip: 
         interpreter=probe.interpreter,
         rank=config.rank,
         resources=probe.resources if described is None else given.resources,
-        env_vars={**given.env_vars, **config.env},
+        env_vars={**told, **given.env_vars, **config.env},
         labels={**given.labels, **config.labels},
         interfaces=probe.interfaces if given.interfaces is None else given.interfaces,
         faults=probe.faults,
         profilers=given.profilers,
+        interface=interface_of(given.ip or ip),
     )
+
+
+def _told_variables() -> set[str]:
+    interfaces = {facts.nic_variable for facts in ACCELERATOR_TABLE.values() if facts.nic_variable}
+    return {COMM_NET_DEVICES, ALWAYS_NIC_VARIABLE, *interfaces, *device_variables()}
 
 
 def without_devices() -> ProbeReport:

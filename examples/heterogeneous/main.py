@@ -15,7 +15,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import robots  # noqa: F401 - registers the hardware type Franka
 import yaml
 
 from rlinf_actors import Cluster, ClusterConfig, ComponentPlacement, Worker
@@ -33,7 +32,7 @@ class Member(Worker):
     def where(self) -> dict[str, str]:
         told = {name: os.environ[name] for name in ASKED if os.environ.get(name)}
         if self.hardware_type == "Franka":
-            told["robot_ip"] = self.hardware_infos[0].robot_ip
+            told["robot_ip"] = self.hardware_infos[0].config.robot_ip
         return told
 
 
@@ -47,8 +46,8 @@ def smaller(config: dict[str, Any], nodes: dict[str, Any]) -> None:
             node["accelerator"]["number"] = 1
 
 
-def with_interpreters_of_this_machine(config: dict[str, Any]) -> dict[str, Any]:
-    """The interpreters that are not on this machine replaced by this one."""
+def for_this_machine(config: dict[str, Any]) -> dict[str, Any]:
+    """The same with this interpreter in place of those that are not here, and without looking for arms and cameras."""
     config = copy.deepcopy(config)
     for group in config["cluster"]["node_groups"]:
         for entry in group.get("env_configs", ()):
@@ -56,6 +55,8 @@ def with_interpreters_of_this_machine(config: dict[str, Any]) -> dict[str, Any]:
             if path and not os.path.exists(path):
                 print(f"{path} is not on this machine: workers of {group['label']} get {sys.executable}")
                 entry["python_interpreter_path"] = sys.executable
+        for arm in group.get("hardware", {}).get("configs", ()):
+            arm["disable_validate"] = True
     return config
 
 
@@ -99,7 +100,7 @@ async def main() -> None:
     if options.plan_only:
         return
 
-    config = with_interpreters_of_this_machine(config)
+    config = for_this_machine(config)
     local = LocalCluster(num_nodes=18, hardware=hardware_of(nodes), timeout=120)
     async with local, local.connect(cluster_cfg=config) as cluster:
         await launch(config, cluster)

@@ -27,7 +27,7 @@ def nodes(head: str | None, as_json: bool) -> None:
             (
                 "-" if row["rank"] is None else row["rank"],
                 row["hostname"] + (" (head)" if row["is_head"] else ""),
-                row["ip"],
+                f"{row['ip']} ({row['interface']})" if row["interface"] else row["ip"],
                 row["state"],
                 f"{seconds(row['last_seen_s'])} ago",
                 row["num_cpus"],
@@ -61,6 +61,7 @@ def node_dict(node: NodeState) -> dict[str, Any]:
         },
         "python": report.python,
         "interpreter": report.interpreter,
+        "interface": report.interface,
         "interfaces": report.interfaces,
         "faults": report.faults,
         "incarnation": node.incarnation,

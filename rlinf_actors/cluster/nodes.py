@@ -34,6 +34,8 @@ def node_info(state: NodeState) -> NodeInfo:
             for resource in report.resources
         ],
         profiler_backends=list(report.profilers),
+        interfaces=dict(report.interfaces),
+        interface=report.interface,
     )
 
 

@@ -10,9 +10,10 @@ import msgspec
 
 from rlinf_actors.errors import ProtocolError
 from rlinf_actors.hardware.pieces import piece_of
-from rlinf_actors.model.hardware import AcceleratorType, HardwareInfo
+from rlinf_actors.model.hardware import HardwareInfo
 from rlinf_actors.model.node import NodeInfo
 from rlinf_actors.model.placement import Placement
+from rlinf_actors.placement.environment import model_seen
 from rlinf_actors.wire.values import Piece
 
 _PLAIN = Placement(-1, -1, -1)
@@ -25,7 +26,7 @@ class GroupDetail(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         placements: of the ranks, in their order.
         nodes: for each rank the name of its node.
-        models: for each rank the model of its node's accelerators, "" for a rank without any.
+        models: for each rank the model of its accelerators, "" for a rank without any.
         hardware: by rank the robots or other hardware it was placed on; ranks without any are left out.
     """
 
@@ -49,10 +50,7 @@ def detail_of(
         names: for each rank what messages to people call that node.
         hardware: by rank the robots or other hardware it was placed on.
     """
-    models = [
-        "" if placement.accelerator_type is AcceleratorType.NO_ACCEL else node.accelerator_model
-        for placement, node in zip(placements, nodes, strict=True)
-    ]
+    models = [model_seen(placement, node) for placement, node in zip(placements, nodes, strict=True)]
     pieces = {rank: [piece_of(info) for info in infos] for rank, infos in hardware.items()}
     return GroupDetail(list(placements), list(names), models, pieces)
 

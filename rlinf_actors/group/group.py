@@ -328,6 +328,7 @@ class GroupLauncher(Generic[T]):
         preload: Sequence[str] | None = None,
         env_vars: dict[str, str] | None = None,
         wait_for_hardware: float = 0.0,
+        numa_bind: bool = False,
     ) -> Union[WorkerGroup[T], T]:
         """Reserve the name, start the workers, and return without waiting for their constructors.
 
@@ -341,9 +342,12 @@ class GroupLauncher(Generic[T]):
             disable_distributed_log: keep this group's lines out of the terminal and of ``distributed_log_dir``.
             start_method: "fork" from a prepared process, or "spawn" for libraries that do not survive a fork.
             preload: modules imported before the fork; default: torch and numpy where this process has them.
-            env_vars: variables for this group alone.
+            env_vars: variables for this group alone. A visibility variable (CUDA_VISIBLE_DEVICES, ...) must name the
+                devices that the placement gives.
             wait_for_hardware: seconds to wait for robots that other groups hold. In a plain script `launch`
                 blocks meanwhile; Ctrl-C, or ``shutdown()`` on the group, withdraws it.
+            numa_bind: run workers with accelerators on the CPUs of their accelerators' NUMA node, with memory from
+                there where it has some; a worker whose node cannot be known says so in its log.
 
         Returns:
             The group. In a plain script the name is reserved when this returns; in a running event loop
@@ -353,6 +357,7 @@ class GroupLauncher(Generic[T]):
             NameInUseError: (a ValueError) the name is taken; plain script only, see above.
             HardwareInUseError: another group holds a robot that this one was placed on; as above.
             PlacementError: the placement does not fit the cluster.
+            ConfigError: *env_vars* and the placement show different devices.
             SerializationError: a constructor argument cannot be pickled.
         """
         control = launching.launch(
@@ -371,6 +376,7 @@ class GroupLauncher(Generic[T]):
                 preload=preload,
                 env=env_vars or {},
                 wait_for_hardware=wait_for_hardware,
+                numa_bind=numa_bind,
             ),
         )
         return cast("WorkerGroup[T]", WorkerGroup(control))

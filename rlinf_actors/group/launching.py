@@ -49,6 +49,7 @@ class Options:
     preload: Sequence[str] | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     wait_for_hardware: float = 0.0
+    numa_bind: bool = False
 
 
 def launch(
@@ -89,6 +90,7 @@ def launch(
             net_devices=settings.comm_net_devices,
             log_dir=cluster.log_dir if options.show_logs else None,
             forward_logs=options.show_logs,
+            numa_bind=options.numa_bind,
         ),
     )
     robots = list(dict.fromkeys(claim.title for spec in specs for claim in spec.claims))

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlinf_actors.hardware.registry import is_exclusive
-from rlinf_actors.model.hardware import HardwareInfo
+from rlinf_actors.model.hardware import AcceleratorInfo, HardwareInfo
+from rlinf_actors.model.node import NodeInfo
 from rlinf_actors.model.placement import Placement
 from rlinf_actors.placement.environment import GroupLayout, worker_environment
 from rlinf_actors.placement.view import ClusterView, find_group
+from rlinf_actors.placement.visibility import check_launch
 from rlinf_actors.wire.values import Claim, WorkerSpec
 
 START_METHODS = ("fork", "spawn")
@@ -27,11 +29,13 @@ class LaunchOptions:
         preload: modules that the template imports before it forks.
         sys_path: the launcher's import paths, added to the workers' where they exist there.
         cwd: the launcher's directory, used where it exists.
-        env: variables for this group alone; they win over the node group's.
+        env: variables for this group alone; they win over the node group's. A visibility variable among them must say
+            what the placement says.
         path_env_merge_mode: "append" or "override".
         net_devices: interfaces for collectives, None for the kernel's choice.
         log_dir: directory of log files, None for the agent's own.
         forward_logs: whether stdout and stderr reach the driver's terminal.
+        numa_bind: bind workers to the NUMA nodes of their accelerators.
     """
 
     start_method: str = "fork"
@@ -43,12 +47,17 @@ class LaunchOptions:
     net_devices: str | None = None
     log_dir: str | None = None
     forward_logs: bool = True
+    numa_bind: bool = False
 
 
 def worker_specs(
     name: str, namespace: str, placements: Sequence[Placement], cluster: ClusterView, options: LaunchOptions
 ) -> list[WorkerSpec]:
-    """One spec per placement, in rank order, with ids that were never used before."""
+    """One spec per placement, in rank order, with ids that were never used before.
+
+    Raises:
+        ConfigError: a visibility variable in the options contradicts the placement.
+    """
     launch = uuid.uuid4().hex[:10]
     ordered = sorted(placements, key=lambda p: p.rank)
     layout, specs = GroupLayout.of(ordered), []
@@ -56,6 +65,7 @@ def worker_specs(
     for placement in ordered:
         node = cluster.get_node_info(placement.cluster_node_rank)
         group = find_group(cluster, placement.node_group_label)
+        check_launch(options.env, placement, node, group)
         env = worker_environment(name, placement, layout, node, group, namespace, comm_net_devices=options.net_devices)
         interpreter = group.get_node_python_interpreter_path(placement.cluster_node_rank)
         specs.append(
@@ -76,9 +86,18 @@ def worker_specs(
                 log_dir=options.log_dir,
                 forward_logs=options.forward_logs,
                 claims=claims.get(placement.rank, []),
+                numa_nodes=_numa_nodes(placement, node) if options.numa_bind else [],
             )
         )
     return specs
+
+
+def _numa_nodes(placement: Placement, node: NodeInfo) -> list[int]:
+    """Those of the accelerators that a worker was placed on."""
+    if placement.local_accelerator_rank < 0:
+        return []
+    held = (node.accelerators[position] for position in placement.local_hardware_ranks)
+    return sorted({info.numa_node if isinstance(info, AcceleratorInfo) else -1 for info in held})
 
 
 def hardware_of(placements: Sequence[Placement], cluster: ClusterView) -> dict[int, list[HardwareInfo]]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from rlinf_actors.config.typed import build
 from rlinf_actors.errors import ConfigError
+from rlinf_actors.hardware.registry import is_built_in, lookup
 from rlinf_actors.hardware.report import ReportedInfo
 from rlinf_actors.model.hardware import HardwareConfig, HardwareInfo
 from rlinf_actors.wire.values import Piece
@@ -43,6 +44,8 @@ def info_of(piece: Piece, path: str = "") -> HardwareInfo:
     Raises:
         ConfigError: the class here has other fields than the one on the node.
     """
+    if is_built_in(piece.type):
+        lookup(piece.type)  # our own module of that type, which nobody may have needed here before
     detail = json.loads(piece.detail)
     cls = _known(piece.cls, HardwareInfo)
     if cls is HardwareInfo:

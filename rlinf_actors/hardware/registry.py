@@ -169,6 +169,11 @@ def hardware_types() -> Mapping[str, type[HardwareConfig]]:
     return _Types()
 
 
+def is_built_in(kind: str) -> bool:
+    """Whether a type comes with this library."""
+    return kind in _BUILT_IN
+
+
 def registered_types() -> list[str]:
     """The types that were registered in this process, without the built-in ones."""
     return sorted({*_configs, *_hardware})

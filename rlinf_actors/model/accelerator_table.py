@@ -49,6 +49,9 @@ class AcceleratorFacts:
         nic_variable: the CCL's network interface variable, "" where there is none.
         visibility_prefix: what precedes the list of devices in the variable.
         hide_all: value of the variable that shows no device.
+        numbering: variable and value that make the vendor's runtime number devices as the probe
+            does; empty where it does so by itself.
+        renumbering: variables that change what the numbers in the visibility variable mean.
         torch_plugin: module that gives torch the device where torch has it not by itself.
         ccl_plugin: module that gives torch.distributed the backend where that is yet another one.
         group: how a process group of the CCL is made.
@@ -61,6 +64,8 @@ class AcceleratorFacts:
     nic_variable: str
     visibility_prefix: str = ""
     hide_all: str = ""
+    numbering: tuple[str, str] = ("", "")
+    renumbering: tuple[str, ...] = ()
     torch_plugin: str = ""
     ccl_plugin: str = ""
     group: ProcessGroupFacts = ProcessGroupFacts()
@@ -89,11 +94,24 @@ _NCCL = ProcessGroupFacts(
 
 _BUILT_IN: Mapping[AcceleratorType, AcceleratorFacts] = {
     AcceleratorType.NV_GPU: AcceleratorFacts(
-        "CUDA_VISIBLE_DEVICES", "nccl", "cuda", "NCCL_SOCKET_IFNAME", group=_NCCL, cuda_ipc=True
+        "CUDA_VISIBLE_DEVICES",
+        "nccl",
+        "cuda",
+        "NCCL_SOCKET_IFNAME",
+        # CUDA's default is the fastest first, NVML goes by bus (CUDA C++ Programming Guide, "Environment Variables").
+        numbering=("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
+        group=_NCCL,
+        cuda_ipc=True,
     ),
     # An empty HIP_VISIBLE_DEVICES counts as unset (ROCm's clr then looks at CUDA_VISIBLE_DEVICES); -1 ends the list.
     AcceleratorType.AMD_GPU: AcceleratorFacts(
-        "HIP_VISIBLE_DEVICES", "nccl", "cuda", "NCCL_SOCKET_IFNAME", hide_all="-1", group=_NCCL
+        "HIP_VISIBLE_DEVICES",
+        "nccl",
+        "cuda",
+        "NCCL_SOCKET_IFNAME",
+        hide_all="-1",
+        renumbering=("ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"),  # both work below HIP
+        group=_NCCL,
     ),
     # SYCL's selector is backend:devices, and an empty one means "all", so that hiding needs a negative filter.
     AcceleratorType.INTEL_GPU: AcceleratorFacts(
@@ -103,6 +121,7 @@ _BUILT_IN: Mapping[AcceleratorType, AcceleratorFacts] = {
         "CCL_MNIC_NAME",
         visibility_prefix="level_zero:",
         hide_all="!*:gpu",
+        renumbering=("ZE_AFFINITY_MASK",),  # of Level Zero, which SYCL counts the devices of
         torch_plugin="intel_extension_for_pytorch",  # torch has xpu itself since 2.4
         ccl_plugin="oneccl_bindings_for_pytorch",
         group=ProcessGroupFacts(log_setting="CCL_LOG_LEVEL=info"),
@@ -187,6 +206,14 @@ def facts_of(kind: AcceleratorType | str, registered_by: str = "") -> Accelerato
             f"Types: {', '.join(known.value for known in _rows)}"
         )
     return found
+
+
+def device_variables() -> frozenset[str]:
+    """The variables that decide which devices a process sees, and what they are called; of all vendors."""
+    found = {""}
+    for facts in _rows.values():
+        found |= {facts.visibility_variable, facts.numbering[0], *facts.renumbering}
+    return frozenset(found - {""})
 
 
 def group_facts(ccl: str) -> ProcessGroupFacts:

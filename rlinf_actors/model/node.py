@@ -72,6 +72,8 @@ class NodeInfo:
         env_vars: variables that were set for this node on purpose.
         hardware_resources: what the probe found, one entry a type.
         profiler_backends: profilers that can be used there.
+        interfaces: its network interfaces, each with its first IPv4 address.
+        interface: the one that has node_ip, "" where unknown.
     """
 
     node_labels: list[str] = field(default_factory=list)
@@ -84,6 +86,8 @@ class NodeInfo:
     env_vars: dict[str, str] = field(default_factory=dict)
     hardware_resources: list[HardwareResource] = field(default_factory=list)
     profiler_backends: list[str] = field(default_factory=list)
+    interfaces: dict[str, str] = field(default_factory=dict)
+    interface: str = ""
 
     @property
     def node_id(self) -> str:
@@ -169,6 +173,8 @@ class NodeGroupInfo:
         hardware_type: the one type that the group owns, None for accelerators or else nodes.
         ignore_hardware: count nodes, whatever they have.
         env_configs: interpreters and variables of its nodes.
+        visible: node rank to the positions of the accelerators that a visibility variable in env_configs leaves there,
+            in its order; nodes that are not in it have all of theirs.
     """
 
     label: str
@@ -176,6 +182,7 @@ class NodeGroupInfo:
     hardware_type: str | None = None
     ignore_hardware: bool = False
     env_configs: Sequence[NodeEnvConfig] | None = None
+    visible: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
     @property
     def node_ranks(self) -> list[int]:
@@ -187,7 +194,7 @@ class NodeGroupInfo:
         """Whether a resource of this group is a node, not a piece of hardware."""
         if self.ignore_hardware or self.label == NODE_GROUP:
             return True
-        return self.hardware_type is None and not any(node.num_accelerators for node in self.nodes)
+        return self.hardware_type is None and not any(self.accelerators_of(node) for node in self.nodes)
 
     @cached_property
     def holds_accelerators(self) -> bool:
@@ -206,12 +213,20 @@ class NodeGroupInfo:
         """For each resource rank its node and its rank there (the node itself: 0)."""
         if self.counts_nodes:
             return [(node, 0) for node in self.nodes]
+        if self.holds_accelerators:
+            return [(node, local) for node in self.nodes for local in self.accelerators_of(node)]
         return [(node, local) for node in self.nodes for local in range(len(self._infos(node)))]
+
+    def accelerators_of(self, node: NodeInfo) -> Sequence[int]:
+        """Positions on *node* of the accelerators that the group's workers may see, in the order of their ranks."""
+        return self.visible.get(node.node_rank, range(node.num_accelerators))
 
     def _infos(self, node: NodeInfo) -> list[HardwareInfo]:
         if self.counts_nodes:
             return []
-        return list(node.accelerators) if self.holds_accelerators else node.get_hardware_infos(str(self.hardware_type))
+        if self.holds_accelerators:
+            return [node.accelerators[local] for local in self.accelerators_of(node)]
+        return node.get_hardware_infos(str(self.hardware_type))
 
     @property
     def hardware_resource_count(self) -> int:

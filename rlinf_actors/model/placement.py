@@ -19,7 +19,8 @@ class Placement:
         local_accelerator_rank: position on its node of the process's first accelerator, -1 without.
         accelerator_type: type of the accelerators that the process sees.
         local_rank: the worker's LOCAL_RANK: 0 for a process isolated on accelerators, the accelerator's
-            position for one that is not isolated, the rank among the group's processes on the node for others.
+            position among those that it sees for one that is not isolated, the rank among the group's
+            processes on the node for others.
         local_world_size: 1 for a process isolated on accelerators, else how many of the group's processes
             are on the node.
         visible_accelerators: what the vendor's visibility variable is to list: indices or UUIDs.

@@ -62,7 +62,8 @@ def worker_environment(
         node_group: the node group that its resources belong to.
         namespace: the job's namespace.
         comm_net_devices: network interfaces for collectives (RLINF_COMM_NET_DEVICES); what the node or the
-            configuration has under that name goes before it. Interface variables that are set stay.
+            configuration has under that name goes before it. Without any, a node with several interfaces gets the
+            one that it is reached by. Interface variables that are set stay.
 
     Raises:
         ConfigError: the placement has accelerators of a type that this process does not know; says what to load.
@@ -70,15 +71,26 @@ def worker_environment(
     layout = placements if isinstance(placements, GroupLayout) else GroupLayout.of(placements)
     configured = node_group.get_node_env_vars(placement.cluster_node_rank)
     present = {**node.default_env_vars, **node.env_vars, **configured}
-    devices = present.get(COMM_NET_DEVICES) or comm_net_devices
+    devices = present.get(COMM_NET_DEVICES) or comm_net_devices or _route(node)
     return {
         **(_network(node, devices, present) if devices else {}),
+        **_numbering(node, present),
         **configured,
         **_ranks(group_name, placement, layout),
         **_devices(placement, node),
         "NODE_GROUP_LABEL": placement.node_group_label,
         NAMESPACE: namespace,
     }
+
+
+def model_seen(placement: Placement, node: NodeInfo) -> str:
+    """Model of a worker's first accelerator, of the first that it sees if it has none of its own, else ""."""
+    if placement.accelerator_type is AcceleratorType.NO_ACCEL or not placement.visible_accelerators:
+        return ""
+    position = placement.local_accelerator_rank
+    if position < 0:
+        position = node.accelerator_device_names.index(placement.visible_accelerators[0])
+    return node.accelerators[position].model
 
 
 def _ranks(group_name: str, placement: Placement, layout: GroupLayout) -> dict[str, str]:
@@ -102,7 +114,7 @@ def _devices(placement: Placement, node: NodeInfo) -> dict[str, str]:
         "LOCAL_ACCELERATOR_RANK": str(placement.local_accelerator_rank),
         "VISIBLE_DEVICES": ",".join(placement.visible_accelerators),
         "ACCELERATOR_TYPE": kind.value,
-        "ACCELERATOR_MODEL": "" if kind is AcceleratorType.NO_ACCEL else node.accelerator_model,
+        "ACCELERATOR_MODEL": model_seen(placement, node),
         "ISOLATE_ACCELERATOR": "1" if placement.isolate_accelerator else "0",
         "LOCAL_HARDWARE_RANKS": ",".join(map(str, placement.local_hardware_ranks)),
     }
@@ -114,6 +126,21 @@ def _devices(placement: Placement, node: NodeInfo) -> dict[str, str]:
     if facts is not None and facts.visibility_variable:
         found[facts.visibility_variable] = facts.visibility_value(placement.visible_accelerators)
     return found
+
+
+def _numbering(node: NodeInfo, present: Mapping[str, str]) -> dict[str, str]:
+    """What makes the numbers in a visibility variable mean the devices that the probe gave them to."""
+    facts = ACCELERATOR_TABLE.get(node.accelerator_type)
+    if facts is None or not facts.numbering[0]:
+        return {}
+    mixed = len({info.model for info in node.accelerators}) > 1  # else every order is as good
+    return {} if facts.numbering[0] in present and not mixed else dict([facts.numbering])
+
+
+def _route(node: NodeInfo) -> str:
+    """The interface that the head reaches the node by, where the libraries could choose another one; else ""."""
+    others = [ip for name, ip in node.interfaces.items() if name != node.interface and not ip.startswith("127.")]
+    return node.interface if others and not node.node_ip.startswith("127.") else ""
 
 
 def _network(node: NodeInfo, devices: str, present: Mapping[str, str]) -> dict[str, str]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from rlinf_actors.config.cluster import ClusterConfig
+from rlinf_actors.config.cluster import ClusterConfig, NodeGroupConfig
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.model.hardware import HardwareInfo, HardwareResource
 from rlinf_actors.model.node import CLUSTER_GROUP, NODE_GROUP, NodeGroupInfo, NodeInfo
+from rlinf_actors.placement.visibility import restricted
 
 
 def label_nodes(config: ClusterConfig | None, nodes: Sequence[NodeInfo]) -> list[NodeInfo]:
@@ -30,7 +31,8 @@ def build_node_groups(config: ClusterConfig | None, nodes: Sequence[NodeInfo]) -
     """Label to group: the configured ones in their order, then the built-in ``cluster`` and ``node``.
 
     Raises:
-        ConfigError: a configured group has a node that is not among *nodes*.
+        ConfigError: a configured group has a node that is not among *nodes*, or a visibility variable in its
+            env_configs does not fit what such a node offers.
     """
     labelled = label_nodes(config, nodes)
     by_rank = {node.node_rank: node for node in labelled}
@@ -48,10 +50,29 @@ def build_node_groups(config: ClusterConfig | None, nodes: Sequence[NodeInfo]) -
             hardware_type=group.hardware.type if group.hardware is not None else None,
             ignore_hardware=group.ignore_hardware,
             env_configs=group.env_configs or None,
+            visible=_visible(group, index, by_rank),
         )
     for label in (CLUSTER_GROUP, NODE_GROUP):
         groups[label] = NodeGroupInfo(label=label, nodes=labelled)
     return groups
+
+
+def _visible(group: NodeGroupConfig, index: int, nodes: Mapping[int, NodeInfo]) -> dict[int, tuple[int, ...]]:
+    found: dict[int, tuple[int, ...]] = {}
+    for number, entry in enumerate(group.env_configs):
+        path = f"cluster.node_groups[{index}].env_configs[{number}].env_vars"
+        for rank in entry.node_ranks:
+            left = restricted(entry.env_vars, nodes[rank], path)
+            if left and group.ignore_hardware:
+                names = [nodes[rank].accelerator_device_names[position] for position in left]
+                raise ConfigError(
+                    f"shows accelerators {', '.join(names)} of node {rank}, but group {group.label!r} has "
+                    "ignore_hardware: true, which hides all of them; leave one of the two out",
+                    path=path,
+                )
+            if left is not None:
+                found[rank] = left
+    return found
 
 
 def with_configured_hardware(config: ClusterConfig, nodes: Sequence[NodeInfo]) -> list[NodeInfo]:

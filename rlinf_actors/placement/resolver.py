@@ -109,18 +109,18 @@ def place(
     return _with_local_ranks(found)
 
 
-def place_on_nodes(nodes: Sequence[NodeInfo], label: str) -> list[Placement]:
-    """Placements of one process for each entry of *nodes*; they see all accelerators of their node."""
+def place_on_nodes(nodes: Sequence[NodeInfo], group: NodeGroupInfo) -> list[Placement]:
+    """Placements of one process for each entry of *nodes*; they see all accelerators that *group* has there."""
     index: dict[int, int] = {}
     found = [
         Placement(
             rank=rank,
             cluster_node_rank=node.node_rank,
             placement_node_rank=index.setdefault(node.node_rank, len(index)),
-            accelerator_type=node.accelerator_type,
-            visible_accelerators=list(node.accelerator_device_names),
+            accelerator_type=_seen_type(group, node),
+            visible_accelerators=_seen_names(group, node),
             isolate_accelerator=False,
-            node_group_label=label,
+            node_group_label=group.label,
             node_id=node.node_id,
         )
         for rank, node in enumerate(nodes)
@@ -157,16 +157,16 @@ def _placement(rank: int, node_index: int, held: Sequence[Resource], isolate: bo
     first = held[0]
     group, node = first.group, first.node
     locals_ = [resource.local for resource in held]
-    names = node.accelerator_device_names
     if group.holds_accelerators:
+        names = node.accelerator_device_names
         return Placement(
             rank=rank,
             cluster_node_rank=node.node_rank,
             placement_node_rank=node_index,
             local_accelerator_rank=locals_[0],
             accelerator_type=AcceleratorType.named(_kind(first)),
-            local_rank=0 if isolate else locals_[0],
-            visible_accelerators=[names[local] for local in locals_] if isolate else list(names),
+            local_rank=0 if isolate else list(group.accelerators_of(node)).index(locals_[0]),
+            visible_accelerators=[names[local] for local in locals_] if isolate else _seen_names(group, node),
             isolate_accelerator=isolate,
             local_hardware_ranks=locals_,
             node_group_label=group.label,
@@ -177,13 +177,22 @@ def _placement(rank: int, node_index: int, held: Sequence[Resource], isolate: bo
         rank=rank,
         cluster_node_rank=node.node_rank,
         placement_node_rank=node_index,
-        accelerator_type=AcceleratorType.NO_ACCEL if blind else node.accelerator_type,
-        visible_accelerators=[] if blind else list(names),
-        isolate_accelerator=blind and bool(names),
+        accelerator_type=AcceleratorType.NO_ACCEL if blind else _seen_type(group, node),
+        visible_accelerators=[] if blind else _seen_names(group, node),
+        isolate_accelerator=blind and bool(node.accelerators),
         local_hardware_ranks=[] if group.counts_nodes else locals_,
         node_group_label=group.label,
         node_id=node.node_id,
     )
+
+
+def _seen_names(group: NodeGroupInfo, node: NodeInfo) -> list[str]:
+    names = node.accelerator_device_names
+    return [names[local] for local in group.accelerators_of(node)]
+
+
+def _seen_type(group: NodeGroupInfo, node: NodeInfo) -> AcceleratorType:
+    return node.accelerator_type if group.accelerators_of(node) else AcceleratorType.NO_ACCEL
 
 
 def _with_local_ranks(found: Sequence[Placement]) -> list[Placement]:
@@ -205,7 +214,7 @@ def _with_local_ranks(found: Sequence[Placement]) -> list[Placement]:
 def _kind(resource: Resource) -> str:
     if not resource.group.holds_accelerators:
         return resource.group.resource_name
-    kind = resource.group.get_hardware_infos(resource.node.node_rank)[resource.local].type
+    kind = resource.node.accelerators[resource.local].type
     return kind if is_accelerator_type(kind) else resource.node.accelerator_type.value
 
 

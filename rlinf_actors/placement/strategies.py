@@ -260,7 +260,7 @@ class NodePlacementStrategy(PlacementStrategy):
         self._label = labels[0]
 
     def _place(self, cluster: ClusterView, isolate: bool) -> list[Placement]:
-        return place_on_nodes(self._nodes(cluster), self._label)
+        return place_on_nodes(self._nodes(cluster), find_group(cluster, self._label))
 
     def _nodes(self, cluster: ClusterView) -> list[NodeInfo]:
         if self._label not in (NODE_GROUP, CLUSTER_GROUP):

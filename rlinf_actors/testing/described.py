@@ -12,7 +12,9 @@ from rlinf_actors.model.hardware import AcceleratorType
 NodeHardware = Union[Mapping[str, Any], int, None]
 """One node's description; see LocalCluster. A number stands for that many accelerators."""
 
-KEYS = ("accelerators", "type", "model", "memory_bytes", "numa_nodes", "robots", "cpus", "env", "labels", "interfaces")
+KEYS = (
+    "accelerators", "type", "model", "memory_bytes", "numa_nodes", "robots", "cpus", "env", "labels", "interfaces",
+)  # fmt: skip
 EXAMPLE = '{"accelerators": 8, "type": "NV_GPU", "model": "A800"}'
 
 
@@ -60,9 +62,9 @@ def _accelerators(given: Mapping[str, Any], rank: int, path: str) -> list[dict[s
     if kind not in known:
         raise ConfigError(f"is {kind!r}; it must be one of {', '.join(known)}", path=f"{path}.type")
     model = str(given.get("model", ""))
-    numa_nodes = list(given.get("numa_nodes", ()))
-    if len(numa_nodes) not in (0, number):
-        raise ConfigError(f"is {numa_nodes}; it must have one for each of {number}", path=f"{path}.numa_nodes")
+    numa_nodes = list(given.get("numa_nodes", [-1] * number))
+    if len(numa_nodes) != number or not all(isinstance(node, int) for node in numa_nodes):
+        raise ConfigError(f"is {numa_nodes!r}; it must list a number for each accelerator", path=f"{path}.numa_nodes")
     infos = [
         {
             "type": kind,
@@ -71,7 +73,7 @@ def _accelerators(given: Mapping[str, Any], rank: int, path: str) -> list[dict[s
                 "index": index,
                 "uuid": f"described-{rank}-{index}",
                 "memory_bytes": int(given.get("memory_bytes", 0)),
-                "numa_node": numa_nodes[index] if numa_nodes else -1,
+                "numa_node": numa_nodes[index],
             },
         }
         for index in range(number)

@@ -84,9 +84,9 @@ class LocalCluster:
     Args:
         num_nodes: how many nodes.
         hardware: what the nodes say they have: one description for all, or a list with one for each. Keys
-            (all optional): accelerators (a number), type (NV_GPU), model, memory_bytes, numa_nodes (one for each
-            accelerator), robots (a list of ``{"type": "Franka", ...}``), cpus, env, labels, interfaces. None: no
-            accelerators. Nothing is probed.
+            (all optional): accelerators (a number), type (NV_GPU), model, memory_bytes, numa_nodes (a list with one
+            number for each accelerator), robots (a list of ``{"type": "Franka", ...}``), cpus, env, labels, interfaces.
+            None: no accelerators. Nothing is probed.
         env: variables for the agents, and so for the workers on every node.
         options: tables of agentd's configuration file, for all nodes: ``{"timers": {"lease_s": 2}}``.
         timeout: seconds that the start may take.

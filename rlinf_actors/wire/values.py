@@ -92,7 +92,7 @@ class NodeReport(Value, frozen=True):
     """What an agent knows of its node.
 
     `node_id` stays the same when agentd restarts; `host` is equal for processes that share a
-    kernel and a network namespace; `rank` is RLINF_NODE_RANK or None.
+    kernel and a network namespace; `rank` is RLINF_NODE_RANK or None; `interface` has the address `ip`.
     """
 
     node_id: str
@@ -111,6 +111,7 @@ class NodeReport(Value, frozen=True):
     faults: list[str] = []
     profilers: list[str] = []
     port: int = 0
+    interface: str = ""
 
 
 class NodeState(Value, frozen=True):
@@ -148,7 +149,8 @@ class RobotStop(Value, frozen=True):
 class WorkerSpec(Value, frozen=True):
     """What an agent needs to start one worker process. `env` is what the placement and the
     configuration ask for; the agent adds its node's. `token` proves membership of the job.
-    `claims` are the robots it was placed on.
+    `claims` are the robots it was placed on. `numa_nodes` are those of its accelerators, -1 where unknown, if it is to
+    be bound to them.
     """
 
     id: str
@@ -168,6 +170,7 @@ class WorkerSpec(Value, frozen=True):
     forward_logs: bool = True
     token: str = ""
     claims: list[Claim] = []
+    numa_nodes: list[int] = []
 
 
 class Endpoint(Value, frozen=True):

@@ -21,8 +21,10 @@ from pathlib import Path
 import msgspec
 
 from rlinf_actors import procfs
+from rlinf_actors.settings import PROBE_ROOT
 from rlinf_actors.wire import spawn
 from rlinf_actors.wire.values import WorkerSpec
+from rlinf_actors.worker import numa
 
 RunWorker = Callable[[WorkerSpec, spawn.WorkerPlace, int], None]
 """(spec, place, control): *control* is a SOCK_SEQPACKET fd to say Up or StartFailed on; its EOF means: end."""
@@ -101,6 +103,8 @@ def prepare(start: Start) -> None:
     sys.path[:] = import_path(sys.path, spec.sys_path, os.path.exists)
     _restore_streams()
     _reseed()
+    if spec.numa_nodes and (said := numa.bind(spec.numa_nodes, start.fork.env.get(PROBE_ROOT, ""))):
+        sys.stderr.write(f"{said}\n")
     if start.threads is not None:
         start.threads.restore(start.fork.env)
     gc.enable()
@@ -176,16 +180,16 @@ class Threads:
     """The libraries that the template loaded with one thread each, to be given their threads in the worker."""
 
     def __init__(self) -> None:
-        self._cores = _cores()
         self._setters = list(_openblas_setters())
 
     def restore(self, env: Mapping[str, str]) -> None:
-        """As many threads as *env* says, else one a core."""
+        """As many threads as *env* says, else one for each core that this process may run on now."""
+        cores = _cores()
         for setter in self._setters:
-            setter(_count(env, "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS") or self._cores)
+            setter(_count(env, "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS") or cores)
         torch = sys.modules.get("torch")
         if torch is not None:
-            torch.set_num_threads(_count(env, "OMP_NUM_THREADS", "MKL_NUM_THREADS") or self._cores)
+            torch.set_num_threads(_count(env, "OMP_NUM_THREADS", "MKL_NUM_THREADS") or cores)
 
 
 def _count(env: Mapping[str, str], *names: str) -> int:

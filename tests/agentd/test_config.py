@@ -193,7 +193,7 @@ def test_described_hardware_stands_in_for_the_machines(tmp_path):
     )
     described = node.read_described(path)
     config = Config(name="n", rank=3, env={"ROBOT_IP": "2"}, labels={"c": "d"})
-    report = node.report(config, node.without_devices(), described, "127.0.0.1", "id")
+    report = node.report(config, node.without_devices(), described, "127.0.0.1", "id", {})
     assert (report.node_id, report.hostname, report.ip, report.rank, report.num_cpus) == ("id", "n", "10.1.1.1", 3, 128)
     assert report.resources[0].infos[0].model == "H100"
     assert report.env_vars == {"ROBOT_IP": "2"}

@@ -69,3 +69,35 @@ def test_a_fault_of_the_configuration_has_its_path(shown, tmp_path):
     assert (code, out) == (78, "")
     assert err.startswith("error: cluster.component_placement.actor")
     assert "Traceback" not in err
+
+
+ROBOTS = """
+cluster:
+  num_nodes: 1
+  component_placement:
+    env: {node_group: arms, placement: "0-1"}
+  node_groups:
+    - label: arms
+      node_ranks: 0
+      hardware: {type: %s, configs: [{node_rank: 0, robot_ip: 192.0.2.1}, {node_rank: 0, robot_ip: %s}]}
+"""
+
+
+@pytest.mark.parametrize("kind", ["Franka", "LabArm"])
+def test_described_robots_are_there_without_being_tried(shown, tmp_path, kind):
+    """Nothing answers at these addresses; the second type is of a package that is not installed here."""
+    conf, described = tmp_path / "conf.yaml", tmp_path / "nodes.yaml"
+    conf.write_text(ROBOTS % (kind, "192.0.2.2"))
+    described.write_text("nodes: [{count: 1}]")
+    code, out, err = shown("plan", str(conf), "--describe", str(described))
+    assert (code, err) == (0, "")
+    assert "env: 2 processes on arms (0-1)" in out
+
+
+def test_a_described_robot_that_is_configured_wrongly(shown, tmp_path):
+    conf, described = tmp_path / "conf.yaml", tmp_path / "nodes.yaml"
+    conf.write_text(ROBOTS % ("Franka", "'not an address!'"))
+    described.write_text("nodes: [{count: 1}]")
+    code, out, err = shown("plan", str(conf), "--describe", str(described))
+    assert (code, out) == (78, "")
+    assert "cluster.node_groups[0].hardware.configs[1].robot_ip: " in err

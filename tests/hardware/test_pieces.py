@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import enum
+import json
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
@@ -110,3 +113,16 @@ def test_another_version_of_the_class_is_an_error_that_says_so() -> None:
     ) as caught:
         info_of(newer, "cluster.node_groups[0].hardware")
     assert caught.value.path == "cluster.node_groups[0].hardware"
+
+
+def test_the_class_of_a_built_in_type_is_known_where_nobody_has_used_it_yet() -> None:
+    code = (
+        "import json, sys; from rlinf_actors.hardware.pieces import info_of; "
+        "from rlinf_actors.wire.values import Piece; "
+        "assert 'rlinf_actors.hardware.robots.franka' not in sys.modules; "
+        "print(type(info_of(Piece(**json.loads(sys.argv[1])))).__name__)"
+    )
+    piece = piece_of(FrankaHWInfo("Franka", "FR3", FrankaConfig(0, robot_ip="10.0.0.1")))
+    given = json.dumps(msgspec.to_builtins(piece))
+    done = subprocess.run([sys.executable, "-c", code, given], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("FrankaHWInfo\n", "")

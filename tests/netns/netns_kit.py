@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+PROJECT = Path(__file__).resolve().parents[2]
 RUNTIME = ("pyzmq", "msgspec", "cloudpickle")
 """What an interpreter needs to run workers; the project itself comes from agentd."""
 
@@ -47,28 +49,62 @@ def _ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True, capture_output=True)
 
 
+Wire = tuple[str, Sequence[str]]
+"""The bridge that an interface is plugged into, and its addresses with their prefix lengths."""
+
+
 @contextlib.contextmanager
-def hosts(count: int) -> Iterator[list[Host]]:
-    """*count* hosts 10.213.7.1, .2, … whose interface is called eth0, joined by a bridge in a namespace of its own."""
+def wired(plan: Sequence[Mapping[str, Wire]]) -> Iterator[list[Host]]:
+    """One host for each entry of *plan*, which maps its interfaces to their wires; the bridges are a namespace's own.
+
+    A host's `ip` is the first address of its first interface.
+    """
     tag = uuid.uuid4().hex[:5]
     switch = f"rla{tag}sw"
     made: list[Host] = []
     with contextlib.ExitStack() as stack:
         _ip("netns", "add", switch)
         stack.callback(_ip, "netns", "del", switch)
-        _ip("-n", switch, "link", "add", "br0", "type", "bridge")
-        _ip("-n", switch, "link", "set", "br0", "up")
-        for n in range(count):
+        for bridge in sorted({bridge for wires in plan for bridge, _ in wires.values()}):
+            _ip("-n", switch, "link", "add", bridge, "type", "bridge")
+            _ip("-n", switch, "link", "set", bridge, "up")
+        for n, wires in enumerate(plan):
             name = f"rla{tag}n{n}"
             _ip("netns", "add", name)
             stack.callback(_ip, "netns", "del", name)
-            _ip("-n", name, "link", "add", "eth0", "type", "veth", "peer", "name", f"port{n}", "netns", switch)
-            _ip("-n", switch, "link", "set", f"port{n}", "master", "br0", "up")
-            _ip("-n", name, "addr", "add", f"10.213.7.{n + 1}/24", "dev", "eth0")
-            _ip("-n", name, "link", "set", "eth0", "up")
+            for number, (interface, (bridge, addresses)) in enumerate(wires.items()):
+                port = f"port{n}-{number}"
+                _ip("-n", name, "link", "add", interface, "type", "veth", "peer", "name", port, "netns", switch)
+                _ip("-n", switch, "link", "set", port, "master", bridge, "up")
+                for address in addresses:
+                    _ip("-n", name, "addr", "add", address, "dev", interface)
+                _ip("-n", name, "link", "set", interface, "up")
             _ip("-n", name, "link", "set", "lo", "up")
-            made.append(Host(name, f"10.213.7.{n + 1}"))
+            made.append(Host(name, next(iter(wires.values()))[1][0].partition("/")[0]))
         yield made
+
+
+def hosts(count: int) -> contextlib.AbstractContextManager[list[Host]]:
+    """*count* hosts 10.213.7.1, .2, … whose interface is called eth0, joined by a bridge."""
+    return wired([{"eth0": ("br0", [f"10.213.7.{n + 1}/24"])} for n in range(count)])
+
+
+def default_route(host: Host, via: str) -> None:
+    """Let *host* send what is for no network of its own to *via*."""
+    _ip("-n", host.namespace, "route", "add", "default", "via", via)
+
+
+def agentd(host: Host, folder: Path, interpreters: Sequence[str], *arguments: str) -> subprocess.Popen[str]:
+    """agentd on *host*, with its run directory *folder*, which may start the interpreters below *interpreters*."""
+    folder.mkdir(mode=0o700)
+    config = folder / "agentd.toml"
+    config.write_text(f"[workers]\ninterpreters = {json.dumps(list(interpreters))}\n")
+    command = [
+        sys.executable, "-m", "agentd", "--config", str(config), "--run-dir", str(folder), "--insecure-test-network",
+        *arguments,
+    ]  # fmt: skip
+    env = {**os.environ, "PYTHONPATH": str(PROJECT), "MARK": host.namespace}
+    return subprocess.Popen(host.command(command), env=env, stdin=subprocess.DEVNULL, text=True)
 
 
 def interpreter(minor: int) -> str | None:

@@ -9,6 +9,7 @@ from rlinf_actors import Worker
 
 TOLD = (
     "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CLUSTER_NODE_RANK", "NODE_RANK", "NODE_GROUP_LABEL", "MARK",
+    "GLOO_SOCKET_IFNAME",
 )  # fmt: skip
 
 
@@ -23,9 +24,6 @@ class Anywhere(Worker):
 
 
 class Reducer(Anywhere):
-    def network(self) -> str | None:
-        return os.environ.get("GLOO_SOCKET_IFNAME")
-
     def all_reduce(self) -> float:
         import torch
         import torch.distributed as dist

@@ -23,7 +23,6 @@ pytestmark = [
 ]
 
 HERE = Path(__file__).resolve().parent
-PROJECT = HERE.parent.parent
 
 
 @pytest.fixture(scope="module")
@@ -43,19 +42,6 @@ def venvs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def network() -> Iterator[list[netns_kit.Host]]:
     with netns_kit.hosts(3) as made:
         yield made
-
-
-def agentd(host: netns_kit.Host, folder: Path, venvs: list[str], *arguments: str) -> subprocess.Popen[str]:
-    folder.mkdir(mode=0o700)
-    config = folder / "agentd.toml"
-    allowed = sorted({str(Path(interpreter).parents[2]) for interpreter in venvs})
-    config.write_text(f"[workers]\ninterpreters = {json.dumps(allowed)}\n")
-    command = [
-        sys.executable, "-m", "agentd", "--config", str(config), "--run-dir", str(folder), "--insecure-test-network",
-        *arguments,
-    ]  # fmt: skip
-    env = {**os.environ, "PYTHONPATH": str(PROJECT), "MARK": host.namespace}
-    return subprocess.Popen(host.command(command), env=env, stdin=subprocess.DEVNULL, text=True)
 
 
 DRIVER = """
@@ -87,9 +73,10 @@ def test_groups_span_nodes_in_the_right_interpreters(
 ) -> None:
     head, *rest = network
     address = f"{head.ip}:6399"
-    agents = [agentd(head, tmp_path / "n0", venvs, "--head", "--listen", address, "--node-rank", "0")]
+    allowed = sorted({str(Path(interpreter).parents[2]) for interpreter in venvs})
+    agents = [netns_kit.agentd(head, tmp_path / "n0", allowed, "--head", "--listen", address, "--node-rank", "0")]
     agents += [
-        agentd(host, tmp_path / f"n{rank}", venvs, "--connect", address, "--node-rank", str(rank))
+        netns_kit.agentd(host, tmp_path / f"n{rank}", allowed, "--connect", address, "--node-rank", str(rank))
         for rank, host in enumerate(rest, start=1)
     ]
     config = {
@@ -119,7 +106,7 @@ def test_groups_span_nodes_in_the_right_interpreters(
     script.write_text(textwrap.dedent(DRIVER))
     env = {
         **os.environ,
-        "PYTHONPATH": f"{PROJECT}:{HERE}",
+        "PYTHONPATH": f"{netns_kit.PROJECT}:{HERE}",
         "RLINF_HEAD": address,
         "RLINF_ACTORS_INSECURE_TEST_NETWORK": "1",
     }

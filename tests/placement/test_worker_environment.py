@@ -52,6 +52,7 @@ def test_everything_an_isolated_worker_gets() -> None:
         "ISOLATE_ACCELERATOR": "1",
         "LOCAL_HARDWARE_RANKS": "1",
         "CUDA_VISIBLE_DEVICES": "1",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "NODE_GROUP_LABEL": "a",
         "CLUSTER_NAMESPACE": "job",
     }
@@ -92,7 +93,7 @@ def test_ignored_hardware_is_hidden() -> None:
 def test_node_workers_see_all() -> None:
     info = node(0)
     group = NodeGroupInfo(label="node", nodes=[info])
-    placements = place_on_nodes([info, info], "node")
+    placements = place_on_nodes([info, info], group)
     found = worker_environment("g", placements[1], placements, info, group, "job")
     assert (found["CUDA_VISIBLE_DEVICES"], found["LOCAL_RANK"], found["ACCELERATOR_TYPE"]) == ("0,1", "1", "NV_GPU")
 
@@ -143,3 +144,30 @@ def test_ours_wins_over_the_configuration() -> None:
     configs = [NodeEnvConfig((0,), env_vars={"RANK": "7", "CUDA_VISIBLE_DEVICES": "9"})]
     found = environments(NodeGroupInfo(label="a", nodes=[node(0)], env_configs=configs), [[1]])[0]
     assert (found["RANK"], found["CUDA_VISIBLE_DEVICES"]) == ("0", "1")
+
+
+def test_devices_are_numbered_as_the_probe_did_unless_the_user_says_otherwise() -> None:
+    configs = [NodeEnvConfig((0,), env_vars={"CUDA_DEVICE_ORDER": "FASTEST_FIRST"})]
+    nodes = [node(0), node(1, env_vars={"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}), node(2), node(3, "AMD_GPU")]
+    found = environments(NodeGroupInfo(label="a", nodes=nodes, env_configs=configs), [[0], [2], [4], [6]])
+    told = [entry.get("CUDA_DEVICE_ORDER") for entry in found]
+    assert told == ["FASTEST_FIRST", None, "PCI_BUS_ID", None]  # the agent merges the node's own in
+    nodes[1].accelerators[1].model = "N"
+    assert environments(NodeGroupInfo(label="a", nodes=nodes), [[2]])[0]["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+
+
+def test_the_interface_of_the_route_where_there_are_several() -> None:
+    several = {"lo": "127.0.0.1", "eth0": "10.0.0.9", "ib0": "10.1.0.9"}
+    one = {"lo": "127.0.0.1", "eth0": "10.0.0.9"}
+    nodes = [
+        node(0, node_ip="10.1.0.9", interface="ib0", interfaces=several),
+        node(1, node_ip="10.0.0.9", interface="eth0", interfaces=one),
+        node(2, node_ip="127.0.0.1", interface="lo", interfaces=several),
+        node(3, node_ip="10.1.0.9", interface="ib0", interfaces=several, env_vars={"NCCL_SOCKET_IFNAME": "eth0"}),
+        node(4, node_ip="10.1.0.9", interface="", interfaces=several),
+    ]
+    found = environments(NodeGroupInfo(label="a", nodes=nodes), [[0], [2], [4], [6], [8]])
+    told = [{name[:4]: value for name, value in entry.items() if name.endswith("IFNAME")} for entry in found]
+    assert told == [{"GLOO": "ib0", "NCCL": "ib0"}, {}, {}, {"GLOO": "ib0"}, {}]
+    chosen = environments(NodeGroupInfo(label="a", nodes=nodes[:1]), [[0]], comm_net_devices="eth0")[0]
+    assert chosen["GLOO_SOCKET_IFNAME"] == "eth0"

@@ -1,0 +1,121 @@
+"""Nodes with several network interfaces: the address is the route to the head, and collectives go the same way."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import netns_kit
+import pytest
+
+pytestmark = [
+    pytest.mark.netns,
+    pytest.mark.live,
+    pytest.mark.torch,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not netns_kit.can_make_namespaces(), reason="needs root and ip netns"),
+]
+
+HERE = Path(__file__).resolve().parent
+
+PLAN: list[dict[str, netns_kit.Wire]] = [
+    # The head: a network of its own, and two addresses on the one that it shares. It listens on the second.
+    {"office": ("nowhere0", ["10.99.0.1/24"]), "fabric": ("shared", ["10.213.8.1/24", "10.213.8.101/24"])},
+    # Two networks that lead nowhere, one of them with the default route, and one that leads to the head.
+    {
+        "eth0": ("nowhere1", ["10.99.1.1/24"]),
+        "eth1": ("nowhere2", ["172.29.0.1/24"]),
+        "net7": ("shared", ["10.213.8.2/24"]),
+    },
+    # The way to the head is its only one.
+    {"eth0": ("shared", ["10.213.8.3/24"])},
+]
+ADDRESS = "10.213.8.101:6399"
+
+DRIVER = """
+    import json
+    from rlinf_actors import Cluster, NodePlacementStrategy
+    import remote_workers
+
+    with Cluster(num_nodes=3, timeout=60) as cluster:
+        group = remote_workers.Reducer.create_group().launch(cluster, NodePlacementStrategy([0, 1]), name="reducers")
+        told = group.about().wait(60)
+        alone = remote_workers.Anywhere.create_group().launch(cluster, NodePlacementStrategy([2]), name="alone")
+        chosen = remote_workers.Anywhere.create_group().launch(
+            cluster, NodePlacementStrategy([1]), name="chosen", env_vars={"GLOO_SOCKET_IFNAME": "eth1"})
+        result = {
+            "ips": [cluster.get_node_ip(rank) for rank in range(3)],
+            "told": told,
+            "alone": alone.about().wait(60),
+            "chosen": chosen.about().wait(60),
+            "sums": group.all_reduce().wait(120),
+        }
+    print("RESULT " + json.dumps(result))
+"""
+
+
+@pytest.fixture
+def network() -> Iterator[list[netns_kit.Host]]:
+    with netns_kit.wired(PLAN) as made:
+        netns_kit.default_route(made[0], "10.99.0.254")
+        netns_kit.default_route(made[1], "10.99.1.254")
+        yield made
+
+
+def on(host: netns_kit.Host, *command: str) -> str:
+    env = {
+        **{name: value for name, value in os.environ.items() if not name.endswith("_SOCKET_IFNAME")},
+        "PYTHONPATH": f"{netns_kit.PROJECT}:{HERE}",
+        "RLINF_HEAD": ADDRESS,
+        "RLINF_ACTORS_INSECURE_TEST_NETWORK": "1",
+    }
+    done = subprocess.run(
+        host.command([sys.executable, *command]), env=env, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_collectives_take_the_way_to_the_head(network: list[netns_kit.Host], tmp_path: Path) -> None:
+    agents = [
+        netns_kit.agentd(
+            host, tmp_path / f"n{rank}", [sys.prefix], "--node-rank", str(rank),
+            *(["--head", "--listen", ADDRESS] if rank == 0 else ["--connect", ADDRESS]),
+        )
+        for rank, host in enumerate(network)
+    ]  # fmt: skip
+    script = tmp_path / "driver.py"
+    script.write_text(textwrap.dedent(DRIVER))
+    try:
+        out = on(network[0], str(script))
+        listed = on(network[0], "-m", "rlinf_actors.cli.main", "nodes")
+        nodes = json.loads(on(network[0], "-m", "rlinf_actors.cli.main", "nodes", "--json"))
+    finally:
+        for agent in agents:
+            agent.terminate()
+        codes = [agent.wait(30) for agent in agents]
+    assert codes == [0, 0, 0]
+    result = json.loads(next(line for line in out.splitlines() if line.startswith("RESULT ")).removeprefix("RESULT "))
+    assert result["ips"] == ["10.213.8.101", "10.213.8.2", "10.213.8.3"]
+    assert [told["env"]["GLOO_SOCKET_IFNAME"] for told in result["told"]] == ["fabric", "net7"]
+    assert {told["env"]["MASTER_ADDR"] for told in result["told"]} == {"10.213.8.101"}
+    assert result["sums"] == [3.0, 3.0]
+    assert result["alone"][0]["env"]["GLOO_SOCKET_IFNAME"] is None
+    assert result["chosen"][0]["env"]["GLOO_SOCKET_IFNAME"] == "eth1"
+    assert [(node["ip"], node["interface"]) for node in nodes] == [
+        ("10.213.8.101", "fabric"),
+        ("10.213.8.2", "net7"),
+        ("10.213.8.3", "eth0"),
+    ]
+    assert nodes[1]["interfaces"] == {
+        "lo": "127.0.0.1",
+        "eth0": "10.99.1.1",
+        "eth1": "172.29.0.1",
+        "net7": "10.213.8.2",
+    }
+    assert "10.213.8.2 (net7)" in listed
