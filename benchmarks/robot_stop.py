@@ -15,47 +15,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlinf_actors import (
-    Cluster,
-    ComponentPlacement,
-    Hardware,
-    HardwareConfig,
-    HardwareInfo,
-    HardwareResource,
-    NodeHardwareConfig,
-    Worker,
-)
+from rlinf_actors import Cluster, ComponentPlacement, Worker
 from rlinf_actors.cli import app
 from rlinf_actors.errors import RlinfActorsError
 from rlinf_actors.settings import HEAD
-from rlinf_actors.testing import LocalCluster
+from rlinf_actors.testing import LocalCluster, simulated_arm_hardware
 from rlinf_actors.testing.simulated_arm import SimulatedArmClient, read_record
-
-
-@NodeHardwareConfig.register_hardware_config("MeasuredArm")
-@dataclass
-class MeasuredArmConfig(HardwareConfig):
-    address: str
-
-
-@dataclass
-class MeasuredArmInfo(HardwareInfo):
-    address: str
-
-
-@Hardware.register()
-class MeasuredArm(Hardware):
-    HW_TYPE = "MeasuredArm"
-
-    @classmethod
-    def enumerate(cls, node_rank: int, configs: Sequence[MeasuredArmConfig] | None = None) -> HardwareResource | None:
-        infos = [MeasuredArmInfo(cls.HW_TYPE, "simulated", arm.address) for arm in configs or ()]
-        return HardwareResource(cls.HW_TYPE, infos) if infos else None
 
 
 class Streamer(Worker):
@@ -109,7 +79,7 @@ def drive(address: str, tell: int) -> None:
             {
                 "label": "arms",
                 "node_ranks": 1,
-                "hardware": {"type": "MeasuredArm", "configs": [{"address": address, "node_rank": 1}]},
+                "hardware": {"type": simulated_arm_hardware.HW_TYPE, "configs": [{"address": address, "node_rank": 1}]},
             }
         ],
     }

@@ -13,47 +13,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 
-from rlinf_actors import (
-    Cluster,
-    ComponentPlacement,
-    Hardware,
-    HardwareConfig,
-    HardwareInfo,
-    HardwareResource,
-    NodeHardwareConfig,
-    Worker,
-    procfs,
-)
+from rlinf_actors import Cluster, ComponentPlacement, Worker, procfs
 from rlinf_actors.errors import RlinfActorsError
+from rlinf_actors.testing import simulated_arm_hardware
 from rlinf_actors.testing.simulated_arm import SimulatedArmClient, read_record
-
-
-@NodeHardwareConfig.register_hardware_config("SimulatedArm")
-@dataclass
-class ArmConfig(HardwareConfig):
-    address: str
-
-
-@dataclass
-class ArmInfo(HardwareInfo):
-    address: str
-
-    @property
-    def identity(self) -> str:
-        return self.address  # two groups cannot have the arm at one address at a time
-
-
-@Hardware.register()
-class SimulatedArm(Hardware):
-    HW_TYPE = "SimulatedArm"
-
-    @classmethod
-    def enumerate(cls, node_rank: int, configs: Sequence[ArmConfig] | None = None) -> HardwareResource | None:
-        infos = [ArmInfo(cls.HW_TYPE, "simulated", arm.address) for arm in configs or ()]
-        return HardwareResource(cls.HW_TYPE, infos) if infos else None
 
 
 class Env(Worker):
@@ -91,7 +55,7 @@ def stream_until_the_fault(address: str, record: str, fault: str) -> None:
             {
                 "label": "arms",
                 "node_ranks": 0,
-                "hardware": {"type": "SimulatedArm", "configs": [{"address": address, "node_rank": 0}]},
+                "hardware": {"type": simulated_arm_hardware.HW_TYPE, "configs": [{"address": address, "node_rank": 0}]},
             }
         ],
     }

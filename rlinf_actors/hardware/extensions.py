@@ -178,14 +178,15 @@ def loaded() -> list[Extension]:
 def providers(modules: Iterable[str]) -> list[Extension]:
     """What another process has to load so that it knows what was defined in *modules* of this one.
 
-    Loaded extensions of the same top-level packages; for a module without one, the module itself. Types of this library
-    and of a script that was started (``__main__``) need, or have, none.
+    Loaded extensions of the same top-level packages; for a module without one, the module itself. Types that every
+    node knows (rlinf_actors.hardware) and those of a script that was started (``__main__``) need, or have, none.
     """
     found: dict[Extension, None] = {}
     for module in modules:
         top = module.partition(".")[0]
         mine = [one for one in loaded() if _module_of(one).partition(".")[0] == top]
-        if not mine and top not in ("__main__", "__mp_main__", "rlinf_actors"):
+        known = top in ("__main__", "__mp_main__") or module.startswith("rlinf_actors.hardware.")
+        if not mine and not known:
             mine = [Extension(module)]
         found.update(dict.fromkeys(mine))
     return list(found)

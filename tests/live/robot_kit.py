@@ -10,11 +10,11 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlinf_actors import Hardware, HardwareConfig, HardwareInfo, HardwareResource, NodeHardwareConfig, Worker
+from rlinf_actors import Worker
+from rlinf_actors.testing import simulated_arm_hardware
 from rlinf_actors.testing.simulated_arm import Command, SimulatedArmClient, read_record
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,31 +77,6 @@ def stopped_last(commands: list[Command]) -> None:
     assert texts.count("stop") == 1, texts[-5:]
 
 
-@NodeHardwareConfig.register_hardware_config("SimulatedArm")
-@dataclass
-class ArmConfig(HardwareConfig):
-    address: str
-
-
-@dataclass
-class ArmInfo(HardwareInfo):
-    address: str
-
-    @property
-    def identity(self) -> str:
-        return self.address
-
-
-@Hardware.register()
-class Arms(Hardware):
-    HW_TYPE = "SimulatedArm"
-
-    @classmethod
-    def enumerate(cls, node_rank: int, configs: Any = None) -> HardwareResource | None:
-        infos = [ArmInfo(cls.HW_TYPE, "sim", arm.address) for arm in configs or () if arm.node_rank == node_rank]
-        return HardwareResource(cls.HW_TYPE, infos) if infos else None
-
-
 def config(address: str, node_rank: int = 0, num_nodes: int = 1, place: str = "0") -> dict[str, Any]:
     return {
         "cluster": {
@@ -111,7 +86,10 @@ def config(address: str, node_rank: int = 0, num_nodes: int = 1, place: str = "0
                 {
                     "label": "arms",
                     "node_ranks": node_rank,
-                    "hardware": {"type": "SimulatedArm", "configs": [{"address": address, "node_rank": node_rank}]},
+                    "hardware": {
+                        "type": simulated_arm_hardware.HW_TYPE,
+                        "configs": [{"address": address, "node_rank": node_rank}],
+                    },
                 }
             ],
         }
