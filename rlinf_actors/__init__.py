@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from rlinf_actors.hardware.robots.gim_arm import GimArmHWInfo as GimArmHWInfo
     from rlinf_actors.hardware.robots.turtle2 import Turtle2Config as Turtle2Config
     from rlinf_actors.hardware.robots.turtle2 import Turtle2HWInfo as Turtle2HWInfo
-    from rlinf_actors.hardware.vendors.catalog import Found as Found
+    from rlinf_actors.hardware.vendors.catalog import FoundAccelerators as FoundAccelerators
     from rlinf_actors.model.accelerator_table import AcceleratorFacts as AcceleratorFacts
     from rlinf_actors.model.accelerator_table import ProcessGroupFacts as ProcessGroupFacts
     from rlinf_actors.model.address import WorkerAddress as WorkerAddress
@@ -107,7 +107,7 @@ _MODULES = {
     "hardware.robots.franka": ("DualFrankaConfig", "DualFrankaHWInfo", "FrankaConfig", "FrankaHWInfo"),
     "hardware.robots.gim_arm": ("GimArmConfig", "GimArmHWInfo"),
     "hardware.robots.turtle2": ("Turtle2Config", "Turtle2HWInfo"),
-    "hardware.vendors.catalog": ("Found",),
+    "hardware.vendors.catalog": ("FoundAccelerators",),
     "model.accelerator_table": ("AcceleratorFacts", "ProcessGroupFacts"),
     "model.address": ("WorkerAddress",),
     "model.hardware": ("AcceleratorInfo", "AcceleratorType", "HardwareConfig", "HardwareInfo", "HardwareResource"),

@@ -123,7 +123,7 @@ class AcceleratorUtil:
                     devices=("/dev/mytpu[0-9]*",),
                 )
                 def find(environ):
-                    return Found([AcceleratorInfo("MY_TPU", "Model 1", index=0)], faults=[])
+                    return FoundAccelerators([AcceleratorInfo("MY_TPU", "Model 1", index=0)], faults=[])
 
         The probe calls the function in a process of its own, which is killed when it takes too long, and only where
         one of *devices* or *libraries* is there. It gets the node's environment, and returns what its visibility

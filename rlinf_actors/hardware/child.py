@@ -62,7 +62,7 @@ def finish(answer: int, data: bytes) -> NoReturn:
 
 
 def _vendor(kind: str, extensions: list[str]) -> dict[str, Any]:
-    from rlinf_actors.hardware.vendors.catalog import Found, registered_vendors, vendor_of
+    from rlinf_actors.hardware.vendors.catalog import FoundAccelerators, registered_vendors, vendor_of
 
     vendor = vendor_of(kind)
     if vendor is not None:
@@ -74,8 +74,9 @@ def _vendor(kind: str, extensions: list[str]) -> dict[str, Any]:
         except KeyError:
             raise LookupError(f"nobody can probe {kind}") from None
     found = find(os.environ)
-    if not isinstance(found, Found):
-        raise TypeError(f"find() of {find.__module__} returned {type(found).__name__}; it must return a Found")
+    if not isinstance(found, FoundAccelerators):
+        given = type(found).__name__
+        raise TypeError(f"find() of {find.__module__} returned {given}; it must return FoundAccelerators")
     return {"infos": [vars(info) for info in found.infos], "faults": [str(fault) for fault in found.faults]}
 
 

@@ -105,13 +105,13 @@ def test_without_an_entry_point_of_ours_metadata_is_not_read(
 
 def test_vendors_have_a_group_of_their_own(install: Install) -> None:
     vendor = """
-from rlinf_actors import AcceleratorFacts, AcceleratorUtil, Found
+from rlinf_actors import AcceleratorFacts, AcceleratorUtil, FoundAccelerators
 
 FACTS = AcceleratorFacts("LAB_TPU_DEVICES", "", "tpu", "")
 
 @AcceleratorUtil.register_accelerator("LAB_TPU", FACTS, devices=("/dev/null",))
 def find(environ):
-    return Found()
+    return FoundAccelerators()
 """
     install("lab_tpu", vendor, "lab_tpu", group=ACCELERATORS)
     extensions.load_accelerators(["NV_GPU"])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from vendor_kit import Tree
 
-from rlinf_actors import AcceleratorFacts, AcceleratorInfo, AcceleratorType, AcceleratorUtil, Found
+from rlinf_actors import AcceleratorFacts, AcceleratorInfo, AcceleratorType, AcceleratorUtil, FoundAccelerators
 from rlinf_actors.cluster.nodes import node_info
 from rlinf_actors.config.cluster import ClusterConfig
 from rlinf_actors.errors import ConfigError
@@ -32,8 +32,8 @@ FACTS = AcceleratorFacts("MY_TPU_VISIBLE_DEVICES", "tccl", "tpu", "TCCL_IFNAME",
 
 def register(name: str = "MY_TPU") -> None:
     @AcceleratorUtil.register_accelerator(name, FACTS, devices=("/dev/mytpu[0-9]*",))
-    def find(environ: Mapping[str, str]) -> Found:
-        return Found()
+    def find(environ: Mapping[str, str]) -> FoundAccelerators:
+        return FoundAccelerators()
 
 
 # --- the type and its row ---
@@ -81,7 +81,7 @@ def test_a_name_is_registered_once() -> None:
     register()
     register()  # the same function again, as a module that is loaded twice does
     with pytest.raises(ValueError, match=r"accelerator type MY_TPU is registered by .*register\.<locals>\.find"):
-        AcceleratorUtil.register_accelerator("MY_TPU", FACTS)(lambda environ: Found())
+        AcceleratorUtil.register_accelerator("MY_TPU", FACTS)(lambda environ: FoundAccelerators())
     with pytest.raises(ValueError, match="accelerator type NPU is built in"):
         register("NPU")
     with pytest.raises(ValueError, match="'my tpu' cannot be a type of accelerator"):
@@ -147,7 +147,7 @@ def test_a_worker_that_does_not_know_the_type_has_no_device_of_it() -> None:
 
 LAB = """
 import os, signal
-from rlinf_actors import AcceleratorFacts, AcceleratorInfo, AcceleratorUtil, Found
+from rlinf_actors import AcceleratorFacts, AcceleratorInfo, AcceleratorUtil, FoundAccelerators
 from rlinf_actors.hardware.visibility import visible_devices
 
 def tpu(name, devices, ask):
@@ -156,7 +156,8 @@ def tpu(name, devices, ask):
     def find(environ):
         ask()
         infos = [AcceleratorInfo(name, "v1", index=index) for index in range(4)]
-        return Found(*visible_devices(infos, environ.get(facts.visibility_variable), facts.visibility_variable))
+        found = visible_devices(infos, environ.get(facts.visibility_variable), facts.visibility_variable)
+        return FoundAccelerators(*found)
     find.__qualname__ = name
 
 def register():
@@ -186,7 +187,7 @@ async def test_registered_vendors_are_asked_each_in_its_own_process(tmp_path: Pa
     assert said["HANGING_TPU"].startswith("the vendor's library gave no answer within 4 s")
     assert said["CRASHING_TPU"].startswith("the vendor's library crashed its process (SIGSEGV)")
     assert said["BROKEN_TPU"] == "ZeroDivisionError: division by zero"
-    assert said["WRONG_TPU"] == "TypeError: find() of lab returned list; it must return a Found"
+    assert said["WRONG_TPU"] == "TypeError: find() of lab returned list; it must return FoundAccelerators"
 
 
 def test_the_guess_outside_a_worker_knows_registered_types(tmp_path: Path) -> None:

@@ -113,14 +113,14 @@ def test_workers_get_what_the_nodes_list_leaves(
 
 
 LAB = """
-from rlinf_actors import AcceleratorFacts, AcceleratorInfo, AcceleratorUtil, Found
+from rlinf_actors import AcceleratorFacts, AcceleratorInfo, AcceleratorUtil, FoundAccelerators
 
 def register():
     facts = AcceleratorFacts("LAB_TPU_VISIBLE_DEVICES", "", "labtpu", "")
     AcceleratorUtil.register_accelerator("LAB_TPU", facts, devices=("/dev/labtpu[0-9]",))(find)
 
 def find(environ):
-    return Found([AcceleratorInfo("LAB_TPU", "v1", index=index) for index in (4, 5)])
+    return FoundAccelerators([AcceleratorInfo("LAB_TPU", "v1", index=index) for index in (4, 5)])
 """
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from vendor_kit import CAPTURES, Tree, capture
 
 from rlinf_actors.hardware.vendors import amd, ascend, intel, kunlun, moore_threads
-from rlinf_actors.hardware.vendors.catalog import Found
+from rlinf_actors.hardware.vendors.catalog import FoundAccelerators
 from rlinf_actors.hardware.vendors.machine import Machine, Ran
 from rlinf_actors.model.hardware import AcceleratorInfo
 
@@ -67,7 +67,7 @@ def test_ascend_with_half_of_the_answers() -> None:
 def test_moore_threads_gpus() -> None:
     found = moore_threads.described(ran(capture("mthreads_list.txt")), ran(capture("mthreads_details.txt")))
     uuid = "5ea4ee36-a8a0-4b5f-93d1-3f1a9f2d000"
-    assert found == Found(
+    assert found == FoundAccelerators(
         [
             AcceleratorInfo("MUSA_GPU", "MTT S4000", 0, uuid + "1", "0000:3b:00.0", 48 << 30, -1, 4, 36),
             AcceleratorInfo("MUSA_GPU", "MTT S4000", 1, uuid + "2", "0000:86:00.0", 48 << 30, -1, 0, -1),
@@ -91,7 +91,7 @@ def test_moore_threads_without_the_list_or_the_details() -> None:
 
 
 def test_kunlun_xpus() -> None:
-    assert kunlun.described(ran(capture("kunlun_devices.txt"))) == Found(
+    assert kunlun.described(ran(capture("kunlun_devices.txt"))) == FoundAccelerators(
         [
             AcceleratorInfo("KUNLUN_XPU", "R200", 0, "02K00Y6217V0006C", "0000:4b:00.0", 32 << 30, -1, 23, 45),
             AcceleratorInfo("KUNLUN_XPU", "R200", 1, "02K00Y6217V0007D", "0000:5e:00.0", 32 << 30, -1, 0, 43),
@@ -100,7 +100,7 @@ def test_kunlun_xpus() -> None:
 
 
 def test_kunlun_newer_driver() -> None:
-    assert kunlun.described(ran(capture("kunlun_boxes.txt"))) == Found(
+    assert kunlun.described(ran(capture("kunlun_boxes.txt"))) == FoundAccelerators(
         [
             AcceleratorInfo("KUNLUN_XPU", "P800 OAM", 0, "", "0000:03:00.0", 96 << 30, -1, 12, 36),
             AcceleratorInfo("KUNLUN_XPU", "P800 OAM", 1, "", "0000:05:00.0", 96 << 30, -1, 0, 39),
@@ -188,14 +188,14 @@ def check(text: str) -> None:
     """Never an exception, and what is found can travel: numbers of a size that messages hold."""
     for parse in PARSERS:
         found = parse(text)
-        infos = found.infos if isinstance(found, Found) else found if isinstance(found, list) else []
+        infos = found.infos if isinstance(found, FoundAccelerators) else found if isinstance(found, list) else []
         for info in infos:
             assert isinstance(info, AcceleratorInfo)
             assert 0 <= info.index < 1 << 31
             assert 0 <= info.memory_bytes < 1 << 63
             assert -1 <= info.utilization < 1 << 31
             assert -1 <= info.temperature < 1 << 31
-        if isinstance(found, Found):
+        if isinstance(found, FoundAccelerators):
             assert found.infos or found.faults
 
 

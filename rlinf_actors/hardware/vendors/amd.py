@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from rlinf_actors.hardware.vendors.catalog import Found
+from rlinf_actors.hardware.vendors.catalog import FoundAccelerators
 from rlinf_actors.hardware.vendors.machine import Machine
 from rlinf_actors.hardware.visibility import visible_devices
 from rlinf_actors.model.accelerator_table import facts_of
@@ -41,7 +41,7 @@ class Seen:
     temperature: int = -1
 
 
-def find(environ: Mapping[str, str]) -> Found:
+def find(environ: Mapping[str, str]) -> FoundAccelerators:
     """The GPUs that ROCR_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES in *environ* leave.
 
     The index is HIP's: it counts the devices that ROCR_VISIBLE_DEVICES leaves.
@@ -49,7 +49,7 @@ def find(environ: Mapping[str, str]) -> Found:
     machine = Machine.of(environ)
     infos = from_topology(machine)
     if not infos:
-        return Found()  # the driver is there, and lists no GPU that this process may use
+        return FoundAccelerators()  # the driver is there, and lists no GPU that this process may use
     faults: list[str] = []
     sources = [_from_sysfs(machine, info.pci_bus) for info in infos]
     by_library = _from_amdsmi(faults)
@@ -65,7 +65,7 @@ def find(environ: Mapping[str, str]) -> Found:
             faults.append(f"{wrong}; what /sys does not say of the GPUs (their names) is unknown")
         sources = [merged(seen, told.get(info.pci_bus, Seen())) for info, seen in zip(infos, sources, strict=True)]
     chosen, wrong_lists = left([_described(*pair) for pair in zip(infos, sources, strict=True)], environ)
-    return Found(chosen, faults + wrong_lists)
+    return FoundAccelerators(chosen, faults + wrong_lists)
 
 
 def left(infos: Sequence[AcceleratorInfo], environ: Mapping[str, str]) -> tuple[list[AcceleratorInfo], list[str]]:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rlinf_actors.hardware.vendors.catalog import Found
+from rlinf_actors.hardware.vendors.catalog import FoundAccelerators
 from rlinf_actors.hardware.vendors.machine import Machine, Ran
 from rlinf_actors.hardware.visibility import visible_devices
 from rlinf_actors.model.accelerator_table import facts_of
@@ -43,7 +43,7 @@ class State:
     memory_bytes: int = 0
 
 
-def find(environ: Mapping[str, str]) -> Found:
+def find(environ: Mapping[str, str]) -> FoundAccelerators:
     """The NPUs that ASCEND_RT_VISIBLE_DEVICES in *environ* leaves."""
     machine = Machine.of(environ)
     mapping, table = machine.run_all([("npu-smi", "info", "-m"), ("npu-smi", "info")])
@@ -51,7 +51,7 @@ def find(environ: Mapping[str, str]) -> Found:
     infos = [_placed(info, machine) for info in found.infos]
     variable = facts_of(_KIND).visibility_variable
     chosen, wrong = visible_devices(infos, environ.get(variable), variable)
-    return Found(chosen, found.faults + wrong)
+    return FoundAccelerators(chosen, found.faults + wrong)
 
 
 def _placed(info: AcceleratorInfo, machine: Machine) -> AcceleratorInfo:
@@ -59,7 +59,7 @@ def _placed(info: AcceleratorInfo, machine: Machine) -> AcceleratorInfo:
     return info
 
 
-def described(mapping: Ran, table: Ran) -> Found:
+def described(mapping: Ran, table: Ran) -> FoundAccelerators:
     """The NPUs, from what the tool printed. Pure."""
     chips, states = parse_mapping(mapping.output), parse_table(table.output)
     faults: list[str] = []
@@ -87,7 +87,7 @@ def described(mapping: Ran, table: Ran) -> Found:
                 temperature=state.temperature,
             )
         )
-    return Found(infos, faults)
+    return FoundAccelerators(infos, faults)
 
 
 def parse_mapping(text: str) -> dict[Chip, Mapped]:

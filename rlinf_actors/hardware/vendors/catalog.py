@@ -1,7 +1,7 @@
 """Which vendors to ask on this machine, decided from files alone: nothing is loaded or started here.
 
 A row is all that the probe needs to know of a vendor. Its module is imported in a process of its own, and has one
-function, ``find(environ) -> Found``. A package adds a row with ``AcceleratorUtil.register_accelerator``.
+function, ``find(environ) -> FoundAccelerators``. A package adds a row with ``AcceleratorUtil.register_accelerator``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LIBRARY_DIRECTORIES = (
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundAccelerators:
     """What a vendor's library said.
 
     Attributes:
@@ -42,7 +42,7 @@ class Found:
     faults: list[str] = field(default_factory=list)
 
 
-Find = Callable[[Mapping[str, str]], Found]
+Find = Callable[[Mapping[str, str]], FoundAccelerators]
 
 
 @dataclass(frozen=True)

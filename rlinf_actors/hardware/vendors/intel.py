@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rlinf_actors.hardware.vendors.catalog import VENDORS, Found
+from rlinf_actors.hardware.vendors.catalog import VENDORS, FoundAccelerators
 from rlinf_actors.hardware.vendors.machine import Machine, Ran
 from rlinf_actors.hardware.visibility import selected_devices
 from rlinf_actors.model.accelerator_table import facts_of
@@ -24,7 +24,7 @@ _ROW = next(vendor for vendor in VENDORS if vendor.kind is _KIND)
 _MAX_DEVICES = 64
 
 
-def find(environ: Mapping[str, str]) -> Found:
+def find(environ: Mapping[str, str]) -> FoundAccelerators:
     """The GPUs that ONEAPI_DEVICE_SELECTOR in *environ* leaves.
 
     The index is Level Zero's: cards in the order of their PCI addresses, unless xpu-smi says otherwise.
@@ -41,7 +41,7 @@ def find(environ: Mapping[str, str]) -> Found:
             infos = _measured(machine, [_with_sysfs(info, infos) for info in listed], faults)
     variable = facts_of(_KIND).visibility_variable
     chosen, wrong = selected_devices(infos, environ.get(variable), variable)
-    return Found(chosen, faults + wrong)
+    return FoundAccelerators(chosen, faults + wrong)
 
 
 def _not_ours(ran: Ran) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from rlinf_actors.hardware.vendors.catalog import Found
+from rlinf_actors.hardware.vendors.catalog import FoundAccelerators
 from rlinf_actors.hardware.vendors.machine import Machine, Ran
 from rlinf_actors.hardware.visibility import visible_devices
 from rlinf_actors.model.accelerator_table import facts_of
@@ -20,7 +20,7 @@ _BUS = re.compile(r"(?:[0-9a-f]{4})?([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])
 _TOTAL_MB = re.compile(r"\d{1,9}\s*(?:MiB|MB)?\s*/\s*(\d{1,9})\s*(?:MiB|MB)", re.IGNORECASE)
 
 
-def find(environ: Mapping[str, str]) -> Found:
+def find(environ: Mapping[str, str]) -> FoundAccelerators:
     """The XPUs that CUDA_VISIBLE_DEVICES in *environ* leaves."""
     machine = Machine.of(environ)
     found = described(machine.run("xpu_smi" if machine.tool("xpu_smi") else "xpu-smi"))
@@ -28,17 +28,17 @@ def find(environ: Mapping[str, str]) -> Found:
         info.numa_node = machine.numa_node(info.pci_bus)
     variable = facts_of(_KIND).visibility_variable
     chosen, wrong = visible_devices(found.infos, environ.get(variable), variable)
-    return Found(chosen, found.faults + wrong)
+    return FoundAccelerators(chosen, found.faults + wrong)
 
 
-def described(ran: Ran) -> Found:
+def described(ran: Ran) -> FoundAccelerators:
     """The XPUs, from what the tool printed. Pure."""
     if "Intel" in ran.output:
-        return Found(faults=[f"{ran.command} is Intel's tool here; put Kunlun's xpu_smi on PATH"])
+        return FoundAccelerators(faults=[f"{ran.command} is Intel's tool here; put Kunlun's xpu_smi on PATH"])
     infos = parse_devices(ran.output) or parse_boxes(ran.output)
     if ran.fault or not infos:
-        return Found(infos, [ran.fault or f"{ran.command} printed no table of XPUs: {ran.output[:80]!r}"])
-    return Found(infos)
+        return FoundAccelerators(infos, [ran.fault or f"{ran.command} printed no table of XPUs: {ran.output[:80]!r}"])
+    return FoundAccelerators(infos)
 
 
 def parse_devices(text: str) -> list[AcceleratorInfo]:

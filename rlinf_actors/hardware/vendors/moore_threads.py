@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rlinf_actors.hardware.vendors.catalog import Found
+from rlinf_actors.hardware.vendors.catalog import FoundAccelerators
 from rlinf_actors.hardware.vendors.machine import Machine, Ran
 from rlinf_actors.hardware.visibility import visible_devices
 from rlinf_actors.model.accelerator_table import facts_of
@@ -31,7 +31,7 @@ class State:
     temperature: int = -1
 
 
-def find(environ: Mapping[str, str]) -> Found:
+def find(environ: Mapping[str, str]) -> FoundAccelerators:
     """The GPUs that MUSA_VISIBLE_DEVICES in *environ* leaves."""
     machine = Machine.of(environ)
     found = described(*machine.run_all([("mthreads-gmi", "-L"), ("mthreads-gmi", "-q")]))
@@ -39,10 +39,10 @@ def find(environ: Mapping[str, str]) -> Found:
         info.numa_node = machine.numa_node(info.pci_bus)
     variable = facts_of(_KIND).visibility_variable
     chosen, wrong = visible_devices(found.infos, environ.get(variable), variable)
-    return Found(chosen, found.faults + wrong)
+    return FoundAccelerators(chosen, found.faults + wrong)
 
 
-def described(listing: Ran, details: Ran) -> Found:
+def described(listing: Ran, details: Ran) -> FoundAccelerators:
     """The GPUs, from what the tool printed. Pure."""
     listed, states = parse_list(listing.output), parse_details(details.output)
     faults: list[str] = []
@@ -70,7 +70,7 @@ def described(listing: Ran, details: Ran) -> Found:
                 temperature=state.temperature,
             )
         )
-    return Found(infos, faults)
+    return FoundAccelerators(infos, faults)
 
 
 def parse_list(text: str) -> dict[int, tuple[str, str]]:

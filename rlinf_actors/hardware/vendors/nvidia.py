@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import pynvml
 
-from rlinf_actors.hardware.vendors.catalog import Found
+from rlinf_actors.hardware.vendors.catalog import FoundAccelerators
 from rlinf_actors.hardware.vendors.machine import Machine
 from rlinf_actors.hardware.visibility import visible_devices
 from rlinf_actors.model.accelerator_table import facts_of
@@ -22,7 +22,7 @@ _MAX_SLICES = 64
 _Value = TypeVar("_Value")
 
 
-def find(environ: Mapping[str, str]) -> Found:
+def find(environ: Mapping[str, str]) -> FoundAccelerators:
     """The GPUs that CUDA_VISIBLE_DEVICES in *environ* leaves; of one in MIG mode its slices stand in its place.
 
     A GPU that cannot be read is a fault and costs only itself. A library that is missing, does not match the driver
@@ -32,9 +32,9 @@ def find(environ: Mapping[str, str]) -> Found:
         pynvml.nvmlInit()
         count = pynvml.nvmlDeviceGetCount()
     except pynvml.NVMLError as error:
-        return Found(faults=[f"NVML does not start: {error}"])
+        return FoundAccelerators(faults=[f"NVML does not start: {error}"])
     if count > _MAX_DEVICES:
-        return Found(faults=[f"NVML says that there are {count} devices, which cannot be"])
+        return FoundAccelerators(faults=[f"NVML says that there are {count} devices, which cannot be"])
     machine = Machine.of(environ)
     infos: list[AcceleratorInfo] = []
     faults: list[str] = []
@@ -45,7 +45,7 @@ def find(environ: Mapping[str, str]) -> Found:
             faults.append(f"device {index} cannot be used: {error}")
     variable = facts_of(AcceleratorType.NV_GPU).visibility_variable
     chosen, wrong = visible_devices(infos, environ.get(variable), variable)
-    return Found(chosen, faults + wrong + _order_faults(infos, environ, variable))
+    return FoundAccelerators(chosen, faults + wrong + _order_faults(infos, environ, variable))
 
 
 def _devices(index: int, machine: Machine, faults: list[str]) -> list[AcceleratorInfo]:
