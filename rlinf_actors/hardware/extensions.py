@@ -179,13 +179,15 @@ def providers(modules: Iterable[str]) -> list[Extension]:
     """What another process has to load so that it knows what was defined in *modules* of this one.
 
     Loaded extensions of the same top-level packages; for a module without one, the module itself. Types that every
-    node knows (rlinf_actors.hardware) and those of a script that was started (``__main__``) need, or have, none.
+    node knows by itself, this library's but for those for tests, and those of a script that was started (``__main__``)
+    need, or have, none.
     """
     found: dict[Extension, None] = {}
     for module in modules:
         top = module.partition(".")[0]
         mine = [one for one in loaded() if _module_of(one).partition(".")[0] == top]
-        known = top in ("__main__", "__mp_main__") or module.startswith("rlinf_actors.hardware.")
+        ours = top == "rlinf_actors" and not module.startswith("rlinf_actors.testing.")
+        known = ours or top in ("__main__", "__mp_main__")
         if not mine and not known:
             mine = [Extension(module)]
         found.update(dict.fromkeys(mine))
