@@ -104,7 +104,7 @@ class Model:
             assert self.kit.node_states()["n1"] == "lost"
             for id, (_, _, node) in self.running.items():
                 if node == 1:
-                    self.lost.setdefault(id, last + self.kit.timing.lease_s + HOLD_S)
+                    self.lost.setdefault(id, last + self.kit.timing.robot_lease_s + HOLD_S)
 
     def come_back(self) -> None:
         if not self.there:
