@@ -116,11 +116,14 @@ class Daemon:
             return None
         from rlinf_actors.head.commands import Timing
         from rlinf_actors.head.server import HeadServer
+        from rlinf_actors.wire.spawn import ROBOT_END_S
 
         timing = Timing(
             beat_s=config.beat_s,
             lease_s=config.lease_s,
             robot_lease_s=min(config.robot_lease_s, config.lease_s),
+            # a private head is never a restarted one: nobody but its driver knows it
+            robot_settle_s=0.0 if config.embedded else min(config.robot_lease_s, config.lease_s) + ROBOT_END_S,
             rank_hold_s=max(config.lease_s, config.head_grace_s),
         )
         head = HeadServer(network, timing=timing, embedded=config.embedded, on_end=self._stop)

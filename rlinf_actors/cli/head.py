@@ -6,12 +6,15 @@ import asyncio
 import signal
 
 import click
+from msgspec.structs import replace
 
 from rlinf_actors.cli.output import json_option, note, show_json
 from rlinf_actors.errors import ConfigError
+from rlinf_actors.head.commands import Timing
 from rlinf_actors.head.server import HeadServer
 from rlinf_actors.net.security import Security
 from rlinf_actors.settings import Settings
+from rlinf_actors.wire.spawn import ROBOT_END_S
 
 DEFAULT = "127.0.0.1:6380"
 
@@ -43,7 +46,10 @@ async def _serve(endpoint: str, security: Security, as_json: bool) -> None:
             ended.set_result(reason)
 
     try:
-        server = HeadServer(network, on_end=end)
+        timing = Timing()
+        server = HeadServer(
+            network, timing=replace(timing, robot_settle_s=timing.robot_lease_s + ROBOT_END_S), on_end=end
+        )
         address = server.start([endpoint])[0].removeprefix("tcp://")
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, end, number.name)

@@ -15,8 +15,11 @@ from rlinf_actors.head.clients import ClientTable
 from rlinf_actors.head.commands import Refused
 from rlinf_actors.head.nodes import NodeTable
 from rlinf_actors.head.records import Group, Node, Worker
+from rlinf_actors.wire.spawn import ROBOT_END_S
 from rlinf_actors.wire.values import Claim, LeaseState
 
+SETTLE_S = 0.5
+"""What is added to ROBOT_END_S before workers that nobody tells of are taken to be gone, in seconds."""
 IN_USE = "hardware_in_use"
 """The kind of such a refusal; see messages.Failed."""
 ADVICE = ". Shut that group down, use another one of this type, or wait: launch(..., wait_for_hardware=SECONDS)"
@@ -24,7 +27,9 @@ ADVICE = ". Shut that group down, use another one of this type, or wait: launch(
 
 @dataclass
 class Hold:
-    """One worker's hold on one piece. `lost` is when its node was lost, None while the node is there."""
+    """One worker's hold on one piece. `lost` is when its node was lost, None while the node is there; it is free at
+    `until` then at the latest.
+    """
 
     claim: Claim
     group: Group
@@ -32,6 +37,7 @@ class Hold:
     node: str
     since: float
     lost: float | None = None
+    until: float = math.inf
 
     @property
     def worker_name(self) -> str:
@@ -45,11 +51,13 @@ class ClaimTable:
     Args:
         hold_s: how long a lost node's workers may still be running.
         owner: says who owns a group, as a clause about it.
+        settled: when every node that may hold a piece has said so, or its workers' leases are over.
     """
 
-    def __init__(self, hold_s: float, owner: Callable[[Group], str]) -> None:
+    def __init__(self, hold_s: float, owner: Callable[[Group], str], settled: float) -> None:
         self._hold_s = hold_s
         self._owner = owner
+        self.settled = settled
         self._freed = False
         self._holds: dict[str, dict[str, Hold]] = {}
 
@@ -63,8 +71,15 @@ class ClaimTable:
             now: the time.
 
         Raises:
-            Refused: a piece is held; names it and who holds it.
+            Refused: a piece is held; names it and who holds it. Or this head has just started, and does not know.
         """
+        claims = list(claims)
+        if claims and now < self.settled:
+            raise Refused(
+                IN_USE,
+                f"the head has just started, and {claims[0].title} may be in use on a node that it has not heard of "
+                f"yet; it knows in {self.settled - now:.1f} s",
+            )
         for claim in claims:
             for hold in self._holds.get(claim.key, {}).values():
                 raise Refused(IN_USE, self._refusal(hold, now))
@@ -75,7 +90,7 @@ class ClaimTable:
 
     def next_deadline(self) -> float:
         """When `tick` has something to do, infinity for never."""
-        return min([math.inf, *(hold.lost + self._hold_s for hold in self._all() if hold.lost is not None)])
+        return min((hold.until for hold in self._all()), default=math.inf)
 
     # --- what happens ---
 
@@ -113,13 +128,18 @@ class ClaimTable:
         for claim in worker.spec.claims:
             hold = self._holds.get(claim.key, {}).get(worker.id)
             if hold is not None:
-                hold.lost = now
+                hold.lost, hold.until = now, now + self._hold_s
 
-    def node_is_back(self, node_id: str, running: Collection[str]) -> None:
-        """A node says which workers it has: what others of it held when it was lost is free."""
+    def node_is_back(self, node_id: str, running: Collection[str], known: bool, now: float) -> None:
+        """A node says which workers it has: what others of it held when it was lost is free.
+
+        At once if its agent is *known*, the one that had them. A new one says nothing of what the earlier one's
+        templates still have: those workers are making their robots safe, and are then killed.
+        """
         for hold in self._all():
             if hold.lost is not None and hold.worker.node_id == node_id and hold.worker.id not in running:
-                self.free(hold.worker)
+                hold.until = now if known else min(hold.until, now + ROBOT_END_S + SETTLE_S)
+        self._expire(now)
 
     def tick(self, now: float) -> bool:
         """Time has passed: what a node held that was lost long enough ago is free.
@@ -127,13 +147,16 @@ class ClaimTable:
         Returns:
             Whether anything became free since the last tick.
         """
-        for hold in self._all():
-            if hold.lost is not None and now >= hold.lost + self._hold_s:
-                self.free(hold.worker)
+        self._expire(now)
         freed, self._freed = self._freed, False
         return freed
 
     # --- inside ---
+
+    def _expire(self, now: float) -> None:
+        for hold in self._all():
+            if now >= hold.until:
+                self.free(hold.worker)
 
     def _all(self) -> list[Hold]:
         return [hold for holds in self._holds.values() for hold in holds.values()]
@@ -146,7 +169,7 @@ class ClaimTable:
         )
         if hold.lost is None:
             return f"{held}{ADVICE}"
-        left = hold.lost + self._hold_s - now
+        left = hold.until - now
         return (
             f"{held}. That node was lost {now - hold.lost:.0f} s ago and the worker may still be moving it, so it is "
             f"given to nobody until the node is back without that worker, or for {left:.0f} s{ADVICE}"
@@ -165,7 +188,7 @@ class ClaimTable:
             nodes=list(dict.fromkeys(hold.node for hold in holds)),
             state="lost" if len(lost) == len(holds) else "held",
             held_s=now - min(hold.since for hold in holds),
-            free_in_s=max(lost) + self._hold_s - now if len(lost) == len(holds) else None,
+            free_in_s=max(hold.until for hold in holds) - now if len(lost) == len(holds) else None,
         )
 
 

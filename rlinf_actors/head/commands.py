@@ -102,6 +102,8 @@ class Timing(msgspec.Struct, frozen=True):
         suspect_beats: beats missed before a node is shown as suspect.
         lease_s: silence after which a node is lost and an unwatched client has ended.
         robot_lease_s: how long a robot worker goes on without our word, and without a word of its owner.
+        robot_settle_s: how long after its start a head starts no worker on a robot: one that it does not know of yet
+            may hold the robot on another node, until its agent has said so or its lease is over.
         rank_hold_s: how long the rank of a lost node is kept from others. The longer of the lease and the time
             that cut-off workers may live while a head is restarting (`head_grace_s` of agentd).
         orphan_grace_s: between SIGTERM and SIGKILL for the workers of an owner that is gone; a robot that one of
@@ -113,6 +115,7 @@ class Timing(msgspec.Struct, frozen=True):
     suspect_beats: int = 3
     lease_s: float = 10.0
     robot_lease_s: float = 2.0
+    robot_settle_s: float = 0.0
     rank_hold_s: float = 120.0
     orphan_grace_s: float = 0.4
     stop_grace_s: float = 3.0

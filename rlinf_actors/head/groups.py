@@ -6,6 +6,7 @@ flush, one WorkerChanged per group and handle; a name is free when its last work
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -18,6 +19,7 @@ from rlinf_actors.head.commands import Answer, Emit, Ended, Notify, Record, Refu
 from rlinf_actors.head.ended import EndedGroups
 from rlinf_actors.head.nodes import NodeTable
 from rlinf_actors.head.records import Client, Group, Node, Worker
+from rlinf_actors.head.transitions import WorkerLife
 from rlinf_actors.head.waiting import WaitingLaunches
 from rlinf_actors.wire.messages import (
     Done,
@@ -42,6 +44,8 @@ class GroupTable:
         nodes: where workers run.
         clients: who owns groups.
         on_worker_gone: called with the id of a worker whose process has ended.
+        allow: raises Refused for a launch that must not be now, whenever it was asked for.
+        now: when the head started.
     """
 
     def __init__(
@@ -51,19 +55,25 @@ class GroupTable:
         nodes: NodeTable,
         clients: ClientTable,
         on_worker_gone: Callable[[str], None],
+        allow: Callable[[Launch], None],
+        now: float,
     ) -> None:
         self._timing = timing
         self._emit = emit
         self._nodes = nodes
         self._clients = clients
         self._on_worker_gone = on_worker_gone
+        self._allow = allow
+        self._with_robots: dict[tuple[str, str], Group] = {}
+        self._stopping_robots: dict[str, dict[str, StopWorkers]] = {}
+        self._retry = False
         self._groups: dict[tuple[str, str], Group] = {}
         self._of_worker: dict[str, Group] = {}
         self._touched: dict[tuple[str, str], Group] = {}
         self._ended = EndedGroups()
         self._unseen = Ended()
         owner = partial(owner_of, clients=clients, nodes=nodes, of_worker=self._of_worker)
-        self._claims = ClaimTable(timing.rank_hold_s, owner)
+        self._claims = ClaimTable(timing.rank_hold_s, owner, now + timing.robot_settle_s)
         self._waiting = WaitingLaunches(emit, clients, self._launch)
 
     # --- looking ---
@@ -81,9 +91,9 @@ class GroupTable:
         chosen = [group for group in self._groups.values() if namespace in (None, group.namespace)]
         return [group.state("") for group in sorted(chosen, key=lambda group: group.key)]
 
-    def alive(self) -> list[Group]:
-        """All groups that have a name."""
-        return list(self._groups.values())
+    def with_robots(self) -> list[Group]:
+        """The groups that have, or had, workers with claims."""
+        return list(self._with_robots.values())
 
     def uses(self, namespace: str) -> bool:
         """Whether a namespace has groups."""
@@ -104,13 +114,16 @@ class GroupTable:
         try:
             return self._launch(client, asked, now)
         except Refused as refused:
-            if refused.kind != IN_USE or asked.wait_s <= 0:
+            patience_s = max(asked.wait_s, self._claims.settled - now)
+            if refused.kind != IN_USE or patience_s <= 0:
                 raise
-            self._waiting.add(client, peer, id, asked, refused.text, now)
+            self._retry = self._retry or now < self._claims.settled
+            self._waiting.add(client, peer, id, asked, refused.text, patience_s, now)
             return None
 
     def _launch(self, client: Client, asked: Launch, now: float) -> Launched:
         own_namespace(client, asked.namespace)
+        self._allow(asked)
         taken = self._groups.get((asked.namespace, asked.group))
         if taken is not None:
             raise Refused(
@@ -196,8 +209,8 @@ class GroupTable:
         elif self._unseen.get(id) is not None:
             self._claims.ended(id)
 
-    def reconcile(self, node: Node, there: Sequence[RunningWorker], now: float) -> None:
-        """Bring our view of a node in line with its agent's.
+    def reconcile(self, node: Node, there: Sequence[RunningWorker], known: bool, now: float) -> None:
+        """Bring our view of a node in line with its agent's; *known* if that is the one that we knew before.
 
         Workers that we do not know belong to groups from before this head started: they are taken over. Workers
         that we have and it does not: those that are to start are asked for once more (the agent ignores ids that it
@@ -206,12 +219,13 @@ class GroupTable:
         for running in there:
             self._take_over(node, running, now)
         listed = {running.spec.id for running in there}
-        self._claims.node_is_back(node.id, listed)
+        self._claims.node_is_back(node.id, listed, known, now)
         for group in list(self._groups.values()):
             missing = [w for w in group.workers.values() if w.node_id == node.id and not w.gone and w.id not in listed]
-            self._start(node.id, group, [worker.spec for worker in missing if worker.endpoint is None])
+            wanted = [worker for worker in missing if worker.life is WorkerLife.STARTING]
+            self._start(node.id, group, [worker.spec for worker in wanted])
             for worker in missing:
-                if worker.endpoint is not None:
+                if worker not in wanted:
                     worker.exit = ExitReport("exited", reason="its agent does not have it any more")
                     self._step(worker, "exited")
 
@@ -270,6 +284,7 @@ class GroupTable:
         for peer, id in group.waiting:
             self._emit(Answer(peer, id, Done()))
         del self._groups[group.key]
+        self._with_robots.pop(group.key, None)
         for worker_id in group.workers:
             del self._of_worker[worker_id]
         self._ended.add(group.state(""))
@@ -277,11 +292,19 @@ class GroupTable:
 
     def tick(self, now: float) -> None:
         """Launch what waited for hardware that is free by now."""
-        self._waiting.tick(self._claims.tick(now), now)
+        freed = self._claims.tick(now)
+        if self._retry and now >= self._claims.settled:
+            freed, self._retry = True, False
+        self._waiting.tick(freed, now)
+
+    def retry_waiting(self) -> None:
+        """What a waiting launch may do has changed: see at once."""
+        self._retry = True
 
     def next_deadline(self) -> float:
         """When `tick` has something to do, infinity for never."""
-        return min(self._claims.next_deadline(), self._waiting.next_deadline())
+        settled = self._claims.settled if self._retry else math.inf
+        return min(self._claims.next_deadline(), self._waiting.next_deadline(), settled)
 
     def forget_job(self, namespace: str) -> None:
         """Forget a job if it has neither groups nor members."""
@@ -294,6 +317,8 @@ class GroupTable:
         group.workers[worker.id] = worker
         group.living.add(worker.id)
         self._of_worker[worker.id] = group
+        if worker.spec.claims:
+            self._with_robots[group.key] = group
 
     def _start(self, node_id: str, group: Group, specs: list[WorkerSpec]) -> None:
         node = self._nodes.get(node_id)
@@ -318,8 +343,17 @@ class GroupTable:
         for node_id in dict.fromkeys(worker.node_id for worker in workers):
             node = self._nodes.get(node_id)
             ids = [worker.id for worker in workers if worker.node_id == node_id]
+            robots = [worker for worker in workers if worker.node_id == node_id and worker.spec.claims]
+            for worker in robots:
+                if not worker.gone:
+                    self._stopping_robots.setdefault(node_id, {})[worker.id] = StopWorkers([worker.id], grace_s, reason)
             if node is not None:
                 self._emit(Notify(node.peer, StopWorkers(ids, grace_s, reason)))
+
+    def remind(self, node: Node) -> None:
+        """An agent that is there is told again which robot workers are to stop: a message may have been lost."""
+        for stop in self._stopping_robots.get(node.id, {}).values():
+            self._emit(Notify(node.peer, stop))
 
     def _step(self, worker: Worker, event: str) -> None:
         before = worker.life
@@ -330,6 +364,7 @@ class GroupTable:
             self._touched[group.key] = group
             if worker.gone:
                 group.living.discard(worker.id)
+                self._stopping_robots.get(worker.node_id, {}).pop(worker.id, None)
                 if event == "exited":
                     self._claims.free(worker)
                 self._on_worker_gone(worker.id)

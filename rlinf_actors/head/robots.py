@@ -83,7 +83,7 @@ class RobotTable:
         return max(client.last_seen, watcher.last_seen if watcher is not None else 0.0)
 
     def _robot_groups(self) -> Iterator[Group]:
-        return (group for group in self._groups.alive() if any(self._robots(group)))
+        return (group for group in self._groups.with_robots() if self._robots(group))
 
     def _robots(self, group: Group) -> list[Worker]:
         return [group.workers[id] for id in sorted(group.living) if group.workers[id].spec.claims]
@@ -101,6 +101,7 @@ class RobotTable:
         because = f": {asked.reason}" if asked.reason else ""
         self._stops.setdefault(key, f"emergency stop by {asked.by}{because} ({where})")
         self._emit(Record(f"emergency stop by {asked.by}{because} ({where})"))
+        self._groups.retry_waiting()  # none of them may start: they are refused now, and not when a robot is free
         reason = f"emergency stop by {asked.by}{because}"
         return EStopped(self._stop(lambda worker: key in (ALL, worker.spec.namespace), reason), self.stopped())
 

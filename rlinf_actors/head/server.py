@@ -114,8 +114,7 @@ class HeadServer:
         now = max(self._loop.time(), due)  # uvloop's clock is coarser than its time()
         if now - due > STALL_S:  # the others' messages of that time wait in the sockets: nobody was silent
             self._act(self._supervisor.handle(Stalled(now - due), now))
-        else:
-            self._act(self._supervisor.handle(Tick(), now))
+        self._act(self._supervisor.handle(Tick(), now))  # also after a stall: not every deadline is somebody's silence
         self._set_timer()
 
     def _act(self, commands: Sequence[Command]) -> None:

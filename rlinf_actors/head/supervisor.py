@@ -92,7 +92,15 @@ class Supervisor:
         self._nodes = NodeTable(timing, self._emit, self._node_lost)
         self._looks = HardwareLooks(identity.epoch, self._emit, self._nodes)
         self._clients = ClientTable(timing, self._emit, new_token, self._client_gone)
-        self._groups = GroupTable(timing, self._emit, self._nodes, self._clients, self._worker_gone)
+        self._groups = GroupTable(
+            timing,
+            self._emit,
+            self._nodes,
+            self._clients,
+            self._worker_gone,
+            lambda asked: self._robots.check(asked),
+            now,
+        )
         self._robots = RobotTable(timing, self._emit, self._nodes, self._clients, self._groups)
 
     def handle(self, event: Event, now: float) -> list[Command]:
@@ -199,7 +207,6 @@ class Supervisor:
         if isinstance(body, Launch):
             if self._ending:
                 raise Refused("usage", "the cluster is being stopped")
-            self._robots.check(body)
             return self._groups.launch(client, event.peer, event.id, body, self._now)
         if isinstance(body, FindGroup):
             return self._groups.find(client, body)
@@ -218,11 +225,12 @@ class Supervisor:
         self._check_protocol("agentd", hello.protocol, hello.version)
         known = self._nodes.get(hello.node.node_id)
         node = self._nodes.hello(peer, hello, self._now)
-        if known is None or known.incarnation != node.incarnation:
+        same = known is not None and known.incarnation == node.incarnation
+        if not same:
             self._emit(Record(f"node {node.name} is here, incarnation {node.incarnation}"))
         else:
             self._clients.unwatch(node.id, self._now)  # a head's watch may have been lost with its connection
-        self._groups.reconcile(node, hello.workers, self._now)
+        self._groups.reconcile(node, hello.workers, same, self._now)
         self._robots.node_back(node)
         self._clients.watch(self._nodes.alive())
         return self._welcome("")
@@ -267,6 +275,7 @@ class Supervisor:
     def _agent_told(self, node: Node, body: Body) -> None:
         if isinstance(body, Beat):
             self._emit(Notify(node.peer, Beat(self.identity.epoch, body.at)))
+            self._groups.remind(node)
         elif isinstance(body, WorkerReady):
             self._guard(lambda: self._groups.ready(node, body))
         elif isinstance(body, WorkerExited):

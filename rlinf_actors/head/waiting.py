@@ -37,10 +37,10 @@ class WaitingLaunches:
         self._launch = launch
         self._waiting: list[_Waiting] = []
 
-    def add(self, client: Client, peer: bytes, id: int, asked: Launch, why: str, now: float) -> None:
-        """Keep a launch; its client is told *why* it waits."""
-        self._waiting.append(_Waiting(client.incarnation, peer, id, asked, now + asked.wait_s))
-        text = f"group {asked.group!r} waits for its hardware, {asked.wait_s:g} s at most: {why.removesuffix(ADVICE)}"
+    def add(self, client: Client, peer: bytes, id: int, asked: Launch, why: str, patience_s: float, now: float) -> None:
+        """Keep a launch for *patience_s* at most; its client is told *why* it waits."""
+        self._waiting.append(_Waiting(client.incarnation, peer, id, asked, now + patience_s))
+        text = f"group {asked.group!r} waits for its hardware, {patience_s:.3g} s at most: {why.removesuffix(ADVICE)}"
         self._emit(Notify(peer, Warn(text)))
 
     def tick(self, freed: bool, now: float) -> None:

@@ -106,7 +106,7 @@ class HeadKit:
 
     def stall(self, seconds: float) -> None:
         self.now += seconds
-        self.out = self.head.handle(Stalled(seconds), self.now)
+        self.out = [*self.head.handle(Stalled(seconds), self.now), *self.head.handle(Tick(), self.now)]  # as the server
 
     def unreachable(self, peer: str) -> None:
         self.out = self.head.handle(Unreachable(peer.encode()), self.now)

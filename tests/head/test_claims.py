@@ -172,6 +172,8 @@ def test_a_node_that_is_back_without_the_worker_frees_its_robot():
     lose(lab, "n1")
     refused(lab.claim("h", peer="d2"))
     lab.ask("a:n1b", agent_hello("n1", "second", ip="10.0.0.2"))
+    refused(lab.claim("h", peer="d2", nodes=[1]))  # the earlier agent's template may still be stopping the robot
+    keep_alive(lab, 2)
     assert isinstance(lab.claim("h", peer="d2", nodes=[1]), Launched)
 
 

@@ -9,7 +9,9 @@ from head_kit import HeadKit, agent_hello, specs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlinf_actors.head.claims import SETTLE_S
 from rlinf_actors.wire.messages import Beat, Launch, Launched, StartWorkers, StopGroup
+from rlinf_actors.wire.spawn import ROBOT_END_S
 from rlinf_actors.wire.values import Claim
 
 ARMS = [Claim(f"Arm:{n}", f"Arm {n}") for n in range(3)]
@@ -109,9 +111,8 @@ class Model:
     def come_back(self) -> None:
         if not self.there:
             self.there = True
-            for id in self.lost:
-                del self.running[id]
-            self.lost.clear()
+            for id, until in self.lost.items():  # what a new agent does not tell of is being ended
+                self.lost[id] = min(until, self.kit.now + ROBOT_END_S + SETTLE_S)
             self.peer = f"a:n1-{next(self.names)}"
             self.kit.ask(self.peer, agent_hello("n1", self.peer, ip="10.0.0.2"))
             self.see()

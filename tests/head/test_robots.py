@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 from head_kit import HeadKit, Refuse, agent_hello, running
 
-from rlinf_actors.wire.messages import Beat, EStop, EStopped, Goodbye, Launch, StopWorkers, Welcome, WorkerChanged
+from rlinf_actors.wire.messages import (
+    Beat,
+    EStop,
+    EStopped,
+    Goodbye,
+    Launch,
+    StartWorkers,
+    StopWorkers,
+    Welcome,
+    WorkerChanged,
+)
 from rlinf_actors.wire.values import Claim, ExitReport, WorkerSpec
 
 ARM = Claim("Franka:10.10.10.1", "Franka 10.10.10.1")
@@ -33,7 +43,7 @@ def kit() -> HeadKit:
 
 
 def beats(kit: HeadKit, *peers: str, seconds: float) -> list[StopWorkers]:
-    """These beat twice a second for so long; what the agents were told to stop meanwhile."""
+    """These beat twice a second for so long; what the agents were told to stop meanwhile, reminders left out."""
     stops = []
     for _ in range(int(seconds * 2)):
         for peer in peers:
@@ -41,7 +51,7 @@ def beats(kit: HeadKit, *peers: str, seconds: float) -> list[StopWorkers]:
             stops += kit.sent(StopWorkers)
         kit.wait(0.5)
         stops += kit.sent(StopWorkers)
-    return stops
+    return [stop for index, stop in enumerate(stops) if stop not in stops[:index]]
 
 
 def test_a_beat_is_answered_with_its_time(kit):
@@ -121,7 +131,60 @@ def test_a_restarted_head_waits_one_robot_lease_for_their_owner():
     assert beats(kit, "a:n1", seconds=2.5) == [StopWorkers(["env-0"], kit.timing.orphan_grace_s, SILENT)]
 
 
+def test_an_agent_that_beats_on_is_told_again_which_robots_are_to_stop(kit):
+    """The first message may have been lost with a connection that came back at once."""
+    kit.ask("observer", EStop("kim@lab"))
+    kit.tell("a:n1", Beat("n1-1", 1.0))
+    assert kit.sent(StopWorkers, "a:n1") == [StopWorkers(["env-0"], 0.0, "emergency stop by kim@lab")]
+    kit.exited("a:n1", "env-0", exit_code=76)
+    kit.tell("a:n1", Beat("n1-1", 2.0))
+    assert kit.sent(StopWorkers) == []
+
+
+def test_a_robot_worker_that_was_to_stop_is_not_started_by_the_next_hello(kit):
+    kit.ask("d1", Launch("ns", "late", "m:C", specs("late", [0], [OTHER])))
+    kit.tell("d1", Goodbye("done"))
+    kit.node("n0", ip="10.0.0.1", is_head=True)
+    assert kit.sent(StartWorkers) == []
+    assert "late" not in kit.group_states()
+
+
+class TestAHeadThatHasJustStarted:
+    @pytest.fixture
+    def young(self):
+        kit = HeadKit(robot_settle_s=3.5)
+        kit.cluster(2)
+        return kit
+
+    def test_it_starts_no_worker_on_a_robot_until_every_lease_from_before_is_over(self, young):
+        assert young.ask("d1", Launch("ns", "env", "m:C", specs("env", [0], [ARM]))) is None
+        assert young.sent(StartWorkers) == []
+        beats(young, "d1", "a:n0", "a:n1", seconds=3.0)
+        assert young.group_states() == {}
+        young.wait(0.5)
+        assert [start.workers[0].id for start in young.sent(StartWorkers)] == ["env-0"]
+
+    def test_it_refuses_what_turned_out_to_be_in_use(self, young):
+        young.ask("d1", Launch("ns", "env", "m:C", specs("env", [0], [ARM])))
+        young.driver("d2")
+        young.node("n2", workers=[running(specs("old", [2], [ARM])[0], "d2")])
+        beats(young, "d1", "d2", "a:n0", "a:n1", "a:n2", seconds=3.0)
+        young.wait(0.5)
+        assert ["Franka 10.10.10.1 is held by group 'old'" in refusal.text for refusal in young.refusals()] == [True]
+
+    def test_other_groups_start_at_once(self, young):
+        assert not isinstance(young.ask("d1", Launch("ns", "plain", "m:C", specs("plain", [0], []))), Refuse)
+        assert len(young.sent(StartWorkers)) == 1
+
+
 class TestTheEmergencyStop:
+    def test_a_launch_that_waits_is_refused_and_does_not_get_the_robot_that_it_frees(self, kit):
+        assert kit.ask("d1", Launch("ns", "next", "m:C", specs("next", [1], [ARM]), wait_s=60.0)) is None
+        kit.ask("observer", EStop("kim@lab"))
+        assert ["robots are stopped: emergency stop by kim@lab" in one.text for one in kit.refusals()] == [True]
+        kit.exited("a:n1", "env-0", exit_code=76)
+        assert kit.sent(StartWorkers) == []
+
     def test_it_hits_robots_and_says_which(self, kit):
         answer = kit.ask("observer", EStop("kim@lab", "a hand in the cell"))
         assert isinstance(answer, EStopped)
