@@ -16,6 +16,7 @@ from rlinf_actors.errors import UsageError
 from rlinf_actors.hardware.contained import fault_of, run_child
 from rlinf_actors.hardware.probe import run_probe
 from rlinf_actors.hardware.report import ProbeReport
+from rlinf_actors.hardware.robots.cameras import CAMERAS
 from rlinf_actors.hardware.robots.scan import RobotScan
 from rlinf_actors.wire.values import HardwareReport
 
@@ -54,7 +55,12 @@ async def scan_robots(timeout_s: float) -> RobotScan:
     """What robots.scan finds, in a process of its own; one that fails is a fault in the result."""
     end = await run_child("rlinf_actors.hardware.robots.scan", [], env=os.environ, timeout_s=timeout_s)
     fault = fault_of(end, "the scan for robots", timeout_s)
-    return RobotScan(faults=[fault]) if fault else msgspec.json.decode(end.output, type=RobotScan)
+    if fault:
+        return RobotScan(faults=[fault])
+    try:
+        return msgspec.json.decode(end.output, type=RobotScan)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # an SDK may have ended the process, or written there
+        return RobotScan(faults=[f"the scan for robots left no readable report ({error}): {end.output[:80]!r}"])
 
 
 def scan_dict(report: ProbeReport, robots: RobotScan | None) -> dict[str, Any]:
@@ -92,13 +98,13 @@ def toml_of(report: ProbeReport, robots: RobotScan | None) -> str:
 def _suggested(robots: RobotScan) -> dict[str, str]:
     """Values for variables that are not set, where what was found leaves no choice."""
     found: dict[str, str] = {}
-    kinds = {camera.kind for camera in robots.cameras if camera.kind and camera.serial}
-    if len(kinds) == 1:
-        found["CAMERA_TYPE"] = kinds.pop()
-        serials = [camera.serial for camera in robots.cameras if camera.kind == found["CAMERA_TYPE"] and camera.serial]
-        found["CAMERA_SERIALS"] = ",".join(serials)
-    if robots.can:
-        found["CAN_INTERFACE"] = ",".join(robots.can)
+    named = [one for one in robots.cameras if one.kind and one.serial]
+    usable = [one for one in named if one.source == "sdk" or not CAMERAS[one.kind].usb_differs]
+    if usable and len({one.kind for one in named}) == 1:
+        found["CAMERA_TYPE"] = usable[0].kind
+        found["CAMERA_SERIALS"] = ",".join(one.serial for one in usable)
+    if up := [name for name, fault in robots.can.items() if not fault]:
+        found["CAN_INTERFACE"] = ",".join(up)
     return found
 
 

@@ -16,7 +16,7 @@ from rlinf_actors.errors import ConfigError, NodeLostError
 from rlinf_actors.hardware import extensions
 from rlinf_actors.hardware.configured import enumerate_values, merge, section_error, values_of
 from rlinf_actors.hardware.pieces import info_of, piece_of
-from rlinf_actors.hardware.registry import hardware_classes, hardware_types
+from rlinf_actors.hardware.registry import hardware_classes, hardware_types, is_exclusive
 from rlinf_actors.model.hardware import HardwareResource
 from rlinf_actors.model.node import NodeInfo
 from rlinf_actors.settings import EXT_MODULE, Settings
@@ -100,7 +100,28 @@ async def ask_nodes(config: ClusterConfig, states: Sequence[NodeState], ask: Ask
         else:
             resource = _resource(look, answer.answer)
         merge(found.setdefault(look.state.rank, []), resource)
+    _check_distinct(found)
     return [_with(node, found.get(node.node_rank, ())) for node in infos]
+
+
+def _check_distinct(found: Mapping[int, Sequence[HardwareResource]]) -> None:
+    """That no robot was given twice: two workers of one group would both move it.
+
+    Raises:
+        ConfigError: one was, on one node or on two.
+    """
+    owners: dict[str, str] = {}
+    for rank, resources in found.items():
+        for resource in resources:
+            for number, info in enumerate(resource.infos if is_exclusive(resource.type) else ()):
+                where = f"{resource.type} {number} of node {rank}"
+                for key in info.claim_keys:
+                    if key in owners:
+                        raise ConfigError(
+                            f"{owners[key]} and {where} are the same robot, {info.identity}: name each once",
+                            path="cluster.node_groups",
+                        )
+                    owners[key] = where
 
 
 def pieces_of(config: ClusterConfig | None, nodes: Sequence[NodeInfo]) -> dict[int, list[Piece]]:

@@ -136,7 +136,7 @@ async def _until_end(child: subprocess.Popen[bytes], timeout_s: float) -> tuple[
             child.send_signal(signal.SIGABRT)
             await _ended(pidfd, _STACK_S)
         _kill_group(child)
-        if not in_time:
+        if not in_time or _has_failed(child.pid):  # one that ends well has ended its tools
             _kill_session(child.pid)
         gone = gone or await _ended(pidfd, _KILL_S)
         if not gone:
@@ -168,6 +168,12 @@ async def _ended(pidfd: int, timeout_s: float) -> bool:
         return bool((await asyncio.wait([ended], timeout=timeout_s))[0])
     finally:
         loop.remove_reader(pidfd)
+
+
+def _has_failed(pid: int) -> bool:
+    """Whether a child that has ended, and was not waited for yet, did so by a signal or with an exit code."""
+    ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    return ended is None or ended.si_code != os.CLD_EXITED or ended.si_status != 0
 
 
 def _kill_group(child: subprocess.Popen[bytes]) -> None:

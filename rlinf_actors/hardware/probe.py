@@ -12,7 +12,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -107,6 +107,7 @@ class _Asker:
     environ: Mapping[str, str]
     ends: float
     timeout_s: float
+    registered: set[str] = field(default_factory=set)
 
     async def vendor(self, name: str, module: str = "", extension: Extension | None = None) -> list[_Answer]:
         """Ask one vendor."""
@@ -115,10 +116,13 @@ class _Asker:
     async def extension(self, extension: Extension) -> list[_Answer]:
         """Load the extension, then ask the vendors that it registers, in the time that is left."""
         first = _Answer(EXTENSION, await self._ask(EXTENSION, extension))
+        # two extensions of one package may register the same type: who is first asks
+        vendors = {name: module for name, module in first.report.vendors.items() if name not in self.registered}
+        self.registered.update(vendors)
         async with TaskGroup() as tasks:
             asking = [
                 tasks.create_task(self.vendor(name, module, extension), name=f"probe {name}")
-                for name, module in first.report.vendors.items()
+                for name, module in vendors.items()
             ]
         return [first, *(answer for task in asking for answer in task.result())]
 
@@ -151,7 +155,7 @@ def read_answer(end: ChildEnd, name: str, timeout_s: float, extension: str = "")
         return ChildReport(faults=[f"{fault}; {_longer(name)}" if end.hung else fault])
     try:
         report = msgspec.json.decode(end.output, type=ChildReport)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return ChildReport(faults=[f"{whose} left no readable report ({error}): {end.output[:80]!r}"])
     if any(info.type != name for info in report.infos):
         return ChildReport(faults=[f"{whose} reported devices of another type: {report.infos[0].type}"])

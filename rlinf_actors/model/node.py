@@ -133,17 +133,31 @@ class NodeInfo:
     def accelerator_device_names(self) -> tuple[str, ...]:
         """What a visibility variable calls each accelerator, in the order of their local ranks.
 
-        The vendor's index where those differ (an agent may see devices 4-7 only), else UUIDs, else the position.
-        Where one is a slice of a device they are UUIDs: an index names the whole device, and slices share it.
+        The vendor's index where those differ (an agent may see devices 4-7 only), else UUIDs, else the position among
+        those of its type. Where one is a slice of a device they are UUIDs: an index names the whole device, and slices
+        share it. Each type has a variable of its own, so those of two types may have one name.
         """
-        infos = [info for info in self.accelerators if isinstance(info, AcceleratorInfo)]
-        indices = {info.index: None for info in infos if not info.parent_uuid}
-        if len(indices) == len(self.accelerators):
-            return tuple(map(str, indices))
-        uuids = {info.uuid: None for info in infos if info.uuid}
-        if len(uuids) == len(self.accelerators):
-            return tuple(uuids)
-        return tuple(str(position) for position in range(len(self.accelerators)))
+        names = {kind: iter(_device_names(self.accelerators_of_type(kind))) for kind in self.accelerator_types}
+        return tuple(next(names[kind]) for kind in self.accelerator_kinds)
+
+    @cached_property
+    def accelerator_kinds(self) -> tuple[AcceleratorType, ...]:
+        """The type of each accelerator, in the order of their local ranks."""
+        return tuple(
+            AcceleratorType.named(info.type if is_accelerator_type(info.type) else resource.type)
+            for resource in self.hardware_resources
+            if _is_accelerator(resource)
+            for info in resource.infos
+        )
+
+    @property
+    def accelerator_types(self) -> tuple[AcceleratorType, ...]:
+        """The types of its accelerators, in the order of their first ones."""
+        return tuple(dict.fromkeys(self.accelerator_kinds))
+
+    def accelerators_of_type(self, kind: AcceleratorType) -> list[HardwareInfo]:
+        """Its accelerators of one type, in the order of their local ranks."""
+        return [info for info, found in zip(self.accelerators, self.accelerator_kinds, strict=True) if found is kind]
 
     def get_hardware_infos(self, hw_type: str) -> list[HardwareInfo]:
         """Its pieces of type *hw_type*, in the order of their local ranks."""
@@ -155,6 +169,16 @@ class NodeInfo:
     def get_hw_resource_count(self, hw_type: str) -> int:
         """How many pieces of type *hw_type* it has."""
         return len(self.get_hardware_infos(hw_type))
+
+
+def _device_names(infos: Sequence[HardwareInfo]) -> list[str]:
+    """What the visibility variable of their type calls accelerators of one type."""
+    known = [info for info in infos if isinstance(info, AcceleratorInfo)]
+    indices = {info.index: None for info in known if not info.parent_uuid}
+    if len(indices) == len(infos):
+        return list(map(str, indices))
+    uuids = {info.uuid: None for info in known if info.uuid}
+    return list(uuids) if len(uuids) == len(infos) else list(map(str, range(len(infos))))
 
 
 def _is_accelerator(resource: HardwareResource) -> bool:

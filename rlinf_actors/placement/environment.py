@@ -87,10 +87,11 @@ def model_seen(placement: Placement, node: NodeInfo) -> str:
     """Model of a worker's first accelerator, of the first that it sees if it has none of its own, else ""."""
     if placement.accelerator_type is AcceleratorType.NO_ACCEL or not placement.visible_accelerators:
         return ""
-    position = placement.local_accelerator_rank
-    if position < 0:
-        position = node.accelerator_device_names.index(placement.visible_accelerators[0])
-    return node.accelerators[position].model
+    if placement.local_accelerator_rank >= 0:
+        return node.accelerators[placement.local_accelerator_rank].model
+    named = zip(node.accelerator_kinds, node.accelerator_device_names, strict=True)
+    first = (placement.accelerator_type, placement.visible_accelerators[0])
+    return node.accelerators[list(named).index(first)].model
 
 
 def _ranks(group_name: str, placement: Placement, layout: GroupLayout) -> dict[str, str]:
@@ -118,23 +119,34 @@ def _devices(placement: Placement, node: NodeInfo) -> dict[str, str]:
         "ISOLATE_ACCELERATOR": "1" if placement.isolate_accelerator else "0",
         "LOCAL_HARDWARE_RANKS": ",".join(map(str, placement.local_hardware_ranks)),
     }
-    # The node's type, not the placement's: a worker that counts as CPU-only must not see the node's devices.
-    installed = kind if kind is not AcceleratorType.NO_ACCEL else node.accelerator_type
     if placement.local_accelerator_rank >= 0:
-        facts_of(installed, node.accelerator_registered_by)
-    facts = ACCELERATOR_TABLE.get(installed)  # a worker of the node itself can do without
-    if facts is not None and facts.visibility_variable:
-        found[facts.visibility_variable] = facts.visibility_value(placement.visible_accelerators)
-    return found
+        facts_of(kind, node.accelerator_registered_by)
+    if placement.isolate_accelerator or kind is AcceleratorType.NO_ACCEL:
+        # All of the node's types: a worker that counts as CPU-only, or has another vendor's, must not see them.
+        for other in node.accelerator_types:
+            found |= _shown(other, [])
+    return found | _shown(kind, placement.visible_accelerators)
+
+
+def _shown(kind: AcceleratorType, devices: Sequence[str]) -> dict[str, str]:
+    """The variable that shows *devices* of a type and no other; none for a type that this process does not know."""
+    facts = ACCELERATOR_TABLE.get(kind)
+    if facts is None or not facts.visibility_variable:
+        return {}
+    return {facts.visibility_variable: facts.visibility_value(devices)}
 
 
 def _numbering(node: NodeInfo, present: Mapping[str, str]) -> dict[str, str]:
     """What makes the numbers in a visibility variable mean the devices that the probe gave them to."""
-    facts = ACCELERATOR_TABLE.get(node.accelerator_type)
-    if facts is None or not facts.numbering[0]:
-        return {}
-    mixed = len({info.model for info in node.accelerators}) > 1  # else every order is as good
-    return {} if facts.numbering[0] in present and not mixed else dict([facts.numbering])
+    found: dict[str, str] = {}
+    for kind in node.accelerator_types:
+        facts = ACCELERATOR_TABLE.get(kind)
+        if facts is None or not facts.numbering[0]:
+            continue
+        mixed = len({info.model for info in node.accelerators_of_type(kind)}) > 1  # else every order is as good
+        if mixed or facts.numbering[0] not in present:
+            found.update([facts.numbering])
+    return found
 
 
 def _route(node: NodeInfo) -> str:
@@ -144,6 +156,6 @@ def _route(node: NodeInfo) -> str:
 
 
 def _network(node: NodeInfo, devices: str, present: Mapping[str, str]) -> dict[str, str]:
-    facts = ACCELERATOR_TABLE.get(node.accelerator_type)
-    names = (ALWAYS_NIC_VARIABLE, facts.nic_variable if facts is not None else "")
+    rows = [ACCELERATOR_TABLE[kind] for kind in node.accelerator_types if kind in ACCELERATOR_TABLE]
+    names = (ALWAYS_NIC_VARIABLE, *(facts.nic_variable for facts in rows))
     return {name: devices for name in names if name and name not in present}

@@ -118,7 +118,7 @@ def place_on_nodes(nodes: Sequence[NodeInfo], group: NodeGroupInfo) -> list[Plac
             cluster_node_rank=node.node_rank,
             placement_node_rank=index.setdefault(node.node_rank, len(index)),
             accelerator_type=_seen_type(group, node),
-            visible_accelerators=_seen_names(group, node),
+            visible_accelerators=_seen_names(group, node, _seen_type(group, node)),
             isolate_accelerator=False,
             node_group_label=group.label,
             node_id=node.node_id,
@@ -158,15 +158,16 @@ def _placement(rank: int, node_index: int, held: Sequence[Resource], isolate: bo
     group, node = first.group, first.node
     locals_ = [resource.local for resource in held]
     if group.holds_accelerators:
-        names = node.accelerator_device_names
+        names, kind = node.accelerator_device_names, AcceleratorType.named(_kind(first))
+        seen = [local for local in group.accelerators_of(node) if node.accelerator_kinds[local] == kind]
         return Placement(
             rank=rank,
             cluster_node_rank=node.node_rank,
             placement_node_rank=node_index,
             local_accelerator_rank=locals_[0],
-            accelerator_type=AcceleratorType.named(_kind(first)),
-            local_rank=0 if isolate else list(group.accelerators_of(node)).index(locals_[0]),
-            visible_accelerators=[names[local] for local in locals_] if isolate else _seen_names(group, node),
+            accelerator_type=kind,
+            local_rank=0 if isolate else seen.index(locals_[0]),
+            visible_accelerators=[names[local] for local in locals_] if isolate else _seen_names(group, node, kind),
             isolate_accelerator=isolate,
             local_hardware_ranks=locals_,
             node_group_label=group.label,
@@ -178,7 +179,7 @@ def _placement(rank: int, node_index: int, held: Sequence[Resource], isolate: bo
         cluster_node_rank=node.node_rank,
         placement_node_rank=node_index,
         accelerator_type=AcceleratorType.NO_ACCEL if blind else _seen_type(group, node),
-        visible_accelerators=[] if blind else _seen_names(group, node),
+        visible_accelerators=[] if blind else _seen_names(group, node, _seen_type(group, node)),
         isolate_accelerator=blind and bool(node.accelerators),
         local_hardware_ranks=[] if group.counts_nodes else locals_,
         node_group_label=group.label,
@@ -186,13 +187,16 @@ def _placement(rank: int, node_index: int, held: Sequence[Resource], isolate: bo
     )
 
 
-def _seen_names(group: NodeGroupInfo, node: NodeInfo) -> list[str]:
+def _seen_names(group: NodeGroupInfo, node: NodeInfo, kind: AcceleratorType) -> list[str]:
+    """Names of the accelerators of one type that a worker of *group* sees: a variable shows those of one type."""
     names = node.accelerator_device_names
-    return [names[local] for local in group.accelerators_of(node)]
+    return [names[local] for local in group.accelerators_of(node) if node.accelerator_kinds[local] == kind]
 
 
 def _seen_type(group: NodeGroupInfo, node: NodeInfo) -> AcceleratorType:
-    return node.accelerator_type if group.accelerators_of(node) else AcceleratorType.NO_ACCEL
+    """Type of the accelerators that a worker on the node itself sees: those of the first type that the group has."""
+    seen = group.accelerators_of(node)
+    return node.accelerator_kinds[seen[0]] if seen else AcceleratorType.NO_ACCEL
 
 
 def _with_local_ranks(found: Sequence[Placement]) -> list[Placement]:

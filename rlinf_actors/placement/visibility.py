@@ -76,7 +76,8 @@ def check_launch(env_vars: Mapping[str, str], placement: Placement, node: NodeIn
         devices = [device for kind, found in by_type.items() if _shown_by(variable, kind) for device in found]
         names = node.accelerator_device_names
         given = [names[position] for position in _named(env_vars[variable], variable, devices, node, path)]
-        own = [name for name in placement.visible_accelerators if name in {names[one.position] for one in devices}]
+        shown = _shown_by(variable, placement.accelerator_type)
+        own = [name for name in placement.visible_accelerators if shown]
         if given == own:
             continue
         configured = group.get_node_env_vars(node.node_rank).get(variable)
@@ -101,7 +102,7 @@ def _by_type(node: NodeInfo) -> dict[AcceleratorType, list[_Device]]:
         known = info if isinstance(info, AcceleratorInfo) else AcceleratorInfo(info.type, info.model)
         index = int(name) if name.isdigit() else known.index
         device = AcceleratorInfo(info.type, info.model, index, known.uuid, parent_uuid=known.parent_uuid)
-        found.setdefault(AcceleratorType.named(info.type), []).append(_Device(position, device))
+        found.setdefault(node.accelerator_kinds[position], []).append(_Device(position, device))
     return found
 
 
@@ -144,8 +145,11 @@ def _check_numbering(env_vars: Mapping[str, str], node: NodeInfo, path: str) -> 
                 )
         name, ours = facts.numbering
         value = env_vars.get(name, ours)
-        models = sorted({info.model for info in node.accelerators})
-        if value != ours and len(models) > 1 and node.accelerator_device_names[0].isdigit():
+        models = sorted({info.model for info in node.accelerators_of_type(kind)})
+        names = [
+            n for n, found in zip(node.accelerator_device_names, node.accelerator_kinds, strict=True) if found == kind
+        ]
+        if value != ours and len(models) > 1 and names[0].isdigit():
             raise ConfigError(
                 f"is {value!r}, but node {node.node_rank} has several models ({', '.join(models)}), and its devices "
                 f"are numbered as {name}={ours} does; leave {name} out, and workers get that",

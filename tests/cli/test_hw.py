@@ -56,11 +56,11 @@ def test_two_forms_at_once_are_refused():
 def test_toml_is_what_agentd_takes(tmp_path: Path):
     robots = RobotScan(
         cameras=[
-            FoundCamera("12", "realsense"),
-            FoundCamera("13", "realsense"),
+            FoundCamera("12", "realsense", source="sdk"),
+            FoundCamera("13", "realsense", source="sdk"),
             FoundCamera("x", "", "Webcam"),
         ],
-        can={"can0": ""},
+        can={"can0": "", "can1": "is down"},
         variables={"ROBOT_IP": "10.0.0.1"},
     )
     text = hw.toml_of(REPORT, robots)
@@ -81,12 +81,18 @@ def test_toml_is_what_agentd_takes(tmp_path: Path):
     assert (run.returncode, run.stderr) == (0, "")
 
 
+def test_serial_numbers_that_the_sdk_would_not_know_are_not_suggested():
+    robots = RobotScan(cameras=[FoundCamera("0123", "realsense")])
+    assert "CAMERA_SERIALS" not in tomllib.loads(hw.toml_of(REPORT, robots))["node"]["env"]
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [
         ("import os; os.abort()", "crashed its process (SIGABRT)"),
         ("import time; time.sleep(600)", "no answer within 1 s"),
         ("raise SystemExit(3)", "with exit code 3"),
+        ("import os; os._exit(0)", "left no readable report"),
     ],
 )
 async def test_an_sdk_that_fails_costs_the_scan_for_robots_only(tmp_path, monkeypatch, body, said):

@@ -171,3 +171,30 @@ def test_the_interface_of_the_route_where_there_are_several() -> None:
     assert told == [{"GLOO": "ib0", "NCCL": "ib0"}, {}, {}, {"GLOO": "ib0"}, {}]
     chosen = environments(NodeGroupInfo(label="a", nodes=nodes[:1]), [[0]], comm_net_devices="eth0")[0]
     assert chosen["GLOO_SOCKET_IFNAME"] == "eth0"
+
+
+class TestSeveralVendorsOnOneNode:
+    """NVIDIA's 4 and 5, as agentd's CUDA_VISIBLE_DEVICES left them, and Ascend's 0 to 5."""
+
+    def group(self) -> NodeGroupInfo:
+        nvidia = HardwareResource("NV_GPU", [AcceleratorInfo("NV_GPU", "A800", index=index) for index in (4, 5)])
+        ascend = HardwareResource("NPU", [AcceleratorInfo("NPU", "910B", index=index) for index in range(6)])
+        return NodeGroupInfo("mixed", [NodeInfo(node_rank=0, hardware_resources=[nvidia, ascend])])
+
+    def test_each_ones_devices_keep_their_names_and_the_others_are_hidden(self) -> None:
+        first, *_, last = environments(self.group(), [[rank] for rank in range(8)])
+        assert (first["CUDA_VISIBLE_DEVICES"], first["ASCEND_RT_VISIBLE_DEVICES"]) == ("4", "")
+        assert (last["CUDA_VISIBLE_DEVICES"], last["ASCEND_RT_VISIBLE_DEVICES"]) == ("", "5")
+        assert (first["ACCELERATOR_MODEL"], last["ACCELERATOR_MODEL"]) == ("A800", "910B")
+        assert (last["LOCAL_HARDWARE_RANKS"], last["LOCAL_ACCELERATOR_RANK"]) == ("7", "7")
+
+    def test_one_that_is_not_isolated_sees_all_of_its_own_type(self) -> None:
+        (found,) = environments(self.group(), [[3]], isolate=False)
+        assert found["ASCEND_RT_VISIBLE_DEVICES"] == found["VISIBLE_DEVICES"] == "0,1,2,3,4,5"
+        assert found["LOCAL_RANK"] == "1"
+        assert "CUDA_VISIBLE_DEVICES" not in found
+
+    def test_interfaces_and_numbering_are_those_of_all_vendors(self) -> None:
+        found, *_ = environments(self.group(), [[0]], comm_net_devices="ib0")
+        assert found["NCCL_SOCKET_IFNAME"] == found["HCCL_SOCKET_IFNAME"] == "ib0"
+        assert found["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"

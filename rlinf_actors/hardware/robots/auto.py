@@ -99,7 +99,7 @@ class RobotAutoConfig:
             return [values[index] for index in lacking]
         if len(values) == len(lacking):
             return values
-        own = name in self.kind.REQUIRED or isinstance(values[0], list)
+        own = name in self.kind.REQUIRED or name.endswith("gripper_connection") or isinstance(values[0], list)
         if len(values) == 1 and not own:
             return [values[0]] * len(lacking)
         separator = "; (a semicolon separates robots)" if isinstance(values[0], list) else ","

@@ -85,7 +85,10 @@ def connected(kind: str, sys_root: Path) -> Cameras:
                 problem = f"{camera.sdk} failed: {type(error).__name__}: {error}"
         else:
             problem = f"{camera.sdk} is not installed for {sys.executable}: {camera.install}"
-    found = [one for one in usb_cameras(sys_root) if not camera.vendors or one.vendor in camera.vendors]
+    found = [one for one in usb_cameras(sys_root) if one.vendor in camera.vendors]
+    if not camera.vendors:  # a kind without a vendor id of its own: what is no other kind's
+        others = {vendor for other in CAMERAS.values() for vendor in other.vendors}
+        found = [one for one in usb_cameras(sys_root) if one.vendor not in others]
     return Cameras(camera, tuple(sorted({one.serial for one in found if one.serial})), False, problem)
 
 

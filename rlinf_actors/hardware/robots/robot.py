@@ -60,10 +60,13 @@ class Robot(Hardware):
         else:
             filled = auto.robots(node_rank)
         faults = [
-            f"configs[{index}].{fault.field} {fault.text}"
-            for index, config in enumerate(filled)
-            if not config.disable_validate
-            for fault in faults_of(config, machine)
+            *_shared(filled),
+            *(
+                f"configs[{index}].{fault.field} {fault.text}"
+                for index, config in enumerate(filled)
+                if not config.disable_validate
+                for fault in faults_of(config, machine)
+            ),
         ]
         if faults:
             raise ConfigError(
@@ -77,6 +80,24 @@ class Robot(Hardware):
     def model_of(cls, config: RobotConfig) -> str:
         """The model of one robot."""
         return cls.HW_TYPE
+
+
+def _shared(configs: Sequence[RobotConfig]) -> list[str]:
+    """Cameras that two robots of one node would have, by name or because neither names its own. Pure."""
+    found: list[str] = []
+    owners: dict[tuple[str, str], tuple[int, str]] = {}
+    for index, config in enumerate(configs):
+        for cameras in [] if config.disable_validate else config.cameras():
+            where = f"configs[{index}].{cameras.field}"
+            for serial in ["any"] if cameras.serials is None else cameras.serials:
+                owner, earlier = owners.setdefault((cameras.kind, serial), (index, where))
+                if owner == index:
+                    continue
+                said = f"names {serial}, as does {earlier}"
+                if cameras.serials is None:
+                    said = f"is not given, nor is {earlier}: both would have all {cameras.kind} cameras"
+                found.append(f"{where} {said}; give each robot of a node its own (an empty list for none)")
+    return found
 
 
 def _with_cameras(config: RobotConfig, machine: Machine) -> RobotConfig:

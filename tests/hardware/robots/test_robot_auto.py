@@ -77,6 +77,7 @@ def test_two_arms_of_one_robot():
         ({"ROBOT_IP": "a,b", "CAMERA_SERIALS": "1,2"}, "CAMERA_SERIALS: has 1 value, and 2 robots.*semicolon"),
         ({"ROBOT_IP": "a,b", "CAMERA_SERIALS": "1;2;3"}, "CAMERA_SERIALS: has 3 values"),
         ({"ROBOT_IP": "a,b,c", "CAMERA_TYPE": "zed,zed"}, "CAMERA_TYPE: has 2 values, and 3 robots"),
+        ({"ROBOT_IP": "a,b", "GRIPPER_CONNECTION": "/dev/ttyUSB0"}, "GRIPPER_CONNECTION: has 1 value, and 2 robots"),
         ({"ROBOT_IP": "a,,b"}, "ROBOT_IP: has an empty value"),
         ({"ROBOT_IP": "a", "CAMERA_SERIALS": "1;"}, "CAMERA_SERIALS: has a robot without any"),
         ({"ROBOT_IP": "a", "DISABLE_VALIDATE": "perhaps"}, "DISABLE_VALIDATE: is 'perhaps'"),

@@ -127,6 +127,8 @@ class TestCameras:
 
     def test_a_video_device_is_enough_for_lumos(self, machine):
         add_camera(machine.sys, 1, "L7", vendor="1234")
+        add_camera(machine.sys, 2, "0123")
+        assert cameras.connected("lumos", machine.sys).serials == ("L7",)  # what is a RealSense is none
         assert faults_of(Turtle2Config(0, camera_serials=["L7"], camera_type="lumos"), machine) == []
 
     def test_a_camera_without_serial_number_is_shown_but_never_meant(self, machine):
@@ -177,7 +179,7 @@ class TestEnumerate:
     def test_all_faults_of_all_robots_in_one_error(self, machine, closed):
         configs = [
             GimArmConfig(3, can_interface="can0", camera_serials=["7"]),
-            GimArmConfig(3, can_interface="can1"),
+            GimArmConfig(3, can_interface="can1", camera_serials=[]),
             GimArmConfig(4, can_interface="can9"),
         ]
         with pytest.raises(ConfigError) as raised:
@@ -200,7 +202,9 @@ class TestEnumerate:
         assert found.infos[0].config.camera_serials == ["0123", "0124"]
 
     def test_the_environment_alone(self, machine):
-        environ = {"ROBOT_IP": "127.0.0.1,127.0.0.2"}
+        environ = {"ROBOT_IP": "127.0.0.1,127.0.0.2", "CAMERA_SERIALS": "0123;0124"}
+        add_camera(machine.sys, 0, "0123")
+        add_camera(machine.sys, 1, "0124")
         found = Franka.on_machine(7, None, environ, machine)
         assert isinstance(found, HardwareResource)
         assert [(info.config.node_rank, info.config.robot_ip, info.model) for info in found.infos] == [
@@ -209,6 +213,19 @@ class TestEnumerate:
         ]
         assert Franka.on_machine(7, None, {}, machine) is None
         assert Franka.on_machine(7, [FrankaConfig(8, robot_ip="a")], environ, machine) is None
+
+    @pytest.mark.parametrize(
+        ("first", "second", "said"),
+        [
+            (None, None, r"configs\[1\].camera_serials is not given, nor is configs\[0\].camera_serials"),
+            (["7"], ["7"], r"configs\[1\].camera_serials names 7, as does configs\[0\].camera_serials"),
+        ],
+    )
+    def test_two_robots_of_a_node_do_not_share_a_camera(self, machine, first, second, said):
+        add_camera(machine.sys, 0, "7")
+        configs = [Turtle2Config(0, camera_serials=first), Turtle2Config(0, camera_serials=second)]
+        with pytest.raises(ConfigError, match=said):
+            Turtle2.on_machine(0, configs, {}, machine)
 
     def test_the_arms_servers_must_listen(self, machine, listening, closed):
         config = DOSW1Config(0, robot_url="127.0.0.1", left_arm_port=listening, right_arm_port=closed)
