@@ -86,6 +86,12 @@ class Child:
             self.kill_timer.cancel()
         self.kill_timer = loop.call_at(when, self.signal, signal.SIGKILL)
 
+    def kill_if_due(self, loop: asyncio.AbstractEventLoop) -> None:
+        """It runs only now, and its time was over before: it has what a robot worker needs, or nothing."""
+        if self.kill_timer is not None and self.kill_timer.when() <= loop.time():
+            wait_s = spawn.ROBOT_END_S if self.has_robots else 0.0
+            self.kill_timer = loop.call_later(wait_s, self.signal, signal.SIGKILL)
+
     def release(self, loop: asyncio.AbstractEventLoop) -> None:
         """Its end: no timer and no fd of it stays."""
         for timer in (self.kill_timer, self.silence_timer, self.term_timer):
@@ -103,7 +109,12 @@ class Child:
         return {} if exit.reason else {"reason": self.reason}
 
     def ended_with_template(self, status: int | None) -> ExitReport:
-        """How it ended when its template did first; *status* as waitpid gave it, None if nobody knows."""
+        """How it ended when its template did first, or does not answer.
+
+        *status* is as waitpid gave it, None if nobody knows.
+        """
+        if not self.template.gone:
+            return ExitReport("exited", reason="how it ended is not known: its template does not answer")
         reason = f"the template process that it came from ended ({self.template.last_words()})"
         code = os.waitstatus_to_exitcode(status) if status is not None else -signal.SIGKILL
         kind = "start_failed" if not self.pid else "signalled" if code < 0 else "exited"

@@ -292,6 +292,7 @@ class Children:
             self._loop.add_reader(worker.pidfd, self._on_worker_end, worker)
             if worker.stopping and not worker.has_robots:
                 worker.signal(signal.SIGTERM)
+            worker.kill_if_due(self._loop)
         template.send(spawn.Watching(packet.id))
 
     def _on_worker_end(self, worker: Child) -> None:
@@ -300,8 +301,8 @@ class Children:
         if worker.template.gone:
             self._sweep([worker])
             return
-        report = ExitReport("exited", reason="how it ended is not known: its template does not answer")
-        worker.silence_timer = self._loop.call_later(TEMPLATE_SILENT_S, self._end, worker, report)
+        # What it started may still be at work on a robot or an accelerator: it goes before the end is told.
+        worker.silence_timer = self._loop.call_later(TEMPLATE_SILENT_S, self._sweep, [worker])
 
     def _on_template_end(self, template: Template) -> None:
         self._running.discard(template)
@@ -323,7 +324,7 @@ class Children:
         self._changed.set()
 
     def _sweep(self, orphans: list[Child]) -> None:
-        """Kill what workers of a template that ended left, and themselves."""
+        """Kill what workers of a template that ended, or does not answer, left, and themselves."""
         orphans = [worker for worker in orphans if not worker.swept]
         if not orphans:
             return

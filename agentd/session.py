@@ -165,9 +165,10 @@ class Session:
     def _tick(self, due: float) -> None:
         self._timer = None
         now = max(self._loop.time(), due)  # uvloop's clock is coarser than its time()
-        event: e.Event = e.Stalled(now - due) if now - due > STALL_S else e.Tick()
-        for action in self._state.handle(event, now):
-            self._act(action)
+        events: list[e.Event] = [e.Stalled(now - due)] if now - due > STALL_S else []
+        for event in (*events, e.Tick()):  # a tick in any case: not every deadline is the head's silence
+            for action in self._state.handle(event, now):
+                self._act(action)
         self._set_timer()
 
     # --- out ---

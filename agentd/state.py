@@ -151,6 +151,7 @@ class AgentState:
             ProtocolError: it cannot happen in this phase; a fault of ours.
         """
         self._out = []
+        self._end_leases(now)  # first: what waited to be read while we stood still must not revive one
         if isinstance(event, Start):
             self.incarnation = self.new_incarnation()
             self._hello()
@@ -212,7 +213,7 @@ class AgentState:
         self._beat_s, self._lease_s, self._last_heard = welcome.beat_s, welcome.lease_s, now
         self._leases.lease_s = welcome.robot_lease_s
         self._pause, self._looking, self._sent = RETRY_MIN_S, False, set()
-        self._next_beat = now + self._beat_s * self.random()
+        self._next_beat = now + min(self._beat_s, self._leases.beat_s) * self.random()
         self._out.append(Registered(welcome.epoch))
         self._out += [Send(body) for body in self._unsent]
         self._unsent = []
@@ -265,11 +266,13 @@ class AgentState:
             self._leases.ended(id)
         self._out.append(StopChildren(ids, grace_s, reason))
 
-    def _tick(self, now: float) -> None:
+    def _end_leases(self, now: float) -> None:
         lost = self._leases.expired(now)
         if lost:
             silent = now - self._leases.until + self._leases.lease_s
             self._stop(lost, 0.0, f"no word from the head for {silent:.1f} s")
+
+    def _tick(self, now: float) -> None:
         joining = self.phase is Phase.JOINING and bool(self._workers)
         if joining and now >= self._last_heard + self.policy.head_grace_s:
             self._reset(f"no head for {now - self._last_heard:.0f} s")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +13,7 @@ import msgspec
 from rlinf_actors.cluster.importpaths import import_paths
 from rlinf_actors.cluster.nodes import node_infos
 from rlinf_actors.config.cluster import ClusterConfig, NodeGroupConfig, cluster_section
+from rlinf_actors.config.hardware import HardwareSection
 from rlinf_actors.errors import ConfigError, NodeLostError
 from rlinf_actors.hardware import extensions
 from rlinf_actors.hardware.configured import enumerate_values, merge, section_error, values_of
@@ -212,8 +214,34 @@ async def _ask_here(look: _Look, host: str) -> HardwareResource | None:
             f"module that can be imported there, and name that in {EXT_MODULE} if it is not on the script's path",
             path=f"{look.path}.type",
         )
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[HardwareResource | None] = loop.create_future()
+
+    def tell(resource: HardwareResource | None, error: Exception | None) -> None:
+        if answer.done():
+            return  # given up
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(resource)
+
+    def ask(section: HardwareSection) -> None:
+        try:
+            found = enumerate_values(kind, rank, values_of(section, rank))
+        except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
+            loop.call_soon_threadsafe(tell, None, error)
+        else:
+            loop.call_soon_threadsafe(tell, found, None)
+
+    # A daemon of its own: one that hangs keeps neither this wait nor the end of the script.
+    threading.Thread(target=ask, args=(look.group.hardware,), name=f"look for {kind}", daemon=True).start()
     try:
-        return await asyncio.to_thread(enumerate_values, kind, rank, values_of(look.group.hardware, rank))
+        return await asyncio.wait_for(answer, LIMIT_S)
+    except asyncio.TimeoutError:
+        raise ConfigError(
+            f"enumerate() of {kind}, which the script registers, gave no answer for node {name} within {LIMIT_S:g} s",
+            path=look.path,
+        ) from None
     except ConfigError as error:
         raise section_error(error, look.group.hardware, rank, look.path, f" (on node {name})") from None
 

@@ -145,6 +145,7 @@ class ClusterConfig:
             for other, earlier in enumerate(groups):
                 if earlier.label == group.label:
                     raise ConfigError(f"{group.label!r} is the label of {path}[{other}] too", path=f"{where}.label")
+                _check_owned_once(earlier, group, f"{where}.hardware")
             groups.append(group)
         _check_labels(rules, [group.label for group in groups])
         return cls(count, rules, tuple(groups))
@@ -162,6 +163,19 @@ class ClusterConfig:
             if group.hardware is not None and node_rank in group.node_ranks:
                 found.setdefault(group.hardware.type, []).extend(group.hardware.for_node(node_rank))
         return found
+
+
+def _check_owned_once(earlier: NodeGroupConfig, group: NodeGroupConfig, path: str) -> None:
+    """A node has its pieces of one type in one order, which one group numbers."""
+    if earlier.hardware is None or group.hardware is None or earlier.hardware.type != group.hardware.type:
+        return
+    both = sorted({*earlier.node_ranks} & {*group.node_ranks})
+    if both:
+        raise ConfigError(
+            f"group {earlier.label!r} owns {group.hardware.type} on node {both[0]} too: list all of a node's in one "
+            "group, and tell them apart by their ranks in the placement",
+            path=path,
+        )
 
 
 def cluster_section(source: ConfigSource) -> Mapping[Any, Any]:

@@ -114,8 +114,22 @@ def test_a_silent_head_costs_the_robot_its_worker_and_nobody_else():
 
 def test_a_stand_still_of_ours_does_not_lengthen_the_lease():
     kit = Kit()
+    assert e.StopChildren(["arm"], 0.0, "no word from the head for 3.0 s") in kit.do(e.Stalled(3.0), 3.0)
+
+
+def test_after_a_stand_still_of_ours_life_goes_on():
+    kit = Kit()
     kit.do(e.Stalled(3.0), 3.0)
-    assert e.StopChildren(["arm"], 0.0, "no word from the head for 3.0 s") in kit.do(e.Tick())
+    assert e.Send(Beat("life", 103.0)) in kit.do(e.Tick())
+    assert kit.state.next_deadline() > 103.0
+
+
+def test_a_start_that_waited_to_be_read_while_we_stood_still_revives_no_lease():
+    kit = Kit()
+    late = WorkerSpec("late", "g", "ns", 0, 1, 0, {}, claims=[Claim("Arm:2", "Arm 2")])
+    actions = kit.do(e.Heard(StartWorkers([late], "d1")), 3.0)
+    assert actions[0] == e.StopChildren(["arm"], 0.0, "no word from the head for 3.0 s")
+    assert e.RenewLeases(105.0, 2.0) in actions  # of the one that starts: nobody else holds it any more
 
 
 def test_one_that_was_told_to_stop_or_has_ended_is_not_told_again():

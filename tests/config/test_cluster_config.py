@@ -306,3 +306,13 @@ def test_spelled_ranks_are_read_back(ranks: set[int]) -> None:
 
 def test_the_configuration_needs_no_omegaconf() -> None:
     assert "omegaconf" not in {name.split(".")[0] for name in vars(sys.modules["rlinf_actors.config.fields"])}
+
+
+def test_a_node_s_pieces_of_one_type_belong_to_one_group() -> None:
+    def lab(label: str, ranks: object, kind: str = "Arm") -> dict[str, Any]:
+        return group(label=label, node_ranks=ranks, hardware={"type": kind, "configs": []})
+
+    with pytest.raises(ConfigError, match=r"node_groups\[1\]\.hardware: group 'left' owns Arm on node 2 too"):
+        ClusterConfig.from_any(cluster(lab("left", "0-2"), lab("right", "2-3")), hardware_types=TYPES)
+    ClusterConfig.from_any(cluster(lab("left", "0-1"), lab("right", "2-3")), hardware_types=TYPES)
+    ClusterConfig.from_any(cluster(lab("left", 2), lab("right", 2, "Gripper")), hardware_types=TYPES)

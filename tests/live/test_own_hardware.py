@@ -15,12 +15,22 @@ import pytest
 from click.testing import CliRunner
 from looking_hardware import Camera, Grip, LookingArm, LookingArmConfig, LookingArmInfo, Mover, section
 
-from rlinf_actors import Cluster, ConfigError, FlexiblePlacementStrategy, NodeLostError, WorkerGroup, WorkerStartError
+from rlinf_actors import (
+    Cluster,
+    ConfigError,
+    FlexiblePlacementStrategy,
+    FrankaConfig,
+    FrankaHWInfo,
+    NodeLostError,
+    WorkerGroup,
+    WorkerStartError,
+)
 from rlinf_actors.cli.plan import plan
 from rlinf_actors.cluster import hardware as cluster_hardware
 from rlinf_actors.config.cluster import ClusterConfig
 from rlinf_actors.group import launching
 from rlinf_actors.hardware import registry
+from rlinf_actors.hardware.pieces import piece_of
 from rlinf_actors.testing import LocalCluster
 from rlinf_actors.wire.messages import Enumerated
 from rlinf_actors.wire.values import HardwareAnswer, NodeReport, NodeState
@@ -255,3 +265,20 @@ async def test_a_type_of_the_scripts_on_another_machine_says_where_to_put_it(mon
 
     with pytest.raises(ConfigError, match=r"\.hardware\.type: 'LookingArm' is registered by the script .* node far"):
         await cluster_hardware.ask_nodes(config, [state], unknown, "this host")
+
+
+async def test_one_robot_that_two_nodes_name_is_refused():
+    state = [
+        NodeState(NodeReport(f"id{rank}", "far", "10.0.0.9", "h", 8, 0, "3.11", "py"), "inc", rank, "ready", 0.0)
+        for rank in range(2)
+    ]
+    entries = [{"node_rank": rank, "robot_ip": "10.1.1.1"} for rank in range(2)]
+    lab = {"label": "lab", "node_ranks": "0-1", "hardware": {"type": "Franka", "configs": entries}}
+    config = ClusterConfig.from_any({"num_nodes": 2, "node_groups": [lab]}, hardware_types=registry.hardware_types())
+
+    async def found(asked):
+        arm = FrankaConfig(asked.question.node_rank, robot_ip="10.1.1.1")
+        return Enumerated(HardwareAnswer([piece_of(FrankaHWInfo("Franka", "Franka", arm))]))
+
+    with pytest.raises(ConfigError, match=r"Franka 0 of node 0 and Franka 0 of node 1 are the same robot, 10\.1\.1\.1"):
+        await cluster_hardware.ask_nodes(config, state, found)
