@@ -6,9 +6,10 @@ import copy
 import pickle
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 from vendor_kit import Tree
 
@@ -16,6 +17,8 @@ from rlinf_actors import AcceleratorFacts, AcceleratorInfo, AcceleratorType, Acc
 from rlinf_actors.cluster.nodes import node_info
 from rlinf_actors.config.cluster import ClusterConfig
 from rlinf_actors.errors import ConfigError
+from rlinf_actors.hardware import probe as probe_module
+from rlinf_actors.hardware.contained import ChildEnd
 from rlinf_actors.hardware.probe import run_probe
 from rlinf_actors.hardware.report import accelerator_type_of, resource_to_report, resources_from_reports
 from rlinf_actors.model.hardware import HardwareResource
@@ -24,7 +27,7 @@ from rlinf_actors.placement.environment import worker_environment
 from rlinf_actors.placement.node_order import RegisteredNode, order_nodes
 from rlinf_actors.placement.resolver import ResourceTable, place, place_on_nodes
 from rlinf_actors.tensors.devices import Devices
-from rlinf_actors.wire.values import NodeReport, NodeState
+from rlinf_actors.wire.values import Extension, NodeReport, NodeState
 
 pytestmark = pytest.mark.usefixtures("registries")
 FACTS = AcceleratorFacts("MY_TPU_VISIBLE_DEVICES", "tccl", "tpu", "TCCL_IFNAME", torch_plugin="torch_mytpu")
@@ -196,3 +199,24 @@ def test_the_guess_outside_a_worker_knows_registered_types(tmp_path: Path) -> No
     assert AcceleratorUtil.get_accelerator_type(tree.environ) is AcceleratorType.NO_ACCEL
     tree.write("/dev/mytpu0")
     assert AcceleratorUtil.get_accelerator_type(tree.environ) is AcceleratorType("MY_TPU")
+
+
+async def test_a_type_that_two_extensions_register_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RLINF_EXT_MODULE may name a package that is installed with an entry point too."""
+    asked: list[str] = []
+
+    async def child(module: str, arguments: Sequence[str], **more: object) -> ChildEnd:
+        asked.append(arguments[0])
+        if arguments[0] == "extension":
+            return ChildEnd(0, b'{"vendors": {"TWICE_TPU": "lab"}}')
+        info = {"type": "TWICE_TPU", "model": "v1", "index": 4}
+        return ChildEnd(0, msgspec.json.encode({"infos": [info]}))
+
+    monkeypatch.setattr(probe_module, "run_child", child)
+    extensions = [Extension("lab", "RLINF_EXT_MODULE"), Extension("lab", "rlinf_actors.accelerators", "lab 1")]
+    monkeypatch.setattr(probe_module, "_extensions", lambda environ: extensions)
+    report = await probe_module.run_probe(env={})
+    assert sorted(asked) == ["TWICE_TPU", "extension", "extension"]
+    assert [(found.type, len(found.infos), found.registered_by) for found in report.resources] == [
+        ("TWICE_TPU", 1, "lab")
+    ]
