@@ -10,6 +10,7 @@ import pytest
 from children_kit import children, spec
 
 from agentd.children import MAX_IDLE
+from rlinf_actors import procfs
 from rlinf_actors.settings import WORKER_MARK
 
 pytestmark = pytest.mark.live
@@ -232,13 +233,16 @@ async def test_log_directory_that_cannot_be_made(tmp_path):
 async def test_template_that_does_not_answer_hides_no_end(tmp_path, monkeypatch):
     monkeypatch.setattr("agentd.children.TEMPLATE_SILENT_S", 0.05)
     async with children(tmp_path) as (kids, reports):
-        one = spec(do="print('parent', os.getppid())")
+        left = "subprocess.Popen(['sleep', '600'], start_new_session=True)"
+        one = spec(do=f"import subprocess; {left}; print('parent', os.getppid())")
         kids.start([one])
         template = int((await reports.line("parent"))[2].split()[1])
         (ready,) = await reports.up(one)
+        assert len([pid for pid in procfs.pids() if procfs.mark_of(pid) == one.id]) == 2
         os.kill(template, signal.SIGSTOP)
         os.kill(ready.pid, signal.SIGKILL)
         assert "does not answer" in (await reports.gone(one)).reason
+        assert not [pid for pid in procfs.pids() if procfs.mark_of(pid) == one.id]
         os.kill(template, signal.SIGCONT)
 
 

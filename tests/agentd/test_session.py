@@ -373,3 +373,27 @@ async def test_malformed_bytes_are_counted_and_harm_nobody(lab):
     link.send(msgspec.msgpack.encode({"type": "not", "body": {"type": "Spawn"}}))
     await lab.until(lambda: lab.head._server.malformed == 2)
     assert agent.registered == 1
+
+
+async def test_a_stand_still_of_the_agent_ends_leases_and_then_itself(lab, monkeypatch):
+    """SIGSTOP for three seconds: the timer that comes late says so once, and time goes on."""
+    agent = lab.agent("n0")
+    driver = await lab.driver("d1")
+    await driver.ask(GetNodes(1))
+    spec = WorkerSpec("arm-0", "arm", "ns", 0, 1, 0, {}, claims=[Claim("Arm:1", "Arm 1")])
+    await driver.ask(Launch("ns", "arm", "m:C", [spec]))
+    await lab.until(lambda: "arm-0" in agent.children.alive)
+    session, loop = agent.session, asyncio.get_running_loop()
+    due = loop.time()
+
+    class Later:
+        def __getattr__(self, name):
+            return getattr(loop, name)
+
+        def time(self):
+            return due + 3.0
+
+    monkeypatch.setattr(session, "_loop", Later())
+    session._tick(due)
+    assert any("no word from the head for" in reason for reason in agent.children.reasons)
+    assert session._state.next_deadline() > due + 3.0
