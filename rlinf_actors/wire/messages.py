@@ -26,7 +26,7 @@ from rlinf_actors.wire.values import (
     WorkerState,
 )
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Raised whenever two versions of this file, of values.py or of frames.py, would not understand one another."""
 
 
