@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +51,7 @@ class LocalNode:
     ip: str
     run_dir: str
     log_dir: str
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] = field(init=False)
 
     @property
     def pid(self) -> int:
@@ -130,10 +130,9 @@ class LocalCluster:
         self._started = True
         deadline = time.monotonic() + self._timeout
         try:
-            first = self._spawn(0, ["--head", "--listen", "127.0.0.1:0"])
+            first = self._add(0)
             self.head = str(_ready({0: first}, self.nodes, deadline)[0]["head"]).removeprefix("tcp://")
-            rest = {rank: self._spawn(rank, ["--connect", self.head]) for rank in range(1, self.num_nodes)}
-            _ready(rest, self.nodes, deadline)
+            _ready({rank: self._add(rank) for rank in range(1, self.num_nodes)}, self.nodes, deadline)
         except BaseException:
             self.stop(grace=0.0)
             raise
@@ -162,6 +161,26 @@ class LocalCluster:
         node = self.nodes[rank]
         _kill_all(node.pid)
         node.process.wait()
+
+    def kill_agent(self, rank: int) -> None:
+        """SIGKILL a node's agentd alone, and with it the head where *rank* is 0. Returns when it is gone."""
+        node = self.nodes[rank]
+        node.process.kill()
+        node.process.wait()
+
+    def restart_agent(self, rank: int, timeout: float = 30.0) -> None:
+        """Start a node's agentd again after its end, at its old addresses. Blocks until it is registered.
+
+        Raises:
+            RlinfActorsError: it runs, or ended before it was registered.
+            ClusterTimeoutError: that takes longer than *timeout* seconds.
+        """
+        node = self.nodes[rank]
+        if node.alive:
+            raise RlinfActorsError(f"the agentd of node {rank} runs (process {node.pid}): end it first")
+        os.makedirs(node.run_dir, exist_ok=True)
+        heard = self._spawn(node)
+        _ready({rank: heard}, self.nodes, time.monotonic() + timeout)
 
     def stop_node(self, rank: int, timeout: float = 10.0) -> None:
         """End a node in good order (SIGTERM) and wait for it. Raises subprocess.TimeoutExpired."""
@@ -211,25 +230,33 @@ class LocalCluster:
 
     # --- starting ---
 
-    def _spawn(self, rank: int, role: list[str]) -> int:
-        """Start one agentd; returns the pipe's end where it says that it is registered."""
+    def _add(self, rank: int) -> int:
+        """Start a node's first agentd; returns the pipe's end where it says that it is registered."""
         run_dir = tempfile.mkdtemp(prefix=f"rlinf-n{rank}-", dir=_base())  # agentd removes it if we are killed
-        ip = f"127.0.{rank // 250}.{rank % 250 + 1}"
+        node = LocalNode(rank, f"127.0.{rank // 250}.{rank % 250 + 1}", run_dir, f"{run_dir}/logs")
+        heard = self._spawn(node)
+        self.nodes.append(node)
+        return heard
+
+    def _spawn(self, node: LocalNode) -> int:
+        """Start an agentd; the same pipe."""
+        rank, run_dir = node.rank, node.run_dir
+        role = ["--connect", self.head] if rank else ["--head", "--listen", self.head or "127.0.0.1:0"]
         hardware = f"{run_dir}/hardware.json"
-        Path(hardware).write_text(json.dumps({**self._described[rank], "ip": ip}))
+        Path(hardware).write_text(json.dumps({**self._described[rank], "ip": node.ip}))
         Path(run_dir, "agentd.toml").write_text(_toml(self._options))
         root = str(Path(rlinf_actors.__file__).resolve().parent.parent)
         heard, tell = os.pipe()
         command = [
             sys.executable, "-c", _BOOT.format(root=root), *role, "--config", f"{run_dir}/agentd.toml",
             "--node-rank", str(rank), "--name", f"node{rank}", "--node-id", f"node-{rank}", "--hardware", hardware,
-            "--run-dir", run_dir, "--log-dir", f"{run_dir}/logs", "--ready-fd", str(tell),
+            "--run-dir", run_dir, "--log-dir", node.log_dir, "--ready-fd", str(tell),
             "--owner-pid", str(os.getpid()), "--owner-start", str(pid_start(os.getpid())),
         ]  # fmt: skip
         env = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
         try:
             with open(f"{run_dir}/agentd.log", "ab") as log:
-                process = subprocess.Popen(
+                node.process = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
@@ -243,7 +270,6 @@ class LocalCluster:
             raise
         finally:
             os.close(tell)
-        self.nodes.append(LocalNode(rank, ip, run_dir, f"{run_dir}/logs", process))
         return heard
 
 

@@ -74,6 +74,22 @@ def test_a_killed_node_is_gone_with_all_that_ran_on_it(local_cluster):
     assert group.execute_on(0).where().wait() == [(0, here)]
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_agentd_that_was_killed_is_started_again(local_cluster, rank):
+    local = local_cluster(2)
+    cluster = local.cluster()
+    address, before = local.head, local.nodes[rank].pid
+    with pytest.raises(RlinfActorsError, match="runs"):
+        local.restart_agent(rank)
+    local.kill_agent(rank)
+    assert not local.nodes[rank].alive
+    local.restart_agent(rank)
+    assert (local.head, local.nodes[rank].alive) == (address, True)
+    assert local.nodes[rank].pid != before
+    if rank:
+        assert [node for node, _ in lw.on_every_node(cluster, lw.Where).where().wait()] == [0, 1]
+
+
 def test_bad_descriptions_are_named():
     with pytest.raises(ConfigError, match="no key 'gpus'"):
         per_node({"gpus": 3}, 1)
