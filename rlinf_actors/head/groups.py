@@ -13,13 +13,12 @@ from functools import partial
 import msgspec
 
 from rlinf_actors.head.checks import check_launch, node_for, own_namespace
-from rlinf_actors.head.claims import IN_USE, ClaimTable, contradiction, owner_of
+from rlinf_actors.head.claims import IN_USE, ClaimTable, owner_of
 from rlinf_actors.head.clients import ClientTable
-from rlinf_actors.head.commands import Answer, Emit, Ended, Notify, Record, Refused, Timing
+from rlinf_actors.head.commands import Answer, Emit, Ended, Notify, Refused, Timing
 from rlinf_actors.head.ended import EndedGroups
 from rlinf_actors.head.nodes import NodeTable
 from rlinf_actors.head.records import Client, Group, Node, Worker
-from rlinf_actors.head.transitions import WorkerLife
 from rlinf_actors.head.waiting import WaitingLaunches
 from rlinf_actors.wire.messages import (
     Done,
@@ -32,7 +31,7 @@ from rlinf_actors.wire.messages import (
     WorkerChanged,
     WorkerReady,
 )
-from rlinf_actors.wire.values import ExitReport, GroupState, LeaseState, RunningWorker, WorkerSpec
+from rlinf_actors.wire.values import ExitReport, GroupState, LeaseState, WorkerSpec
 
 
 class GroupTable:
@@ -46,6 +45,9 @@ class GroupTable:
         on_worker_gone: called with the id of a worker whose process has ended.
         allow: raises Refused for a launch that must not be now, whenever it was asked for.
         now: when the head started.
+
+    Attributes:
+        claims: who holds which robot.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class GroupTable:
         self._ended = EndedGroups()
         self._unseen = Ended()
         owner = partial(owner_of, clients=clients, nodes=nodes, of_worker=self._of_worker)
-        self._claims = ClaimTable(timing.rank_hold_s, owner, now + timing.robot_settle_s)
+        self.claims = ClaimTable(timing.rank_hold_s, owner, now + timing.robot_settle_s)
         self._waiting = WaitingLaunches(emit, clients, self._launch)
 
     # --- looking ---
@@ -91,6 +93,22 @@ class GroupTable:
         chosen = [group for group in self._groups.values() if namespace in (None, group.namespace)]
         return [group.state("") for group in sorted(chosen, key=lambda group: group.key)]
 
+    def all(self) -> list[Group]:
+        """Every group."""
+        return list(self._groups.values())
+
+    def get(self, namespace: str, name: str) -> Group | None:
+        """The group of this name."""
+        return self._groups.get((namespace, name))
+
+    def of_worker(self, worker_id: str) -> Group | None:
+        """The group that a worker, living or not, belongs to."""
+        return self._of_worker.get(worker_id)
+
+    def ended_unseen(self, worker_id: str) -> str | None:
+        """Why its owner was told that a worker is gone, though nobody saw its end; None if that is not so."""
+        return self._unseen.get(worker_id)
+
     def with_robots(self) -> list[Group]:
         """The groups that have, or had, workers with claims."""
         return list(self._with_robots.values())
@@ -101,7 +119,7 @@ class GroupTable:
 
     def leases(self, now: float) -> list[LeaseState]:
         """Who holds which robot, in every namespace: they are the cluster's."""
-        return self._claims.states(now)
+        return self.claims.states(now)
 
     # --- what clients ask ---
 
@@ -114,10 +132,10 @@ class GroupTable:
         try:
             return self._launch(client, asked, now)
         except Refused as refused:
-            patience_s = max(asked.wait_s, self._claims.settled - now)
+            patience_s = max(asked.wait_s, self.claims.settled - now)
             if refused.kind != IN_USE or patience_s <= 0:
                 raise
-            self._retry = self._retry or now < self._claims.settled
+            self._retry = self._retry or now < self.claims.settled
             self._waiting.add(client, peer, id, asked, refused.text, patience_s, now)
             return None
 
@@ -133,7 +151,7 @@ class GroupTable:
             )
         by_rank = self._nodes.by_rank()
         check_launch(asked, self._of_worker, by_rank)
-        self._claims.check([claim for spec in asked.workers for claim in spec.claims], now)
+        self.claims.check([claim for spec in asked.workers for claim in spec.claims], now)
         token = self._clients.token(asked.namespace)
         owner = (self._clients.driver_of(asked.namespace) if asked.detached else None) or client
         group = Group(asked.namespace, asked.group, asked.cls, owner.incarnation, asked.detail)
@@ -146,11 +164,11 @@ class GroupTable:
             placed.setdefault(node.id, []).append(spec)
             worker = Worker(spec, node.id, node.report.ip)
             self._add(group, worker)
-            self._claims.take(group, worker, node, now)
+            self.claims.take(group, worker, node, now)
         self._groups[group.key] = group
         self._ended.forget(group.key)
         for node_id, specs in placed.items():
-            self._start(node_id, group, specs)
+            self.start(node_id, group, specs)
         return Launched(group.state(token))
 
     def find(self, client: Client, asked: FindGroup) -> Launched:
@@ -207,27 +225,7 @@ class GroupTable:
             worker.exit = exit_report
             self._step(worker, "exited")
         elif self._unseen.get(id) is not None:
-            self._claims.ended(id)
-
-    def reconcile(self, node: Node, there: Sequence[RunningWorker], known: bool, now: float) -> None:
-        """Bring our view of a node in line with its agent's; *known* if that is the one that we knew before.
-
-        Workers that we do not know belong to groups from before this head started: they are taken over. Workers
-        that we have and it does not: those that are to start are asked for once more (the agent ignores ids that it
-        has), the others have ended unseen.
-        """
-        for running in there:
-            self._take_over(node, running, now)
-        listed = {running.spec.id for running in there}
-        self._claims.node_is_back(node.id, listed, known, now)
-        for group in list(self._groups.values()):
-            missing = [w for w in group.workers.values() if w.node_id == node.id and not w.gone and w.id not in listed]
-            wanted = [worker for worker in missing if worker.life is WorkerLife.STARTING]
-            self._start(node.id, group, [worker.spec for worker in wanted])
-            for worker in missing:
-                if worker not in wanted:
-                    worker.exit = ExitReport("exited", reason="its agent does not have it any more")
-                    self._step(worker, "exited")
+            self.claims.ended(id)
 
     def node_lost(self, node: Node, reason: str, certain: bool, now: float) -> None:
         """A node is gone, and its workers with it; *certain* if it said so itself, else they may still be running."""
@@ -235,14 +233,26 @@ class GroupTable:
             for worker in group.workers.values():
                 if worker.node_id == node.id and not worker.gone:
                     self._lose(worker, f"node {node.name}: {reason}")
-                    self._claims.lose(worker, certain, now)
+                    self.claims.lose(worker, certain, now)
+
+    def adopt(self, group: Group, worker: Worker) -> None:
+        """A worker that is there, of a group from before this head started or one that was taken over already."""
+        self._groups[group.key] = group
+        self._add(group, worker)
+        group.changed[worker.id] = worker
+        self._touched[group.key] = group
+
+    def missing(self, worker: Worker, reason: str) -> None:
+        """A worker's agent is there, and the worker is not."""
+        worker.exit = ExitReport("exited", reason=reason)
+        self._step(worker, "exited")
 
     def lose(self, worker: Worker, reason: str, now: float) -> None:
         """A worker has ended where we cannot see it; if its agent still has it when it hears us, it is stopped."""
         self._send_stop([worker], 0.0, reason)
         self._unseen.add(worker.id, reason)
         self._lose(worker, reason)
-        self._claims.lose(worker, False, now)
+        self.claims.lose(worker, False, now)
 
     def _lose(self, worker: Worker, reason: str) -> None:
         worker.exit = ExitReport("node_lost", reason=reason)
@@ -292,8 +302,8 @@ class GroupTable:
 
     def tick(self, now: float) -> None:
         """Launch what waited for hardware that is free by now."""
-        freed = self._claims.tick(now)
-        if self._retry and now >= self._claims.settled:
+        freed = self.claims.tick(now)
+        if self._retry and now >= self.claims.settled:
             freed, self._retry = True, False
         self._waiting.tick(freed, now)
 
@@ -303,8 +313,8 @@ class GroupTable:
 
     def next_deadline(self) -> float:
         """When `tick` has something to do, infinity for never."""
-        settled = self._claims.settled if self._retry else math.inf
-        return min(self._claims.next_deadline(), self._waiting.next_deadline(), settled)
+        settled = self.claims.settled if self._retry else math.inf
+        return min(self.claims.next_deadline(), self._waiting.next_deadline(), settled)
 
     def forget_job(self, namespace: str) -> None:
         """Forget a job if it has neither groups nor members."""
@@ -320,7 +330,8 @@ class GroupTable:
         if worker.spec.claims:
             self._with_robots[group.key] = group
 
-    def _start(self, node_id: str, group: Group, specs: list[WorkerSpec]) -> None:
+    def start(self, node_id: str, group: Group, specs: list[WorkerSpec]) -> None:
+        """Ask a node for workers of a group."""
         node = self._nodes.get(node_id)
         if specs and node is not None:
             self._emit(Notify(node.peer, StartWorkers(specs, group.owner, group.cls, group.detail)))
@@ -366,7 +377,7 @@ class GroupTable:
                 group.living.discard(worker.id)
                 self._stopping_robots.get(worker.node_id, {}).pop(worker.id, None)
                 if event == "exited":
-                    self._claims.free(worker)
+                    self.claims.free(worker)
                 self._on_worker_gone(worker.id)
 
     def _worker_on(self, node: Node, id: str) -> Worker | None:
@@ -374,46 +385,3 @@ class GroupTable:
         group = self._of_worker.get(id)
         worker = group.workers[id] if group is not None else None
         return worker if worker is not None and worker.node_id == node.id and not worker.gone else None
-
-    def _take_over(self, node: Node, running: RunningWorker, now: float) -> None:
-        spec = running.spec
-        known = self._of_worker.get(spec.id)
-        unseen = self._unseen.get(spec.id)
-        if unseen is not None:
-            if running.exit is not None:
-                self._claims.ended(spec.id)
-            else:
-                self._emit(Notify(node.peer, StopWorkers([spec.id], 0.0, unseen)))
-            return
-        if known is None:
-            group = self._groups.get((spec.namespace, spec.group))
-            if group is None:
-                if running.exit is not None and self._clients.ended(running.owner) is not None:
-                    return
-                group = Group(spec.namespace, spec.group, running.cls, running.owner, running.detail)
-                self._groups[group.key] = group
-                self._clients.adopt_token(spec.namespace, spec.token)
-            elif running.exit is not None and any(w.spec.rank == spec.rank for w in group.workers.values()):
-                return  # an end that was told before: the name has been given again since
-            elif group.owner != running.owner:
-                self._emit(Notify(node.peer, StopWorkers([spec.id], self._timing.orphan_grace_s)))
-                return
-            worker = Worker(spec, node.id, node.report.ip)
-            self._add(group, worker)
-            group.changed[spec.id] = worker
-            self._touched[group.key] = group
-            if running.exit is None:
-                other = self._claims.take(group, worker, node, now)
-                if other is not None and not group.stopping:
-                    self._emit(Record(contradiction(other, group)))
-                    self._stop(group, self._timing.orphan_grace_s)
-                elif group.stopping:
-                    self._emit(Notify(node.peer, StopWorkers([spec.id], self._timing.orphan_grace_s)))
-            self._clients.await_return(running.owner, now)
-        elif known.workers[spec.id].gone and running.exit is None:
-            self._emit(Notify(node.peer, StopWorkers([spec.id], 0.0)))  # we told its owner that it is gone
-            return
-        if running.exit is not None:
-            self.exited(node, spec.id, running.exit)
-        elif running.endpoint is not None:
-            self.ready(node, WorkerReady(spec.id, running.pid, running.endpoint, running.port, running.master_port))

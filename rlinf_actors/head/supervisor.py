@@ -29,6 +29,7 @@ from rlinf_actors.head.commands import (
 from rlinf_actors.head.groups import GroupTable
 from rlinf_actors.head.looks import HardwareLooks
 from rlinf_actors.head.nodes import NodeTable
+from rlinf_actors.head.reconcile import Reconciler
 from rlinf_actors.head.records import Client, Node
 from rlinf_actors.head.robots import RobotTable
 from rlinf_actors.head.transitions import NodeLife
@@ -101,6 +102,7 @@ class Supervisor:
             lambda asked: self._robots.check(asked),
             now,
         )
+        self._reconciler = Reconciler(timing, self._emit, self._clients, self._groups)
         self._robots = RobotTable(timing, self._emit, self._nodes, self._clients, self._groups)
 
     def handle(self, event: Event, now: float) -> list[Command]:
@@ -230,7 +232,7 @@ class Supervisor:
             self._emit(Record(f"node {node.name} is here, incarnation {node.incarnation}"))
         else:
             self._clients.unwatch(node.id, self._now)  # a head's watch may have been lost with its connection
-        self._groups.reconcile(node, hello.workers, same, self._now)
+        self._reconciler.reconcile(node, hello.workers, same, self._now)
         self._robots.node_back(node)
         self._clients.watch(self._nodes.alive())
         return self._welcome("")

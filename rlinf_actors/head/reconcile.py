@@ -1,0 +1,98 @@
+"""What an agent says it has against what this head knows: after a restart of either, or a lost message. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlinf_actors.head.claims import contradiction
+from rlinf_actors.head.clients import ClientTable
+from rlinf_actors.head.commands import Emit, Notify, Record, Timing
+from rlinf_actors.head.groups import GroupTable
+from rlinf_actors.head.records import Group, Node, Worker
+from rlinf_actors.head.transitions import WorkerLife
+from rlinf_actors.wire.messages import StopWorkers, WorkerReady
+from rlinf_actors.wire.values import RunningWorker
+
+
+class Reconciler:
+    """Brings the groups in line with the agents.
+
+    Args:
+        timing: the head's timers.
+        emit: takes commands.
+        clients, groups: the tables.
+    """
+
+    def __init__(self, timing: Timing, emit: Emit, clients: ClientTable, groups: GroupTable) -> None:
+        self._timing = timing
+        self._emit = emit
+        self._clients = clients
+        self._groups = groups
+
+    def reconcile(self, node: Node, there: Sequence[RunningWorker], known: bool, now: float) -> None:
+        """Bring our view of a node in line with its agent's; *known* if that is the one that we knew before.
+
+        Workers that we do not know belong to groups from before this head started: they are taken over. Workers
+        that we have and it does not: those that are to start are asked for once more (the agent ignores ids that it
+        has), the others have ended unseen.
+        """
+        for running in there:
+            self._take_over(node, running, now)
+        listed = {running.spec.id for running in there}
+        self._groups.claims.node_is_back(node.id, listed, known, now)
+        for group in self._groups.all():
+            missing = [w for w in group.workers.values() if w.node_id == node.id and not w.gone and w.id not in listed]
+            wanted = [worker for worker in missing if worker.life is WorkerLife.STARTING]
+            self._groups.start(node.id, group, [worker.spec for worker in wanted])
+            for worker in missing:
+                if worker not in wanted:
+                    self._groups.missing(worker, "its agent does not have it any more")
+
+    def _take_over(self, node: Node, running: RunningWorker, now: float) -> None:
+        spec = running.spec
+        known = self._groups.of_worker(spec.id)
+        unseen = self._groups.ended_unseen(spec.id)
+        if unseen is not None:
+            if running.exit is not None:
+                self._groups.claims.ended(spec.id)
+            else:
+                self._emit(Notify(node.peer, StopWorkers([spec.id], 0.0, unseen)))
+            return
+        if known is None:
+            if not self._adopt(node, running, now):
+                return
+        elif known.workers[spec.id].gone and running.exit is None:
+            self._emit(Notify(node.peer, StopWorkers([spec.id], 0.0)))  # we told its owner that it is gone
+            return
+        if running.exit is not None:
+            self._groups.exited(node, spec.id, running.exit)
+        elif running.endpoint is not None:
+            self._groups.ready(
+                node, WorkerReady(spec.id, running.pid, running.endpoint, running.port, running.master_port)
+            )
+
+    def _adopt(self, node: Node, running: RunningWorker, now: float) -> bool:
+        """Whether a worker that we did not know is one of ours from now on."""
+        spec = running.spec
+        group = self._groups.get(spec.namespace, spec.group)
+        if group is None:
+            if running.exit is not None and self._clients.ended(running.owner) is not None:
+                return False
+            group = Group(spec.namespace, spec.group, running.cls, running.owner, running.detail)
+            self._clients.adopt_token(spec.namespace, spec.token)
+        elif running.exit is not None and any(w.spec.rank == spec.rank for w in group.workers.values()):
+            return False  # an end that was told before: the name has been given again since
+        elif group.owner != running.owner:
+            self._emit(Notify(node.peer, StopWorkers([spec.id], self._timing.orphan_grace_s)))
+            return False
+        worker = Worker(spec, node.id, node.report.ip)
+        self._groups.adopt(group, worker)
+        if running.exit is None:
+            other = self._groups.claims.take(group, worker, node, now)
+            if other is not None and not group.stopping:
+                self._emit(Record(contradiction(other, group)))
+                self._groups.stop_group(group, "")
+            elif group.stopping:
+                self._emit(Notify(node.peer, StopWorkers([spec.id], self._timing.orphan_grace_s)))
+        self._clients.await_return(running.owner, now)
+        return True
