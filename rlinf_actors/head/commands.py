@@ -8,6 +8,7 @@ from typing import Union
 import msgspec
 
 from rlinf_actors.wire.messages import Body
+from rlinf_actors.wire.values import EventKind, ExitReport
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -74,9 +75,18 @@ class EndCluster(msgspec.Struct, frozen=True):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """A line for the head's log."""
+    """Something happened: an entry of the event log and a line of the head's own log. Fields as in ClusterEvent."""
 
+    kind: EventKind
     text: str
+    node: str = ""
+    node_id: str = ""
+    namespace: str = ""
+    group: str = ""
+    rank: Union[int, None] = None
+    worker_id: str = ""
+    pid: int = 0
+    exit: Union[ExitReport, None] = None
 
 
 Event = Union[Asked, Told, Tick, Stalled, Unreachable]

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rlinf_actors.errors import ProtocolError
+from rlinf_actors.head.checks import own_namespace
 from rlinf_actors.head.clients import ClientTable
 from rlinf_actors.head.commands import (
     Answer,
@@ -27,6 +28,8 @@ from rlinf_actors.head.commands import (
     Unreachable,
 )
 from rlinf_actors.head.groups import GroupTable
+from rlinf_actors.head.happenings import of_driver, of_node
+from rlinf_actors.head.journal import Journal
 from rlinf_actors.head.looks import HardwareLooks
 from rlinf_actors.head.nodes import NodeTable
 from rlinf_actors.head.reconcile import Reconciler
@@ -44,6 +47,7 @@ from rlinf_actors.wire.messages import (
     EnumerateHardware,
     EStop,
     FindGroup,
+    GetEvents,
     GetNodes,
     GetStatus,
     Goodbye,
@@ -90,6 +94,8 @@ class Supervisor:
         self._out: list[Command] = []
         self._ending: list[tuple[bytes, int]] = []
         self._deadline: float | None = None
+        self._wall = 0.0
+        self._journal = Journal(identity.epoch, self._emit)
         self._nodes = NodeTable(timing, self._emit, self._node_lost)
         self._looks = HardwareLooks(identity.epoch, self._emit, self._nodes)
         self._clients = ClientTable(timing, self._emit, new_token, self._client_gone)
@@ -105,9 +111,21 @@ class Supervisor:
         self._reconciler = Reconciler(timing, self._emit, self._clients, self._groups)
         self._robots = RobotTable(timing, self._emit, self._nodes, self._clients, self._groups)
 
-    def handle(self, event: Event, now: float) -> list[Command]:
-        """What to do about *event*, in order."""
-        self._now = now
+    def started(self, wall: float) -> list[Command]:
+        """The head listens; *wall* as in `handle`."""
+        self._out, self._wall = [], wall
+        self._emit(Record("head_started", f"the head has started: rlinf-actors {self.identity.version}"))
+        return self._out
+
+    def handle(self, event: Event, now: float, wall: float = 0.0) -> list[Command]:
+        """What to do about *event*, in order.
+
+        Args:
+            event: what happened.
+            now: the observer's monotonic time, in seconds.
+            wall: seconds since the epoch, for the event log alone.
+        """
+        self._now, self._wall = now, wall
         self._out = []
         if not self._is_routine(event):
             self._deadline = None
@@ -118,7 +136,7 @@ class Supervisor:
                 self._emit(Refuse(event.peer, event.id, error.kind, error.text, (), error.path))
                 if isinstance(event.body, (AgentHello, ClientHello)):
                     who = event.peer.decode(errors="replace")
-                    self._emit(Record(f"refused {who} ({error.kind}): {error.text}"))
+                    self._emit(Record("refused", f"refused {who} ({error.kind}): {error.text}"))
             else:
                 if answer is not None:
                     self._emit(Answer(event.peer, event.id, answer))
@@ -135,6 +153,7 @@ class Supervisor:
             self._clients.tick(now)
             self._robots.tick(now)
             self._looks.tick(now)
+            self._journal.tick(now, wall)
         self._groups.flush()
         self._groups.tick(now)
         if self._ending and not len(self._groups):
@@ -142,12 +161,13 @@ class Supervisor:
                 self._emit(Answer(peer, id, Done()))
             self._ending = []
             self._emit(EndCluster("a driver ended it"))
+        self._journal.flush(wall)
         return self._out
 
     def next_deadline(self) -> float:
         """When a Tick is due, infinity for never; may be too early, for a beat does not cost a look at everybody."""
         if self._deadline is None:
-            tables = (self._nodes, self._clients, self._groups, self._looks)
+            tables = (self._nodes, self._clients, self._groups, self._looks, self._journal)
             deadlines = [table.next_deadline() for table in tables]
             self._deadline = min(*deadlines, self._robots.next_deadline(self._now))
         return self._deadline
@@ -193,6 +213,10 @@ class Supervisor:
             self._looks.ask(event.peer, event.id, body, self._now)
             return None
         client = self._clients.of_peer(event.peer)
+        if isinstance(body, GetEvents):  # of an observer too: `rlinf-actors events`
+            if client is not None:
+                own_namespace(client, body.namespace or "")
+            return self._journal.ask(event.peer, event.id, body, self._now, self._wall)
         if client is None:
             self._emit(Notify(event.peer, Beat(HELLO_AGAIN)))
             raise Refused(
@@ -229,7 +253,7 @@ class Supervisor:
         node = self._nodes.hello(peer, hello, self._now)
         same = known is not None and known.incarnation == node.incarnation
         if not same:
-            self._emit(Record(f"node {node.name} is here, incarnation {node.incarnation}"))
+            self._emit(of_node("node_joined", node, f"is here, incarnation {node.incarnation}"))
         else:
             self._clients.unwatch(node.id, self._now)  # a head's watch may have been lost with its connection
         self._reconciler.reconcile(node, hello.workers, same, self._now)
@@ -239,8 +263,10 @@ class Supervisor:
 
     def _client_hello(self, peer: bytes, hello: ClientHello) -> Welcome:
         self._check_protocol(f"this {hello.role}", hello.protocol, hello.version)
+        known = self._clients.get(hello.incarnation) is not None
         client = self._clients.hello(peer, hello, self._now, self._groups.namespace_of(hello.worker_id))
-        self._emit(Record(f"{client} is here"))
+        if client.role == "driver" and not known:
+            self._emit(of_driver("driver_joined", client, "is here"))
         self._groups.tell_all(client)
         self._clients.watch(self._nodes.alive())
         return self._welcome(self._clients.token(client.namespace))
@@ -329,7 +355,7 @@ class Supervisor:
     # --- ends ---
 
     def _node_lost(self, node: Node, reason: str, certain: bool) -> None:
-        self._emit(Record(f"node {node.name} is gone: {reason}"))
+        self._emit(of_node("node_left" if certain else "node_lost", node, f"is gone: {reason}"))
         self._looks.node_lost(node, reason)
         self._groups.node_lost(node, reason, certain, self._now)
         self._clients.unwatch(node.id, self._now)
@@ -338,7 +364,9 @@ class Supervisor:
     def _client_gone(self, incarnation: str, client: Client | None) -> None:
         self._groups.client_gone(incarnation)
         if client is not None:
-            self._emit(Record(f"{client} has ended: {self._clients.ended(incarnation)}"))
+            if client.role == "driver":
+                self._emit(of_driver("driver_ended", client, f"has ended: {self._clients.ended(incarnation)}"))
+            self._journal.forget(client.peer)
             self._nodes.forget(client.peer)
             self._looks.forget(client.peer)
             self._groups.forget_job(client.namespace)
@@ -349,4 +377,6 @@ class Supervisor:
             self._clients.gone(client, "its worker has ended")
 
     def _emit(self, command: Command) -> None:
+        if isinstance(command, Record):
+            self._journal.add(command, self._wall)
         self._out.append(command)
