@@ -23,25 +23,24 @@ from rlinf_actors.wire.values import ClusterEvent
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-class Since(click.ParamType):
-    """A number of an event, or how long ago."""
-
-    name = "since"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, float]:
-        """(number, seconds): one of them is 0."""
-        if isinstance(value, tuple):
-            return value
-        match = re.fullmatch(r"(\d+)([smhd]?)", str(value))
-        if match is None:
-            self.fail(f"{value!r} is neither the number of an event nor a time such as 30s, 10m, 2h or 1d", param, ctx)
-        number, unit = int(match[1]), match[2]
-        return (0, float(number * _UNITS[unit])) if unit else (number, 0.0)
+def _since(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, float]:
+    """(number of an event, seconds ago): one of them is 0."""
+    match = re.fullmatch(r"(\d+)([smhd]?)", value)
+    if match is None:
+        raise click.BadParameter(f"{value!r} is neither the number of an event nor a time such as 30s, 10m, 2h or 1d")
+    number, unit = int(match[1]), match[2]
+    return (0, float(number * _UNITS[unit])) if unit else (number, 0.0)
 
 
 @click.command()
 @click.option("-f", "--follow", is_flag=True, help="Go on with what happens from now, until interrupted.")
-@click.option("--since", type=Since(), default="0", help="Only after the event of this number, or so long ago: 10m.")
+@click.option(
+    "--since",
+    callback=_since,
+    default="0",
+    metavar="SEQ|TIME",
+    help="Only after the event of this number, or so long ago: 10m.",
+)
 @click.option("--group", metavar="NAME", help="Only of groups of this name.")
 @click.option("--kind", "kinds", multiple=True, type=click.Choice(KINDS), help="Only of this kind; may be repeated.")
 @click.option("--namespace", metavar="NS", help="Only of this namespace and of the nodes. Default: all.")
