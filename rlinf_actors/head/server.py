@@ -72,7 +72,7 @@ class HeadServer:
         """
         for endpoint in endpoints:
             self.endpoints.append(self._server.bind(endpoint))
-        self._act(self._supervisor.started(time.time()))
+        self._supervisor.started(time.time())
         return self.endpoints
 
     def status(self) -> Status:

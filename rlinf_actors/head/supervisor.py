@@ -111,11 +111,9 @@ class Supervisor:
         self._reconciler = Reconciler(timing, self._emit, self._clients, self._groups)
         self._robots = RobotTable(timing, self._emit, self._nodes, self._clients, self._groups)
 
-    def started(self, wall: float) -> list[Command]:
-        """The head listens; *wall* as in `handle`."""
-        self._out, self._wall = [], wall
-        self._emit(Record("head_started", f"the head has started: rlinf-actors {self.identity.version}"))
-        return self._out
+    def started(self, wall: float) -> None:
+        """The head listens: the first event, and no line in its own log. *wall* as in `handle`."""
+        self._journal.add(Record("head_started", f"the head has started: rlinf-actors {self.identity.version}"), wall)
 
     def handle(self, event: Event, now: float, wall: float = 0.0) -> list[Command]:
         """What to do about *event*, in order.
