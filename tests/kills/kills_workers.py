@@ -1,4 +1,4 @@
-"""The worker under load while something is killed: it counts what it executes, and leaves a child of its own session."""
+"""The worker under load while something is killed: it counts its calls, and has a child of another session."""
 
 from __future__ import annotations
 
