@@ -10,11 +10,13 @@ import random
 from collections.abc import Iterator
 
 import pytest
-from kills_scene import VICTIMS, Scene, start_bystanders
+from kills_scene import Scene, start_bystanders
 
 from rlinf_actors.testing import LocalCluster
 
 pytestmark = pytest.mark.live
+
+VICTIMS = ("worker", "template", "driver")
 
 
 @pytest.fixture(scope="module")
