@@ -150,7 +150,8 @@ class WorkerSpec(Value, frozen=True):
     """What an agent needs to start one worker process. `env` is what the placement and the
     configuration ask for; the agent adds its node's. `token` proves membership of the job.
     `claims` are the robots it was placed on. `numa_nodes` are those of its accelerators, -1 where unknown, if it is to
-    be bound to them.
+    be bound to them. `memory_limit` is in bytes, `pids_limit` in processes and threads, both for it and all that it
+    starts; with `limits_best_effort` it starts also where they cannot hold.
     """
 
     id: str
@@ -171,6 +172,9 @@ class WorkerSpec(Value, frozen=True):
     token: str = ""
     claims: list[Claim] = []
     numa_nodes: list[int] = []
+    memory_limit: Union[int, None] = None
+    pids_limit: Union[int, None] = None
+    limits_best_effort: bool = False
 
 
 class Endpoint(Value, frozen=True):
