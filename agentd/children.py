@@ -27,6 +27,8 @@ from agentd.logs import Logs
 from agentd.sweep import Sweep
 from agentd.templates import Template, make_directories
 from rlinf_actors import procfs
+from rlinf_actors.cgroups.roots import Roots
+from rlinf_actors.cgroups.worker import leftovers
 from rlinf_actors.compat import timeout
 from rlinf_actors.errors import WorkerStartError
 from rlinf_actors.wire import spawn
@@ -63,6 +65,7 @@ class Children:
         resources: what the node has, for the accelerators' locks.
         report: takes WorkerReady, WorkerExited and LogLines (whose owner is the namespace).
         entry: ``module:function`` that runs a worker; see worker.template.
+        cgroups: where workers' cgroups are made, prepared; none by default.
 
     Raises:
         ProcessLookupError: the owner is gone already.
@@ -85,11 +88,12 @@ class Children:
         report: Callable[[Report], None],
         resources: Sequence[ResourceReport] = (),
         entry: str = "rlinf_actors.worker.main:run_worker",
+        cgroups: Roots | None = None,
     ) -> None:
         self._loop = loop
         self._run_dir = Path(run_dir)
         allowed = None if allowed_interpreters is None else tuple(allowed_interpreters)
-        self._rules = launch.Rules(node, log_dir, sys.executable, allowed)
+        self._rules = launch.Rules(node, log_dir, sys.executable, allowed, cgroups or Roots())
         self._place = partial(
             spawn.WorkerPlace,
             run_dir=run_dir,
@@ -228,7 +232,7 @@ class Children:
         template = self._templates.pop(key, None)
         if template is None:
             config = {"agent": os.getpid(), "owner": self._owner, "entry": self._entry, "slot": launch.SLOT}
-            json = msgspec.json.encode({**config, "preload": key.preload}).decode()
+            json = msgspec.json.encode({**config, "preload": key.preload, "cgroups": self._rules.cgroups}).decode()
             template = Template(
                 self._loop,
                 key,
@@ -336,6 +340,8 @@ class Children:
 
     def _on_swept(self, orphans: list[Child], statuses: dict[int, int]) -> None:
         self._sweeps -= 1
+        for left in leftovers(self._rules.cgroups):
+            left.remove()  # of the template that is gone
         for worker in orphans:
             self._end(worker, worker.ended_with_template(statuses.get(worker.pid)))
         self._changed.set()

@@ -24,7 +24,7 @@ KEYS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "head": {"listen": str, "connect": str},
     "node": {"name": str, "id": str, "rank": int, "ip": str, "labels": dict, "env": dict},
     "paths": {"run_dir": str, "log_dir": str, "state_dir": str},
-    "workers": {"interpreters": list, "prestart": list, "stop_grace_s": (int, float)},
+    "workers": {"interpreters": list, "prestart": list, "stop_grace_s": (int, float), "cgroup": str},
     "hardware": {"probe_timeout_s": (int, float), "described": str},
     "timers": {
         "beat_s": (int, float),
@@ -74,6 +74,7 @@ class Config:
         robot_lease_s: how long a robot worker goes on without the head's word; at most lease_s (head only).
         head_grace_s: how long workers live while no head runs.
         stop_grace_s: between SIGTERM and SIGKILL when agentd stops.
+        cgroup: where workers' cgroups are made: "auto", "off" or a directory of cgroup v2; see docs/reliability.md.
         files: what was read.
     """
 
@@ -103,6 +104,7 @@ class Config:
     robot_lease_s: float = 2.0
     head_grace_s: float = 120.0
     stop_grace_s: float = 3.0
+    cgroup: str = "auto"
     files: tuple[str, ...] = ()
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # loaded while the probe's process runs
     from agentd.looking import Looker
     from agentd.node import Described, RunDir
     from agentd.session import Report, Session
+    from rlinf_actors.cgroups.roots import Roots
     from rlinf_actors.hardware.report import ProbeReport
     from rlinf_actors.head.server import HeadServer
     from rlinf_actors.net.transport import ZmqNetwork
@@ -211,6 +212,7 @@ class Daemon:
         from rlinf_actors.net.security import is_loopback
 
         config = self._config
+        cgroups = self._cgroups()
         outside = not is_loopback(report.ip)
         self._keeper = Children(
             loop=asyncio.get_running_loop(),
@@ -226,8 +228,24 @@ class Daemon:
             environment=self._environment,
             report=reported,
             resources=report.resources,
+            cgroups=cgroups,
         )
         return self._keeper
+
+    def _cgroups(self) -> Roots:
+        """Where workers' cgroups are made. What workers of an earlier agentd left in theirs ends."""
+        from agentd.sweep import clear_cgroups
+        from rlinf_actors.cgroups.roots import find
+        from rlinf_actors.cgroups.worker import prepare
+
+        try:
+            found = prepare(find(self._config.cgroup))
+        except ValueError as error:
+            raise ConfigError(str(error), path="workers.cgroup") from None
+        for why in dict.fromkeys(found.why.values()):
+            log.info("limits of workers: %s", why)
+        clear_cgroups(asyncio.get_running_loop(), found)
+        return found
 
     def _environment(self) -> dict[str, str]:
         """What this node gives its workers: what agentd was started with, and what is configured."""

@@ -11,8 +11,9 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from rlinf_actors.cgroups.roots import Roots
 from rlinf_actors.errors import WorkerStartError
 from rlinf_actors.model.pathenv import merge_paths
 from rlinf_actors.settings import WORKER_MARK
@@ -75,20 +76,27 @@ class Rules:
         log_dir: parent of the workers' log files.
         own: agentd's interpreter.
         allowed: prefixes of other interpreters that may be started; None: any.
+        cgroups: where workers' cgroups are made.
     """
 
     node: str
     log_dir: str
     own: str = sys.executable
     allowed: tuple[str, ...] | None = None
+    cgroups: Roots = field(default_factory=Roots)
 
 
 def plan(spec: WorkerSpec, node_env: Mapping[str, str], rules: Rules) -> Plan:
     """Decide how *spec* is started on this node.
 
     Raises:
-        WorkerStartError: the interpreter is missing or not allowed, or the environment cannot be passed on.
+        WorkerStartError: the interpreter is missing or not allowed, the environment cannot be passed on, or its
+            limits cannot hold here.
     """
+    unlimited = rules.cgroups.missing(spec.memory_limit, spec.pids_limit)
+    if unlimited and not spec.limits_best_effort:
+        advice = "or launch without the limit, or with limits='best_effort'"
+        raise _refusal(spec, rules, f"a limit that was asked for cannot hold there: {unlimited}; {advice}")
     env = worker_environment(spec, node_env, rules)
     try:
         interpreter = find_interpreter(spec.interpreter, env, rules)

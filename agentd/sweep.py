@@ -9,11 +9,31 @@ import signal
 from collections.abc import Callable, Iterable
 
 from rlinf_actors import procfs
+from rlinf_actors.cgroups.roots import Roots
+from rlinf_actors.cgroups.worker import leftovers, workers_of
+from rlinf_actors.wire.spawn import ROBOT_END_S
 
 PATIENCE_S = 3.0
 """One that is in an uninterruptible call is not waited for longer."""
 EXEC_S = 0.002
 """When to look again at an orphan that is just executing a program: nothing tells that it has."""
+
+
+def clear_cgroups(loop: asyncio.AbstractEventLoop, roots: Roots, done: Callable[[], object] = lambda: None) -> None:
+    """End what lives in the cgroups of templates that are gone, when their robots had the time to be made safe.
+
+    Does not wait for it; *done* is called after the ends of what lived.
+    """
+    left = [cgroup for cgroup in leftovers(roots) if not cgroup.remove()]
+
+    def remove(_: dict[int, int]) -> None:
+        for cgroup in left:
+            cgroup.remove()
+        done()
+
+    if left:
+        ids = [cgroup.worker for cgroup in left]
+        loop.call_later(ROBOT_END_S, lambda: Sweep(loop, ids, (), remove))
 
 
 class Sweep:
@@ -49,7 +69,7 @@ class Sweep:
             stat = procfs.stat(pid)
             if stat is None:
                 continue
-            ours = pid in self._pids or stat.session in self._pids
+            ours = pid in self._pids or stat.session in self._pids or not self._ids.isdisjoint(workers_of(pid))
             if stat.state in "ZX":
                 if (ours or pid in self._killed) and stat.parent == os.getpid():  # when it died, its parent still lived
                     self._reap(pid)

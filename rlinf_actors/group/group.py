@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, Union, cast
 from rlinf_actors.errors import PlacementError, UsageError
 from rlinf_actors.group import launching
 from rlinf_actors.group.control import GroupControl
+from rlinf_actors.group.limits import Limits
 from rlinf_actors.group.names import YIELDING, check_class, public_methods
 from rlinf_actors.group.result import WorkerGroupFuncResult
 from rlinf_actors.group.stream import StreamResult
@@ -329,6 +330,9 @@ class GroupLauncher(Generic[T]):
         env_vars: dict[str, str] | None = None,
         wait_for_hardware: float = 0.0,
         numa_bind: bool = False,
+        memory_limit: str | int | None = None,
+        pids_limit: int | None = None,
+        limits: str = "required",
     ) -> Union[WorkerGroup[T], T]:
         """Reserve the name, start the workers, and return without waiting for their constructors.
 
@@ -348,6 +352,11 @@ class GroupLauncher(Generic[T]):
                 blocks meanwhile; Ctrl-C, or ``shutdown()`` on the group, withdraws it.
             numa_bind: run workers with accelerators on the CPUs of their accelerators' NUMA node, with memory from
                 there where it has some; a worker whose node cannot be known says so in its log.
+            memory_limit: what each worker and all that it starts may use, in bytes or as "8GiB": the kernel kills all
+                of them at once beyond it. Accelerators' memory does not count, shared memory that a worker wrote does.
+            pids_limit: how many processes and threads each worker may have, with all that it starts.
+            limits: "required": a worker does not start where its limits cannot hold (they need cgroups, see
+                ``rlinf-actors doctor``); "best_effort": it starts without them there, and says so in its log.
 
         Returns:
             The group. In a plain script the name is reserved when this returns; in a running event loop
@@ -377,6 +386,7 @@ class GroupLauncher(Generic[T]):
                 env=env_vars or {},
                 wait_for_hardware=wait_for_hardware,
                 numa_bind=numa_bind,
+                limits=Limits.of(memory_limit, pids_limit, limits),
             ),
         )
         return cast("WorkerGroup[T]", WorkerGroup(control))

@@ -14,6 +14,7 @@ from rlinf_actors.cluster.importpaths import import_paths
 from rlinf_actors.errors import SerializationError, UsageError
 from rlinf_actors.group import detail
 from rlinf_actors.group.control import GroupControl
+from rlinf_actors.group.limits import Limits
 from rlinf_actors.group.names import LEASE_HOOK, check_lease_hook, public_methods
 from rlinf_actors.group.spec import START_METHODS, LaunchOptions, class_reference, hardware_of, worker_specs
 from rlinf_actors.hardware.extensions import providers
@@ -50,6 +51,7 @@ class Options:
     env: Mapping[str, str] = field(default_factory=dict)
     wait_for_hardware: float = 0.0
     numa_bind: bool = False
+    limits: Limits = field(default_factory=Limits)
 
 
 def launch(
@@ -91,6 +93,7 @@ def launch(
             log_dir=cluster.log_dir if options.show_logs else None,
             forward_logs=options.show_logs,
             numa_bind=options.numa_bind,
+            limits=options.limits,
         ),
     )
     robots = list(dict.fromkeys(claim.title for spec in specs for claim in spec.claims))

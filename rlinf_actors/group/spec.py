@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlinf_actors.group.limits import Limits
 from rlinf_actors.hardware.registry import is_exclusive
 from rlinf_actors.model.hardware import AcceleratorInfo, HardwareInfo
 from rlinf_actors.model.node import NodeInfo
@@ -36,6 +37,7 @@ class LaunchOptions:
         log_dir: directory of log files, None for the agent's own.
         forward_logs: whether stdout and stderr reach the driver's terminal.
         numa_bind: bind workers to the NUMA nodes of their accelerators.
+        limits: of each worker.
     """
 
     start_method: str = "fork"
@@ -48,6 +50,7 @@ class LaunchOptions:
     log_dir: str | None = None
     forward_logs: bool = True
     numa_bind: bool = False
+    limits: Limits = field(default_factory=Limits)
 
 
 def worker_specs(
@@ -87,6 +90,9 @@ def worker_specs(
                 forward_logs=options.forward_logs,
                 claims=claims.get(placement.rank, []),
                 numa_nodes=_numa_nodes(placement, node) if options.numa_bind else [],
+                memory_limit=options.limits.memory,
+                pids_limit=options.limits.pids,
+                limits_best_effort=options.limits.best_effort,
             )
         )
     return specs

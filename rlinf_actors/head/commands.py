@@ -9,6 +9,7 @@ import msgspec
 
 from rlinf_actors.head.remembered import KEPT, Change, GaveUp, Remembered
 from rlinf_actors.wire.messages import Body
+from rlinf_actors.wire.values import EventKind, ExitReport
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -81,9 +82,18 @@ class EndCluster(msgspec.Struct, frozen=True):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """A line for the head's log."""
+    """Something happened: an entry of the event log and a line of the head's own log. Fields as in ClusterEvent."""
 
+    kind: EventKind
     text: str
+    node: str = ""
+    node_id: str = ""
+    namespace: str = ""
+    group: str = ""
+    rank: Union[int, None] = None
+    worker_id: str = ""
+    pid: int = 0
+    exit: Union[ExitReport, None] = None
 
 
 class Keep(msgspec.Struct, frozen=True):

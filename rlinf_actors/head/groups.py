@@ -17,6 +17,7 @@ from rlinf_actors.head.claims import IN_USE, ClaimTable, owner_of
 from rlinf_actors.head.clients import ClientTable
 from rlinf_actors.head.commands import Answer, Emit, Ended, Notify, Refused, Timing
 from rlinf_actors.head.ended import EndedGroups
+from rlinf_actors.head.happenings import of_end, of_group, of_life
 from rlinf_actors.head.nodes import NodeTable
 from rlinf_actors.head.records import Client, Group, Node, Worker
 from rlinf_actors.head.remembered import WORKER, Remembered
@@ -175,6 +176,7 @@ class GroupTable:
             self.claims.take(group, worker, node, now)
         self._groups[group.key] = group
         self._ended.forget(group.key)
+        self._emit(of_group("group_launched", group, f"was launched: {group.cls}, ranks 0-{len(group.workers) - 1}"))
         for node_id, specs in placed.items():
             self.start(node_id, group, specs)
         return Launched(group.state(token))
@@ -340,6 +342,7 @@ class GroupTable:
         for worker_id in group.workers:
             del self._of_worker[worker_id]
         self._ended.add(group.state(""))
+        self._emit(of_end(group))
         self.forget_job(group.namespace)
 
     def tick(self, now: float) -> None:
@@ -412,6 +415,9 @@ class GroupTable:
         before = worker.life
         worker.step(event)
         if worker.life is not before:
+            news = of_life(worker, before, self._nodes.hostname(worker.node_id))
+            if news is not None:
+                self._emit(news)
             group = self._of_worker[worker.id]
             group.changed[worker.id] = worker
             self._touched[group.key] = group

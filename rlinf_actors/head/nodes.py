@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.head.commands import Answer, Emit, Ended, Keep, Notify, Refuse, Refused, Timing
+from rlinf_actors.head.happenings import of_node
 from rlinf_actors.head.records import Node
 from rlinf_actors.head.remembered import NODE, REPLACED, ForgetNode, KnownNode, Remembered
 from rlinf_actors.head.transitions import NodeLife
@@ -91,6 +92,11 @@ class NodeTable:
         found = [node.state(self.rank(node), now) for node in self._nodes.values()]
         return sorted(found, key=lambda state: (state.rank < 0, state.rank, state.report.node_id))
 
+    def hostname(self, node_id: str) -> str:
+        """What people call a node, as long as anything is known of it."""
+        node = self._nodes.get(node_id)
+        return node.report.hostname if node is not None else node_id
+
     # --- coming and going ---
 
     def hello(self, peer: bytes, hello: AgentHello, now: float) -> Node:
@@ -127,6 +133,8 @@ class NodeTable:
     def heard(self, peer: bytes, now: float) -> None:
         """An agent said something, whatever it was."""
         node = self._by_peer[peer]
+        if node.life is NodeLife.SUSPECT:
+            self._emit(of_node("node_heard", node, f"is heard again after {now - node.last_seen:.1f} s"))
         node.last_seen = now
         node.step("heard", now)
 
@@ -152,6 +160,7 @@ class NodeTable:
                 self._end(node, "expired", f"it was silent for {silence:.0f} s", now)
             elif node.life is NodeLife.READY and now >= node.last_seen + self._timing.suspect_s:
                 node.step("silent", now)
+                self._emit(of_node("node_suspect", node, f"was silent for {now - node.last_seen:.1f} s"))
                 self._emit(Notify(node.peer, Beat(PING)))
         self._release(now)
         self._settle(now)

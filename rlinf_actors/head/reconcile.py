@@ -10,6 +10,7 @@ from rlinf_actors.head.claims import contradiction
 from rlinf_actors.head.clients import ClientTable
 from rlinf_actors.head.commands import Emit, Notify, Record, Timing
 from rlinf_actors.head.groups import GroupTable
+from rlinf_actors.head.happenings import of_group
 from rlinf_actors.head.records import Client, Group, Node, Worker
 from rlinf_actors.head.transitions import WorkerLife
 from rlinf_actors.wire.messages import Handles, StopWorkers, WorkerChanged, WorkerReady
@@ -115,6 +116,7 @@ class Reconciler:
                 return False
             group = Group(spec.namespace, spec.group, running.cls, running.owner, running.detail, inherited=True)
             self._clients.adopt_token(spec.namespace, spec.token)
+            self._emit(of_group("group_adopted", group, f"runs already, its agent on node {node.name} says"))
         elif running.exit is not None and any(w.spec.rank == spec.rank for w in group.workers.values()):
             return False  # an end that was told before: the name has been given again since
         elif group.owner != running.owner:
@@ -125,7 +127,7 @@ class Reconciler:
         if running.exit is None:
             other = self._groups.claims.take(group, worker, node, now)
             if other is not None and not group.stopping:
-                self._emit(Record(contradiction(other, group)))
+                self._emit(Record("robot_conflict", contradiction(other, group)))
                 self._groups.stop_group(group, "")
             elif group.stopping:
                 self._emit(Notify(node.peer, StopWorkers([spec.id], self._timing.orphan_grace_s)))

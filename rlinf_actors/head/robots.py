@@ -15,6 +15,7 @@ import msgspec
 from rlinf_actors.head.clients import ClientTable
 from rlinf_actors.head.commands import Answer, Emit, Keep, Record, Refused, Timing
 from rlinf_actors.head.groups import GroupTable
+from rlinf_actors.head.happenings import of_group, of_worker
 from rlinf_actors.head.nodes import NodeTable
 from rlinf_actors.head.records import Group, Node, Worker
 from rlinf_actors.head.remembered import Latch, Remembered, Unlatch
@@ -71,12 +72,15 @@ class RobotTable:
         for group in groups:
             if not group.stopping and now >= self._vouched(group, now) + self._lease_s:
                 silent = now - self._vouched(group, now)
-                self._groups.stop_group(group, f"its owner was silent for {silent:.1f} s")
+                why = f"its owner was silent for {silent:.1f} s"
+                self._emit(of_group("lease_lost", group, f"loses its robots: {why}"))
+                self._groups.stop_group(group, why)
             for worker in self._robots(group):
                 node = self._nodes.get(worker.node_id)
                 if node is not None and now >= node.last_seen + self._lease_s:
                     silent = now - node.last_seen
                     why = f"its agentd was silent for {silent:.1f} s, and so the lease of {titles(worker)} is over"
+                    self._emit(of_worker("lease_lost", worker, node.report.hostname, f"loses its robots: {why}"))
                     self._groups.lose(worker, f"node {node.name}: {why}", now)
 
     def stalled(self, seconds: float) -> None:
@@ -121,7 +125,8 @@ class RobotTable:
     def _released(self, asked: EStop) -> EStopped:
         key = asked.namespace if asked.namespace is not None else ALL
         released = self._stops.pop(key, None)
-        self._emit(Record(f"{asked.by} released the emergency stop: {released or 'there was none'}"))
+        text = f"{asked.by} released the emergency stop: {released or 'there was none'}"
+        self._emit(Record("estop_released", text, namespace=asked.namespace or ""))
         return EStopped([], self.stopped())
 
     def _pressed(self, asked: EStop) -> EStopped:
@@ -129,7 +134,7 @@ class RobotTable:
         where = f"namespace {asked.namespace!r}" if asked.namespace is not None else "all namespaces"
         because = f": {asked.reason}" if asked.reason else ""
         self._stops.setdefault(key, f"emergency stop by {asked.by}{because} ({where})")
-        self._emit(Record(f"emergency stop by {asked.by}{because} ({where})"))
+        self._emit(Record("estop", f"emergency stop by {asked.by}{because} ({where})", namespace=asked.namespace or ""))
         self._groups.retry_waiting()  # none of them may start: they are refused now, and not when a robot is free
         reason = f"emergency stop by {asked.by}{because}"
         return EStopped(self._stop(lambda worker: key in (ALL, worker.spec.namespace), reason), self.stopped())

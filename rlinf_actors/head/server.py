@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import secrets
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -102,6 +103,7 @@ class HeadServer:
         """
         for endpoint in endpoints:
             self.endpoints.append(self._server.bind(endpoint))
+        self._supervisor.started(time.time())
         return self.endpoints
 
     def status(self) -> Status:
@@ -129,7 +131,7 @@ class HeadServer:
             log.warning("%r sent a %s; the head asked for nothing", peer, type(envelope).__name__)
 
     def _handle(self, event: Event) -> None:
-        self._act(self._supervisor.handle(event, self._loop.time()))
+        self._act(self._supervisor.handle(event, self._loop.time(), time.time()))
         self._set_timer()
 
     def _set_timer(self) -> None:
@@ -147,8 +149,9 @@ class HeadServer:
         self._timer = None
         now = max(self._loop.time(), due)  # uvloop's clock is coarser than its time()
         if now - due > STALL_S:  # the others' messages of that time wait in the sockets: nobody was silent
-            self._act(self._supervisor.handle(Stalled(now - due), now))
-        self._act(self._supervisor.handle(Tick(), now))  # also after a stall: not every deadline is somebody's silence
+            self._act(self._supervisor.handle(Stalled(now - due), now, time.time()))
+        # also after a stall: not every deadline is somebody's silence
+        self._act(self._supervisor.handle(Tick(), now, time.time()))
         self._set_timer()
 
     def _act(self, commands: Sequence[Command]) -> None:

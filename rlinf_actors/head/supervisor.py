@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rlinf_actors.errors import ProtocolError
+from rlinf_actors.head.checks import own_namespace
 from rlinf_actors.head.clients import ClientTable
 from rlinf_actors.head.commands import (
     Answer,
@@ -28,6 +29,8 @@ from rlinf_actors.head.commands import (
     Unreachable,
 )
 from rlinf_actors.head.groups import GroupTable
+from rlinf_actors.head.happenings import of_driver, of_node
+from rlinf_actors.head.journal import Journal
 from rlinf_actors.head.looks import HardwareLooks
 from rlinf_actors.head.nodes import NodeTable
 from rlinf_actors.head.reconcile import Reconciler
@@ -47,6 +50,7 @@ from rlinf_actors.wire.messages import (
     EnumerateHardware,
     EStop,
     FindGroup,
+    GetEvents,
     GetNodes,
     GetStatus,
     Goodbye,
@@ -104,6 +108,8 @@ class Supervisor:
         self._ending: list[tuple[bytes, int]] = []
         self._deadline: float | None = None
         self._trouble: list[str] = []
+        self._wall = 0.0
+        self._journal = Journal(identity.epoch, self._emit)
         self._nodes = NodeTable(timing, self._emit, self._node_lost, before, now)
         self._looks = HardwareLooks(identity.epoch, self._emit, self._nodes)
         self._clients = ClientTable(timing, self._emit, new_token, self._client_gone, before)
@@ -127,9 +133,19 @@ class Supervisor:
         self._reconciler = Reconciler(timing, self._emit, self._clients, self._groups)
         self._robots = RobotTable(timing, self._emit, self._nodes, self._clients, self._groups, before)
 
-    def handle(self, event: Event, now: float) -> list[Command]:
-        """What to do about *event*, in order."""
-        self._now = now
+    def started(self, wall: float) -> None:
+        """The head listens: the first event, and no line in its own log. *wall* as in `handle`."""
+        self._journal.add(Record("head_started", f"the head has started: rlinf-actors {self.identity.version}"), wall)
+
+    def handle(self, event: Event, now: float, wall: float = 0.0) -> list[Command]:
+        """What to do about *event*, in order.
+
+        Args:
+            event: what happened.
+            now: the observer's monotonic time, in seconds.
+            wall: seconds since the epoch, for the event log alone.
+        """
+        self._now, self._wall = now, wall
         self._out = []
         if not self._is_routine(event):
             self._deadline = None
@@ -151,6 +167,7 @@ class Supervisor:
             self._robots.tick(now)
             self._looks.tick(now)
         self._settle()
+        self._journal.tick(now, wall)
         self._groups.flush()
         self._groups.tick(now)
         if self._ending and not len(self._groups):
@@ -158,6 +175,7 @@ class Supervisor:
                 self._emit(Answer(peer, id, Done()))
             self._ending = []
             self._emit(EndCluster("a driver ended it"))
+        self._journal.flush(wall)
         return self._out
 
     def _said(self, event: Asked | Told) -> None:
@@ -171,7 +189,7 @@ class Supervisor:
             self._emit(Refuse(event.peer, event.id, error.kind, error.text, (), error.path))
             if isinstance(event.body, (AgentHello, ClientHello)):
                 who = event.peer.decode(errors="replace")
-                self._emit(Record(f"refused {who} ({error.kind}): {error.text}"))
+                self._emit(Record("refused", f"refused {who} ({error.kind}): {error.text}"))
         else:
             if answer is not None:
                 self._emit(Answer(event.peer, event.id, answer))
@@ -187,7 +205,7 @@ class Supervisor:
     def next_deadline(self) -> float:
         """When a Tick is due, infinity for never; may be too early, for a beat does not cost a look at everybody."""
         if self._deadline is None:
-            tables = (self._nodes, self._clients, self._groups, self._looks, self._settling)
+            tables = (self._nodes, self._clients, self._groups, self._looks, self._settling, self._journal)
             deadlines = [table.next_deadline() for table in tables]
             self._deadline = min(*deadlines, self._robots.next_deadline(self._now))
         return self._deadline
@@ -235,6 +253,10 @@ class Supervisor:
             self._looks.ask(event.peer, event.id, body, self._now)
             return None
         client = self._clients.of_peer(event.peer)
+        if isinstance(body, GetEvents):  # of an observer too: `rlinf-actors events`
+            if client is not None:
+                own_namespace(client, body.namespace or "")
+            return self._journal.ask(event.peer, event.id, body, self._now, self._wall)
         if client is None:
             self._emit(Notify(event.peer, Beat(HELLO_AGAIN)))
             raise Refused("hello", "the head does not know this process: it was restarted, or no hello was sent")
@@ -269,7 +291,7 @@ class Supervisor:
         node = self._nodes.hello(peer, hello, self._now)
         same = known is not None and known.incarnation == node.incarnation
         if not same:
-            self._emit(Record(f"node {node.name} is here, incarnation {node.incarnation}"))
+            self._emit(of_node("node_joined", node, f"is here, incarnation {node.incarnation}"))
         else:
             self._clients.unwatch(node.id, self._now)  # a head's watch may have been lost with its connection
         self._reconciler.reconcile(node, hello.workers, same, self._now)
@@ -279,8 +301,10 @@ class Supervisor:
 
     def _client_hello(self, peer: bytes, hello: ClientHello) -> Welcome:
         self._check_protocol(f"this {hello.role}", hello.protocol, hello.version)
+        known = self._clients.get(hello.incarnation) is not None
         client = self._clients.hello(peer, hello, self._now, self._groups.namespace_of(hello.worker_id))
-        self._emit(Record(f"{client} is here"))
+        if client.role == "driver" and not known:
+            self._emit(of_driver("driver_joined", client, "is here"))
         self._groups.tell_all(client)
         self._clients.watch(self._nodes.alive())
         return self._welcome(self._clients.token(client.namespace))
@@ -371,7 +395,7 @@ class Supervisor:
     # --- ends ---
 
     def _node_lost(self, node: Node, reason: str, certain: bool) -> None:
-        self._emit(Record(f"node {node.name} is gone: {reason}"))
+        self._emit(of_node("node_left" if certain else "node_lost", node, f"is gone: {reason}"))
         self._looks.node_lost(node, reason)
         self._groups.node_lost(node, reason, certain, self._now)
         self._clients.unwatch(node.id, self._now)
@@ -380,7 +404,9 @@ class Supervisor:
     def _client_gone(self, incarnation: str, client: Client | None) -> None:
         self._groups.client_gone(incarnation)
         if client is not None:
-            self._emit(Record(f"{client} has ended: {self._clients.ended(incarnation)}"))
+            if client.role == "driver":
+                self._emit(of_driver("driver_ended", client, f"has ended: {self._clients.ended(incarnation)}"))
+            self._journal.forget(client.peer)
             self._nodes.forget(client.peer)
             self._settling.forget(client.peer)
             self._looks.forget(client.peer)
@@ -392,4 +418,6 @@ class Supervisor:
             self._clients.gone(client, "its worker has ended")
 
     def _emit(self, command: Command) -> None:
+        if isinstance(command, Record):
+            self._journal.add(command, self._wall)
         self._out.append(command)

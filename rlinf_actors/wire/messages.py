@@ -12,6 +12,7 @@ from typing import Union
 import msgspec
 
 from rlinf_actors.wire.values import (
+    ClusterEvent,
     Endpoint,
     ExitReport,
     GroupHandle,
@@ -198,6 +199,34 @@ class Status(Message, frozen=True):
     trouble: list[str] = []
 
 
+class GetEvents(Message, frozen=True):
+    """The entries of the event log after `since` (0: all that the head keeps, -1: none of the past), `limit` at most.
+    Answered by Events: at once if there are any, else when there is one, or after `wait_s` seconds without any.
+
+    `log` is the Events' that `since` comes from; another head's numbers mean nothing, so that one answers from its
+    first entry on. `namespace` None: every job's; a client asks for its own, and is told of the cluster's too.
+    """
+
+    since: int = 0
+    log: str = ""
+    namespace: Union[str, None] = None
+    limit: int = 1000
+    wait_s: float = 0.0
+
+
+class Events(Message, frozen=True):
+    """`next` is the `since` of the next question; `missing` entries between the asked one and the oldest are not kept
+    any more; `more` says that there are further ones now. `at` is the head's clock, in seconds since the epoch.
+    """
+
+    log: str
+    at: float
+    events: list[ClusterEvent]
+    next: int
+    missing: int = 0
+    more: bool = False
+
+
 class EStop(Message, frozen=True):
     """Emergency stop of all robots, or of those of one namespace; `release` lifts it. Anybody whom the head's sockets
     let in may ask. Until it is lifted no group that uses robots is launched there. Answered by EStopped. `by` is who
@@ -352,8 +381,7 @@ class Warn(Message, frozen=True):
 Body = Union[
     AgentHello, ClientHello, Welcome, Goodbye, Beat,
     GetNodes, Nodes, Launch, Launched, FindGroup, Handles, StopGroup, GetStatus, Status, EStop, EStopped, StopCluster,
-    Done,
-    EnumerateHardware, Enumerated, LookForHardware, HardwareFound, StopLooking,
+    Done, GetEvents, Events, EnumerateHardware, Enumerated, LookForHardware, HardwareFound, StopLooking,
     StartWorkers, StopWorkers, Watch, ProcessGone, WorkerReady, WorkerExited, LogLines, LogCredit,
     WorkerChanged, WatchClients, ClientGone, Warn,
 ]  # fmt: skip

@@ -15,12 +15,13 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from rlinf_actors import procfs
+from rlinf_actors.cgroups.worker import Cgroup
 from rlinf_actors.settings import PROBE_ROOT
 from rlinf_actors.wire import spawn
 from rlinf_actors.wire.values import WorkerSpec
@@ -51,6 +52,7 @@ class Start:
         slot: address and size of the worker mark in the environment block.
         nofile: soft limit of open files, None to leave it.
         threads: sets the number of threads of the libraries that are loaded.
+        cgroup: its own.
     """
 
     fork: spawn.Fork
@@ -61,6 +63,7 @@ class Start:
     slot: tuple[int, int] = (0, 0)
     nofile: int | None = None
     threads: Threads | None = None
+    cgroup: Cgroup = field(default_factory=Cgroup)
 
 
 def run(start: Start) -> None:
@@ -88,6 +91,7 @@ def tell_failure(control: int, worker: str, text: str) -> None:
 def prepare(start: Start) -> None:
     """All that makes this process differ from the template. Runs with all signals blocked; unblocks them."""
     spec = start.fork.spec
+    start.cgroup.enter()  # before it can start anything
     if start.forked:
         os.setsid()
     if not spec.claims:  # a robot worker makes its robots safe first: its control socket tells it
@@ -221,10 +225,10 @@ def _openblas_setters() -> Iterable[Callable[[int], None]]:
                 break
 
 
-def spawned(packet: int, control: int, entry: str, template: int) -> None:
+def spawned(packet: int, control: int, entry: str, template: int, cgroup: Cgroup) -> None:
     """The same for a worker that was started afresh instead of forked; *packet* is a file with its Fork."""
     with open(packet, "rb") as file:
         data = file.read()
     os.set_inheritable(control, False)
     fork = msgspec.msgpack.decode(data, type=spawn.Fork)
-    run(Start(fork, control, entry, template))
+    run(Start(fork, control, entry, template, cgroup=cgroup))

@@ -14,10 +14,11 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from rlinf_actors import procfs
+from rlinf_actors.cgroups import worker as cgroups
 from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.wire import spawn
 from rlinf_actors.wire.values import ExitReport
@@ -32,10 +33,11 @@ END_S = 5.0
 
 
 class Worker:
-    """One worker process. Raises OSError when there are no fds left."""
+    """One worker process, with its cgroup. Raises OSError when there are no fds left or the cgroup cannot be made."""
 
-    def __init__(self, fork: spawn.Fork) -> None:
+    def __init__(self, fork: spawn.Fork, cgroup: cgroups.Cgroup, limits: Mapping[str, int]) -> None:
         self.fork = fork
+        self.cgroup = cgroup
         self.id = fork.spec.id
         self.pid = 0
         self.up = False
@@ -51,7 +53,10 @@ class Worker:
             self.err = Drain(fork.place.err_path)
             stack.callback(self.err.close)
             self.control, self.child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            stack.callback(self.control.close)
+            stack.callback(self.child.close)
             self.control.setblocking(False)
+            cgroup.make(limits)
             stack.pop_all()
 
     @property
@@ -242,6 +247,7 @@ class Nursery:
                     self._ending.append(worker)
                     worker.deadline = time.monotonic() + SWEEP_S
                     _kill_group(worker.pid)
+                    worker.cgroup.kill()
         left = self._sweep()
         for worker in list(self._ending):
             if worker.id not in left or worker.deadline <= time.monotonic():
@@ -266,7 +272,7 @@ class Nursery:
                 if stat is None or stat.state in "ZX":
                     again |= self._reap_orphan(pid)  # what it had forked is ours only now
                     continue
-                owner = procfs.mark_of(pid) or self._of_session(stat.session)
+                owner = self._of_cgroup(pid) or procfs.mark_of(pid) or self._of_session(stat.session)
                 if owner is None and procfs.in_exec(pid):
                     self._look_again = time.monotonic() + EXEC_S
                     left |= {w.id for w in self._ending}  # it may be anyone's
@@ -277,6 +283,9 @@ class Nursery:
                 for process in procfs.subtree(pid):
                     _kill(process)
         return left
+
+    def _of_cgroup(self, pid: int) -> str | None:
+        return next((id for id in cgroups.workers_of(pid) if id in self._workers), None)
 
     def _of_session(self, session: int) -> str | None:
         worker = self._pids.get(session)
@@ -298,10 +307,13 @@ class Nursery:
         now = procfs.oom_kills()
         killed = worker.status.si_code != os.CLD_EXITED and worker.status.si_status == signal.SIGKILL
         oom = now.blame(self._oom) if killed else "no"
+        if killed and (kills := worker.cgroup.oom_kills()) is not None:
+            oom = "yes" if kills else "no"
         self._oom = now
         worker.told = True
         self._send(spawn.Exited(worker.id, worker.report(oom, left)))
         worker.close()
+        worker.cgroup.remove()
         self._reap(worker)
 
     def _on_last_words(self, worker: Worker) -> None:
@@ -330,6 +342,7 @@ class Nursery:
             deadline = time.monotonic() + END_S
             for worker in self._workers.values():
                 _kill_group(worker.pid)
+                worker.cgroup.kill()
             while True:
                 for pid in procfs.subtree(os.getpid())[1:]:
                     _kill(pid)
@@ -345,6 +358,7 @@ class Nursery:
         for worker in self._workers.values():
             worker.out.finish()
             worker.err.finish()
+            worker.cgroup.remove()
 
     def _end_robots(self, selector: selectors.BaseSelector, wakeup: socket.socket, reason: str) -> None:
         robots = {worker.id: worker for worker in self._workers.values() if worker.has_robots and not worker.told}

@@ -28,6 +28,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from rlinf_actors import procfs
+from rlinf_actors.cgroups.roots import Roots
+from rlinf_actors.cgroups.worker import Cgroup, cgroup_of
 from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE
 from rlinf_actors.wire import spawn
 from rlinf_actors.wire.values import ExitReport
@@ -50,6 +52,8 @@ class Config(msgspec.Struct, frozen=True, omit_defaults=True):
         preload: modules to import beside those that every worker needs.
         slot: length of the placeholder in the environment for the worker's mark.
         packet: fd of a file with one Fork: be that worker instead of a template.
+        cgroups: where its workers' cgroups are made.
+        cgroup: with *packet*: that worker's.
     """
 
     agent: int
@@ -58,6 +62,8 @@ class Config(msgspec.Struct, frozen=True, omit_defaults=True):
     preload: Sequence[str] = ()
     slot: int = 0
     packet: int = -1
+    cgroups: Roots = Roots()
+    cgroup: Cgroup = Cgroup()
 
 
 def main(fd: int, node: str, config_json: str) -> None:
@@ -70,7 +76,7 @@ def main(fd: int, node: str, config_json: str) -> None:
     """
     config = msgspec.json.decode(config_json, type=Config)
     if config.packet >= 0:
-        forked.spawned(config.packet, fd, config.entry, config.agent)
+        forked.spawned(config.packet, fd, config.entry, config.agent, config.cgroup)
         return
     procfs.die_with_parent(signal.SIGKILL, config.agent)  # an import may hang; nobody would notice agentd's end
     start = Template(fd, node, config).run()
@@ -228,17 +234,23 @@ class Template:
     def _start(self, fork: spawn.Fork) -> None:
         spec = fork.spec
         why = "" if spec.start_method == "spawn" else cannot_fork()
+        roots, keeper = self._config.cgroups, procfs.stat(os.getpid())
+        assert keeper is not None
         try:
-            worker = Worker(fork)
+            limits = roots.limits(spec.memory_limit, spec.pids_limit)
+            worker = Worker(fork, cgroup_of(roots, keeper, spec.id), limits)
         except OSError as error:
             self._refuse(fork, f"node {self._node} cannot start it: {error}")
             return
+        if unlimited := roots.missing(spec.memory_limit, spec.pids_limit):
+            worker.note(f"{spec.group}:{spec.rank} runs without a limit that was asked for: {unlimited}")
         if why:
             worker.note(f"{spec.group}:{spec.rank} is started afresh instead of forked: {why}")
         try:
             pid = self._spawn(worker) if why or spec.start_method == "spawn" else self._fork(worker)
         except OSError as error:
             worker.close()
+            worker.cgroup.remove()
             self._refuse(fork, f"node {self._node} cannot start another process ({error}): look at its process limits")
             return
         if pid:
@@ -268,6 +280,7 @@ class Template:
         self._close()
         config = self._config
         self._child = forked.Start(worker.fork, control, config.entry, template, True, slot=self._slot)
+        self._child.cgroup = worker.cgroup
         self._child.nofile, self._child.threads = self._nofile, self._threads
         return 0
 
@@ -286,7 +299,7 @@ class Template:
             packet.write(spawn.encode(worker.fork))
             packet.seek(0)
             fds = (worker.child.fileno(), packet.fileno())
-            config = Config(os.getpid(), entry=self._config.entry, packet=packet.fileno())
+            config = Config(os.getpid(), entry=self._config.entry, packet=packet.fileno(), cgroup=worker.cgroup)
             argv = [*sys.orig_argv[: sys.orig_argv.index("-c") + 2], sys.argv[1], str(fds[0]), self._node]
             process = subprocess.Popen(
                 [sys.executable, *argv[1:], msgspec.json.encode(config).decode()],

@@ -187,6 +187,14 @@ class Greeter(Worker):
         return self.check_worker_alive(name)
 
 
+class Eater(Worker):
+    """Takes memory, and keeps it."""
+
+    def eat(self, mib: int) -> int:
+        self.held = [bytearray(1 << 20) for _ in range(mib)]
+        return len(self.held)
+
+
 class OddError(ValueError):
     """One whose constructor takes other arguments than it passes on."""
 

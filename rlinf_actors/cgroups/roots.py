@@ -1,0 +1,201 @@
+"""Where this machine lets us make cgroups for workers, and which limits hold there. Changes nothing.
+
+cgroup v2 does everything. Of v1 only the memory and pids controllers are used, for workers that have such a limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PARENT = "rlinf-actors"
+"""Directory in a root that holds nothing but workers' cgroups."""
+CONTROLLERS = ("memory", "pids")
+
+
+@dataclass(frozen=True)
+class Roots:
+    """Where workers' cgroups are made.
+
+    Attributes:
+        unified: a directory of cgroup v2, "" where we cannot make any there.
+        enforced: controllers that hold there.
+        v1: controller to a directory of cgroup v1, for those that v2 does not have here.
+        why: what is missing to why, for people: ``cgroup``, ``memory``, ``pids``; the text says what to do.
+    """
+
+    unified: str = ""
+    enforced: tuple[str, ...] = ()
+    v1: dict[str, str] = field(default_factory=dict)
+    why: dict[str, str] = field(default_factory=dict)
+
+    def missing(self, memory: int | None, pids: int | None) -> str:
+        """Why such limits cannot hold here, "" if they can."""
+        wanted = [name for name, limit in (("memory", memory), ("pids", pids)) if limit is not None]
+        missing = [self.why.get(name, "no cgroups are used") for name in wanted if not self._holds(name)]
+        return "; ".join(dict.fromkeys(missing))
+
+    def limits(self, memory: int | None, pids: int | None) -> dict[str, int]:
+        """Those of the limits that can hold here, by controller."""
+        wanted = {"memory": memory, "pids": pids}
+        return {name: limit for name, limit in wanted.items() if limit is not None and self._holds(name)}
+
+    def _holds(self, name: str) -> bool:
+        return name in self.enforced or name in self.v1
+
+    def directories(self) -> list[str]:
+        """All of them."""
+        return [*([self.unified] if self.unified else []), *self.v1.values()]
+
+
+# --- where they can be ---
+
+
+@dataclass(frozen=True)
+class _Mount:
+    """One line of mountinfo: `root` is what of the hierarchy is seen at `point`."""
+
+    root: str
+    point: str
+    kind: str
+    options: frozenset[str]
+
+    def directory(self, path: str) -> str:
+        """Where the cgroup *path* of /proc/self/cgroup is; "" if it cannot be seen here."""
+        relative = os.path.relpath(path, self.root)
+        return "" if relative.startswith("..") else os.path.normpath(os.path.join(self.point, relative))
+
+
+def find(wanted: str = "auto", proc: str = "/proc", under_systemd: bool | None = None) -> Roots:
+    """Where cgroups for workers can be made, and which limits hold there. Changes nothing.
+
+    Args:
+        wanted: "auto": in the cgroup of this process, if that is ours to divide; "off"; or a directory of cgroup v2.
+        proc: where /proc is.
+        under_systemd: whether systemd manages this machine's cgroups; None to look.
+
+    Raises:
+        ValueError: *wanted* is a directory that cannot be used; the text says why.
+    """
+    if wanted == "off":
+        return _none("cgroups are switched off: set cgroup to auto in [workers]")
+    if under_systemd is None:
+        under_systemd = os.path.isdir("/run/systemd/system")
+    mounts = _mounts(Path(proc, "self/mountinfo").read_text())
+    own = _own(Path(proc, "self/cgroup").read_text())
+    two = next((mount for mount in mounts if mount.kind == "cgroup2"), None)
+    here = two.directory(own[""]) if two is not None and "" in own else ""
+    if wanted != "auto":
+        why = _unusable(wanted, here, mounts)
+        if why:
+            raise ValueError(why)
+        return _unified(wanted, own_processes=False)
+    if under_systemd and not _is_delegated_scope(here):
+        return _none(
+            "systemd manages the cgroups here: set cgroup in [workers] to a directory that is delegated to this user, "
+            "or start it with systemd-run --scope -p Delegate=yes"
+        )
+    if two is None:
+        found = _none("cgroup v2 is not mounted: mount -t cgroup2 none /sys/fs/cgroup")
+    elif not here or not _writable(here):
+        found = _none(f"{here or two.point} cannot be written: run as its owner, or give the container a writable one")
+    else:
+        found = _unified(here, own_processes=True)
+    return found if under_systemd else _with_v1(found, own, mounts)
+
+
+def _none(why: str) -> Roots:
+    return Roots(why=dict.fromkeys(("cgroup", *CONTROLLERS), why))
+
+
+def _mounts(mountinfo: str) -> list[_Mount]:
+    found = []
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        fields, rest = before.split(), after.split()
+        if rest and rest[0] in ("cgroup", "cgroup2"):
+            point = fields[4].replace("\\040", " ")
+            found.append(_Mount(fields[3], point, rest[0], frozenset(rest[-1].split(","))))
+    return found
+
+
+def _own(text: str) -> dict[str, str]:
+    """Controller to path; "" is v2."""
+    found = {}
+    for line in text.splitlines():
+        _, controllers, path = line.split(":", 2)
+        found.update(dict.fromkeys(controllers.split(","), path))
+    return found
+
+
+def _writable(directory: str) -> bool:
+    return os.access(directory, os.W_OK) and os.access(f"{directory}/cgroup.procs", os.W_OK)
+
+
+def _is_delegated_scope(directory: str) -> bool:
+    """Of systemd's units only a scope: a service with cgroups below it could not be restarted (systemd 249 to 255)."""
+    if not directory.endswith(".scope"):
+        return False
+    for name in ("user.delegate", "trusted.delegate"):
+        with contextlib.suppress(OSError):
+            return os.getxattr(directory, name) == b"1"
+    return False
+
+
+def _unusable(wanted: str, here: str, mounts: Sequence[_Mount]) -> str:
+    points = [mount.point for mount in mounts if mount.kind == "cgroup2"]
+    point = next((point for point in points if wanted == point or wanted.startswith(f"{point}/")), None)
+    if not os.path.isdir(wanted):
+        return f"is {wanted!r}, which is no directory: mkdir {wanted}"
+    if point is None:
+        return f"is {wanted!r}, which is not on cgroup v2 ({', '.join(points) or 'not mounted'})"
+    if not _writable(wanted):
+        return f"is {wanted!r}, which this user cannot write: chown -R {os.getuid()} {wanted}"
+    common = os.path.commonpath([wanted, here]) if here else wanted
+    if not os.access(f"{common}/cgroup.procs", os.W_OK):
+        return (
+            f"is {wanted!r}, but this user may not move processes there from {here}: {common}/cgroup.procs must be "
+            "writable, since both are below it"
+        )
+    return ""
+
+
+def _unified(directory: str, own_processes: bool) -> Roots:
+    """What holds in a directory of v2 that we can write."""
+    offered = words(f"{directory}/cgroup.controllers")
+    enabled = words(f"{directory}/cgroup.subtree_control")
+    is_root = not os.path.exists(f"{directory}/cgroup.events")  # only there processes and controllers go together
+    why = {}
+    for name in CONTROLLERS:
+        if name in enabled:
+            continue
+        if name not in offered:
+            why[name] = f"cgroup v2 has no {name} controller in {directory}"
+        elif not is_root and (own_processes or words(f"{directory}/cgroup.procs")):
+            why[name] = (
+                f"the {name} controller cannot be passed on by {directory}, which has processes: make an empty "
+                "cgroup beside it and name it as cgroup in [workers]"
+            )
+    return Roots(directory, tuple(name for name in CONTROLLERS if name not in why), why=why)
+
+
+def _with_v1(found: Roots, own: dict[str, str], mounts: Sequence[_Mount]) -> Roots:
+    v1 = {}
+    for name in CONTROLLERS:
+        mount = next((mount for mount in mounts if mount.kind == "cgroup" and name in mount.options), None)
+        directory = mount.directory(own[name]) if mount is not None and name in own else ""
+        if name in found.why and directory and _writable(directory):
+            v1[name] = directory
+    why = {name: text for name, text in found.why.items() if name not in v1}
+    return Roots(found.unified, found.enforced, v1, why)
+
+
+def words(path: str) -> list[str]:
+    """What a file of the kernel's holds; nothing if it cannot be read."""
+    try:
+        return Path(path).read_text().split()
+    except OSError:
+        return []

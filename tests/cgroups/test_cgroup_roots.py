@@ -1,0 +1,164 @@
+"""Where workers' cgroups can be made, on made-up machines: a directory stands for the kernel's file system."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from rlinf_actors.cgroups.roots import Roots, find
+from rlinf_actors.cgroups.worker import Cgroup, prepare
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """Builds a machine; gives `find` for it."""
+
+    def build(*mounts, own="", two="memory pids", enabled="", events=True, processes=""):
+        proc, fs = tmp_path / "proc", tmp_path / "fs"
+        (proc / "self").mkdir(parents=True)
+        lines = []
+        for name in mounts:
+            directory = fs / name / own
+            directory.mkdir(parents=True)
+            kind = "cgroup2" if name == "unified" else "cgroup"
+            lines.append(f"30 25 0:26 / {fs / name} rw,relatime - {kind} {kind} rw,{name}")
+            (directory / "cgroup.procs").write_text(processes)
+            if kind == "cgroup2":
+                (directory / "cgroup.controllers").write_text(two)
+                (directory / "cgroup.subtree_control").write_text(enabled)
+                if events:
+                    (directory / "cgroup.events").write_text("populated 1\n")
+        (proc / "self/mountinfo").write_text("\n".join([*lines, "29 25 0:30 / /dev/shm rw - tmpfs shm rw"]))
+        paths = [f"{n}:{'' if name == 'unified' else name}:/{own}" for n, name in enumerate(mounts)]
+        (proc / "self/cgroup").write_text("".join(f"{path}\n" for path in paths))
+
+        def here(wanted="auto", under_systemd=False):
+            return find(wanted, str(proc), under_systemd)
+
+        return SimpleNamespace(find=here, fs=fs, own=fs / "unified" / own)
+
+    return build
+
+
+def test_controllers_that_are_passed_on_already_hold(machine):
+    made = machine("unified", own="a/b", enabled="pids memory", processes="1\n")
+    assert made.find() == Roots(str(made.own), ("memory", "pids"))
+
+
+def test_a_root_of_a_real_machine_has_processes_and_controllers(machine):
+    made = machine("unified", events=False, processes="1\n")
+    assert made.find().enforced == ("memory", "pids")
+
+
+def test_a_cgroup_with_processes_passes_no_controllers_on(machine):
+    found = machine("unified", own="box", processes="1\n").find()
+    assert found.unified
+    assert found.enforced == ()
+    assert "cgroup" not in found.why
+    assert "make an empty cgroup beside it" in found.missing(1 << 30, None)
+    assert found.missing(None, None) == ""
+
+
+def test_what_v2_does_not_have_is_looked_for_in_v1(machine):
+    made = machine("unified", "memory", "pids", own="box", two="")
+    found = made.find()
+    assert found.unified == str(made.own)
+    assert found.enforced == ()
+    assert found.why == {}
+    assert found.v1 == {name: str(made.fs / name / "box") for name in ("memory", "pids")}
+    assert found.limits(5, None) == {"memory": 5}
+
+
+def test_a_machine_without_cgroups_says_what_to_do(machine):
+    found = machine().find()
+    assert found.directories() == []
+    assert set(found.why) == {"cgroup", "memory", "pids"}
+    assert "mount -t cgroup2" in found.missing(None, 100)
+
+
+def test_systemd_is_only_asked_for_what_it_delegated(machine):
+    made = machine("unified", own="system.slice/agentd.service", events=True)
+    found = made.find(under_systemd=True)
+    assert found.directories() == []
+    assert "delegated" in found.why["cgroup"]
+
+
+def test_a_scope_that_systemd_delegated(machine):
+    made = machine("unified", own="run-7.scope", enabled="memory pids")
+    try:
+        os.setxattr(made.own, "user.delegate", b"1")
+    except OSError:
+        pytest.skip("this file system has no user attributes")
+    assert made.find(under_systemd=True).unified == str(made.own)
+
+
+def test_switched_off(machine):
+    found = machine("unified").find("off")
+    assert found.directories() == []
+    assert "switched off" in found.missing(1, None)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "error"), [("/nowhere", "is no directory: mkdir /nowhere"), ("/tmp", "is not on cgroup v2")]
+)
+def test_a_configured_directory_that_cannot_be_is_an_error(machine, wanted, error):
+    with pytest.raises(ValueError, match=error):
+        machine("unified").find(wanted)
+
+
+@pytest.fixture
+def chosen(machine):
+    """A machine with an empty cgroup that somebody made for us, its directory and ours in it."""
+    made = machine("unified")
+    directory = made.fs / "unified/workers"
+    for where in (directory, directory / "rlinf-actors"):
+        where.mkdir()
+        for name, text in (("controllers", "memory pids"), ("subtree_control", ""), ("procs", ""), ("events", "")):
+            (where / f"cgroup.{name}").write_text(text)
+    return SimpleNamespace(find=lambda: made.find(str(directory), under_systemd=True), directory=directory)
+
+
+def test_a_configured_directory_is_used_under_systemd_too(chosen):
+    assert chosen.find() == Roots(str(chosen.directory), ("memory", "pids"))
+
+
+def test_preparing_passes_controllers_on(chosen):
+    assert prepare(chosen.find()).enforced == ("memory", "pids")
+    for directory in (chosen.directory, chosen.directory / "rlinf-actors"):
+        assert (directory / "cgroup.subtree_control").read_text().startswith("+pids"), "the last of two writes"
+
+
+def test_a_controller_that_the_kernel_refuses_is_not_promised(chosen):
+    (chosen.directory / "cgroup.subtree_control").unlink()
+    (chosen.directory / "cgroup.subtree_control").mkdir()
+    found = prepare(chosen.find())
+    assert found.enforced == ()
+    assert "cannot be passed on" in found.missing(1, 1)
+
+
+def test_limits_of_v2(tmp_path, monkeypatch):
+    made = tmp_path / "worker"
+    real = os.mkdir
+
+    def mkdir(path):  # the kernel fills a new cgroup
+        real(path)
+        for name in ("memory.max", "memory.oom.group", "pids.max"):
+            (made / name).touch()
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    Cgroup(str(made)).make({"memory": 1 << 30, "pids": 100})
+    assert [(made / n).read_text() for n in ("memory.max", "memory.oom.group", "pids.max")] == [
+        "1073741824",
+        "1",
+        "100",
+    ]
+    (made / "memory.events").write_text("max 3\noom 1\noom_kill 2\n")
+    assert Cgroup(str(made)).oom_kills() == 2
+
+
+def test_a_cgroup_that_is_not_there_is_empty(tmp_path):
+    none = Cgroup(str(tmp_path / "gone"), {"memory": str(tmp_path / "gone too")})
+    none.kill()
+    assert none.processes() == []
+    assert none.oom_kills() is None
+    assert none.remove()

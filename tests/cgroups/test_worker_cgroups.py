@@ -1,0 +1,167 @@
+"""Workers in cgroups of the real kernel: their limits, what they cannot hide, what is left of them."""
+
+import asyncio
+import os
+import signal
+import sys
+
+import pytest
+
+from rlinf_actors import procfs
+from rlinf_actors.cgroups.roots import PARENT, find
+from rlinf_actors.cgroups.worker import cgroup_of, leftovers, prepare, workers_of
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../agentd"))
+from children_kit import children, spec
+
+pytestmark = pytest.mark.live
+
+HIDER = """
+import subprocess
+command = ["env", "-i", "sh", "-c", "setsid sh -c 'echo hidden $$; exec sleep 1000' &"]
+subprocess.run(command)
+"""
+HIDDEN_BOMB = """
+import subprocess
+code = '''
+import os
+print("bomb", os.getpid(), flush=True)
+while True:
+    if os.fork(): os._exit(0)
+    os.setsid()
+'''
+subprocess.Popen(["env", "-i", sys.executable, "-S", "-c", code])
+"""
+EATER = "held = [bytearray(1 << 20) for _ in range(400)]"
+FORKER = """
+import threading, time
+stop = threading.Event()
+try:
+    for n in range(100): threading.Thread(target=stop.wait, daemon=True).start()
+except RuntimeError as error: print("refused", n, error, flush=True)
+"""
+
+
+@pytest.fixture
+def roots():
+    found = prepare(find())
+    if not found.unified:
+        pytest.skip(f"no cgroups here: {found.why['cgroup']}")
+    yield found
+    assert left(found) == []
+
+
+def left(roots):
+    mine = procfs.stat(os.getpid())
+    assert mine is not None
+    return [name for root in roots.directories() for name in os.listdir(f"{root}/{PARENT}") if "stale" in name]
+
+
+def need(roots, controller):
+    if controller in roots.why:
+        pytest.skip(roots.why[controller])
+
+
+async def hidden(reports, word="hidden"):
+    return int((await reports.line(word))[2].split()[1])
+
+
+def alive(pid):
+    stat = procfs.stat(pid)
+    return stat is not None and stat.state not in "ZX"
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+async def test_a_process_that_hides_ends_with_its_own_worker(tmp_path, roots, start_method):
+    async with children(tmp_path, cgroups=roots) as (kids, reports):
+        one, other = spec(do=HIDER, start_method=start_method), spec(1, do=HIDER.replace("hidden", "other"))
+        kids.start([one, other])
+        pid, kept = await hidden(reports), await hidden(reports, "other")
+        assert procfs.mark_of(pid) is None
+        assert workers_of(pid) == [one.id]
+        os.kill(reports.ready[one.id].pid, signal.SIGKILL)
+        await reports.gone(one)
+        assert not alive(pid)
+        assert alive(kept)
+    assert not alive(kept)
+
+
+async def test_a_hidden_fork_bomb_ends_with_its_worker(tmp_path, roots):
+    async with children(tmp_path, cgroups=roots) as (kids, reports):
+        one, other = spec(do=HIDDEN_BOMB), spec(1)
+        kids.start([one, other])
+        await reports.up(other)
+        await hidden(reports, "bomb")
+        os.kill(reports.ready[one.id].pid, signal.SIGKILL)
+        exit = await reports.gone(one)
+        assert exit.reason == ""
+        assert [pid for pid in procfs.pids() if one.id in workers_of(pid) and alive(pid)] == []
+
+
+async def test_hidden_processes_of_a_killed_template(tmp_path, roots):
+    async with children(tmp_path, cgroups=roots) as (kids, reports):
+        one = spec(do=HIDER)
+        kids.start([one])
+        pid = await hidden(reports)
+        (ready,) = await reports.up(one)
+        os.kill(procfs.stat(ready.pid).parent, signal.SIGKILL)
+        await reports.gone(one)
+        assert not alive(pid)
+        assert not [c for c in leftovers(roots) if c.worker == one.id]
+
+
+async def test_out_of_memory_is_told_for_certain(tmp_path, roots):
+    need(roots, "memory")
+    async with children(tmp_path, cgroups=roots) as (kids, reports):
+        one, other = spec(do=EATER, memory_limit=200 << 20), spec(1, do=EATER)
+        kids.start([one, other])
+        exit = await reports.gone(one)
+        assert (exit.kind, exit.signal, exit.oom) == ("signalled", signal.SIGKILL, "yes")
+        await reports.up(other)
+        limited = spec(2, memory_limit=200 << 20)
+        kids.start([limited])
+        (ready,) = await reports.up(limited)
+        os.kill(ready.pid, signal.SIGKILL)
+        assert (await reports.gone(limited)).oom == "no", "somebody else killed it, and that is known too"
+
+
+async def test_processes_and_threads_are_counted(tmp_path, roots):
+    need(roots, "pids")
+    async with children(tmp_path, cgroups=roots) as (kids, reports):
+        one = spec(do=FORKER, pids_limit=20)
+        kids.start([one])
+        refused = int((await reports.line("refused"))[2].split()[1])
+        assert refused == 19
+
+
+async def test_a_limit_that_cannot_hold(tmp_path):
+    async with children(tmp_path, cgroups=find("off")) as (kids, reports):
+        one, other = spec(memory_limit=1 << 30), spec(1, memory_limit=1 << 30, limits_best_effort=True)
+        kids.start([one, other])
+        exit = await reports.gone(one)
+        assert exit.kind == "start_failed"
+        assert "cgroups are switched off" in exit.reason
+        assert "limits='best_effort'" in exit.reason
+        await reports.up(other)
+        assert "runs without a limit that was asked for" in (await reports.line("without a limit"))[2]
+
+
+async def test_what_a_dead_template_left_goes_with_the_next_agentd(tmp_path, roots):
+    from agentd.sweep import clear_cgroups
+
+    dead = await asyncio.create_subprocess_exec("sleep", "1000")
+    keeper = procfs.stat(dead.pid)
+    full, empty = cgroup_of(roots, keeper, "stale-0"), cgroup_of(roots, keeper, "stale-1")
+    for cgroup in (full, empty):
+        cgroup.make(roots.limits(None, None))
+    child = await asyncio.create_subprocess_exec("sleep", "1000", preexec_fn=full.enter)
+    assert not [c for c in leftovers(roots) if c.worker.startswith("stale")], "its template lives"
+    dead.kill()
+    await dead.wait()
+    cleared = asyncio.Event()
+    clear_cgroups(asyncio.get_running_loop(), roots, cleared.set)
+    assert empty.gone(), "at once"
+    assert child.returncode is None, "a robot may be being made safe"
+    assert await child.wait() == -signal.SIGKILL
+    await cleared.wait()
+    assert full.gone()
