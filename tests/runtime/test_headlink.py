@@ -38,7 +38,17 @@ class Ends:
         self.came: asyncio.Queue = asyncio.Queue()
         self.notices: asyncio.Queue = asyncio.Queue()
         self.endpoint = self.server.bind("ipc:///head")
-        self.link = HeadLink(network, self.endpoint, HELLO, self.notices.put_nowait)
+        self.network = network
+        self.alone: asyncio.Queue = asyncio.Queue()
+        self.given_up: asyncio.Queue = asyncio.Queue()
+        self.link = HeadLink(
+            network,
+            self.endpoint,
+            HELLO,
+            self.notices.put_nowait,
+            on_silence=self.alone.put_nowait,
+            on_given_up=self.given_up.put_nowait,
+        )
 
     async def next(self, kind):
         """The next message that is not a beat, unless a beat is asked for."""
@@ -48,10 +58,10 @@ class Ends:
                 return peer, envelope
             assert isinstance(envelope.body, Beat), envelope
 
-    async def welcome(self, beat_s=0.01):
+    async def welcome(self, beat_s=0.01, lease_s=10.0, grace_s=120.0):
         starting = asyncio.ensure_future(self.link.start(10))
         peer, request = await self.next(ClientHello)
-        self.server.reply(peer, request.id, Welcome("e", "0.1", beat_s, 10.0, "tok"))
+        self.server.reply(peer, request.id, Welcome("e", "0.1", beat_s, lease_s, "tok", head_grace_s=grace_s))
         await starting
         return peer
 
@@ -119,6 +129,56 @@ async def test_closing_says_goodbye_and_ends_the_beats(ends):
     ends.link.close("enough")
     assert (await ends.next(Goodbye))[1] == Notice(Goodbye("enough"))
     ends.link.close("twice is fine")
+
+
+class TestSilence:
+    async def test_a_cut_network_is_told_after_the_lease(self, ends):
+        await ends.welcome(0.01, lease_s=0.1)
+        ends.network.cut(b"driver:inc")
+        ends.network.dark.add(ends.endpoint)
+        said = await asyncio.wait_for(ends.alone.get(), 10)
+        assert said.startswith(f"the head at {ends.endpoint} was silent for 0.")
+        assert said.endswith("the network between here and there is cut")
+
+    async def test_a_head_that_is_not_back_within_its_grace_has_been_waited_for(self, ends):
+        await ends.welcome(0.01, lease_s=0.1, grace_s=0.3)
+        ends.server.close()
+        said = await asyncio.wait_for(ends.alone.get(), 10)
+        assert said.startswith(f"the head at {ends.endpoint} was silent for 0.")
+        assert said.endswith("although its machine answers")
+
+    async def test_a_stuck_connection_has_a_second_one_say_that_we_are_here(self, ends):
+        await ends.welcome(0.01, lease_s=0.2)
+        ends.network.cut(b"driver:inc")
+        while (await ends.next(Beat))[0] != b"driver:inc~":
+            pass
+        for _ in range(50):  # several leases: the second connection's answers count
+            peer, _ = await ends.next(Beat)
+            ends.server.notify(peer, Beat("e"))
+        assert ends.alone.empty()
+        ends.network.heal(b"driver:inc")
+        while (await ends.next(Beat))[0] != b"driver:inc":
+            pass
+        ends.server.notify(b"driver:inc", Beat("e"))
+        for _ in range(3):
+            while (await ends.next(Beat))[0] != b"driver:inc":
+                pass
+
+    async def test_who_is_given_up_on_hears_it_over_the_second_connection_too(self, ends):
+        await ends.welcome(0.01, lease_s=0.2)
+        ends.network.cut(b"driver:inc")
+        while (await ends.next(Beat))[0] != b"driver:inc~":
+            pass
+        ends.server.notify(b"driver:inc~", Goodbye("given up", lost=True))
+        assert await asyncio.wait_for(ends.notices.get(), 10) == Goodbye("given up", lost=True)
+
+    async def test_a_head_that_refuses_to_take_us_back_ends_us_by_name(self, ends):
+        peer = await ends.welcome()
+        ends.server.notify(peer, Beat(HELLO_AGAIN))
+        peer, again = await ends.next(ClientHello)
+        ends.server.fail(peer, again.id, "node_lost", "the head has given up on this driver: it was silent")
+        said = await asyncio.wait_for(ends.given_up.get(), 10)
+        assert said == "the head has given up on this driver: it was silent"
 
 
 class TestLogPrinter:
