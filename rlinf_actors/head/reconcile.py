@@ -14,6 +14,8 @@ from rlinf_actors.head.transitions import WorkerLife
 from rlinf_actors.wire.messages import StopWorkers, WorkerReady
 from rlinf_actors.wire.values import RunningWorker
 
+_WITHOUT_PROCESS = (WorkerLife.GONE, WorkerLife.RESTARTING)
+
 
 class Reconciler:
     """Brings the groups in line with the agents.
@@ -42,7 +44,8 @@ class Reconciler:
         listed = {running.spec.id for running in there}
         self._groups.claims.node_is_back(node.id, listed, known, now)
         for group in self._groups.all():
-            missing = [w for w in group.workers.values() if w.node_id == node.id and not w.gone and w.id not in listed]
+            ours = [w for w in group.workers.values() if w.node_id == node.id and w.life not in _WITHOUT_PROCESS]
+            missing = [worker for worker in ours if worker.id not in listed]
             wanted = [worker for worker in missing if worker.life is WorkerLife.STARTING]
             self._groups.start(node.id, group, [worker.spec for worker in wanted])
             for worker in missing:
@@ -66,7 +69,7 @@ class Reconciler:
             self._emit(Notify(node.peer, StopWorkers([spec.id], 0.0)))  # we told its owner that it is gone
             return
         if running.exit is not None:
-            self._groups.exited(node, spec.id, running.exit)
+            self._groups.exited(node, spec.id, running.exit, now)
         elif running.endpoint is not None:
             self._groups.ready(
                 node, WorkerReady(spec.id, running.pid, running.endpoint, running.port, running.master_port)

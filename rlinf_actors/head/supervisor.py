@@ -152,6 +152,7 @@ class Supervisor:
             self._robots.tick(now)
             self._looks.tick(now)
             self._journal.tick(now, wall)
+        self._groups.restart_due(now)
         self._groups.flush()
         self._groups.tick(now)
         if self._ending and not len(self._groups):
@@ -305,7 +306,7 @@ class Supervisor:
         elif isinstance(body, WorkerReady):
             self._guard(lambda: self._groups.ready(node, body))
         elif isinstance(body, WorkerExited):
-            self._guard(lambda: self._groups.exited(node, body.id, body.exit))
+            self._guard(lambda: self._groups.exited(node, body.id, body.exit, self._now))
         elif isinstance(body, ProcessGone):
             client = self._clients.get(body.incarnation)
             if client is not None and client.watcher == node.id:
