@@ -60,6 +60,8 @@ def drain(node: str, reason: str, wait_s: float | None, head: str | None, as_jso
     chosen = find_node(status.nodes, node)
     _, answer = ask_head(endpoint, DrainNode(chosen.report.node_id, _who(), reason), Drained)
     _show(answer.node or chosen, status, as_json)
+    if answer.warning:
+        note(f"warning: {answer.warning}")
     if wait_s is not None:
         _wait(endpoint, chosen, wait_s)
         note(f"node {chosen.report.hostname} is drained: ready for maintenance")
@@ -72,7 +74,9 @@ def undrain(node: str, head: str | None) -> None:
     """Let a node that was drained take new workers again."""
     endpoint, status = status_of(head)
     chosen = find_node(status.nodes, node)
-    ask_head(endpoint, DrainNode(chosen.report.node_id, _who(), undo=True), Drained)
+    _, answer = ask_head(endpoint, DrainNode(chosen.report.node_id, _who(), undo=True), Drained)
+    if answer.warning:
+        note(f"warning: {answer.warning}")
     note(f"node {chosen.report.hostname} takes new workers again")
 
 

@@ -6,12 +6,17 @@ A drain belongs to the node, not to its agentd: it stays while the node is away,
 from __future__ import annotations
 
 from rlinf_actors.head.clients import ClientTable
-from rlinf_actors.head.commands import Emit, Notify, Refused
+from rlinf_actors.head.commands import Answer, Emit, Keep, Notify, Refused
 from rlinf_actors.head.groups import GroupTable
 from rlinf_actors.head.happenings import of_node
 from rlinf_actors.head.nodes import NodeTable
 from rlinf_actors.head.records import Node
+from rlinf_actors.head.remembered import Drain, Undrain
 from rlinf_actors.wire.messages import Drained, DrainNode, Warn
+
+NOT_KEPT = "the head could not write that to its disk: a restarted one will not know it; see `rlinf-actors status`"
+    "the head could not write that to its disk: one that is restarted will not know it; see `rlinf-actors status`"
+)
 
 
 class DrainTable:
@@ -30,8 +35,8 @@ class DrainTable:
         self._said: set[str] = set()
         self._empty: set[str] = set()
 
-    def ask(self, asked: DrainNode, now: float) -> Drained:
-        """Begin to drain a node, for another reason too, or end it.
+    def ask(self, peer: bytes, id: int, asked: DrainNode, now: float) -> None:
+        """Begin to drain a node, for another reason too, or end it, at once. Answered when that is durable.
 
         Raises:
             Refused: there is no such node, or it is not being drained.
@@ -46,7 +51,9 @@ class DrainTable:
             raise Refused("usage", why_not)
         else:
             self._drain(asked, node, now)
-        return Drained(None if node is None else node.state(self._nodes.rank(node), now))
+        change = Undrain(asked.node_id) if asked.undo else Drain(asked.node_id, self._nodes.drained[asked.node_id])
+        state = None if node is None else node.state(self._nodes.rank(node), now)
+        self._emit(Keep(change, Answer(peer, id, Drained(state)), Answer(peer, id, Drained(state, NOT_KEPT))))
 
     def _drain(self, asked: DrainNode, node: Node, now: float) -> None:
         why = f"{asked.reason or 'no reason was given'} (by {asked.by})"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from head_kit import HeadKit, specs
+from head_kit import HeadKit, agent_hello, running, specs
 
 from rlinf_actors.wire.messages import Beat, Drained, DrainNode, GetEvents, Goodbye, Launch, Nodes, Warn
-from rlinf_actors.wire.values import Claim, NodeState
+from rlinf_actors.wire.values import Claim, Endpoint, NodeState
 
 
 def drain(kit: HeadKit, node: str = "n1", reason: str = "new disk", undo: bool = False) -> NodeState:
@@ -143,3 +143,32 @@ def test_what_cannot_be_is_refused(node, undo, said):
     refused = kit.ask("cli", DrainNode(node, "kim@lab", undo=undo))
     assert refused.kind == "usage"
     assert said in refused.text
+
+
+def test_a_head_that_was_restarted_knows_it_and_its_log_says_so():
+    kit = two_nodes()
+    kit.launch("g", [1])
+    kit.ready("a:n1", "g-0")
+    drain(kit)
+    kit.restart()
+    kit.node("n0", ip="10.0.0.1", is_head=True)
+    there = [running(specs("g", [1])[0], "d1", endpoint=Endpoint("h", "ipc://x"), pid=7)]
+    kit.ask("a:n1", agent_hello("n1", ip="10.0.0.2", workers=there))
+    kit.driver(token="token1")
+    assert kit.node_states() == {"n0": "ready", "n1": "draining"}
+    assert kit.launch("h", [1]).kind == "placement"
+    assert told(kit) == ["node_draining"]
+    kit.exited("a:n1", "g-0")
+    assert told(kit) == ["node_draining", "node_drained"]
+    drain(kit, undo=True)
+    kit.restart()
+    kit.node("n1", ip="10.0.0.2")
+    assert kit.node_states()["n1"] == "ready"
+
+
+def test_a_drain_that_cannot_be_written_holds_and_says_so():
+    kit = two_nodes()
+    kit.full = True
+    answer = kit.ask("cli", DrainNode("n1", "kim@lab"))
+    assert answer.node.draining == "no reason was given (by kim@lab)"
+    assert "could not write" in answer.warning
