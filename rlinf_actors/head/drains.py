@@ -15,8 +15,6 @@ from rlinf_actors.head.remembered import Drain, Undrain
 from rlinf_actors.wire.messages import Drained, DrainNode, Warn
 
 NOT_KEPT = "the head could not write that to its disk: a restarted one will not know it; see `rlinf-actors status`"
-    "the head could not write that to its disk: one that is restarted will not know it; see `rlinf-actors status`"
-)
 
 
 class DrainTable:
