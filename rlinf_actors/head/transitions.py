@@ -30,7 +30,7 @@ class WorkerLife(str, enum.Enum):
 
 
 NODE: Mapping[NodeLife, Mapping[str, NodeLife]] = {
-    NodeLife.REGISTERING: {"hello": NodeLife.READY},
+    NodeLife.REGISTERING: {"hello": NodeLife.READY, "expired": NodeLife.LOST},
     NodeLife.READY: {
         "hello": NodeLife.READY,
         "heard": NodeLife.READY,
@@ -52,6 +52,7 @@ NODE: Mapping[NodeLife, Mapping[str, NodeLife]] = {
         "hello": NodeLife.DRAINING,
         "heard": NodeLife.DRAINING,
         "drain": NodeLife.DRAINING,
+        "undrain": NodeLife.READY,
         "expired": NodeLife.LOST,
         "left": NodeLife.LOST,
         "replaced": NodeLife.LOST,

@@ -117,7 +117,9 @@ class NodeReport(Value, frozen=True):
 
 
 class NodeState(Value, frozen=True):
-    """A node as the head sees it. `state` is ready, suspect, draining or lost; `rank` -1 before it is fixed."""
+    """A node as the head sees it. `state` is ready, suspect, draining or lost; `rank` -1 before it is fixed. `draining`
+    says why it takes no new workers and who wants that, "" if it takes some; a lost node's drain waits for it.
+    """
 
     report: NodeReport
     incarnation: str
@@ -125,6 +127,7 @@ class NodeState(Value, frozen=True):
     state: str
     last_seen_s: float
     is_head: bool = False
+    draining: str = ""
 
 
 class Claim(Value, frozen=True):
@@ -250,6 +253,14 @@ class GroupState(Value, frozen=True):
     workers: list[WorkerState]
     token: str = ""
     detail: str = ""
+
+
+class GroupHandle(Value, frozen=True):
+    """A group as a client that has a handle of it knows it: its workers that have not ended."""
+
+    namespace: str
+    name: str
+    workers: list[WorkerState]
 
 
 class LeaseState(Value, frozen=True):

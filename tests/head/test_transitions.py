@@ -13,6 +13,7 @@ N, W = NodeLife, WorkerLife
 
 NODE_ROWS = {
     (N.REGISTERING, "hello"): N.READY,
+    (N.REGISTERING, "expired"): N.LOST,
     (N.READY, "hello"): N.READY,
     (N.READY, "heard"): N.READY,
     (N.READY, "silent"): N.SUSPECT,
@@ -29,6 +30,7 @@ NODE_ROWS = {
     (N.DRAINING, "hello"): N.DRAINING,
     (N.DRAINING, "heard"): N.DRAINING,
     (N.DRAINING, "drain"): N.DRAINING,
+    (N.DRAINING, "undrain"): N.READY,
     (N.DRAINING, "expired"): N.LOST,
     (N.DRAINING, "left"): N.LOST,
     (N.DRAINING, "replaced"): N.LOST,
@@ -50,7 +52,7 @@ WORKER_ROWS = {
     (W.STOPPING, "exited"): W.GONE,
     (W.STOPPING, "node_lost"): W.GONE,
 }
-NODE_EVENTS = ["hello", "heard", "silent", "drain", "expired", "left", "replaced"]
+NODE_EVENTS = ["hello", "heard", "silent", "drain", "undrain", "expired", "left", "replaced"]
 WORKER_EVENTS = ["restart", "ready", "stop", "exited", "node_lost"]
 
 

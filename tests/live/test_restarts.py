@@ -98,10 +98,11 @@ def test_a_group_that_never_came_up_is_not_restarted(cluster):
 async def test_in_asyncio_with_an_async_hook(cluster):
     group = await lw.many(cluster, AsyncMortal, 1, restart=SOON)
     (pid,) = await group.pid()
+    numbers = aiter(group.numbers())
+    await anext(numbers)
+    os.kill(pid, signal.SIGKILL)
     with pytest.raises(WorkerDiedError):
-        async for _, number in group.numbers():
-            if number == 0:
-                os.kill(pid, signal.SIGKILL)
+        await _last(numbers)
     assert await group.state() == [(1, True)]
 
 
@@ -169,3 +170,8 @@ def test_who_ended_first_is_in_the_error_of_the_next(cluster):
     kill(group, 1)
     with pytest.raises(WorkerDiedError, match=r"the first of its group to end, .* was pair:1 on .*signal 9"):
         group.execute_on(0).leave(1).wait()
+
+
+async def _last(items):
+    async for _ in items:
+        pass
