@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +17,17 @@ class Methods:
 
     def pid(self) -> int:
         return os.getpid()
+
+    def start_child(self) -> int:
+        """A process of a session of its own, which outlives this one unless somebody ends it."""
+        sleeper = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+        return subprocess.Popen(sleeper, start_new_session=True).pid
+
+    def wait_in_call(self, fifo: str) -> None:
+        """Says by *fifo* that it runs, and never returns."""
+        with open(fifo, "w") as tell:
+            tell.write("here")
+        threading.Event().wait()
 
     def echo(self, value: object) -> object:
         return value

@@ -23,6 +23,8 @@ LIMITS = {
     "transfers_tcp": "transfers:transfers_tcp",
     "broadcast": "queues:broadcast",
     "queues": "queues:queues",
+    "worker_death": "deaths:worker",
+    "driver_death": "deaths:driver",
 }
 
 

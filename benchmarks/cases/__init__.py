@@ -3,6 +3,7 @@
 from benchmarks.cases import (
     broadcast,
     cluster_start,
+    deaths,
     echo_numpy,
     fan_out,
     first_call,
@@ -18,8 +19,8 @@ from benchmarks.cases import (
     transfers_tcp,
 )
 
-CASES = {
-    module.CASE.name: module.CASE
+_ONE_EACH = [
+    module.CASE
     for module in (
         import_time,
         cluster_start,
@@ -37,4 +38,5 @@ CASES = {
         broadcast,
         queues,
     )
-}
+]
+CASES = {case.name: case for case in (*_ONE_EACH, deaths.WORKER, deaths.DRIVER)}

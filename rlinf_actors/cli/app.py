@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import click
 
-from rlinf_actors.cli import estop, groups, head, hw, nodes, paths, plan, status, workers
+from rlinf_actors.cli import estop, events, groups, head, hw, nodes, paths, plan, status, workers
 from rlinf_actors.cli.output import complain
 from rlinf_actors.errors import (
     AuthenticationError,
@@ -52,6 +52,7 @@ for _command in (
     paths.paths,
     hw.hw,
     estop.estop,
+    events.events,
 ):
     app.add_command(_command)
 

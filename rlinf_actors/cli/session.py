@@ -101,8 +101,8 @@ def ask_head(head: str | None, question: Body, kind: type[T]) -> tuple[str, T]:
 
 
 async def _ask(endpoint: str, settings: Settings, question: Body, kind: type[T]) -> T:
-    async with _observing(endpoint, settings) as client:
-        return _expected(await client.request(question, TIMEOUT_S), kind)
+    async with observing(endpoint, settings) as client:
+        return expected(await client.request(question, TIMEOUT_S), kind)
 
 
 def fetch_hardware(
@@ -115,10 +115,10 @@ def fetch_hardware(
     """
 
     async def ask() -> list[NodeInfo]:
-        async with _observing(endpoint, settings) as client:
+        async with observing(endpoint, settings) as client:
 
             async def request(asked: EnumerateHardware) -> Enumerated:
-                return _expected(await client.request(asked, ANSWER_S), Enumerated)
+                return expected(await client.request(asked, ANSWER_S), Enumerated)
 
             return await ask_nodes(config, states, request)
 
@@ -126,7 +126,8 @@ def fetch_hardware(
 
 
 @contextlib.asynccontextmanager
-async def _observing(endpoint: str, settings: Settings) -> AsyncIterator[ControlClient]:
+async def observing(endpoint: str, settings: Settings) -> AsyncIterator[ControlClient]:
+    """A connection to the head at *endpoint* that nobody there keeps account of."""
     from rlinf_actors.net.transport import ZmqNetwork
 
     security = Security(insecure_test_network=settings.insecure_test_network)
@@ -141,7 +142,8 @@ async def _observing(endpoint: str, settings: Settings) -> AsyncIterator[Control
         network.close()
 
 
-def _expected(answer: Body, kind: type[T]) -> T:
+def expected(answer: Body, kind: type[T]) -> T:
+    """The answer, as what it must be."""
     if not isinstance(answer, kind):
         raise ProtocolError(f"the head answered with {type(answer).__name__}; a {kind.__name__} was expected")
     return answer

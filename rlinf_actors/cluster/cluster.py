@@ -8,13 +8,14 @@ import concurrent.futures
 import logging
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
 from rlinf_actors.cluster.asked import Asked, InUse
 from rlinf_actors.cluster.attach import worker_job
 from rlinf_actors.cluster.bootstrap import EmbeddedDaemon
+from rlinf_actors.cluster.events import EventCursor, EventStream
 from rlinf_actors.cluster.hardware import ANSWER_S, Pieces, ask_nodes, pieces_of, with_pieces
 from rlinf_actors.cluster.nodes import node_infos
 from rlinf_actors.cluster.progress import waiting_line
@@ -373,6 +374,23 @@ class Cluster:
         status = self.runtime.io.submit(self.runtime.status(self.namespace)).result()
         alive = {node.rank for node in status.nodes if node.state in ("ready", "suspect", "draining")}
         return [node for node in self._nodes if node.node_rank in alive]
+
+    def events(
+        self, since: int | None = 0, *, follow: bool = False, kinds: Collection[str] = (), group: str | None = None
+    ) -> EventStream:
+        """What happened in this job and to the cluster's nodes; ``async for`` or ``for`` over it.
+
+        Args:
+            since: number (`seq`) of the last event that is known already, 0 for all that the head keeps, None for
+                none of the past.
+            follow: go on with what happens from now, until the Cluster is shut down.
+            kinds: only events of these kinds (wire.values.EventKind), () for all.
+            group: only those of the group of that name.
+
+        Raises:
+            UsageError: there is no such kind.
+        """
+        return EventStream(self.runtime, lambda: self._closed, EventCursor(self.namespace, since, kinds, group), follow)
 
     def find_free_port(self, max_port_num: int | None = None) -> int:
         """A TCP port that is free on this machine now, below *max_port_num* if given.

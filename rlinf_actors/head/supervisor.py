@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rlinf_actors.errors import ProtocolError
+from rlinf_actors.head.checks import own_namespace
 from rlinf_actors.head.clients import ClientTable
 from rlinf_actors.head.commands import (
     Answer,
@@ -18,6 +19,7 @@ from rlinf_actors.head.commands import (
     EndCluster,
     Event,
     Notify,
+    NotWritten,
     Record,
     Refuse,
     Refused,
@@ -27,11 +29,15 @@ from rlinf_actors.head.commands import (
     Unreachable,
 )
 from rlinf_actors.head.groups import GroupTable
+from rlinf_actors.head.happenings import of_driver, of_node
+from rlinf_actors.head.journal import Journal
 from rlinf_actors.head.looks import HardwareLooks
 from rlinf_actors.head.nodes import NodeTable
 from rlinf_actors.head.reconcile import Reconciler
 from rlinf_actors.head.records import Client, Node
+from rlinf_actors.head.remembered import Remembered
 from rlinf_actors.head.robots import RobotTable
+from rlinf_actors.head.settling import Settling
 from rlinf_actors.head.transitions import NodeLife
 from rlinf_actors.wire.messages import (
     HELLO_AGAIN,
@@ -44,9 +50,11 @@ from rlinf_actors.wire.messages import (
     EnumerateHardware,
     EStop,
     FindGroup,
+    GetEvents,
     GetNodes,
     GetStatus,
     Goodbye,
+    Handles,
     HardwareFound,
     Launch,
     LogCredit,
@@ -79,9 +87,18 @@ class Supervisor:
         timing: its timers.
         new_token: makes a secret; the only thing here that is random.
         now: when it started.
+        before: what an earlier head at this place knew.
     """
 
-    def __init__(self, identity: Identity, timing: Timing, new_token: Callable[[], str], now: float) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        timing: Timing,
+        new_token: Callable[[], str],
+        now: float,
+        before: Remembered | None = None,
+    ) -> None:
+        before = before or Remembered()
         self.identity = identity
         self.timing = timing
         self.unexpected = 0
@@ -90,9 +107,12 @@ class Supervisor:
         self._out: list[Command] = []
         self._ending: list[tuple[bytes, int]] = []
         self._deadline: float | None = None
-        self._nodes = NodeTable(timing, self._emit, self._node_lost)
+        self._trouble: list[str] = []
+        self._wall = 0.0
+        self._journal = Journal(identity.epoch, self._emit)
+        self._nodes = NodeTable(timing, self._emit, self._node_lost, before, now)
         self._looks = HardwareLooks(identity.epoch, self._emit, self._nodes)
-        self._clients = ClientTable(timing, self._emit, new_token, self._client_gone)
+        self._clients = ClientTable(timing, self._emit, new_token, self._client_gone, before)
         self._groups = GroupTable(
             timing,
             self._emit,
@@ -100,41 +120,54 @@ class Supervisor:
             self._clients,
             self._worker_gone,
             lambda asked: self._robots.check(asked),
+            lambda: self._settling.over,
+            before,
             now,
         )
+        self._settling = Settling(
+            now + timing.lease_s,
+            lambda: bool(self._nodes.missing()),
+            self._groups.whole,
+            lambda worker_id: self._groups.namespace_of(worker_id) is not None,
+        )
         self._reconciler = Reconciler(timing, self._emit, self._clients, self._groups)
-        self._robots = RobotTable(timing, self._emit, self._nodes, self._clients, self._groups)
+        self._robots = RobotTable(timing, self._emit, self._nodes, self._clients, self._groups, before)
 
-    def handle(self, event: Event, now: float) -> list[Command]:
-        """What to do about *event*, in order."""
-        self._now = now
+    def started(self, wall: float) -> None:
+        """The head listens: the first event, and no line in its own log. *wall* as in `handle`."""
+        self._journal.add(Record("head_started", f"the head has started: rlinf-actors {self.identity.version}"), wall)
+
+    def handle(self, event: Event, now: float, wall: float = 0.0) -> list[Command]:
+        """What to do about *event*, in order.
+
+        Args:
+            event: what happened.
+            now: the observer's monotonic time, in seconds.
+            wall: seconds since the epoch, for the event log alone.
+        """
+        self._now, self._wall = now, wall
         self._out = []
         if not self._is_routine(event):
             self._deadline = None
-        if isinstance(event, Asked):
-            try:
-                answer = self._answer(event)
-            except Refused as error:
-                self._emit(Refuse(event.peer, event.id, error.kind, error.text, (), error.path))
-                if isinstance(event.body, (AgentHello, ClientHello)):
-                    who = event.peer.decode(errors="replace")
-                    self._emit(Record(f"refused {who} ({error.kind}): {error.text}"))
-            else:
-                if answer is not None:
-                    self._emit(Answer(event.peer, event.id, answer))
-        elif isinstance(event, Told):
-            self._told(event.peer, event.body)
+        if isinstance(event, (Asked, Told)):
+            if not self._settling.holds(event):
+                self._said(event)
+        elif isinstance(event, NotWritten):
+            self._trouble = [event.trouble] if event.trouble else []
         elif isinstance(event, Unreachable):
             self._nodes.unreachable(event.peer, now)
         elif isinstance(event, Stalled):
             self._nodes.stalled(event.seconds)
             self._clients.stalled(event.seconds)
             self._robots.stalled(event.seconds)
+            self._settling.stalled(event.seconds)
         else:
             self._nodes.tick(now)
             self._clients.tick(now)
             self._robots.tick(now)
             self._looks.tick(now)
+        self._settle()
+        self._journal.tick(now, wall)
         self._groups.flush()
         self._groups.tick(now)
         if self._ending and not len(self._groups):
@@ -142,12 +175,37 @@ class Supervisor:
                 self._emit(Answer(peer, id, Done()))
             self._ending = []
             self._emit(EndCluster("a driver ended it"))
+        self._journal.flush(wall)
         return self._out
+
+    def _said(self, event: Asked | Told) -> None:
+        """A peer said something, now or when it was too early to answer."""
+        if isinstance(event, Told):
+            self._told(event.peer, event.body)
+            return
+        try:
+            answer = self._answer(event)
+        except Refused as error:
+            self._emit(Refuse(event.peer, event.id, error.kind, error.text, (), error.path))
+            if isinstance(event.body, (AgentHello, ClientHello)):
+                who = event.peer.decode(errors="replace")
+                self._emit(Record("refused", f"refused {who} ({error.kind}): {error.text}"))
+        else:
+            if answer is not None:
+                self._emit(Answer(event.peer, event.id, answer))
+
+    def _settle(self) -> None:
+        """Go on with what was too early."""
+        if self._settling.look(self._now):
+            self._nodes.give_up_missing(self._now - self._started, self._now)
+            self._groups.settle()
+        for event in self._settling.take():
+            self._said(event)
 
     def next_deadline(self) -> float:
         """When a Tick is due, infinity for never; may be too early, for a beat does not cost a look at everybody."""
         if self._deadline is None:
-            tables = (self._nodes, self._clients, self._groups, self._looks)
+            tables = (self._nodes, self._clients, self._groups, self._looks, self._settling, self._journal)
             deadlines = [table.next_deadline() for table in tables]
             self._deadline = min(*deadlines, self._robots.next_deadline(self._now))
         return self._deadline
@@ -170,6 +228,7 @@ class Supervisor:
             [str(client) for client in self._clients.alive() if namespace in (None, client.namespace)],
             self._groups.leases(now),
             self._robots.stopped(),
+            self._trouble,
         )
 
     def farewell(self, reason: str) -> list[Command]:
@@ -188,16 +247,19 @@ class Supervisor:
         if isinstance(body, GetStatus):
             return self.status(body.namespace, self._now)
         if isinstance(body, EStop):
-            return self._robots.estop(body)
+            self._robots.estop(event.peer, event.id, body)
+            return None
         if isinstance(body, EnumerateHardware):  # of an observer too: `rlinf-actors plan` has no session
             self._looks.ask(event.peer, event.id, body, self._now)
             return None
         client = self._clients.of_peer(event.peer)
+        if isinstance(body, GetEvents):  # of an observer too: `rlinf-actors events`
+            if client is not None:
+                own_namespace(client, body.namespace or "")
+            return self._journal.ask(event.peer, event.id, body, self._now, self._wall)
         if client is None:
             self._emit(Notify(event.peer, Beat(HELLO_AGAIN)))
-            raise Refused(
-                "unreachable", "the head does not know this process: it was restarted, or no hello was sent; try again"
-            )
+            raise Refused("hello", "the head does not know this process: it was restarted, or no hello was sent")
         self._clients.heard(event.peer, self._now)
         return self._client_asked(client, event)
 
@@ -229,7 +291,7 @@ class Supervisor:
         node = self._nodes.hello(peer, hello, self._now)
         same = known is not None and known.incarnation == node.incarnation
         if not same:
-            self._emit(Record(f"node {node.name} is here, incarnation {node.incarnation}"))
+            self._emit(of_node("node_joined", node, f"is here, incarnation {node.incarnation}"))
         else:
             self._clients.unwatch(node.id, self._now)  # a head's watch may have been lost with its connection
         self._reconciler.reconcile(node, hello.workers, same, self._now)
@@ -239,8 +301,10 @@ class Supervisor:
 
     def _client_hello(self, peer: bytes, hello: ClientHello) -> Welcome:
         self._check_protocol(f"this {hello.role}", hello.protocol, hello.version)
+        known = self._clients.get(hello.incarnation) is not None
         client = self._clients.hello(peer, hello, self._now, self._groups.namespace_of(hello.worker_id))
-        self._emit(Record(f"{client} is here"))
+        if client.role == "driver" and not known:
+            self._emit(of_driver("driver_joined", client, "is here"))
         self._groups.tell_all(client)
         self._clients.watch(self._nodes.alive())
         return self._welcome(self._clients.token(client.namespace))
@@ -304,6 +368,8 @@ class Supervisor:
                     self._emit(Notify(node.peer, body))
         elif isinstance(body, WatchClients):
             self._clients.subscribe(client, body.incarnations, self._now)
+        elif isinstance(body, Handles):
+            self._reconciler.handles(client, body)
         elif isinstance(body, Goodbye):
             self._clients.gone(client, body.reason or "it said goodbye")
         else:
@@ -329,7 +395,7 @@ class Supervisor:
     # --- ends ---
 
     def _node_lost(self, node: Node, reason: str, certain: bool) -> None:
-        self._emit(Record(f"node {node.name} is gone: {reason}"))
+        self._emit(of_node("node_left" if certain else "node_lost", node, f"is gone: {reason}"))
         self._looks.node_lost(node, reason)
         self._groups.node_lost(node, reason, certain, self._now)
         self._clients.unwatch(node.id, self._now)
@@ -338,8 +404,11 @@ class Supervisor:
     def _client_gone(self, incarnation: str, client: Client | None) -> None:
         self._groups.client_gone(incarnation)
         if client is not None:
-            self._emit(Record(f"{client} has ended: {self._clients.ended(incarnation)}"))
+            if client.role == "driver":
+                self._emit(of_driver("driver_ended", client, f"has ended: {self._clients.ended(incarnation)}"))
+            self._journal.forget(client.peer)
             self._nodes.forget(client.peer)
+            self._settling.forget(client.peer)
             self._looks.forget(client.peer)
             self._groups.forget_job(client.namespace)
 
@@ -349,4 +418,6 @@ class Supervisor:
             self._clients.gone(client, "its worker has ended")
 
     def _emit(self, command: Command) -> None:
+        if isinstance(command, Record):
+            self._journal.add(command, self._wall)
         self._out.append(command)

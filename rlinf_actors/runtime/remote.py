@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal as signals
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,6 +25,7 @@ from rlinf_actors.net.link import Network
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.work import Promise
 from rlinf_actors.wire import frames
+from rlinf_actors.wire.endings import ending
 from rlinf_actors.wire.values import Endpoint, ExitReport, Extension, GroupState, WorkerState
 
 log = logging.getLogger(__name__)
@@ -243,24 +243,13 @@ class _Constructed:
 def death(report: ExitReport, worker: str, rank: int, node: str) -> RlinfActorsError:
     """What a caller gets for a worker that ended as *report* says."""
     if report.kind == "start_failed":
-        return WorkerStartError(f"{worker} on {node} could not be started: {report.reason}", worker=worker, node=node)
+        return WorkerStartError(f"{worker} on {node} {ending(report)}", worker=worker, node=node)
     if report.kind == "node_lost":
         return NodeLostError(f"{worker} is gone with its node {node}: {report.reason or 'the node stopped answering'}")
-    if report.signal is not None:
-        try:
-            how = f"was ended by signal {report.signal} ({signals.Signals(report.signal).name})"
-        except ValueError:
-            how = f"was ended by signal {report.signal}"
-    elif report.exit_code is not None:
-        how = f"exited with code {report.exit_code}"
-    else:
-        how = "ended, and nobody saw how"
-    memory = {"yes": "; it was out of memory", "suspected": "; out of memory suspected"}.get(report.oom, "")
-    reason = f"; {report.reason}" if report.reason else ""
     tail = "".join(f"\n    {line}" for line in report.stderr_tail)
     said = f"\nlast lines of its stderr:{tail}" if tail else ""
     return WorkerDiedError(
-        f"worker {worker} on {node} {how}{memory}{reason}{said}",
+        f"worker {worker} on {node} {ending(report)}{said}",
         worker=worker,
         rank=rank,
         node=node,

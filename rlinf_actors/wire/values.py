@@ -5,7 +5,7 @@ House rules: a value is a frozen struct in this file; user data never rides in o
 
 from __future__ import annotations
 
-from typing import Union
+from typing import Literal, Union
 
 import msgspec
 
@@ -244,6 +244,14 @@ class GroupState(Value, frozen=True):
     detail: str = ""
 
 
+class GroupHandle(Value, frozen=True):
+    """A group as a client that has a handle of it knows it: its workers that have not ended."""
+
+    namespace: str
+    name: str
+    workers: list[WorkerState]
+
+
 class LeaseState(Value, frozen=True):
     """A piece of exclusive hardware that a group holds, as the head sees it; `key` and `title` are its Claim's.
 
@@ -261,3 +269,50 @@ class LeaseState(Value, frozen=True):
     state: str
     held_s: float
     free_in_s: Union[float, None] = None
+
+
+EventKind = Literal[
+    "head_started", "events_missing",
+    "node_joined", "node_suspect", "node_heard", "node_lost", "node_left",
+    "node_draining", "node_drained", "node_undrained",
+    "driver_joined", "driver_ended", "refused",
+    "group_launched", "group_adopted", "group_ended",
+    "worker_started", "worker_unresponsive", "worker_responsive", "worker_restarted", "worker_stopped", "worker_died",
+    "lease_lost", "robot_conflict", "estop", "estop_released",
+]  # fmt: skip
+"""What can happen in a cluster. `events_missing` is said by a reader in place of those that the head does not keep any
+more; `node_heard` ends node_suspect, `node_drained` says that nothing runs on a draining node any more; a worker that
+was asked to end is `worker_stopped`, any other end is `worker_died`.
+"""
+
+
+class ClusterEvent(Value, frozen=True):
+    """One entry of the cluster's event log.
+
+    Attributes:
+        seq: its number in this head's log, from 1 on without a gap.
+        at: when the head saw it, in seconds since the epoch by the head's clock.
+        kind: what happened.
+        text: one line for people.
+        node: hostname of the node that it happened on, "" for none.
+        node_id: of the node.
+        namespace: of the job, "" for what concerns the whole cluster.
+        group: name of the group.
+        rank: of the worker, None where it is about none.
+        worker_id: of the worker; another one after each restart.
+        pid: of the worker's or driver's process, 0 where there is none.
+        exit: how a worker ended, with the last lines of its stderr.
+    """
+
+    seq: int
+    at: float
+    kind: EventKind
+    text: str
+    node: str = ""
+    node_id: str = ""
+    namespace: str = ""
+    group: str = ""
+    rank: Union[int, None] = None
+    worker_id: str = ""
+    pid: int = 0
+    exit: Union[ExitReport, None] = None

@@ -58,7 +58,7 @@ def test_drivers_of_one_cluster(rlinf_leak_check, cycles):
             return [held(name, pid) for name, pid in pids.items()], files(local.nodes[0].run_dir, pids["template"])
 
         def life(n):
-            with local.cluster() as cluster:
+            with Cluster(num_nodes=1, head=local.head) as cluster:
                 once(cluster, n)
 
         for n in range(WARM_UP):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rlinf_actors.errors import ProtocolError, RemoteWireError
 from rlinf_actors.wire import codec, frames, spawn
 from rlinf_actors.wire import messages as m
-from rlinf_actors.wire.values import Extension, Piece, RobotStop
+from rlinf_actors.wire.values import ClusterEvent, Extension, Piece, RobotStop
 
 NODE = m.NodeReport("id", "host", "127.0.0.1", "key", 2, 1 << 30, "3.11", "/usr/bin/python3")
 SPEC = m.WorkerSpec("w-0", "g", "ns", 0, 1, 0, {"A": "1"})
@@ -33,6 +33,7 @@ BODIES = [
     m.Launched(m.GroupState("ns", "g", "m:C", "o", "running", [STATE])),
     m.FindGroup("ns", "g"),
     m.StopGroup("ns", "g", 1.0),
+    m.Handles([m.GroupHandle("ns", "g", [STATE])]),
     m.GetStatus(),
     m.Status("e", "0.1", 1.0, [], [], []),
     m.EStop("kim@lab", "a hand in the cell", "ns", True),
@@ -42,6 +43,7 @@ BODIES = [
     m.StartWorkers([SPEC], "o"),
     m.StopWorkers(["w-0"], 1.0),
     m.Watch("inc", 1, 2),
+    m.Unwatch("inc"),
     m.ProcessGone("inc"),
     m.WorkerReady("w-0", 7, m.Endpoint("key")),
     m.WorkerExited("w-0", m.ExitReport("signalled", None, 9, "yes", ["oops"])),
@@ -56,6 +58,10 @@ BODIES = [
     m.LookForHardware("e-1", QUESTION),
     m.HardwareFound("e-1", ANSWER),
     m.StopLooking("e-1"),
+    m.GetEvents(3, "e", "ns", 10, 5.0),
+    m.Events(
+        "e", 1.5, [ClusterEvent(4, 1.25, "worker_died", "it died", exit=m.ExitReport("signalled", None, 9))], 4, 2
+    ),
     m.EStop("somebody on host", "smoke", "ns"),
     m.EStopped([RobotStop("w-0", "ns", ["Franka ip"], "n0", True)], ["all robots"]),
 ]

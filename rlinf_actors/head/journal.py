@@ -1,0 +1,130 @@
+"""The event log: who joined, died, and why. Pure.
+
+House rules: an event is added by a Record alone, so that this log and the head's own never differ. What is kept is
+bounded, and so is what waits here for a reader: a question that nobody can answer yet, never an event.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import deque
+from dataclasses import dataclass
+
+import msgspec
+
+from rlinf_actors.head.commands import Answer, Emit, Record, Refused
+from rlinf_actors.wire.messages import Events, GetEvents
+from rlinf_actors.wire.values import ClusterEvent
+
+KEPT_EVENTS = 10_000
+KEPT_CHARS = 16 << 20
+"""Most of what is kept: the last lines of workers that died make some events much longer than others."""
+ANSWER_EVENTS = 1000
+ANSWER_CHARS = 1 << 20
+"""Most of one answer; a reader asks again for the rest."""
+MAX_WAIT_S = 60.0
+MAX_READERS = 1024
+
+
+@dataclass(frozen=True)
+class _Reader:
+    peer: bytes
+    id: int
+    asked: GetEvents
+    deadline: float
+
+
+class Journal:
+    """The newest events, and the readers that wait for the next.
+
+    Args:
+        log: name of this log; that of another head differs.
+        emit: takes commands.
+        kept: how many events at most.
+        kept_chars: how many characters of text at most.
+    """
+
+    def __init__(self, log: str, emit: Emit, kept: int = KEPT_EVENTS, kept_chars: int = KEPT_CHARS) -> None:
+        self._log = log
+        self._emit = emit
+        self._kept = kept
+        self._kept_chars = kept_chars
+        self._events: deque[ClusterEvent] = deque()
+        self._chars = 0
+        self._last = 0
+        self._flushed = 0
+        self._readers: list[_Reader] = []
+
+    def add(self, record: Record, wall: float) -> None:
+        """Something happened, at *wall* seconds since the epoch; the oldest events make room."""
+        self._last += 1
+        event = ClusterEvent(self._last, wall, **{name: getattr(record, name) for name in record.__struct_fields__})
+        self._events.append(event)
+        self._chars += _chars(event)
+        while len(self._events) > self._kept or (self._chars > self._kept_chars and len(self._events) > 1):
+            self._chars -= _chars(self._events.popleft())
+
+    def ask(self, peer: bytes, id: int, asked: GetEvents, now: float, wall: float) -> Events | None:
+        """The answer, or None when it comes later.
+
+        Raises:
+            Refused: too many wait already.
+        """
+        if asked.log and asked.log != self._log:
+            asked = msgspec.structs.replace(asked, since=0)
+        since = self._last if asked.since < 0 else min(asked.since, self._last)
+        asked = msgspec.structs.replace(asked, since=since, log=self._log)
+        found = self._find(asked, wall)
+        if found.events or found.missing or not asked.wait_s > 0:
+            return found
+        if len(self._readers) >= MAX_READERS:
+            raise Refused("usage", f"{MAX_READERS} readers of the event log wait already")
+        self._readers.append(_Reader(peer, id, asked, now + min(asked.wait_s, MAX_WAIT_S)))
+        return None
+
+    def flush(self, wall: float) -> None:
+        """Answer the readers for whom something has happened since the last flush."""
+        if self._flushed < self._last:
+            self._flushed = self._last
+            self._answer([(reader, self._find(reader.asked, wall)) for reader in self._readers])
+
+    def tick(self, now: float, wall: float) -> None:
+        """Answer the readers whose time is over: nothing has happened."""
+        for reader in [reader for reader in self._readers if now >= reader.deadline]:
+            self._readers.remove(reader)
+            self._emit(Answer(reader.peer, reader.id, self._find(reader.asked, wall)))
+
+    def forget(self, peer: bytes) -> None:
+        """A client has ended: nobody reads there any more."""
+        self._readers = [reader for reader in self._readers if reader.peer != peer]
+
+    def next_deadline(self) -> float:
+        """When `tick` has something to do, infinity for never."""
+        return min((reader.deadline for reader in self._readers), default=math.inf)
+
+    def _answer(self, found: list[tuple[_Reader, Events]]) -> None:
+        self._readers = [reader for reader, events in found if not events.events]
+        for reader, events in found:
+            if events.events:
+                self._emit(Answer(reader.peer, reader.id, events))
+
+    def _find(self, asked: GetEvents, wall: float) -> Events:
+        oldest = self._last - len(self._events) + 1
+        missing = max(0, oldest - 1 - asked.since)
+        limit, room = min(max(asked.limit, 1), ANSWER_EVENTS), ANSWER_CHARS
+        chosen: list[ClusterEvent] = []
+        seen = asked.since + missing
+        for event in itertools.islice(self._events, seen - oldest + 1, None):
+            if asked.namespace is None or event.namespace in ("", asked.namespace):
+                if chosen and (len(chosen) >= limit or room < _chars(event)):
+                    break
+                chosen.append(event)
+                room -= _chars(event)
+            seen = event.seq
+        return Events(self._log, wall, chosen, seen, missing, seen < self._last)
+
+
+def _chars(event: ClusterEvent) -> int:
+    """About how long it is."""
+    return len(event.text) + (sum(map(len, event.exit.stderr_tail)) if event.exit is not None else 0)

@@ -1,0 +1,28 @@
+"""How a worker ended, as a clause for people. Pure."""
+
+from __future__ import annotations
+
+import signal as signals
+
+from rlinf_actors.wire.values import ExitReport
+
+_MEMORY = {"yes": "; it was out of memory", "suspected": "; out of memory suspected"}
+
+
+def ending(report: ExitReport) -> str:
+    """For example ``was ended by signal 9 (SIGKILL); out of memory suspected``, to follow the worker's name."""
+    reason = f"; {report.reason}" if report.reason else ""
+    if report.kind == "start_failed":
+        return f"could not be started: {report.reason}"
+    if report.kind == "node_lost":
+        return f"is gone with its node: {report.reason or 'the node stopped answering'}"
+    if report.signal is not None:
+        try:
+            how = f"was ended by signal {report.signal} ({signals.Signals(report.signal).name})"
+        except ValueError:
+            how = f"was ended by signal {report.signal}"
+    elif report.exit_code is not None:
+        how = f"exited with code {report.exit_code}"
+    else:
+        how = "ended, and nobody saw how"
+    return f"{how}{_MEMORY.get(report.oom, '')}{reason}"

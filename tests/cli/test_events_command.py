@@ -1,0 +1,145 @@
+"""`rlinf-actors events` against a real head in this process's other thread: no nodes, nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from rlinf_actors.cli import app
+from rlinf_actors.cli.events import event_line
+from rlinf_actors.cluster.events import EventCursor
+from rlinf_actors.errors import UsageError
+from rlinf_actors.head.server import HeadServer
+from rlinf_actors.net.transport import ZmqNetwork
+from rlinf_actors.wire.messages import Events
+from rlinf_actors.wire.values import ClusterEvent, ExitReport
+
+
+@pytest.fixture
+def head(tmp_path, monkeypatch) -> Iterator[str]:
+    """A head that somebody pressed the emergency stop of."""
+    loop, up = asyncio.new_event_loop(), threading.Event()
+    endpoint = f"ipc://{tmp_path}/head"
+
+    async def serve() -> tuple[ZmqNetwork, HeadServer]:
+        network = ZmqNetwork(loop)
+        made = HeadServer(network)
+        made.start([endpoint])
+        up.set()
+        return network, made
+
+    async def end(network: ZmqNetwork, made: HeadServer) -> None:
+        made.close()
+        network.close()
+
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    serving = asyncio.run_coroutine_threadsafe(serve(), loop)
+    assert up.wait(10)
+    monkeypatch.setenv("RLINF_HEAD", endpoint)
+    assert app.run(["estop", "--reason", "smoke", "--namespace", "lab"]) == 0
+    yield endpoint
+    asyncio.run_coroutine_threadsafe(end(*serving.result(10)), loop).result(10)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(10)
+    loop.close()
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[str], str]:
+    capsys.readouterr()
+    code = app.run(["events", *arguments])
+    out, err = capsys.readouterr()
+    return code, out.splitlines(), err
+
+
+def test_a_line_an_event(head, capsys):
+    code, lines, _ = run(capsys)
+    assert code == 0
+    assert [line.split()[2:4] for line in lines] == [["1", "head_started"], ["2", "estop"]]
+    assert lines[1].endswith(": smoke (namespace 'lab')")
+
+
+def test_json_has_stable_keys(head, capsys):
+    _, lines, _ = run(capsys, "--json")
+    event = json.loads(lines[1])
+    assert list(event) == [
+        "seq", "at", "kind", "text", "node", "node_id", "namespace", "group", "rank", "worker_id", "pid", "exit",
+    ]  # fmt: skip
+    assert (event["seq"], event["kind"], event["namespace"], event["rank"], event["exit"]) == (
+        2, "estop", "lab", None, None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "seen"),
+    [
+        (["--since", "1"], ["estop"]),
+        (["--since", "2"], []),
+        (["--since", "10m"], ["head_started", "estop"]),
+        (["--kind", "head_started"], ["head_started"]),
+        (["--namespace", "other"], ["head_started"]),
+        (["--namespace", "lab"], ["head_started", "estop"]),
+        (["--group", "g"], []),
+    ],
+)
+def test_only_what_is_asked_for(head, capsys, arguments, seen):
+    code, lines, _ = run(capsys, "--json", *arguments)
+    assert (code, [json.loads(line)["kind"] for line in lines]) == (0, seen)
+
+
+@pytest.mark.parametrize("arguments", [["--since", "yesterday"], ["--kind", "worker_exploded"]])
+def test_what_cannot_be_asked_for_is_said(head, capsys, arguments):
+    code, lines, err = run(capsys, *arguments)
+    assert (code, lines) == (64, [])
+    assert arguments[1] in err
+
+
+def test_the_last_lines_of_a_worker_that_died_follow_it():
+    event = ClusterEvent(3, 0.0, "worker_died", "worker g:0 died", exit=ExitReport("exited", 1, stderr_tail=["a", "b"]))
+    assert event_line(event).splitlines()[1:] == ["    a", "    b"]
+
+
+# --- the cursor ---
+
+
+def event(seq: int, **fields: object) -> ClusterEvent:
+    return ClusterEvent(seq, 1.0, **{"kind": "worker_died", "text": f"e{seq}", **fields})
+
+
+def test_a_cursor_goes_on_behind_what_it_was_given():
+    cursor = EventCursor("ns", 3)
+    asked = cursor.question(wait=True)
+    assert (asked.since, asked.log, asked.namespace, asked.wait_s > 0) == (3, "", "ns", True)
+    assert [one.seq for one in cursor.take(Events("log", 1.0, [event(4), event(6)], 7))] == [4, 6]
+    asked = cursor.question(wait=False)
+    assert (asked.since, asked.log, asked.wait_s) == (7, "log", 0.0)
+
+
+def test_a_cursor_that_begins_now_first_asks_where_that_is():
+    cursor = EventCursor("ns", None)
+    assert (cursor.question(wait=True).since, cursor.question(wait=True).wait_s) == (-1, 0.0)
+    assert cursor.take(Events("log", 1.0, [], 9)) == []
+    assert (cursor.question(wait=True).since, cursor.question(wait=True).wait_s > 0) == (9, True)
+
+
+def test_what_the_head_dropped_is_one_event():
+    cursor = EventCursor()
+    gap, kept = cursor.take(Events("log", 2.0, [event(8)], 8, missing=7))
+    assert (gap.seq, gap.kind, gap.text, kept.seq) == (7, "events_missing", "7 older events are not kept any more", 8)
+
+
+def test_a_filter_lets_through_what_it_names_and_gaps_only_if_it_names_them():
+    cursor = EventCursor(kinds=["worker_died"], group="g")
+    answer = Events(
+        "log", 2.0, [event(8, group="g"), event(9), event(10, group="g", kind="group_ended")], 10, missing=7
+    )
+    assert [one.seq for one in cursor.take(answer)] == [8]
+
+
+def test_a_cursor_knows_every_kind_and_no_other():
+    with pytest.raises(UsageError, match="worker_exploded"):
+        EventCursor(kinds=["worker_died", "worker_exploded"])

@@ -1,0 +1,238 @@
+"""The event log: what is kept, who is told, who waits for what."""
+
+from __future__ import annotations
+
+import pytest
+from head_kit import HeadKit, client_hello
+
+from rlinf_actors.head.commands import Answer, Record, Refused, Told
+from rlinf_actors.head.journal import MAX_READERS, Journal
+from rlinf_actors.wire.messages import Beat, EStop, Events, GetEvents, Goodbye
+from rlinf_actors.wire.values import ExitReport
+
+
+class JournalKit:
+    """A journal, and the answers that it sent later."""
+
+    def __init__(self, **limits: int) -> None:
+        self.sent: dict[int, Events] = {}
+        self.journal = Journal("log", self._emit, **limits)
+
+    def _emit(self, command: object) -> None:
+        assert isinstance(command, Answer)
+        assert isinstance(command.body, Events)
+        assert command.id not in self.sent, "one answer a question"
+        self.sent[command.id] = command.body
+
+    def add(self, *texts: str, namespace: str = "", wall: float = 1.0) -> None:
+        for text in texts:
+            self.journal.add(Record("worker_died", text, namespace=namespace), wall)
+
+    def ask(self, id: int = 1, now: float = 0.0, **question: object) -> Events | None:
+        return self.journal.ask(b"p", id, GetEvents(**question), now, 9.0)
+
+
+def texts(events: Events | None) -> list[str]:
+    assert events is not None
+    return [event.text for event in events.events]
+
+
+def test_events_are_numbered_from_one_and_bear_the_time():
+    kit = JournalKit()
+    kit.add("a", wall=5.0)
+    kit.add("b", wall=6.0)
+    answer = kit.ask()
+    assert [(event.seq, event.at, event.text) for event in answer.events] == [(1, 5.0, "a"), (2, 6.0, "b")]
+    assert (answer.log, answer.at, answer.next, answer.missing, answer.more) == ("log", 9.0, 2, 0, False)
+
+
+def test_a_reader_goes_on_where_it_was():
+    kit = JournalKit()
+    kit.add("a", "b", "c")
+    first = kit.ask(limit=2)
+    assert (texts(first), first.next, first.more) == (["a", "b"], 2, True)
+    second = kit.ask(since=first.next, log="log", limit=2)
+    assert (texts(second), second.next, second.more) == (["c"], 3, False)
+    assert texts(kit.ask(since=3)) == []
+    assert texts(kit.ask(since=99)) == []
+
+
+def test_who_asks_for_events_that_are_gone_is_told_how_many_are_missing():
+    kit = JournalKit(kept=3)
+    kit.add(*"abcdefg")
+    answer = kit.ask()
+    assert (texts(answer), answer.missing, answer.events[0].seq) == (["e", "f", "g"], 4, 5)
+    answer = kit.ask(since=2)
+    assert (texts(answer), answer.missing) == (["e", "f", "g"], 2)
+    assert kit.ask(since=4).missing == 0
+
+
+def test_long_events_make_room_sooner_and_the_newest_always_stays():
+    kit = JournalKit(kept_chars=100)
+    for name in "ab":
+        kit.journal.add(Record("worker_died", name, exit=ExitReport("exited", stderr_tail=["x" * 60])), 1.0)
+    assert texts(kit.ask()) == ["b"]
+    kit.journal.add(Record("worker_died", "c" * 500), 1.0)
+    assert texts(kit.ask()) == ["c" * 500]
+
+
+def test_an_answer_is_bounded_in_length_but_never_empty():
+    kit = JournalKit()
+    kit.add("a" * 700_000, "b" * 700_000)
+    first = kit.ask()
+    assert (len(first.events), first.more) == (1, True)
+    assert len(kit.ask(since=1).events) == 1
+
+
+def test_another_log_s_number_means_nothing():
+    kit = JournalKit()
+    kit.add("a", "b")
+    assert texts(kit.ask(since=2, log="of the head before", wait_s=5.0)) == ["a", "b"]
+
+
+def test_a_job_s_events_are_for_that_job():
+    kit = JournalKit()
+    kit.add("mine", namespace="ns")
+    kit.add("theirs", namespace="other")
+    kit.add("of all")
+    assert texts(kit.ask(namespace="ns")) == ["mine", "of all"]
+    assert texts(kit.ask()) == ["mine", "theirs", "of all"]
+    kit.add("theirs", namespace="other")
+    assert kit.ask(namespace="ns", since=3).next == 4  # what is not for it is not looked at again
+
+
+def test_a_reader_waits_until_something_happens_that_is_for_it():
+    kit = JournalKit()
+    kit.add("old")
+    assert kit.ask(7, namespace="ns", since=-1, wait_s=5.0) is None
+    kit.add("theirs", namespace="other")
+    kit.journal.flush(9.0)
+    assert kit.sent == {}
+    kit.add("a", "b", namespace="ns")
+    kit.journal.flush(9.0)
+    assert texts(kit.sent[7]) == ["a", "b"]
+    kit.add("c")
+    kit.journal.flush(9.0)
+    assert set(kit.sent) == {7}
+
+
+def test_who_waits_too_long_hears_that_nothing_happened():
+    kit = JournalKit()
+    assert kit.ask(7, wait_s=5.0, now=10.0) is None
+    assert kit.journal.next_deadline() == 15.0
+    kit.journal.tick(14.9, 9.0)
+    assert kit.sent == {}
+    kit.journal.tick(15.0, 9.0)
+    assert texts(kit.sent[7]) == []
+    assert kit.journal.next_deadline() == float("inf")
+
+
+def test_waiting_is_bounded():
+    kit = JournalKit()
+    for id in range(MAX_READERS):
+        assert kit.ask(id, wait_s=1e9) is None
+    assert kit.journal.next_deadline() == 60.0
+    with pytest.raises(Refused):
+        kit.ask(MAX_READERS, wait_s=1.0)
+    kit.journal.forget(b"p")
+    assert kit.ask(MAX_READERS, wait_s=1.0) is None
+
+
+# --- what the supervisor puts in ---
+
+
+def story(kit: HeadKit, peer: str = "cli", **question: object) -> list[tuple[str, str]]:
+    answer = kit.ask(peer, GetEvents(**question))
+    assert isinstance(answer, Events)
+    return [(event.kind, event.group or event.node) for event in answer.events]
+
+
+def test_a_job_from_its_start_to_its_end():
+    kit = HeadKit()
+    kit.head.started(1.0)
+    kit.cluster()
+    kit.launch("g", [0, 0])
+    kit.ready("a:n0", "g-0")
+    kit.ready("a:n0", "g-0")  # said again
+    kit.exited("a:n0", "g-0", kind="signalled", exit_code=None, signal=9, oom="suspected", stderr_tail=["oops"])
+    kit.exited("a:n0", "g-1", kind="stopped")
+    kit.tell("d1", Goodbye("done"))
+    assert story(kit) == [
+        ("head_started", ""),
+        ("node_joined", "n0"),
+        ("driver_joined", ""),
+        ("group_launched", "g"),
+        ("worker_started", "g"),
+        ("worker_died", "g"),
+        ("worker_stopped", "g"),
+        ("group_ended", "g"),
+        ("driver_ended", ""),
+    ]
+    died = kit.ask("cli", GetEvents()).events[5]
+    assert died.text == ("worker g:0 (process 77) on node n0 was ended by signal 9 (SIGKILL); out of memory suspected")
+    assert (died.rank, died.worker_id, died.node_id, died.pid) == (0, "g-0", "n0", 77)
+    assert died.exit == ExitReport("signalled", None, 9, "suspected", ["oops"])
+
+
+def test_a_node_that_falls_silent_comes_back_and_is_lost():
+    kit = HeadKit()
+    kit.cluster()
+    kit.launch("g", [0])
+    start = len(story(kit))
+    kit.wait(3.5)
+    kit.tell("a:n0", Beat("n0-1"))
+    kit.wait(20.0)
+    assert [kind for kind, about in story(kit, since=start) if about == "n0"] == [
+        "node_suspect",
+        "node_heard",
+        "node_suspect",
+        "node_lost",
+    ]
+    (died,) = [event for event in kit.ask("cli", GetEvents(since=start)).events if event.kind == "worker_died"]
+    assert died.text == "worker g:0 on node n0 is gone with its node: node n0 (10.0.0.1): it was silent for 10 s"
+
+
+def test_every_line_of_the_head_s_log_is_an_event():
+    kit = HeadKit()
+    lines = []
+    for act in (
+        lambda: kit.node("n0"),
+        lambda: kit.driver(),
+        lambda: kit.driver("d2", role="king"),
+        lambda: kit.nodes(1),
+        lambda: kit.launch("g", [0]),
+        lambda: kit.ask("cli", EStop("kim", "smoke")),
+        lambda: kit.ask("cli", EStop("kim", release=True)),
+        lambda: kit.tell("a:n0", Goodbye("off")),
+    ):
+        act()
+        lines += kit.records()
+    assert [event.text for event in kit.ask("cli", GetEvents()).events] == lines
+    assert len(lines) == 9
+
+
+def test_a_driver_reads_its_own_job_s_events_and_no_other_s():
+    kit = HeadKit()
+    kit.cluster()
+    kit.ask("d2", client_hello("d2", namespace="other"))
+    kit.launch("g", [0])
+    assert story(kit, "d1", namespace="ns") == [("node_joined", "n0"), ("driver_joined", ""), ("group_launched", "g")]
+    assert story(kit, "d2", namespace="other") == [("node_joined", "n0"), ("driver_joined", "")]
+    for namespace in ("ns", None):
+        refused = kit.ask("d2", GetEvents(namespace=namespace))
+        assert refused.kind == "authentication"
+
+
+def test_a_driver_that_waits_is_told_in_the_same_turn_and_forgotten_with_its_end():
+    kit = HeadKit()
+    kit.cluster()
+    last = kit.ask("d1", GetEvents(namespace="ns")).next
+    assert kit.ask("d1", GetEvents(last, "epoch", "ns", wait_s=5.0)) is None
+    kit.launch("g", [0])
+    ((peer, answer),) = [(peer, body) for peer, body in kit.answers() if isinstance(body, Events)]
+    assert (peer, texts(answer)) == ("d1", ["group 'g' of namespace 'ns' was launched: m:C, ranks 0-0"])
+    assert kit.ask("d1", GetEvents(answer.next, "epoch", "ns", wait_s=5.0)) is None
+    commands = kit.head.handle(Told(b"d1", Goodbye("done")), kit.now)
+    assert not [c for c in commands if isinstance(c, Answer)]
+    kit.wait(6.0)
+    assert [body for _, body in kit.answers() if isinstance(body, Events)] == []

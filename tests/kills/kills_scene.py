@@ -1,0 +1,177 @@
+"""One cluster in which something is killed again and again while a driver has work under way."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from kills_driver import CALLERS, RANKS, Outcome
+from kills_workers import Loaded
+
+from rlinf_actors import NodePlacementStrategy, procfs
+from rlinf_actors.testing import LocalCluster
+
+VICTIMS = ("worker", "template", "agentd", "head", "driver")
+"""Worker: rank 0. Template: the one that both ranks came from. agentd: their node's. Head: another node's agentd."""
+WAITS = CALLERS + 1
+"""Of one rank, the stream included."""
+PATIENCE_S = 30.0
+"""When something that has to end, or to answer, hangs."""
+DIED = {"WorkerDiedError 9"}
+ORPHANED = {"WorkerDiedError 9", "WorkerDiedError None"}
+"""The kernel kills who has lost its template; some see that it is gone a moment earlier, and end by themselves."""
+_HERE = Path(__file__).resolve().parent
+_ROOT = _HERE.parent.parent
+
+
+class Driver:
+    """The process of kills_driver, and what it says."""
+
+    def __init__(self, command: Sequence[Any], env: Mapping[str, str]) -> None:
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=env, start_new_session=True
+        )
+        self._unread = b""
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    def line(self) -> Any:
+        """The next thing it says."""
+        assert self._process.stdout is not None
+        while b"\n" not in self._unread:
+            assert _ready(self._process.stdout.fileno()), f"the driver says nothing for {PATIENCE_S} s"
+            got = self._process.stdout.read(65536)
+            assert got, f"the driver ended with {self.wait()}"
+            self._unread += got
+        line, _, self._unread = self._unread.partition(b"\n")
+        return json.loads(line)
+
+    def finish(self) -> None:
+        """Ask for its end."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"finish\n")
+
+    def wait(self) -> int:
+        """Its exit code, once it has ended."""
+        return self._process.wait(PATIENCE_S)
+
+    def close(self) -> None:
+        """Nothing of it stays."""
+        self._process.kill()
+        with self._process:
+            pass
+
+
+class Scene:
+    """A cluster of two nodes with the head on the first, and a group of this process's own there, which must live on.
+
+    Args:
+        local: the cluster, started.
+        bystanders: that group; each method of it answers.
+    """
+
+    def __init__(self, local: LocalCluster, bystanders: Any) -> None:
+        self._local = local
+        self._bystanders = bystanders
+        self._pids = bystanders.about().wait(PATIENCE_S)
+
+    def round(self, victims: Sequence[str], rng: random.Random) -> list[str]:
+        """Kill these while a new driver has work under way; what was wrong then, a sentence each."""
+        command = [sys.executable, _HERE / "kills_driver.py", self._local.head]
+        paths = os.pathsep.join([str(_ROOT), str(_HERE)])
+        with ExitStack() as stack:
+            driver = Driver(command, {**os.environ, "PYTHONPATH": paths})
+            stack.callback(driver.close)
+            pids = driver.line()
+            watched = {pid: os.pidfd_open(pid) for worker, _, child in pids for pid in (worker, child)}
+            stack.callback(lambda: [os.close(pidfd) for pidfd in watched.values()])
+            for _ in range(rng.randrange(1, 5)):
+                assert driver.line() == "progress"
+            for victim in rng.sample(victims, len(victims)):
+                self._kill(victim, pids[0][0], pids[0][1], driver)
+            for name, rank in (("head", 0), ("agentd", 1)):
+                if name in victims:
+                    self._local.restart_agent(rank)
+            found = [] if "driver" in victims else self._finish(driver, victims)
+            found += [f"process {pid} is still there" for pid, fd in watched.items() if not _ready(fd)]
+        return found + self._bystanders_live()
+
+    def _kill(self, victim: str, worker: int, template: int, driver: Driver) -> None:
+        if victim == "head":
+            self._local.kill_agent(0)
+        elif victim == "agentd":
+            self._local.kill_agent(1)
+        else:
+            pid = {"worker": worker, "template": template, "driver": driver.pid}[victim]
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                assert len(victims_of(worker, template)) < 2, f"{victim} had ended before it was killed"
+
+    def _finish(self, driver: Driver, victims: Sequence[str]) -> list[str]:
+        """Have the driver end its work and itself; what is wrong with how its calls ended."""
+        to_fail = sum(WAITS for rank in range(RANKS) if expected(rank, victims))
+        while to_fail:
+            to_fail -= driver.line() == "failed"
+        driver.finish()
+        while not isinstance(said := driver.line(), list):
+            pass
+        found = [f"the driver exited with {code}" for code in [driver.wait()] if code]
+        for rank, outcome in enumerate(said):
+            found += [f"rank {rank}: {problem}" for problem in problems(Outcome(**outcome), expected(rank, victims))]
+        return found
+
+    def _bystanders_live(self) -> list[str]:
+        now = self._bystanders.about().wait(PATIENCE_S)
+        return [] if now == self._pids else [f"the bystanders were {self._pids}, and are {now}"]
+
+
+def victims_of(*pids: int) -> list[int]:
+    """Those that run."""
+    return [pid for pid in pids if (stat := procfs.stat(pid)) is not None and stat.state not in "ZX"]
+
+
+def expected(rank: int, victims: Sequence[str]) -> set[str]:
+    """How waits for this rank may fail when these are killed; none: all are answered."""
+    if "template" in victims:
+        return ORPHANED
+    return DIED if "worker" in victims and rank == 0 else set()
+
+
+def problems(outcome: Outcome, allowed: set[str]) -> list[str]:
+    """What is wrong with how one rank's waits ended."""
+    found = []
+    waits = WAITS if allowed else 0
+    if sum(outcome.failures.values()) != waits:
+        found.append(f"{waits} waits were to fail, and these did: {outcome.failures} {outcome.texts}")
+    elif not set(outcome.failures) <= allowed:
+        found.append(f"{outcome.failures} instead of {allowed}: {outcome.texts}")
+    if outcome.answered + (CALLERS if allowed else 0) != outcome.made:
+        found.append(f"{outcome.made} calls were made and {outcome.answered} answered")
+    if not allowed and (outcome.executed, outcome.doubled) != (outcome.made, 0):
+        found.append(f"{outcome.made} calls were made, {outcome.executed} executed, {outcome.doubled} more than once")
+    return found
+
+
+def _ready(fd: int) -> bool:
+    return bool(select.select([fd], [], [], PATIENCE_S)[0])
+
+
+def start_bystanders(cluster: Any) -> Any:
+    """Two workers on the node of the head, where nothing but that is killed."""
+    return Loaded.create_group().launch(cluster, NodePlacementStrategy([0, 0]), name="bystanders")
+
+
+assert RANKS == 2

@@ -1,0 +1,37 @@
+"""kill -9 of everything, alone and in pairs, under load. Usage: pytest tests/kills --kill-rounds 100 [--kill-seed N].
+
+Each wait ends, with the right exception; each process of the group ends; the group of another driver lives on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+
+import pytest
+from kills_scene import Scene, start_bystanders
+
+from rlinf_actors.testing import LocalCluster
+
+pytestmark = pytest.mark.live
+
+VICTIMS = ("worker", "template", "driver")
+
+
+@pytest.fixture(scope="module")
+def scene() -> Iterator[Scene]:
+    with LocalCluster(2, options={"timers": {"beat_s": 0.5, "lease_s": 5}}) as local:
+        bystanders = start_bystanders(local.cluster())
+        yield Scene(local, bystanders)
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize(
+    "victims", [*itertools.combinations(VICTIMS, 1), *itertools.combinations(VICTIMS, 2)], ids="+".join
+)
+def test_killed(scene: Scene, victims: tuple[str, ...], kill_rounds: int, kill_seed: int) -> None:
+    rng = random.Random(f"{kill_seed} {victims}")
+    for number in range(kill_rounds):
+        found = scene.round(victims, rng)
+        assert not found, f"round {number}, seed {kill_seed}:\n" + "\n".join(found)

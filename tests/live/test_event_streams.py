@@ -1,0 +1,69 @@
+"""The event log over a head's restart, and as the command line follows it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from rlinf_actors import Worker
+from rlinf_actors.errors import WorkerDiedError
+from rlinf_actors.wire.values import ClusterEvent
+
+pytestmark = pytest.mark.live
+
+
+class Pid(Worker):
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def test_a_stream_ends_with_its_cluster_and_goes_on_after_the_head_s_restart(local_cluster):
+    local = local_cluster(num_nodes=1)
+    cluster = local.cluster()
+    seen: list[ClusterEvent] = []
+    joined, restarted, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def read() -> None:
+        for event in cluster.events(follow=True):
+            seen.append(event)
+            if event.kind == "driver_joined":
+                (restarted if joined.is_set() else joined).set()
+        ended.set()
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    assert joined.wait(10)
+    local.kill_agent(0)
+    local.restart_agent(0)
+    assert restarted.wait(15)
+    assert [event.seq for event in seen if event.kind == "head_started"] == [1, 1]
+    cluster.shutdown()
+    assert ended.wait(10)
+    reader.join(10)
+
+
+def test_the_command_line_follows(local_cluster):
+    local = local_cluster(num_nodes=1)
+    cluster = local.cluster()
+    command = [sys.executable, "-m", "rlinf_actors.cli.main", "events", "-f", "--json", "--head", local.head]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as reading:
+        assert reading.stdout is not None
+        assert json.loads(reading.stdout.readline())["kind"] == "head_started"
+        group = Pid.create_group().launch(cluster, name="g")
+        (pid,) = group.pid().wait()
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(WorkerDiedError):
+            group.pid().wait()
+        for line in reading.stdout:
+            event = json.loads(line)
+            if event["kind"] == "worker_died":
+                break
+        assert (event["pid"], event["exit"]["signal"], event["namespace"]) == (pid, 9, cluster.namespace)
+        reading.send_signal(signal.SIGINT)
+        assert reading.wait(10) == 130
