@@ -74,8 +74,7 @@ class ZmqNetwork:
         self._sockets: set[_Socket] = set()
         self.memory: Arena | None = None
         self.forked = False
-        here = weakref.ref(self)
-        os.register_at_fork(after_in_child=lambda: _note_fork(here))
+        _networks.add(self)
 
     def listener(self, on_message: OnMessage, *, max_bytes: int = -1) -> ZmqListener:
         return _open(lambda: ZmqListener(self, on_message, max_bytes))
@@ -105,11 +104,16 @@ def _open(make: Callable[[], T]) -> T:
         raise OSError(error.errno, f"cannot open a socket: {error.strerror or error}") from None
 
 
-def _note_fork(network: weakref.ref[ZmqNetwork]) -> None:
+_networks: weakref.WeakSet[ZmqNetwork] = weakref.WeakSet()
+
+
+def _note_fork() -> None:
     """In a child by os.fork: the sockets and their thread are the parent's, and using them would spin or corrupt."""
-    found = network()
-    if found is not None:
-        found.forked = True
+    for network in _networks:
+        network.forked = True
+
+
+os.register_at_fork(after_in_child=_note_fork)  # once: what is registered stays for the life of the process
 
 
 class _Socket:

@@ -81,7 +81,9 @@ def check(before: Iterable[Held], after: Iterable[Held], cycles: int) -> None:
             problems.append(f"{new.name}: {old.threads} threads became {new.threads}")
         for what, was, now in (("fds", old.fds, new.fds), ("children", old.children, new.children)):
             if was != now:
-                problems.append(f"{new.name}: {what}: new {Counter(now) - Counter(was)}, gone {Counter(was) - Counter(now)}")
+                problems.append(
+                    f"{new.name}: {what}: new {Counter(now) - Counter(was)}, gone {Counter(was) - Counter(now)}"
+                )
         if grown > RSS_MIB:
             problems.append(f"{new.name} has grown by {grown:.1f} MiB")
     assert problems == []
