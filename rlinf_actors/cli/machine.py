@@ -100,7 +100,7 @@ def stale_run_dirs(settings: Settings, parents: Iterable[str] = PARENTS) -> list
 def processes() -> list[Process]:
     """Templates and workers of this user, with what workers started."""
     marks = {pid: mark for pid in procfs.pids() if (mark := procfs.mark_of(pid)) is not None}
-    stats = {pid: found for pid in marks if (found := procfs.stat(pid)) is not None and found.state not in "ZX"}
+    stats = {pid: at for pid in marks if (at := procfs.stat(pid)) is not None and at.state not in "ZX"}
     templates = {pid for pid in stats if not marks[pid].strip("-")}
     found = []
     for pid, about in sorted(stats.items()):
