@@ -12,6 +12,7 @@ from rlinf_actors.cli.output import json_option, note, show_json
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.head.commands import Timing
 from rlinf_actors.head.server import HeadServer
+from rlinf_actors.net import faultpoints
 from rlinf_actors.net.security import Security
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire.spawn import ROBOT_END_S
@@ -30,7 +31,9 @@ def head(listen: str, insecure_test_network: bool, as_json: bool) -> None:
     host, _, port = listen.rpartition(":")
     if not host or not port.isdigit():
         raise ConfigError(f"is {listen!r}; it must be HOST:PORT, e.g. {DEFAULT}", path="--listen")
-    insecure = insecure_test_network or Settings.load().insecure_test_network
+    settings = Settings.load()
+    faultpoints.load(settings.faults)
+    insecure = insecure_test_network or settings.insecure_test_network
     asyncio.run(_serve(f"tcp://{listen}", Security(insecure_test_network=insecure), as_json))
 
 
