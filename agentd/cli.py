@@ -41,6 +41,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--name", help="this node's name for people (default: the host's)")
     made.add_argument("--run-dir", metavar="DIR", help="directory for sockets, used by this agentd alone")
     made.add_argument("--log-dir", metavar="DIR", help="directory for the output of workers")
+    made.add_argument("--state-dir", metavar="DIR", help="directory for what the head knows after a restart")
     made.add_argument("--hardware", metavar="FILE", dest="described", help="JSON that stands in for the hardware")
     made.add_argument(
         "--prestart", type=_modules, metavar="MODULE,...", help='start a template with these ahead of need ("": none)'

@@ -23,7 +23,7 @@ DEFAULT_FILE = Path("/etc/rlinf-actors/agentd.toml")
 KEYS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "head": {"listen": str, "connect": str},
     "node": {"name": str, "id": str, "rank": int, "ip": str, "labels": dict, "env": dict},
-    "paths": {"run_dir": str, "log_dir": str},
+    "paths": {"run_dir": str, "log_dir": str, "state_dir": str},
     "workers": {"interpreters": list, "prestart": list, "stop_grace_s": (int, float), "cgroup": str},
     "hardware": {"probe_timeout_s": (int, float), "described": str},
     "timers": {
@@ -58,6 +58,7 @@ class Config:
         prestart: modules that a template loads ahead of the first launch; None starts no template ahead.
         run_dir: directory of sockets, None for the user's default.
         log_dir: parent of the workers' log files, None for the default.
+        state_dir: what the head remembers across its restarts, None for run_dir.
         node_id: stays the same when agentd restarts; None to derive it.
         name: the node's name for people, None for the host's.
         rank: RLINF_NODE_RANK.
@@ -87,6 +88,7 @@ class Config:
     prestart: tuple[str, ...] | None = None
     run_dir: str | None = None
     log_dir: str | None = None
+    state_dir: str | None = None
     node_id: str | None = None
     name: str | None = None
     rank: int | None = None
@@ -129,6 +131,8 @@ def load(arguments: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
         "insecure": settings.insecure_test_network or None,
     }
     values.update({name: value for name, value in from_environment.items() if value is not None})
+    if settings.state_dir is not None:
+        values.setdefault("state_dir", settings.state_dir)
     given = {name: value for name, value in arguments.items() if value is not None and name != "config"}
     values.update(given)
     _choose_role(values, given, settings)

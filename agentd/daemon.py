@@ -120,6 +120,7 @@ class Daemon:
             return None
         from rlinf_actors.head.commands import Timing
         from rlinf_actors.head.server import HeadServer
+        from rlinf_actors.head.store import Store
         from rlinf_actors.wire.spawn import ROBOT_END_S
 
         timing = Timing(
@@ -130,7 +131,8 @@ class Daemon:
             robot_settle_s=0.0 if config.embedded else min(config.robot_lease_s, config.lease_s) + ROBOT_END_S,
             rank_hold_s=max(config.lease_s, config.head_grace_s),
         )
-        head = HeadServer(network, timing=timing, embedded=config.embedded, on_end=self._stop)
+        store = None if config.embedded else Store(config.state_dir or run_dir)
+        head = HeadServer(network, timing=timing, embedded=config.embedded, store=store, on_end=self._stop)
         # only an embedded cluster ends with its head: drivers of others wait for a head that comes back
         stack.callback(head.close, "the cluster was stopped" if config.embedded else "")
         endpoints = [f"ipc://{run_dir}/head"]

@@ -28,6 +28,8 @@ SEND_WINDOW = "RLINF_ACTORS_SEND_WINDOW"
 PATHS = "RLINF_ACTORS_PATHS"
 SHARED_MEMORY = "RLINF_ACTORS_SHARED_MEMORY"
 FAULTS = "RLINF_ACTORS_FAULTS"
+STATE_DIR = "STATE_DIRECTORY"
+"""Set by systemd for a unit with StateDirectory=."""
 NAMESPACE = "CLUSTER_NAMESPACE"
 WORKER_MARK = "RLINF_ACTORS_WORKER"
 """Set in every worker (its id), so that a sweep of /proc finds what a worker left behind."""
@@ -62,6 +64,7 @@ class Settings:
         timeout_minutes: how long collectives wait, None for torch's default.
         run_dir: parent directory of sockets, None for the per-user default.
         log_dir: directory of worker logs, None for the default.
+        state_dir: directory for what a head remembers across its restarts, None for the default.
         insecure_test_network: whether sockets may leave loopback without keys (``=1``; closed test networks only).
         fail_on_lost_errors: whether a script whose calls failed unnoticed exits with 1 instead of 0
             (``RLINF_ACTORS_LOST_ERRORS=log`` switches it off).
@@ -81,6 +84,7 @@ class Settings:
     timeout_minutes: float | None = None
     run_dir: str | None = None
     log_dir: str | None = None
+    state_dir: str | None = None
     insecure_test_network: bool = False
     fail_on_lost_errors: bool = True
     config_file: str | None = None
@@ -110,6 +114,7 @@ class Settings:
             timeout_minutes=_minutes(env.get(TIMEOUT_MINUTES)),
             run_dir=env.get(RUN_DIR) or None,
             log_dir=env.get(LOG_DIR) or None,
+            state_dir=(env.get(STATE_DIR) or "").partition(":")[0] or None,
             insecure_test_network=env.get(INSECURE_TEST_NETWORK) == "1",
             fail_on_lost_errors=env.get(LOST_ERRORS) != "log",
             config_file=env.get(CONFIG_FILE) or None,

@@ -39,6 +39,8 @@ def estop(reason: str, namespace: str | None, release: bool, head: str | None, a
         note(f"in force: {line}")
     if not found.stopped:
         note("no emergency stop is in force")
+    if found.warning:
+        note(f"warning: {found.warning}")
 
 
 def summary(found: EStopped) -> dict[str, Any]:
@@ -55,6 +57,7 @@ def summary(found: EStopped) -> dict[str, Any]:
             for hit in found.hits
         ],
         "in_force": found.stopped,
+        "warning": found.warning,
     }
 
 

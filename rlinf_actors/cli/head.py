@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import tempfile
 
 import click
 from msgspec.structs import replace
@@ -12,6 +14,7 @@ from rlinf_actors.cli.output import json_option, note, show_json
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.head.commands import Timing
 from rlinf_actors.head.server import HeadServer
+from rlinf_actors.head.store import Store
 from rlinf_actors.net import faultpoints
 from rlinf_actors.net.security import Security
 from rlinf_actors.settings import Settings
@@ -25,8 +28,13 @@ DEFAULT = "127.0.0.1:6380"
 @click.option(
     "--insecure-test-network", is_flag=True, help="Listen outside loopback without keys. Closed test networks only."
 )
+@click.option(
+    "--state-dir",
+    metavar="DIR",
+    help="What it must know after a restart. Default: one per port; none for port 0.",
+)
 @json_option
-def head(listen: str, insecure_test_network: bool, as_json: bool) -> None:
+def head(listen: str, insecure_test_network: bool, state_dir: str | None, as_json: bool) -> None:
     """Run a head without an agent, until SIGTERM or Ctrl-C. Nodes join it by `agentd --connect HOST:PORT`."""
     host, _, port = listen.rpartition(":")
     if not host or not port.isdigit():
@@ -34,10 +42,19 @@ def head(listen: str, insecure_test_network: bool, as_json: bool) -> None:
     settings = Settings.load()
     faultpoints.load(settings.faults)
     insecure = insecure_test_network or settings.insecure_test_network
-    asyncio.run(_serve(f"tcp://{listen}", Security(insecure_test_network=insecure), as_json))
+    directory = state_dir or settings.state_dir or _default_state_dir(settings, int(port))
+    asyncio.run(_serve(f"tcp://{listen}", Security(insecure_test_network=insecure), directory, as_json))
 
 
-async def _serve(endpoint: str, security: Security, as_json: bool) -> None:
+def _default_state_dir(settings: Settings, port: int) -> str | None:
+    """None for a port that nobody can know before: such a head cannot be started again for the same nodes."""
+    if not port:
+        return None
+    parent = settings.run_dir or os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    return os.path.join(parent, f"rlinf-actors-head-{os.getuid()}-{port}")
+
+
+async def _serve(endpoint: str, security: Security, state_dir: str | None, as_json: bool) -> None:
     from rlinf_actors.net.transport import ZmqNetwork
 
     loop = asyncio.get_running_loop()
@@ -51,7 +68,10 @@ async def _serve(endpoint: str, security: Security, as_json: bool) -> None:
     try:
         timing = Timing()
         server = HeadServer(
-            network, timing=replace(timing, robot_settle_s=timing.robot_lease_s + ROBOT_END_S), on_end=end
+            network,
+            timing=replace(timing, robot_settle_s=timing.robot_lease_s + ROBOT_END_S),
+            store=Store(state_dir) if state_dir is not None else None,
+            on_end=end,
         )
         address = server.start([endpoint])[0].removeprefix("tcp://")
         for number in (signal.SIGTERM, signal.SIGINT):

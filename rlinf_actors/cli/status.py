@@ -36,6 +36,8 @@ def status(head: str | None, as_json: bool) -> None:
     )
     for stop in data["estop"]:
         click.echo(f"stopped   {stop}; lift it with `rlinf-actors estop --release`")
+    for trouble in data["trouble"]:
+        click.echo(f"trouble   {trouble}")
     for fault in data["faults"]:
         click.echo(f"fault     {fault['node']}: {fault['text']}")
 
@@ -50,6 +52,7 @@ def summary(endpoint: str, found: Status) -> dict[str, Any]:
         "head": endpoint,
         "version": found.version,
         "epoch": found.epoch,
+        "trouble": found.trouble,
         "uptime_s": round(found.uptime_s, 3),
         "nodes": dict(Counter(node.state for node in found.nodes)),
         "hardware": dict(hardware),

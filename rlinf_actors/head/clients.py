@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from rlinf_actors.head.commands import Emit, Ended, Notify, Refused, Timing
 from rlinf_actors.head.records import Client, Job, Node
+from rlinf_actors.head.remembered import CLIENT, Remembered
 from rlinf_actors.wire.messages import ClientGone, ClientHello, Goodbye, Watch
 
 ROLES = ("driver", "worker")
@@ -24,10 +25,16 @@ class ClientTable:
         emit: takes commands.
         new_token: makes a secret for a new job.
         on_gone: called with the incarnation of a client that has ended, and with the client if it was here.
+        before: what an earlier head at this place knew.
     """
 
     def __init__(
-        self, timing: Timing, emit: Emit, new_token: Callable[[], str], on_gone: Callable[[str, Client | None], None]
+        self,
+        timing: Timing,
+        emit: Emit,
+        new_token: Callable[[], str],
+        on_gone: Callable[[str, Client | None], None],
+        before: Remembered,
     ) -> None:
         self._timing = timing
         self._emit = emit
@@ -37,7 +44,7 @@ class ClientTable:
         self._by_peer: dict[bytes, Client] = {}
         self._by_worker: dict[str, Client] = {}
         self._jobs: dict[str, Job] = {}
-        self._ended = Ended()
+        self._ended = Ended(CLIENT, emit, before)
         self._awaited: dict[str, float] = {}
         self._watchers: dict[str, dict[str, None]] = {}
 
@@ -102,7 +109,7 @@ class ClientTable:
         """
         reason = self._ended.get(hello.incarnation)
         if reason is not None:
-            raise Refused("unreachable", f"the head has given up on this {hello.role}: {reason}")
+            raise Refused("node_lost", f"the head has given up on this {hello.role}: {reason}")
         why_not = self.may_join(hello, worker_namespace)
         if why_not:
             raise Refused("authentication", why_not)
@@ -126,6 +133,8 @@ class ClientTable:
         self._clients[client.incarnation] = self._by_peer[peer] = client
         if client.worker_id:
             self._by_worker[client.worker_id] = client
+        elif hello.token and client.namespace not in self._jobs:
+            self.adopt_token(client.namespace, hello.token)  # it was welcomed by an earlier head: the job's stays
         self._awaited.pop(client.incarnation, None)
         return client
 
@@ -147,13 +156,13 @@ class ClientTable:
             return f"worker {hello.worker_id!r} is no member of namespace {hello.namespace!r}"
         return ""
 
-    def gone(self, client: Client, reason: str) -> None:
-        """A client has ended: what it owns ends too."""
+    def gone(self, client: Client, reason: str, certain: bool = True) -> None:
+        """A client has ended: what it owns ends too. Not *certain*: it was silent, and may yet come back."""
         del self._clients[client.incarnation]
         self._by_peer.pop(client.peer, None)
         if self._by_worker.get(client.worker_id) is client:
             del self._by_worker[client.worker_id]
-        self._ended.add(client.incarnation, reason)
+        self._ended.add(client.incarnation, reason, certain)
         for watchers in self._watchers.values():
             watchers.pop(client.incarnation, None)
         self._tell_watchers(client.incarnation)
@@ -219,7 +228,7 @@ class ClientTable:
         for client in [c for c in self._clients.values() if now >= self._expiry(c)]:
             reason = f"it was silent for {now - client.last_seen:.0f} s"
             self._emit(Notify(client.peer, Goodbye(f"the head has given up on this process: {reason}")))
-            self.gone(client, reason)
+            self.gone(client, reason, certain=False)
         for incarnation in [i for i, deadline in self._awaited.items() if now >= deadline]:
             del self._awaited[incarnation]
             self._ended.add(incarnation, "it did not return after the head was restarted")

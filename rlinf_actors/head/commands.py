@@ -7,6 +7,7 @@ from typing import Union
 
 import msgspec
 
+from rlinf_actors.head.remembered import KEPT, Change, GaveUp, Remembered
 from rlinf_actors.wire.messages import Body
 from rlinf_actors.wire.values import EventKind, ExitReport
 
@@ -40,6 +41,12 @@ class Unreachable(msgspec.Struct, frozen=True):
     """Something was sent to a peer that is not connected."""
 
     peer: bytes
+
+
+class NotWritten(msgspec.Struct, frozen=True):
+    """What is to be remembered could not be written, and why; "": it is by now."""
+
+    trouble: str
 
 
 class Notify(msgspec.Struct, frozen=True):
@@ -89,8 +96,16 @@ class Record(msgspec.Struct, frozen=True):
     exit: Union[ExitReport, None] = None
 
 
-Event = Union[Asked, Told, Tick, Stalled, Unreachable]
-Command = Union[Notify, Answer, Refuse, EndCluster, Record]
+class Keep(msgspec.Struct, frozen=True):
+    """Remember a change across restarts of the head. Once it is durable, do `then`; `instead` if it cannot be now."""
+
+    change: Change
+    then: Union[Answer, None] = None
+    instead: Union[Answer, None] = None
+
+
+Event = Union[Asked, Told, Tick, Stalled, Unreachable, NotWritten]
+Command = Union[Notify, Answer, Refuse, EndCluster, Record, Keep]
 Emit = Callable[[Command], None]
 
 
@@ -137,15 +152,26 @@ class Timing(msgspec.Struct, frozen=True):
 
 
 class Ended:
-    """Who has ended and why, the last *limit* of them, so that they are refused by name when they return."""
+    """Who has ended and why, the last *limit* of them, so that they are refused by name when they return.
 
-    def __init__(self, limit: int = 4096) -> None:
+    Args:
+        kind: of those who end; see head.remembered.
+        emit: takes commands: a head that is restarted is to know those who may still be there.
+        before: what an earlier head at this place knew.
+        limit: so many are remembered.
+    """
+
+    def __init__(self, kind: str, emit: Emit, before: Remembered, limit: int = KEPT) -> None:
+        self._kind = kind
+        self._emit = emit
         self._limit = limit
-        self._reasons: dict[str, str] = {}
+        self._reasons = {id: reason for (of, id), reason in before.given_up.items() if of == kind}
 
-    def add(self, incarnation: str, reason: str) -> None:
-        """Remember; the oldest is forgotten."""
+    def add(self, incarnation: str, reason: str, certain: bool = False) -> None:
+        """Remember; the oldest is forgotten. *certain*: it has ended, and need not be refused by a restarted head."""
         self._reasons[incarnation] = reason
+        if not certain:
+            self._emit(Keep(GaveUp(self._kind, incarnation, reason)))
         if len(self._reasons) > self._limit:
             del self._reasons[next(iter(self._reasons))]
 

@@ -20,6 +20,7 @@ from rlinf_actors.head.ended import EndedGroups
 from rlinf_actors.head.happenings import of_end, of_group, of_life
 from rlinf_actors.head.nodes import NodeTable
 from rlinf_actors.head.records import Client, Group, Node, Worker
+from rlinf_actors.head.remembered import WORKER, Remembered
 from rlinf_actors.head.waiting import WaitingLaunches
 from rlinf_actors.wire.messages import (
     Done,
@@ -45,6 +46,8 @@ class GroupTable:
         clients: who owns groups.
         on_worker_gone: called with the id of a worker whose process has ended.
         allow: raises Refused for a launch that must not be now, whenever it was asked for.
+        settled: whether every node of an earlier head has said what it has, or is lost.
+        before: what an earlier head at this place knew.
         now: when the head started.
 
     Attributes:
@@ -59,6 +62,8 @@ class GroupTable:
         clients: ClientTable,
         on_worker_gone: Callable[[str], None],
         allow: Callable[[Launch], None],
+        settled: Callable[[], bool],
+        before: Remembered,
         now: float,
     ) -> None:
         self._timing = timing
@@ -67,6 +72,7 @@ class GroupTable:
         self._clients = clients
         self._on_worker_gone = on_worker_gone
         self._allow = allow
+        self._settled = settled
         self._with_robots: dict[tuple[str, str], Group] = {}
         self._stopping_robots: dict[str, dict[str, StopWorkers]] = {}
         self._retry = False
@@ -74,7 +80,7 @@ class GroupTable:
         self._of_worker: dict[str, Group] = {}
         self._touched: dict[tuple[str, str], Group] = {}
         self._ended = EndedGroups()
-        self._unseen = Ended()
+        self._unseen = Ended(WORKER, emit, before)
         owner = partial(owner_of, clients=clients, nodes=nodes, of_worker=self._of_worker)
         self.claims = ClaimTable(timing.rank_hold_s, owner, now + timing.robot_settle_s)
         self._waiting = WaitingLaunches(emit, clients, self._launch)
@@ -144,6 +150,8 @@ class GroupTable:
         own_namespace(client, asked.namespace)
         self._allow(asked)
         taken = self._groups.get((asked.namespace, asked.group))
+        if taken is not None and taken.inherited and any(spec.id in taken.workers for spec in asked.workers):
+            return self._launch_again(taken, client, asked)
         if taken is not None:
             raise Refused(
                 "name_in_use",
@@ -171,6 +179,22 @@ class GroupTable:
         self._emit(of_group("group_launched", group, f"was launched: {group.cls}, ranks 0-{len(group.workers) - 1}"))
         for node_id, specs in placed.items():
             self.start(node_id, group, specs)
+        return Launched(group.state(token))
+
+    def _launch_again(self, group: Group, client: Client, asked: Launch) -> Launched:
+        """An earlier head has begun this launch, and died before its answer arrived."""
+        by_rank, token = self._nodes.by_rank(), self._clients.token(asked.namespace)
+        if client.incarnation != group.owner:
+            group.subscribers[client.incarnation] = None
+        try:
+            wanted = [(node_for(spec, by_rank), spec) for spec in asked.workers if spec.id not in group.workers]
+        except Refused:
+            self.stop_group(group, "not all its nodes came back after the head was restarted")
+            raise
+        for node, spec in wanted:
+            spec = msgspec.structs.replace(spec, token=token)
+            self.adopt(group, Worker(spec, node.id, node.report.ip))
+            self.start(node.id, group, [spec])
         return Launched(group.state(token))
 
     def find(self, client: Client, asked: FindGroup) -> Launched:
@@ -234,7 +258,7 @@ class GroupTable:
         for group in list(self._groups.values()):
             for worker in group.workers.values():
                 if worker.node_id == node.id and not worker.gone:
-                    self._lose(worker, f"node {node.name}: {reason}")
+                    self.lost(worker, f"node {node.name}: {reason}")
                     self.claims.lose(worker, certain, now)
 
     def adopt(self, group: Group, worker: Worker) -> None:
@@ -249,14 +273,32 @@ class GroupTable:
         worker.exit = ExitReport("exited", reason=reason)
         self._step(worker, "exited")
 
+    def whole(self, namespace: str, name: str) -> bool:
+        """Whether a group is known with all its workers."""
+        group = self._groups.get((namespace, name))
+        return group is not None and group.whole
+
+    def ended(self, namespace: str, name: str) -> GroupState | None:
+        """How the last group of this name has ended; None if there was none, or too long ago."""
+        return self._ended.get((namespace, name), "")
+
+    def give_up(self, worker_id: str, reason: str) -> None:
+        """A client was told that this worker has ended: it must not come back."""
+        self._unseen.add(worker_id, reason)
+
+    def settle(self) -> None:
+        """Every node has come back, or is lost: what is gone is forgotten now."""
+        self._touched.update(self._groups)
+
     def lose(self, worker: Worker, reason: str, now: float) -> None:
         """A worker has ended where we cannot see it; if its agent still has it when it hears us, it is stopped."""
         self._send_stop([worker], 0.0, reason)
         self._unseen.add(worker.id, reason)
-        self._lose(worker, reason)
+        self.lost(worker, reason)
         self.claims.lose(worker, False, now)
 
-    def _lose(self, worker: Worker, reason: str) -> None:
+    def lost(self, worker: Worker, reason: str) -> None:
+        """A worker is out of our sight for good."""
         worker.exit = ExitReport("node_lost", reason=reason)
         self._step(worker, "node_lost")
 
@@ -289,7 +331,7 @@ class GroupTable:
                     client = self._clients.get(incarnation)
                     if client is not None:
                         self._emit(Notify(client.peer, message))
-            if group.gone and not self._clients.awaited(group.owner):
+            if group.gone and not self._clients.awaited(group.owner) and (group.whole or self._settled()):
                 self._forget(group)
 
     def _forget(self, group: Group) -> None:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.head.commands import Answer, Emit, Ended, Notify, Refuse, Refused, Timing
+from rlinf_actors.head.commands import Answer, Emit, Ended, Keep, Notify, Refuse, Refused, Timing
 from rlinf_actors.head.happenings import of_node
 from rlinf_actors.head.records import Node
+from rlinf_actors.head.remembered import NODE, REPLACED, ForgetNode, KnownNode, Remembered
 from rlinf_actors.head.transitions import NodeLife
 from rlinf_actors.placement.node_order import missing_ranks, order_nodes
 from rlinf_actors.wire.messages import AgentHello, Beat, GetNodes, Nodes
@@ -35,18 +36,28 @@ class NodeTable:
         timing: the head's timers.
         emit: takes commands.
         on_lost: called with a node whose workers are gone with it, why, and whether that is certain: it said so itself.
+        before: what an earlier head at this place knew.
+        now: when this one started.
     """
 
-    def __init__(self, timing: Timing, emit: Emit, on_lost: Callable[[Node, str, bool], None]) -> None:
+    def __init__(
+        self,
+        timing: Timing,
+        emit: Emit,
+        on_lost: Callable[[Node, str, bool], None],
+        before: Remembered,
+        now: float,
+    ) -> None:
         self._timing = timing
         self._emit = emit
         self._on_lost = on_lost
-        self._nodes: dict[str, Node] = {}
+        self._kept = {node.report.node_id: node for node in before.nodes}
+        self._nodes = {id: _awaited(node, now) for id, node in self._kept.items()}
         self._by_peer: dict[bytes, Node] = {}
-        self._ranks: dict[str, int] = {}
+        self._ranks = {id: node.rank for id, node in self._kept.items() if node.rank is not None}
         self._waiting: list[_Waiting] = []
-        self._lost = Ended()
-        self._replaced = Ended()
+        self._lost = Ended(NODE, emit, before)
+        self._replaced = Ended(REPLACED, emit, before)
 
     # --- looking ---
 
@@ -62,6 +73,10 @@ class NodeTable:
     def alive(self) -> Iterable[Node]:
         """All living nodes."""
         return self._by_peer.values()
+
+    def missing(self) -> list[Node]:
+        """Nodes of an earlier head that have not come back to this one yet."""
+        return [node for node in self._nodes.values() if node.life is NodeLife.REGISTERING]
 
     def by_rank(self) -> dict[int, Node]:
         """Living nodes by their ranks."""
@@ -100,17 +115,18 @@ class NodeTable:
         node = Node(hello.node, hello.incarnation, peer, hello.is_head, now, now)
         self._release(now)
         self._check_rank(node, now)
-        if known is not None and known.alive:
-            if known.incarnation == hello.incarnation:
-                self._by_peer.pop(known.peer, None)
-                node.life, node.since, node.log_name = known.life, known.since, known.log_name
-            else:
-                self._replaced.add(known.incarnation, f"node {known.name} is served by a newer agentd")
+        if known is not None and known.incarnation != hello.incarnation:
+            self._replaced.add(known.incarnation, f"node {known.name} is served by a newer agentd")
+            if known.alive:
                 self._end(known, "replaced", "its agentd was started anew", now)
+        elif known is not None and known.alive:
+            self._by_peer.pop(known.peer, None)
+            node.life, node.since, node.log_name = known.life, known.since, known.log_name
         node.step("hello", now)
         self._nodes[node.id] = self._by_peer[peer] = node
         if node.report.rank is not None:
             self._ranks[node.id] = node.report.rank
+        self._keep(node)
         self._settle(now)
         return node
 
@@ -125,9 +141,15 @@ class NodeTable:
     def left(self, node: Node, reason: str, now: float) -> None:
         """An agent said goodbye: its workers are gone and its rank is free."""
         self._end(node, "left", reason or "its agentd was stopped", now)
-        self._lost.add(node.incarnation, "said goodbye")
-        self._ranks.pop(node.id, None)
-        del self._nodes[node.id]
+        self._lost.add(node.incarnation, "said goodbye", certain=True)
+        self._forget(node)
+
+    def give_up_missing(self, waited_s: float, now: float) -> None:
+        """Nodes of an earlier head that did not come back in time are lost."""
+        for node in self.missing():
+            reason = f"it did not come back within {waited_s:.0f} s after the head was restarted"
+            self._lost.add(node.incarnation, f"was declared lost: {reason}")
+            self._end(node, "expired", reason, now)
 
     def tick(self, now: float) -> None:
         """Time has passed: suspect, lose, give up waiting."""
@@ -168,12 +190,13 @@ class NodeTable:
                 times.append(node.last_seen + self._timing.suspect_s)
             elif node.alive:
                 times.append(node.last_seen + self._timing.lease_s)
-            else:
+            elif node.life is NodeLife.LOST:
                 times.append(node.since + self._timing.rank_hold_s)
         return min(times + [waiting.deadline for waiting in self._waiting])
 
     def _end(self, node: Node, event: str, reason: str, now: float) -> None:
         node.step(event, now)
+        self._keep(node)
         self._by_peer.pop(node.peer, None)
         self._on_lost(node, reason, event == "left")
 
@@ -183,8 +206,20 @@ class NodeTable:
         """Forget lost nodes whose workers have certainly ended: their ranks are free."""
         for node in [n for n in self._nodes.values() if n.life is NodeLife.LOST]:
             if now >= node.since + self._timing.rank_hold_s:
-                del self._nodes[node.id]
-                self._ranks.pop(node.id, None)
+                self._forget(node)
+
+    def _keep(self, node: Node) -> None:
+        """Have a restarted head know this node, and its rank if it is frozen."""
+        known = KnownNode(node.report, node.incarnation, node.is_head, self._ranks.get(node.id), not node.alive)
+        if self._kept.get(node.id) != known:
+            self._kept[node.id] = known
+            self._emit(Keep(known))
+
+    def _forget(self, node: Node) -> None:
+        self._ranks.pop(node.id, None)
+        del self._nodes[node.id]
+        if self._kept.pop(node.id, None) is not None:
+            self._emit(Keep(ForgetNode(node.id)))
 
     def _check_rank(self, node: Node, now: float) -> None:
         """Refuse a node whose RLINF_NODE_RANK cannot be."""
@@ -192,12 +227,14 @@ class NodeTable:
         if node.report.rank is None and all(other.report.rank is None for other in others):
             return
         for holder in self._nodes.values():
-            if holder.life is NodeLife.LOST and holder.id != node.id and self.rank(holder) == node.report.rank:
+            if not holder.alive and holder.id != node.id and self.rank(holder) == node.report.rank:
                 left = holder.since + self._timing.rank_hold_s - now
+                ago = f"{now - holder.since:.0f} s ago"
+                lost = f"was lost {ago}" if holder.life is NodeLife.LOST else f"a head that was restarted {ago} awaits"
                 raise Refused(
                     "unreachable",
-                    f"rank {node.report.rank} belongs to node {holder.name}, which was lost {now - holder.since:.0f} s "
-                    f"ago; its workers may still be running, so it is given to another in {left:.0f} s at the earliest",
+                    f"rank {node.report.rank} belongs to node {holder.name}, which {lost}; its workers may still be "
+                    f"running, so it is given to another in {left:.0f} s at the earliest",
                 )
         try:
             order_nodes([other.registered() for other in [*others, node]], self._ranks, complete=False)
@@ -237,6 +274,8 @@ class NodeTable:
     def _answer(self, waiting: _Waiting, order: dict[str, int], now: float) -> None:
         chosen = {key: rank for key, rank in order.items() if not waiting.num_nodes or rank < waiting.num_nodes}
         self._ranks.update(chosen)
+        for key in chosen:
+            self._keep(self._nodes[key])
         rest = [self._nodes[key].name for key in order if key not in chosen]
         warnings = []
         if rest:
@@ -266,3 +305,11 @@ class NodeTable:
             if self.rank(node) == rank:
                 return f"{node.name}, last seen {now - node.last_seen:.0f} s ago"
         return "never seen"
+
+
+def _awaited(known: KnownNode, now: float) -> Node:
+    """A node of an earlier head, as long as it has not come back to this one."""
+    node = Node(known.report, known.incarnation, b"", known.is_head, now, now)
+    if known.lost:
+        node.step("expired", now)
+    return node

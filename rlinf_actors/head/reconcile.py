@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from rlinf_actors.head.claims import contradiction
 from rlinf_actors.head.clients import ClientTable
 from rlinf_actors.head.commands import Emit, Notify, Record, Timing
 from rlinf_actors.head.groups import GroupTable
 from rlinf_actors.head.happenings import of_group
-from rlinf_actors.head.records import Group, Node, Worker
+from rlinf_actors.head.records import Client, Group, Node, Worker
 from rlinf_actors.head.transitions import WorkerLife
-from rlinf_actors.wire.messages import StopWorkers, WorkerReady
-from rlinf_actors.wire.values import RunningWorker
+from rlinf_actors.wire.messages import Handles, StopWorkers, WorkerChanged, WorkerReady
+from rlinf_actors.wire.values import ExitReport, GroupHandle, RunningWorker, WorkerState
+
+NOBODY_HAS_IT = "no node had it when the head was restarted: it ended meanwhile, or its node is lost"
 
 
 class Reconciler:
@@ -49,6 +53,37 @@ class Reconciler:
                 if worker not in wanted:
                     self._groups.missing(worker, "its agent does not have it any more")
 
+    def handles(self, client: Client, said: Handles) -> None:
+        """A client that is back says which groups it knows: tell it what has become of their workers."""
+        for handle in said.groups:
+            if handle.namespace == client.namespace:
+                self._handle(client, handle)
+
+    def _handle(self, client: Client, handle: GroupHandle) -> None:
+        group = self._groups.get(handle.namespace, handle.name)
+        if group is not None and all(worker.id not in group.workers for worker in handle.workers):
+            group = None  # a namesake
+        before = self._groups.ended(handle.namespace, handle.name)
+        ended = {state.id: state for state in before.workers} if before is not None else {}
+        states = []
+        for state in handle.workers:
+            if group is None:
+                states.append(ended.get(state.id) or _gone(state))
+            elif state.id not in group.workers:
+                known = next(iter(group.workers.values())).spec
+                spec = replace(known, id=state.id, rank=state.rank, node_rank=state.node_rank, claims=[])
+                worker = Worker(spec, "", state.node_ip)
+                self._groups.adopt(group, worker)
+                self._groups.lost(worker, NOBODY_HAS_IT)
+                self._groups.give_up(state.id, NOBODY_HAS_IT)
+            if group is None and state.id not in ended:
+                self._groups.give_up(state.id, NOBODY_HAS_IT)
+        if group is not None:
+            if client.incarnation != group.owner:
+                group.subscribers[client.incarnation] = None
+            states = [worker.state() for worker in group.workers.values()]
+        self._emit(Notify(client.peer, WorkerChanged(handle.namespace, handle.name, states)))
+
     def _take_over(self, node: Node, running: RunningWorker, now: float) -> None:
         spec = running.spec
         known = self._groups.of_worker(spec.id)
@@ -79,7 +114,7 @@ class Reconciler:
         if group is None:
             if running.exit is not None and self._clients.ended(running.owner) is not None:
                 return False
-            group = Group(spec.namespace, spec.group, running.cls, running.owner, running.detail)
+            group = Group(spec.namespace, spec.group, running.cls, running.owner, running.detail, inherited=True)
             self._clients.adopt_token(spec.namespace, spec.token)
             self._emit(of_group("group_adopted", group, f"runs already, its agent on node {node.name} says"))
         elif running.exit is not None and any(w.spec.rank == spec.rank for w in group.workers.values()):
@@ -98,3 +133,8 @@ class Reconciler:
                 self._emit(Notify(node.peer, StopWorkers([spec.id], self._timing.orphan_grace_s)))
         self._clients.await_return(running.owner, now)
         return True
+
+
+def _gone(state: WorkerState) -> WorkerState:
+    """A worker that a client asks for and that nobody has."""
+    return replace(state, state="gone", endpoint=None, exit=ExitReport("node_lost", reason=NOBODY_HAS_IT))

@@ -132,6 +132,7 @@ class Group:
     """A name and its workers.
 
     `living` are the ids of those that are not gone, `waiting` the StopGroup requests to answer when there are none.
+    `inherited`: an earlier head has launched it.
     """
 
     namespace: str
@@ -145,6 +146,7 @@ class Group:
     waiting: list[tuple[bytes, int]] = field(default_factory=list)
     changed: dict[str, Worker] = field(default_factory=dict)
     stopping: bool = False
+    inherited: bool = False
 
     @property
     def key(self) -> tuple[str, str]:
@@ -155,6 +157,11 @@ class Group:
     def gone(self) -> bool:
         """Whether no worker is left."""
         return not self.living
+
+    @property
+    def whole(self) -> bool:
+        """Whether all its workers are known; a head that was restarted learns of them node by node."""
+        return len(self.workers) >= max((worker.spec.world_size for worker in self.workers.values()), default=0)
 
     @property
     def summary(self) -> str:

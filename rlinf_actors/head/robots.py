@@ -10,18 +10,29 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
+import msgspec
+
 from rlinf_actors.head.clients import ClientTable
-from rlinf_actors.head.commands import Emit, Record, Refused, Timing
+from rlinf_actors.head.commands import Answer, Emit, Keep, Record, Refused, Timing
 from rlinf_actors.head.groups import GroupTable
 from rlinf_actors.head.happenings import of_group, of_worker
 from rlinf_actors.head.nodes import NodeTable
 from rlinf_actors.head.records import Group, Node, Worker
+from rlinf_actors.head.remembered import Latch, Remembered, Unlatch
 from rlinf_actors.head.transitions import NodeLife
 from rlinf_actors.wire.messages import EStop, EStopped, Launch
 from rlinf_actors.wire.values import RobotStop
 
 ALL = "*"
 """Key of the emergency stop of every namespace; none is called that."""
+STOP_NOT_KEPT = (
+    "the robots were told to stop and none may start, but the head could not write that down: one that is restarted "
+    "will not know of it. Its log and `rlinf-actors status` say why"
+)
+RELEASE_NOT_KEPT = (
+    "the emergency stop is released, but the head could not write that down: one that is restarted will stop the "
+    "robots again. Its log and `rlinf-actors status` say why"
+)
 
 
 class RobotTable:
@@ -31,16 +42,25 @@ class RobotTable:
         timing: the head's timers.
         emit: takes commands.
         nodes, clients, groups: the other tables.
+        before: what an earlier head at this place knew: an emergency stop is in force until it is released.
     """
 
-    def __init__(self, timing: Timing, emit: Emit, nodes: NodeTable, clients: ClientTable, groups: GroupTable) -> None:
+    def __init__(
+        self,
+        timing: Timing,
+        emit: Emit,
+        nodes: NodeTable,
+        clients: ClientTable,
+        groups: GroupTable,
+        before: Remembered,
+    ) -> None:
         self._lease_s = timing.robot_lease_s
         self._emit = emit
         self._nodes = nodes
         self._clients = clients
         self._groups = groups
         self._unvouched: dict[tuple[str, str], float] = {}
-        self._stops: dict[str, str] = {}
+        self._stops = dict(before.stops)
 
     # --- silence ---
 
@@ -94,14 +114,23 @@ class RobotTable:
 
     # --- the emergency stop ---
 
-    def estop(self, asked: EStop) -> EStopped:
-        """Stop the robots of a namespace, or all; or allow them again."""
+    def estop(self, peer: bytes, id: int, asked: EStop) -> None:
+        """Stop the robots of a namespace, or all, at once; or allow them again. Answered when that is durable."""
         key = asked.namespace if asked.namespace is not None else ALL
-        if asked.release:
-            released = self._stops.pop(key, None)
-            text = f"{asked.by} released the emergency stop: {released or 'there was none'}"
-            self._emit(Record("estop_released", text, namespace=asked.namespace or ""))
-            return EStopped([], self.stopped())
+        answer = self._released(asked) if asked.release else self._pressed(asked)
+        change = Unlatch(key) if asked.release else Latch(key, self._stops[key])
+        failed = msgspec.structs.replace(answer, warning=RELEASE_NOT_KEPT if asked.release else STOP_NOT_KEPT)
+        self._emit(Keep(change, Answer(peer, id, answer), Answer(peer, id, failed)))
+
+    def _released(self, asked: EStop) -> EStopped:
+        key = asked.namespace if asked.namespace is not None else ALL
+        released = self._stops.pop(key, None)
+        text = f"{asked.by} released the emergency stop: {released or 'there was none'}"
+        self._emit(Record("estop_released", text, namespace=asked.namespace or ""))
+        return EStopped([], self.stopped())
+
+    def _pressed(self, asked: EStop) -> EStopped:
+        key = asked.namespace if asked.namespace is not None else ALL
         where = f"namespace {asked.namespace!r}" if asked.namespace is not None else "all namespaces"
         because = f": {asked.reason}" if asked.reason else ""
         self._stops.setdefault(key, f"emergency stop by {asked.by}{because} ({where})")

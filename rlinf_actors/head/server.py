@@ -9,6 +9,7 @@ import secrets
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from rlinf_actors import version
 from rlinf_actors.head.commands import (
@@ -17,7 +18,9 @@ from rlinf_actors.head.commands import (
     Command,
     EndCluster,
     Event,
+    Keep,
     Notify,
+    NotWritten,
     Record,
     Refuse,
     Stalled,
@@ -26,10 +29,14 @@ from rlinf_actors.head.commands import (
     Told,
     Unreachable,
 )
+from rlinf_actors.head.remembered import Remembered
 from rlinf_actors.head.supervisor import Identity, Supervisor
 from rlinf_actors.net.link import Network
 from rlinf_actors.net.rpc import ControlServer
 from rlinf_actors.wire.messages import Envelope, Notice, Request, Status
+
+if TYPE_CHECKING:  # a private head remembers nothing, and need not load a database
+    from rlinf_actors.head.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +51,7 @@ class HeadServer:
         network: where to listen.
         timing: the head's timers.
         embedded: whether a driver owns it, and may end it.
+        store: what it remembers across restarts, None for a head whose life is its driver's; closed with the head.
         on_end: called once when a driver has ended the cluster.
     """
 
@@ -53,15 +61,38 @@ class HeadServer:
         *,
         timing: Timing | None = None,
         embedded: bool = False,
+        store: Store | None = None,
         on_end: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        identity = Identity(uuid.uuid4().hex, version.VERSION, embedded)
-        self._supervisor = Supervisor(identity, timing or Timing(), lambda: secrets.token_hex(16), self._loop.time())
+        before = store.remembered if store is not None else Remembered()
+        epoch = f"{before.epoch}-{uuid.uuid4().hex[:12]}" if store is not None else uuid.uuid4().hex
+        identity = Identity(epoch, version.VERSION, embedded)
+        self._supervisor = Supervisor(
+            identity, timing or Timing(), lambda: secrets.token_hex(16), self._loop.time(), before
+        )
+        self._store = store
         self._server = ControlServer(network, self._received, lambda peer: self._handle(Unreachable(peer)))
         self._on_end = on_end
         self._timer: asyncio.TimerHandle | None = None
         self.endpoints: list[str] = []
+
+    def _keep(self, command: Keep) -> None:
+        store = self._store
+        if store is None:
+            if command.then is not None:
+                self._act([command.then])
+            return
+
+        def written(durable: bool) -> None:
+            if self._store is None:
+                return  # closed meanwhile
+            answer = command.then if durable else command.instead
+            if answer is not None:
+                self._act([answer])
+            self._handle(NotWritten(store.trouble))
+
+        store.write([command.change], written)
 
     def start(self, endpoints: Sequence[str]) -> list[str]:
         """Listen; returns the endpoints with their actual ports.
@@ -87,6 +118,9 @@ class HeadServer:
             self._timer.cancel()
             self._timer = None
         self._server.close(linger_ms=200 if reason else 0)
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()
 
     def _received(self, peer: bytes, envelope: Envelope) -> None:
         if isinstance(envelope, Request):
@@ -132,5 +166,7 @@ class HeadServer:
                 )
             elif isinstance(command, Record):
                 log.info("%s", command.text)
+            elif isinstance(command, Keep):
+                self._keep(command)
             elif isinstance(command, EndCluster):
                 self._on_end(command.reason)

@@ -19,6 +19,7 @@ from rlinf_actors.head.commands import (
     EndCluster,
     Event,
     Notify,
+    NotWritten,
     Record,
     Refuse,
     Refused,
@@ -34,7 +35,9 @@ from rlinf_actors.head.looks import HardwareLooks
 from rlinf_actors.head.nodes import NodeTable
 from rlinf_actors.head.reconcile import Reconciler
 from rlinf_actors.head.records import Client, Node
+from rlinf_actors.head.remembered import Remembered
 from rlinf_actors.head.robots import RobotTable
+from rlinf_actors.head.settling import Settling
 from rlinf_actors.head.transitions import NodeLife
 from rlinf_actors.wire.messages import (
     HELLO_AGAIN,
@@ -51,6 +54,7 @@ from rlinf_actors.wire.messages import (
     GetNodes,
     GetStatus,
     Goodbye,
+    Handles,
     HardwareFound,
     Launch,
     LogCredit,
@@ -83,9 +87,18 @@ class Supervisor:
         timing: its timers.
         new_token: makes a secret; the only thing here that is random.
         now: when it started.
+        before: what an earlier head at this place knew.
     """
 
-    def __init__(self, identity: Identity, timing: Timing, new_token: Callable[[], str], now: float) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        timing: Timing,
+        new_token: Callable[[], str],
+        now: float,
+        before: Remembered | None = None,
+    ) -> None:
+        before = before or Remembered()
         self.identity = identity
         self.timing = timing
         self.unexpected = 0
@@ -94,11 +107,12 @@ class Supervisor:
         self._out: list[Command] = []
         self._ending: list[tuple[bytes, int]] = []
         self._deadline: float | None = None
+        self._trouble: list[str] = []
         self._wall = 0.0
         self._journal = Journal(identity.epoch, self._emit)
-        self._nodes = NodeTable(timing, self._emit, self._node_lost)
+        self._nodes = NodeTable(timing, self._emit, self._node_lost, before, now)
         self._looks = HardwareLooks(identity.epoch, self._emit, self._nodes)
-        self._clients = ClientTable(timing, self._emit, new_token, self._client_gone)
+        self._clients = ClientTable(timing, self._emit, new_token, self._client_gone, before)
         self._groups = GroupTable(
             timing,
             self._emit,
@@ -106,10 +120,18 @@ class Supervisor:
             self._clients,
             self._worker_gone,
             lambda asked: self._robots.check(asked),
+            lambda: self._settling.over,
+            before,
             now,
         )
+        self._settling = Settling(
+            now + timing.lease_s,
+            lambda: bool(self._nodes.missing()),
+            self._groups.whole,
+            lambda worker_id: self._groups.namespace_of(worker_id) is not None,
+        )
         self._reconciler = Reconciler(timing, self._emit, self._clients, self._groups)
-        self._robots = RobotTable(timing, self._emit, self._nodes, self._clients, self._groups)
+        self._robots = RobotTable(timing, self._emit, self._nodes, self._clients, self._groups, before)
 
     def started(self, wall: float) -> None:
         """The head listens: the first event, and no line in its own log. *wall* as in `handle`."""
@@ -127,31 +149,25 @@ class Supervisor:
         self._out = []
         if not self._is_routine(event):
             self._deadline = None
-        if isinstance(event, Asked):
-            try:
-                answer = self._answer(event)
-            except Refused as error:
-                self._emit(Refuse(event.peer, event.id, error.kind, error.text, (), error.path))
-                if isinstance(event.body, (AgentHello, ClientHello)):
-                    who = event.peer.decode(errors="replace")
-                    self._emit(Record("refused", f"refused {who} ({error.kind}): {error.text}"))
-            else:
-                if answer is not None:
-                    self._emit(Answer(event.peer, event.id, answer))
-        elif isinstance(event, Told):
-            self._told(event.peer, event.body)
+        if isinstance(event, (Asked, Told)):
+            if not self._settling.holds(event):
+                self._said(event)
+        elif isinstance(event, NotWritten):
+            self._trouble = [event.trouble] if event.trouble else []
         elif isinstance(event, Unreachable):
             self._nodes.unreachable(event.peer, now)
         elif isinstance(event, Stalled):
             self._nodes.stalled(event.seconds)
             self._clients.stalled(event.seconds)
             self._robots.stalled(event.seconds)
+            self._settling.stalled(event.seconds)
         else:
             self._nodes.tick(now)
             self._clients.tick(now)
             self._robots.tick(now)
             self._looks.tick(now)
-            self._journal.tick(now, wall)
+        self._settle()
+        self._journal.tick(now, wall)
         self._groups.flush()
         self._groups.tick(now)
         if self._ending and not len(self._groups):
@@ -162,10 +178,34 @@ class Supervisor:
         self._journal.flush(wall)
         return self._out
 
+    def _said(self, event: Asked | Told) -> None:
+        """A peer said something, now or when it was too early to answer."""
+        if isinstance(event, Told):
+            self._told(event.peer, event.body)
+            return
+        try:
+            answer = self._answer(event)
+        except Refused as error:
+            self._emit(Refuse(event.peer, event.id, error.kind, error.text, (), error.path))
+            if isinstance(event.body, (AgentHello, ClientHello)):
+                who = event.peer.decode(errors="replace")
+                self._emit(Record("refused", f"refused {who} ({error.kind}): {error.text}"))
+        else:
+            if answer is not None:
+                self._emit(Answer(event.peer, event.id, answer))
+
+    def _settle(self) -> None:
+        """Go on with what was too early."""
+        if self._settling.look(self._now):
+            self._nodes.give_up_missing(self._now - self._started, self._now)
+            self._groups.settle()
+        for event in self._settling.take():
+            self._said(event)
+
     def next_deadline(self) -> float:
         """When a Tick is due, infinity for never; may be too early, for a beat does not cost a look at everybody."""
         if self._deadline is None:
-            tables = (self._nodes, self._clients, self._groups, self._looks, self._journal)
+            tables = (self._nodes, self._clients, self._groups, self._looks, self._settling, self._journal)
             deadlines = [table.next_deadline() for table in tables]
             self._deadline = min(*deadlines, self._robots.next_deadline(self._now))
         return self._deadline
@@ -188,6 +228,7 @@ class Supervisor:
             [str(client) for client in self._clients.alive() if namespace in (None, client.namespace)],
             self._groups.leases(now),
             self._robots.stopped(),
+            self._trouble,
         )
 
     def farewell(self, reason: str) -> list[Command]:
@@ -206,7 +247,8 @@ class Supervisor:
         if isinstance(body, GetStatus):
             return self.status(body.namespace, self._now)
         if isinstance(body, EStop):
-            return self._robots.estop(body)
+            self._robots.estop(event.peer, event.id, body)
+            return None
         if isinstance(body, EnumerateHardware):  # of an observer too: `rlinf-actors plan` has no session
             self._looks.ask(event.peer, event.id, body, self._now)
             return None
@@ -217,9 +259,7 @@ class Supervisor:
             return self._journal.ask(event.peer, event.id, body, self._now, self._wall)
         if client is None:
             self._emit(Notify(event.peer, Beat(HELLO_AGAIN)))
-            raise Refused(
-                "unreachable", "the head does not know this process: it was restarted, or no hello was sent; try again"
-            )
+            raise Refused("hello", "the head does not know this process: it was restarted, or no hello was sent")
         self._clients.heard(event.peer, self._now)
         return self._client_asked(client, event)
 
@@ -328,6 +368,8 @@ class Supervisor:
                     self._emit(Notify(node.peer, body))
         elif isinstance(body, WatchClients):
             self._clients.subscribe(client, body.incarnations, self._now)
+        elif isinstance(body, Handles):
+            self._reconciler.handles(client, body)
         elif isinstance(body, Goodbye):
             self._clients.gone(client, body.reason or "it said goodbye")
         else:
@@ -366,6 +408,7 @@ class Supervisor:
                 self._emit(of_driver("driver_ended", client, f"has ended: {self._clients.ended(incarnation)}"))
             self._journal.forget(client.peer)
             self._nodes.forget(client.peer)
+            self._settling.forget(client.peer)
             self._looks.forget(client.peer)
             self._groups.forget_job(client.namespace)
 

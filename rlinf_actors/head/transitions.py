@@ -29,7 +29,7 @@ class WorkerLife(str, enum.Enum):
 
 
 NODE: Mapping[NodeLife, Mapping[str, NodeLife]] = {
-    NodeLife.REGISTERING: {"hello": NodeLife.READY},
+    NodeLife.REGISTERING: {"hello": NodeLife.READY, "expired": NodeLife.LOST},
     NodeLife.READY: {
         "hello": NodeLife.READY,
         "heard": NodeLife.READY,

@@ -15,6 +15,7 @@ from rlinf_actors.wire.values import (
     ClusterEvent,
     Endpoint,
     ExitReport,
+    GroupHandle,
     GroupState,
     HardwareAnswer,
     HardwareQuestion,
@@ -53,7 +54,8 @@ class AgentHello(Message, frozen=True):
 
 class ClientHello(Message, frozen=True):
     """First message of a driver or worker. `pid` and `pid_start` (clock ticks since boot, field
-    22 of /proc/PID/stat) let the agent on the same host watch the process.
+    22 of /proc/PID/stat) let the agent on the same host watch the process. `token` is the job's: a worker was given it
+    when it was started, a driver that comes back has it from its first Welcome.
     """
 
     protocol: int
@@ -162,6 +164,15 @@ class FindGroup(Message, frozen=True):
     ended: bool = False
 
 
+class Handles(Message, frozen=True):
+    """Notice of a client to a head that has taken it back: the groups that it has handles of, with their workers that
+    have not ended as far as it knows. Its subscriptions are renewed, and it hears of every worker that has ended
+    meanwhile.
+    """
+
+    groups: list[GroupHandle]
+
+
 class StopGroup(Message, frozen=True):
     """SIGTERM, after `grace_s` SIGKILL, for all workers of a group. Answered by Done when all are gone."""
 
@@ -185,6 +196,7 @@ class Status(Message, frozen=True):
     clients: list[str]
     leases: list[LeaseState] = []
     stopped: list[str] = []
+    trouble: list[str] = []
 
 
 class GetEvents(Message, frozen=True):
@@ -228,10 +240,13 @@ class EStop(Message, frozen=True):
 
 
 class EStopped(Message, frozen=True):
-    """Which workers were told to make their robots safe. `stopped` is what is in force now, a line each."""
+    """Which workers were told to make their robots safe. `stopped` is what is in force now, a line each. `warning`: it
+    is in force, but a head that is restarted would not know.
+    """
 
     hits: list[RobotStop] = []
     stopped: list[str] = []
+    warning: str = ""
 
 
 class StopCluster(Message, frozen=True):
@@ -365,8 +380,8 @@ class Warn(Message, frozen=True):
 
 Body = Union[
     AgentHello, ClientHello, Welcome, Goodbye, Beat,
-    GetNodes, Nodes, Launch, Launched, FindGroup, StopGroup, GetStatus, Status, EStop, EStopped, StopCluster, Done,
-    GetEvents, Events, EnumerateHardware, Enumerated, LookForHardware, HardwareFound, StopLooking,
+    GetNodes, Nodes, Launch, Launched, FindGroup, Handles, StopGroup, GetStatus, Status, EStop, EStopped, StopCluster,
+    Done, GetEvents, Events, EnumerateHardware, Enumerated, LookForHardware, HardwareFound, StopLooking,
     StartWorkers, StopWorkers, Watch, ProcessGone, WorkerReady, WorkerExited, LogLines, LogCredit,
     WorkerChanged, WatchClients, ClientGone, Warn,
 ]  # fmt: skip
@@ -388,7 +403,8 @@ class Reply(Message, frozen=True, tag="rep"):
 
 class Failed(Message, frozen=True, tag="err"):
     """A request that was refused. `kind` names the error class at the asker (net.rpc.refusal):
-    config, timeout, name_in_use, hardware_in_use, not_found, unreachable, authentication, protocol, usage, node_lost.
+    hello (say hello first, then ask again), config, timeout,
+    name_in_use, hardware_in_use, not_found, unreachable, authentication, protocol, usage, node_lost.
     """
 
     id: int

@@ -244,6 +244,14 @@ class GroupState(Value, frozen=True):
     detail: str = ""
 
 
+class GroupHandle(Value, frozen=True):
+    """A group as a client that has a handle of it knows it: its workers that have not ended."""
+
+    namespace: str
+    name: str
+    workers: list[WorkerState]
+
+
 class LeaseState(Value, frozen=True):
     """A piece of exclusive hardware that a group holds, as the head sees it; `key` and `title` are its Claim's.
 

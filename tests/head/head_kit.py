@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ from rlinf_actors.head.commands import (
     Asked,
     Command,
     EndCluster,
+    Keep,
     Notify,
     Record,
     Refuse,
@@ -21,6 +23,7 @@ from rlinf_actors.head.commands import (
     Told,
     Unreachable,
 )
+from rlinf_actors.head.remembered import Change, ForgetNode, GaveUp, KnownNode, Latch, Remembered
 from rlinf_actors.head.supervisor import Identity, Supervisor
 from rlinf_actors.wire.messages import (
     PROTOCOL,
@@ -69,29 +72,56 @@ def specs(group: str, nodes: list[int], namespace: str = "ns", launch: str = "")
 
 
 class HeadKit:
-    """Peers are named by text: agents "a:<id>", clients by incarnation."""
+    """Peers are named by text: agents "a:<id>", clients by incarnation. What the head keeps is in `disk`."""
 
     def __init__(self, embedded: bool = False, **timing: float) -> None:
         self.now = 1000.0
+        self.disk = Remembered()
+        self.full = False
         self.ids = itertools.count(1)
-        tokens = (f"token{n}" for n in itertools.count(1))
+        self.tokens = (f"token{n}" for n in itertools.count(1))
         self.timing = Timing(**timing)
-        self.head = Supervisor(Identity("epoch", "1.0", embedded), self.timing, lambda: next(tokens), self.now)
+        self.embedded = embedded
         self.out: list[Command] = []
+        self.start()
+
+    def start(self) -> None:
+        """Another head begins with what the one before it has kept."""
+        self.disk.epoch += 1
+        epoch = "epoch" if self.disk.epoch == 1 else f"epoch{self.disk.epoch}"
+        identity = Identity(epoch, "1.0", self.embedded)
+        before = copy.deepcopy(self.disk)
+        self.head = Supervisor(identity, self.timing, lambda: next(self.tokens), self.now, before)
+
+    restart = start
+
+    def _keep(self, commands: list[Command]) -> list[Command]:
+        """What the shell does with Keep; what it answers then takes its place."""
+        done: list[Command] = []
+        for command in commands:
+            if not isinstance(command, Keep):
+                done.append(command)
+                continue
+            answer = command.instead if self.full else command.then
+            if not self.full:
+                keep(self.disk, command.change)
+            if answer is not None:
+                done.append(answer)
+        return done
 
     # --- in ---
 
     def ask(self, peer: str, body: Body) -> Body | Refuse | None:
         """The answer, if it came at once; everything else is in `out`."""
         id = next(self.ids)
-        self.out = self.head.handle(Asked(peer.encode(), id, body), self.now)
+        self.out = self._keep(self.head.handle(Asked(peer.encode(), id, body), self.now))
         for command in self.out:
             if isinstance(command, (Answer, Refuse)) and command.id == id:
                 return command.body if isinstance(command, Answer) else command
         return None
 
     def tell(self, peer: str, body: Body) -> list[Command]:
-        self.out = self.head.handle(Told(peer.encode(), body), self.now)
+        self.out = self._keep(self.head.handle(Told(peer.encode(), body), self.now))
         return self.out
 
     def wait(self, seconds: float) -> list[Command]:
@@ -99,17 +129,18 @@ class HeadKit:
         end, everything = self.now + seconds, []
         while self.head.next_deadline() <= end:
             self.now = self.head.next_deadline()
-            everything += self.head.handle(Tick(), self.now)
+            everything += self._keep(self.head.handle(Tick(), self.now))
         self.now = end
         self.out = everything
         return everything
 
     def stall(self, seconds: float) -> None:
         self.now += seconds
-        self.out = [*self.head.handle(Stalled(seconds), self.now), *self.head.handle(Tick(), self.now)]  # as the server
+        out = [*self.head.handle(Stalled(seconds), self.now), *self.head.handle(Tick(), self.now)]  # as the server
+        self.out = self._keep(out)
 
     def unreachable(self, peer: str) -> None:
-        self.out = self.head.handle(Unreachable(peer.encode()), self.now)
+        self.out = self._keep(self.head.handle(Unreachable(peer.encode()), self.now))
 
     # --- shortcuts ---
 
@@ -175,3 +206,17 @@ class HeadKit:
 
 def running(spec: WorkerSpec, owner: str, **more: Any) -> RunningWorker:
     return RunningWorker(msgspec.structs.replace(spec, token="old"), owner, "m:C", **more)
+
+
+def keep(disk: Remembered, change: Change) -> None:
+    """What the store does to its file."""
+    if isinstance(change, (KnownNode, ForgetNode)):
+        id = change.report.node_id if isinstance(change, KnownNode) else change.id
+        disk.nodes = [node for node in disk.nodes if node.report.node_id != id]
+        disk.nodes += [change] if isinstance(change, KnownNode) else []
+    elif isinstance(change, GaveUp):
+        disk.given_up[change.kind, change.id] = change.reason
+    elif isinstance(change, Latch):
+        disk.stops[change.key] = change.text
+    else:
+        disk.stops.pop(change.key, None)

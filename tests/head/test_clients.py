@@ -81,7 +81,7 @@ def test_a_worker_with_the_token_is_welcome():
 def test_a_stranger_must_say_hello_first(body):
     kit = HeadKit()
     refused = kit.ask("d9", body)
-    assert refused.kind == "unreachable"
+    assert refused.kind == "hello"
     assert kit.sent(Beat, "d9") == [Beat(HELLO_AGAIN)]
 
 
@@ -127,7 +127,7 @@ def test_a_driver_that_was_given_up_is_told_and_not_taken_back():
     kit.tell("d1", Beat("d1"))
     assert "given up" in kit.sent(Goodbye, "d1")[0].reason
     refused = kit.driver()
-    assert refused.kind == "unreachable"
+    assert refused.kind == "node_lost"
     assert "silent for 10 s" in refused.text
 
 

@@ -313,7 +313,7 @@ def test_an_owner_that_does_not_return_expires():
         kit.tell("a:n0", Beat())
     kit.wait(0.2)
     assert kit.sent(StopWorkers, "a:n0") == [StopWorkers(["g-0", "g-1"], kit.timing.orphan_grace_s, "its owner ended")]
-    assert kit.driver().kind == "unreachable"
+    assert kit.driver().kind == "node_lost"
 
 
 def test_an_end_in_the_meantime_reaches_an_owner_that_returns_later():

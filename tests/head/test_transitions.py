@@ -13,6 +13,7 @@ N, W = NodeLife, WorkerLife
 
 NODE_ROWS = {
     (N.REGISTERING, "hello"): N.READY,
+    (N.REGISTERING, "expired"): N.LOST,
     (N.READY, "hello"): N.READY,
     (N.READY, "heard"): N.READY,
     (N.READY, "silent"): N.SUSPECT,

@@ -33,6 +33,7 @@ BODIES = [
     m.Launched(m.GroupState("ns", "g", "m:C", "o", "running", [STATE])),
     m.FindGroup("ns", "g"),
     m.StopGroup("ns", "g", 1.0),
+    m.Handles([m.GroupHandle("ns", "g", [STATE])]),
     m.GetStatus(),
     m.Status("e", "0.1", 1.0, [], [], []),
     m.EStop("kim@lab", "a hand in the cell", "ns", True),

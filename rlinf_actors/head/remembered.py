@@ -1,0 +1,75 @@
+"""What a head cannot learn again from agents and drivers: values, and how they change. Pure.
+
+`head.store` keeps it on disk. Everything else that a head knows is told again by those who come back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Union
+
+import msgspec
+
+from rlinf_actors.wire.values import NodeReport
+
+NODE, REPLACED, CLIENT, WORKER = "node", "replaced", "client", "worker"
+"""Kinds of what a head gives up on: incarnations of agents and of clients, and ids of workers."""
+KEPT = 4096
+"""So many of each kind are remembered; the oldest are forgotten."""
+
+
+class KnownNode(msgspec.Struct, frozen=True):
+    """A node that has registered. `rank` is None until it is frozen; a `lost` one is not waited for."""
+
+    report: NodeReport
+    incarnation: str
+    is_head: bool = False
+    rank: Union[int, None] = None
+    lost: bool = False
+
+
+class ForgetNode(msgspec.Struct, frozen=True):
+    """Its rank is free."""
+
+    id: str
+
+
+class GaveUp(msgspec.Struct, frozen=True):
+    """Others were told that this one has ended; if it is still there, it is refused for that reason."""
+
+    kind: str
+    id: str
+    reason: str
+
+
+class Latch(msgspec.Struct, frozen=True):
+    """An emergency stop is in force; `key` is a namespace or robots.ALL, `text` a line for people."""
+
+    key: str
+    text: str
+
+
+class Unlatch(msgspec.Struct, frozen=True):
+    """An emergency stop was released."""
+
+    key: str
+
+
+Change = Union[KnownNode, ForgetNode, GaveUp, Latch, Unlatch]
+
+
+@dataclass
+class Remembered:
+    """What an earlier head at this place knew.
+
+    Attributes:
+        epoch: how many heads have started here, this one included.
+        nodes: those that had registered.
+        given_up: (kind, id) to the reason, the oldest first.
+        stops: emergency stops in force.
+    """
+
+    epoch: int = 0
+    nodes: list[KnownNode] = field(default_factory=list)
+    given_up: dict[tuple[str, str], str] = field(default_factory=dict)
+    stops: dict[str, str] = field(default_factory=dict)

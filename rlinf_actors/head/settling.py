@@ -1,0 +1,82 @@
+"""The first seconds of a head that was restarted: what it cannot answer yet waits until its nodes are back. Pure.
+
+Agents, drivers and workers come back in any order. Until every node that was registered has said what it has, or
+one lease has passed, this head knows a part only: a name that it does not know may well be in use.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from rlinf_actors.head.commands import Asked, Told
+from rlinf_actors.wire.messages import Body, ClientHello, FindGroup, GetNodes, Handles, Launch, StopGroup
+
+
+class Settling:
+    """Holds what comes too early.
+
+    Args:
+        until: when it is over at the latest.
+        missing: whether nodes are still to come back.
+        whole: whether a group, by namespace and name, is known with all its workers.
+        worker_known: whether a worker, by its id, is known.
+    """
+
+    def __init__(
+        self,
+        until: float,
+        missing: Callable[[], bool],
+        whole: Callable[[str, str], bool],
+        worker_known: Callable[[str], bool],
+    ) -> None:
+        self.until = until
+        self.over = not missing()
+        self._missing = missing
+        self._whole = whole
+        self._worker_known = worker_known
+        self._held: list[Asked | Told] = []
+
+    def holds(self, event: Asked | Told) -> bool:
+        """Whether an event is too early; it is kept for `take` then."""
+        if self.over or not self._too_early(event.body):
+            return False
+        if isinstance(event.body, ClientHello):  # said again and again until it is answered: the last one counts
+            self._held = [e for e in self._held if e.peer != event.peer or not isinstance(e.body, ClientHello)]
+        self._held.append(event)
+        return True
+
+    def look(self, now: float) -> bool:
+        """Whether the waiting has ended just now."""
+        if not self.over and (now >= self.until or not self._missing()):
+            self.over = True
+            return True
+        return False
+
+    def take(self) -> list[Asked | Told]:
+        """What was held and can go on, in the order in which it came."""
+        ready = [event for event in self._held if self.over or not self._too_early(event.body)]
+        self._held = [event for event in self._held if event not in ready]
+        return ready
+
+    def forget(self, peer: bytes) -> None:
+        """A client has ended: nobody waits there any more."""
+        self._held = [event for event in self._held if event.peer != peer]
+
+    def stalled(self, seconds: float) -> None:
+        """The head stood still: nobody was silent."""
+        self.until += seconds
+
+    def next_deadline(self) -> float:
+        """When it is over at the latest, infinity if it is."""
+        return math.inf if self.over else self.until
+
+    def _too_early(self, body: Body) -> bool:
+        if isinstance(body, ClientHello):
+            # a worker is a member if an agent has it; a new driver must not be given a token that is not the job's
+            return not self._worker_known(body.worker_id) if body.role == "worker" else not body.token
+        if isinstance(body, (FindGroup, StopGroup)):
+            return not self._whole(body.namespace, body.group)
+        if isinstance(body, GetNodes):
+            return not body.num_nodes
+        return isinstance(body, (Launch, Handles))

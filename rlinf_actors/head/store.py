@@ -1,0 +1,170 @@
+"""What a head remembers across its restarts, in one small sqlite file.
+
+Writes run on a thread of their own, in the order in which they were asked for, each durable before it
+is answered. What could not be written is tried again with the next write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import logging
+import os
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from rlinf_actors.errors import ConfigError
+from rlinf_actors.head.remembered import KEPT, Change, ForgetNode, GaveUp, KnownNode, Latch, Remembered
+
+log = logging.getLogger(__name__)
+
+FILE = "head.sqlite3"
+FORMAT = 1
+"""Of the tables below; a file of another one is refused."""
+
+_TABLES = """
+    CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
+    CREATE TABLE IF NOT EXISTS nodes (id TEXT PRIMARY KEY, node BLOB NOT NULL);
+    CREATE TABLE IF NOT EXISTS given_up (
+        n INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, id TEXT NOT NULL, reason TEXT NOT NULL
+    );
+    CREATE TABLE IF NOT EXISTS stops (key TEXT PRIMARY KEY, text TEXT NOT NULL);
+"""
+_TRIM = """
+    DELETE FROM given_up WHERE kind = ?1 AND n <=
+        (SELECT n FROM given_up WHERE kind = ?1 ORDER BY n DESC LIMIT 1 OFFSET ?2)
+"""
+
+
+class Store:
+    """One head's file. Opening it begins a new epoch. Loop thread only.
+
+    Args:
+        directory: made (mode 0700) if it is not there; the file in it is head.sqlite3.
+
+    Raises:
+        ConfigError: the file cannot be read or written, is damaged, or belongs to a head that runs; the message
+            says what to do.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self.path = os.path.join(directory, FILE)
+        self.trouble = ""
+        self._asked: collections.deque[Change] = collections.deque()
+        self._unwritten: list[Change] = []
+        try:
+            os.makedirs(directory, mode=0o700, exist_ok=True)
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        except OSError as error:
+            raise ConfigError(
+                f"cannot be written: {error.strerror}. The head keeps emergency stops and ranks there: give it a "
+                "directory that it may write to ([paths] state_dir, --state-dir)",
+                path=self.path,
+            ) from None
+        self._database = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
+        try:
+            self.remembered = self._open()
+        except (sqlite3.Error, msgspec.DecodeError, ConfigError) as error:
+            self._database.close()
+            raise ConfigError(_advice(error), path=self.path) from None
+        self._writer = ThreadPoolExecutor(1, "head-store")
+
+    def write(self, changes: Sequence[Change], done: Callable[[bool], None]) -> None:
+        """Make *changes* durable, then call *done* on the loop; False if they could not be written now."""
+        self._asked.extend(changes)
+        writing = asyncio.get_running_loop().run_in_executor(self._writer, self._write)
+        writing.add_done_callback(lambda writing: None if writing.cancelled() else done(writing.result()))
+
+    def close(self) -> None:
+        """Write what was asked for, and close. Twice is fine."""
+        self._writer.shutdown(wait=True)
+        self._database.close()
+
+    # --- inside ---
+
+    def _open(self) -> Remembered:
+        database = self._database
+        database.execute("PRAGMA locking_mode = EXCLUSIVE")  # one head at a time; the kernel frees it with the process
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = FULL")  # in WAL mode NORMAL is not durable
+        (state,) = database.execute("PRAGMA quick_check(1)").fetchone()
+        if state != "ok":
+            raise sqlite3.DatabaseError(state)
+        database.executescript(_TABLES)
+        facts = dict(database.execute("SELECT name, value FROM facts"))
+        if facts.setdefault("format", FORMAT) != FORMAT:
+            raise ConfigError(f"has format {facts['format']}; this version reads {FORMAT}")
+        epoch = facts.get("epoch", 0) + 1
+        with self._transaction():
+            database.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", [("format", FORMAT), ("epoch", epoch)])
+        decode = msgspec.msgpack.Decoder(KnownNode).decode
+        return Remembered(
+            epoch,
+            [decode(node) for (node,) in database.execute("SELECT node FROM nodes ORDER BY id")],
+            {
+                (kind, id): reason
+                for kind, id, reason in database.execute("SELECT kind, id, reason FROM given_up ORDER BY n")
+            },
+            dict(database.execute("SELECT key, text FROM stops ORDER BY rowid")),
+        )
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._database.execute("COMMIT")
+        except BaseException:
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
+            raise
+
+    def _write(self) -> bool:
+        """Make everything durable that was asked for so far; much of it at once costs one write. Writer's thread."""
+        while self._asked:
+            self._unwritten.append(self._asked.popleft())
+        if not self._unwritten:
+            return True  # an earlier turn took ours along
+        try:
+            with self._transaction():
+                for change in self._unwritten:
+                    self._apply(change)
+        except sqlite3.Error as error:
+            self.trouble = f"{self.path} could not be written: {error}; a head that is restarted will not know the rest"
+            log.error("%s", self.trouble)
+            return False
+        self._unwritten.clear()
+        if self.trouble:
+            log.warning("%s is written again", self.path)
+            self.trouble = ""
+        return True
+
+    def _apply(self, change: Change) -> None:
+        run = self._database.execute
+        if isinstance(change, KnownNode):
+            run("INSERT OR REPLACE INTO nodes VALUES (?, ?)", (change.report.node_id, msgspec.msgpack.encode(change)))
+        elif isinstance(change, ForgetNode):
+            run("DELETE FROM nodes WHERE id = ?", (change.id,))
+        elif isinstance(change, GaveUp):
+            run("INSERT INTO given_up (kind, id, reason) VALUES (?, ?, ?)", (change.kind, change.id, change.reason))
+            run(_TRIM, (change.kind, KEPT))
+        elif isinstance(change, Latch):
+            run("INSERT OR REPLACE INTO stops VALUES (?, ?)", (change.key, change.text))
+        else:
+            run("DELETE FROM stops WHERE key = ?", (change.key,))
+
+
+def _advice(error: Exception) -> str:
+    text = str(error)
+    if "locked" in text:
+        return "is used by another head that runs: give this one another directory ([paths] state_dir, --state-dir)"
+    if isinstance(error, sqlite3.OperationalError):
+        return f"cannot be used: {text}. Free space on that disk, or give the head a directory that it may write to"
+    return (
+        f"is damaged ({text}). Move it away and start the head again: emergency stops that were in force and the "
+        "nodes' ranks are forgotten then, so see first that every robot is safe"
+    )

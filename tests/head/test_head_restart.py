@@ -1,0 +1,553 @@
+"""A head that was restarted: who comes back in which order, what waits, what is refused by name."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from head_kit import HeadKit, agent_hello, client_hello, running, specs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlinf_actors.head.commands import Refuse
+from rlinf_actors.wire.messages import (
+    Beat,
+    EStop,
+    EStopped,
+    FindGroup,
+    GetNodes,
+    Goodbye,
+    Handles,
+    Launch,
+    Launched,
+    Nodes,
+    StopGroup,
+    StopWorkers,
+    Welcome,
+    WorkerChanged,
+)
+from rlinf_actors.wire.values import Claim, Endpoint, ExitReport, GroupHandle
+
+UP = Endpoint("h", "ipc://x")
+
+
+def cluster(nodes: int = 2, **timing: float) -> HeadKit:
+    """Nodes n0, n1, … with ranks, d1's group g with a worker on each, all running."""
+    kit = HeadKit(**timing)
+    kit.cluster(nodes)
+    assert isinstance(kit.launch("g", list(range(nodes))), Launched)
+    for n in range(nodes):
+        kit.ready(f"a:n{n}", f"g-{n}")
+    return kit
+
+
+def back(kit: HeadKit, node: int, nodes: int = 2, *more, incarnation: str = "", **fields):
+    """A node's agent says hello with its worker of g, and with *more*."""
+    there = [running(specs("g", list(range(nodes)))[node], "d1", endpoint=UP, pid=7, **fields), *more]
+    hello = agent_hello(f"n{node}", incarnation, ip=f"10.0.0.{node + 1}", is_head=node == 0, workers=there)
+    return kit.ask(f"a:n{node}{incarnation}", hello)
+
+
+def alone(kit: HeadKit, node: int):
+    """A node's agent says hello without workers."""
+    return kit.node(f"n{node}", ip=f"10.0.0.{node + 1}", is_head=node == 0)
+
+
+def returns(kit: HeadKit, incarnation: str = "d1", **more):
+    """A client that an earlier head has welcomed says hello."""
+    return kit.driver(incarnation, token="token1", **more)
+
+
+def handle(kit: HeadKit, nodes: int = 2, group: str = "g") -> Handles:
+    """What an owner says of its group."""
+    found = HeadKit()
+    found.cluster(nodes)
+    states = found.launch(group, list(range(nodes))).group.workers
+    return Handles([GroupHandle("ns", group, states)])
+
+
+# --- ranks, nodes and epochs ---
+
+
+def test_ranks_stay_in_whatever_order_the_nodes_come_back():
+    kit = cluster(3)
+    ranks = kit.ranks()
+    kit.restart()
+    assert kit.ranks() == ranks
+    for node in (2, 0, 1):
+        alone(kit, node)
+        assert kit.ranks() == ranks
+    kit.node("n9", ip="10.0.0.0")
+    returns(kit)
+    kit.nodes(4)
+    assert kit.ranks() == {**ranks, "n9": 3}
+
+
+def test_each_head_has_an_epoch_of_its_own():
+    kit = cluster(1)
+    assert alone(kit, 0).epoch == "epoch"
+    kit.restart()
+    assert alone(kit, 0).epoch == "epoch2"
+
+
+def test_nodes_that_are_awaited_are_shown_as_registering():
+    kit = cluster(2)
+    kit.restart()
+    alone(kit, 0)
+    assert kit.node_states() == {"n0": "ready", "n1": "registering"}
+
+
+def test_a_node_that_does_not_return_in_time_is_lost_and_its_rank_is_held():
+    kit = cluster(2, lease_s=10, rank_hold_s=60)
+    kit.restart()
+    for _ in range(12):
+        alone(kit, 0)
+        kit.wait(0.9)
+    assert kit.node_states() == {"n0": "ready", "n1": "lost"}
+    refused = back(kit, 1)
+    assert refused.kind == "node_lost"
+    assert "did not come back within 10 s after the head was restarted; come back as a new one" in refused.text
+    assert kit.ranks() == {"n0": 0, "n1": 1}
+    assert isinstance(back(kit, 1, incarnation="n1-2"), Welcome)
+    assert kit.ranks() == {"n0": 0, "n1": 1}
+
+
+def test_a_rank_of_a_node_that_never_returns_is_free_after_its_hold():
+    kit = cluster(2, lease_s=10, rank_hold_s=60)
+    kit.restart()
+    for _ in range(80):
+        alone(kit, 0)
+        kit.wait(0.9)
+    assert kit.node_states() == {"n0": "ready"}
+    kit.restart()
+    assert kit.ranks() == {"n0": 0}
+
+
+def test_the_explicit_rank_of_an_awaited_node_is_its_own():
+    kit = HeadKit()
+    kit.node("n0", rank=0)
+    kit.node("n1", rank=1)
+    kit.restart()
+    kit.node("n0", rank=0)
+    refused = kit.node("thief", rank=1)
+    assert refused.kind == "unreachable"
+    assert "belongs to node n1 (10.0.0.1), which a head that was restarted 0 s ago awaits" in refused.text
+    assert isinstance(kit.node("n1", rank=1), Welcome)
+
+
+# --- who was given up stays so ---
+
+
+def test_a_node_that_an_earlier_head_gave_up_is_refused_by_name():
+    kit = cluster(2)
+    for _ in range(12):
+        alone(kit, 0)
+        kit.wait(0.9)
+    assert kit.node_states()["n1"] == "lost"
+    kit.restart()
+    refused = back(kit, 1)
+    assert refused.kind == "node_lost"
+    assert "incarnation n1-1 of this node was declared lost after 10 s of silence" in refused.text
+
+
+def test_the_older_of_two_agentds_of_a_node_is_refused_by_a_restarted_head_too():
+    kit = cluster(1)
+    kit.node("n0", "n0-2")
+    kit.restart()
+    kit.node("n0", "n0-2")
+    assert "two agentds run as one node" in kit.node("n0", "n0-1").text
+    assert kit.node_states() == {"n0": "ready"}
+
+
+def test_an_agentd_that_was_started_anew_meanwhile_takes_its_nodes_place():
+    kit = cluster(1)
+    kit.restart()
+    assert isinstance(kit.node("n0", "n0-2"), Welcome)
+    assert "served by a newer agentd" in kit.node("n0", "n0-1").text
+
+
+def test_a_driver_that_was_silent_for_too_long_is_refused_by_a_restarted_head():
+    kit = cluster(1)
+    for _ in range(12):
+        alone(kit, 0)
+        kit.wait(0.9)
+    kit.restart()
+    alone(kit, 0)
+    refused = returns(kit)
+    assert refused.kind == "node_lost"
+    assert "the head has given up on this driver: it was silent for 10 s" in refused.text
+
+
+def test_workers_of_a_driver_that_was_given_up_end_at_a_restarted_head():
+    kit = cluster(1)
+    for _ in range(12):
+        back(kit, 0, 1)
+        kit.wait(0.9)
+    kit.restart()
+    back(kit, 0, 1)
+    assert kit.sent(StopWorkers) == [StopWorkers(["g-0"], kit.timing.orphan_grace_s, "its owner ended")]
+
+
+def test_a_driver_that_said_goodbye_needs_no_memory():
+    kit = cluster(1)
+    kit.tell("d1", Goodbye())
+    assert ("client", "d1") not in kit.disk.given_up
+
+
+# --- what comes too early waits ---
+
+
+def test_a_name_is_not_given_twice_before_the_nodes_are_back():
+    kit = cluster(2)
+    kit.restart()
+    returns(kit)
+    returns(kit, "d2")
+    assert kit.launch("g", [0], peer="d2", launch="other") is None
+    alone(kit, 0)
+    assert kit.refusals() == []
+    back(kit, 1)
+    (refused,) = kit.refusals()
+    assert (refused.kind, refused.peer) == ("name_in_use", b"d2")
+
+
+def test_a_name_that_was_free_is_given_once_the_nodes_are_back():
+    kit = cluster(2)
+    kit.restart()
+    returns(kit)
+    assert kit.launch("new", [0, 1]) is None
+    back(kit, 0)
+    back(kit, 1)
+    assert [answer.group.name for _, answer in kit.answers() if isinstance(answer, Launched)] == ["new"]
+
+
+def test_a_group_is_found_when_all_its_workers_are_known():
+    kit = cluster(2)
+    kit.restart()
+    returns(kit)
+    returns(kit, "d2")
+    assert kit.ask("d2", FindGroup("ns", "g")) is None
+    back(kit, 1)
+    assert not any(isinstance(answer, Launched) for _, answer in kit.answers())
+    back(kit, 0)
+    (found,) = [answer for peer, answer in kit.answers() if peer == "d2"]
+    assert [worker.id for worker in found.group.workers] == ["g-0", "g-1"]
+    assert kit.ask("d2", FindGroup("ns", "g")).group.workers == found.group.workers
+
+
+def test_what_is_not_there_is_said_when_the_waiting_is_over():
+    kit = cluster(2)
+    kit.restart()
+    kit.driver("d1", token="token1", pid_start=0)
+    assert kit.ask("d1", FindGroup("ns", "nothing")) is None
+    kit.wait(kit.timing.lease_s - 1)
+    returns(kit)
+    assert kit.refusals() == []
+    kit.wait(1)
+    assert [refused.kind for refused in kit.refusals()] == ["not_found"]
+
+
+def test_a_group_that_is_shut_down_before_its_nodes_are_back_ends():
+    kit = cluster(2)
+    kit.restart()
+    returns(kit)
+    assert kit.ask("d1", StopGroup("ns", "g", 1.0)) is None
+    back(kit, 0)
+    assert kit.answers()[-1][0] == "a:n0"
+    back(kit, 1)
+    assert kit.sent(StopWorkers) == [StopWorkers(["g-0"], 1.0), StopWorkers(["g-1"], 1.0)]
+    kit.exited("a:n0", "g-0")
+    kit.exited("a:n1", "g-1")
+    assert [peer for peer, _ in kit.answers()] == ["d1"]
+
+
+def test_a_new_driver_gets_the_token_of_its_job():
+    kit = cluster(1)
+    kit.restart()
+    assert kit.driver("d2") is None
+    back(kit, 0, 1)
+    assert dict(kit.answers())["d2"].token == "old"
+
+
+def test_a_driver_that_comes_back_brings_the_token_along():
+    kit = cluster(1)
+    kit.restart()
+    assert returns(kit).token == "token1"
+
+
+def test_a_worker_that_is_back_before_its_agent_waits_for_it():
+    kit = cluster(1)
+    kit.restart()
+    hello = client_hello("w", role="worker", worker_id="g-0", token="old")
+    assert kit.ask("w", hello) is None
+    assert kit.ask("w", hello) is None
+    back(kit, 0, 1)
+    assert [peer for peer, _ in kit.answers()] == ["a:n0", "w"]
+
+
+def test_a_client_that_goes_waits_no_longer():
+    kit = cluster(2)
+    kit.restart()
+    returns(kit)
+    kit.launch("new", [0])
+    kit.tell("d1", Goodbye())
+    back(kit, 0)
+    back(kit, 1)
+    assert "new" not in kit.group_states()
+
+
+def test_a_first_head_keeps_nobody_waiting():
+    kit = HeadKit()
+    assert isinstance(kit.driver(), Welcome)
+    assert kit.ask("d1", FindGroup("ns", "g")).kind == "not_found"
+
+
+def test_a_stand_still_of_the_head_is_no_silence_of_its_nodes():
+    kit = cluster(2, lease_s=10)
+    kit.restart()
+    kit.wait(1)
+    kit.stall(20)
+    assert kit.node_states() == {"n0": "registering", "n1": "registering"}
+
+
+# --- a launch whose answer was lost ---
+
+
+def test_a_launch_that_the_earlier_head_carried_out_is_answered_not_refused():
+    kit = cluster(2)
+    kit.restart()
+    returns(kit)
+    assert kit.launch("g", [0, 1]) is None
+    back(kit, 0)
+    back(kit, 1)
+    (launched,) = [answer for peer, answer in kit.answers() if peer == "d1"]
+    assert [worker.state for worker in launched.group.workers] == ["running", "running"]
+
+
+def test_one_that_it_had_begun_is_brought_to_its_end():
+    from rlinf_actors.wire.messages import StartWorkers
+
+    kit = cluster(2)
+    kit.restart()
+    returns(kit)
+    kit.launch("g", [0, 1])
+    alone(kit, 0)
+    back(kit, 1)
+    (started,) = kit.sent(StartWorkers)
+    assert [spec.id for spec in started.workers] == ["g-0"]
+    assert kit.group_states() == {"g": "starting"}
+
+
+def test_one_whose_node_is_lost_ends():
+    kit = cluster(2, lease_s=10)
+    kit.restart()
+    returns(kit, pid_start=0)
+    kit.launch("g", [0, 1])
+    back(kit, 1)
+    for _ in range(11):
+        returns(kit)
+        kit.tell("a:n1", Beat())
+        out = kit.wait(0.99)
+    assert kit.refusals() != [] or any(isinstance(c, Refuse) for c in out)
+    assert kit.group_states() == {"g": "stopping"}
+
+
+# --- what clients that are back hear ---
+
+
+def test_an_owner_hears_of_workers_whose_node_did_not_return():
+    kit = cluster(2, lease_s=10)
+    kit.restart()
+    back(kit, 0)
+    returns(kit)
+    kit.tell("d1", handle(kit))
+    gone = None
+    for _ in range(12):
+        kit.tell("a:n0", Beat())
+        kit.tell("d1", Beat())
+        kit.wait(0.9)
+        gone = gone or next(iter(kit.sent(WorkerChanged, "d1")), None)
+    states = {worker.id: worker for worker in gone.workers}
+    assert (states["g-0"].state, states["g-1"].state) == ("running", "gone")
+    assert "no node had it when the head was restarted" in states["g-1"].exit.reason
+    assert kit.group_states() == {"g": "degraded"}
+    assert kit.disk.given_up["worker", "g-1"]
+
+
+def test_an_owner_hears_of_a_group_that_nobody_has():
+    kit = cluster(1)
+    kit.restart()
+    alone(kit, 0)
+    returns(kit)
+    kit.tell("d1", handle(kit, 1))
+    (changed,) = kit.sent(WorkerChanged, "d1")
+    assert [(worker.id, worker.state, worker.exit.kind) for worker in changed.workers] == [("g-0", "gone", "node_lost")]
+
+
+def test_who_was_told_of_an_end_never_sees_that_worker_again():
+    kit = cluster(1)
+    kit.restart()
+    alone(kit, 0)
+    returns(kit)
+    kit.tell("d1", handle(kit, 1))
+    for _ in range(2):
+        back(kit, 0, 1)
+        (stop,) = kit.sent(StopWorkers)
+        assert stop.ids == ["g-0"]
+        kit.restart()
+
+
+def test_a_subscriber_hears_again_of_a_group_that_is_not_its_own():
+    kit = cluster(1)
+    kit.restart()
+    back(kit, 0, 1)
+    returns(kit)
+    returns(kit, "d2")
+    kit.tell("d2", handle(kit, 1))
+    (changed,) = kit.sent(WorkerChanged, "d2")
+    assert [worker.state for worker in changed.workers] == ["running"]
+    kit.exited("a:n0", "g-0", exit_code=3)
+    (changed,) = kit.sent(WorkerChanged, "d2")
+    assert changed.workers[0].exit.exit_code == 3
+
+
+def test_an_end_that_the_agent_remembers_is_told_as_it_was():
+    kit = cluster(1)
+    kit.restart()
+    returns(kit)
+    back(kit, 0, 1, exit=ExitReport("signalled", None, 9))
+    kit.tell("d1", handle(kit, 1))
+    (changed,) = kit.sent(WorkerChanged, "d1")
+    assert changed.workers[0].exit.signal == 9
+
+
+def test_a_group_of_another_namespace_is_nobodys_business():
+    kit = cluster(1)
+    kit.restart()
+    back(kit, 0, 1)
+    kit.driver("d2", namespace="else", token="x")
+    kit.tell("d2", handle(kit, 1))
+    assert kit.sent(WorkerChanged) == []
+
+
+# --- emergency stop ---
+
+
+def arm(group: str):
+    from msgspec.structs import replace
+
+    return [replace(spec, claims=[Claim("Franka:1", "Franka 1")]) for spec in specs(group, [0])]
+
+
+def test_an_emergency_stop_survives_the_head():
+    kit = cluster(1)
+    assert isinstance(kit.ask("o", EStop("kim@lab", "smoke")), EStopped)
+    kit.restart()
+    alone(kit, 0)
+    returns(kit)
+    refused = kit.ask("d1", Launch("ns", "arm", "m:C", arm("arm")))
+    assert "robots are stopped: emergency stop by kim@lab: smoke" in refused.text
+    assert kit.ask("o", EStop("kim@lab", release=True)).stopped == []
+    kit.restart()
+    alone(kit, 0)
+    returns(kit)
+    assert isinstance(kit.ask("d1", Launch("ns", "arm", "m:C", arm("arm"))), Launched)
+
+
+def test_robots_that_come_back_to_a_head_with_an_emergency_stop_are_stopped():
+    kit = cluster(1)
+    kit.ask("o", EStop("kim@lab"))
+    kit.restart()
+    returns(kit)
+    kit.node("n0", ip="10.0.0.1", is_head=True, workers=[running(arm("arm")[0], "d1", endpoint=UP)])
+    assert [stop.ids for stop in kit.sent(StopWorkers)] == [["arm-0"]]
+
+
+def test_who_stops_is_told_when_a_restarted_head_would_not_know():
+    kit = cluster(1)
+    kit.launch("arm", [0])
+    kit.full = True
+    answer = kit.ask("o", EStop("kim@lab"))
+    assert "the head could not write that down" in answer.warning
+    assert answer.stopped != []
+    assert kit.ask("o", EStop("kim@lab", release=True)).warning != ""
+
+
+def test_robots_are_told_to_stop_before_anything_is_written():
+    from rlinf_actors.head.commands import Asked, Keep, Notify
+
+    kit = cluster(1)
+    kit.ask("d1", Launch("ns", "arm", "m:C", arm("arm")))
+    out = kit.head.handle(Asked(b"o", 99, EStop("kim@lab")), kit.now)
+    stop = next(n for n, c in enumerate(out) if isinstance(c, Notify) and isinstance(c.body, StopWorkers))
+    assert stop < next(n for n, c in enumerate(out) if isinstance(c, Keep))
+
+
+# --- any order ---
+
+
+class Actor:
+    """Says one thing after the other; a client goes on when its hello was answered."""
+
+    def __init__(self, peer: str, *bodies) -> None:
+        self.peer = peer
+        self.bodies = deque(bodies)
+        self.waiting = False
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(0, 5), max_size=60))
+def test_in_whatever_order_they_come_back_nothing_is_lost_or_given_twice(order):
+    kit = cluster(3)
+    token = "token1"
+    kit.driver("w", role="worker", worker_id="g-1", token=token)
+    ranks = kit.ranks()
+    kit.restart()
+    there = [running(spec, "d1", endpoint=UP, pid=7) for spec in specs("g", [0, 1, 2])]
+    hellos = [agent_hello(f"n{n}", ip=f"10.0.0.{n + 1}", is_head=n == 0, workers=[there[n]]) for n in range(3)]
+    actors = [
+        *(Actor(f"a:n{n}", hello) for n, hello in enumerate(hellos)),
+        Actor("d1", client_hello("d1", token="old"), handle(kit, 3), GetNodes(3)),
+        Actor("w", client_hello("w", role="worker", worker_id="g-1", token="old"), FindGroup("ns", "g")),
+        Actor("d2", client_hello("d2"), Launch("ns", "g", "m:C", specs("g", [0], launch="x")), FindGroup("ns", "g")),
+    ]
+    got: dict[str, list] = {actor.peer: [] for actor in actors}
+    changed: list[WorkerChanged] = []
+    stops: list[StopWorkers] = []
+
+    def speak(actor: Actor) -> None:
+        if not actor.bodies or actor.waiting:
+            return
+        body = actor.bodies.popleft()
+        if isinstance(body, Handles):
+            kit.tell(actor.peer, body)
+        else:
+            actor.waiting = True
+            kit.ask(actor.peer, body)
+        for peer, answer in [*kit.answers(), *((r.peer.decode(), r) for r in kit.refusals())]:
+            got[peer].append(answer)
+            next(a for a in actors if a.peer == peer).waiting = False
+        changed.extend(kit.sent(WorkerChanged, "d1"))
+        stops.extend(kit.sent(StopWorkers))
+
+    for n in order:
+        speak(actors[n])
+    for _ in range(4):
+        for actor in actors:
+            speak(actor)
+    assert not any(actor.bodies or actor.waiting for actor in actors)
+    assert stops == []
+    assert kit.ranks() == ranks
+    assert kit.group_states() == {"g": "running"}
+    kinds = {peer: [type(answer) for answer in answers] for peer, answers in got.items()}
+    assert kinds == {
+        **{f"a:n{n}": [Welcome] for n in range(3)},
+        "d1": [Welcome, Nodes],
+        "w": [Welcome, Launched],
+        "d2": [Welcome, Refuse, Launched],
+    }
+    assert got["d2"][1].kind == "name_in_use"
+    assert got["d2"][0].token == got["d1"][0].token == "old"
+    for answer in (got["w"][1], got["d2"][2]):
+        assert [(worker.id, worker.state) for worker in answer.group.workers] == [
+            (f"g-{n}", "running") for n in range(3)
+        ]
+    assert not any(worker.state == "gone" for change in changed for worker in change.workers)

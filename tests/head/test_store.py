@@ -1,0 +1,117 @@
+"""The head's file: what is written is there for the next head, and what cannot be used is said with its path."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+
+import pytest
+from head_kit import node_report
+
+from rlinf_actors.errors import ConfigError
+from rlinf_actors.head.remembered import KEPT, ForgetNode, GaveUp, KnownNode, Latch, Unlatch
+from rlinf_actors.head.store import FILE, Store
+
+NODE = KnownNode(node_report("n0"), "n0-1", True, 3)
+
+
+async def write(store, *changes):
+    done = asyncio.get_running_loop().create_future()
+    store.write(changes, done.set_result)
+    return await asyncio.wait_for(done, 10)
+
+
+def opened(tmp_path):
+    store = Store(str(tmp_path))
+    store.close()
+    return store.remembered
+
+
+async def test_the_next_head_knows_all_of_it(tmp_path):
+    store = Store(str(tmp_path))
+    assert store.remembered.epoch == 1
+    assert await write(store, NODE, KnownNode(node_report("n1"), "n1-1"), GaveUp("client", "d1", "it was silent"))
+    assert await write(store, Latch("*", "emergency stop by kim"), Latch("ns", "another"), ForgetNode("n1"))
+    assert await write(store, KnownNode(NODE.report, "n0-2", True, 3, True), Unlatch("ns"))
+    store.close()
+    found = opened(tmp_path)
+    assert found.epoch == 2
+    assert found.nodes == [KnownNode(NODE.report, "n0-2", True, 3, True)]
+    assert found.given_up == {("client", "d1"): "it was silent"}
+    assert found.stops == {"*": "emergency stop by kim"}
+    assert opened(tmp_path).epoch == 3
+
+
+async def test_what_was_asked_for_before_the_end_is_written(tmp_path):
+    store = Store(str(tmp_path))
+    store.write([Latch("*", "stop")], lambda durable: None)
+    store.close()
+    assert opened(tmp_path).stops == {"*": "stop"}
+
+
+async def test_only_so_many_are_remembered(tmp_path):
+    store = Store(str(tmp_path))
+    await write(store, GaveUp("node", "other", ""), *(GaveUp("client", str(n), "") for n in range(KEPT + 10)))
+    store.close()
+    clients = [id for kind, id in opened(tmp_path).given_up if kind == "client"]
+    assert clients == [str(n) for n in range(10, KEPT + 10)]
+    assert ("node", "other") in opened(tmp_path).given_up
+
+
+def test_a_second_head_is_told_that_the_first_runs(tmp_path):
+    first = Store(str(tmp_path))
+    with pytest.raises(ConfigError, match="is used by another head that runs") as refused:
+        Store(str(tmp_path))
+    assert refused.value.path == str(tmp_path / FILE)
+    first.close()
+    assert opened(tmp_path).epoch == 2
+
+
+@pytest.mark.parametrize("text", [b"not a database" * 100, b"SQLite format 3\0" + b"\7" * 4000])
+def test_a_damaged_file_is_refused_with_what_to_do(tmp_path, text):
+    (tmp_path / FILE).write_bytes(text)
+    with pytest.raises(ConfigError, match="Move it away and start the head again") as refused:
+        Store(str(tmp_path))
+    assert str(tmp_path / FILE) in str(refused.value)
+    assert (tmp_path / FILE).read_bytes() == text
+
+
+def test_a_file_of_another_format_is_refused(tmp_path):
+    opened(tmp_path)
+    with sqlite3.connect(tmp_path / FILE) as database:
+        database.execute("UPDATE facts SET value = 99 WHERE name = 'format'")
+    database.close()
+    with pytest.raises(ConfigError, match="has format 99"):
+        Store(str(tmp_path))
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="give it a directory that it may write to") as refused:
+        Store(str(tmp_path / "file" / "state"))
+    assert refused.value.path == str(tmp_path / "file" / "state" / FILE)
+
+
+async def test_a_write_that_fails_is_told_and_made_good_by_the_next(tmp_path):
+    """A full disk, as sqlite sees one: the file may not grow."""
+    store = Store(str(tmp_path))
+    (pages,) = store._database.execute("PRAGMA page_count").fetchone()
+    store._database.execute(f"PRAGMA max_page_count = {pages}")
+    assert not await write(store, *(GaveUp("client", str(n), "x" * 100) for n in range(1000)))
+    assert "database or disk is full" in store.trouble
+    assert store.path in store.trouble
+    assert not await write(store, Latch("*", "stop"))
+    store._database.execute("PRAGMA max_page_count = 1000000")
+    assert await write(store, Unlatch("none"))
+    assert store.trouble == ""
+    store.close()
+    found = opened(tmp_path)
+    assert len(found.given_up) == 1000
+    assert found.stops == {"*": "stop"}
+
+
+def test_others_may_not_read_it(tmp_path):
+    Store(str(tmp_path / "state")).close()
+    assert os.stat(tmp_path / "state").st_mode & 0o777 == 0o700
+    assert os.stat(tmp_path / "state" / FILE).st_mode & 0o777 == 0o600
