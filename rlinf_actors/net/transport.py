@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import functools
 import logging
 import os
 import threading
@@ -27,6 +28,7 @@ import msgspec
 import zmq
 
 from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.net import faultpoints
 from rlinf_actors.net.arena import Arena
 from rlinf_actors.net.link import OnMessage
 from rlinf_actors.net.security import Security
@@ -148,6 +150,13 @@ class _Socket:
     def _send(self, peer: bytes, header: bytes, parts: Sequence[Buffer], now: bool) -> None:
         if self._network.forked:
             return  # the sockets are the parent's
+        if faultpoints.active is not None:
+            one = functools.partial(self._put, peer, header, parts, now)
+            faultpoints.active.carry("transport.send", self, peer, self._name(peer), one, self._loop)
+            return
+        self._put(peer, header, parts, now)
+
+    def _put(self, peer: bytes, header: bytes, parts: Sequence[Buffer], now: bool) -> None:
         if now and not self._out and self._lock.acquire(blocking=False):
             try:
                 if self._closed:
@@ -311,11 +320,24 @@ class _Socket:
             if type(header) is not bytes:
                 log.warning("dropped a message from %r without a header", peer)
                 continue
-            try:
-                self._on_message(peer, header, parts)
-            except Exception:
-                # a bug of ours; the messages behind this one belong to others and must not be lost with it
-                log.exception("handling a message from %r failed", peer)
+            if faultpoints.active is None:
+                self._hand_over(peer, header, parts)
+            else:
+                one = functools.partial(self._hand_over, peer, header, parts)
+                faultpoints.active.carry("transport.receive", self, peer, self._name(peer), one, self._loop)
+
+    def _hand_over(self, peer: bytes, header: bytes, parts: list[Buffer]) -> None:
+        if self._closed:
+            return
+        try:
+            self._on_message(peer, header, parts)
+        except Exception:
+            # a bug of ours; the messages behind this one belong to others and must not be lost with it
+            log.exception("handling a message from %r failed", peer)
+
+    def _name(self, peer: bytes) -> str:
+        """What rules of fault points call the other end."""
+        return peer.decode(errors="replace")
 
     def close(self, linger_ms: int = 0) -> None:
         with self._lock:
@@ -381,8 +403,14 @@ class ZmqLink(_Socket):
         self._socket.setsockopt(zmq.RECONNECT_IVL, 20)  # milliseconds; doubles up to the next
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         self._socket.setsockopt(zmq.IPV6, int("[" in endpoint))
+        self._endpoint = endpoint
+        if faultpoints.active is not None:
+            faultpoints.active.connecting(self, endpoint, self._loop)
         self._start()
         self._socket.connect(endpoint)
+
+    def _name(self, peer: bytes) -> str:
+        return self._endpoint
 
     def send(self, header: bytes, parts: Sequence[Buffer] = (), *, now: bool = False) -> None:
         self._send(b"", header, parts, now)
