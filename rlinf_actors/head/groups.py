@@ -295,7 +295,7 @@ class GroupTable:
                 self._step(worker, "restart")
                 self.start(node.id, group, [worker.spec])
             else:
-                self._lose(worker, "it was to be started again, and its node takes no workers")
+                self.lost(worker, "it was to be started again, and its node takes no workers")
 
     def missing(self, worker: Worker, reason: str) -> None:
         """A worker's agent is there, and the worker is not."""
