@@ -12,7 +12,9 @@ from rlinf_actors.wire.values import Endpoint, ExitReport, GroupState, NodeRepor
 
 @dataclass
 class Node:
-    """One incarnation of an agent. `since` is when its state last changed, `log_name` what its LogLines call it."""
+    """One incarnation of an agent. `since` is when its state last changed, `log_name` what its LogLines call it,
+    `draining` why it takes no new workers.
+    """
 
     report: NodeReport
     incarnation: str
@@ -22,6 +24,7 @@ class Node:
     since: float
     life: NodeLife = NodeLife.REGISTERING
     log_name: str = ""
+    draining: str = ""
 
     @property
     def id(self) -> str:
@@ -43,6 +46,11 @@ class Node:
         """Whether it counts when a driver asks for nodes."""
         return self.life in (NodeLife.READY, NodeLife.SUSPECT)
 
+    @property
+    def condition(self) -> str:
+        """Why it cannot be used, for people."""
+        return f"draining: {self.draining}" if self.life is NodeLife.DRAINING else self.life.value
+
     def step(self, event: str, now: float) -> None:
         """Follow the table."""
         life = step(NODE, self.life, event)
@@ -61,7 +69,8 @@ class Node:
 
     def state(self, rank: int, now: float) -> NodeState:
         """As others see it; *rank* -1 if it has none."""
-        return NodeState(self.report, self.incarnation, rank, self.life.value, now - self.last_seen, self.is_head)
+        life, seen = self.life.value, now - self.last_seen
+        return NodeState(self.report, self.incarnation, rank, life, seen, self.is_head, self.draining)
 
 
 @dataclass
@@ -78,6 +87,7 @@ class Client:
     peer: bytes
     last_seen: float
     watcher: str | None = None
+    watcher_peer: bytes = b""
 
     def __str__(self) -> str:
         return f"{self.role} {self.incarnation[:8]}, process {self.pid}, namespace {self.namespace!r}"
@@ -85,7 +95,7 @@ class Client:
 
 @dataclass
 class Worker:
-    """One worker process of a group."""
+    """One worker process of a group. `exit` is how it ended, or, before, how the incarnation before it did."""
 
     spec: WorkerSpec
     node_id: str
@@ -124,6 +134,7 @@ class Worker:
             self.port,
             self.master_port,
             self.exit,
+            self.spec.incarnation,
         )
 
 
@@ -173,6 +184,8 @@ class Group:
             return "stopping"
         if WorkerLife.GONE in lives:
             return "degraded"
+        if WorkerLife.RESTARTING in lives:
+            return "restarting"
         return "running" if lives == {WorkerLife.RUNNING} else "starting"
 
     def state(self, token: str) -> GroupState:

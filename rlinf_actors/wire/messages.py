@@ -252,6 +252,24 @@ class EStopped(Message, frozen=True):
     warning: str = ""
 
 
+class DrainNode(Message, frozen=True):
+    """Start no new workers on a node; what runs there goes on until its owners end it. `undo` lifts it. Anybody whom
+    the head's sockets let in may ask; `by` is who asks, for people. Answered by Drained.
+    """
+
+    node_id: str
+    by: str
+    reason: str = ""
+    undo: bool = False
+
+
+class Drained(Message, frozen=True):
+    """The node as it is now; None where it is away and its drain was lifted. `warning`: what went wrong beside that."""
+
+    node: Union[NodeState, None] = None
+    warning: str = ""
+
+
 class StopCluster(Message, frozen=True):
     """End the cluster (embedded clusters only). Answered by Done."""
 
@@ -310,6 +328,12 @@ class Watch(Message, frozen=True):
     incarnation: str
     pid: int
     pid_start: int
+
+
+class Unwatch(Message, frozen=True):
+    """Notice to an agent: that client is gone, although its process may go on. Unknown ones are ignored."""
+
+    incarnation: str
 
 
 class ProcessGone(Message, frozen=True):
@@ -384,8 +408,9 @@ class Warn(Message, frozen=True):
 Body = Union[
     AgentHello, ClientHello, Welcome, Goodbye, Beat,
     GetNodes, Nodes, Launch, Launched, FindGroup, Handles, StopGroup, GetStatus, Status, EStop, EStopped, StopCluster,
-    Done, GetEvents, Events, EnumerateHardware, Enumerated, LookForHardware, HardwareFound, StopLooking,
-    StartWorkers, StopWorkers, Watch, ProcessGone, WorkerReady, WorkerExited, LogLines, LogCredit,
+    Done, DrainNode, Drained, GetEvents, Events, EnumerateHardware, Enumerated, LookForHardware, HardwareFound,
+    StopLooking,
+    StartWorkers, StopWorkers, Watch, Unwatch, ProcessGone, WorkerReady, WorkerExited, LogLines, LogCredit,
     WorkerChanged, WatchClients, ClientGone, Warn,
 ]  # fmt: skip
 """Every control message."""
@@ -406,7 +431,7 @@ class Reply(Message, frozen=True, tag="rep"):
 
 class Failed(Message, frozen=True, tag="err"):
     """A request that was refused. `kind` names the error class at the asker (net.rpc.refusal):
-    hello (say hello first, then ask again), config, timeout,
+    hello (say hello first, then ask again), config, placement, timeout,
     name_in_use, hardware_in_use, not_found, unreachable, authentication, protocol, usage, node_lost.
     """
 

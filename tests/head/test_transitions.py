@@ -30,11 +30,15 @@ NODE_ROWS = {
     (N.DRAINING, "hello"): N.DRAINING,
     (N.DRAINING, "heard"): N.DRAINING,
     (N.DRAINING, "drain"): N.DRAINING,
+    (N.DRAINING, "undrain"): N.READY,
     (N.DRAINING, "expired"): N.LOST,
     (N.DRAINING, "left"): N.LOST,
     (N.DRAINING, "replaced"): N.LOST,
 }
 WORKER_ROWS = {
+    (W.RESTARTING, "restart"): W.STARTING,
+    (W.RESTARTING, "stop"): W.GONE,
+    (W.RESTARTING, "node_lost"): W.GONE,
     (W.STARTING, "ready"): W.RUNNING,
     (W.STARTING, "stop"): W.STOPPING,
     (W.STARTING, "exited"): W.GONE,
@@ -48,8 +52,8 @@ WORKER_ROWS = {
     (W.STOPPING, "exited"): W.GONE,
     (W.STOPPING, "node_lost"): W.GONE,
 }
-NODE_EVENTS = ["hello", "heard", "silent", "drain", "expired", "left", "replaced"]
-WORKER_EVENTS = ["ready", "stop", "exited", "node_lost"]
+NODE_EVENTS = ["hello", "heard", "silent", "drain", "undrain", "expired", "left", "replaced"]
+WORKER_EVENTS = ["restart", "ready", "stop", "exited", "node_lost"]
 
 
 @pytest.mark.parametrize(
