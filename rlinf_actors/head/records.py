@@ -132,7 +132,6 @@ class Group:
     """A name and its workers.
 
     `living` are the ids of those that are not gone, `waiting` the StopGroup requests to answer when there are none.
-    `inherited`: an earlier head has launched it.
     """
 
     namespace: str
@@ -146,7 +145,6 @@ class Group:
     waiting: list[tuple[bytes, int]] = field(default_factory=list)
     changed: dict[str, Worker] = field(default_factory=dict)
     stopping: bool = False
-    inherited: bool = False
 
     @property
     def key(self) -> tuple[str, str]:
