@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import click
 
-from rlinf_actors.cli import estop, events, groups, head, hw, nodes, paths, plan, status, workers
+from rlinf_actors.cli import estop, events, groups, head, hw, node, nodes, paths, plan, status, workers
 from rlinf_actors.cli.output import complain
 from rlinf_actors.errors import (
     AuthenticationError,
@@ -45,6 +45,7 @@ def app() -> None:
 for _command in (
     head.head,
     status.status,
+    node.node,
     nodes.nodes,
     groups.groups,
     workers.workers,

@@ -65,4 +65,5 @@ def node_dict(node: NodeState) -> dict[str, Any]:
         "interfaces": report.interfaces,
         "faults": report.faults,
         "incarnation": node.incarnation,
+        "draining": node.draining,
     }

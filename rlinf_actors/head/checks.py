@@ -54,7 +54,11 @@ def node_for(spec: WorkerSpec, by_rank: Mapping[int, Node]) -> Node:
         Refused: it is not there, or cannot be used.
     """
     node = by_rank.get(spec.node_rank)
-    if node is None or not node.usable:
-        state = "is not there (any more)" if node is None else f"({node.name}) is {node.life.value}"
-        raise Refused("node_lost", f"node {spec.node_rank}, where {spec.group}:{spec.rank} was placed, {state}")
+    where = f"node {spec.node_rank}, where {spec.group}:{spec.rank} was placed,"
+    if node is None:
+        raise Refused("node_lost", f"{where} is not there (any more)")
+    if node.draining:
+        raise Refused("placement", f"{where} is {node.name}, and that is {node.condition}: place the group elsewhere")
+    if not node.usable:
+        raise Refused("node_lost", f"{where} ({node.name}) is {node.condition}")
     return node

@@ -7,7 +7,7 @@ flush, one WorkerChanged per group and handle; a name is free when its last work
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import msgspec
@@ -115,6 +115,13 @@ class GroupTable:
     def ended_unseen(self, worker_id: str) -> str | None:
         """Why its owner was told that a worker is gone, though nobody saw its end; None if that is not so."""
         return self._unseen.get(worker_id)
+
+    def on_node(self, node_id: str) -> Iterator[tuple[Group, list[Worker]]]:
+        """The groups that run there, each with its workers there."""
+        for group in self._groups.values():
+            there = [worker for worker in group.workers.values() if worker.node_id == node_id and not worker.gone]
+            if there:
+                yield group, there
 
     def with_robots(self) -> list[Group]:
         """The groups that have, or had, workers with claims."""

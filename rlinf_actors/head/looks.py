@@ -60,7 +60,7 @@ class HardwareLooks:
         """
         node = self._nodes.get(asked.node_id)
         if node is None or not node.usable:
-            state = "is not there (any more)" if node is None else f"({node.name}) is {node.life.value}"
+            state = "is not there (any more)" if node is None else f"({node.name}) is {node.condition}"
             raise Refused("node_lost", f"node {asked.node_id}, asked for its {asked.question.type}, {state}")
         self._number += 1
         name = f"{self._epoch}-{self._number}"

@@ -38,6 +38,9 @@ class NodeTable:
         on_lost: called with a node whose workers are gone with it, why, and whether that is certain: it said so itself.
         before: what an earlier head at this place knew.
         now: when this one started.
+
+    Attributes:
+        drained: by id why a node takes no new workers, whether or not it is here.
     """
 
     def __init__(
@@ -55,6 +58,9 @@ class NodeTable:
         self._nodes = {id: _awaited(node, now) for id, node in self._kept.items()}
         self._by_peer: dict[bytes, Node] = {}
         self._ranks = {id: node.rank for id, node in self._kept.items() if node.rank is not None}
+        self.drained = dict(before.drained)
+        for id in self.drained.keys() & self._nodes.keys():
+            self._nodes[id].draining = self.drained[id]
         self._waiting: list[_Waiting] = []
         self._lost = Ended(NODE, emit, before)
         self._replaced = Ended(REPLACED, emit, before)
@@ -69,6 +75,10 @@ class NodeTable:
         """The living node of this id."""
         node = self._nodes.get(node_id)
         return node if node is not None and node.alive else None
+
+    def known(self, node_id: str) -> Node | None:
+        """The node of this id, a lost one too."""
+        return self._nodes.get(node_id)
 
     def alive(self) -> Iterable[Node]:
         """All living nodes."""
@@ -123,6 +133,9 @@ class NodeTable:
             self._by_peer.pop(known.peer, None)
             node.life, node.since, node.log_name = known.life, known.since, known.log_name
         node.step("hello", now)
+        if node.id in self.drained:
+            node.draining = self.drained[node.id]
+            node.step("drain", now)
         self._nodes[node.id] = self._by_peer[peer] = node
         if node.report.rank is not None:
             self._ranks[node.id] = node.report.rank
@@ -137,6 +150,24 @@ class NodeTable:
             self._emit(of_node("node_heard", node, f"is heard again after {now - node.last_seen:.1f} s"))
         node.last_seen = now
         node.step("heard", now)
+
+    def drain(self, node_id: str, why: str, now: float) -> None:
+        """Count a known node among those to be used no more, also when it is away and comes back."""
+        self.drained[node_id] = why
+        node = self._nodes[node_id]
+        node.draining = why
+        if node.alive:
+            node.step("drain", now)
+
+    def undrain(self, node_id: str, now: float) -> None:
+        """A node that was drained may be used again."""
+        del self.drained[node_id]
+        node = self._nodes.get(node_id)
+        if node is not None:
+            node.draining = ""
+            if node.alive:
+                node.step("undrain", now)
+                self._settle(now)
 
     def left(self, node: Node, reason: str, now: float) -> None:
         """An agent said goodbye: its workers are gone and its rank is free."""
@@ -302,6 +333,8 @@ class NodeTable:
 
     def _last_seen(self, rank: int, now: float) -> str:
         for node in self._nodes.values():
+            if self.rank(node) == rank and node.life is NodeLife.DRAINING:
+                return f"{node.name} is {node.condition}"
             if self.rank(node) == rank:
                 return f"{node.name}, last seen {now - node.last_seen:.0f} s ago"
         return "never seen"

@@ -12,7 +12,9 @@ from rlinf_actors.wire.values import Endpoint, ExitReport, GroupState, NodeRepor
 
 @dataclass
 class Node:
-    """One incarnation of an agent. `since` is when its state last changed, `log_name` what its LogLines call it."""
+    """One incarnation of an agent. `since` is when its state last changed, `log_name` what its LogLines call it,
+    `draining` why it takes no new workers.
+    """
 
     report: NodeReport
     incarnation: str
@@ -22,6 +24,7 @@ class Node:
     since: float
     life: NodeLife = NodeLife.REGISTERING
     log_name: str = ""
+    draining: str = ""
 
     @property
     def id(self) -> str:
@@ -43,6 +46,11 @@ class Node:
         """Whether it counts when a driver asks for nodes."""
         return self.life in (NodeLife.READY, NodeLife.SUSPECT)
 
+    @property
+    def condition(self) -> str:
+        """Why it cannot be used, for people."""
+        return f"draining: {self.draining}" if self.life is NodeLife.DRAINING else self.life.value
+
     def step(self, event: str, now: float) -> None:
         """Follow the table."""
         life = step(NODE, self.life, event)
@@ -61,7 +69,8 @@ class Node:
 
     def state(self, rank: int, now: float) -> NodeState:
         """As others see it; *rank* -1 if it has none."""
-        return NodeState(self.report, self.incarnation, rank, self.life.value, now - self.last_seen, self.is_head)
+        life, seen = self.life.value, now - self.last_seen
+        return NodeState(self.report, self.incarnation, rank, life, seen, self.is_head, self.draining)
 
 
 @dataclass

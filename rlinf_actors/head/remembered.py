@@ -55,7 +55,20 @@ class Unlatch(msgspec.Struct, frozen=True):
     key: str
 
 
-Change = Union[KnownNode, ForgetNode, GaveUp, Latch, Unlatch]
+class Drain(msgspec.Struct, frozen=True):
+    """A node takes no new workers, and why, until somebody lifts that: also while it is away."""
+
+    id: str
+    why: str
+
+
+class Undrain(msgspec.Struct, frozen=True):
+    """The node takes new workers again."""
+
+    id: str
+
+
+Change = Union[KnownNode, ForgetNode, GaveUp, Latch, Unlatch, Drain, Undrain]
 
 
 @dataclass
@@ -67,9 +80,11 @@ class Remembered:
         nodes: those that had registered.
         given_up: (kind, id) to the reason, the oldest first.
         stops: emergency stops in force.
+        drained: ids of the nodes that take no new workers, and why.
     """
 
     epoch: int = 0
     nodes: list[KnownNode] = field(default_factory=list)
     given_up: dict[tuple[str, str], str] = field(default_factory=dict)
     stops: dict[str, str] = field(default_factory=dict)
+    drained: dict[str, str] = field(default_factory=dict)

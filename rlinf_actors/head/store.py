@@ -18,7 +18,17 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.head.remembered import KEPT, Change, ForgetNode, GaveUp, KnownNode, Latch, Remembered
+from rlinf_actors.head.remembered import (
+    KEPT,
+    Change,
+    Drain,
+    ForgetNode,
+    GaveUp,
+    KnownNode,
+    Latch,
+    Remembered,
+    Unlatch,
+)
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +43,7 @@ _TABLES = """
         n INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, id TEXT NOT NULL, reason TEXT NOT NULL
     );
     CREATE TABLE IF NOT EXISTS stops (key TEXT PRIMARY KEY, text TEXT NOT NULL);
+    CREATE TABLE IF NOT EXISTS drains (id TEXT PRIMARY KEY, why TEXT NOT NULL);
 """
 _TRIM = """
     DELETE FROM given_up WHERE kind = ?1 AND n <=
@@ -110,6 +121,7 @@ class Store:
                 for kind, id, reason in database.execute("SELECT kind, id, reason FROM given_up ORDER BY n")
             },
             dict(database.execute("SELECT key, text FROM stops ORDER BY rowid")),
+            dict(database.execute("SELECT id, why FROM drains ORDER BY rowid")),
         )
 
     @contextlib.contextmanager
@@ -154,8 +166,12 @@ class Store:
             run(_TRIM, (change.kind, KEPT))
         elif isinstance(change, Latch):
             run("INSERT OR REPLACE INTO stops VALUES (?, ?)", (change.key, change.text))
-        else:
+        elif isinstance(change, Unlatch):
             run("DELETE FROM stops WHERE key = ?", (change.key,))
+        elif isinstance(change, Drain):
+            run("INSERT OR REPLACE INTO drains VALUES (?, ?)", (change.id, change.why))
+        else:
+            run("DELETE FROM drains WHERE id = ?", (change.id,))
 
 
 def _advice(error: Exception) -> str:

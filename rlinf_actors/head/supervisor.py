@@ -28,6 +28,7 @@ from rlinf_actors.head.commands import (
     Told,
     Unreachable,
 )
+from rlinf_actors.head.drains import DrainTable
 from rlinf_actors.head.groups import GroupTable
 from rlinf_actors.head.happenings import of_driver, of_node
 from rlinf_actors.head.journal import Journal
@@ -47,6 +48,7 @@ from rlinf_actors.wire.messages import (
     Body,
     ClientHello,
     Done,
+    DrainNode,
     EnumerateHardware,
     EStop,
     FindGroup,
@@ -132,6 +134,7 @@ class Supervisor:
         )
         self._reconciler = Reconciler(timing, self._emit, self._clients, self._groups)
         self._robots = RobotTable(timing, self._emit, self._nodes, self._clients, self._groups, before)
+        self._drains = DrainTable(self._emit, self._nodes, self._clients, self._groups)
 
     def started(self, wall: float) -> None:
         """The head listens: the first event, and no line in its own log. *wall* as in `handle`."""
@@ -175,6 +178,7 @@ class Supervisor:
                 self._emit(Answer(peer, id, Done()))
             self._ending = []
             self._emit(EndCluster("a driver ended it"))
+        self._drains.flush()
         self._journal.flush(wall)
         return self._out
 
@@ -246,6 +250,9 @@ class Supervisor:
             return self._client_hello(event.peer, body)
         if isinstance(body, GetStatus):
             return self.status(body.namespace, self._now)
+        if isinstance(body, DrainNode):
+            self._drains.ask(event.peer, event.id, body, self._now)
+            return None
         if isinstance(body, EStop):
             self._robots.estop(event.peer, event.id, body)
             return None
@@ -296,6 +303,7 @@ class Supervisor:
             self._clients.unwatch(node.id, self._now)  # a head's watch may have been lost with its connection
         self._reconciler.reconcile(node, hello.workers, same, self._now)
         self._robots.node_back(node)
+        self._drains.node_back(node)
         self._clients.watch(self._nodes.alive())
         return self._welcome("")
 

@@ -51,6 +51,7 @@ NODE: Mapping[NodeLife, Mapping[str, NodeLife]] = {
         "hello": NodeLife.DRAINING,
         "heard": NodeLife.DRAINING,
         "drain": NodeLife.DRAINING,
+        "undrain": NodeLife.READY,
         "expired": NodeLife.LOST,
         "left": NodeLife.LOST,
         "replaced": NodeLife.LOST,

@@ -249,6 +249,24 @@ class EStopped(Message, frozen=True):
     warning: str = ""
 
 
+class DrainNode(Message, frozen=True):
+    """Start no new workers on a node; what runs there goes on until its owners end it. `undo` lifts it. Anybody whom
+    the head's sockets let in may ask; `by` is who asks, for people. Answered by Drained.
+    """
+
+    node_id: str
+    by: str
+    reason: str = ""
+    undo: bool = False
+
+
+class Drained(Message, frozen=True):
+    """The node as it is now; None where it is away and its drain was lifted. `warning`: what went wrong beside that."""
+
+    node: Union[NodeState, None] = None
+    warning: str = ""
+
+
 class StopCluster(Message, frozen=True):
     """End the cluster (embedded clusters only). Answered by Done."""
 
@@ -381,7 +399,8 @@ class Warn(Message, frozen=True):
 Body = Union[
     AgentHello, ClientHello, Welcome, Goodbye, Beat,
     GetNodes, Nodes, Launch, Launched, FindGroup, Handles, StopGroup, GetStatus, Status, EStop, EStopped, StopCluster,
-    Done, GetEvents, Events, EnumerateHardware, Enumerated, LookForHardware, HardwareFound, StopLooking,
+    Done, DrainNode, Drained, GetEvents, Events, EnumerateHardware, Enumerated, LookForHardware, HardwareFound,
+    StopLooking,
     StartWorkers, StopWorkers, Watch, ProcessGone, WorkerReady, WorkerExited, LogLines, LogCredit,
     WorkerChanged, WatchClients, ClientGone, Warn,
 ]  # fmt: skip
@@ -403,7 +422,7 @@ class Reply(Message, frozen=True, tag="rep"):
 
 class Failed(Message, frozen=True, tag="err"):
     """A request that was refused. `kind` names the error class at the asker (net.rpc.refusal):
-    hello (say hello first, then ask again), config, timeout,
+    hello (say hello first, then ask again), config, placement, timeout,
     name_in_use, hardware_in_use, not_found, unreachable, authentication, protocol, usage, node_lost.
     """
 

@@ -115,7 +115,9 @@ class NodeReport(Value, frozen=True):
 
 
 class NodeState(Value, frozen=True):
-    """A node as the head sees it. `state` is ready, suspect, draining or lost; `rank` -1 before it is fixed."""
+    """A node as the head sees it. `state` is ready, suspect, draining or lost; `rank` -1 before it is fixed. `draining`
+    says why it takes no new workers and who wants that, "" if it takes some; a lost node's drain waits for it.
+    """
 
     report: NodeReport
     incarnation: str
@@ -123,6 +125,7 @@ class NodeState(Value, frozen=True):
     state: str
     last_seen_s: float
     is_head: bool = False
+    draining: str = ""
 
 
 class Claim(Value, frozen=True):

@@ -23,7 +23,7 @@ from rlinf_actors.head.commands import (
     Told,
     Unreachable,
 )
-from rlinf_actors.head.remembered import Change, ForgetNode, GaveUp, KnownNode, Latch, Remembered
+from rlinf_actors.head.remembered import Change, Drain, ForgetNode, GaveUp, KnownNode, Latch, Remembered, Unlatch
 from rlinf_actors.head.supervisor import Identity, Supervisor
 from rlinf_actors.wire.messages import (
     PROTOCOL,
@@ -218,5 +218,9 @@ def keep(disk: Remembered, change: Change) -> None:
         disk.given_up[change.kind, change.id] = change.reason
     elif isinstance(change, Latch):
         disk.stops[change.key] = change.text
-    else:
+    elif isinstance(change, Unlatch):
         disk.stops.pop(change.key, None)
+    elif isinstance(change, Drain):
+        disk.drained[change.id] = change.why
+    else:
+        disk.drained.pop(change.id, None)

@@ -10,7 +10,7 @@ import pytest
 from head_kit import node_report
 
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.head.remembered import KEPT, ForgetNode, GaveUp, KnownNode, Latch, Unlatch
+from rlinf_actors.head.remembered import KEPT, Drain, ForgetNode, GaveUp, KnownNode, Latch, Undrain, Unlatch
 from rlinf_actors.head.store import FILE, Store
 
 NODE = KnownNode(node_report("n0"), "n0-1", True, 3)
@@ -33,13 +33,15 @@ async def test_the_next_head_knows_all_of_it(tmp_path):
     assert store.remembered.epoch == 1
     assert await write(store, NODE, KnownNode(node_report("n1"), "n1-1"), GaveUp("client", "d1", "it was silent"))
     assert await write(store, Latch("*", "emergency stop by kim"), Latch("ns", "another"), ForgetNode("n1"))
-    assert await write(store, KnownNode(NODE.report, "n0-2", True, 3, True), Unlatch("ns"))
+    assert await write(store, Drain("n0", "new disk"), Drain("n1", "old disk"), Drain("n0", "no disk"))
+    assert await write(store, KnownNode(NODE.report, "n0-2", True, 3, True), Unlatch("ns"), Undrain("n1"))
     store.close()
     found = opened(tmp_path)
     assert found.epoch == 2
     assert found.nodes == [KnownNode(NODE.report, "n0-2", True, 3, True)]
     assert found.given_up == {("client", "d1"): "it was silent"}
     assert found.stops == {"*": "emergency stop by kim"}
+    assert found.drained == {"n0": "no disk"}
     assert opened(tmp_path).epoch == 3
 
 

@@ -30,6 +30,7 @@ NODE_ROWS = {
     (N.DRAINING, "hello"): N.DRAINING,
     (N.DRAINING, "heard"): N.DRAINING,
     (N.DRAINING, "drain"): N.DRAINING,
+    (N.DRAINING, "undrain"): N.READY,
     (N.DRAINING, "expired"): N.LOST,
     (N.DRAINING, "left"): N.LOST,
     (N.DRAINING, "replaced"): N.LOST,
@@ -48,7 +49,7 @@ WORKER_ROWS = {
     (W.STOPPING, "exited"): W.GONE,
     (W.STOPPING, "node_lost"): W.GONE,
 }
-NODE_EVENTS = ["hello", "heard", "silent", "drain", "expired", "left", "replaced"]
+NODE_EVENTS = ["hello", "heard", "silent", "drain", "undrain", "expired", "left", "replaced"]
 WORKER_EVENTS = ["ready", "stop", "exited", "node_lost"]
 
 

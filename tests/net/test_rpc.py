@@ -60,6 +60,7 @@ async def test_notices_both_ways(ends):
 REFUSALS = [
     ("name_in_use", errors.NameInUseError, ValueError),
     ("not_found", errors.GroupNotFoundError, ValueError),
+    ("placement", errors.PlacementError, ValueError),
     ("authentication", errors.AuthenticationError, errors.RlinfActorsError),
     ("protocol", errors.ProtocolMismatchError, errors.RlinfActorsError),
     ("usage", errors.UsageError, RuntimeError),
