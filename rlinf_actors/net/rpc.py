@@ -22,7 +22,7 @@ from rlinf_actors.errors import (
     UsageError,
 )
 from rlinf_actors.model.buffers import Buffer
-from rlinf_actors.net.link import Network
+from rlinf_actors.net.link import Link, Network
 from rlinf_actors.wire import codec
 from rlinf_actors.wire.messages import Body, Envelope, Failed, Notice, Reply, Request
 
@@ -133,7 +133,7 @@ class ControlClient:
         self._pending: dict[int, _Asked] = {}
         self._next = 0
         self._closed = self._holding = False
-        self._open = lambda: network.link(endpoint, identity, self._received)
+        self._open: Callable[[], Link] = lambda: network.link(endpoint, identity, self._received)
         self._link = self._open()
 
     async def request(
