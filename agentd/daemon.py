@@ -100,9 +100,12 @@ class Daemon:
             shutil.rmtree(directory.path, ignore_errors=True)
 
     def _open_network(self, stack: contextlib.AsyncExitStack) -> ZmqNetwork:
+        from rlinf_actors.net import faultpoints
         from rlinf_actors.net.security import Security
         from rlinf_actors.net.transport import ZmqNetwork
+        from rlinf_actors.settings import Settings
 
+        faultpoints.load(Settings.load().faults)
         network = ZmqNetwork(asyncio.get_running_loop(), Security(self._config.insecure))
         stack.callback(network.close)
         return network

@@ -57,6 +57,7 @@ from rlinf_actors.wire.messages import (
     StartWorkers,
     StopLooking,
     StopWorkers,
+    Unwatch,
     Watch,
     Welcome,
     WorkerExited,
@@ -340,6 +341,8 @@ class AgentState:
             self._out.append(events.StopLooking(body.id))
         elif isinstance(body, Watch):
             self._out.append(WatchProcess(body.incarnation, body.pid, body.pid_start))
+        elif isinstance(body, Unwatch):
+            self._out.append(events.UnwatchProcess(body.incarnation))
         else:
             self._out.append(Say(f"the head sent a {type(body).__name__}, which an agent does not expect"))
 

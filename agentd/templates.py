@@ -13,6 +13,7 @@ from pathlib import Path
 
 import rlinf_actors
 from agentd.launch import Key
+from rlinf_actors.net import faultpoints
 from rlinf_actors.wire import spawn
 
 _SO_SNDBUFFORCE = 32
@@ -68,6 +69,8 @@ class Template:
             stack.callback(self._socket.close)
             with theirs, open(err_path, "wb") as err:
                 stack.callback(os.unlink, err_path)
+                if faultpoints.active is not None:
+                    faultpoints.active.start("spawn.template", key.interpreter)
                 self._process = subprocess.Popen(
                     command(theirs.fileno()),
                     stdin=subprocess.DEVNULL,

@@ -27,6 +27,7 @@ LOST_ERRORS = "RLINF_ACTORS_LOST_ERRORS"
 SEND_WINDOW = "RLINF_ACTORS_SEND_WINDOW"
 PATHS = "RLINF_ACTORS_PATHS"
 SHARED_MEMORY = "RLINF_ACTORS_SHARED_MEMORY"
+FAULTS = "RLINF_ACTORS_FAULTS"
 STATE_DIR = "STATE_DIRECTORY"
 """Set by systemd for a unit with StateDirectory=."""
 NAMESPACE = "CLUSTER_NAMESPACE"
@@ -72,6 +73,7 @@ class Settings:
         shared_memory_bytes: how much shared memory a process may lend to others on its machine, 0 for none.
         send_window_bytes: how many bytes a worker may have sent to another one that were not received yet.
         paths: kind of buffer to the path that it takes where that is possible (``cpu=lane,accelerator=staged``).
+        faults: rules of fault points in JSON, None for none; net.faultpoints reads them.
     """
 
     head: str | None = None
@@ -90,6 +92,7 @@ class Settings:
     paths: Mapping[str, str] = field(default_factory=dict)
     shared_memory_bytes: int = DEFAULT_SHARED_MEMORY
     channel_bytes: int = DEFAULT_CHANNEL_BYTES
+    faults: str | None = None
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None) -> Settings:
@@ -119,6 +122,7 @@ class Settings:
             shared_memory_bytes=_bytes(env.get(SHARED_MEMORY), SHARED_MEMORY, DEFAULT_SHARED_MEMORY, 0),
             channel_bytes=_bytes(env.get(CHANNEL_BYTES), CHANNEL_BYTES, DEFAULT_CHANNEL_BYTES, 0),
             paths=_paths(env.get(PATHS)),
+            faults=env.get(FAULTS) or None,
         )
 
 

@@ -15,6 +15,7 @@ from rlinf_actors.errors import ConfigError
 from rlinf_actors.head.commands import Timing
 from rlinf_actors.head.server import HeadServer
 from rlinf_actors.head.store import Store
+from rlinf_actors.net import faultpoints
 from rlinf_actors.net.security import Security
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire.spawn import ROBOT_END_S
@@ -39,6 +40,7 @@ def head(listen: str, insecure_test_network: bool, state_dir: str | None, as_jso
     if not host or not port.isdigit():
         raise ConfigError(f"is {listen!r}; it must be HOST:PORT, e.g. {DEFAULT}", path="--listen")
     settings = Settings.load()
+    faultpoints.load(settings.faults)
     insecure = insecure_test_network or settings.insecure_test_network
     directory = state_dir or settings.state_dir or _default_state_dir(settings, int(port))
     asyncio.run(_serve(f"tcp://{listen}", Security(insecure_test_network=insecure), directory, as_json))

@@ -87,6 +87,7 @@ class Client:
     peer: bytes
     last_seen: float
     watcher: str | None = None
+    watcher_peer: bytes = b""
 
     def __str__(self) -> str:
         return f"{self.role} {self.incarnation[:8]}, process {self.pid}, namespace {self.namespace!r}"

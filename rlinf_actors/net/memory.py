@@ -8,10 +8,12 @@ messages back for some seconds of the loop's time; `drop` loses those a function
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Sequence
 
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.net import faultpoints
 from rlinf_actors.net.arena import Arena
 from rlinf_actors.net.link import OnMessage
 
@@ -55,6 +57,22 @@ class MemoryNetwork:
         for listener in list(self._listeners.values()):
             listener.close()
 
+    def _leave(
+        self, end: object, peer: bytes, name: str, header: bytes, identity: bytes, arrive: Callable[[], None]
+    ) -> None:
+        """A message leaves *end*; *identity* is its link's."""
+        if faultpoints.active is None:
+            self._deliver(identity, header, arrive)
+        else:
+            one = functools.partial(self._deliver, identity, header, arrive)
+            faultpoints.active.carry("transport.send", end, peer, name, one, self._loop)
+
+    def _arrive(self, end: object, peer: bytes, name: str, hand_over: Callable[[], None]) -> None:
+        if faultpoints.active is None:
+            hand_over()
+        else:
+            faultpoints.active.carry("transport.receive", end, peer, name, hand_over, self._loop)
+
     def _deliver(self, identity: bytes, header: bytes, call: Callable[[], None]) -> None:
         if identity in self._cut or self.drop(identity, header):
             return
@@ -91,11 +109,11 @@ class MemoryListener:
         def arrive() -> None:
             link = self.links.get(peer)
             if link is not None and link.open:
-                link.on_message(b"", header, list(copies))
+                self._network._arrive(link, b"", link._endpoint, lambda: link.on_message(b"", header, list(copies)))
             elif self.on_unreachable is not None:
                 self.on_unreachable(peer)
 
-        self._network._deliver(peer, header, arrive)
+        self._network._leave(self, peer, peer.decode(errors="replace"), header, peer, arrive)
 
     def close(self, linger_ms: int = 0) -> None:
         self.open = False
@@ -111,6 +129,8 @@ class MemoryLink:
         self._identity = identity
         self.on_message = on_message
         self.open = True
+        if faultpoints.active is not None:
+            faultpoints.active.connecting(self, endpoint, network._loop)
 
     def send(self, header: bytes, parts: Sequence[Buffer] = (), *, now: bool = False) -> None:
         if not self.open:
@@ -122,9 +142,14 @@ class MemoryLink:
             if listener is None:
                 return
             listener.links[self._identity] = self
-            listener.on_message(self._identity, header, list(copies))
+            self._network._arrive(
+                listener,
+                self._identity,
+                self._identity.decode(errors="replace"),
+                lambda: listener.on_message(self._identity, header, list(copies)),
+            )
 
-        self._network._deliver(self._identity, header, arrive)
+        self._network._leave(self, b"", self._endpoint, header, self._identity, arrive)
 
     def close(self, linger_ms: int = 0) -> None:
         self.open = False

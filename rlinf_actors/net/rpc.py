@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from rlinf_actors.errors import (
     UsageError,
 )
 from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.net import faultpoints
 from rlinf_actors.net.link import Link, Network
 from rlinf_actors.wire import codec
 from rlinf_actors.wire.messages import Body, Envelope, Failed, Notice, Reply, Request
@@ -75,11 +77,11 @@ class ControlServer:
 
     def notify(self, peer: bytes, body: Body) -> None:
         """Send a notice; to a peer that is gone it is dropped."""
-        self._listener.send(peer, codec.encode(Notice(body)))
+        self._send("rpc.notice", peer, body, Notice(body))
 
     def reply(self, peer: bytes, request_id: int, body: Body) -> None:
         """Answer a request."""
-        self._listener.send(peer, codec.encode(Reply(request_id, body)))
+        self._send("rpc.reply", peer, body, Reply(request_id, body))
 
     def fail(
         self,
@@ -91,11 +93,20 @@ class ControlServer:
         path: str = "",
     ) -> None:
         """Refuse a request; *kind* chooses the error class at the asker."""
-        self._listener.send(peer, codec.encode(Failed(request_id, kind, text, list(missing_ranks), path)))
+        failed = Failed(request_id, kind, text, list(missing_ranks), path)
+        self._send("rpc.reply", peer, failed, failed)
 
     def close(self, linger_ms: int = 0) -> None:
         """Stop listening; what is not sent after *linger_ms* milliseconds is dropped."""
         self._listener.close(linger_ms)
+
+    def _send(self, point: str, peer: bytes, body: object, envelope: Envelope) -> None:
+        if faultpoints.active is None:
+            self._listener.send(peer, codec.encode(envelope))
+        else:
+            one = functools.partial(self._listener.send, peer, codec.encode(envelope))
+            loop = asyncio.get_running_loop()
+            faultpoints.active.carry(point, self, peer, type(body).__name__, one, loop)
 
     def _received(self, peer: bytes, header: bytes, parts: list[Buffer]) -> None:
         try:
@@ -164,7 +175,7 @@ class ControlClient:
         self._pending[request_id] = _Asked(body, future, on_reply, first)
         try:
             if first or not self._holding:
-                self._link.send(codec.encode(Request(request_id, body)))
+                self._send("rpc.request", body, Request(request_id, body))
             return await asyncio.wait_for(future, timeout)
         except (asyncio.TimeoutError, TimeoutError) as error:
             if isinstance(error, RlinfActorsError):
@@ -179,7 +190,7 @@ class ControlClient:
     def notify(self, body: Body) -> None:
         """Send a notice."""
         if not self._closed:
-            self._link.send(codec.encode(Notice(body)))
+            self._send("rpc.notice", body, Notice(body))
 
     def hold(self) -> None:
         """The head does not know this process (any more): requests wait for `resume`."""
@@ -193,7 +204,7 @@ class ControlClient:
         self._holding = False
         for request_id, asked in list(self._pending.items()):
             if not asked.first:
-                self._link.send(codec.encode(Request(request_id, asked.body)))
+                self._send("rpc.request", asked.body, Request(request_id, asked.body))
 
     def reopen(self) -> None:
         """Drop what could not be sent, and connect anew: a connection to a machine that vanished may hang for long."""
@@ -212,6 +223,13 @@ class ControlClient:
                 asked.future.set_exception(
                     RlinfActorsError(f"the connection to the head at {self.endpoint} was closed")
                 )
+
+    def _send(self, point: str, body: Body, envelope: Envelope) -> None:
+        if faultpoints.active is None:
+            self._link.send(codec.encode(envelope))
+        else:
+            one = functools.partial(self._link.send, codec.encode(envelope))
+            faultpoints.active.carry(point, self, b"", type(body).__name__, one, asyncio.get_running_loop())
 
     def _received(self, peer: bytes, header: bytes, parts: list[Buffer]) -> None:
         try:

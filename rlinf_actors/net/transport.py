@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import functools
 import logging
 import os
 import random
@@ -28,6 +29,7 @@ import msgspec
 import zmq
 
 from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.net import faultpoints
 from rlinf_actors.net.arena import Arena
 from rlinf_actors.net.link import OnMessage
 from rlinf_actors.net.security import Security
@@ -75,8 +77,7 @@ class ZmqNetwork:
         self._sockets: set[_Socket] = set()
         self.memory: Arena | None = None
         self.forked = False
-        here = weakref.ref(self)
-        os.register_at_fork(after_in_child=lambda: _note_fork(here))
+        _networks.add(self)
 
     def listener(self, on_message: OnMessage, *, max_bytes: int = -1) -> ZmqListener:
         return _open(lambda: ZmqListener(self, on_message, max_bytes))
@@ -106,11 +107,16 @@ def _open(make: Callable[[], T]) -> T:
         raise OSError(error.errno, f"cannot open a socket: {error.strerror or error}") from None
 
 
-def _note_fork(network: weakref.ref[ZmqNetwork]) -> None:
+_networks: weakref.WeakSet[ZmqNetwork] = weakref.WeakSet()
+
+
+def _note_fork() -> None:
     """In a child by os.fork: the sockets and their thread are the parent's, and using them would spin or corrupt."""
-    found = network()
-    if found is not None:
-        found.forked = True
+    for network in _networks:
+        network.forked = True
+
+
+os.register_at_fork(after_in_child=_note_fork)  # once: what is registered stays for the life of the process
 
 
 class _Socket:
@@ -145,6 +151,13 @@ class _Socket:
     def _send(self, peer: bytes, header: bytes, parts: Sequence[Buffer], now: bool) -> None:
         if self._network.forked:
             return  # the sockets are the parent's
+        if faultpoints.active is not None:
+            one = functools.partial(self._put, peer, header, parts, now)
+            faultpoints.active.carry("transport.send", self, peer, self._name(peer), one, self._loop)
+            return
+        self._put(peer, header, parts, now)
+
+    def _put(self, peer: bytes, header: bytes, parts: Sequence[Buffer], now: bool) -> None:
         if now and not self._out and self._lock.acquire(blocking=False):
             try:
                 if self._closed:
@@ -308,11 +321,24 @@ class _Socket:
             if type(header) is not bytes:
                 log.warning("dropped a message from %r without a header", peer)
                 continue
-            try:
-                self._on_message(peer, header, parts)
-            except Exception:
-                # a bug of ours; the messages behind this one belong to others and must not be lost with it
-                log.exception("handling a message from %r failed", peer)
+            if faultpoints.active is None:
+                self._hand_over(peer, header, parts)
+            else:
+                one = functools.partial(self._hand_over, peer, header, parts)
+                faultpoints.active.carry("transport.receive", self, peer, self._name(peer), one, self._loop)
+
+    def _hand_over(self, peer: bytes, header: bytes, parts: list[Buffer]) -> None:
+        if self._closed:
+            return
+        try:
+            self._on_message(peer, header, parts)
+        except Exception:
+            # a bug of ours; the messages behind this one belong to others and must not be lost with it
+            log.exception("handling a message from %r failed", peer)
+
+    def _name(self, peer: bytes) -> str:
+        """What rules of fault points call the other end."""
+        return peer.decode(errors="replace")
 
     def close(self, linger_ms: int = 0) -> None:
         with self._lock:
@@ -380,8 +406,14 @@ class ZmqLink(_Socket):
         self._socket.setsockopt(zmq.RECONNECT_IVL, random.randint(10, 30))
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, random.randint(500, 1500))
         self._socket.setsockopt(zmq.IPV6, int("[" in endpoint))
+        self._endpoint = endpoint
+        if faultpoints.active is not None:
+            faultpoints.active.connecting(self, endpoint, self._loop)
         self._start()
         self._socket.connect(endpoint)
+
+    def _name(self, peer: bytes) -> str:
+        return self._endpoint
 
     def send(self, header: bytes, parts: Sequence[Buffer] = (), *, now: bool = False) -> None:
         self._send(b"", header, parts, now)

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from rlinf_actors import version
 from rlinf_actors.errors import GroupClosedError, NodeLostError, ProtocolError, RlinfActorsError, UsageError
 from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.net import faultpoints
 from rlinf_actors.net.host import host_key, pid_start
 from rlinf_actors.net.link import Network
 from rlinf_actors.net.loop import IoThread
@@ -87,6 +88,7 @@ class Runtime:
         from rlinf_actors.net.transport import ZmqNetwork  # loads zmq: not before something is started
 
         settings = Settings.load()
+        faultpoints.load(settings.faults)
         self.role = role
         self.namespace = namespace
         self.incarnation = uuid.uuid4().hex

@@ -6,6 +6,7 @@ I/O thread, unless a method says otherwise.
 from __future__ import annotations
 
 import asyncio
+import collections
 import hmac
 import logging
 import os
@@ -34,6 +35,9 @@ Handler = Callable[[bytes, Any, "list[Buffer]"], None]
 
 LATE_S = 10.0
 """Seconds after the end of a peer's process in which what it sent before is still taken."""
+REMEMBERED = 1024
+"""How many calls that ended are known, so that one that comes twice runs once: connections repeat nothing, and what
+injects such a fault does it close by. 150 KiB."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,8 @@ class WorkerServer:
         self._network = network
         self._members: dict[bytes, Lending] = {}
         self._calls: dict[tuple[bytes, int], Invocation] = {}
+        self._newest: dict[bytes, int] = {}
+        self._taken: collections.deque[tuple[bytes, int]] = collections.deque(maxlen=REMEMBERED)
         self._executor: Executor | None = None
         self._held: list[Invocation] = []
         self._failure: BaseException | None = None
@@ -217,12 +223,20 @@ class WorkerServer:
         asyncio.get_running_loop().call_later(LATE_S, self._forget, peer)
 
     def _forget(self, peer: bytes) -> None:
+        self._newest.pop(peer, None)
         lending = self._members.pop(peer, None)
         if lending is not None:
             lending.close()
 
     def _take(self, invocation: Invocation) -> None:
-        self._calls[(invocation.peer, invocation.id)] = invocation
+        key = (invocation.peer, invocation.id)
+        if invocation.id > self._newest.get(invocation.peer, 0):
+            self._newest[invocation.peer] = invocation.id
+        elif key in self._calls or key in self._taken:  # threads of one process may send theirs out of order
+            log.warning("refused call %d of %r: it came before", invocation.id, invocation.peer)
+            return  # at most once: the first is, or will be, answered
+        self._taken.append(key)
+        self._calls[key] = invocation
         executor = self._executor
         if executor is None:
             with self._lock:

@@ -31,6 +31,8 @@ from rlinf_actors import procfs
 from rlinf_actors.cgroups.roots import Roots
 from rlinf_actors.cgroups.worker import Cgroup, cgroup_of
 from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE
+from rlinf_actors.net import faultpoints
+from rlinf_actors.settings import Settings
 from rlinf_actors.wire import spawn
 from rlinf_actors.wire.values import ExitReport
 from rlinf_actors.worker import forked
@@ -75,6 +77,7 @@ def main(fd: int, node: str, config_json: str) -> None:
         config_json: a Config.
     """
     config = msgspec.json.decode(config_json, type=Config)
+    faultpoints.load(Settings.load().faults)
     if config.packet >= 0:
         forked.spawned(config.packet, fd, config.entry, config.agent, config.cgroup)
         return
@@ -264,6 +267,8 @@ class Template:
     def _fork(self, worker: Worker) -> int:
         """Fork. Returns 0 in the child, where the loop then hands back to main: no frame of ours stays."""
         template = os.getpid()
+        if faultpoints.active is not None:
+            faultpoints.active.start("spawn.fork", f"{worker.fork.spec.group}:{worker.fork.spec.rank}")
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # no handler of ours runs there
         try:
             pid = os.fork()
@@ -295,6 +300,8 @@ class Template:
 
     def _spawn(self, worker: Worker) -> int:
         """Start an interpreter of its own; it learns what to be from an inherited file."""
+        if faultpoints.active is not None:
+            faultpoints.active.start("spawn.exec", f"{worker.fork.spec.group}:{worker.fork.spec.rank}")
         with open(os.memfd_create("fork"), "w+b") as packet:
             packet.write(spawn.encode(worker.fork))
             packet.seek(0)

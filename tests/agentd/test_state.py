@@ -27,6 +27,7 @@ from rlinf_actors.wire.messages import (
     ProcessGone,
     StartWorkers,
     StopWorkers,
+    Unwatch,
     Watch,
     Welcome,
     WorkerExited,
@@ -292,6 +293,7 @@ def test_output_flows_and_is_dropped_with_credit_while_the_head_is_away():
         (StopWorkers(["w1"], 2.0), e.StopChildren(["w1"], 2.0)),
         (LogCredit("ns", "node", 9), e.Credit(9, "ns")),
         (Watch("d1", 3, 4), e.WatchProcess("d1", 3, 4)),
+        (Unwatch("d1"), e.UnwatchProcess("d1")),
     ],
 )
 def test_orders_of_the_head(body, action):

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from rlinf_actors.net.memory import MemoryNetwork
+from rlinf_actors.testing import faults
 from rlinf_actors.wire import frames, payload
 from rlinf_actors.wire.messages import PROTOCOL
 from rlinf_actors.worker.server import WorkerServer
@@ -200,3 +201,29 @@ async def test_nonsense_from_a_member_is_dropped(ends, caplog):
         await ends.until(1)
     assert "not a header" in caplog.text
     assert "dropped a Ok" in caplog.text
+
+
+async def test_a_call_that_comes_twice_runs_once(ends):
+    executor = Inline()
+    ends.server.open(executor)
+    ends.join()
+    with faults.inject("transport.send", faults.duplicate(), where="ipc:///w"):
+        ends.call(7, 21)
+        await ends.until(1)
+        ends.call(7, 21)  # later, when the first was answered long ago
+        ends.call(9, 1)
+        ends.call(8, 1)  # of another thread, which was slower
+        await ends.until(3)
+        await ends.settled()
+    assert [answer.id for answer, _ in ends.came] == [7, 9, 8]
+
+
+async def test_a_call_that_comes_twice_while_the_class_is_made_runs_once(ends):
+    ends.join()
+    ends.call(1)
+    ends.call(1)
+    await ends.settled()
+    ends.server.open(Inline())
+    await ends.until(1)
+    await ends.settled()
+    assert [answer.id for answer, _ in ends.came] == [1]

@@ -1,0 +1,40 @@
+"""Fault points in real processes: this one, and those that inherit a plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import fault_workers
+import pytest
+
+from rlinf_actors import CallTimeoutError, WorkerStartError
+from rlinf_actors.testing import faults
+
+pytestmark = pytest.mark.live
+
+
+def test_faults_in_this_process_and_in_those_of_a_cluster(local_cluster, tmp_path: Path) -> None:
+    switch = tmp_path / "slow"
+    plan = faults.environment(
+        faults.fault("spawn.fork", faults.refuse(), where="refused:*"),
+        faults.fault("spawn.exec", faults.refuse(), where="refused:*"),
+        faults.fault("transport.receive", faults.drop(), exists=str(switch)),
+    )
+    with local_cluster(1, env=plan).cluster() as cluster:
+        with pytest.raises(WorkerStartError, match="a fault point refused refused:0"):
+            fault_workers.Counter.create_group().launch(cluster, name="refused").add().wait()
+        with pytest.raises(WorkerStartError, match="a fault point refused refused:0"):
+            fault_workers.Counter.create_group().launch(cluster, name="refused", start_method="spawn").add().wait()
+        group = fault_workers.Counter.create_group().launch(cluster, name="counter")
+        assert group.add().wait() == [1]
+        with faults.inject("transport.send", faults.duplicate(), where=lambda peer: "/w/" in peer) as twice:
+            assert group.add().wait() == [2]
+        assert twice.hits
+        switch.touch()
+        with pytest.raises(CallTimeoutError):
+            group.add().wait(0.3)
+        switch.unlink()
+        assert group.add().wait() == [3]
+        with faults.inject("transport.receive", faults.delay(0.2), where=lambda peer: "/w/" in peer, times=1) as late:
+            assert group.add().wait() == [4]
+        assert late.hits
