@@ -95,7 +95,7 @@ class Client:
 
 @dataclass
 class Worker:
-    """One worker process of a group."""
+    """One worker process of a group. `exit` is how it ended, or, before, how the incarnation before it did."""
 
     spec: WorkerSpec
     node_id: str
@@ -134,6 +134,7 @@ class Worker:
             self.port,
             self.master_port,
             self.exit,
+            self.spec.incarnation,
         )
 
 
@@ -181,6 +182,8 @@ class Group:
             return "stopping"
         if WorkerLife.GONE in lives:
             return "degraded"
+        if WorkerLife.RESTARTING in lives:
+            return "restarting"
         return "running" if lives == {WorkerLife.RUNNING} else "starting"
 
     def state(self, token: str) -> GroupState:
