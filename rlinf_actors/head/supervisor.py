@@ -127,7 +127,7 @@ class Supervisor:
             now,
         )
         self._settling = Settling(
-            now + timing.lease_s,
+            now + timing.patience_s,
             lambda: bool(self._nodes.missing()),
             self._groups.whole,
             lambda worker_id: self._groups.namespace_of(worker_id) is not None,
@@ -348,9 +348,6 @@ class Supervisor:
         elif client is not None:
             self._clients.heard(peer, self._now)
             self._client_told(client, body)
-        elif isinstance(body, Beat) and (known := self._clients.get(body.incarnation)) is not None:
-            self._clients.heard(known.peer, self._now)  # over another connection, as long as its own is stuck
-            self._emit(Notify(peer, Beat(self.identity.epoch)))
         elif isinstance(body, Beat) and (reason := self._clients.ended(body.incarnation)) is not None:
             self._emit(Notify(peer, given_up(reason)))
         elif not isinstance(body, Goodbye):

@@ -7,8 +7,17 @@ import logging
 import random
 from collections.abc import Callable
 
-from rlinf_actors.errors import NodeLostError, ProtocolError
+from msgspec.structs import replace
+
+from rlinf_actors.errors import (
+    AuthenticationError,
+    ClusterTimeoutError,
+    NodeLostError,
+    ProtocolError,
+    RlinfActorsError,
+)
 from rlinf_actors.net.link import Network, Sight
+from rlinf_actors.net.outage import Outage
 from rlinf_actors.net.rpc import ControlClient
 from rlinf_actors.net.silence import HeadSilence
 from rlinf_actors.wire.messages import HELLO_AGAIN, Beat, Body, ClientHello, Goodbye, Welcome
@@ -19,20 +28,28 @@ HEAD_GRACE_S = 120.0
 """How long a head may be silent while its machine answers, until it has said how long workers outlive it."""
 STALL_S = 0.5
 """A timer of ours that is later than this says that we stood still ourselves."""
+HELLO_TIMEOUT_S = 5.0
+"""How long a hello to a head that was there before waits for its answer; a quarter of the lease if that is shorter, so
+that a new connection is tried before a cut that has healed costs the lease.
+"""
 
 
 class HeadLink:
     """The session.
+
+    A head that is away is greeted again and again, with growing pauses; requests wait for it meanwhile, each to its
+    own deadline, and are asked again when it is back. A driver asks its machine too: silence there means that the
+    network is cut, and ends the session after the lease.
 
     Args:
         network: what to connect with.
         endpoint: the head's.
         hello: what to introduce this process with; sent again if the head has forgotten us.
         on_notice: called with every notice that is not the session's own.
-        on_silence: called once, with the reason, when this process is on its own: the network is cut, or no head came
-            back in time.
+        on_silence: called once, with the reason, when this process is on its own: the network is cut, no head came
+            back in time, or it does not take this process back.
         on_return: called when a head that had forgotten us has taken us back.
-        on_given_up: called with the reason when the head refuses to take us back, because it has given up on us.
+        on_given_up: called instead if it does not because it has given up on this process.
     """
 
     def __init__(
@@ -55,13 +72,14 @@ class HeadLink:
         self._beat_s = 1.0
         self._on_return = on_return
         self._on_given_up = on_given_up
+        self._outage = Outage(random.random)
+        self._closed = False
         self._beats: asyncio.Task[None] | None = None
         self._greeting: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
-        self._pulse: ControlClient | None = None
         self._network = network
-        self._identity = f"{hello.role}:{hello.incarnation}"
-        self._client = ControlClient(network, endpoint, self._identity.encode(), self._noticed)
+        identity = f"{hello.role}:{hello.incarnation}".encode()
+        self._client = ControlClient(network, endpoint, identity, self._noticed)
 
     async def start(self, timeout: float | None) -> Welcome:
         """Introduce this process.
@@ -72,14 +90,30 @@ class HeadLink:
         """
         welcome = await self._greet(timeout)
         self._beat_s = welcome.beat_s
+        if self._hello.role == "driver":
+            self._hello = replace(self._hello, token=welcome.token)  # a head that is restarted learns it from us
         self._beats = asyncio.get_running_loop().create_task(self._tend(), name="beats to the head")
         return welcome
 
     async def request(
         self, body: Body, timeout: float | None = None, on_reply: Callable[[Body], None] | None = None
     ) -> Body:
-        """Ask the head; see ControlClient.request."""
-        return await self._client.request(body, timeout, on_reply)
+        """Ask the head, now or when it is back; see ControlClient.request.
+
+        Raises:
+            ClusterTimeoutError: no answer in *timeout* seconds; says so if the head was away in that time.
+        """
+        try:
+            return await self._client.request(body, timeout, on_reply)
+        except ClusterTimeoutError:
+            now = asyncio.get_running_loop().time()
+            if not self._silence.suspected(now):
+                raise
+            raise ClusterTimeoutError(
+                f"the head at {self.endpoint} has not answered for {self._silence.seconds(now):.0f} s; "
+                f"{type(body).__name__} waited {timeout:g} s for it. Is it running? "
+                "Workers that run go on without it for a while"
+            ) from None
 
     def notify(self, body: Body) -> None:
         """Tell the head."""
@@ -87,20 +121,21 @@ class HeadLink:
 
     def close(self, reason: str, linger_ms: int = 200) -> None:
         """Say goodbye and close; what the head does not take in *linger_ms* milliseconds is dropped."""
+        self._closed = True
         for task in (self._beats, self._greeting, self._looking):
             if task is not None:
                 task.cancel()
-        self._drop_pulse()
         self._client.notify(Goodbye(reason))
         self._client.close(linger_ms)
 
     async def _greet(self, timeout: float | None) -> Welcome:
-        answer = await self._client.request(self._hello, timeout)
+        answer = await self._client.request(self._hello, timeout, first=True)
         if not isinstance(answer, Welcome):
             raise ProtocolError(f"the head at {self.endpoint} answered a hello with {type(answer).__name__}")
         self.welcome = answer
         self._silence.beat_s, self._silence.lease_s = answer.beat_s, answer.lease_s
         self._silence.grace_s = answer.head_grace_s
+        self._silence.heard(asyncio.get_running_loop().time())
         return answer
 
     def own_robots(self) -> None:
@@ -121,61 +156,76 @@ class HeadLink:
                 self._silence.stood_still(now - due, now)
             if now >= next_beat:
                 next_beat = now + self._beat_s
-                for client in (self._client, self._pulse):
-                    if client is not None:
-                        client.notify(Beat(self._hello.incarnation))
+                if not self._away:  # else there is a hello on its way, and beats to nobody would only pile up
+                    self._client.notify(Beat(self._hello.incarnation))
+            if self._silence.suspected(now):
+                self._greet_again()
             if self._silence.look(now):
                 self._looking = loop.create_task(self._look(), name="look at the head")
             if self._judge(now):
                 return
 
     async def _look(self) -> None:
-        there = await self._network.look(self.endpoint, self._silence.look_timeout_s) is not Sight.SILENT
+        sight = await self._network.look(self.endpoint, self._silence.look_timeout_s)
         now = asyncio.get_running_loop().time()
-        self._silence.looked(there, now)
-        if there and self._silence.suspected(now):
-            # What a cut lost TCP repeats after pauses as long as the cut, and what we said will arrive once. Until
-            # then the head hears over a new connection that we are here.
-            self._drop_pulse()
-            self._pulse = ControlClient(self._network, self.endpoint, f"{self._identity}~".encode(), self._over_pulse)
-            self._pulse.notify(Beat(self._hello.incarnation))
-        if self._judge(now) and self._beats is not None:
-            self._beats.cancel()
+        self._silence.looked(sight is not Sight.SILENT, now)
+        self._judge(now)
 
     def _judge(self, now: float) -> bool:
         """Whether it is over."""
         reason = self._silence.verdict(now)
-        if reason is not None:
+        if reason is not None and not self._closed:
             self._on_silence(reason)
         return reason is not None
 
-    def _over_pulse(self, body: Body) -> None:
-        if isinstance(body, Goodbye):
-            self._noticed(body)
-        elif body != Beat(HELLO_AGAIN):  # a head that was restarted closes the other connection, which is made anew
-            self._silence.heard(asyncio.get_running_loop().time())
-
-    def _drop_pulse(self) -> None:
-        pulse, self._pulse = self._pulse, None
-        if pulse is not None:
-            pulse.close()
+    @property
+    def _away(self) -> bool:
+        return self._greeting is not None and not self._greeting.done()
 
     def _noticed(self, body: Body) -> None:
         self._silence.heard(asyncio.get_running_loop().time())
-        self._drop_pulse()
         if isinstance(body, Beat):
-            if body.incarnation == HELLO_AGAIN and (self._greeting is None or self._greeting.done()):
-                # the head restarted and does not know us: introduce ourselves again
-                self._greeting = asyncio.get_running_loop().create_task(self._again(), name="hello again")
+            if body.incarnation == HELLO_AGAIN:
+                self._greet_again()  # the head was restarted, and does not know us
             return
         self._on_notice(body)
 
+    def _greet_again(self) -> None:
+        if not self._away and self._beats is not None:
+            self._client.hold()
+            self._greeting = asyncio.get_running_loop().create_task(self._again(), name="hello again")
+
     async def _again(self) -> None:
-        try:
-            await self._greet(None)
-        except NodeLostError as error:  # it gave up on us, and remembers that
-            self._on_given_up(str(error))
-        except Exception:
-            log.exception("the head at %s does not take this process back", self.endpoint)
-        else:
-            self._on_return()
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                await self._greet(min(HELLO_TIMEOUT_S, self._silence.lease_s / 4))
+                break
+            except RlinfActorsError as error:
+                if self._closed:
+                    return
+                if isinstance(error, NodeLostError):
+                    self._on_given_up(str(error))
+                    return
+                if not isinstance(error, (ClusterTimeoutError, AuthenticationError)):
+                    self._on_silence(str(error))  # it is there, and does not take this process back
+                    return
+                # not there, or there and without the agent that knows this worker
+                why = error if isinstance(error, AuthenticationError) else "no answer"
+                self._say(
+                    self._outage.failed(
+                        loop.time(),
+                        f"the head at {self.endpoint} is not there ({why}); calls between workers go on, trying again",
+                    )
+                )
+            await asyncio.sleep(self._outage.pause())
+            self._client.reopen()
+        away = self._outage.over(loop.time())
+        if away is not None:
+            self._say(f"the head at {self.endpoint} is there again, after {away:.0f} s")
+        self._client.resume()
+        self._on_return()
+
+    def _say(self, text: str) -> None:
+        if text:  # a worker's lines would be repeated by each of them
+            log.log(logging.WARNING if self._hello.role == "driver" else logging.INFO, "%s", text)

@@ -39,6 +39,7 @@ from rlinf_actors.wire.messages import (
     GetNodes,
     GetStatus,
     Goodbye,
+    Handles,
     Launch,
     Launched,
     LogLines,
@@ -55,6 +56,10 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+FIND_TIMEOUT_S = 30.0
+"""How long a look at a group waits for a head that is being restarted: for its start, and for the lease that it gives
+its nodes to come back.
+"""
 _START_AGAIN = "Call shutdown() on the Cluster and make a new one to go on"
 
 
@@ -141,9 +146,7 @@ class Runtime:
             worker_id=self.worker_id,
             token=self.token,
         )
-        head = HeadLink(
-            self.network, endpoint, hello, self._noticed, self.head_lost, self.watched.again, self._given_up
-        )
+        head = HeadLink(self.network, endpoint, hello, self._noticed, self.head_lost, self._returned, self._given_up)
         try:
             welcome = await head.start(timeout)
         except BaseException:
@@ -257,7 +260,7 @@ class Runtime:
                 self.groups.pop(key, None)  # it had ended: nothing more will be said of it
             found.append(group)
 
-        await self.ask(asked, Launched, 10.0, adopt)
+        await self.ask(asked, Launched, FIND_TIMEOUT_S, adopt)
         return found[0]
 
     async def stop_group(self, group: RemoteGroup, grace_s: float) -> None:
@@ -373,6 +376,13 @@ class Runtime:
             (self._given_up if body.lost else self.head_lost)(body.reason)
         else:
             log.warning("the head sent a %s, which this process does not expect", type(body).__name__)
+
+    def _returned(self) -> None:
+        """A head that was restarted has taken us back: it does not know what we want to hear of."""
+        self.watched.again()
+        handles = [group.handle() for group in self.groups.values() if not group.closing and not group.gone.done()]
+        if handles:
+            self._tell(Handles(handles))
 
     def _tell(self, body: Body) -> None:
         if self._head is not None and not self.closed:

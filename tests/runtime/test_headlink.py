@@ -7,9 +7,11 @@ import io
 import sys
 
 import pytest
+from msgspec.structs import replace
 
 from rlinf_actors.errors import ClusterTimeoutError, ProtocolError, ProtocolMismatchError
 from rlinf_actors.net.rpc import ControlServer
+from rlinf_actors.runtime import headlink
 from rlinf_actors.runtime.headlink import HeadLink
 from rlinf_actors.runtime.logprinter import LogPrinter
 from rlinf_actors.wire.messages import (
@@ -87,13 +89,79 @@ async def test_a_head_that_forgot_us_is_told_again(ends):
         ends.server.notify(peer, Beat(HELLO_AGAIN))
     _, again = await ends.next(ClientHello)
     assert isinstance(again, Request)
-    assert again.body == HELLO
+    assert again.body == replace(HELLO, token="tok")
     ends.server.reply(peer, again.id, Welcome("e2", "0.1", 1.0, 10.0, "tok2"))
     asking = asyncio.ensure_future(ends.link.request(GetStatus()))
     _, asked = await ends.next(GetStatus)  # one hello was enough: nothing else came before this
     ends.server.reply(peer, asked.id, Done())
     await asking
     assert ends.link.welcome.epoch == "e2"
+
+
+async def test_a_request_waits_for_a_head_that_forgot_us_and_is_asked_again(ends):
+    peer = await ends.welcome(beat_s=60.0)
+    asking = asyncio.ensure_future(ends.link.request(GetStatus()))
+    _, asked = await ends.next(GetStatus)
+    ends.server.notify(peer, Beat(HELLO_AGAIN))
+    ends.server.fail(peer, asked.id, "hello", "say hello first")
+    _, again = await ends.next(ClientHello)
+    late = asyncio.ensure_future(ends.link.request(Done()))  # made meanwhile: not sent to who does not know us
+    ends.server.reply(peer, again.id, Welcome("e2", "0.1", 60.0, 10.0))
+    first = await ends.next(GetStatus)
+    second = await ends.next(Done)
+    assert first[1].id == asked.id
+    ends.server.reply(peer, first[1].id, Done())
+    ends.server.reply(peer, second[1].id, Done())
+    assert await asyncio.wait_for(asking, 10) == await asyncio.wait_for(late, 10) == Done()
+
+
+async def test_a_silent_head_is_greeted_until_it_answers_and_beats_stop_meanwhile(ends, caplog, monkeypatch):
+    monkeypatch.setattr(headlink, "HELLO_TIMEOUT_S", 0.05)
+    returned = asyncio.Event()
+    ends.link._on_return = returned.set
+    await ends.welcome(beat_s=0.01)
+    for _ in range(3):
+        await ends.next(ClientHello)
+    while not ends.came.empty():
+        ends.came.get_nowait()
+    peer, hello = await asyncio.wait_for(ends.came.get(), 10)  # nothing but hellos by now
+    assert isinstance(hello.body, ClientHello)
+    asking = asyncio.ensure_future(ends.link.request(GetStatus()))
+    ends.server.reply(peer, hello.id, Welcome("e2", "0.1", 60.0, 10.0))
+    await asyncio.wait_for(returned.wait(), 10)
+    peer, asked = await ends.next(GetStatus)
+    ends.server.reply(peer, asked.id, Done())
+    await asking
+    said = [record.getMessage() for record in caplog.records if record.name.endswith("headlink")]
+    assert len(said) == 2
+    assert "is not there (no answer); calls between workers go on" in said[0]
+    assert "is there again, after" in said[1]
+
+
+async def test_a_deadline_that_passes_meanwhile_says_for_how_long_the_head_was_away(ends):
+    await ends.welcome(beat_s=0.01)
+    await ends.next(ClientHello)
+    with pytest.raises(ClusterTimeoutError, match=r"has not answered for 0 s; GetStatus waited 0\.05 s for it"):
+        await ends.link.request(GetStatus(), 0.05)
+
+
+@pytest.mark.parametrize(("kind", "told"), [("node_lost", "given_up"), ("protocol", "alone"), ("usage", "alone")])
+async def test_a_head_that_does_not_take_us_back_ends_the_session(ends, kind, told):
+    peer = await ends.welcome()
+    ends.server.notify(peer, Beat(HELLO_AGAIN))
+    _, again = await ends.next(ClientHello)
+    ends.server.fail(peer, again.id, kind, "the head has given up on this driver")
+    assert await asyncio.wait_for(getattr(ends, told).get(), 10) == "the head has given up on this driver"
+
+
+async def test_a_worker_whose_agent_is_not_back_yet_tries_again(ends):
+    peer = await ends.welcome()
+    for _ in range(2):
+        ends.server.notify(peer, Beat(HELLO_AGAIN))
+        _, again = await ends.next(ClientHello)
+        ends.server.fail(peer, again.id, "authentication", "worker 'w' is not known here")
+    _, again = await ends.next(ClientHello)
+    ends.server.reply(peer, again.id, Welcome("e2", "0.1", 60.0, 10.0))
 
 
 async def test_beats_are_the_sessions_own_other_notices_are_not(ends):
@@ -147,38 +215,42 @@ class TestSilence:
         assert said.startswith(f"the head at {ends.endpoint} was silent for 0.")
         assert said.endswith("although its machine answers")
 
-    async def test_a_stuck_connection_has_a_second_one_say_that_we_are_here(self, ends):
-        await ends.welcome(0.01, lease_s=0.2)
-        ends.network.cut(b"driver:inc")
-        while (await ends.next(Beat))[0] != b"driver:inc~":
-            pass
-        for _ in range(50):  # several leases: the second connection's answers count
-            peer, _ = await ends.next(Beat)
-            ends.server.notify(peer, Beat("e"))
+    async def test_a_cut_that_heals_within_the_lease_costs_nothing(self, ends):
+        await ends.welcome(0.01, lease_s=2.0)
+        asking = asyncio.ensure_future(ends.link.request(GetStatus()))
+        await ends.next(GetStatus)
+        lost = self.cut(ends.network)
+        ends.network.dark.add(ends.endpoint)
+        await asyncio.wait_for(lost.wait(), 10)
+        ends.network.dark.clear()
+        ends.network.drop = lambda identity, header: False
+        peer, again = await ends.next(ClientHello)  # the first was lost
+        ends.server.reply(peer, again.id, Welcome("e", "0.1", 0.01, 2.0))
+        peer, asked = await ends.next(GetStatus)
+        ends.server.reply(peer, asked.id, Done())
+        assert await asking == Done()
         assert ends.alone.empty()
-        ends.network.heal(b"driver:inc")
-        while (await ends.next(Beat))[0] != b"driver:inc":
-            pass
-        ends.server.notify(b"driver:inc", Beat("e"))
-        for _ in range(3):
-            while (await ends.next(Beat))[0] != b"driver:inc":
-                pass
 
-    async def test_who_is_given_up_on_hears_it_over_the_second_connection_too(self, ends):
-        await ends.welcome(0.01, lease_s=0.2)
-        ends.network.cut(b"driver:inc")
-        while (await ends.next(Beat))[0] != b"driver:inc~":
-            pass
-        ends.server.notify(b"driver:inc~", Goodbye("given up", lost=True))
-        assert await asyncio.wait_for(ends.notices.get(), 10) == Goodbye("given up", lost=True)
+    async def test_a_worker_waits_for_the_grace_its_agent_looks(self, ends):
+        ends.link.close("a worker is tried")
+        ends.link = HeadLink(ends.network, ends.endpoint, replace(HELLO, role="worker"), ends.notices.put_nowait)
+        await ends.next(Goodbye)
+        ends.network.dark.add(ends.endpoint)
+        await ends.welcome(0.01, lease_s=0.02)
+        await asyncio.wait_for(self.cut(ends.network).wait(), 10)
+        assert ends.link._silence.next_deadline() > asyncio.get_running_loop().time() + 100
 
-    async def test_a_head_that_refuses_to_take_us_back_ends_us_by_name(self, ends):
-        peer = await ends.welcome()
-        ends.server.notify(peer, Beat(HELLO_AGAIN))
-        peer, again = await ends.next(ClientHello)
-        ends.server.fail(peer, again.id, "node_lost", "the head has given up on this driver: it was silent")
-        said = await asyncio.wait_for(ends.given_up.get(), 10)
-        assert said == "the head has given up on this driver: it was silent"
+    def cut(self, network):
+        """Lose everything; set when a hello was lost."""
+        lost = asyncio.Event()
+
+        def drop(identity, header):
+            if b"ClientHello" in header:
+                lost.set()
+            return True
+
+        network.drop = drop
+        return lost
 
 
 class TestLogPrinter:
