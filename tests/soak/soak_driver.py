@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from soak_checker import Stream, open_operations
+from rlinf_actors.testing.chaos.deliveries import Stream, open_operations
 from soak_log import Log, read
 from soak_plan import CHANNELS, KEYS, plan
 from soak_workers import LIMIT_S, STOP, Soaker, take

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from soak_checker import Stream
+from rlinf_actors.testing.chaos.deliveries import Stream
 from soak_log import Log
 from soak_plan import BASE, Item, Round, items
 

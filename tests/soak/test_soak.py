@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import soak_checker
+from rlinf_actors.testing.chaos import deliveries as soak_checker
 import soak_log
 
 from rlinf_actors.settings import SEND_WINDOW
