@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from rlinf_actors.testing.chaos.deliveries import Event, Stream, growth, open_operations, problems, quarters
 
 PAIR = Stream("pair", "a", "b")

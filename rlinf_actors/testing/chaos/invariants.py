@@ -118,10 +118,10 @@ def _executions(records: Records) -> Iterator[str]:
             if times > 1:
                 yield f"call {call} ran {times} times in {me}"
     for one in operations(records):
-        if one.begin["doing"] in ("call", "stream") and one.end is not None and one.end["outcome"] == "ok":
-            call = one.begin["call"]
-            if len(ran[call]) != 2:
-                yield f"call {call} was answered and ran in {sorted(ran[call])}"
+        if "call" in one.begin.more and one.end is not None and one.end["outcome"] == "ok":
+            told = ran[one.begin["call"]]
+            if len(told) != one.begin.more.get("ranks", 2):
+                yield f"call {one.begin['call']} was answered and ran in {sorted(told)}"
 
 
 def _twice(records: Records) -> Iterator[str]:
@@ -173,17 +173,17 @@ def _event(line: Line, drained: set[str]) -> Iterator[deliveries.Event]:
 
 
 def noticed(records: Records) -> list[float]:
-    """Seconds from each kill of a worker until the first operation on its group ended with an error."""
+    """Seconds from each kill of a worker until an operation on its group, begun before, ended with an error."""
     born = [lines[0] for lines in records.values() if lines and lines[0].what == "born"]
     label = {line["pid"]: line["me"].rpartition(":")[0] for line in born}
-    failed: defaultdict[str, list[float]] = defaultdict(list)
+    failed: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     for one in operations(records):
         if one.end is not None and one.end["outcome"] != "ok" and one.begin["doing"] not in ("launch", "shutdown"):
-            failed[one.begin.more.get("label", "")].append(one.end.at)
+            failed[one.begin.more.get("label", "")].append((one.begin.at, one.end.at))
     times = []
     for line in records.get(SCENE, ()):
         if line.what == "fault" and line["kind"] == "kill worker" and line["pid"] in label:
-            after = [at - line.at for at in failed[label[line["pid"]]] if at >= line.at]
+            after = [end - line.at for begin, end in failed[label[line["pid"]]] if begin <= line.at <= end]
             times += [min(after)] if after else []
     return sorted(times)
 

@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rlinf_actors import CallTimeoutError, Channel, Cluster, NodePlacementStrategy, RlinfActorsError
+from rlinf_actors import CallTimeoutError, Channel, Cluster, NodePlacementStrategy, RestartPolicy, RlinfActorsError
 from rlinf_actors.testing.chaos.record import Record
 from rlinf_actors.testing.chaos.workers import STOP, Actor, Caller
 
@@ -25,6 +25,12 @@ LIMIT_S = 60.0
 """How long an operation may take before it counts as one that hangs: the head may be away, and a lease must run out."""
 CALLS, ITEMS, MESSAGES, STREAM = 40, 60, 40, 200
 """Of one round."""
+LASTING, MOST_FAILURES = 1000, 8
+"""Calls of a group whose workers are started again, and how many may fail before another group is made."""
+PAUSE_S = 0.2
+"""After a round that failed: a node that is away refuses at once, as often as it is asked."""
+BREATH_S = 0.02
+"""Between two calls of a group that lasts: who only fills records makes no trouble."""
 DRAIN_S = 1.0
 """How long a get that should find nothing waits: what a killed consumer had comes back within a moment of its end."""
 
@@ -57,6 +63,7 @@ class Load:
             "calls": self._calls,
             "queue": self._queue,
             "talk": self._talk,
+            "lasting": self._lasting,
         }
         threads = [threading.Thread(target=self._repeat, args=item, name=item[0]) for item in kinds.items()]
         for thread in threads:
@@ -68,8 +75,10 @@ class Load:
         for number in itertools.count():
             if self.over.is_set():
                 return
-            with contextlib.suppress(Failed):
+            try:
                 once(f"{self._record.who}-{kind}-{number}", number)
+            except Failed:
+                self.over.wait(PAUSE_S)
 
     def _do(self, what: str, wait: Callable[..., Any], /, *args: Any, **more: Any) -> Any:
         """An operation, written down before and after; raises Failed for every error."""
@@ -92,14 +101,15 @@ class Load:
         raise Failed
 
     @contextlib.contextmanager
-    def _group(self, kind: str, label: str, first: int, ranks: int = 2) -> Iterator[Any]:
-        """A group while the block lasts; its name is free afterwards."""
-        where = NodePlacementStrategy(sorted(self._nodes[(first + n) % len(self._nodes)] for n in range(ranks)))
-        cls = Caller if kind == "calls" else Actor
+    def _group(self, kind: str, label: str, first: int, **options: Any) -> Iterator[Any]:
+        """A group of two while the block lasts; its name is free afterwards."""
+        where = NodePlacementStrategy(sorted(self._nodes[(first + n) % len(self._nodes)] for n in range(2)))
+        cls = Caller if kind in ("calls", "lasting") else Actor
         groups: list[Any] = []
 
         def launch() -> Any:
-            groups.append(cls.create_group(self._folder, label, os.getpid()).launch(self._cluster, where, name=kind))
+            maker = cls.create_group(self._folder, label, os.getpid())
+            groups.append(maker.launch(self._cluster, where, name=kind, **options))
             return groups[0].wait_ready(LIMIT_S)
 
         try:
@@ -120,6 +130,20 @@ class Load:
                 if n % 10 == 0:
                     stream = f"{call}/stream"
                     self._do("stream", self._stream, group, stream, label=label, call=stream)
+
+    def _lasting(self, label: str, number: int) -> None:
+        """A group whose workers are started again: a call may fail, and a later one reaches the next incarnation."""
+        policy = RestartPolicy.on_failure(max_restarts=5, within_s=30.0, backoff_s=0.05)
+        with self._group("lasting", label, number, restart=policy) as group:
+            failed = 0
+            for n in range(LASTING):
+                told = {"label": label, "call": f"{label}/{n}", "ranks": 1}
+                try:
+                    self._do("lasting call", _ended, group.execute_on(n % 2).step, told["call"], **told)
+                except Failed:
+                    failed += 1
+                if failed == MOST_FAILURES or self.over.wait(BREATH_S):
+                    return
 
     def _stream(self, group: Any, call: str) -> None:
         due = {0: 0, 1: 0}

@@ -234,7 +234,7 @@ class Scene:
                 continue
             mark = procfs.mark_of(pid)
             if mark is not None and mark.startswith("-") == (whom == "template"):
-                found[pid] = mark
+                found[pid] = "template" if whom == "template" else mark
         return found
 
 
