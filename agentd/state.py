@@ -140,6 +140,7 @@ class AgentState:
     _workers: dict[str, RunningWorker] = field(default_factory=dict)
     _ended: dict[str, RunningWorker] = field(default_factory=dict)
     _unsent: list[Body] = field(default_factory=list)
+    _processes: dict[str, None] = field(default_factory=dict)
     _sent: set[str] = field(default_factory=set)
     _leases: RobotLeases = field(default_factory=RobotLeases)
     _silence: HeadSilence = field(init=False)
@@ -173,6 +174,9 @@ class AgentState:
         elif isinstance(event, Looked):
             self._send(event.found)  # an id that the head does not know any more is ignored there
         elif isinstance(event, ProcessEnded):
+            self._processes[event.incarnation] = None
+            if len(self._processes) > EXITS_KEPT:
+                del self._processes[next(iter(self._processes))]
             self._send(ProcessGone(event.incarnation))
         elif isinstance(event, HeadLooked):
             self._looked(event.there, now)
@@ -229,6 +233,8 @@ class AgentState:
         if welcome.epoch != self._epoch:  # output that an earlier head was to pass on is not acknowledged any more
             owners = dict.fromkeys(worker.spec.namespace for worker in self._workers.values())
             self._out += [Credit(ALL_CREDIT, owner) for owner in owners]
+            self._out += [Send(ProcessGone(incarnation)) for incarnation in self._processes]  # it may have missed them
+            self._unsent = [body for body in self._unsent if not isinstance(body, ProcessGone)]
         self._epoch = welcome.epoch
         self._out += [Send(body) for body in self._unsent]
         self._unsent = []
