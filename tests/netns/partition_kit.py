@@ -89,7 +89,6 @@ class Site:
             "RLINF_ACTORS_INSECURE_TEST_NETWORK": "1",
         }
         options = "[timers]\n" + "".join(f"{name} = {value}\n" for name, value in timers.items())
-        os.environ["PYTHONPATH"] = self._env["PYTHONPATH"]
         self.agents = [
             netns_kit.agentd(
                 host, folder / f"n{rank}", [sys.prefix], "--node-rank", str(rank),
@@ -155,7 +154,7 @@ CUTS = ("both", "towards", "back", "down")
 
 @contextlib.contextmanager
 def cut(how: str, one: netns_kit.Host, other: netns_kit.Host) -> Iterator[None]:
-    """No network from *one* to *other* (towards), the other way (back), both ways, or one's plug pulled; healed at the end."""
+    """No network from *one* to *other* (towards), the other way (back), both ways, or one's plug out; then heal it."""
     ways = {"both": [(one, other), (other, one)], "towards": [(one, other)], "back": [(other, one)]}.get(how, [])
     if how == "down":
         one.link("down")
