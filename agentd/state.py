@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -17,6 +17,7 @@ import msgspec
 from agentd import events
 from agentd.events import (
     Action,
+    Adopted,
     CloseChildren,
     Credit,
     Drain,
@@ -24,6 +25,7 @@ from agentd.events import (
     Event,
     Exit,
     FromWorkers,
+    HandOver,
     HeadLooked,
     Heard,
     HelloFailed,
@@ -35,6 +37,7 @@ from agentd.events import (
     Say,
     SayHello,
     Send,
+    Settled,
     Stalled,
     Start,
     StartChildren,
@@ -173,6 +176,10 @@ class AgentState:
         elif isinstance(event, Stalled):
             self._last_heard += event.seconds
             self._next_beat = now
+        elif isinstance(event, Adopted):
+            self._adopt(event.workers, now)
+        elif isinstance(event, HandOver):
+            self._out.append(Exit(0, f"workers go on: {event.reason}"))
         elif isinstance(event, Drain):
             self._drain(event)
         elif isinstance(event, Empty):
@@ -195,6 +202,18 @@ class AgentState:
             times += [self._next_beat, math.inf if self._looking else self._last_heard + self._lease_s]
         return min(times)
 
+    def _adopt(self, workers: list[RunningWorker], now: float) -> None:
+        """Robot workers among them have lost their lease with the earlier agentd."""
+        for worker in workers:
+            (self._workers if worker.exit is None else self._ended)[worker.spec.id] = worker
+        self._last_heard = now
+
+    def _settle(self, ids: Iterable[str]) -> None:
+        """The head knows how these ended, or need not know."""
+        known = [id for id in ids if self._ended.pop(id, None) is not None]
+        if known:
+            self._out.append(Settled(known))
+
     # --- the session ---
 
     def _step(self, event: str) -> None:
@@ -214,7 +233,7 @@ class AgentState:
         self._leases.lease_s = welcome.robot_lease_s
         self._pause, self._looking, self._sent = RETRY_MIN_S, False, set()
         self._next_beat = now + min(self._beat_s, self._leases.beat_s) * self.random()
-        self._out.append(Registered(welcome.epoch))
+        self._out.append(Registered(welcome.epoch, welcome.lease_s))
         self._out += [Send(body) for body in self._unsent]
         self._unsent = []
 
@@ -237,7 +256,7 @@ class AgentState:
         """This life is over: end its workers, then come back as a new incarnation."""
         self._step("cut_off")
         self._out.append(Say(f"workers end: {reason}"))
-        self._ended.clear()
+        self._settle(list(self._ended))
         self._unsent = []
         if self._workers:
             self._stop(list(self._workers), CUT_OFF_GRACE_S, reason)
@@ -305,8 +324,7 @@ class AgentState:
             if not body.incarnation:
                 pass  # the head only tries the connection
             elif body.incarnation != HELLO_AGAIN:
-                for id in self._sent:  # told before the beat that this answers: the head has them
-                    self._ended.pop(id, None)
+                self._settle(self._sent)  # told before the beat that this answers: the head has them
                 self._sent = set()
                 if self._leases.answered(body.at, now):
                     self._out.append(RenewLeases(self._leases.until, self._leases.lease_s))
@@ -339,7 +357,7 @@ class AgentState:
                     self._next_beat = now  # the lease is fresh when the worker is
             if any(spec.claims for spec in specs):
                 self._out.append(RenewLeases(self._leases.until, self._leases.lease_s))
-            self._out.append(StartChildren(specs))
+            self._out.append(StartChildren(msgspec.structs.replace(body, workers=specs)))
             return
         for spec in specs:
             reason = f"its agentd is {self.phase.value}"
@@ -362,7 +380,9 @@ class AgentState:
             if known is not None and self.phase is not Phase.RESETTING:
                 self._ended[report.id] = msgspec.structs.replace(known, exit=report.exit)
                 if len(self._ended) > EXITS_KEPT:
-                    del self._ended[next(iter(self._ended))]
+                    self._settle([next(iter(self._ended))])
+            elif known is not None:
+                self._out.append(Settled([report.id]))
         self._send(report)
         if self.phase is Phase.RESETTING and not self._workers:
             self._unsent = []
