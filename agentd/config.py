@@ -24,7 +24,7 @@ KEYS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "head": {"listen": str, "connect": str},
     "node": {"name": str, "id": str, "rank": int, "ip": str, "labels": dict, "env": dict},
     "paths": {"run_dir": str, "log_dir": str, "state_dir": str},
-    "workers": {"interpreters": list, "prestart": list, "stop_grace_s": (int, float), "cgroup": str},
+    "workers": {"interpreters": list, "prestart": list, "stop_grace_s": (int, float), "cgroup": str, "keep": bool},
     "hardware": {"probe_timeout_s": (int, float), "described": str},
     "timers": {
         "beat_s": (int, float),
@@ -40,7 +40,13 @@ MIN_ROBOT_LEASE_S = 0.5
 RELOADABLE = ("env", "labels", "stop_grace_s")
 """Fields that SIGHUP changes; the others need a restart."""
 
-_TYPE_NAMES = {str: "a text", int: "a whole number", dict: "a table of texts", list: "a list of texts"}
+_TYPE_NAMES = {
+    bool: "true or false",
+    str: "a text",
+    int: "a whole number",
+    dict: "a table of texts",
+    list: "a list of texts",
+}
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,7 @@ class Config:
         head_grace_s: how long workers live while no head runs.
         stop_grace_s: between SIGTERM and SIGKILL when agentd stops.
         cgroup: where workers' cgroups are made: "auto", "off" or a directory of cgroup v2; see docs/reliability.md.
+        keep: whether workers without robots go on when agentd ends unasked (or by SIGUSR1), for the next one.
         files: what was read.
     """
 
@@ -105,6 +112,7 @@ class Config:
     head_grace_s: float = 120.0
     stop_grace_s: float = 3.0
     cgroup: str = "auto"
+    keep: bool = True
     files: tuple[str, ...] = ()
 
 
@@ -184,7 +192,7 @@ _FIELDS = {"node.id": "node_id"}
 
 
 def _typed(value: Any, kinds: type | tuple[type, ...], where: str) -> Any:
-    if isinstance(value, bool) or not isinstance(value, kinds):
+    if isinstance(value, bool) != (kinds is bool) or not isinstance(value, kinds):
         wanted = "a number" if isinstance(kinds, tuple) else _TYPE_NAMES[kinds]
         raise ConfigError(f"is {value!r}; it must be {wanted}", path=where)
     if isinstance(value, list):

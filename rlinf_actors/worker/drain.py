@@ -51,6 +51,7 @@ class Drain:
 
     Attributes:
         tail: the last lines that went through.
+        began: where in the file its first byte goes.
         fault: the first error of the file, "" while there was none.
     """
 
@@ -58,11 +59,13 @@ class Drain:
         self.path = path
         self.tail = Tail()
         self.fault = ""
+        self.began = 0
         self._file = -1
         self._pipe, self.writer = os.pipe()
         os.set_blocking(self._pipe, False)
         try:
             self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self.began = os.fstat(self._file).st_size
         except OSError as error:
             self.fault = f"{path}: {error.strerror}"
 
