@@ -211,6 +211,7 @@ class Daemon:
 
     def _children(self, run_dir: str, report: NodeReport, reported: Callable[[Report], None]) -> Children:
         from agentd.children import Children
+        from agentd.health import HealthTimes
         from agentd.node import default_log_dir
         from rlinf_actors.net.security import is_loopback
 
@@ -232,6 +233,7 @@ class Daemon:
             report=reported,
             resources=report.resources,
             cgroups=cgroups,
+            health=HealthTimes(config.probe_s, config.unresponsive_s, config.long_call_s),
         )
         return self._keeper
 

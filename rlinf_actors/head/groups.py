@@ -116,6 +116,18 @@ class GroupTable:
         """Why its owner was told that a worker is gone, though nobody saw its end; None if that is not so."""
         return self._unseen.get(worker_id)
 
+    def worker_on(self, node: Node, id: str) -> Worker | None:
+        """A living worker of this node; None for one that has ended, or that another node speaks of."""
+        group = self._of_worker.get(id)
+        worker = group.workers[id] if group is not None else None
+        return worker if worker is not None and worker.node_id == node.id and not worker.gone else None
+
+    def changed(self, worker: Worker) -> None:
+        """Who holds a handle is to hear how this worker is."""
+        group = self._of_worker[worker.id]
+        group.changed[worker.id] = worker
+        self._touched[group.key] = group
+
     def on_node(self, node_id: str) -> Iterator[tuple[Group, list[Worker]]]:
         """The groups that run there, each with its workers there."""
         for group in self._groups.values():
@@ -245,7 +257,7 @@ class GroupTable:
 
     def ready(self, node: Node, said: WorkerReady) -> None:
         """A worker's runtime listens."""
-        worker = self._worker_on(node, said.id)
+        worker = self.worker_on(node, said.id)
         if worker is not None:
             worker.pid, worker.endpoint = said.pid, said.endpoint
             worker.port, worker.master_port = said.port, said.master_port
@@ -253,7 +265,7 @@ class GroupTable:
 
     def exited(self, node: Node, id: str, exit_report: ExitReport) -> None:
         """A worker's process has ended."""
-        worker = self._worker_on(node, id)
+        worker = self.worker_on(node, id)
         if worker is not None:
             worker.exit = exit_report
             self._step(worker, "exited")
@@ -425,18 +437,11 @@ class GroupTable:
             news = of_life(worker, before, self._nodes.hostname(worker.node_id))
             if news is not None:
                 self._emit(news)
+            self.changed(worker)
             group = self._of_worker[worker.id]
-            group.changed[worker.id] = worker
-            self._touched[group.key] = group
             if worker.gone:
                 group.living.discard(worker.id)
                 self._stopping_robots.get(worker.node_id, {}).pop(worker.id, None)
                 if event == "exited":
                     self.claims.free(worker)
                 self._on_worker_gone(worker.id)
-
-    def _worker_on(self, node: Node, id: str) -> Worker | None:
-        """A living worker of this node; None for one that has ended, or that another node speaks of."""
-        group = self._of_worker.get(id)
-        worker = group.workers[id] if group is not None else None
-        return worker if worker is not None and worker.node_id == node.id and not worker.gone else None

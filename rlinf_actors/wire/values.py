@@ -201,8 +201,31 @@ class ExitReport(Value, frozen=True):
     reason: str = ""
 
 
+class WorkerHealth(Value, frozen=True):
+    """What an agent sees of a worker that is up: `unresponsive` says why there is no answer of its I/O thread, "" if
+    there is; `method` is a call that has been running for long, with `waiting` more behind it. Either for `for_s`.
+    """
+
+    id: str
+    unresponsive: str = ""
+    method: str = ""
+    for_s: float = 0.0
+    waiting: int = 0
+
+
+class WorkerPulse(Value, frozen=True):
+    """The same as the head tells it: `since` is in seconds since the epoch, by the head's clock."""
+
+    unresponsive: str = ""
+    method: str = ""
+    since: float = 0.0
+    waiting: int = 0
+
+
 class WorkerState(Value, frozen=True):
-    """One worker of a group as the head sees it. `state`: starting, running, stopping, gone."""
+    """One worker of a group as the head sees it. `state`: starting, running, stopping, gone. `pulse` is set while it
+    does not answer, or has been in one call for long: it lives all the same.
+    """
 
     id: str
     rank: int
@@ -214,6 +237,7 @@ class WorkerState(Value, frozen=True):
     port: int = 0
     master_port: int = 0
     exit: Union[ExitReport, None] = None
+    pulse: Union[WorkerPulse, None] = None
 
 
 class RunningWorker(Value, frozen=True):

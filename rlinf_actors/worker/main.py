@@ -137,6 +137,7 @@ def _start(
     context.tcp_port = int(endpoint.tcp.rpartition(":")[2]) if endpoint.tcp else 0
     control.serve(spawn.DevicesLocked, context.device_lock.granted)
     control.serve(spawn.DevicesBusy, context.device_lock.busy)
+    control.serve(spawn.Ping, lambda _: control.try_send(spawn.Pong(spec.id, *server.activity())))
     control.send(spawn.Up(spec.id, endpoint, context.tcp_port, master_port))
     return context, server
 
@@ -144,6 +145,7 @@ def _start(
 def _serve(context: worker_context.WorkerContext, server: WorkerServer) -> None:
     """Construct the class and run its calls. Main thread, to the end of the process."""
     creation = server.creations.get()
+    server.constructing()
     try:
         executor, instance = _construct(context, creation)
     except BaseException as error:  # noqa: BLE001 - the owner is told, and ends us
