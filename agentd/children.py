@@ -373,8 +373,7 @@ class Children:
         worker.release(self._loop)
         self._devices.gone(worker.spec.id)
         self._health.gone(worker.spec.id)
-        for path in (self._run_dir / "w").glob(f"{worker.spec.id}*"):
-            path.unlink(missing_ok=True)
+        (self._run_dir / "w" / worker.spec.id).unlink(missing_ok=True)
         if worker.stopping:
             exit = msgspec.structs.replace(exit, oom="no", **worker.why(exit))
         self._logs.finish(worker.spec.id)

@@ -146,6 +146,12 @@ class WatchProcess(msgspec.Struct, frozen=True):
     pid_start: int
 
 
+class UnwatchProcess(msgspec.Struct, frozen=True):
+    """Let it go. Unknown ones are ignored."""
+
+    incarnation: str
+
+
 class LookForHardware(msgspec.Struct, frozen=True):
     """Ask a hardware type for its pieces here. Answered by Looked."""
 
@@ -183,6 +189,6 @@ class Exit(msgspec.Struct, frozen=True):
 
 
 Action = Union[
-    SayHello, Send, StartChildren, StopChildren, RenewLeases, CloseChildren, Credit, WatchProcess, LookForHardware,
-    StopLooking, LookAtHead, Say, Registered, Exit,
+    SayHello, Send, StartChildren, StopChildren, RenewLeases, CloseChildren, Credit, WatchProcess, UnwatchProcess,
+    LookForHardware, StopLooking, LookAtHead, Say, Registered, Exit,
 ]  # fmt: skip

@@ -194,6 +194,8 @@ class Session:
             self._children.log_credit(action.chars, action.owner)
         elif isinstance(action, e.WatchProcess):
             self._watch(action)
+        elif isinstance(action, e.UnwatchProcess):
+            self._unwatch(action.incarnation)
         elif isinstance(action, e.LookForHardware):
             self._looks[action.id] = self._spawn(self._look_for_hardware(action), f"look for {action.question.type}")
         elif isinstance(action, e.StopLooking):

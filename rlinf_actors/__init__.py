@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from rlinf_actors.model.node import NodeGroupInfo as NodeGroupInfo
     from rlinf_actors.model.node import NodeInfo as NodeInfo
     from rlinf_actors.model.placement import Placement as Placement
+    from rlinf_actors.model.restart import RestartPolicy as RestartPolicy
     from rlinf_actors.model.worker import WorkerInfo as WorkerInfo
     from rlinf_actors.placement.component import ComponentPlacement as ComponentPlacement
     from rlinf_actors.placement.strategies import FlexiblePlacementStrategy as FlexiblePlacementStrategy
@@ -113,6 +114,7 @@ _MODULES = {
     "model.hardware": ("AcceleratorInfo", "AcceleratorType", "HardwareConfig", "HardwareInfo", "HardwareResource"),
     "model.node": ("NodeGroupInfo", "NodeInfo"),
     "model.placement": ("Placement",),
+    "model.restart": ("RestartPolicy",),
     "model.worker": ("WorkerInfo",),
     "placement.component": ("ComponentPlacement",),
     "placement.strategies": (

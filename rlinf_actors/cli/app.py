@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import click
 
-from rlinf_actors.cli import estop, events, groups, head, hw, node, nodes, paths, plan, status, workers
+from rlinf_actors.cli import doctor, estop, events, groups, head, hw, node, nodes, paths, plan, status, workers
 from rlinf_actors.cli.output import complain
 from rlinf_actors.errors import (
     AuthenticationError,
@@ -53,6 +53,7 @@ for _command in (
     paths.paths,
     hw.hw,
     estop.estop,
+    doctor.doctor,
     events.events,
 ):
     app.add_command(_command)
@@ -61,7 +62,7 @@ for _command in (
 def run(arguments: Sequence[str]) -> int:
     """Run one command; returns the exit code."""
     try:
-        app.main(list(arguments), prog_name="rlinf-actors", standalone_mode=False)
+        code = app.main(list(arguments), prog_name="rlinf-actors", standalone_mode=False)
     except click.UsageError as error:
         error.show()
         return USAGE
@@ -75,4 +76,4 @@ def run(arguments: Sequence[str]) -> int:
     except tuple(kind for kind, _ in _CODES) as error:
         complain(str(error))
         return next(code for kind, code in _CODES if isinstance(error, kind))
-    return 0
+    return code if isinstance(code, int) else 0  # what a command gave to Context.exit()

@@ -28,7 +28,7 @@ def workers(group: str | None, head: str | None, as_json: bool) -> None:
         show_json(rows)
         return
     show_table(
-        ("WORKER", "NAMESPACE", "STATE", "NODE", "ADDRESS", "PID", "END"),
+        ("WORKER", "NAMESPACE", "STATE", "NODE", "ADDRESS", "PID", "RESTARTS", "END"),
         [
             (
                 row["name"],
@@ -37,6 +37,7 @@ def workers(group: str | None, head: str | None, as_json: bool) -> None:
                 row["node_rank"],
                 row["node_ip"],
                 row["pid"] or "-",
+                row["restarts"],
                 _end(row["exit"]),
             )
             for row in rows
@@ -71,6 +72,7 @@ def worker_dict(group: GroupState, worker: WorkerState, now: float) -> dict[str,
         "node_rank": worker.node_rank,
         "node_ip": worker.node_ip,
         "pid": worker.pid,
+        "restarts": worker.restarts,
         "unresponsive": pulse.unresponsive,
         "method": pulse.method,
         "waiting": pulse.waiting,

@@ -15,6 +15,7 @@ from rlinf_actors.group.limits import Limits
 from rlinf_actors.group.names import YIELDING, check_class, public_methods
 from rlinf_actors.group.result import WorkerGroupFuncResult
 from rlinf_actors.group.stream import StreamResult
+from rlinf_actors.model.restart import RestartPolicy
 from rlinf_actors.model.worker import WorkerInfo
 from rlinf_actors.wire import payload
 
@@ -44,15 +45,20 @@ class WorkerRankInfo:
 class RemoteMethod:
     """One method of the worker class on some ranks; calling it sends the call."""
 
-    __slots__ = ("_control", "_name", "_peers", "_streams", "_timeout")
+    __slots__ = ("_control", "_name", "_ranks", "_streams", "_timeout")
 
     def __init__(
-        self, control: GroupControl, name: str, streams: bool, peers: Sequence[Peer], timeout: float | None
+        self,
+        control: GroupControl,
+        name: str,
+        streams: bool,
+        ranks: Sequence[int] | None,
+        timeout: float | None,
     ) -> None:
         self._control = control
         self._name = name
         self._streams = streams
-        self._peers = peers
+        self._ranks = ranks
         self._timeout = timeout
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -71,15 +77,20 @@ class RemoteMethod:
                 raise UsageError(
                     f"{self._name}() streams, and a stream has no deadline: leave the loop when it has run long enough"
                 )
-            return StreamResult(self._name, self._peers, parts)
+            return StreamResult(self._name, self._peers(), parts)
         result: WorkerGroupFuncResult[Any] = WorkerGroupFuncResult(
-            self._control.runtime, self._name, self._peers, self._timeout
+            self._control.runtime, self._name, self._peers(), self._timeout
         )
         result._start(parts)
         return result
 
+    def _peers(self) -> Sequence[Peer]:
+        """Those of now: a rank that was started again has another."""
+        peers = self._control.group.peers
+        return peers if self._ranks is None else [peers[rank] for rank in self._ranks]
+
     def __repr__(self) -> str:
-        return f"<method {self._name}() of group {self._control.name!r}, ranks {[peer.rank for peer in self._peers]}>"
+        return f"<method {self._name}() of group {self._control.name!r}, ranks {[peer.rank for peer in self._peers()]}>"
 
 
 if TYPE_CHECKING:
@@ -102,8 +113,9 @@ class _Calls:
 
     _control: GroupControl
 
-    def _peers_called(self) -> Sequence[Peer]:
-        raise NotImplementedError
+    def _ranks_called(self) -> Sequence[int] | None:
+        """None for all."""
+        return None
 
     def _timeout_of_calls(self) -> float | None:
         return None
@@ -119,7 +131,7 @@ class _Calls:
         self._used()
         if streams is None:
             return _missing(control, name)
-        method = RemoteMethod(control, name, streams, self._peers_called(), self._timeout_of_calls())
+        method = RemoteMethod(control, name, streams, self._ranks_called(), self._timeout_of_calls())
         self.__dict__[name] = method
         return method
 
@@ -141,9 +153,6 @@ class WorkerGroup(_Calls, Generic[T]):
         for name in YIELDING:
             if name in control.own_methods:
                 _Calls.__getattr__(self, name)  # kept on the instance, where it is found before the class's own
-
-    def _peers_called(self) -> Sequence[Peer]:
-        return self._control.group.peers
 
     # --- what every group has ---
 
@@ -286,9 +295,8 @@ class GroupView(_Calls, Generic[T]):
     def _used(self) -> None:
         self._unused = False
 
-    def _peers_called(self) -> Sequence[Peer]:
-        peers = self._control.group.peers
-        return [peers[rank] for rank in self._ranks]
+    def _ranks_called(self) -> Sequence[int] | None:
+        return self._ranks
 
     def _timeout_of_calls(self) -> float | None:
         return self._timeout
@@ -333,6 +341,7 @@ class GroupLauncher(Generic[T]):
         memory_limit: str | int | None = None,
         pids_limit: int | None = None,
         limits: str = "required",
+        restart: RestartPolicy | None = None,
     ) -> Union[WorkerGroup[T], T]:
         """Reserve the name, start the workers, and return without waiting for their constructors.
 
@@ -357,6 +366,8 @@ class GroupLauncher(Generic[T]):
             pids_limit: how many processes and threads each worker may have, with all that it starts.
             limits: "required": a worker does not start where its limits cannot hold (they need cgroups, see
                 ``rlinf-actors doctor``); "best_effort": it starts without them there, and says so in its log.
+            restart: when a worker that failed is started again, constructed with the same arguments: calls in flight
+                fail, later ones wait for it. Default: never.
 
         Returns:
             The group. In a plain script the name is reserved when this returns; in a running event loop
@@ -387,6 +398,7 @@ class GroupLauncher(Generic[T]):
                 wait_for_hardware=wait_for_hardware,
                 numa_bind=numa_bind,
                 limits=Limits.of(memory_limit, pids_limit, limits),
+                restart=restart or RestartPolicy.never(),
             ),
         )
         return cast("WorkerGroup[T]", WorkerGroup(control))

@@ -20,6 +20,7 @@ from rlinf_actors.group.spec import START_METHODS, LaunchOptions, class_referenc
 from rlinf_actors.hardware.extensions import providers
 from rlinf_actors.hardware.pieces import info_of
 from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.model.restart import RestartPolicy
 from rlinf_actors.placement.strategies import default_strategy
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.remote import Construction, RemoteGroup
@@ -52,6 +53,7 @@ class Options:
     wait_for_hardware: float = 0.0
     numa_bind: bool = False
     limits: Limits = field(default_factory=Limits)
+    restart: RestartPolicy = field(default_factory=RestartPolicy.never)
 
 
 def launch(
@@ -94,6 +96,7 @@ def launch(
             forward_logs=options.show_logs,
             numa_bind=options.numa_bind,
             limits=options.limits,
+            restart=options.restart,
         ),
     )
     robots = list(dict.fromkeys(claim.title for spec in specs for claim in spec.claims))
@@ -112,7 +115,8 @@ def launch(
     described = detail.detail_of(placements, nodes, node_names, hardware)
     modules = [type(info).__module__ for infos in hardware.values() for info in infos]
     modules += [node.accelerator_registered_by for node in nodes if node.accelerator_registered_by]
-    construction = Construction(reference, parts, options.max_concurrency or 0, _failure, providers(modules))
+    again = options.restart.restarts
+    construction = Construction(reference, parts, options.max_concurrency or 0, _failure, providers(modules), again)
     group = runtime.new_group(cluster.namespace, name, node_names, construction)
     group.detail = detail.encode(described)  # also for an attach() here before the head has answered
     title = reference or f"{cls.__module__}:{cls.__qualname__}"

@@ -22,7 +22,10 @@ YIELDING = ("shutdown", "wait_ready", "world_size", "placements", "with_timeout"
 LEASE_HOOK = "on_lease_lost"
 """Run by a robot worker itself; see Worker.on_lease_lost."""
 
-_NOT_CALLED = ("create_group", "timer", "worker_timer", LEASE_HOOK)
+RESTART_HOOK = "on_restart"
+"""Run by a worker that was started again; see Worker.on_restart."""
+
+_NOT_CALLED = ("create_group", "timer", "worker_timer", LEASE_HOOK, RESTART_HOOK)
 
 
 def public_methods(cls: type) -> dict[str, bool]:

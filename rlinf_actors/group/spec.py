@@ -13,6 +13,7 @@ from rlinf_actors.hardware.registry import is_exclusive
 from rlinf_actors.model.hardware import AcceleratorInfo, HardwareInfo
 from rlinf_actors.model.node import NodeInfo
 from rlinf_actors.model.placement import Placement
+from rlinf_actors.model.restart import RestartPolicy
 from rlinf_actors.placement.environment import GroupLayout, worker_environment
 from rlinf_actors.placement.view import ClusterView, find_group
 from rlinf_actors.placement.visibility import check_launch
@@ -38,6 +39,7 @@ class LaunchOptions:
         forward_logs: whether stdout and stderr reach the driver's terminal.
         numa_bind: bind workers to the NUMA nodes of their accelerators.
         limits: of each worker.
+        restart: when workers that fail are started again.
     """
 
     start_method: str = "fork"
@@ -51,6 +53,7 @@ class LaunchOptions:
     forward_logs: bool = True
     numa_bind: bool = False
     limits: Limits = field(default_factory=Limits)
+    restart: RestartPolicy = field(default_factory=RestartPolicy.never)
 
 
 def worker_specs(
@@ -93,6 +96,7 @@ def worker_specs(
                 memory_limit=options.limits.memory,
                 pids_limit=options.limits.pids,
                 limits_best_effort=options.limits.best_effort,
+                restart=options.restart if options.restart.restarts else None,
             )
         )
     return specs

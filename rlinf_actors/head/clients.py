@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from rlinf_actors.head.commands import Emit, Ended, Notify, Refused, Timing
 from rlinf_actors.head.records import Client, Job, Node
 from rlinf_actors.head.remembered import CLIENT, Remembered
-from rlinf_actors.wire.messages import ClientGone, ClientHello, Goodbye, Watch
+from rlinf_actors.wire.messages import ClientGone, ClientHello, Goodbye, Unwatch, Watch
 
 ROLES = ("driver", "worker")
 
@@ -166,6 +166,8 @@ class ClientTable:
         for watchers in self._watchers.values():
             watchers.pop(client.incarnation, None)
         self._tell_watchers(client.incarnation)
+        if client.watcher is not None:
+            self._emit(Notify(client.watcher_peer, Unwatch(client.incarnation)))
         self._on_gone(client.incarnation, client)
 
     def heard(self, peer: bytes, now: float) -> None:
@@ -173,13 +175,13 @@ class ClientTable:
         self._by_peer[peer].last_seen = now
 
     def await_return(self, incarnation: str, now: float) -> None:
-        """An agent says that this client owns workers; it has one lease to say hello itself."""
+        """An agent says that this client owns workers; it has `patience_s` to say hello itself."""
         if incarnation in self._clients:
             return
         if self._ended.get(incarnation) is not None:
             self._on_gone(incarnation, None)
         else:
-            self._awaited.setdefault(incarnation, now + self._timing.lease_s)
+            self._awaited.setdefault(incarnation, now + self._timing.patience_s)
 
     def forget_job(self, namespace: str) -> bool:
         """Forget a job if it has no members; the caller knows that it has no groups."""
@@ -196,7 +198,7 @@ class ClientTable:
         for client in self._clients.values():
             node = agents.get(client.host)
             if client.watcher is None and client.pid_start and node is not None:
-                client.watcher = node.id
+                client.watcher, client.watcher_peer = node.id, node.peer
                 self._emit(Notify(node.peer, Watch(client.incarnation, client.pid, client.pid_start)))
 
     def subscribe(self, client: Client, incarnations: Sequence[str], now: float) -> None:

@@ -12,6 +12,7 @@ from functools import partial
 
 import msgspec
 
+from rlinf_actors.head.causes import FirstEnds
 from rlinf_actors.head.checks import check_launch, node_for, own_namespace
 from rlinf_actors.head.claims import IN_USE, ClaimTable, owner_of
 from rlinf_actors.head.clients import ClientTable
@@ -21,6 +22,8 @@ from rlinf_actors.head.happenings import of_end, of_group, of_life
 from rlinf_actors.head.nodes import NodeTable
 from rlinf_actors.head.records import Client, Group, Node, Worker
 from rlinf_actors.head.remembered import WORKER, Remembered
+from rlinf_actors.head.restarts import Restarts
+from rlinf_actors.head.transitions import WorkerLife
 from rlinf_actors.head.waiting import WaitingLaunches
 from rlinf_actors.wire.messages import (
     Done,
@@ -81,6 +84,8 @@ class GroupTable:
         self._touched: dict[tuple[str, str], Group] = {}
         self._ended = EndedGroups()
         self._unseen = Ended(WORKER, emit, before)
+        self._restarts = Restarts()
+        self._causes = FirstEnds()
         owner = partial(owner_of, clients=clients, nodes=nodes, of_worker=self._of_worker)
         self.claims = ClaimTable(timing.rank_hold_s, owner, now + timing.robot_settle_s)
         self._waiting = WaitingLaunches(emit, clients, self._launch)
@@ -169,7 +174,7 @@ class GroupTable:
         own_namespace(client, asked.namespace)
         self._allow(asked)
         taken = self._groups.get((asked.namespace, asked.group))
-        if taken is not None and taken.inherited and any(spec.id in taken.workers for spec in asked.workers):
+        if taken is not None and any(spec.id in taken.workers for spec in asked.workers):
             return self._launch_again(taken, client, asked)
         if taken is not None:
             raise Refused(
@@ -201,7 +206,7 @@ class GroupTable:
         return Launched(group.state(token))
 
     def _launch_again(self, group: Group, client: Client, asked: Launch) -> Launched:
-        """An earlier head has begun this launch, and died before its answer arrived."""
+        """The answer to this launch was lost, with an earlier head or a connection: worker ids are a launch's own."""
         by_rank, token = self._nodes.by_rank(), self._clients.token(asked.namespace)
         if client.incarnation != group.owner:
             group.subscribers[client.incarnation] = None
@@ -263,12 +268,19 @@ class GroupTable:
             worker.port, worker.master_port = said.port, said.master_port
             self._step(worker, "ready")
 
-    def exited(self, node: Node, id: str, exit_report: ExitReport) -> None:
-        """A worker's process has ended."""
+    def exited(self, node: Node, id: str, exit_report: ExitReport, now: float) -> None:
+        """A worker's process has ended; its rank may be started again."""
         worker = self.worker_on(node, id)
         if worker is not None:
-            worker.exit = exit_report
+            group = self._of_worker[id]
+            worker.exit = self._causes.noted(group, worker, node.name, exit_report, now)
+            successor = self._restarts.ended(group, worker, now)
+            if successor is not None:  # before the end is told: nobody gets its robot in between
+                self.adopt(group, successor)
+                self.claims.take(group, successor, node, now)
             self._step(worker, "exited")
+            if successor is not None:
+                del group.workers[id], group.changed[id], self._of_worker[id]
         elif self._unseen.get(id) is not None:
             self.claims.ended(id)
 
@@ -286,6 +298,17 @@ class GroupTable:
         self._add(group, worker)
         group.changed[worker.id] = worker
         self._touched[group.key] = group
+
+    def restart_due(self, now: float) -> None:
+        """Start those again whose back-off is over."""
+        for group, worker in self._restarts.take_due(now):
+            node = self._nodes.get(worker.node_id)
+            if node is not None and node.usable:
+                self._step(worker, "restart")
+                self.start(node.id, group, [worker.spec])
+            else:
+                state = "is not there" if node is None else f"is {node.condition}"
+                self.lost(worker, f"it was to be started again, and its node {state}")
 
     def missing(self, worker: Worker, reason: str) -> None:
         """A worker's agent is there, and the worker is not."""
@@ -357,6 +380,8 @@ class GroupTable:
         for peer, id in group.waiting:
             self._emit(Answer(peer, id, Done()))
         del self._groups[group.key]
+        self._restarts.forget(group)
+        self._causes.forget(group)
         self._with_robots.pop(group.key, None)
         for worker_id in group.workers:
             del self._of_worker[worker_id]
@@ -378,7 +403,8 @@ class GroupTable:
     def next_deadline(self) -> float:
         """When `tick` has something to do, infinity for never."""
         settled = self.claims.settled if self._retry else math.inf
-        return min(self.claims.next_deadline(), self._waiting.next_deadline(), settled)
+        restarts = self._restarts.next_deadline()
+        return min(self.claims.next_deadline(), self._waiting.next_deadline(), restarts, settled)
 
     def forget_job(self, namespace: str) -> None:
         """Forget a job if it has neither groups nor members."""
@@ -407,8 +433,10 @@ class GroupTable:
     def stop_workers(self, workers: Sequence[Worker], grace_s: float, reason: str = "") -> None:
         """Stop some workers; *reason* where their owner does not want it."""
         for worker in workers:
+            if self._restarts.withdraw(worker.id):
+                worker.exit = ExitReport("stopped", reason=reason)
             self._step(worker, "stop")
-        self._send_stop(workers, grace_s, reason)
+        self._send_stop([worker for worker in workers if not worker.gone], grace_s, reason)
 
     def _stop(self, group: Group, grace_s: float, reason: str = "") -> None:
         group.stopping = True
@@ -441,7 +469,8 @@ class GroupTable:
             group = self._of_worker[worker.id]
             if worker.gone:
                 group.living.discard(worker.id)
+                self._restarts.withdraw(worker.id)
                 self._stopping_robots.get(worker.node_id, {}).pop(worker.id, None)
-                if event == "exited":
+                if event == "exited" or before is WorkerLife.RESTARTING:
                     self.claims.free(worker)
                 self._on_worker_gone(worker.id)

@@ -46,6 +46,8 @@ def of_worker(kind: EventKind, worker: Worker, node: str, text: str) -> Record:
 def of_life(worker: Worker, before: WorkerLife, node: str) -> Record | None:
     """What a step of a worker's life is; None for one that is no news."""
     if worker.life is WorkerLife.RUNNING and before is WorkerLife.STARTING:
+        if worker.spec.incarnation:
+            return of_worker("worker_restarted", worker, node, f"is up again, restart {worker.spec.incarnation}")
         return of_worker("worker_started", worker, node, "is up")
     if not worker.gone or worker.exit is None:
         return None

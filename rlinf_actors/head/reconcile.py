@@ -18,6 +18,8 @@ from rlinf_actors.wire.values import ExitReport, GroupHandle, RunningWorker, Wor
 
 NOBODY_HAS_IT = "no node had it when the head was restarted: it ended meanwhile, or its node is lost"
 
+_WITHOUT_PROCESS = (WorkerLife.GONE, WorkerLife.RESTARTING)
+
 
 class Reconciler:
     """Brings the groups in line with the agents.
@@ -46,7 +48,8 @@ class Reconciler:
         listed = {running.spec.id for running in there}
         self._groups.claims.node_is_back(node.id, listed, known, now)
         for group in self._groups.all():
-            missing = [w for w in group.workers.values() if w.node_id == node.id and not w.gone and w.id not in listed]
+            ours = [w for w in group.workers.values() if w.node_id == node.id and w.life not in _WITHOUT_PROCESS]
+            missing = [worker for worker in ours if worker.id not in listed]
             wanted = [worker for worker in missing if worker.life is WorkerLife.STARTING]
             self._groups.start(node.id, group, [worker.spec for worker in wanted])
             for worker in missing:
@@ -101,7 +104,7 @@ class Reconciler:
             self._emit(Notify(node.peer, StopWorkers([spec.id], 0.0)))  # we told its owner that it is gone
             return
         if running.exit is not None:
-            self._groups.exited(node, spec.id, running.exit)
+            self._groups.exited(node, spec.id, running.exit, now)
         elif running.endpoint is not None:
             self._groups.ready(
                 node, WorkerReady(spec.id, running.pid, running.endpoint, running.port, running.master_port)
@@ -114,7 +117,7 @@ class Reconciler:
         if group is None:
             if running.exit is not None and self._clients.ended(running.owner) is not None:
                 return False
-            group = Group(spec.namespace, spec.group, running.cls, running.owner, running.detail, inherited=True)
+            group = Group(spec.namespace, spec.group, running.cls, running.owner, running.detail)
             self._clients.adopt_token(spec.namespace, spec.token)
             self._emit(of_group("group_adopted", group, f"runs already, its agent on node {node.name} says"))
         elif running.exit is not None and any(w.spec.rank == spec.rank for w in group.workers.values()):

@@ -96,6 +96,7 @@ class Client:
     peer: bytes
     last_seen: float
     watcher: str | None = None
+    watcher_peer: bytes = b""
 
     def __str__(self) -> str:
         return f"{self.role} {self.incarnation[:8]}, process {self.pid}, namespace {self.namespace!r}"
@@ -103,7 +104,7 @@ class Client:
 
 @dataclass
 class Worker:
-    """One worker process of a group."""
+    """One worker process of a group. `exit` is how it ended, or, before, how the incarnation before it did."""
 
     spec: WorkerSpec
     node_id: str
@@ -143,6 +144,7 @@ class Worker:
             self.port,
             self.master_port,
             self.exit,
+            self.spec.incarnation,
             None if self.gone else self.pulse,
         )
 
@@ -152,7 +154,6 @@ class Group:
     """A name and its workers.
 
     `living` are the ids of those that are not gone, `waiting` the StopGroup requests to answer when there are none.
-    `inherited`: an earlier head has launched it.
     """
 
     namespace: str
@@ -166,7 +167,6 @@ class Group:
     waiting: list[tuple[bytes, int]] = field(default_factory=list)
     changed: dict[str, Worker] = field(default_factory=dict)
     stopping: bool = False
-    inherited: bool = False
 
     @property
     def key(self) -> tuple[str, str]:
@@ -193,6 +193,8 @@ class Group:
             return "stopping"
         if WorkerLife.GONE in lives:
             return "degraded"
+        if WorkerLife.RESTARTING in lives:
+            return "restarting"
         return "running" if lives == {WorkerLife.RUNNING} else "starting"
 
     def state(self, token: str) -> GroupState:

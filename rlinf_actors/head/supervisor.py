@@ -129,7 +129,7 @@ class Supervisor:
             now,
         )
         self._settling = Settling(
-            now + timing.lease_s,
+            now + timing.patience_s,
             lambda: bool(self._nodes.missing()),
             self._groups.whole,
             lambda worker_id: self._groups.namespace_of(worker_id) is not None,
@@ -173,6 +173,7 @@ class Supervisor:
             self._robots.tick(now)
             self._looks.tick(now)
         self._settle()
+        self._groups.restart_due(now)
         self._journal.tick(now, wall)
         self._groups.flush()
         self._groups.tick(now)
@@ -357,7 +358,7 @@ class Supervisor:
         elif isinstance(body, WorkerReady):
             self._guard(lambda: self._groups.ready(node, body))
         elif isinstance(body, WorkerExited):
-            self._guard(lambda: self._groups.exited(node, body.id, body.exit))
+            self._guard(lambda: self._groups.exited(node, body.id, body.exit, self._now))
         elif isinstance(body, ProcessGone):
             client = self._clients.get(body.incarnation)
             if client is not None and client.watcher == node.id:

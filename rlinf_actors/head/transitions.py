@@ -22,6 +22,7 @@ class NodeLife(str, enum.Enum):
 class WorkerLife(str, enum.Enum):
     """How a worker is; the value is what travels."""
 
+    RESTARTING = "restarting"
     STARTING = "starting"
     RUNNING = "running"
     STOPPING = "stopping"
@@ -61,6 +62,11 @@ NODE: Mapping[NodeLife, Mapping[str, NodeLife]] = {
 """A lost node does not come back: its agent comes as a new incarnation, which is a new record."""
 
 WORKER: Mapping[WorkerLife, Mapping[str, WorkerLife]] = {
+    WorkerLife.RESTARTING: {  # the next incarnation of one that failed, before its process is there
+        "restart": WorkerLife.STARTING,
+        "stop": WorkerLife.GONE,
+        "node_lost": WorkerLife.GONE,
+    },
     WorkerLife.STARTING: {
         "ready": WorkerLife.RUNNING,
         "stop": WorkerLife.STOPPING,

@@ -19,6 +19,7 @@ import contextlib
 import functools
 import logging
 import os
+import random
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -76,8 +77,7 @@ class ZmqNetwork:
         self._sockets: set[_Socket] = set()
         self.memory: Arena | None = None
         self.forked = False
-        here = weakref.ref(self)
-        os.register_at_fork(after_in_child=lambda: _note_fork(here))
+        _networks.add(self)
 
     def listener(self, on_message: OnMessage, *, max_bytes: int = -1) -> ZmqListener:
         return _open(lambda: ZmqListener(self, on_message, max_bytes))
@@ -107,11 +107,16 @@ def _open(make: Callable[[], T]) -> T:
         raise OSError(error.errno, f"cannot open a socket: {error.strerror or error}") from None
 
 
-def _note_fork(network: weakref.ref[ZmqNetwork]) -> None:
+_networks: weakref.WeakSet[ZmqNetwork] = weakref.WeakSet()
+
+
+def _note_fork() -> None:
     """In a child by os.fork: the sockets and their thread are the parent's, and using them would spin or corrupt."""
-    found = network()
-    if found is not None:
-        found.forked = True
+    for network in _networks:
+        network.forked = True
+
+
+os.register_at_fork(after_in_child=_note_fork)  # once: what is registered stays for the life of the process
 
 
 class _Socket:
@@ -396,8 +401,10 @@ class ZmqLink(_Socket):
     def __init__(self, network: ZmqNetwork, endpoint: str, identity: bytes, on_message: OnMessage) -> None:
         super().__init__(network, zmq.DEALER, on_message)
         self._socket.setsockopt(zmq.ROUTING_ID, identity)
-        self._socket.setsockopt(zmq.RECONNECT_IVL, 20)  # milliseconds; doubles up to the next
-        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        # milliseconds; doubles from the one to the other, and libzmq adds no chance then: many links that one restart
+        # closes at one moment must not all come back at one moment
+        self._socket.setsockopt(zmq.RECONNECT_IVL, random.randint(10, 30))
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, random.randint(500, 1500))
         self._socket.setsockopt(zmq.IPV6, int("[" in endpoint))
         self._endpoint = endpoint
         if faultpoints.active is not None:

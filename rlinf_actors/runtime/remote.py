@@ -21,12 +21,13 @@ from rlinf_actors.errors import (
     WorkerStartError,
 )
 from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.model.restart import rank_id
 from rlinf_actors.net.link import Network
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.work import Promise
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.endings import ending
-from rlinf_actors.wire.values import Endpoint, ExitReport, Extension, GroupState, WorkerState
+from rlinf_actors.wire.values import Endpoint, ExitReport, Extension, GroupHandle, GroupState, WorkerState
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ class Construction:
         max_concurrency: threads for a class without ``async def``; 0 for the main thread.
         decode_failure: makes the caller's exception of a Raised.
         extensions: what registers the types of the workers' hardware.
+        again: whether workers that fail are started, and constructed, again.
     """
 
     cls: str
@@ -48,6 +50,7 @@ class Construction:
     max_concurrency: int
     decode_failure: Callable[[frames.Raised, Sequence[Buffer], Peer], Exception]
     extensions: Sequence[Extension] = ()
+    again: bool = False
     constructed: set[int] = field(default_factory=set)
 
 
@@ -84,10 +87,8 @@ class RemoteGroup:
         self.name = name
         self.token = ""
         self.detail = ""
-        self.peers = [
-            Peer(network, identity, f"{name}:{rank}", rank, node, partial(self._needed, rank))
-            for rank, node in enumerate(node_names)
-        ]
+        self._new_peer = partial(Peer, network, identity)
+        self.peers = [self._peer(rank, node) for rank, node in enumerate(node_names)]
         self.states: dict[int, WorkerState] = {}
         self.ready: Promise[None] = Promise(f"group {name!r}")
         self.gone: Promise[None] = Promise(f"the end of group {name!r}")
@@ -106,17 +107,23 @@ class RemoteGroup:
         self.update(state.workers)
 
     def holds(self, state: GroupState) -> bool:
-        """Whether the head speaks of these very workers, not of a namesake's."""
-        return [peer.worker_id for peer in self.peers] == [
-            worker.id for worker in sorted(state.workers, key=lambda worker: worker.rank)
-        ]
+        """Whether the head speaks of these very workers, or later incarnations, not of a namesake's."""
+        workers = sorted(state.workers, key=lambda worker: worker.rank)
+        return [rank_id(peer.worker_id) for peer in self.peers] == [rank_id(worker.id) for worker in workers]
+
+    def handle(self) -> GroupHandle:
+        """What a head is told that has forgotten us: the workers that have not ended, as far as we know."""
+        return GroupHandle(
+            self.namespace, self.name, [state for state in self.states.values() if state.state != "gone"]
+        )
 
     def update(self, workers: Sequence[WorkerState]) -> None:
         """The head says how these workers are."""
         for worker in workers:
             if not 0 <= worker.rank < len(self.peers):
                 continue  # of an earlier or later group of this name
-            if self.peers[worker.rank].worker_id not in ("", worker.id):
+            known = self.peers[worker.rank].worker_id
+            if known not in ("", worker.id) and not self._succeed(worker):
                 continue
             before = self.states.get(worker.rank)
             if before is not None and before.state == "gone" and before.id == worker.id:
@@ -129,6 +136,24 @@ class RemoteGroup:
         self._connect()
         if len(self.states) == len(self.peers) and all(w.state == "gone" for w in self.states.values()):
             self.gone.resolve(None)
+
+    def _succeed(self, worker: WorkerState) -> bool:
+        """A rank has another worker: from now on calls are for that one. False if it is of another group, or older."""
+        old, before = self.peers[worker.rank], self.states[worker.rank]
+        if rank_id(old.worker_id) != rank_id(worker.id) or worker.restarts <= before.restarts:
+            return False
+        peer = self._peer(worker.rank, old.node)
+        peer.worker_id = worker.id
+        # first: who hears of the old one's end calls again, and is to find the new one; calls under way keep theirs
+        self.peers = [*self.peers[: worker.rank], peer, *self.peers[worker.rank + 1 :]]
+        old.fail(death(worker.exit or ExitReport("exited"), old.name, old.rank, old.node))
+        old.close()
+        if self.closing:
+            peer.fail(GroupClosedError(f"group {self.name!r} was shut down"))
+        return True
+
+    def _peer(self, rank: int, node: str) -> Peer:
+        return self._new_peer(f"{self.name}:{rank}", rank, node, partial(self._needed, rank))
 
     def fail(self, error: Exception) -> None:
         """End every call on this group, now and later. Any thread."""
@@ -201,7 +226,8 @@ class RemoteGroup:
         assert self._construction is not None
         self._construction.constructed.add(rank)
         if len(self._construction.constructed) == len(self.peers):
-            self._construction.parts = ()  # the arguments may be large, and are not needed again
+            if not self._construction.again:
+                self._construction.parts = ()  # the arguments may be large, and are not needed again
             self.ready.resolve(None)
 
     def construction_failed(self, error: Exception) -> None:

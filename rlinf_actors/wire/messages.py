@@ -331,6 +331,12 @@ class Watch(Message, frozen=True):
     pid_start: int
 
 
+class Unwatch(Message, frozen=True):
+    """Notice to an agent: that client is gone, although its process may go on. Unknown ones are ignored."""
+
+    incarnation: str
+
+
 class ProcessGone(Message, frozen=True):
     incarnation: str
 
@@ -411,8 +417,8 @@ Body = Union[
     GetNodes, Nodes, Launch, Launched, FindGroup, Handles, StopGroup, GetStatus, Status, EStop, EStopped, StopCluster,
     Done, DrainNode, Drained, GetEvents, Events, EnumerateHardware, Enumerated, LookForHardware, HardwareFound,
     StopLooking,
-    StartWorkers, StopWorkers, Watch, ProcessGone, WorkerReady, WorkerExited, WorkersHealth, LogLines, LogCredit,
-    WorkerChanged, WatchClients, ClientGone, Warn,
+    StartWorkers, StopWorkers, Watch, Unwatch, ProcessGone, WorkerReady, WorkerExited, WorkersHealth, LogLines,
+    LogCredit, WorkerChanged, WatchClients, ClientGone, Warn,
 ]  # fmt: skip
 """Every control message."""
 

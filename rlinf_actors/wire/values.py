@@ -9,6 +9,8 @@ from typing import Literal, Union
 
 import msgspec
 
+from rlinf_actors.model.restart import RestartPolicy
+
 
 class Value(msgspec.Struct, frozen=True, omit_defaults=True):
     """Base of the structs inside messages."""
@@ -154,7 +156,8 @@ class WorkerSpec(Value, frozen=True):
     configuration ask for; the agent adds its node's. `token` proves membership of the job.
     `claims` are the robots it was placed on. `numa_nodes` are those of its accelerators, -1 where unknown, if it is to
     be bound to them. `memory_limit` is in bytes, `pids_limit` in processes and threads, both for it and all that it
-    starts; with `limits_best_effort` it starts also where they cannot hold.
+    starts; with `limits_best_effort` it starts also where they cannot hold. `incarnation` counts the restarts of its
+    rank.
     """
 
     id: str
@@ -178,6 +181,8 @@ class WorkerSpec(Value, frozen=True):
     memory_limit: Union[int, None] = None
     pids_limit: Union[int, None] = None
     limits_best_effort: bool = False
+    restart: Union[RestartPolicy, None] = None
+    incarnation: int = 0
 
 
 class Endpoint(Value, frozen=True):
@@ -223,8 +228,9 @@ class WorkerPulse(Value, frozen=True):
 
 
 class WorkerState(Value, frozen=True):
-    """One worker of a group as the head sees it. `state`: starting, running, stopping, gone. `pulse` is set while it
-    does not answer, or has been in one call for long: it lives all the same.
+    """One worker of a group as the head sees it. `state`: restarting, starting, running, stopping, gone. `restarts`
+    counts those of its rank; `exit` is how it ended, or how the incarnation before it did. `pulse` is
+    set while it does not answer, or has been in one call for long: it lives all the same.
     """
 
     id: str
@@ -237,6 +243,7 @@ class WorkerState(Value, frozen=True):
     port: int = 0
     master_port: int = 0
     exit: Union[ExitReport, None] = None
+    restarts: int = 0
     pulse: Union[WorkerPulse, None] = None
 
 

@@ -12,7 +12,7 @@ import collections
 import inspect
 import queue
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
 from rlinf_actors.net.loop import new_event_loop
@@ -43,6 +43,9 @@ class Executor(Protocol):
 
     def idle(self) -> bool:
         """Whether nothing waits behind what is running: then an answer is worth sending at once."""
+
+    def begin(self, make: Callable[[], Any]) -> Any:
+        """What *make* returns, or, where that is awaitable, what it gives. Main thread, before `serve`."""
 
     def serve(self, instance: Any) -> None:
         """Run calls on the main thread, for ever."""
@@ -76,6 +79,9 @@ class SerialExecutor:
 
     def idle(self) -> bool:
         return self._queue.empty()
+
+    def begin(self, make: Callable[[], Any]) -> Any:
+        return make()
 
     def serve(self, instance: Any) -> None:
         get = self._queue.get
@@ -139,11 +145,12 @@ class LoopExecutor:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
 
-    def construct(self, make: Any) -> Any:
-        """Run a plain function with the loop running, so that a constructor may make tasks and futures."""
+    def begin(self, make: Callable[[], Any]) -> Any:
+        """With the loop running, so that a constructor may make tasks and futures."""
 
         async def call() -> Any:
-            return make()
+            made = make()
+            return await made if inspect.iscoroutine(made) else made
 
         asyncio.set_event_loop(self._loop)
         return self._loop.run_until_complete(call())

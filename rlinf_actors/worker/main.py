@@ -148,7 +148,11 @@ def _serve(context: worker_context.WorkerContext, server: WorkerServer) -> None:
     server.constructing()
     try:
         executor, instance = _construct(context, creation)
-    except BaseException as error:  # noqa: BLE001 - the owner is told, and ends us
+        if context.spec.incarnation:
+            executor.begin(instance.on_restart)
+    except BaseException as error:  # the owner is told, and ends us
+        if context.spec.incarnation:
+            raise  # one more failure of this rank: whether there is another restart is the head's to say
         kind = "start" if isinstance(error, WorkerStartError) else "raised"
         server.refuse(error)
         server.answer(creation.peer, *failure.encode(creation.frame.id, error, kind))
@@ -200,11 +204,10 @@ def _construct(context: worker_context.WorkerContext, creation: Creation) -> tup
         raise WorkerStartError(str(error)) from None
     gc.enable()
     threads = creation.frame.max_concurrency
+    executor: Executor = ThreadsExecutor(threads) if threads > 1 else SerialExecutor()
     if uses_event_loop(cls, Worker):
-        loop_executor = LoopExecutor(threads)
-        return loop_executor, loop_executor.construct(lambda: cls(*args, **kwargs))
-    executor = ThreadsExecutor(threads) if threads > 1 else SerialExecutor()
-    return executor, cls(*args, **kwargs)
+        executor = LoopExecutor(threads)
+    return executor, executor.begin(lambda: cls(*args, **kwargs))
 
 
 def _import_class(reference: str, where: str) -> Any:

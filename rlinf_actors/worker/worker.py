@@ -271,6 +271,19 @@ class Worker(Messaging, Channels):
         it has ended. So the robot's controller needs a watchdog of its own.
         """
 
+    @property
+    def restart_count(self) -> int:
+        """How often this rank was started again: 0 in the first worker, 1 in the one that took its place, ..."""
+        return self._context.spec.incarnation if self._context else 0
+
+    def on_restart(self) -> Any:
+        """Called in a worker that takes the place of one that failed, before its first call; see RestartPolicy.
+
+        The constructor has run, with the arguments of the first one. What the other one had in memory is gone: load
+        a checkpoint, or reset what it drives, here. May be a plain ``def`` or an ``async def``, without arguments. What
+        it raises ends this worker too, which counts as a failure.
+        """
+
     def _connected(self, what: str) -> worker_context.WorkerContext:
         if self._context is None:
             raise UsageError(f"{what} needs a worker of a group; {self._worker_name} is a child process of one")

@@ -21,6 +21,7 @@ from rlinf_actors.wire.messages import (
     Status,
     StopCluster,
     StopWorkers,
+    Unwatch,
     Watch,
     Welcome,
 )
@@ -142,6 +143,15 @@ def test_a_driver_on_a_nodes_host_is_watched_and_may_be_silent():
     assert kit.clients() == 1
     kit.tell("a:n0", ProcessGone("d1"))
     assert kit.clients() == 0
+
+
+def test_a_driver_that_says_goodbye_is_watched_no_more():
+    """Its process may go on, and come back as another client a thousand times."""
+    kit = HeadKit()
+    kit.node("n0")
+    kit.driver(host="host-n0")
+    kit.tell("d1", Goodbye())
+    assert kit.sent(Unwatch, "a:n0") == [Unwatch("d1")]
 
 
 def test_only_the_watcher_may_say_that_a_process_is_gone():

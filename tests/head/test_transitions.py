@@ -36,6 +36,9 @@ NODE_ROWS = {
     (N.DRAINING, "replaced"): N.LOST,
 }
 WORKER_ROWS = {
+    (W.RESTARTING, "restart"): W.STARTING,
+    (W.RESTARTING, "stop"): W.GONE,
+    (W.RESTARTING, "node_lost"): W.GONE,
     (W.STARTING, "ready"): W.RUNNING,
     (W.STARTING, "stop"): W.STOPPING,
     (W.STARTING, "exited"): W.GONE,
@@ -50,7 +53,7 @@ WORKER_ROWS = {
     (W.STOPPING, "node_lost"): W.GONE,
 }
 NODE_EVENTS = ["hello", "heard", "silent", "drain", "undrain", "expired", "left", "replaced"]
-WORKER_EVENTS = ["ready", "stop", "exited", "node_lost"]
+WORKER_EVENTS = ["restart", "ready", "stop", "exited", "node_lost"]
 
 
 @pytest.mark.parametrize(

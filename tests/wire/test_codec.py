@@ -43,6 +43,7 @@ BODIES = [
     m.StartWorkers([SPEC], "o"),
     m.StopWorkers(["w-0"], 1.0),
     m.Watch("inc", 1, 2),
+    m.Unwatch("inc"),
     m.ProcessGone("inc"),
     m.WorkerReady("w-0", 7, m.Endpoint("key")),
     m.WorkerExited("w-0", m.ExitReport("signalled", None, 9, "yes", ["oops"])),

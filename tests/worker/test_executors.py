@@ -283,7 +283,7 @@ class TestLoop:
             async def result(self):
                 return await self.task
 
-        instance = executor.construct(Makes)
+        instance = executor.begin(Makes)
         served = worker_kit.Served(executor, instance)
         assert served.run("result") == 7
         served.close()

@@ -1,0 +1,210 @@
+"""What `rlinf-actors doctor` looks at: this machine, this user, this environment. Changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import fcntl
+import importlib.metadata
+import os
+import resource
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from rlinf_actors import procfs
+from rlinf_actors.cgroups.roots import Roots, find
+from rlinf_actors.cgroups.worker import leftovers
+from rlinf_actors.cli.checks import Directory, Machine, Process
+from rlinf_actors.cli.session import PARENTS, fetch_status
+from rlinf_actors.compat import tomllib
+from rlinf_actors.errors import ConfigError, RlinfActorsError
+from rlinf_actors.hardware.probe import run_probe
+from rlinf_actors.net.address import endpoint_of
+from rlinf_actors.net.host import route_ip
+from rlinf_actors.settings import HEAD, Settings
+from rlinf_actors.version import VERSION
+
+_DISTRIBUTIONS = {
+    "zmq": "pyzmq",
+    "msgspec": "msgspec",
+    "cloudpickle": "cloudpickle",
+    "uvloop": "uvloop",
+    "torch": "torch",
+}
+_CONFIG = "/etc/rlinf-actors/agentd.toml"
+_TIME_ERROR = 5
+"""What adjtimex(2) returns while nothing synchronizes the clock."""
+
+
+def look(settings: Settings, head: str | None = None) -> Machine:
+    """Look at everything. Blocks, for as long as vendors' libraries and the head may take (about 15 s at most)."""
+    report = asyncio.run(run_probe())
+    cgroups, cgroup_error = _cgroups(settings)
+    endpoint = head or settings.head or ""
+    head_version, head_error = _ask(endpoint, settings) if endpoint else ("", "")
+    return Machine(
+        user=os.getuid(),
+        python=sys.version_info[:3],
+        interpreter=sys.executable,
+        modules={name: _version(package) for name, package in _DISTRIBUTIONS.items()},
+        run_parent=directory(settings.run_dir or tempfile.gettempdir()),
+        shm=_shm("/dev/shm"),
+        memfd=_memfd(),
+        peers=_peers(),
+        files=resource.getrlimit(resource.RLIMIT_NOFILE),
+        memlock=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
+        cgroups=cgroups,
+        cgroup_error=cgroup_error,
+        clock_synchronized=_synchronized(),
+        head=endpoint,
+        head_error=head_error,
+        head_version=head_version,
+        version=VERSION,
+        accelerators={one.type: len(one.infos) for one in report.resources},
+        faults=report.faults,
+        stale=stale_run_dirs(settings),
+        processes=processes(),
+        stale_cgroups=[cgroup.directories[0] for cgroup in leftovers(cgroups)],
+    )
+
+
+def directory(path: str) -> Directory:
+    """What can be done in a directory: nothing is made in it."""
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        return Directory(path, error=error.strerror or str(error))
+    writable = os.access(path, os.W_OK | os.X_OK)
+    return Directory(path, stat.S_IMODE(found.st_mode), found.st_uid, "" if writable else "permission denied")
+
+
+def stale_run_dirs(settings: Settings, parents: Iterable[str] = PARENTS) -> list[str]:
+    """Run directories of this user that nothing uses: no agentd holds their lock, no template comes from them."""
+    parents = dict.fromkeys([settings.run_dir, *parents] if settings.run_dir else parents)
+    commands = [_command(pid) for pid in procfs.pids()]
+    found = []
+    for path in sorted({os.path.realpath(lock.parent) for one in parents for lock in Path(one).glob("rlinf-*/lock")}):
+        with contextlib.suppress(OSError):
+            if os.stat(path).st_uid == os.getuid() and not _locked(f"{path}/lock"):
+                used = any(path in command for command in commands)
+                if not used and (os.path.exists(f"{path}/head") or any(os.scandir(f"{path}/w"))):
+                    found.append(path)
+    return found
+
+
+def processes() -> list[Process]:
+    """Templates and workers of this user, with what workers started."""
+    marks = {pid: mark for pid in procfs.pids() if (mark := procfs.mark_of(pid)) is not None}
+    stats = {pid: at for pid in marks if (at := procfs.stat(pid)) is not None and at.state not in "ZX"}
+    templates = {pid for pid in stats if not marks[pid].strip("-")}
+    found = []
+    for pid, about in sorted(stats.items()):
+        if pid in templates:
+            orphan = "agentd" not in _command(about.parent)
+            found.append(Process(pid, "template", _command(pid)[:60], orphan))
+        else:
+            found.append(Process(pid, "worker", _command(pid)[:60], templates.isdisjoint(_ancestors(pid))))
+    return found
+
+
+def _ancestors(pid: int) -> Iterable[int]:
+    while pid > 1 and (found := procfs.stat(pid)) is not None:
+        pid = found.parent
+        yield pid
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _locked(path: str) -> bool:
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _shm(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return None
+    return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+
+
+def _memfd() -> str:
+    try:
+        fd = os.memfd_create("doctor", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+    except OSError as error:
+        return error.strerror or str(error)
+    try:
+        os.posix_fallocate(fd, 0, 1 << 20)
+    except OSError as error:
+        return error.strerror or str(error)
+    finally:
+        os.close(fd)
+    return ""
+
+
+def _peers() -> str:
+    """Have a child open what we have, as workers open one another's memory."""
+    fd = os.memfd_create("doctor", os.MFD_CLOEXEC)
+    try:
+        code = f"open('/proc/{os.getpid()}/fd/{fd}', 'r+b').close()"
+        done = subprocess.run(
+            [sys.executable, "-S", "-c", code], capture_output=True, text=True, check=False, timeout=30
+        )
+    finally:
+        os.close(fd)
+    return done.stderr.strip().splitlines()[-1] if done.returncode else ""
+
+
+def _synchronized() -> bool | None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    state = int(libc.adjtimex(ctypes.create_string_buffer(512)))  # no mode is set: it only reads
+    return None if state < 0 else state != _TIME_ERROR
+
+
+def _cgroups(settings: Settings) -> tuple[Roots, str]:
+    """As agentd would find them, with what its configuration says."""
+    try:
+        tables = tomllib.loads(Path(settings.config_file or _CONFIG).read_text())
+        wanted = str(tables["workers"]["cgroup"])
+    except (OSError, KeyError, TypeError, tomllib.TOMLDecodeError, UnicodeDecodeError):
+        wanted = "auto"  # without a file; what is wrong with one, agentd --check-config says
+    try:
+        return find(wanted), ""
+    except ValueError as error:
+        return Roots(), str(error)
+
+
+def _ask(endpoint: str, settings: Settings) -> tuple[str, str]:
+    """The version of the head, or what is wrong."""
+    try:
+        full = endpoint if "://" in endpoint else endpoint_of(endpoint, HEAD)
+        if full.startswith("tcp://"):
+            route_ip(full[6:].rpartition(":")[0].strip("[]"))
+        return fetch_status(full, settings).version, ""
+    except OSError as error:
+        return "", f"there is no route to it: {error.strerror or error}"
+    except (ConfigError, RlinfActorsError) as error:
+        return "", str(error)

@@ -1,0 +1,167 @@
+"""`rlinf-actors doctor` on this machine, and what it thinks of made-up ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from rlinf_actors.cgroups.roots import Roots
+from rlinf_actors.cli import app, checks, doctor
+from rlinf_actors.cli.checks import Directory, Finding, Machine, Process, diagnose
+from rlinf_actors.cli.machine import directory, look, processes, stale_run_dirs
+from rlinf_actors.settings import WORKER_MARK, Settings
+
+GOOD = Machine(
+    user=1000,
+    python=(3, 11, 7),
+    interpreter="/venv/bin/python",
+    modules={"zmq": "27", "msgspec": "0.20", "cloudpickle": "3", "uvloop": "0.22", "torch": "2.9"},
+    run_parent=Directory("/tmp", 0o1777),
+    shm=(8 << 30, 8 << 30),
+    memfd="",
+    peers="",
+    files=(1024, 65536),
+    memlock=-1,
+    cgroups=Roots("/sys/fs/cgroup/w", ("memory", "pids")),
+    clock_synchronized=True,
+    head="10.0.0.1:6380",
+    head_version="1.0",
+    version="1.0",
+)
+
+
+def test_a_good_machine_passes_everything():
+    findings = diagnose(GOOD)
+    assert [f for f in findings if f.status != "pass" or f.fix] == []
+    assert len({f.check for f in findings}) == len(findings)
+
+
+@pytest.mark.parametrize(
+    ("change", "check", "status", "text", "fix"),
+    [
+        ({"python": (3, 9, 1)}, "python", "fail", "3.9.1", "newer Python"),
+        ({"modules": {**GOOD.modules, "zmq": None}}, "zmq", "fail", "not installed", "python -m pip install pyzmq"),
+        ({"modules": {**GOOD.modules, "uvloop": None}}, "uvloop", "warn", "slower", "pip install uvloop"),
+        ({"modules": {**GOOD.modules, "torch": None}}, "torch", "pass", "only workers that use it", ""),
+        ({"run_parent": Directory("/gone")}, "run_dir", "fail", "does not exist", "mkdir -m 700 /gone"),
+        ({"run_parent": Directory("/x", 0o755, 0, "permission denied")}, "run_dir", "fail", "denied", "chown 1000 /x"),
+        ({"run_parent": Directory("/x", 0o777)}, "run_dir", "warn", "others can rename", "chmod"),
+        ({"run_parent": Directory("/" + 70 * "x", 0o700)}, "run_dir", "warn", "71 bytes long", "RLINF_ACTORS_RUN_DIR"),
+        ({"memfd": "Cannot allocate memory"}, "shared_memory", "warn", "Cannot allocate", "memory limit"),
+        ({"peers": "PermissionError: …"}, "shared_memory", "warn", "one another's memory", "SYS_PTRACE"),
+        ({"shm": None}, "dev_shm", "warn", "no /dev/shm", "mount -t tmpfs"),
+        ({"shm": (1 << 20, 1 << 20)}, "dev_shm", "warn", "1 MiB of 1 MiB", "remount,size=8G"),
+        ({"files": (64, 128)}, "open_files", "fail", "at most 128", "ulimit -Hn 65536"),
+        ({"files": (256, 1024)}, "open_files", "warn", "about 137 workers", "LimitNOFILE"),
+        ({"memlock": 65536, "accelerators": {"NV_GPU": 8}}, "locked_memory", "warn", "RDMA", "ulimit -l unlimited"),
+        ({"cgroups": Roots(why={"cgroup": "this", "memory": "m", "pids": "p"})}, "cgroup", "warn", "outlive", "this"),
+        ({"cgroups": Roots("/w", ("pids",), why={"memory": "that"})}, "memory_limit", "warn", "cannot hold", "that"),
+        ({"cgroup_error": "is '/x', which is no directory"}, "cgroup", "fail", "no directory", "agentd.toml"),
+        ({"clock_synchronized": False}, "clock", "warn", "not synchronized", "set-ntp"),
+        ({"head_error": "no answer in 5 s"}, "head", "fail", "no answer", "agentd --head --listen 10.0.0.1:6380"),
+        ({"head_version": "0.9"}, "head", "warn", "version 0.9, this is 1.0", "rlinf-actors==0.9"),
+        ({"head": ""}, "head", "pass", "private cluster", ""),
+        ({"faults": ["NVML: driver mismatch"]}, "accelerators", "warn", "driver mismatch", "hw scan"),
+        ({"stale": ["/tmp/rlinf-a"]}, "leftover_run_dir", "warn", "no agentd uses", "rm -r /tmp/rlinf-a"),
+        ({"processes": [Process(7, "worker", "py", True)]}, "leftover_process", "warn", "its template", "kill -9 7"),
+        ({"processes": [Process(7, "worker", "python", False)]}, "leftovers", "pass", "nothing is left", ""),
+        ({"stale_cgroups": ["/cg/w"]}, "leftover_cgroup", "warn", "is gone", "echo 1 > /cg/w/cgroup.kill; rmdir /cg/w"),
+    ],
+)  # fmt: skip
+def test_each_trouble_comes_with_its_fix(change, check, status, text, fix):
+    found = [f for f in diagnose(dataclasses.replace(GOOD, **change)) if f.check == check]
+    (finding,) = found
+    assert finding.status == status
+    assert text in finding.text
+    assert fix in finding.fix if fix else not finding.fix
+
+
+def test_everything_that_is_no_pass_says_what_to_do():
+    bad = Machine(
+        user=1, python=(3, 11, 0), interpreter="p", modules={}, run_parent=Directory("/gone"), shm=None, memfd="no",
+        peers="", files=(10, 10), memlock=1, cgroups=Roots(why=dict.fromkeys(("cgroup", "memory", "pids"), "w")),
+        clock_synchronized=False, head="h:1", head_error="silent", faults=["f"], accelerators={"NV_GPU": 1},
+        stale=["/s"], stale_cgroups=["/c"],
+    )  # fmt: skip
+    assert [f for f in diagnose(bad) if f.status != "pass" and not f.fix] == []
+
+
+def test_this_machine(rlinf_leak_check):
+    machine = look(Settings())
+    assert machine.modules["zmq"]
+    assert machine.memfd == machine.peers == ""
+    assert {f.check for f in diagnose(machine)} >= {"python", "run_dir", "open_files", "cgroup", "memory_limit", "head"}
+    assert directory("/proc/nowhere").mode is None
+
+
+@pytest.mark.live
+def test_a_head_that_is_out_of_reach_fails(rlinf_leak_check, monkeypatch):
+    monkeypatch.setattr("rlinf_actors.cli.session.TIMEOUT_S", 0.2)
+    machine = look(Settings(), "127.0.0.1:1")
+    (finding,) = checks.head(machine)
+    assert finding.status == "fail"
+    assert "did not answer" in finding.text
+
+
+@pytest.mark.live
+def test_a_head_that_answers(local_cluster):
+    (finding,) = checks.head(look(Settings(), local_cluster(1).head))
+    assert finding.status == "pass", finding
+
+
+def test_json_and_exit_code(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "look", lambda settings, head: dataclasses.replace(GOOD, files=(1, 1)))
+    assert app.run(["doctor", "--json"]) == 1
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["fail"] == 1
+    assert set(shown["findings"][0]) == {"check", "status", "text", "fix"}
+    monkeypatch.setattr(doctor, "look", lambda settings, head: dataclasses.replace(GOOD, shm=None))
+    assert app.run(["doctor"]) == 0
+    assert "WARN  dev_shm" in (out := capsys.readouterr().out)
+    assert "fix: mount -t tmpfs" in out
+
+
+def test_run_directories_that_nothing_uses(tmp_path):
+    for name in ("rlinf-used", "rlinf-stale", "rlinf-clean"):
+        (tmp_path / name / "w").mkdir(parents=True)
+        (tmp_path / name / "lock").touch()
+        if name != "rlinf-clean":
+            (tmp_path / name / "head").touch()
+    lock = os.open(tmp_path / "rlinf-used/lock", os.O_RDWR)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    assert stale_run_dirs(Settings(run_dir=str(tmp_path)), ()) == [str(tmp_path / "rlinf-stale")]
+    os.close(lock)
+
+
+def test_a_worker_without_its_template_is_an_orphan():
+    env = {**os.environ, WORKER_MARK: "abc-0"}
+    orphan = subprocess.Popen(["sleep", "1000"], env=env)
+    template = subprocess.Popen(
+        [sys.executable, "-c", "import os, subprocess; os.environ['RLINF_ACTORS_WORKER'] = 'abc-1';"
+         "p = subprocess.Popen(['sleep', '1000']); print(p.pid, flush=True); p.wait()"],
+        env={**os.environ, WORKER_MARK: "-" * 128}, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert template.stdout is not None
+    worker = int(template.stdout.readline())
+    try:
+        found = {process.pid: process for process in processes()}
+        assert found[orphan.pid].orphan
+        assert not found[worker].orphan
+        assert found[template.pid].kind == "template"
+        assert found[template.pid].orphan, "pytest is no agentd"
+    finally:
+        os.kill(worker, signal.SIGKILL)
+        for process in (orphan, template):
+            process.kill()
+            process.communicate()
+
+
+def test_counts():
+    assert doctor.counts([Finding("a", "warn", "")]) == {"pass": 0, "warn": 1, "fail": 0}

@@ -1,0 +1,10 @@
+from pathlib import Path
+
+import pytest
+
+
+def pytest_collection_modifyitems(config, items):
+    """The usual timeout is for the short form."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.timeout(20 + 3 * config.option.cycles))

@@ -1,0 +1,100 @@
+"""What processes hold, before and after many starts and stops."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlinf_actors import Worker, procfs
+from rlinf_actors.cgroups.roots import PARENT, find
+
+RSS_MIB = 5
+"""How much more resident memory a process may have after any number of cycles; see docs/performance.md."""
+
+
+class Small(Worker):
+    """A worker with something of each kind: a call's result, a large one, a child process that it leaves behind."""
+
+    def work(self, leave: bool) -> tuple[int, int]:
+        if leave and os.fork() == 0:
+            os.setsid()
+            os.execvp("sleep", ["sleep", "1000"])
+        return os.getpid(), self.world_size if hasattr(self, "world_size") else 1
+
+    def big(self) -> bytes:
+        return bytes(300_000)
+
+
+@dataclass(frozen=True)
+class Held:
+    """Of one process, or of the machine where *rss_kib* is 0."""
+
+    name: str
+    fds: tuple[str, ...]
+    threads: int
+    children: tuple[str, ...]
+    rss_kib: int
+
+
+def held(name: str, pid: int) -> Held:
+    """What a process holds now."""
+    gc.collect()
+    fds = []
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            fds.append(_kind(os.readlink(f"/proc/{pid}/fd/{fd}")))
+        except FileNotFoundError:  # the listing's own
+            continue
+    children = [f"{stat.state} {_command(child)}" for child in procfs.children(pid) if (stat := procfs.stat(child))]
+    resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024
+    return Held(name, tuple(sorted(fds)), len(os.listdir(f"/proc/{pid}/task")), tuple(sorted(children)), resident)
+
+
+def template_of(agent: int) -> int:
+    """Pid of the one template of an agentd."""
+    (template,) = [pid for pid in procfs.children(agent) if _command(pid) == "rlinf-template"]
+    return template
+
+
+def files(run_dir: str, template: int) -> list[str]:
+    """What there is in a run directory, but for logs, and of cgroups of a template's workers."""
+    found = [str(path) for path in Path(run_dir).rglob("*") if "logs" not in path.parts]
+    for root in find().directories():
+        found += [str(path) for path in Path(root, PARENT).glob(f"*.{template}.*")]
+    return sorted(found)
+
+
+def check(before: Iterable[Held], after: Iterable[Held], cycles: int) -> None:
+    """Nothing more than before; prints what there is, for those who want figures (pytest -s)."""
+    problems = []
+    for old, new in zip(before, after, strict=True):
+        grown = (new.rss_kib - old.rss_kib) / 1024
+        print(
+            f"{new.name}: {cycles} cycles, {len(new.fds)} fds, {new.threads} threads, "
+            f"RSS {old.rss_kib / 1024:.1f} -> {new.rss_kib / 1024:.1f} MiB"
+        )
+        if new.threads != old.threads:
+            problems.append(f"{new.name}: {old.threads} threads became {new.threads}")
+        for what, was, now in (("fds", old.fds, new.fds), ("children", old.children, new.children)):
+            if was != now:
+                problems.append(
+                    f"{new.name}: {what}: new {Counter(now) - Counter(was)}, gone {Counter(was) - Counter(now)}"
+                )
+        if grown > RSS_MIB:
+            problems.append(f"{new.name} has grown by {grown:.1f} MiB")
+    assert problems == []
+
+
+def _kind(link: str) -> str:
+    return link.split(":[")[0]
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return "gone"

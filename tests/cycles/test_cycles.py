@@ -1,0 +1,84 @@
+"""Many starts and stops leave every process as it was. `--cycles 1000` is the long form."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from cycle_kit import Small, check, files, held, template_of
+
+from rlinf_actors import Cluster, NodePlacementStrategy
+from rlinf_actors.testing import LocalCluster
+
+pytestmark = pytest.mark.live
+
+WARM_UP = 5
+"""Cycles before the first look: caches and pools are filled by then."""
+
+
+@pytest.fixture
+def cycles(request):
+    return request.config.option.cycles
+
+
+def once(cluster, n):
+    """A group's life, and on every third one an end that is not orderly."""
+    group = Small.create_group().launch(cluster, NodePlacementStrategy([0, 0]), name=f"group-{n}")
+    pids = [pid for pid, _ in group.work(n % 2 == 0).wait()]
+    assert len(group.big().wait()) == len(pids) == 2
+    if n % 3 == 0:
+        os.kill(pids[0], 9)
+    group.shutdown()
+
+
+def test_groups_of_one_driver(rlinf_leak_check, cycles):
+    with Cluster(num_nodes=1) as cluster:
+        agent = cluster._daemon._process.pid
+
+        def look():
+            pids = {"driver": os.getpid(), "agentd and head": agent, "template": template_of(agent)}
+            return [held(name, pid) for name, pid in pids.items()], files(cluster._daemon.run_dir, pids["template"])
+
+        for n in range(WARM_UP):
+            once(cluster, n)
+        before, there = look()
+        for n in range(WARM_UP, WARM_UP + cycles):
+            once(cluster, n)
+        after, left = look()
+        assert left == there
+        check(before, after, cycles)
+
+
+def test_drivers_of_one_cluster(rlinf_leak_check, cycles):
+    with LocalCluster(1) as local:
+        agent = local.nodes[0].pid
+
+        def look():
+            pids = {"driver": os.getpid(), "agentd and head": agent, "template": template_of(agent)}
+            return [held(name, pid) for name, pid in pids.items()], files(local.nodes[0].run_dir, pids["template"])
+
+        def life(n):
+            with Cluster(num_nodes=1, head=local.head) as cluster:
+                once(cluster, n)
+
+        for n in range(WARM_UP):
+            life(n)
+        before, there = look()
+        for n in range(WARM_UP, WARM_UP + cycles):
+            life(n)
+        after, left = look()
+        assert left == there
+        check(before, after, cycles)
+
+
+def test_clusters_of_one_process(rlinf_leak_check, cycles):
+    def life(n):
+        with Cluster(num_nodes=1) as cluster:
+            once(cluster, n)
+
+    for n in range(WARM_UP):
+        life(n)
+    before = held("driver", os.getpid())
+    for n in range(WARM_UP, WARM_UP + max(1, cycles // 3)):
+        life(n)
+    check([before], [held("driver", os.getpid())], cycles // 3)

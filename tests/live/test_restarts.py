@@ -1,0 +1,177 @@
+"""Workers that failed and are started again, under their rank."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import live_workers as lw
+import pytest
+from restart_workers import AsyncMortal, Mortal
+
+from rlinf_actors import (
+    GroupClosedError,
+    PeerDiedError,
+    RestartPolicy,
+    WorkerDiedError,
+)
+
+pytestmark = pytest.mark.live
+
+AT_ONCE = RestartPolicy.on_failure(max_restarts=3, within_s=300, backoff_s=0)
+SOON = RestartPolicy.on_failure(max_restarts=3, within_s=300, backoff_s=0.3)
+LATER = RestartPolicy.on_failure(backoff_s=300, backoff_max_s=300)
+
+
+def kill(group, rank=0):
+    """kill -9 of a rank; returns when the caller of a call in flight was told."""
+    view = group.execute_on(rank)
+    pid = view.pid().wait()[0]
+    under_way = view.block()
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(WorkerDiedError) as caught:
+        under_way.wait()
+    assert caught.value.signal == signal.SIGKILL
+    return pid
+
+
+def last_error(method):
+    """Call until the rank is gone for good, and raise what the last call raised."""
+    while True:
+        try:
+            method().wait()
+        except WorkerDiedError as error:
+            if "is not again" in str(error):
+                raise
+
+
+@pytest.mark.parametrize("policy", [AT_ONCE, SOON], ids=["at once", "after a while"])
+def test_calls_in_flight_fail_and_later_ones_reach_the_new_worker(cluster, policy):
+    group = lw.many(cluster, Mortal, 2, restart=policy)
+    view = group.execute_on(1)
+    method, tell = view.tell, group.tell
+    assert tell("a").wait() == [["constructed", "a"]] * 2
+    old = kill(group, 1)
+    assert tell("b").wait() == [["constructed", "a", "b"], ["constructed", "restarted 1", "b"]]
+    assert method("c").wait()[0][-1] == "c"
+    assert view.tell("d").wait()[0][-1] == "d"
+    assert group.worker_info_list[1].worker.pid().wait()[0] != old
+
+
+def test_an_exit_code_is_a_failure_and_zero_is_not(cluster):
+    group = lw.many(cluster, Mortal, 2, restart=AT_ONCE)
+    with pytest.raises(WorkerDiedError, match="exited with code 3"):
+        group.execute_on(0).leave(3).wait()
+    assert group.execute_on(0).tell("x").wait() == [["constructed", "restarted 1", "x"]]
+    with pytest.raises(WorkerDiedError, match="exited with code 0"):
+        group.execute_on(1).leave(0).wait()
+    with pytest.raises(WorkerDiedError, match="exited with code 0"):
+        group.execute_on(1).pid().wait()
+
+
+def test_it_gives_up_and_says_why(cluster):
+    group = lw.many(cluster, Mortal, 1, restart=RestartPolicy.on_failure(max_restarts=2, within_s=300, backoff_s=0))
+    for _ in range(2):
+        kill(group)
+    pid = group.pid().wait()[0]
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(WorkerDiedError, match="it was restarted 2 times within 300 s, and is not again"):
+        last_error(group.pid)
+    group.control.group.gone.wait(10)
+
+
+def test_a_constructor_that_fails_again_counts(cluster):
+    group = lw.many(cluster, Mortal, 1, "", 1, restart=AT_ONCE)
+    kill(group)
+    with pytest.raises(WorkerDiedError, match="restarted 3 times") as caught:
+        last_error(group.pid)
+    assert "ValueError: the checkpoint of incarnation 3 is broken" in "\n".join(caught.value.stderr_tail)
+
+
+def test_a_group_that_never_came_up_is_not_restarted(cluster):
+    group = lw.many(cluster, Mortal, 1, "", 0, restart=AT_ONCE)
+    with pytest.raises(ValueError, match="incarnation 0 is broken"):
+        group.wait_ready()
+    group.control.group.gone.wait(10)
+
+
+async def test_in_asyncio_with_an_async_hook(cluster):
+    group = await lw.many(cluster, AsyncMortal, 1, restart=SOON)
+    (pid,) = await group.pid()
+    numbers = aiter(group.numbers())
+    await anext(numbers)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(WorkerDiedError):
+        await _last(numbers)
+    assert await group.state() == [(1, True)]
+
+
+def test_shutdown_ends_who_waits_for_a_restart(cluster):
+    group = lw.many(cluster, Mortal, 2, restart=LATER)
+    kill(group, 1)
+    waiting = group.execute_on(1).pid()
+    group.shutdown()
+    with pytest.raises(GroupClosedError):
+        waiting.wait()
+    again = lw.many(cluster, Mortal, 1)
+    assert again.tell("x").wait() == [["constructed", "x"]]
+
+
+def test_a_deadline_ends_a_call_that_waits_for_a_restart(cluster):
+    group = lw.many(cluster, Mortal, 1, restart=LATER)
+    kill(group)
+    with pytest.raises(TimeoutError):
+        group.with_timeout(0.2).pid().wait()
+
+
+def test_a_handle_in_another_worker_reaches_the_new_one(cluster):
+    group = lw.many(cluster, Mortal, 1, name="mortal", restart=SOON)
+    other = lw.many(cluster, Mortal, 1, name="asker")
+    assert other.ask_other("mortal", "a").wait() == [["constructed", "a"]]
+    kill(group)
+    group.pid().wait()
+    found = other.ask_other("mortal", "b").wait()[0]
+    assert found[:2] == ["constructed", "restarted 1"]
+
+
+def test_messages_from_and_to_a_new_worker(cluster, tmp_path):
+    os.mkfifo(tmp_path / "taking")
+    group = lw.many(cluster, Mortal, 2, str(tmp_path), restart=SOON)
+    first, second = group.execute_on(0), group.execute_on(1)
+    for value in ("a", "b"):
+        sent, taken = first.give(value, 1), second.take(0)
+        assert (sent.wait(), taken.wait()) == ([None], [value])
+    waiting = second.outcome_of_take(0)
+    pid = first.pid().wait()[0]
+    (tmp_path / "taking").read_bytes()  # a fifo: when the other end is opened, it is about to receive
+    os.kill(pid, signal.SIGKILL)
+    assert waiting.wait() == [PeerDiedError.__name__]
+    sent, taken = first.give("c", 1), second.take(0)
+    assert taken.wait() == ["c"]
+    assert sent.wait() == [None]
+    sent, taken = second.give("d", 0), first.take(1)
+    assert (sent.wait(), taken.wait()) == ([None], ["d"])
+
+
+def test_a_new_rank_0_and_its_master_port(cluster):
+    group = lw.many(cluster, Mortal, 2, restart=SOON)
+    before = group.environ("MASTER_PORT").wait()
+    assert before[0] == before[1] != "0"
+    kill(group, 0)
+    now = group.environ("MASTER_PORT").wait()
+    assert now[0] != before[0]
+    assert now[1] == before[1]
+    kill(group, 1)
+    assert group.environ("MASTER_PORT").wait() == [now[0], now[0]]
+
+
+def test_who_ended_first_is_in_the_error_of_the_next(cluster):
+    group = lw.many(cluster, Mortal, 2, name="pair").wait_ready()
+    kill(group, 1)
+    with pytest.raises(WorkerDiedError, match=r"the first of its group to end, .* was pair:1 on .*signal 9"):
+        group.execute_on(0).leave(1).wait()
+
+
+async def _last(items):
+    async for _ in items:
+        pass
