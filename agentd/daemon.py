@@ -129,6 +129,7 @@ class Daemon:
             robot_lease_s=min(config.robot_lease_s, config.lease_s),
             # a private head is never a restarted one: nobody but its driver knows it
             robot_settle_s=0.0 if config.embedded else min(config.robot_lease_s, config.lease_s) + ROBOT_END_S,
+            head_grace_s=config.head_grace_s,
             rank_hold_s=max(config.lease_s, config.head_grace_s),
         )
         store = None if config.embedded else Store(config.state_dir or run_dir)

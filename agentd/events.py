@@ -53,9 +53,9 @@ class ProcessEnded(msgspec.Struct, frozen=True):
 
 
 class HeadLooked(msgspec.Struct, frozen=True):
-    """The head was silent and we looked: `refused` says that its machine answers and no head runs there."""
+    """The head was silent and we looked: `there` says that its machine answers, whether or not a head runs there."""
 
-    refused: bool
+    there: bool
 
 
 class Tick(msgspec.Struct, frozen=True):
@@ -166,7 +166,9 @@ class StopLooking(msgspec.Struct, frozen=True):
 
 
 class LookAtHead(msgspec.Struct, frozen=True):
-    """Find out whether the head's machine answers. Answered by HeadLooked."""
+    """Find out whether the head's machine answers within so many seconds. Answered by HeadLooked."""
+
+    timeout_s: float
 
 
 class Say(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from rlinf_actors.errors import ProtocolError
 from rlinf_actors.head.checks import own_namespace
-from rlinf_actors.head.clients import ClientTable
+from rlinf_actors.head.clients import ClientTable, given_up
 from rlinf_actors.head.commands import (
     Answer,
     Asked,
@@ -163,8 +163,8 @@ class Supervisor:
         elif isinstance(event, Unreachable):
             self._nodes.unreachable(event.peer, now)
         elif isinstance(event, Stalled):
-            self._nodes.stalled(event.seconds)
-            self._clients.stalled(event.seconds)
+            self._nodes.stalled(event.seconds, now)
+            self._clients.stalled(event.seconds, now)
             self._robots.stalled(event.seconds)
             self._settling.stalled(event.seconds)
         else:
@@ -333,7 +333,13 @@ class Supervisor:
     def _welcome(self, token: str) -> Welcome:
         timing = self.timing
         return Welcome(
-            self.identity.epoch, self.identity.version, timing.beat_s, timing.lease_s, token, timing.robot_lease_s
+            epoch=self.identity.epoch,
+            version=self.identity.version,
+            beat_s=timing.beat_s,
+            lease_s=timing.lease_s,
+            token=token,
+            robot_lease_s=timing.robot_lease_s,
+            head_grace_s=timing.head_grace_s,
         )
 
     # --- notices ---
@@ -347,7 +353,7 @@ class Supervisor:
             self._clients.heard(peer, self._now)
             self._client_told(client, body)
         elif isinstance(body, Beat) and (reason := self._clients.ended(body.incarnation)) is not None:
-            self._emit(Notify(peer, Goodbye(f"the head has given up on this process: {reason}")))
+            self._emit(Notify(peer, given_up(reason)))
         elif not isinstance(body, Goodbye):
             self._emit(Notify(peer, Beat(HELLO_AGAIN)))
 
@@ -413,7 +419,7 @@ class Supervisor:
         self._emit(of_node("node_left" if certain else "node_lost", node, f"is gone: {reason}"))
         self._looks.node_lost(node, reason)
         self._groups.node_lost(node, reason, certain, self._now)
-        self._clients.unwatch(node.id, self._now)
+        self._clients.unwatch(node.id, node.last_seen)
         self._clients.watch(self._nodes.alive())
 
     def _client_gone(self, incarnation: str, client: Client | None) -> None:

@@ -73,7 +73,8 @@ class ClientHello(Message, frozen=True):
 
 class Welcome(Message, frozen=True):
     """The head's answer to a hello. `token` is the job's membership token (clients only). Agents with robot workers
-    and owners of such beat four times in `robot_lease_s`.
+    and owners of such beat four times in `robot_lease_s`. `head_grace_s` is how long the head may be silent while its
+    machine answers.
     """
 
     epoch: str
@@ -82,12 +83,14 @@ class Welcome(Message, frozen=True):
     lease_s: float
     token: str = ""
     robot_lease_s: float = 2.0
+    head_grace_s: float = 120.0
 
 
 class Goodbye(Message, frozen=True):
-    """Sent by whoever ends a session on purpose."""
+    """Sent by whoever ends a session on purpose. `lost`: the head has given up on the process that it is sent to."""
 
     reason: str = ""
+    lost: bool = False
 
 
 HELLO_AGAIN = "hello?"

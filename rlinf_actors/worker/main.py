@@ -87,6 +87,7 @@ def _start(
         worker_id=spec.id,
         token=spec.token,
         security=security,
+        on_given_up=lambda reason: _given_up(reason, guard),
     )
     name = f"{spec.group}:{spec.rank}"
 
@@ -228,6 +229,15 @@ def _import_class(reference: str, where: str) -> Any:
             f"{getattr(sys.modules.get(module), '__file__', 'unknown file')}"
         ) from error
     return found
+
+
+def _given_up(reason: str, guard: Guard | None) -> None:
+    """Another may run under this rank by now: end, whoever else should have seen to it and did not. I/O thread."""
+    if guard is not None:
+        guard.lose(reason)
+        return
+    print(f"this worker ends: {reason}", file=sys.stderr, flush=True)  # noqa: T201
+    _exit(1)
 
 
 def _exit(code: int) -> None:
