@@ -142,6 +142,7 @@ class AgentState:
     _ended: dict[str, RunningWorker] = field(default_factory=dict)
     _health: dict[str, tuple[WorkerHealth, float]] = field(default_factory=dict)
     _unsent: list[Body] = field(default_factory=list)
+    _processes: dict[str, None] = field(default_factory=dict)
     _sent: set[str] = field(default_factory=set)
     _leases: RobotLeases = field(default_factory=RobotLeases)
     _silence: HeadSilence = field(init=False)
@@ -175,6 +176,9 @@ class AgentState:
         elif isinstance(event, Looked):
             self._send(event.found)  # an id that the head does not know any more is ignored there
         elif isinstance(event, ProcessEnded):
+            self._processes[event.incarnation] = None
+            if len(self._processes) > EXITS_KEPT:
+                del self._processes[next(iter(self._processes))]
             self._send(ProcessGone(event.incarnation))
         elif isinstance(event, HeadLooked):
             self._looked(event.there, now)
@@ -231,6 +235,8 @@ class AgentState:
         if welcome.epoch != self._epoch:  # output that an earlier head was to pass on is not acknowledged any more
             owners = dict.fromkeys(worker.spec.namespace for worker in self._workers.values())
             self._out += [Credit(ALL_CREDIT, owner) for owner in owners]
+            self._out += [Send(ProcessGone(incarnation)) for incarnation in self._processes]  # it may have missed them
+            self._unsent = [body for body in self._unsent if not isinstance(body, ProcessGone)]
         self._epoch = welcome.epoch
         health = [msgspec.structs.replace(one, for_s=one.for_s + now - at) for one, at in self._health.values()]
         self._out += [Send(body) for body in [*self._unsent, *([WorkersHealth(health)] if health else [])]]

@@ -367,7 +367,9 @@ class Supervisor:
             self._guard(lambda: self._groups.exited(node, body.id, body.exit, self._now))
         elif isinstance(body, ProcessGone):
             client = self._clients.get(body.incarnation)
-            if client is not None and client.watcher == node.id:
+            if client is None:
+                self._clients.never_returns(body.incarnation)
+            elif client.watcher == node.id:
                 self._clients.gone(client, "its process ended")
         elif isinstance(body, WorkersHealth):
             self._health.said(node, body, self._wall)

@@ -41,6 +41,7 @@ from rlinf_actors.worker.executor import (
     ThreadsExecutor,
     uses_event_loop,
 )
+from rlinf_actors.worker.farpeers import FarPeers
 from rlinf_actors.worker.parking import Unwound
 from rlinf_actors.worker.ports import HeldPorts
 from rlinf_actors.worker.safety import Guard
@@ -96,6 +97,7 @@ def _start(
     async def listen() -> tuple[WorkerServer, Endpoint, Messenger]:
         on_closed = guard.closed if guard is not None else lambda: None
         server = WorkerServer(runtime.network, spec.id, name, spec.token, on_closed)
+        server.far = FarPeers(runtime.watched.watch, job.connected, server.peer_gone)
         settings = Settings.load()
         station = Station(
             runtime.io,

@@ -144,6 +144,17 @@ def test_a_restarted_head_acknowledges_no_output_that_was_under_way():
     assert not any(isinstance(a, e.Credit) for a in kit.do(e.Welcomed(Welcome("epoch2", "1.0", 1.0, 10.0))))
 
 
+def test_ends_of_watched_processes_are_told_to_each_head_once():
+    kit = Kit().join()
+    assert kit.do(e.ProcessEnded("d1")) == [e.Send(ProcessGone("d1"))]
+    kit.do(e.Heard(Beat(HELLO_AGAIN)))
+    assert kit.do(e.ProcessEnded("d2")) == []
+    out = kit.do(e.Welcomed(Welcome("epoch2", "1.0", 1.0, 10.0)))
+    assert [a.body for a in out if isinstance(a, e.Send)] == [ProcessGone("d1"), ProcessGone("d2")]
+    kit.do(e.Heard(Beat(HELLO_AGAIN)))
+    assert not any(isinstance(a, e.Send) for a in kit.do(e.Welcomed(Welcome("epoch2", "1.0", 1.0, 10.0))))
+
+
 @pytest.mark.parametrize("error", [ProtocolMismatchError("v1, v2"), ConfigError("rank"), AuthenticationError("no")])
 def test_a_refusal_ends_with_78_and_its_reason(error):
     kit = Kit()
@@ -305,7 +316,7 @@ def test_what_happens_while_the_head_is_away_is_told_afterwards():
     assert kit.do(e.ProcessEnded("d1")) == []
     registered, *sent = kit.do(e.Welcomed(Welcome("epoch2", "1.0", 1.0, 10.0)))
     assert registered == e.Registered("epoch2")
-    assert sent == [e.Send(gone), e.Send(ProcessGone("d1"))]
+    assert sent == [e.Send(ProcessGone("d1")), e.Send(gone)]
 
 
 def test_output_flows_and_is_dropped_with_credit_while_the_head_is_away():
