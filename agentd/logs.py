@@ -52,18 +52,38 @@ def split(data: bytes, final: bool = False) -> tuple[list[str], int]:
 
 @dataclass
 class _File:
+    """A log file and how far it was read. At its limit the template renames it, and begins a new one."""
+
     path: str
     stream: str
     offset: int
+    inode: int = 0
     skipped: int = 0
 
     def read(self) -> bytes:
-        """What is there after `offset`, at most MAX_LINE bytes."""
+        """What is there after `offset`, at most MAX_LINE bytes; first of the file that was begun, if it was renamed."""
         with open(self.path, "rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size < self.offset:  # somebody truncated it
+            found = os.fstat(file.fileno())
+            if self.inode not in (0, found.st_ino):
+                rest = self._rest()
+                if rest:
+                    return rest
+                self.offset = 0
+            self.inode = found.st_ino
+            if found.st_size < self.offset:  # somebody truncated it
                 self.offset, self.skipped = 0, self.skipped + 1
             return os.pread(file.fileno(), MAX_LINE, self.offset)
+
+    def _rest(self) -> bytes:
+        """What is left of the file that has another name now."""
+        try:
+            with open(f"{self.path}.1", "rb", buffering=0) as file:
+                if os.fstat(file.fileno()).st_ino == self.inode:
+                    return os.pread(file.fileno(), MAX_LINE, self.offset)
+        except FileNotFoundError:
+            pass
+        self.skipped += 1  # it is gone: renamed twice since, or removed
+        return b""
 
 
 @dataclass

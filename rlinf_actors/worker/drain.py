@@ -47,24 +47,34 @@ class Drain:
 
     Args:
         path: the file, appended to. One that cannot be opened or written (a full disk) loses
-            what does not fit; the pipe is emptied all the same, and `fault` says why.
+            what does not fit; the pipe is emptied all the same, `fault` says why, and when there is room again, a
+            line in the file says how much is missing there.
+        limit: bytes; a longer file becomes ``path.1``, in place of an earlier one. 0 for none.
 
     Attributes:
         tail: the last lines that went through.
         fault: the first error of the file, "" while there was none.
+        lost: bytes that could not be written, since the last that could.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, limit: int = 0) -> None:
         self.path = path
+        self.lost = 0
+        self._limit = limit
+        self._size = 0
         self.tail = Tail()
         self.fault = ""
         self._file = -1
         self._pipe, self.writer = os.pipe()
         os.set_blocking(self._pipe, False)
+        self._open()
+
+    def _open(self) -> None:
         try:
-            self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._size = os.fstat(self._file).st_size
         except OSError as error:
-            self.fault = f"{path}: {error.strerror}"
+            self._failed(error)
 
     def fileno(self) -> int:
         """The pipe's read end, for a selector."""
@@ -105,13 +115,38 @@ class Drain:
         self._write(line)
 
     def _write(self, data: bytes) -> None:
+        if self._limit and self._size > 0 and self._size + len(data) > self._limit:
+            self._rotate()
         view = memoryview(data)
         try:
+            if self.lost and self._file >= 0:
+                self._put(memoryview(b"\n[rlinf-actors] %d bytes of output are missing here\n" % self.lost))
+                self.lost = 0
             while self._file >= 0 and view:
-                view = view[os.write(self._file, view) :]
+                view = view[self._put(view) :]
         except OSError as error:  # a full disk may have room again later: keep the file, lose these bytes
-            if not self.fault:
-                self.fault = f"{self.path}: {error.strerror}"
+            self._failed(error)
+        self.lost += len(view)
+
+    def _put(self, data: memoryview) -> int:
+        written = os.write(self._file, data)
+        self._size += written
+        return written
+
+    def _rotate(self) -> None:
+        """Begin a new file; the old one keeps its name with .1. Where that cannot be, the old one grows."""
+        try:
+            os.rename(self.path, f"{self.path}.1")
+        except OSError as error:
+            self._failed(error)
+            self._size = 0  # not at every line
+            return
+        os.close(self._file)
+        self._file = -1
+        self._open()
+
+    def _failed(self, error: OSError) -> None:
+        self.fault = self.fault or f"{self.path}: {error.strerror}"
 
     def close(self) -> None:
         """Twice is fine."""
