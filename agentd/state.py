@@ -44,6 +44,7 @@ from agentd.events import (
 )
 from agentd.leases import RobotLeases
 from rlinf_actors.errors import ClusterTimeoutError, NodeLostError, ProtocolError
+from rlinf_actors.net.outage import Outage
 from rlinf_actors.wire.messages import (
     HELLO_AGAIN,
     Beat,
@@ -64,11 +65,10 @@ from rlinf_actors.wire.messages import (
 )
 from rlinf_actors.wire.values import ExitReport, RunningWorker
 
-RETRY_MIN_S = 0.2
-RETRY_MAX_S = 5.0
-"""Bounds of the pause between two hellos; doubled each time, and jittered by half."""
 CUT_OFF_GRACE_S = 2.0
 """Between SIGTERM and SIGKILL for workers whose head is out of reach."""
+ALL_CREDIT = 1 << 60
+"""As many characters of output as an owner may have outstanding."""
 EXITS_KEPT = 4096
 """Ends that are told again in a hello: a head that was restarted may have missed them."""
 
@@ -137,13 +137,17 @@ class AgentState:
     _last_heard: float = 0.0
     _next_beat: float = math.inf
     _looking: bool = False
-    _pause: float = RETRY_MIN_S
+    _outage: Outage = field(init=False)
+    _epoch: str = ""
     _workers: dict[str, RunningWorker] = field(default_factory=dict)
     _ended: dict[str, RunningWorker] = field(default_factory=dict)
     _unsent: list[Body] = field(default_factory=list)
     _sent: set[str] = field(default_factory=set)
     _leases: RobotLeases = field(default_factory=RobotLeases)
     _out: list[Action] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._outage = Outage(self.random)
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """What to do about *event*, in order.
@@ -159,7 +163,7 @@ class AgentState:
         elif isinstance(event, Welcomed):
             self._welcomed(event.welcome, now)
         elif isinstance(event, HelloFailed):
-            self._failed(event.error)
+            self._failed(event.error, now)
         elif isinstance(event, Heard):
             self._last_heard = now
             self._heard(event.body, now)
@@ -213,23 +217,28 @@ class AgentState:
         self._step("welcomed")
         self._beat_s, self._lease_s, self._last_heard = welcome.beat_s, welcome.lease_s, now
         self._leases.lease_s = welcome.robot_lease_s
-        self._pause, self._looking, self._sent = RETRY_MIN_S, False, set()
+        self._looking, self._sent = False, set()
+        away = self._outage.over(now)
+        if away is not None:
+            self._out.append(Say(f"the head is there, after {away:.0f} s"))
         self._next_beat = now + min(self._beat_s, self._leases.beat_s) * self.random()
         self._out.append(Registered(welcome.epoch))
+        if welcome.epoch != self._epoch:  # output that an earlier head was to pass on is not acknowledged any more
+            owners = dict.fromkeys(worker.spec.namespace for worker in self._workers.values())
+            self._out += [Credit(ALL_CREDIT, owner) for owner in owners]
+        self._epoch = welcome.epoch
         self._out += [Send(body) for body in self._unsent]
         self._unsent = []
 
-    def _failed(self, error: Exception) -> None:
+    def _failed(self, error: Exception, now: float) -> None:
         if self.phase in (Phase.RESETTING, Phase.DRAINING, Phase.ENDED):
             return
         if isinstance(error, NodeLostError):
             self._reset(str(error))
         elif isinstance(error, ClusterTimeoutError):
             self._step("failed")
-            pause = self._pause * (1 - self.random() / 2)
-            self._pause = min(self._pause * 2, RETRY_MAX_S)
-            self._out.append(Say(f"not registered yet: {error}"))
-            self._hello(pause, anew=True)
+            self._away(f"not registered yet: {error}", now)
+            self._hello(self._outage.pause(), anew=True)
         else:
             self._step("refused")
             self._out.append(Exit(78, f"the head refused this node: {error}"))
@@ -248,7 +257,13 @@ class AgentState:
     def _reborn(self) -> None:
         self._step("empty")
         self.incarnation = self.new_incarnation()
-        self._hello(self._pause * (1 - self.random() / 2), anew=True)
+        self._hello(self._outage.pause(), anew=True)
+
+    def _away(self, text: str, now: float) -> None:
+        """The head is not there: say so, but not each time."""
+        said = self._outage.failed(now, text)
+        if said:
+            self._out.append(Say(said))
 
     def _drain(self, event: Drain) -> None:
         if self.phase is Phase.ENDED or (self.phase is Phase.DRAINING and event.grace_s is None):
@@ -294,8 +309,8 @@ class AgentState:
             return
         if refused and silent < self.policy.head_grace_s:
             self._step("forgotten")  # a restarted head knows nobody: wait for it with a hello
-            self._out.append(Say(f"the head does not run; workers go on for {self.policy.head_grace_s:g} s"))
-            self._hello(self._pause, anew=True)
+            self._away(f"the head does not run; workers go on for {self.policy.head_grace_s:g} s", now)
+            self._hello(self._outage.pause(), anew=True)
         else:
             self._reset(f"the head was silent for {silent:.0f} s")
 

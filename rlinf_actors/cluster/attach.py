@@ -11,7 +11,7 @@ from typing import Any
 
 from rlinf_actors.runtime.process import Runtime
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 30.0
 
 
 @dataclass

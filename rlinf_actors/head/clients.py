@@ -175,13 +175,13 @@ class ClientTable:
         self._by_peer[peer].last_seen = now
 
     def await_return(self, incarnation: str, now: float) -> None:
-        """An agent says that this client owns workers; it has one lease to say hello itself."""
+        """An agent says that this client owns workers; it has `patience_s` to say hello itself."""
         if incarnation in self._clients:
             return
         if self._ended.get(incarnation) is not None:
             self._on_gone(incarnation, None)
         else:
-            self._awaited.setdefault(incarnation, now + self._timing.lease_s)
+            self._awaited.setdefault(incarnation, now + self._timing.patience_s)
 
     def forget_job(self, namespace: str) -> bool:
         """Forget a job if it has no members; the caller knows that it has no groups."""

@@ -129,6 +129,8 @@ class Timing(msgspec.Struct, frozen=True):
         robot_lease_s: how long a robot worker goes on without our word, and without a word of its owner.
         robot_settle_s: how long after its start a head starts no worker on a robot: one that it does not know of yet
             may hold the robot on another node, until its agent has said so or its lease is over.
+        return_s: how long a restarted head waits for its nodes, and for owners that they name, at least; the lease if
+            that is longer. They try again every 3 s at most.
         rank_hold_s: how long the rank of a lost node is kept from others. The longer of the lease and the time
             that cut-off workers may live while a head is restarting (`head_grace_s` of agentd).
         orphan_grace_s: between SIGTERM and SIGKILL for the workers of an owner that is gone; a robot that one of
@@ -141,9 +143,15 @@ class Timing(msgspec.Struct, frozen=True):
     lease_s: float = 10.0
     robot_lease_s: float = 2.0
     robot_settle_s: float = 0.0
+    return_s: float = 5.0
     rank_hold_s: float = 120.0
     orphan_grace_s: float = 0.4
     stop_grace_s: float = 3.0
+
+    @property
+    def patience_s(self) -> float:
+        """How long a restarted head waits for those who are to come back."""
+        return max(self.lease_s, self.return_s)
 
     @property
     def suspect_s(self) -> float:

@@ -162,7 +162,7 @@ class GroupTable:
         own_namespace(client, asked.namespace)
         self._allow(asked)
         taken = self._groups.get((asked.namespace, asked.group))
-        if taken is not None and taken.inherited and any(spec.id in taken.workers for spec in asked.workers):
+        if taken is not None and any(spec.id in taken.workers for spec in asked.workers):
             return self._launch_again(taken, client, asked)
         if taken is not None:
             raise Refused(
@@ -194,7 +194,7 @@ class GroupTable:
         return Launched(group.state(token))
 
     def _launch_again(self, group: Group, client: Client, asked: Launch) -> Launched:
-        """An earlier head has begun this launch, and died before its answer arrived."""
+        """The answer to this launch was lost, with an earlier head or a connection: worker ids are a launch's own."""
         by_rank, token = self._nodes.by_rank(), self._clients.token(asked.namespace)
         if client.incarnation != group.owner:
             group.subscribers[client.incarnation] = None

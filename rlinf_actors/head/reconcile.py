@@ -117,7 +117,7 @@ class Reconciler:
         if group is None:
             if running.exit is not None and self._clients.ended(running.owner) is not None:
                 return False
-            group = Group(spec.namespace, spec.group, running.cls, running.owner, running.detail, inherited=True)
+            group = Group(spec.namespace, spec.group, running.cls, running.owner, running.detail)
             self._clients.adopt_token(spec.namespace, spec.token)
             self._emit(of_group("group_adopted", group, f"runs already, its agent on node {node.name} says"))
         elif running.exit is not None and any(w.spec.rank == spec.rank for w in group.workers.values()):

@@ -143,7 +143,6 @@ class Group:
     """A name and its workers.
 
     `living` are the ids of those that are not gone, `waiting` the StopGroup requests to answer when there are none.
-    `inherited`: an earlier head has launched it.
     """
 
     namespace: str
@@ -157,7 +156,6 @@ class Group:
     waiting: list[tuple[bytes, int]] = field(default_factory=list)
     changed: dict[str, Worker] = field(default_factory=dict)
     stopping: bool = False
-    inherited: bool = False
 
     @property
     def key(self) -> tuple[str, str]:

@@ -127,7 +127,7 @@ class Supervisor:
             now,
         )
         self._settling = Settling(
-            now + timing.lease_s,
+            now + timing.patience_s,
             lambda: bool(self._nodes.missing()),
             self._groups.whole,
             lambda worker_id: self._groups.namespace_of(worker_id) is not None,

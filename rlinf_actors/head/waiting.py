@@ -39,6 +39,7 @@ class WaitingLaunches:
 
     def add(self, client: Client, peer: bytes, id: int, asked: Launch, why: str, patience_s: float, now: float) -> None:
         """Keep a launch for *patience_s* at most; its client is told *why* it waits."""
+        self._waiting = [w for w in self._waiting if (w.client, w.asked) != (client.incarnation, asked)]  # asked again
         self._waiting.append(_Waiting(client.incarnation, peer, id, asked, now + patience_s))
         text = f"group {asked.group!r} waits for its hardware, {patience_s:.3g} s at most: {why.removesuffix(ADVICE)}"
         self._emit(Notify(peer, Warn(text)))

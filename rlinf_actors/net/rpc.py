@@ -6,6 +6,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from rlinf_actors.errors import (
     AuthenticationError,
@@ -23,7 +24,7 @@ from rlinf_actors.errors import (
 )
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net import faultpoints
-from rlinf_actors.net.link import Network
+from rlinf_actors.net.link import Link, Network
 from rlinf_actors.wire import codec
 from rlinf_actors.wire.messages import Body, Envelope, Failed, Notice, Reply, Request
 
@@ -117,6 +118,16 @@ class ControlServer:
         self._on_envelope(peer, envelope)
 
 
+@dataclass
+class _Asked:
+    """A request without an answer. `first`: a hello, which waits for none."""
+
+    body: Body
+    future: asyncio.Future[Body]
+    on_reply: Callable[[Body], None] | None
+    first: bool
+
+
 class ControlClient:
     """The end of an agent, driver or worker. Loop thread only.
 
@@ -130,13 +141,19 @@ class ControlClient:
     def __init__(self, network: Network, endpoint: str, identity: bytes, on_notice: Callable[[Body], None]) -> None:
         self.endpoint = endpoint
         self._on_notice = on_notice
-        self._pending: dict[int, tuple[asyncio.Future[Body], Callable[[Body], None] | None]] = {}
+        self._pending: dict[int, _Asked] = {}
         self._next = 0
-        self._closed = False
-        self._link = network.link(endpoint, identity, self._received)
+        self._closed = self._holding = False
+        self._open: Callable[[], Link] = lambda: network.link(endpoint, identity, self._received)
+        self._link = self._open()
 
     async def request(
-        self, body: Body, timeout: float | None = None, on_reply: Callable[[Body], None] | None = None
+        self,
+        body: Body,
+        timeout: float | None = None,
+        on_reply: Callable[[Body], None] | None = None,
+        *,
+        first: bool = False,
     ) -> Body:
         """Ask and wait for the answer. Cancelling forgets the request; the head may still carry it out.
 
@@ -144,6 +161,7 @@ class ControlClient:
             body: what to ask.
             timeout: seconds, None for no limit.
             on_reply: called with the answer as it arrives, before any notice that the head sent after it.
+            first: whether it opens the session, and so does not wait for `resume`.
 
         Raises:
             ClusterTimeoutError: no answer within *timeout* seconds.
@@ -154,9 +172,10 @@ class ControlClient:
         self._next += 1
         request_id = self._next
         future: asyncio.Future[Body] = asyncio.get_running_loop().create_future()
-        self._pending[request_id] = (future, on_reply)
+        self._pending[request_id] = _Asked(body, future, on_reply, first)
         try:
-            self._send("rpc.request", body, Request(request_id, body))
+            if first or not self._holding:
+                self._send("rpc.request", body, Request(request_id, body))
             return await asyncio.wait_for(future, timeout)
         except (asyncio.TimeoutError, TimeoutError) as error:
             if isinstance(error, RlinfActorsError):
@@ -173,15 +192,37 @@ class ControlClient:
         if not self._closed:
             self._send("rpc.notice", body, Notice(body))
 
+    def hold(self) -> None:
+        """The head does not know this process (any more): requests wait for `resume`."""
+        self._holding = True
+
+    def resume(self) -> None:
+        """The head has taken this process back: ask all that has no answer yet.
+
+        It may have been asked before, and answered where we could not hear it: whoever answers takes it for the same.
+        """
+        self._holding = False
+        for request_id, asked in list(self._pending.items()):
+            if not asked.first:
+                self._send("rpc.request", asked.body, Request(request_id, asked.body))
+
+    def reopen(self) -> None:
+        """Drop what could not be sent, and connect anew: a connection to a machine that vanished may hang for long."""
+        if not self._closed:
+            self._link.close()
+            self._link = self._open()
+
     def close(self, linger_ms: int = 0) -> None:
         """Close; requests that wait end with an error. Twice is fine."""
         if self._closed:
             return
         self._closed = True
         self._link.close(linger_ms)
-        for future, _ in self._pending.values():
-            if not future.done():
-                future.set_exception(RlinfActorsError(f"the connection to the head at {self.endpoint} was closed"))
+        for asked in self._pending.values():
+            if not asked.future.done():
+                asked.future.set_exception(
+                    RlinfActorsError(f"the connection to the head at {self.endpoint} was closed")
+                )
 
     def _send(self, point: str, body: Body, envelope: Envelope) -> None:
         if faultpoints.active is None:
@@ -199,16 +240,18 @@ class ControlClient:
         if isinstance(envelope, Notice):
             self._on_notice(envelope.body)
             return
-        future, on_reply = self._pending.get(envelope.id, (None, None))
-        if future is None or future.done():
+        asked = self._pending.get(envelope.id)
+        if asked is None or asked.future.done():
             return  # cancelled or timed out meanwhile
         if isinstance(envelope, Reply):
-            if on_reply is not None:
+            if asked.on_reply is not None:
                 try:
-                    on_reply(envelope.body)
+                    asked.on_reply(envelope.body)
                 except Exception as error:  # noqa: BLE001 - it belongs to whoever asked
-                    future.set_exception(error)
+                    asked.future.set_exception(error)
                     return
-            future.set_result(envelope.body)
+            asked.future.set_result(envelope.body)
         elif isinstance(envelope, Failed):
-            future.set_exception(refusal(envelope))
+            if envelope.kind == "hello" and self._holding:
+                return  # it was on its way before we knew: `resume` asks again
+            asked.future.set_exception(refusal(envelope))

@@ -19,6 +19,7 @@ import contextlib
 import functools
 import logging
 import os
+import random
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -404,8 +405,10 @@ class ZmqLink(_Socket):
     def __init__(self, network: ZmqNetwork, endpoint: str, identity: bytes, on_message: OnMessage) -> None:
         super().__init__(network, zmq.DEALER, on_message)
         self._socket.setsockopt(zmq.ROUTING_ID, identity)
-        self._socket.setsockopt(zmq.RECONNECT_IVL, 20)  # milliseconds; doubles up to the next
-        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        # milliseconds; doubles from the one to the other, and libzmq adds no chance then: many links that one restart
+        # closes at one moment must not all come back at one moment
+        self._socket.setsockopt(zmq.RECONNECT_IVL, random.randint(10, 30))
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, random.randint(500, 1500))
         self._socket.setsockopt(zmq.IPV6, int("[" in endpoint))
         self._endpoint = endpoint
         if faultpoints.active is not None:

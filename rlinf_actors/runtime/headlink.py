@@ -7,8 +7,16 @@ import logging
 import random
 from collections.abc import Callable
 
-from rlinf_actors.errors import ProtocolError
+from msgspec.structs import replace
+
+from rlinf_actors.errors import (
+    AuthenticationError,
+    ClusterTimeoutError,
+    ProtocolError,
+    RlinfActorsError,
+)
 from rlinf_actors.net.link import Network
+from rlinf_actors.net.outage import Outage
 from rlinf_actors.net.rpc import ControlClient
 from rlinf_actors.wire.messages import HELLO_AGAIN, Beat, Body, ClientHello, Goodbye, Welcome
 
@@ -18,17 +26,25 @@ HEAD_GRACE_S = 120.0
 """How long a head may be silent: as long as workers outlive it (agentd's head_grace_s)."""
 STALL_S = 0.5
 """A timer of ours that is later than this says that we stood still ourselves."""
+HELLO_TIMEOUT_S = 5.0
+"""How long a hello to a head that was there before waits for its answer."""
+SILENT_BEATS = 3
+"""Beats without an answer after which the head is taken to be away, and is greeted until it answers."""
 
 
 class HeadLink:
     """The session.
+
+    A head that is away is greeted again and again, with growing pauses; requests wait for it meanwhile, each to its
+    own deadline, and are asked again when it is back.
 
     Args:
         network: what to connect with.
         endpoint: the head's.
         hello: what to introduce this process with; sent again if the head has forgotten us.
         on_notice: called with every notice that is not the session's own.
-        on_silence: called once, with the reason, when the head has been silent for HEAD_GRACE_S seconds.
+        on_silence: called once, with the reason, when the head has been silent for HEAD_GRACE_S seconds, or does not
+            take this process back.
         on_return: called when a head that had forgotten us has taken us back.
     """
 
@@ -49,6 +65,8 @@ class HeadLink:
         self._heard = 0.0
         self._beat_s = 1.0
         self._on_return = on_return
+        self._outage = Outage(random.random)
+        self._closed = False
         self._beats: asyncio.Task[None] | None = None
         self._greeting: asyncio.Task[None] | None = None
         identity = f"{hello.role}:{hello.incarnation}".encode()
@@ -63,14 +81,29 @@ class HeadLink:
         """
         welcome = await self._greet(timeout)
         self._beat_s = welcome.beat_s
+        if self._hello.role == "driver":
+            self._hello = replace(self._hello, token=welcome.token)  # a head that is restarted learns it from us
         self._beats = asyncio.get_running_loop().create_task(self._beat(), name="beats to the head")
         return welcome
 
     async def request(
         self, body: Body, timeout: float | None = None, on_reply: Callable[[Body], None] | None = None
     ) -> Body:
-        """Ask the head; see ControlClient.request."""
-        return await self._client.request(body, timeout, on_reply)
+        """Ask the head, now or when it is back; see ControlClient.request.
+
+        Raises:
+            ClusterTimeoutError: no answer in *timeout* seconds; says so if the head was away in that time.
+        """
+        try:
+            return await self._client.request(body, timeout, on_reply)
+        except ClusterTimeoutError:
+            silent = asyncio.get_running_loop().time() - self._heard
+            if silent < SILENT_BEATS * self._beat_s:
+                raise
+            raise ClusterTimeoutError(
+                f"the head at {self.endpoint} has not answered for {silent:.0f} s; {type(body).__name__} waited "
+                f"{timeout:g} s for it. Is it running? Workers that run go on without it for a while"
+            ) from None
 
     def notify(self, body: Body) -> None:
         """Tell the head."""
@@ -78,6 +111,7 @@ class HeadLink:
 
     def close(self, reason: str, linger_ms: int = 200) -> None:
         """Say goodbye and close; what the head does not take in *linger_ms* milliseconds is dropped."""
+        self._closed = True
         for task in (self._beats, self._greeting):
             if task is not None:
                 task.cancel()
@@ -85,10 +119,11 @@ class HeadLink:
         self._client.close(linger_ms)
 
     async def _greet(self, timeout: float | None) -> Welcome:
-        answer = await self._client.request(self._hello, timeout)
+        answer = await self._client.request(self._hello, timeout, first=True)
         if not isinstance(answer, Welcome):
             raise ProtocolError(f"the head at {self.endpoint} answered a hello with {type(answer).__name__}")
         self.welcome = answer
+        self._heard = asyncio.get_running_loop().time()
         return answer
 
     def own_robots(self) -> None:
@@ -101,25 +136,60 @@ class HeadLink:
         self._heard = loop.time()
         await asyncio.sleep(self._beat_s * random.random())
         while loop.time() - self._heard < HEAD_GRACE_S:
-            self._client.notify(Beat(self._hello.incarnation))
+            if not self._away:  # else there is a hello on its way, and beats to nobody would only pile up
+                self._client.notify(Beat(self._hello.incarnation))
             due = loop.time() + self._beat_s
             await asyncio.sleep(self._beat_s)
             self._heard += max(0.0, loop.time() - due - STALL_S)  # while we stood still, nobody was silent
+            if loop.time() - self._heard >= SILENT_BEATS * self._beat_s:
+                self._greet_again()
         self._on_silence(f"the head at {self.endpoint} has not answered for {HEAD_GRACE_S:g} s")
+
+    @property
+    def _away(self) -> bool:
+        return self._greeting is not None and not self._greeting.done()
 
     def _noticed(self, body: Body) -> None:
         self._heard = asyncio.get_running_loop().time()
         if isinstance(body, Beat):
-            if body.incarnation == HELLO_AGAIN and (self._greeting is None or self._greeting.done()):
-                # the head restarted and does not know us: introduce ourselves again
-                self._greeting = asyncio.get_running_loop().create_task(self._again(), name="hello again")
+            if body.incarnation == HELLO_AGAIN:
+                self._greet_again()  # the head was restarted, and does not know us
             return
         self._on_notice(body)
 
+    def _greet_again(self) -> None:
+        if not self._away and self._beats is not None:
+            self._client.hold()
+            self._greeting = asyncio.get_running_loop().create_task(self._again(), name="hello again")
+
     async def _again(self) -> None:
-        try:
-            await self._greet(None)
-        except Exception:
-            log.exception("the head at %s does not take this process back", self.endpoint)
-        else:
-            self._on_return()
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                await self._greet(HELLO_TIMEOUT_S)
+                break
+            except RlinfActorsError as error:
+                if self._closed:
+                    return
+                if not isinstance(error, (ClusterTimeoutError, AuthenticationError)):
+                    self._on_silence(str(error))  # it is there, and does not take this process back
+                    return
+                # not there, or there and without the agent that knows this worker
+                why = error if isinstance(error, AuthenticationError) else "no answer"
+                self._say(
+                    self._outage.failed(
+                        loop.time(),
+                        f"the head at {self.endpoint} is not there ({why}); calls between workers go on, trying again",
+                    )
+                )
+            await asyncio.sleep(self._outage.pause())
+            self._client.reopen()
+        away = self._outage.over(loop.time())
+        if away is not None:
+            self._say(f"the head at {self.endpoint} is there again, after {away:.0f} s")
+        self._client.resume()
+        self._on_return()
+
+    def _say(self, text: str) -> None:
+        if text:  # a worker's lines would be repeated by each of them
+            log.log(logging.WARNING if self._hello.role == "driver" else logging.INFO, "%s", text)

@@ -39,6 +39,7 @@ from rlinf_actors.wire.messages import (
     GetNodes,
     GetStatus,
     Goodbye,
+    Handles,
     Launch,
     Launched,
     LogLines,
@@ -57,6 +58,8 @@ T = TypeVar("T")
 
 HEAD_TIMEOUT_S = HEAD_GRACE_S
 """How long a launch waits for a head that is being restarted."""
+FIND_TIMEOUT_S = 30.0
+"""The same for a look at a group: a head's start, and the lease that it gives its nodes to come back."""
 _START_AGAIN = "Call shutdown() on the Cluster and make a new one to go on"
 
 
@@ -140,7 +143,7 @@ class Runtime:
             worker_id=self.worker_id,
             token=self.token,
         )
-        head = HeadLink(self.network, endpoint, hello, self._noticed, self.head_lost, self.watched.again)
+        head = HeadLink(self.network, endpoint, hello, self._noticed, self.head_lost, self._returned)
         try:
             welcome = await head.start(timeout)
         except BaseException:
@@ -254,7 +257,7 @@ class Runtime:
                 self.groups.pop(key, None)  # it had ended: nothing more will be said of it
             found.append(group)
 
-        await self.ask(asked, Launched, 10.0, adopt)
+        await self.ask(asked, Launched, FIND_TIMEOUT_S, adopt)
         return found[0]
 
     async def stop_group(self, group: RemoteGroup, grace_s: float) -> None:
@@ -360,6 +363,13 @@ class Runtime:
             self.head_lost(body.reason)
         else:
             log.warning("the head sent a %s, which this process does not expect", type(body).__name__)
+
+    def _returned(self) -> None:
+        """A head that was restarted has taken us back: it does not know what we want to hear of."""
+        self.watched.again()
+        handles = [group.handle() for group in self.groups.values() if not group.closing and not group.gone.done()]
+        if handles:
+            self._tell(Handles(handles))
 
     def _tell(self, body: Body) -> None:
         if self._head is not None and not self.closed:

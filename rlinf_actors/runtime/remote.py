@@ -27,7 +27,7 @@ from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.work import Promise
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.endings import ending
-from rlinf_actors.wire.values import Endpoint, ExitReport, Extension, GroupState, WorkerState
+from rlinf_actors.wire.values import Endpoint, ExitReport, Extension, GroupHandle, GroupState, WorkerState
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +110,12 @@ class RemoteGroup:
         """Whether the head speaks of these very workers, or later incarnations, not of a namesake's."""
         workers = sorted(state.workers, key=lambda worker: worker.rank)
         return [rank_id(peer.worker_id) for peer in self.peers] == [rank_id(worker.id) for worker in workers]
+
+    def handle(self) -> GroupHandle:
+        """What a head is told that has forgotten us: the workers that have not ended, as far as we know."""
+        return GroupHandle(
+            self.namespace, self.name, [state for state in self.states.values() if state.state != "gone"]
+        )
 
     def update(self, workers: Sequence[WorkerState]) -> None:
         """The head says how these workers are."""

@@ -16,12 +16,14 @@ class WatchedClients:
 
     def __init__(self, tell: Callable[[Body], None]) -> None:
         self._tell = tell
-        self._watched: dict[str, Callable[[], None]] = {}
+        self._watched: dict[str, list[Callable[[], None]]] = {}
 
     def watch(self, incarnation: str, on_gone: Callable[[], None]) -> None:
         """Call *on_gone* once that client has ended; soon if it has already."""
-        self._watched[incarnation] = on_gone
-        self._tell(WatchClients([incarnation]))
+        known = self._watched.setdefault(incarnation, [])
+        known.append(on_gone)
+        if len(known) == 1:
+            self._tell(WatchClients([incarnation]))
 
     def again(self) -> None:
         """The head was restarted: it has forgotten whom we watch."""
@@ -30,6 +32,5 @@ class WatchedClients:
 
     def gone(self, incarnation: str) -> None:
         """The head says that a client has ended."""
-        on_gone = self._watched.pop(incarnation, None)
-        if on_gone is not None:
+        for on_gone in self._watched.pop(incarnation, ()):
             on_gone()

@@ -123,8 +123,8 @@ class Driver:
     async def ask(self, body):
         return await self.client.request(body, 5)
 
-    async def launch(self, group, nodes):
-        specs = [WorkerSpec(f"{group}-{r}", group, "ns", r, len(nodes), n, {}) for r, n in enumerate(nodes)]
+    async def launch(self, group, nodes, launch=""):
+        specs = [WorkerSpec(f"{launch or group}-{r}", group, "ns", r, len(nodes), n, {}) for r, n in enumerate(nodes)]
         return await self.ask(Launch("ns", group, "m:C", specs))
 
     def states(self, group):
@@ -194,7 +194,7 @@ async def test_nodes_register_and_groups_live_and_end(lab):
     two.children.end("g-2", ExitReport("signalled", None, 9))
     await lab.until(lambda: driver.states("g")[2] == "gone")
     with pytest.raises(NameInUseError):
-        await driver.launch("g", [0])
+        await driver.launch("g", [0], "again")
     assert await driver.ask(StopGroup("ns", "g", 0.1)) == Done()
     assert driver.states("g") == {0: "gone", 1: "gone", 2: "gone"}
     assert one.children.alive == two.children.alive == {}

@@ -16,6 +16,7 @@ from rlinf_actors.errors import (
     ProtocolError,
     ProtocolMismatchError,
 )
+from rlinf_actors.net.outage import RETRY_MIN_S
 from rlinf_actors.wire.messages import (
     HELLO_AGAIN,
     Beat,
@@ -120,14 +121,26 @@ def test_a_welcome_registers_and_starts_the_beats_jittered():
 def test_no_answer_is_tried_again_with_growing_jittered_pauses():
     kit = Kit()
     kit.do(e.Start())
-    pauses = []
+    pauses, said = [], []
     for _ in range(7):
-        says, hello = kit.do(e.HelloFailed(ClusterTimeoutError("no answer")))
-        assert isinstance(says, e.Say)
+        *says, hello = kit.do(e.HelloFailed(ClusterTimeoutError("no answer")), 11)
+        said += [(kit.now - 100, action.text) for action in says]
         assert isinstance(hello, e.SayHello)
         assert hello.anew
         pauses.append(hello.delay_s)
-    assert pauses == pytest.approx([0.15, 0.3, 0.6, 1.2, 2.4, 3.75, 3.75])
+    assert pauses == pytest.approx([0.15, 0.3, 0.6, 1.2, 2.25, 2.25, 2.25])
+    assert said == [(11, "not registered yet: no answer"), (77, "not registered yet: no answer (for 66 s now)")]
+    assert kit.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0)), 1)[0] == e.Say("the head is there, after 67 s")
+
+
+def test_a_restarted_head_acknowledges_no_output_that_was_under_way():
+    kit = Kit().join()
+    kit.start("w1")
+    kit.do(e.Heard(Beat(HELLO_AGAIN)))
+    out = kit.do(e.Welcomed(Welcome("epoch2", "1.0", 1.0, 10.0)))
+    assert e.Credit(s.ALL_CREDIT, "ns") in out
+    kit.do(e.Heard(Beat(HELLO_AGAIN)))
+    assert not any(isinstance(a, e.Credit) for a in kit.do(e.Welcomed(Welcome("epoch2", "1.0", 1.0, 10.0))))
 
 
 @pytest.mark.parametrize("error", [ProtocolMismatchError("v1, v2"), ConfigError("rank"), AuthenticationError("no")])
@@ -170,7 +183,7 @@ def test_a_refusal_by_its_machine_keeps_workers_and_joins_again():
     kit.silence()
     says, hello = kit.do(e.HeadLooked(refused=True))
     assert "workers go on for 120 s" in says.text
-    assert hello == e.SayHello("life1", s.RETRY_MIN_S, anew=True)
+    assert hello == e.SayHello("life1", pytest.approx(0.75 * RETRY_MIN_S), anew=True)
     assert [worker.spec.id for worker in kit.state.running()] == ["w1"]
 
 

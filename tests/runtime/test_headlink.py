@@ -7,9 +7,11 @@ import io
 import sys
 
 import pytest
+from msgspec.structs import replace
 
 from rlinf_actors.errors import ClusterTimeoutError, ProtocolError, ProtocolMismatchError
 from rlinf_actors.net.rpc import ControlServer
+from rlinf_actors.runtime import headlink
 from rlinf_actors.runtime.headlink import HeadLink
 from rlinf_actors.runtime.logprinter import LogPrinter
 from rlinf_actors.wire.messages import (
@@ -77,13 +79,81 @@ async def test_a_head_that_forgot_us_is_told_again(ends):
         ends.server.notify(peer, Beat(HELLO_AGAIN))
     _, again = await ends.next(ClientHello)
     assert isinstance(again, Request)
-    assert again.body == HELLO
+    assert again.body == replace(HELLO, token="tok")
     ends.server.reply(peer, again.id, Welcome("e2", "0.1", 1.0, 10.0, "tok2"))
     asking = asyncio.ensure_future(ends.link.request(GetStatus()))
     _, asked = await ends.next(GetStatus)  # one hello was enough: nothing else came before this
     ends.server.reply(peer, asked.id, Done())
     await asking
     assert ends.link.welcome.epoch == "e2"
+
+
+async def test_a_request_waits_for_a_head_that_forgot_us_and_is_asked_again(ends):
+    peer = await ends.welcome(beat_s=60.0)
+    asking = asyncio.ensure_future(ends.link.request(GetStatus()))
+    _, asked = await ends.next(GetStatus)
+    ends.server.notify(peer, Beat(HELLO_AGAIN))
+    ends.server.fail(peer, asked.id, "hello", "say hello first")
+    _, again = await ends.next(ClientHello)
+    late = asyncio.ensure_future(ends.link.request(Done()))  # made meanwhile: not sent to who does not know us
+    ends.server.reply(peer, again.id, Welcome("e2", "0.1", 60.0, 10.0))
+    first = await ends.next(GetStatus)
+    second = await ends.next(Done)
+    assert first[1].id == asked.id
+    ends.server.reply(peer, first[1].id, Done())
+    ends.server.reply(peer, second[1].id, Done())
+    assert await asyncio.wait_for(asking, 10) == await asyncio.wait_for(late, 10) == Done()
+
+
+async def test_a_silent_head_is_greeted_until_it_answers_and_beats_stop_meanwhile(ends, caplog, monkeypatch):
+    monkeypatch.setattr(headlink, "HELLO_TIMEOUT_S", 0.05)
+    returned = asyncio.Event()
+    ends.link._on_return = returned.set
+    await ends.welcome(beat_s=0.01)
+    for _ in range(3):
+        await ends.next(ClientHello)
+    while not ends.came.empty():
+        ends.came.get_nowait()
+    peer, hello = await asyncio.wait_for(ends.came.get(), 10)  # nothing but hellos by now
+    assert isinstance(hello.body, ClientHello)
+    asking = asyncio.ensure_future(ends.link.request(GetStatus()))
+    ends.server.reply(peer, hello.id, Welcome("e2", "0.1", 60.0, 10.0))
+    await asyncio.wait_for(returned.wait(), 10)
+    peer, asked = await ends.next(GetStatus)
+    ends.server.reply(peer, asked.id, Done())
+    await asking
+    said = [record.getMessage() for record in caplog.records if record.name.endswith("headlink")]
+    assert len(said) == 2
+    assert "is not there (no answer); calls between workers go on" in said[0]
+    assert "is there again, after" in said[1]
+
+
+async def test_a_deadline_that_passes_meanwhile_says_for_how_long_the_head_was_away(ends):
+    await ends.welcome(beat_s=0.01)
+    await ends.next(ClientHello)
+    with pytest.raises(ClusterTimeoutError, match=r"has not answered for 0 s; GetStatus waited 0\.05 s for it"):
+        await ends.link.request(GetStatus(), 0.05)
+
+
+@pytest.mark.parametrize("kind", ["node_lost", "protocol", "usage"])
+async def test_a_head_that_does_not_take_us_back_ends_the_session(ends, kind):
+    reasons: asyncio.Queue = asyncio.Queue()
+    ends.link._on_silence = reasons.put_nowait
+    peer = await ends.welcome()
+    ends.server.notify(peer, Beat(HELLO_AGAIN))
+    _, again = await ends.next(ClientHello)
+    ends.server.fail(peer, again.id, kind, "the head has given up on this driver")
+    assert await asyncio.wait_for(reasons.get(), 10) == "the head has given up on this driver"
+
+
+async def test_a_worker_whose_agent_is_not_back_yet_tries_again(ends):
+    peer = await ends.welcome()
+    for _ in range(2):
+        ends.server.notify(peer, Beat(HELLO_AGAIN))
+        _, again = await ends.next(ClientHello)
+        ends.server.fail(peer, again.id, "authentication", "worker 'w' is not known here")
+    _, again = await ends.next(ClientHello)
+    ends.server.reply(peer, again.id, Welcome("e2", "0.1", 60.0, 10.0))
 
 
 async def test_beats_are_the_sessions_own_other_notices_are_not(ends):

@@ -1,0 +1,210 @@
+"""kill -9 of the head: what runs goes on, what is asked meanwhile waits, and the next head finds all of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from contextlib import contextmanager
+
+import head_workers as hw
+import live_workers as lw
+import pytest
+
+from rlinf_actors import GroupNotFoundError, NameInUseError, NodePlacementStrategy, WorkerDiedError
+from rlinf_actors.testing import LocalCluster
+
+pytestmark = pytest.mark.live
+
+TIMERS = {"timers": {"beat_s": 0.1, "lease_s": 2.0}}
+
+
+@pytest.fixture(scope="module")
+def local():
+    """The head and no workers on node 0: its agentd is killed with the head."""
+    with LocalCluster(3, env={"PYTHONPATH": f"{lw.ROOT / 'tests/live'}"}, options=TIMERS) as made:
+        yield made
+
+
+@pytest.fixture
+def lab(local):
+    with local.cluster(namespace="mine") as cluster:
+        yield cluster
+
+
+def launch(cluster, name, cls=hw.Steady):
+    return cls.create_group().launch(cluster, NodePlacementStrategy([1, 2]), name=name)
+
+
+@contextmanager
+def headless(local):
+    """Without the head; it is there again afterwards, and knows its nodes."""
+    local.kill_agent(0)
+    try:
+        yield
+    finally:
+        local.restart_agent(0)
+
+
+@contextmanager
+def driver(tmp_path, local, source):
+    """Another driver of the same job, with `group` launched as "theirs"; it ends when its stdin does."""
+    path = tmp_path / "other.py"
+    path.write_text(
+        lw.dedent(f"""
+            import sys
+            sys.path.insert(0, {str(lw.ROOT / "tests/live")!r})
+            import head_workers as hw
+            from rlinf_actors import Cluster, NodePlacementStrategy, WorkerGroup
+            with Cluster(num_nodes=3, head={local.head!r}, namespace="mine") as cluster:
+                group = hw.Steady.create_group().launch(cluster, NodePlacementStrategy([1, 2]), name="theirs")
+                print(*group.pid().wait(), flush=True)
+        """)
+        + textwrap.indent(lw.dedent(source), "    ")
+    )
+    process = subprocess.Popen(
+        [sys.executable, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=lw.SCRIPT_ENV
+    )
+    with process:
+        try:
+            yield process, [int(pid) for pid in process.stdout.readline().split()]
+        finally:
+            process.kill()
+
+
+class Load:
+    """Calls without a pause, from a thread."""
+
+    def __init__(self, group) -> None:
+        self._group = group
+        self._stop = threading.Event()
+        self.error: BaseException | None = None
+        self.done = 0
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                self.done = self._group.step().wait(10)[0]
+        except BaseException as error:  # noqa: BLE001 - the test shows it
+            self.error = error
+
+    def __enter__(self) -> Load:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        assert self.error is None
+
+
+def later(act):
+    """Run something that waits for the head on a thread; returns how to get its result."""
+    got: list = []
+
+    def run() -> None:
+        try:
+            got.append((True, act()))
+        except Exception as error:  # noqa: BLE001 - raised where the result is asked for
+            got.append((False, error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+
+    def result():
+        thread.join(15)
+        ok, value = got[0]
+        if not ok:
+            raise value
+        return value
+
+    return result
+
+
+def watch(pid):
+    return os.pidfd_open(pid)
+
+
+def test_all_goes_on_and_what_was_asked_meanwhile_is_done(lab, local, tmp_path):
+    group = launch(lab, "mine")
+    pids = group.pid().wait()
+    doomed = launch(lab, "doomed")
+    ends = [watch(pid) for pid in doomed.pid().wait()]
+    again = """
+        sys.stdin.readline()
+        print(*group.pid().wait(), flush=True)
+        print(*WorkerGroup.from_group_name(hw.Steady, "mine").pid().wait(), flush=True)
+        sys.stdin.readline()
+    """
+    with driver(tmp_path, local, again) as (other, their_pids), Load(group) as load:
+        with headless(local):
+            before = load.done
+            launching = later(lambda: launch(lab, "new").pid().wait())
+            stopping = later(lambda: doomed.shutdown(1.0))
+            taken = later(lambda: launch(lab, "theirs"))
+            while load.done < before + 20:
+                assert load.error is None
+        stopping()
+        for end in ends:
+            lw.wait_for_end(end)
+        assert len(set(launching()) - set(pids)) == 2
+        with pytest.raises(NameInUseError, match="'theirs' is running"):
+            taken()
+        assert group.pid().wait() == pids
+        other.stdin.write("on\n")
+        other.stdin.flush()
+        assert [int(pid) for pid in other.stdout.readline().split()] == their_pids
+        assert [int(pid) for pid in other.stdout.readline().split()] == pids
+        status = lab.runtime.io.submit(lab.runtime.status(None)).result(10)
+        assert {node.rank: node.state for node in status.nodes} == {0: "ready", 1: "ready", 2: "ready"}
+        assert sorted(state.name for state in status.groups) == ["mine", "new", "theirs"]
+
+
+def test_a_worker_that_dies_meanwhile_is_told_as_it_ended(lab, local):
+    group = launch(lab, "mortal")
+    pids = group.pid().wait()
+    with headless(local):
+        end = watch(pids[0])
+        os.kill(pids[0], signal.SIGKILL)
+        lw.wait_for_end(end)
+        dead = group.step()
+    with pytest.raises(WorkerDiedError, match="signal 9") as died:
+        dead.wait(10)
+    assert died.value.rank == 0
+    assert group.execute_on(1).pid().wait() == pids[1:]
+
+
+def test_groups_of_a_driver_that_dies_meanwhile_end(lab, local, tmp_path):
+    with driver(tmp_path, local, "sys.stdin.readline()") as (other, pids):
+        ends = [watch(pid) for pid in pids]
+        with headless(local):
+            other.kill()
+            other.wait()
+        for end in ends:
+            lw.wait_for_end(end)
+
+
+def test_a_name_that_nobody_has_is_not_found_after_the_nodes_are_back(lab, local):
+    with headless(local):
+        finding = later(lambda: lab.runtime.io.submit(lab.runtime.find("mine", "nobody")).result(15))
+    with pytest.raises(GroupNotFoundError):
+        finding()
+
+
+def test_an_emergency_stop_survives_the_head(lab, local):
+    assert cli(local, "estop", "--reason", "smoke").returncode == 0
+    with headless(local):
+        pass
+    assert "smoke" in cli(local, "status").stdout
+    assert cli(local, "estop", "--release").returncode == 0
+    assert "smoke" not in cli(local, "status").stdout
+
+
+def cli(local, command, *arguments):
+    boot = "import sys; from rlinf_actors.cli.main import main; sys.exit(main())"
+    call = [sys.executable, "-c", boot, command, "--head", local.head, *arguments]
+    return subprocess.run(call, capture_output=True, text=True, check=False, env=lw.SCRIPT_ENV)
