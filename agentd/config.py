@@ -24,7 +24,13 @@ KEYS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "head": {"listen": str, "connect": str},
     "node": {"name": str, "id": str, "rank": int, "ip": str, "labels": dict, "env": dict},
     "paths": {"run_dir": str, "log_dir": str, "state_dir": str},
-    "workers": {"interpreters": list, "prestart": list, "stop_grace_s": (int, float), "cgroup": str, "log_max_mb": (int, float)},
+    "workers": {
+        "interpreters": list,
+        "prestart": list,
+        "stop_grace_s": (int, float),
+        "cgroup": str,
+        "log_max_mb": (int, float),
+    },
     "hardware": {"probe_timeout_s": (int, float), "described": str},
     "timers": {
         "beat_s": (int, float),

@@ -232,6 +232,7 @@ class Daemon:
             report=reported,
             resources=report.resources,
             cgroups=cgroups,
+            log_bytes=int(config.log_max_mb * 2**20),
         )
         return self._keeper
 

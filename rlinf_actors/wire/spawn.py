@@ -141,6 +141,13 @@ class Grew(Message, frozen=True):
     ids: list[str]
 
 
+class LogsLost(Message, frozen=True):
+    """This worker's output cannot be written (a full disk), or, with `text` "", can be again."""
+
+    id: str
+    text: str
+
+
 class Read(Message, frozen=True):
     """agentd to template: these log files were read to their end; tell me when they grow again."""
 
@@ -178,8 +185,9 @@ ROBOT_END_S = 1.5
 ToWorker = Union[DevicesLocked, DevicesBusy, Renew, Revoke]
 ToTemplate = Union[Fork, Watching, Read, Shutdown, ToWorker]
 ToAgent = Union[
-    TemplateReady, TemplateFailed, Forked, Up, StartFailed, LeaseLost, Grew, LockDevices, UnlockDevices, Exited
-]
+    TemplateReady, TemplateFailed, Forked, Up, StartFailed, LeaseLost, Grew, LogsLost, LockDevices, UnlockDevices,
+    Exited,
+]  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()
 _to_template: msgspec.msgpack.Decoder[ToTemplate] = msgspec.msgpack.Decoder(ToTemplate)

@@ -62,6 +62,7 @@ class Drain:
         self.lost = 0
         self._limit = limit
         self._size = 0
+        self._line_ended = True
         self.tail = Tail()
         self.fault = ""
         self._file = -1
@@ -115,8 +116,15 @@ class Drain:
         self._write(line)
 
     def _write(self, data: bytes) -> None:
-        if self._limit and self._size > 0 and self._size + len(data) > self._limit:
-            self._rotate()
+        if self._limit and self._size and self._size + len(data) > self._limit:
+            end = 0 if self._line_ended else data.find(b"\n") + 1
+            if end or self._line_ended or self._size > 2 * self._limit:  # where there are lines, a file ends with one
+                self._append(data[:end])
+                self._rotate()
+                data = data[end:]
+        self._append(data)
+
+    def _append(self, data: bytes) -> None:
         view = memoryview(data)
         try:
             if self.lost and self._file >= 0:
@@ -127,6 +135,7 @@ class Drain:
         except OSError as error:  # a full disk may have room again later: keep the file, lose these bytes
             self._failed(error)
         self.lost += len(view)
+        self._line_ended = data.endswith(b"\n") if data else self._line_ended
 
     def _put(self, data: memoryview) -> int:
         written = os.write(self._file, data)
@@ -135,15 +144,22 @@ class Drain:
 
     def _rotate(self) -> None:
         """Begin a new file; the old one keeps its name with .1. Where that cannot be, the old one grows."""
+        begun = f"{self.path}.new"
         try:
-            os.rename(self.path, f"{self.path}.1")
+            # before the older one goes: who reads knows a file by its inode, and the kernel gives those out again
+            file = os.open(begun, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                os.rename(self.path, f"{self.path}.1")
+                os.rename(begun, self.path)
+            except OSError:
+                os.close(file)
+                raise
         except OSError as error:
             self._failed(error)
             self._size = 0  # not at every line
             return
         os.close(self._file)
-        self._file = -1
-        self._open()
+        self._file, self._size = file, 0
 
     def _failed(self, error: OSError) -> None:
         self.fault = self.fault or f"{self.path}: {error.strerror}"
