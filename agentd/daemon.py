@@ -129,6 +129,7 @@ class Daemon:
             robot_lease_s=min(config.robot_lease_s, config.lease_s),
             # a private head is never a restarted one: nobody but its driver knows it
             robot_settle_s=0.0 if config.embedded else min(config.robot_lease_s, config.lease_s) + ROBOT_END_S,
+            head_grace_s=config.head_grace_s,
             rank_hold_s=max(config.lease_s, config.head_grace_s),
         )
         store = None if config.embedded else Store(config.state_dir or run_dir)
@@ -211,6 +212,7 @@ class Daemon:
 
     def _children(self, run_dir: str, report: NodeReport, reported: Callable[[Report], None]) -> Children:
         from agentd.children import Children
+        from agentd.health import HealthTimes
         from agentd.node import default_log_dir
         from rlinf_actors.net.security import is_loopback
 
@@ -233,6 +235,7 @@ class Daemon:
             resources=report.resources,
             cgroups=cgroups,
             log_bytes=int(config.log_max_mb * 2**20),
+            health=HealthTimes(config.probe_s, config.unresponsive_s, config.long_call_s),
         )
         return self._keeper
 

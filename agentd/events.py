@@ -6,7 +6,7 @@ from typing import Union
 
 import msgspec
 
-from rlinf_actors.wire.messages import Body, HardwareFound, LogLines, Welcome, WorkerExited, WorkerReady
+from rlinf_actors.wire.messages import Body, HardwareFound, LogLines, Welcome, WorkerExited, WorkerReady, WorkersHealth
 from rlinf_actors.wire.values import HardwareQuestion, WorkerSpec
 
 # --- what happens ---
@@ -37,7 +37,7 @@ class Heard(msgspec.Struct, frozen=True):
 class FromWorkers(msgspec.Struct, frozen=True):
     """What the children report."""
 
-    report: Union[WorkerReady, WorkerExited, LogLines]
+    report: Union[WorkerReady, WorkerExited, WorkersHealth, LogLines]
 
 
 class Looked(msgspec.Struct, frozen=True):
@@ -53,9 +53,9 @@ class ProcessEnded(msgspec.Struct, frozen=True):
 
 
 class HeadLooked(msgspec.Struct, frozen=True):
-    """The head was silent and we looked: `refused` says that its machine answers and no head runs there."""
+    """The head was silent and we looked: `there` says that its machine answers, whether or not a head runs there."""
 
-    refused: bool
+    there: bool
 
 
 class Tick(msgspec.Struct, frozen=True):
@@ -166,7 +166,9 @@ class StopLooking(msgspec.Struct, frozen=True):
 
 
 class LookAtHead(msgspec.Struct, frozen=True):
-    """Find out whether the head's machine answers. Answered by HeadLooked."""
+    """Find out whether the head's machine answers within so many seconds. Answered by HeadLooked."""
+
+    timeout_s: float
 
 
 class Say(msgspec.Struct, frozen=True):

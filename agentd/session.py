@@ -16,7 +16,7 @@ from agentd import state as s
 from rlinf_actors import version
 from rlinf_actors.errors import ProtocolError, RlinfActorsError
 from rlinf_actors.net.host import pid_start
-from rlinf_actors.net.link import Network
+from rlinf_actors.net.link import Network, Sight
 from rlinf_actors.net.rpc import ControlClient
 from rlinf_actors.wire.messages import (
     PROTOCOL,
@@ -27,15 +27,15 @@ from rlinf_actors.wire.messages import (
     Welcome,
     WorkerExited,
     WorkerReady,
+    WorkersHealth,
 )
 from rlinf_actors.wire.values import HardwareAnswer, HardwareQuestion, NodeReport, WorkerSpec
 
 log = logging.getLogger(__name__)
 
-Report = Union[WorkerReady, WorkerExited, LogLines]
+Report = Union[WorkerReady, WorkerExited, WorkersHealth, LogLines]
 
 HELLO_TIMEOUT_S = 5.0
-LOOK_TIMEOUT_S = 2.0
 STALL_S = 0.5
 """A timer that comes later than this says that the process stood still (SIGSTOP, a suspended machine)."""
 
@@ -201,7 +201,7 @@ class Session:
             if action.id in self._looks:
                 self._looks[action.id].cancel()
         elif isinstance(action, e.LookAtHead):
-            self._spawn(self._look(), "look at the head")
+            self._spawn(self._look(action), "look at the head")
         elif isinstance(action, e.Say):
             log.info("%s", action.text)
             self._on_status(action.text)
@@ -254,22 +254,9 @@ class Session:
             del self._looks[action.id]
         self._handle(e.Looked(HardwareFound(action.id, answer)))
 
-    async def _look(self) -> None:
-        """Whether somebody listens at the head's address; a refusal says that its machine is there."""
-        refused = False
-        try:
-            if self._endpoint.startswith("ipc://"):
-                opening: Coroutine[Any, Any, Any] = asyncio.open_unix_connection(self._endpoint.removeprefix("ipc://"))
-            else:
-                host, _, port = self._endpoint.removeprefix("tcp://").rpartition(":")
-                opening = asyncio.open_connection(host.strip("[]"), int(port))
-            _, writer = await asyncio.wait_for(opening, LOOK_TIMEOUT_S)
-            writer.close()
-        except (ConnectionRefusedError, FileNotFoundError):
-            refused = True
-        except (OSError, asyncio.TimeoutError) as error:
-            log.info("the head at %s is out of reach: %s", self._endpoint, error or type(error).__name__)
-        self._handle(e.HeadLooked(refused))
+    async def _look(self, action: e.LookAtHead) -> None:
+        sight = await self._network.look(self._endpoint, action.timeout_s)
+        self._handle(e.HeadLooked(sight is not Sight.SILENT))
 
     # --- watching processes ---
 

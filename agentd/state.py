@@ -45,6 +45,7 @@ from agentd.events import (
 from agentd.leases import RobotLeases
 from rlinf_actors.errors import ClusterTimeoutError, NodeLostError, ProtocolError
 from rlinf_actors.net.outage import Outage
+from rlinf_actors.net.silence import HeadSilence
 from rlinf_actors.wire.messages import (
     HELLO_AGAIN,
     Beat,
@@ -62,8 +63,9 @@ from rlinf_actors.wire.messages import (
     Welcome,
     WorkerExited,
     WorkerReady,
+    WorkersHealth,
 )
-from rlinf_actors.wire.values import ExitReport, RunningWorker
+from rlinf_actors.wire.values import ExitReport, RunningWorker, WorkerHealth
 
 CUT_OFF_GRACE_S = 2.0
 """Between SIGTERM and SIGKILL for workers whose head is out of reach."""
@@ -133,21 +135,22 @@ class AgentState:
     phase: Phase = Phase.JOINING
     incarnation: str = ""
     _beat_s: float = 1.0
-    _lease_s: float = 10.0
-    _last_heard: float = 0.0
     _next_beat: float = math.inf
-    _looking: bool = False
     _outage: Outage = field(init=False)
     _epoch: str = ""
     _workers: dict[str, RunningWorker] = field(default_factory=dict)
     _ended: dict[str, RunningWorker] = field(default_factory=dict)
+    _health: dict[str, tuple[WorkerHealth, float]] = field(default_factory=dict)
     _unsent: list[Body] = field(default_factory=list)
+    _processes: dict[str, None] = field(default_factory=dict)
     _sent: set[str] = field(default_factory=set)
     _leases: RobotLeases = field(default_factory=RobotLeases)
+    _silence: HeadSilence = field(init=False)
     _out: list[Action] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._outage = Outage(self.random)
+        self._silence = HeadSilence(self.policy.head_grace_s)
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """What to do about *event*, in order.
@@ -159,24 +162,28 @@ class AgentState:
         self._end_leases(now)  # first: what waited to be read while we stood still must not revive one
         if isinstance(event, Start):
             self.incarnation = self.new_incarnation()
+            self._silence.heard(now)
             self._hello()
         elif isinstance(event, Welcomed):
             self._welcomed(event.welcome, now)
         elif isinstance(event, HelloFailed):
             self._failed(event.error, now)
         elif isinstance(event, Heard):
-            self._last_heard = now
+            self._silence.heard(now)
             self._heard(event.body, now)
         elif isinstance(event, FromWorkers):
-            self._reported(event.report)
+            self._reported(event.report, now)
         elif isinstance(event, Looked):
             self._send(event.found)  # an id that the head does not know any more is ignored there
         elif isinstance(event, ProcessEnded):
+            self._processes[event.incarnation] = None
+            if len(self._processes) > EXITS_KEPT:
+                del self._processes[next(iter(self._processes))]
             self._send(ProcessGone(event.incarnation))
         elif isinstance(event, HeadLooked):
-            self._looked(event.refused, now)
+            self._looked(event.there, now)
         elif isinstance(event, Stalled):
-            self._last_heard += event.seconds
+            self._silence.stood_still(event.seconds, now)
             self._next_beat = now
         elif isinstance(event, Drain):
             self._drain(event)
@@ -194,10 +201,10 @@ class AgentState:
     def next_deadline(self) -> float:
         """When a Tick is due, infinity for never."""
         times = [self._leases.deadline]
-        if self.phase is Phase.JOINING and self._workers:
-            times.append(self._last_heard + self.policy.head_grace_s)
-        elif self.phase is Phase.JOINED:
-            times += [self._next_beat, math.inf if self._looking else self._last_heard + self._lease_s]
+        if self.phase is Phase.JOINED:
+            times.append(self._next_beat)
+        if self._depends():
+            times.append(self._silence.next_deadline())
         return min(times)
 
     # --- the session ---
@@ -215,9 +222,11 @@ class AgentState:
         if self.phase is Phase.RESETTING:
             return  # a late answer to the life that is over
         self._step("welcomed")
-        self._beat_s, self._lease_s, self._last_heard = welcome.beat_s, welcome.lease_s, now
+        self._beat_s = self._silence.beat_s = welcome.beat_s
+        self._silence.lease_s = welcome.lease_s
+        self._silence.heard(now)
         self._leases.lease_s = welcome.robot_lease_s
-        self._looking, self._sent = False, set()
+        self._sent = set()
         away = self._outage.over(now)
         if away is not None:
             self._out.append(Say(f"the head is there, after {away:.0f} s"))
@@ -226,8 +235,11 @@ class AgentState:
         if welcome.epoch != self._epoch:  # output that an earlier head was to pass on is not acknowledged any more
             owners = dict.fromkeys(worker.spec.namespace for worker in self._workers.values())
             self._out += [Credit(ALL_CREDIT, owner) for owner in owners]
+            self._out += [Send(ProcessGone(incarnation)) for incarnation in self._processes]  # it may have missed them
+            self._unsent = [body for body in self._unsent if not isinstance(body, ProcessGone)]
         self._epoch = welcome.epoch
-        self._out += [Send(body) for body in self._unsent]
+        health = [msgspec.structs.replace(one, for_s=one.for_s + now - at) for one, at in self._health.values()]
+        self._out += [Send(body) for body in [*self._unsent, *([WorkersHealth(health)] if health else [])]]
         self._unsent = []
 
     def _failed(self, error: Exception, now: float) -> None:
@@ -289,30 +301,33 @@ class AgentState:
             self._stop(lost, 0.0, f"no word from the head for {silent:.1f} s")
 
     def _tick(self, now: float) -> None:
-        joining = self.phase is Phase.JOINING and bool(self._workers)
-        if joining and now >= self._last_heard + self.policy.head_grace_s:
-            self._reset(f"no head for {now - self._last_heard:.0f} s")
-        if self.phase is not Phase.JOINED:
-            return
-        if now >= self._next_beat:
+        if self.phase is Phase.JOINED and now >= self._next_beat:
             self._next_beat = max(self._next_beat + min(self._beat_s, self._leases.beat_s), now)
             self._out.append(Send(Beat(self.incarnation, now)))
             self._sent = set(self._ended)
-        if not self._looking and now >= self._last_heard + self._lease_s:
-            self._looking = True
-            self._out.append(LookAtHead())
+        self._judge(now)
 
-    def _looked(self, refused: bool, now: float) -> None:
-        self._looking = False
-        silent = now - self._last_heard
-        if self.phase is not Phase.JOINED or silent < self._lease_s:
+    def _depends(self) -> bool:
+        """Whether the head's silence matters: to a node that it knows, and to one that still has workers."""
+        return self.phase is Phase.JOINED or (self.phase is Phase.JOINING and bool(self._workers))
+
+    def _judge(self, now: float) -> None:
+        if not self._depends():
             return
-        if refused and silent < self.policy.head_grace_s:
-            self._step("forgotten")  # a restarted head knows nobody: wait for it with a hello
-            self._away(f"the head does not run; workers go on for {self.policy.head_grace_s:g} s", now)
+        reason = self._silence.verdict(now)
+        if reason is not None:
+            self._reset(reason)
+        elif self._silence.look(now):
+            self._out.append(LookAtHead(self._silence.look_timeout_s))
+
+    def _looked(self, there: bool, now: float) -> None:
+        self._silence.looked(there, now)
+        if there and self.phase is Phase.JOINED and self._silence.suspected(now):
+            self._step("forgotten")  # over a new connection: the old one may be waiting to repeat what a cut lost
+            grace = f"; workers go on for {self.policy.head_grace_s:g} s" if self._workers else ""
+            self._away(f"the head does not answer, but its machine does{grace}", now)
             self._hello(self._outage.pause(), anew=True)
-        else:
-            self._reset(f"the head was silent for {silent:.0f} s")
+        self._judge(now)
 
     # --- what the head says ---
 
@@ -361,11 +376,11 @@ class AgentState:
             return
         for spec in specs:
             reason = f"its agentd is {self.phase.value}"
-            self._reported(WorkerExited(spec.id, ExitReport("start_failed", reason=reason)))
+            self._reported(WorkerExited(spec.id, ExitReport("start_failed", reason=reason)), now)
 
     # --- what workers do ---
 
-    def _reported(self, report: WorkerReady | WorkerExited | LogLines) -> None:
+    def _reported(self, report: WorkerReady | WorkerExited | WorkersHealth | LogLines, now: float) -> None:
         if isinstance(report, WorkerReady) and report.id in self._workers:
             self._workers[report.id] = msgspec.structs.replace(
                 self._workers[report.id],
@@ -377,10 +392,15 @@ class AgentState:
         elif isinstance(report, WorkerExited):
             known = self._workers.pop(report.id, None)
             self._leases.ended(report.id)
+            self._health.pop(report.id, None)
             if known is not None and self.phase is not Phase.RESETTING:
                 self._ended[report.id] = msgspec.structs.replace(known, exit=report.exit)
                 if len(self._ended) > EXITS_KEPT:
                     del self._ended[next(iter(self._ended))]
+        elif isinstance(report, WorkersHealth):
+            self._health.update({one.id: (one, now) for one in report.workers})
+            if self.phase is not Phase.JOINED:
+                return  # it is told when the head knows us
         self._send(report)
         if self.phase is Phase.RESETTING and not self._workers:
             self._unsent = []

@@ -1,7 +1,8 @@
 """Drivers and workers: who is there, which job they belong to, and how their end is noticed. Pure.
 
 A client that an agent on its host watches (by pidfd) ends when its process ends, and only then: a
-stopped driver may stay silent as long as it likes. Any other client lives by its beats.
+stopped driver may stay silent as long as it likes. A worker ends with what its agent has under its
+id. Any other client lives by its beats.
 """
 
 from __future__ import annotations
@@ -183,6 +184,14 @@ class ClientTable:
         else:
             self._awaited.setdefault(incarnation, now + self._timing.patience_s)
 
+    def never_returns(self, incarnation: str) -> None:
+        """An agent saw the end of a process that an earlier head had it watch."""
+        if self._ended.get(incarnation) is None:
+            self._awaited.pop(incarnation, None)
+            self._ended.add(incarnation, "its process ended", certain=True)
+            self._tell_watchers(incarnation)
+            self._on_gone(incarnation, None)
+
     def forget_job(self, namespace: str) -> bool:
         """Forget a job if it has no members; the caller knows that it has no groups."""
         if any(client.namespace == namespace for client in self._clients.values()):
@@ -219,17 +228,22 @@ class ClientTable:
             if client is not None:
                 self._emit(Notify(client.peer, ClientGone(incarnation)))
 
-    def unwatch(self, node_id: str, now: float) -> None:
-        """An agent is gone, or begins anew: the clients that it watched live by their beats from now on."""
+    def unwatch(self, node_id: str, heard: float) -> None:
+        """An agent is gone, or begins anew: the clients that it watched live by their beats from now on.
+
+        Args:
+            node_id: of the agent's node.
+            heard: when that node was last heard of, and so its clients, who may be silent as long as they are watched.
+        """
         for client in self._clients.values():
             if client.watcher == node_id:
-                client.watcher, client.last_seen = None, now
+                client.watcher, client.last_seen = None, max(client.last_seen, heard)
 
     def tick(self, now: float) -> None:
         """Time has passed: who does not beat and is not watched has ended."""
         for client in [c for c in self._clients.values() if now >= self._expiry(c)]:
             reason = f"it was silent for {now - client.last_seen:.0f} s"
-            self._emit(Notify(client.peer, Goodbye(f"the head has given up on this process: {reason}")))
+            self._emit(Notify(client.peer, given_up(reason)))
             self.gone(client, reason, certain=False)
         for incarnation in [i for i, deadline in self._awaited.items() if now >= deadline]:
             del self._awaited[incarnation]
@@ -237,10 +251,10 @@ class ClientTable:
             self._tell_watchers(incarnation)
             self._on_gone(incarnation, None)
 
-    def stalled(self, seconds: float) -> None:
+    def stalled(self, seconds: float, now: float) -> None:
         """The head stood still: nobody was silent."""
         for client in self._clients.values():
-            client.last_seen += seconds
+            client.last_seen = self._timing.after_stall(client.last_seen, seconds, now)
         self._awaited = {incarnation: at + seconds for incarnation, at in self._awaited.items()}
 
     def next_deadline(self) -> float:
@@ -248,4 +262,11 @@ class ClientTable:
         return min([math.inf, *map(self._expiry, self._clients.values()), *self._awaited.values()])
 
     def _expiry(self, client: Client) -> float:
-        return math.inf if client.watcher is not None else client.last_seen + self._timing.lease_s
+        """When its silence ends it. A worker's end is its agent's to tell, or its node's."""
+        watched = client.watcher is not None or client.role == "worker"
+        return math.inf if watched else client.last_seen + self._timing.lease_s
+
+
+def given_up(reason: str) -> Goodbye:
+    """What a client is told that this head has given up on."""
+    return Goodbye(f"the head has given up on this process: {reason}", lost=True)

@@ -129,8 +129,9 @@ class Timing(msgspec.Struct, frozen=True):
         robot_lease_s: how long a robot worker goes on without our word, and without a word of its owner.
         robot_settle_s: how long after its start a head starts no worker on a robot: one that it does not know of yet
             may hold the robot on another node, until its agent has said so or its lease is over.
+        head_grace_s: how long clients wait for a head whose machine answers; as agentd's.
         return_s: how long a restarted head waits for its nodes, and for owners that they name, at least; the lease if
-            that is longer. They try again every 3 s at most.
+            that is longer. They try again every 3 s at most, on a machine that may be busy with its own restart.
         rank_hold_s: how long the rank of a lost node is kept from others. The longer of the lease and the time
             that cut-off workers may live while a head is restarting (`head_grace_s` of agentd).
         orphan_grace_s: between SIGTERM and SIGKILL for the workers of an owner that is gone; a robot that one of
@@ -143,7 +144,8 @@ class Timing(msgspec.Struct, frozen=True):
     lease_s: float = 10.0
     robot_lease_s: float = 2.0
     robot_settle_s: float = 0.0
-    return_s: float = 5.0
+    head_grace_s: float = 120.0
+    return_s: float = 10.0
     rank_hold_s: float = 120.0
     orphan_grace_s: float = 0.4
     stop_grace_s: float = 3.0
@@ -157,6 +159,13 @@ class Timing(msgspec.Struct, frozen=True):
     def suspect_s(self) -> float:
         """Silence after which a node is suspect."""
         return self.beat_s * self.suspect_beats
+
+    def after_stall(self, last_seen: float, seconds: float, now: float) -> float:
+        """When somebody counts as last seen, after the head itself stood still for so many *seconds* until *now*.
+
+        Suspect at most: the stall began before the timer was due that showed it, and what they sent waits to be read.
+        """
+        return min(now, max(last_seen + seconds, now - self.suspect_s))
 
 
 class Ended:

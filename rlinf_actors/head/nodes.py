@@ -208,10 +208,10 @@ class NodeTable:
                 node, "expired", f"its agentd was silent for {now - node.last_seen:.0f} s and is not connected", now
             )
 
-    def stalled(self, seconds: float) -> None:
+    def stalled(self, seconds: float, now: float) -> None:
         """The head stood still: nobody was silent."""
         for node in self._by_peer.values():
-            node.last_seen += seconds
+            node.last_seen = self._timing.after_stall(node.last_seen, seconds, now)
 
     def next_deadline(self) -> float:
         """When `tick` has something to do, infinity for never."""

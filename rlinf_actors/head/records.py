@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 from rlinf_actors.hardware.report import accelerator_type_of
 from rlinf_actors.head.transitions import NODE, WORKER, NodeLife, WorkerLife, step
 from rlinf_actors.placement.node_order import RegisteredNode
-from rlinf_actors.wire.values import Endpoint, ExitReport, GroupState, NodeReport, NodeState, WorkerSpec, WorkerState
+from rlinf_actors.wire.values import (
+    Endpoint,
+    ExitReport,
+    GroupState,
+    NodeReport,
+    NodeState,
+    WorkerPulse,
+    WorkerSpec,
+    WorkerState,
+)
 
 
 @dataclass
@@ -106,6 +115,7 @@ class Worker:
     port: int = 0
     master_port: int = 0
     exit: ExitReport | None = None
+    pulse: WorkerPulse | None = None
 
     @property
     def id(self) -> str:
@@ -135,6 +145,7 @@ class Worker:
             self.master_port,
             self.exit,
             self.spec.incarnation,
+            None if self.gone else self.pulse,
         )
 
 

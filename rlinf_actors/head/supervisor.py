@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from rlinf_actors.errors import ProtocolError
 from rlinf_actors.head.checks import own_namespace
-from rlinf_actors.head.clients import ClientTable
+from rlinf_actors.head.clients import ClientTable, given_up
 from rlinf_actors.head.commands import (
     Answer,
     Asked,
@@ -31,6 +31,7 @@ from rlinf_actors.head.commands import (
 from rlinf_actors.head.drains import DrainTable
 from rlinf_actors.head.groups import GroupTable
 from rlinf_actors.head.happenings import of_driver, of_node
+from rlinf_actors.head.health import HealthNotes
 from rlinf_actors.head.journal import Journal
 from rlinf_actors.head.looks import HardwareLooks
 from rlinf_actors.head.nodes import NodeTable
@@ -69,6 +70,7 @@ from rlinf_actors.wire.messages import (
     Welcome,
     WorkerExited,
     WorkerReady,
+    WorkersHealth,
 )
 
 
@@ -134,6 +136,7 @@ class Supervisor:
         )
         self._reconciler = Reconciler(timing, self._emit, self._clients, self._groups)
         self._robots = RobotTable(timing, self._emit, self._nodes, self._clients, self._groups, before)
+        self._health = HealthNotes(self._emit, self._groups)
         self._drains = DrainTable(self._emit, self._nodes, self._clients, self._groups)
 
     def started(self, wall: float) -> None:
@@ -160,8 +163,8 @@ class Supervisor:
         elif isinstance(event, Unreachable):
             self._nodes.unreachable(event.peer, now)
         elif isinstance(event, Stalled):
-            self._nodes.stalled(event.seconds)
-            self._clients.stalled(event.seconds)
+            self._nodes.stalled(event.seconds, now)
+            self._clients.stalled(event.seconds, now)
             self._robots.stalled(event.seconds)
             self._settling.stalled(event.seconds)
         else:
@@ -234,6 +237,7 @@ class Supervisor:
             self._groups.leases(now),
             self._robots.stopped(),
             self._trouble,
+            self._wall,
         )
 
     def farewell(self, reason: str) -> list[Command]:
@@ -329,7 +333,13 @@ class Supervisor:
     def _welcome(self, token: str) -> Welcome:
         timing = self.timing
         return Welcome(
-            self.identity.epoch, self.identity.version, timing.beat_s, timing.lease_s, token, timing.robot_lease_s
+            epoch=self.identity.epoch,
+            version=self.identity.version,
+            beat_s=timing.beat_s,
+            lease_s=timing.lease_s,
+            token=token,
+            robot_lease_s=timing.robot_lease_s,
+            head_grace_s=timing.head_grace_s,
         )
 
     # --- notices ---
@@ -343,7 +353,7 @@ class Supervisor:
             self._clients.heard(peer, self._now)
             self._client_told(client, body)
         elif isinstance(body, Beat) and (reason := self._clients.ended(body.incarnation)) is not None:
-            self._emit(Notify(peer, Goodbye(f"the head has given up on this process: {reason}")))
+            self._emit(Notify(peer, given_up(reason)))
         elif not isinstance(body, Goodbye):
             self._emit(Notify(peer, Beat(HELLO_AGAIN)))
 
@@ -357,8 +367,12 @@ class Supervisor:
             self._guard(lambda: self._groups.exited(node, body.id, body.exit, self._now))
         elif isinstance(body, ProcessGone):
             client = self._clients.get(body.incarnation)
-            if client is not None and client.watcher == node.id:
+            if client is None:
+                self._clients.never_returns(body.incarnation)
+            elif client.watcher == node.id:
                 self._clients.gone(client, "its process ended")
+        elif isinstance(body, WorkersHealth):
+            self._health.said(node, body, self._wall)
         elif isinstance(body, LogLines):
             self._route_lines(node, body)
         elif isinstance(body, HardwareFound):
@@ -407,7 +421,7 @@ class Supervisor:
         self._emit(of_node("node_left" if certain else "node_lost", node, f"is gone: {reason}"))
         self._looks.node_lost(node, reason)
         self._groups.node_lost(node, reason, certain, self._now)
-        self._clients.unwatch(node.id, self._now)
+        self._clients.unwatch(node.id, node.last_seen)
         self._clients.watch(self._nodes.alive())
 
     def _client_gone(self, incarnation: str, client: Client | None) -> None:

@@ -7,14 +7,24 @@ look into). What goes out in one loop iteration to one peer leaves as one chunk.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.arena import Arena
+from rlinf_actors.net.silence import LOOK_TIMEOUT_S
 
 OnMessage = Callable[[bytes, bytes, "list[Buffer]"], None]
 """(peer, header, parts); runs on the network's loop. *peer* is b"" on a Link."""
+
+
+class Sight(enum.Enum):
+    """What a look at an endpoint found."""
+
+    LISTENS = "listens"
+    REFUSED = "refused"
+    SILENT = "silent"
 
 
 class Listener(Protocol):
@@ -66,6 +76,9 @@ class Network(Protocol):
 
     def link(self, endpoint: str, identity: bytes, on_message: OnMessage) -> Link:
         """A link to *endpoint*; the listener knows it as *identity* (unique per process and purpose)."""
+
+    async def look(self, endpoint: str, timeout_s: float = LOOK_TIMEOUT_S) -> Sight:
+        """Whether anything listens at *endpoint*; see net.look. Loop thread."""
 
     def soon(self, function: Callable[[], object]) -> None:
         """Run *function* on the loop soon. Any thread, finalizers too; once the loop is closed it does nothing."""

@@ -2,7 +2,8 @@
 
 Everything above the seam runs unchanged on it. `cut` stops all messages of a peer in both
 directions (they are lost, as on a cut cable); `heal` lets later ones through; `delay` holds
-messages back for some seconds of the loop's time; `drop` loses those a function picks.
+messages back for some seconds of the loop's time; `drop` loses those a function picks. A look at
+an endpoint in `dark` finds it silent, as behind a cut cable.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from rlinf_actors.errors import ConfigError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net import faultpoints
 from rlinf_actors.net.arena import Arena
-from rlinf_actors.net.link import OnMessage
+from rlinf_actors.net.link import OnMessage, Sight
+from rlinf_actors.net.silence import LOOK_TIMEOUT_S
 
 
 class MemoryNetwork:
@@ -33,6 +35,7 @@ class MemoryNetwork:
         self.forked = False
         self.memory: Arena | None = None
         self.delay = 0.0
+        self.dark: set[str] = set()
         self.drop: Callable[[bytes, bytes], bool] = lambda _identity, _header: False
 
     def listener(self, on_message: OnMessage, *, max_bytes: int = -1) -> MemoryListener:
@@ -48,6 +51,12 @@ class MemoryNetwork:
     def heal(self, identity: bytes) -> None:
         """Undo `cut` for messages sent from now on."""
         self._cut.discard(identity)
+
+    async def look(self, endpoint: str, timeout_s: float = LOOK_TIMEOUT_S) -> Sight:
+        if endpoint in self.dark:
+            await asyncio.sleep(timeout_s)
+            return Sight.SILENT
+        return Sight.LISTENS if endpoint in self._listeners else Sight.REFUSED
 
     def soon(self, function: Callable[[], object]) -> None:
         if not self._loop.is_closed():

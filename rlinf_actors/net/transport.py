@@ -31,8 +31,10 @@ import zmq
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net import faultpoints
 from rlinf_actors.net.arena import Arena
-from rlinf_actors.net.link import OnMessage
+from rlinf_actors.net.link import OnMessage, Sight
+from rlinf_actors.net.look import look_at
 from rlinf_actors.net.security import Security
+from rlinf_actors.net.silence import LOOK_TIMEOUT_S
 from rlinf_actors.scarce import explain
 
 log = logging.getLogger(__name__)
@@ -86,6 +88,9 @@ class ZmqNetwork:
     def link(self, endpoint: str, identity: bytes, on_message: OnMessage) -> ZmqLink:
         self._security.check(endpoint, "connect to")
         return _open(lambda: ZmqLink(self, endpoint, identity, on_message))
+
+    async def look(self, endpoint: str, timeout_s: float = LOOK_TIMEOUT_S) -> Sight:
+        return await look_at(endpoint, timeout_s)
 
     def soon(self, function: Callable[[], object]) -> None:
         try:

@@ -12,40 +12,44 @@ from msgspec.structs import replace
 from rlinf_actors.errors import (
     AuthenticationError,
     ClusterTimeoutError,
+    NodeLostError,
     ProtocolError,
     RlinfActorsError,
 )
-from rlinf_actors.net.link import Network
+from rlinf_actors.net.link import Network, Sight
 from rlinf_actors.net.outage import Outage
 from rlinf_actors.net.rpc import ControlClient
+from rlinf_actors.net.silence import HeadSilence
 from rlinf_actors.wire.messages import HELLO_AGAIN, Beat, Body, ClientHello, Goodbye, Welcome
 
 log = logging.getLogger(__name__)
 
 HEAD_GRACE_S = 120.0
-"""How long a head may be silent: as long as workers outlive it (agentd's head_grace_s)."""
+"""How long a head may be silent while its machine answers, until it has said how long workers outlive it."""
 STALL_S = 0.5
 """A timer of ours that is later than this says that we stood still ourselves."""
 HELLO_TIMEOUT_S = 5.0
-"""How long a hello to a head that was there before waits for its answer."""
-SILENT_BEATS = 3
-"""Beats without an answer after which the head is taken to be away, and is greeted until it answers."""
+"""How long a hello to a head that was there before waits for its answer; a quarter of the lease if that is shorter, so
+that a new connection is tried before a cut that has healed costs the lease.
+"""
 
 
 class HeadLink:
     """The session.
 
     A head that is away is greeted again and again, with growing pauses; requests wait for it meanwhile, each to its
-    own deadline, and are asked again when it is back.
+    own deadline, and are asked again when it is back. A driver asks its machine too: silence there means that the
+    network is cut, and ends the session after the lease.
 
     Args:
         network: what to connect with.
         endpoint: the head's.
         hello: what to introduce this process with; sent again if the head has forgotten us.
         on_notice: called with every notice that is not the session's own.
-        on_silence: called once, with the reason, when the head has been silent for HEAD_GRACE_S seconds, or does not
-            take this process back.
+        on_silence: called once, with the reason, when this process is on its own: the network is cut, no head came
+            back in time, or it does not take this process back.
         on_return: called when a head that had forgotten us has taken us back.
+        on_given_up: called instead if it does not because it has given up on this process.
     """
 
     def __init__(
@@ -56,19 +60,24 @@ class HeadLink:
         on_notice: Callable[[Body], None],
         on_silence: Callable[[str], None] = lambda reason: None,
         on_return: Callable[[], None] = lambda: None,
+        on_given_up: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self.endpoint = endpoint
         self.welcome: Welcome | None = None
         self._hello = hello
         self._on_notice = on_notice
         self._on_silence = on_silence
-        self._heard = 0.0
+        # a worker's agent looks for all of its node, and ends the worker if need be
+        self._silence = HeadSilence(HEAD_GRACE_S, hello.role == "driver", f"the head at {endpoint}")
         self._beat_s = 1.0
         self._on_return = on_return
+        self._on_given_up = on_given_up
         self._outage = Outage(random.random)
         self._closed = False
         self._beats: asyncio.Task[None] | None = None
         self._greeting: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self._network = network
         identity = f"{hello.role}:{hello.incarnation}".encode()
         self._client = ControlClient(network, endpoint, identity, self._noticed)
 
@@ -83,7 +92,7 @@ class HeadLink:
         self._beat_s = welcome.beat_s
         if self._hello.role == "driver":
             self._hello = replace(self._hello, token=welcome.token)  # a head that is restarted learns it from us
-        self._beats = asyncio.get_running_loop().create_task(self._beat(), name="beats to the head")
+        self._beats = asyncio.get_running_loop().create_task(self._tend(), name="beats to the head")
         return welcome
 
     async def request(
@@ -97,12 +106,13 @@ class HeadLink:
         try:
             return await self._client.request(body, timeout, on_reply)
         except ClusterTimeoutError:
-            silent = asyncio.get_running_loop().time() - self._heard
-            if silent < SILENT_BEATS * self._beat_s:
+            now = asyncio.get_running_loop().time()
+            if not self._silence.suspected(now):
                 raise
             raise ClusterTimeoutError(
-                f"the head at {self.endpoint} has not answered for {silent:.0f} s; {type(body).__name__} waited "
-                f"{timeout:g} s for it. Is it running? Workers that run go on without it for a while"
+                f"the head at {self.endpoint} has not answered for {self._silence.seconds(now):.0f} s; "
+                f"{type(body).__name__} waited {timeout:g} s for it. Is it running? "
+                "Workers that run go on without it for a while"
             ) from None
 
     def notify(self, body: Body) -> None:
@@ -112,7 +122,7 @@ class HeadLink:
     def close(self, reason: str, linger_ms: int = 200) -> None:
         """Say goodbye and close; what the head does not take in *linger_ms* milliseconds is dropped."""
         self._closed = True
-        for task in (self._beats, self._greeting):
+        for task in (self._beats, self._greeting, self._looking):
             if task is not None:
                 task.cancel()
         self._client.notify(Goodbye(reason))
@@ -123,7 +133,9 @@ class HeadLink:
         if not isinstance(answer, Welcome):
             raise ProtocolError(f"the head at {self.endpoint} answered a hello with {type(answer).__name__}")
         self.welcome = answer
-        self._heard = asyncio.get_running_loop().time()
+        self._silence.beat_s, self._silence.lease_s = answer.beat_s, answer.lease_s
+        self._silence.grace_s = answer.head_grace_s
+        self._silence.heard(asyncio.get_running_loop().time())
         return answer
 
     def own_robots(self) -> None:
@@ -131,26 +143,47 @@ class HeadLink:
         if self.welcome is not None:
             self._beat_s = min(self._beat_s, self.welcome.robot_lease_s / 4)
 
-    async def _beat(self) -> None:
+    async def _tend(self) -> None:
+        """Beat, and mind the head's silence; ends when that has a verdict."""
         loop = asyncio.get_running_loop()
-        self._heard = loop.time()
-        await asyncio.sleep(self._beat_s * random.random())
-        while loop.time() - self._heard < HEAD_GRACE_S:
-            if not self._away:  # else there is a hello on its way, and beats to nobody would only pile up
-                self._client.notify(Beat(self._hello.incarnation))
-            due = loop.time() + self._beat_s
-            await asyncio.sleep(self._beat_s)
-            self._heard += max(0.0, loop.time() - due - STALL_S)  # while we stood still, nobody was silent
-            if loop.time() - self._heard >= SILENT_BEATS * self._beat_s:
+        self._silence.heard(loop.time())
+        next_beat = loop.time() + self._beat_s * random.random()
+        while True:
+            due = min(next_beat, self._silence.next_deadline())
+            await asyncio.sleep(due - loop.time())
+            now = max(loop.time(), due)  # uvloop's clock is coarser than its time()
+            if now - due > STALL_S:
+                self._silence.stood_still(now - due, now)
+            if now >= next_beat:
+                next_beat = now + self._beat_s
+                if not self._away:  # else there is a hello on its way, and beats to nobody would only pile up
+                    self._client.notify(Beat(self._hello.incarnation))
+            if self._silence.suspected(now):
                 self._greet_again()
-        self._on_silence(f"the head at {self.endpoint} has not answered for {HEAD_GRACE_S:g} s")
+            if self._silence.look(now):
+                self._looking = loop.create_task(self._look(), name="look at the head")
+            if self._judge(now):
+                return
+
+    async def _look(self) -> None:
+        sight = await self._network.look(self.endpoint, self._silence.look_timeout_s)
+        now = asyncio.get_running_loop().time()
+        self._silence.looked(sight is not Sight.SILENT, now)
+        self._judge(now)
+
+    def _judge(self, now: float) -> bool:
+        """Whether it is over."""
+        reason = self._silence.verdict(now)
+        if reason is not None and not self._closed:
+            self._on_silence(reason)
+        return reason is not None
 
     @property
     def _away(self) -> bool:
         return self._greeting is not None and not self._greeting.done()
 
     def _noticed(self, body: Body) -> None:
-        self._heard = asyncio.get_running_loop().time()
+        self._silence.heard(asyncio.get_running_loop().time())
         if isinstance(body, Beat):
             if body.incarnation == HELLO_AGAIN:
                 self._greet_again()  # the head was restarted, and does not know us
@@ -166,10 +199,13 @@ class HeadLink:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                await self._greet(HELLO_TIMEOUT_S)
+                await self._greet(min(HELLO_TIMEOUT_S, self._silence.lease_s / 4))
                 break
             except RlinfActorsError as error:
                 if self._closed:
+                    return
+                if isinstance(error, NodeLostError):
+                    self._on_given_up(str(error))
                     return
                 if not isinstance(error, (ClusterTimeoutError, AuthenticationError)):
                     self._on_silence(str(error))  # it is there, and does not take this process back

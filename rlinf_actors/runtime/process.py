@@ -56,10 +56,10 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-HEAD_TIMEOUT_S = HEAD_GRACE_S
-"""How long a launch waits for a head that is being restarted."""
 FIND_TIMEOUT_S = 30.0
-"""The same for a look at a group: a head's start, and the lease that it gives its nodes to come back."""
+"""How long a look at a group waits for a head that is being restarted: for its start, and for the lease that it gives
+its nodes to come back.
+"""
 _START_AGAIN = "Call shutdown() on the Cluster and make a new one to go on"
 
 
@@ -73,6 +73,7 @@ class Runtime:
         token: of the job, for a worker.
         security: settings of the sockets.
         on_lost: called (loop thread) when the head ends this session.
+        on_given_up: called (loop thread) when the head has given up on this process: whoever owns it was told so.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Runtime:
         token: str = "",
         security: Security | None = None,
         on_lost: Callable[[str], None] = lambda reason: None,
+        on_given_up: Callable[[str], None] = lambda reason: None,
     ) -> None:
         from rlinf_actors.net.transport import ZmqNetwork  # loads zmq: not before something is started
 
@@ -100,6 +102,7 @@ class Runtime:
         self.lost = LostErrors(change_exit_code=role == "driver" and settings.fail_on_lost_errors)
         self.closed = False
         self._on_lost = on_lost
+        self._on_given_up = on_given_up
         _raise_file_limit()
         self.io = IoThread(f"rlinf-actors-{role}-io")
         self.network: Network = self.io.submit(_made(lambda: ZmqNetwork(self.io.loop, security))).result()
@@ -143,13 +146,14 @@ class Runtime:
             worker_id=self.worker_id,
             token=self.token,
         )
-        head = HeadLink(self.network, endpoint, hello, self._noticed, self.head_lost, self._returned)
+        head = HeadLink(self.network, endpoint, hello, self._noticed, self.head_lost, self._returned, self._given_up)
         try:
             welcome = await head.start(timeout)
         except BaseException:
             head.close("never welcomed")
             raise
         self._head = head
+        self.watched.again()  # whoever is watched already
         self.token = welcome.token or self.token
         return welcome
 
@@ -206,7 +210,7 @@ class Runtime:
                 await asyncio.wait(ending)
             if self._head is not None and claims:
                 self._head.own_robots()
-            await self.ask(message, Launched, HEAD_TIMEOUT_S + message.wait_s, adopt)
+            await self.ask(message, Launched, self._head_grace_s() + message.wait_s, adopt)
         except BaseException as error:
             if message.wait_s and isinstance(error, asyncio.CancelledError) and key not in self.groups:
                 self._stop_failed(group)  # withdrawn: it must not start when the hardware is free
@@ -298,6 +302,16 @@ class Runtime:
         """The head is silent for too long, or has given up on this process. Loop thread."""
         self._end_all(NodeLostError(f"{reason}; its workers end without it. {_START_AGAIN}"))
 
+    def _given_up(self, reason: str) -> None:
+        """The head has told everybody that this process is gone. Loop thread."""
+        self._on_given_up(reason)
+        self.head_lost(reason)
+
+    def _head_grace_s(self) -> float:
+        """How long a launch waits for a head that is being restarted."""
+        welcome = self._head.welcome if self._head is not None else None
+        return welcome.head_grace_s if welcome is not None else HEAD_GRACE_S
+
     def _end_all(self, error: RlinfActorsError) -> None:
         self._gone = error
         if self._head is not None:
@@ -360,7 +374,7 @@ class Runtime:
                 log.warning("%s", body.text)
         elif isinstance(body, Goodbye):
             self._on_lost(body.reason)
-            self.head_lost(body.reason)
+            (self._given_up if body.lost else self.head_lost)(body.reason)
         else:
             log.warning("the head sent a %s, which this process does not expect", type(body).__name__)
 

@@ -24,6 +24,7 @@ from rlinf_actors.wire.values import (
     NodeState,
     RobotStop,
     RunningWorker,
+    WorkerHealth,
     WorkerSpec,
     WorkerState,
 )
@@ -72,7 +73,8 @@ class ClientHello(Message, frozen=True):
 
 class Welcome(Message, frozen=True):
     """The head's answer to a hello. `token` is the job's membership token (clients only). Agents with robot workers
-    and owners of such beat four times in `robot_lease_s`.
+    and owners of such beat four times in `robot_lease_s`. `head_grace_s` is how long the head may be silent while its
+    machine answers.
     """
 
     epoch: str
@@ -81,12 +83,14 @@ class Welcome(Message, frozen=True):
     lease_s: float
     token: str = ""
     robot_lease_s: float = 2.0
+    head_grace_s: float = 120.0
 
 
 class Goodbye(Message, frozen=True):
-    """Sent by whoever ends a session on purpose."""
+    """Sent by whoever ends a session on purpose. `lost`: the head has given up on the process that it is sent to."""
 
     reason: str = ""
+    lost: bool = False
 
 
 HELLO_AGAIN = "hello?"
@@ -188,6 +192,8 @@ class GetStatus(Message, frozen=True):
 
 
 class Status(Message, frozen=True):
+    """What a head knows. `at` is its clock, in seconds since the epoch."""
+
     epoch: str
     version: str
     uptime_s: float
@@ -197,6 +203,7 @@ class Status(Message, frozen=True):
     leases: list[LeaseState] = []
     stopped: list[str] = []
     trouble: list[str] = []
+    at: float = 0.0
 
 
 class GetEvents(Message, frozen=True):
@@ -352,6 +359,12 @@ class WorkerExited(Message, frozen=True):
     exit: ExitReport
 
 
+class WorkersHealth(Message, frozen=True):
+    """Notice of an agent: these workers answer or do not answer, or are in one call for long, other than before."""
+
+    workers: list[WorkerHealth]
+
+
 class LogLines(Message, frozen=True):
     """Lines that workers wrote, on their way agent -> head -> owner. `entries` are
     (group:rank, stream, text); `skipped` says that lines were left out here (never in the files).
@@ -407,8 +420,8 @@ Body = Union[
     GetNodes, Nodes, Launch, Launched, FindGroup, Handles, StopGroup, GetStatus, Status, EStop, EStopped, StopCluster,
     Done, DrainNode, Drained, GetEvents, Events, EnumerateHardware, Enumerated, LookForHardware, HardwareFound,
     StopLooking,
-    StartWorkers, StopWorkers, Watch, Unwatch, ProcessGone, WorkerReady, WorkerExited, LogLines, LogCredit,
-    WorkerChanged, WatchClients, ClientGone, Warn,
+    StartWorkers, StopWorkers, Watch, Unwatch, ProcessGone, WorkerReady, WorkerExited, WorkersHealth, LogLines,
+    LogCredit, WorkerChanged, WatchClients, ClientGone, Warn,
 ]  # fmt: skip
 """Every control message."""
 

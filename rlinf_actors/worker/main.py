@@ -41,6 +41,7 @@ from rlinf_actors.worker.executor import (
     ThreadsExecutor,
     uses_event_loop,
 )
+from rlinf_actors.worker.farpeers import FarPeers
 from rlinf_actors.worker.parking import Unwound
 from rlinf_actors.worker.ports import HeldPorts
 from rlinf_actors.worker.safety import Guard
@@ -91,6 +92,7 @@ def _start(
         worker_id=spec.id,
         token=spec.token,
         security=security,
+        on_given_up=lambda reason: _given_up(reason, guard),
     )
     name = f"{spec.group}:{spec.rank}"
 
@@ -99,6 +101,7 @@ def _start(
     async def listen() -> tuple[WorkerServer, Endpoint, Messenger]:
         on_closed = guard.closed if guard is not None else lambda: None
         server = WorkerServer(runtime.network, spec.id, name, spec.token, on_closed)
+        server.far = FarPeers(runtime.watched.watch, job.connected, server.peer_gone)
         settings = Settings.load()
         station = Station(
             runtime.io,
@@ -141,6 +144,7 @@ def _start(
     context.tcp_port = int(endpoint.tcp.rpartition(":")[2]) if endpoint.tcp else 0
     control.serve(spawn.DevicesLocked, context.device_lock.granted)
     control.serve(spawn.DevicesBusy, context.device_lock.busy)
+    control.serve(spawn.Ping, lambda _: control.try_send(spawn.Pong(spec.id, *server.activity())))
     control.send(spawn.Up(spec.id, endpoint, context.tcp_port, master_port))
     return context, server
 
@@ -148,6 +152,7 @@ def _start(
 def _serve(context: worker_context.WorkerContext, server: WorkerServer) -> None:
     """Construct the class and run its calls. Main thread, to the end of the process."""
     creation = server.creations.get()
+    server.constructing()
     try:
         executor, instance = _construct(context, creation)
         if context.spec.incarnation:
@@ -230,6 +235,15 @@ def _import_class(reference: str, where: str) -> Any:
             f"{getattr(sys.modules.get(module), '__file__', 'unknown file')}"
         ) from error
     return found
+
+
+def _given_up(reason: str, guard: Guard | None) -> None:
+    """Another may run under this rank by now: end, whoever else should have seen to it and did not. I/O thread."""
+    if guard is not None:
+        guard.lose(reason)
+        return
+    print(f"this worker ends: {reason}", file=sys.stderr, flush=True)  # noqa: T201
+    _exit(1)
 
 
 def _exit(code: int) -> None:

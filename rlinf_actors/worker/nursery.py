@@ -45,6 +45,8 @@ class Worker:
         self.deadline = 0.0
         self.told = self.watched = False
         self.outgoing: deque[bytes] = deque()
+        self.unanswered = 0  # probes since the last Pong
+        self.pong: spawn.Pong | None = None  # agentd does not know of it yet
         self.unread = self.announced = False  # more in the files than agentd read; Grew sent since the last Read
         with contextlib.ExitStack() as stack:
             self.out = Drain(fork.place.out_path, log_bytes)
@@ -154,6 +156,24 @@ class Nursery:
             if worker.has_robots and not worker.outgoing:
                 self._pass_on(worker, packet)
 
+    def probe(self) -> None:
+        """Say who has answered since the last time, and ask again those who have; one question at a time each."""
+        pongs = [worker.pong for worker in self._workers.values() if worker.pong is not None]
+        self._send(spawn.Pulses(pongs))
+        for worker in self._workers.values():
+            worker.pong = None
+            if worker.up:
+                worker.unanswered += 1
+                if worker.unanswered == 1:
+                    self._pass_on(worker, spawn.Ping())
+
+    def _on_pong(self, worker: Worker, packet: spawn.Pong) -> None:
+        late, worker.unanswered = worker.unanswered > 1, 0
+        if late:
+            self._send(spawn.Pulses([packet]))
+        else:
+            worker.pong = packet
+
     def tell(self, packet: spawn.DevicesLocked | spawn.DevicesBusy | spawn.Revoke) -> None:
         """Pass on to a worker what agentd says; one that has ended needs nothing."""
         worker = self._workers.get(packet.id)
@@ -229,6 +249,8 @@ class Nursery:
                 self._send(packet)
             elif isinstance(packet, (spawn.LockDevices, spawn.UnlockDevices)) and packet.id == worker.id:
                 self._send(packet)
+            elif isinstance(packet, spawn.Pong) and packet.id == worker.id:
+                self._on_pong(worker, packet)
             elif isinstance(packet, (spawn.StartFailed, spawn.LeaseLost, spawn.TemplateFailed)):
                 worker.failure = packet.text
 

@@ -211,6 +211,8 @@ class Template:
             self._nursery.read(packet.ids)
         elif isinstance(packet, spawn.Renew):
             self._nursery.renew(packet)
+        elif isinstance(packet, spawn.Probe):
+            self._nursery.probe()
         elif isinstance(packet, spawn.Shutdown):
             self._end("its agentd was stopped")
         else:

@@ -330,7 +330,7 @@ async def test_a_restarted_head_loses_no_worker(lab):
     await driver.launch("g", [0, 0])
     await lab.until(lambda: driver.states("g") == {0: "running", 1: "running"})
     lab.head.close()
-    await lab.until(lambda: any("the head does not run; workers go on" in text for text in agent.says))
+    await lab.until(lambda: any("but its machine does; workers go on" in text for text in agent.says))
     agent.children.end("g-1", ExitReport("exited", 1))
     lab.start_head()
     await lab.until(lambda: agent.registered == 2)

@@ -38,6 +38,7 @@ from rlinf_actors.wire.values import Endpoint, ExitReport, RunningWorker, Worker
 P = s.Phase
 UP = Endpoint("h", "ipc://x")
 GONE = ExitReport("exited", 0)
+LOOK = e.LookAtHead(2.0)
 
 
 def spec(id: str) -> WorkerSpec:
@@ -67,7 +68,7 @@ class Kit:
         while True:
             self.now = self.state.next_deadline()
             out = self.state.handle(e.Tick(), self.now)
-            if e.LookAtHead() in out:
+            if LOOK in out:
                 return out
 
 
@@ -143,6 +144,17 @@ def test_a_restarted_head_acknowledges_no_output_that_was_under_way():
     assert not any(isinstance(a, e.Credit) for a in kit.do(e.Welcomed(Welcome("epoch2", "1.0", 1.0, 10.0))))
 
 
+def test_ends_of_watched_processes_are_told_to_each_head_once():
+    kit = Kit().join()
+    assert kit.do(e.ProcessEnded("d1")) == [e.Send(ProcessGone("d1"))]
+    kit.do(e.Heard(Beat(HELLO_AGAIN)))
+    assert kit.do(e.ProcessEnded("d2")) == []
+    out = kit.do(e.Welcomed(Welcome("epoch2", "1.0", 1.0, 10.0)))
+    assert [a.body for a in out if isinstance(a, e.Send)] == [ProcessGone("d1"), ProcessGone("d2")]
+    kit.do(e.Heard(Beat(HELLO_AGAIN)))
+    assert not any(isinstance(a, e.Send) for a in kit.do(e.Welcomed(Welcome("epoch2", "1.0", 1.0, 10.0))))
+
+
 @pytest.mark.parametrize("error", [ProtocolMismatchError("v1, v2"), ConfigError("rank"), AuthenticationError("no")])
 def test_a_refusal_ends_with_78_and_its_reason(error):
     kit = Kit()
@@ -169,31 +181,43 @@ def test_a_head_that_forgot_us_gets_a_hello_over_the_same_connection():
     assert kit.do(e.Heard(Beat(HELLO_AGAIN))) == []
 
 
-def test_a_silent_head_is_looked_for_at_the_lease_and_once():
+def test_a_silent_heads_machine_is_asked_after_three_beats_one_look_at_a_time():
     kit = Kit().join()
     began = kit.now
     kit.silence()
-    assert kit.now == began + 10
-    assert e.LookAtHead() not in kit.do(e.Tick(), 5)
+    assert kit.now == began + 3
+    assert LOOK not in kit.do(e.Tick(), 5)
 
 
-def test_a_refusal_by_its_machine_keeps_workers_and_joins_again():
+def test_an_answer_of_its_machine_keeps_workers_and_joins_again_over_a_new_connection():
     kit = Kit().join()
     kit.start("w1")
     kit.silence()
-    says, hello = kit.do(e.HeadLooked(refused=True))
-    assert "workers go on for 120 s" in says.text
+    says, hello = kit.do(e.HeadLooked(there=True))
+    assert "its machine does; workers go on for 120 s" in says.text
     assert hello == e.SayHello("life1", pytest.approx(0.75 * RETRY_MIN_S), anew=True)
     assert [worker.spec.id for worker in kit.state.running()] == ["w1"]
 
 
-def test_silence_of_its_machine_ends_workers_before_a_new_life():
+def cut(kit: Kit) -> list[e.Action]:
+    """No look finds anything from now on; what is done when that has a consequence."""
+    while True:
+        kit.now = kit.state.next_deadline()
+        out = [action for action in kit.do(e.Tick()) if not isinstance(action, e.Send)]
+        if out == [LOOK]:
+            out = kit.do(e.HeadLooked(there=False))
+        if out:
+            return out
+
+
+def test_silence_of_its_machine_ends_workers_at_the_lease_before_a_new_life():
     kit = Kit().join()
     kit.start("w1", "w2")
-    kit.silence()
-    says, stop = kit.do(e.HeadLooked(refused=False))
-    assert "silent for 10 s" in says.text
-    assert stop == e.StopChildren(["w1", "w2"], s.CUT_OFF_GRACE_S, "the head was silent for 10 s")
+    began = kit.now
+    says, stop = cut(kit)
+    assert kit.now == began + 10
+    assert "the head was silent for 10 s, and so was its machine for 10 s: the network" in says.text
+    assert stop == e.StopChildren(["w1", "w2"], s.CUT_OFF_GRACE_S, says.text.removeprefix("workers end: "))
     assert kit.do(e.FromWorkers(WorkerExited("w1", GONE))) == []
     (hello,) = kit.do(e.FromWorkers(WorkerExited("w2", GONE)))
     assert (hello.incarnation, hello.anew) == ("life2", True)
@@ -204,11 +228,27 @@ def test_a_head_that_stays_away_costs_the_workers_after_its_grace():
     kit = Kit().join()
     kit.start("w1")
     kit.silence()
-    kit.do(e.HeadLooked(refused=True))
+    kit.do(e.HeadLooked(there=True))
     kit.do(e.HelloFailed(ClusterTimeoutError("no answer")), 50)
-    assert kit.state.next_deadline() == 100 + 120
-    assert kit.do(e.Tick(), 59) == []
-    assert e.StopChildren(["w1"], s.CUT_OFF_GRACE_S, "no head for 120 s") in kit.do(e.Tick(), 1)
+    while kit.state.next_deadline() < 100 + 120:  # its machine is asked again and again
+        kit.now = kit.state.next_deadline()
+        assert kit.do(e.Tick()) == [LOOK]
+        assert kit.do(e.HeadLooked(there=True)) == []
+    kit.now = 100 + 120
+    (says, stop) = kit.do(e.Tick())
+    assert stop == e.StopChildren(["w1"], s.CUT_OFF_GRACE_S, says.text.removeprefix("workers end: "))
+    assert "silent for 120 s, although its machine answers" in says.text
+
+
+def test_a_network_that_is_cut_while_the_head_is_awaited_ends_the_workers_after_a_lease():
+    kit = Kit().join()
+    kit.start("w1")
+    kit.silence()
+    kit.do(e.HeadLooked(there=True))
+    there = kit.now
+    says, _ = cut(kit)
+    assert kit.now == there + 10
+    assert "so was its machine for 10 s" in says.text
 
 
 def test_a_node_without_workers_waits_for_its_head_for_ever():
@@ -221,7 +261,7 @@ def test_a_head_that_was_heard_while_we_looked_is_there():
     kit = Kit().join()
     kit.silence()
     kit.do(e.Heard(Beat("epoch")))
-    assert kit.do(e.HeadLooked(refused=False)) == []
+    assert kit.do(e.HeadLooked(there=False)) == []
     assert kit.state.phase is P.JOINED
 
 
@@ -276,7 +316,7 @@ def test_what_happens_while_the_head_is_away_is_told_afterwards():
     assert kit.do(e.ProcessEnded("d1")) == []
     registered, *sent = kit.do(e.Welcomed(Welcome("epoch2", "1.0", 1.0, 10.0)))
     assert registered == e.Registered("epoch2")
-    assert sent == [e.Send(gone), e.Send(ProcessGone("d1"))]
+    assert sent == [e.Send(ProcessGone("d1")), e.Send(gone)]
 
 
 def test_output_flows_and_is_dropped_with_credit_while_the_head_is_away():

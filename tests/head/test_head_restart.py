@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
+import pytest
 from head_kit import HeadKit, agent_hello, client_hello, running, specs
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ from rlinf_actors.wire.messages import (
     Launch,
     Launched,
     Nodes,
+    ProcessGone,
     StopGroup,
     StopWorkers,
     Welcome,
@@ -185,6 +187,22 @@ def test_workers_of_a_driver_that_was_given_up_end_at_a_restarted_head():
     kit.restart()
     back(kit, 0, 1)
     assert kit.sent(StopWorkers) == [StopWorkers(["g-0"], kit.timing.orphan_grace_s, "its owner ended")]
+
+
+@pytest.mark.parametrize("first", ["the end", "its workers"])
+def test_a_driver_whose_end_an_agent_saw_meanwhile_is_not_waited_for(first):
+    kit = cluster(2)
+    kit.restart()
+    if first == "the end":
+        alone(kit, 0)
+        kit.tell("a:n0", ProcessGone("d1"))
+        back(kit, 1)
+    else:
+        back(kit, 1)
+        alone(kit, 0)
+        kit.tell("a:n0", ProcessGone("d1"))
+    assert [stop.ids for stop in kit.sent(StopWorkers)] == [["g-1"]]
+    assert returns(kit).kind == "node_lost"
 
 
 def test_a_driver_that_said_goodbye_needs_no_memory():
@@ -493,7 +511,7 @@ class Actor:
         self.waiting = False
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 5), max_size=60))
 def test_in_whatever_order_they_come_back_nothing_is_lost_or_given_twice(order):
     kit = cluster(3)

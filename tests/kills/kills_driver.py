@@ -100,7 +100,7 @@ def say(what: Any) -> None:
 
 async def main() -> None:
     """Connect, launch, load, end."""
-    async with Cluster.connect(RANKS, head=sys.argv[1], namespace=NAMESPACE) as cluster:
+    async with Cluster.connect(3, head=sys.argv[1], namespace=NAMESPACE) as cluster:
         group: Any = await Loaded.create_group().launch(cluster, NodePlacementStrategy([1] * RANKS), name=GROUP)
         say(await group.about())
         load = Load(group)

@@ -21,7 +21,8 @@ from rlinf_actors import NodePlacementStrategy, procfs
 from rlinf_actors.testing import LocalCluster
 
 VICTIMS = ("worker", "template", "agentd", "head", "driver")
-"""Worker: rank 0. Template: the one that both ranks came from. agentd: their node's. Head: another node's agentd."""
+"""Worker: rank 0. Template: the one that both ranks came from. agentd: their node's. Head: node 0's agentd."""
+NODES = 3
 WAITS = CALLERS + 1
 """Of one rank, the stream included."""
 PATIENCE_S = 30.0
@@ -75,7 +76,7 @@ class Driver:
 
 
 class Scene:
-    """A cluster of two nodes with the head on the first, and a group of this process's own there, which must live on.
+    """Three nodes, the head on the first, and a group of this process's own on the last, which must live on.
 
     Args:
         local: the cluster, started.
@@ -170,8 +171,8 @@ def _ready(fd: int) -> bool:
 
 
 def start_bystanders(cluster: Any) -> Any:
-    """Two workers on the node of the head, where nothing but that is killed."""
-    return Loaded.create_group().launch(cluster, NodePlacementStrategy([0, 0]), name="bystanders")
+    """Two workers on a node of their own, where nothing is killed."""
+    return Loaded.create_group().launch(cluster, NodePlacementStrategy([2, 2]), name="bystanders")
 
 
 assert RANKS == 2

@@ -10,18 +10,18 @@ import random
 from collections.abc import Iterator
 
 import pytest
-from kills_scene import Scene, start_bystanders
+from kills_scene import NODES, Scene, start_bystanders
 
 from rlinf_actors.testing import LocalCluster
 
 pytestmark = pytest.mark.live
 
-VICTIMS = ("worker", "template", "driver")
+VICTIMS = ("worker", "template", "head", "driver")
 
 
 @pytest.fixture(scope="module")
 def scene() -> Iterator[Scene]:
-    with LocalCluster(2, options={"timers": {"beat_s": 0.5, "lease_s": 5}}) as local:
+    with LocalCluster(NODES, options={"timers": {"beat_s": 0.5, "lease_s": 5}}) as local:
         bystanders = start_bystanders(local.cluster())
         yield Scene(local, bystanders)
 

@@ -13,9 +13,9 @@ import live_workers as lw
 import pytest
 import robot_kit as rk
 
-from rlinf_actors import Cluster, ComponentPlacement, NodePlacementStrategy, procfs
+from rlinf_actors import Cluster, ComponentPlacement, NodePlacementStrategy, RestartPolicy, procfs
 from rlinf_actors.cli import app
-from rlinf_actors.errors import NodeLostError, RlinfActorsError, UsageError, WorkerDiedError
+from rlinf_actors.errors import HardwareInUseError, NodeLostError, RlinfActorsError, UsageError, WorkerDiedError
 
 pytestmark = pytest.mark.live
 
@@ -73,6 +73,29 @@ def test_the_template_is_killed(cluster, arm):
     rk.stopped_last(arm.until_closed())
     with pytest.raises(WorkerDiedError, match="template"):
         call.wait()
+
+
+def test_a_worker_that_is_started_again_has_its_robot(cluster, arm):
+    policy = RestartPolicy.on_failure(max_restarts=1, within_s=300, backoff_s=0.2)
+    group = launch(cluster, arm, rk.Streamer, restart=policy)
+    pid = group.pid().wait()[0]
+    call = group.moves()
+    arm.until_streaming()
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(WorkerDiedError, match="SIGKILL"):
+        call.wait()
+    strategy = ComponentPlacement(rk.config(arm.address()), cluster).get_strategy("env")
+    other = group.pid()  # waits for the next worker, which nobody has taken the arm from
+    with pytest.raises(HardwareInUseError, match="held by group 'env'"):
+        rk.Streamer.create_group().launch(cluster, strategy, name="other")
+    pid = other.wait()[0]
+    before = len(arm.commands())
+    call = group.moves()
+    arm.until(lambda commands: len(commands) > before + 10)
+    os.kill(pid, signal.SIGTERM)
+    with pytest.raises(WorkerDiedError, match=r"SIGTERM.*restarted 1 time within 300 s, and is not again"):
+        call.wait()
+    assert [one.text for one in arm.until(lambda commands: commands[-1].text == "closed")][-2] == "stop"
 
 
 def test_the_robot_is_safe_before_the_class_is_constructed(cluster, arm):

@@ -40,7 +40,17 @@ class Ends:
         self.came: asyncio.Queue = asyncio.Queue()
         self.notices: asyncio.Queue = asyncio.Queue()
         self.endpoint = self.server.bind("ipc:///head")
-        self.link = HeadLink(network, self.endpoint, HELLO, self.notices.put_nowait)
+        self.network = network
+        self.alone: asyncio.Queue = asyncio.Queue()
+        self.given_up: asyncio.Queue = asyncio.Queue()
+        self.link = HeadLink(
+            network,
+            self.endpoint,
+            HELLO,
+            self.notices.put_nowait,
+            on_silence=self.alone.put_nowait,
+            on_given_up=self.given_up.put_nowait,
+        )
 
     async def next(self, kind):
         """The next message that is not a beat, unless a beat is asked for."""
@@ -50,10 +60,10 @@ class Ends:
                 return peer, envelope
             assert isinstance(envelope.body, Beat), envelope
 
-    async def welcome(self, beat_s=0.01):
+    async def welcome(self, beat_s=0.01, lease_s=10.0, grace_s=120.0):
         starting = asyncio.ensure_future(self.link.start(10))
         peer, request = await self.next(ClientHello)
-        self.server.reply(peer, request.id, Welcome("e", "0.1", beat_s, 10.0, "tok"))
+        self.server.reply(peer, request.id, Welcome("e", "0.1", beat_s, lease_s, "tok", head_grace_s=grace_s))
         await starting
         return peer
 
@@ -135,15 +145,13 @@ async def test_a_deadline_that_passes_meanwhile_says_for_how_long_the_head_was_a
         await ends.link.request(GetStatus(), 0.05)
 
 
-@pytest.mark.parametrize("kind", ["node_lost", "protocol", "usage"])
-async def test_a_head_that_does_not_take_us_back_ends_the_session(ends, kind):
-    reasons: asyncio.Queue = asyncio.Queue()
-    ends.link._on_silence = reasons.put_nowait
+@pytest.mark.parametrize(("kind", "told"), [("node_lost", "given_up"), ("protocol", "alone"), ("usage", "alone")])
+async def test_a_head_that_does_not_take_us_back_ends_the_session(ends, kind, told):
     peer = await ends.welcome()
     ends.server.notify(peer, Beat(HELLO_AGAIN))
     _, again = await ends.next(ClientHello)
     ends.server.fail(peer, again.id, kind, "the head has given up on this driver")
-    assert await asyncio.wait_for(reasons.get(), 10) == "the head has given up on this driver"
+    assert await asyncio.wait_for(getattr(ends, told).get(), 10) == "the head has given up on this driver"
 
 
 async def test_a_worker_whose_agent_is_not_back_yet_tries_again(ends):
@@ -189,6 +197,60 @@ async def test_closing_says_goodbye_and_ends_the_beats(ends):
     ends.link.close("enough")
     assert (await ends.next(Goodbye))[1] == Notice(Goodbye("enough"))
     ends.link.close("twice is fine")
+
+
+class TestSilence:
+    async def test_a_cut_network_is_told_after_the_lease(self, ends):
+        await ends.welcome(0.01, lease_s=0.1)
+        ends.network.cut(b"driver:inc")
+        ends.network.dark.add(ends.endpoint)
+        said = await asyncio.wait_for(ends.alone.get(), 10)
+        assert said.startswith(f"the head at {ends.endpoint} was silent for 0.")
+        assert said.endswith("the network between here and there is cut")
+
+    async def test_a_head_that_is_not_back_within_its_grace_has_been_waited_for(self, ends):
+        await ends.welcome(0.01, lease_s=0.1, grace_s=0.3)
+        ends.server.close()
+        said = await asyncio.wait_for(ends.alone.get(), 10)
+        assert said.startswith(f"the head at {ends.endpoint} was silent for 0.")
+        assert said.endswith("although its machine answers")
+
+    async def test_a_cut_that_heals_within_the_lease_costs_nothing(self, ends):
+        await ends.welcome(0.01, lease_s=2.0)
+        asking = asyncio.ensure_future(ends.link.request(GetStatus()))
+        await ends.next(GetStatus)
+        lost = self.cut(ends.network)
+        ends.network.dark.add(ends.endpoint)
+        await asyncio.wait_for(lost.wait(), 10)
+        ends.network.dark.clear()
+        ends.network.drop = lambda identity, header: False
+        peer, again = await ends.next(ClientHello)  # the first was lost
+        ends.server.reply(peer, again.id, Welcome("e", "0.1", 0.01, 2.0))
+        peer, asked = await ends.next(GetStatus)
+        ends.server.reply(peer, asked.id, Done())
+        assert await asking == Done()
+        assert ends.alone.empty()
+
+    async def test_a_worker_waits_for_the_grace_its_agent_looks(self, ends):
+        ends.link.close("a worker is tried")
+        ends.link = HeadLink(ends.network, ends.endpoint, replace(HELLO, role="worker"), ends.notices.put_nowait)
+        await ends.next(Goodbye)
+        ends.network.dark.add(ends.endpoint)
+        await ends.welcome(0.01, lease_s=0.02)
+        await asyncio.wait_for(self.cut(ends.network).wait(), 10)
+        assert ends.link._silence.next_deadline() > asyncio.get_running_loop().time() + 100
+
+    def cut(self, network):
+        """Lose everything; set when a hello was lost."""
+        lost = asyncio.Event()
+
+        def drop(identity, header):
+            if b"ClientHello" in header:
+                lost.set()
+            return True
+
+        network.drop = drop
+        return lost
 
 
 class TestLogPrinter:

@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from soak_checker import Event, Stream
+from rlinf_actors.testing.chaos.deliveries import Event, Stream
 
 
 class Log:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import soak_checker
 import soak_log
 
 from rlinf_actors.settings import SEND_WINDOW
 from rlinf_actors.testing import LocalCluster
+from rlinf_actors.testing.chaos import deliveries as soak_checker
 
 pytestmark = [pytest.mark.live, pytest.mark.soak, pytest.mark.torch]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from soak_checker import Event, Stream, growth, open_operations, problems, quarters
+
+from rlinf_actors.testing.chaos.deliveries import Event, Stream, growth, open_operations, problems, quarters
 
 PAIR = Stream("pair", "a", "b")
 CAST = Stream("cast", "a", "0:a,b,c")

@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from soak_checker import Event, Stream
 from soak_log import Log, read
 from soak_plan import BASE, CHANNELS, KEYS, items, plan
+
+from rlinf_actors.testing.chaos.deliveries import Event, Stream
 
 NAMES = ["a", "b", "c", "d"]
 

@@ -1,4 +1,4 @@
-"""What a soak must have kept, judged from what its processes wrote down. Pure.
+"""What messages and channels must have kept, judged from what processes wrote down. Pure.
 
 A process writes an event before and after each operation, so what it had begun when it was killed is known too.
 Streams: what one worker sends another ("pair"), the broadcasts of one source in one round ("cast"), what one producer
@@ -124,12 +124,12 @@ def _ordered(logs: Logs, dead: frozenset[str]) -> list[str]:
                 kind = "again" if n in numbers[:due] else "out of order"
                 found.append(f"{who}: item {n} of {stream} came {kind}: {due} was due")
                 break
-    for stream, numbers in sent.items():
+    for stream, offered in sent.items():
         parties = _parties(stream, logs)
         if parties & dead:
             continue
         for who in sorted(parties - {stream.source}):
-            if lost := numbers - set(got[stream, who]):
+            if lost := offered - set(got[stream, who]):
                 found.append(f"{who}: items {_some(lost)} of {stream} were sent and did not come")
     return found
 

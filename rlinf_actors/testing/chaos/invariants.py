@@ -1,0 +1,206 @@
+"""What must hold whatever was killed, judged from what all processes wrote down. Pure.
+
+Every operation ends once and in time; a call runs once at most, on each rank; a rank is never there twice at once; no
+worker outlives its owner; streams, messages and channel items are what they have to be (`deliveries`); names are free
+again (a launch that finds its name in use is an error that is not expected).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rlinf_actors.testing.chaos import deliveries
+from rlinf_actors.testing.chaos.record import Line, Records
+
+SCENE = "scene"
+"""The record of who makes the faults happen."""
+EXPECTED = frozenset(
+    {
+        "ChannelClosedError",
+        "GroupClosedError",
+        "GroupNotFoundError",
+        "NodeLostError",
+        "PeerDiedError",
+        "PlacementError",
+        "WorkerDiedError",
+        "WorkerStartError",
+    }
+)
+"""How an operation may end in a cluster where anything may be killed. Timeouts are not among them: they are hangs."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds.
+
+    Attributes:
+        operation: how long one may take.
+        orphan: how long a worker may outlive its driver.
+    """
+
+    operation: float
+    orphan: float
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One thing that a driver did; *end* is None where it was still under way."""
+
+    who: str
+    begin: Line
+    end: Line | None
+
+
+def operations(records: Records) -> Iterator[Operation]:
+    """Those of all drivers."""
+    for who, lines in records.items():
+        begun = {line["id"]: line for line in lines if line.what == "begin"}
+        ended = {line["id"]: line for line in lines if line.what == "end"}
+        for number, line in begun.items():
+            yield Operation(who, line, ended.get(number))
+
+
+def violations(records: Records, now: float, limits: Limits) -> list[str]:
+    """What did not hold, a sentence each.
+
+    Args:
+        records: of all processes that ever were.
+        now: when they were read.
+        limits: times.
+    """
+    dead = _ends(records)
+    return [
+        *_operations(records, now, limits, dead),
+        *_executions(records),
+        *_twice(records),
+        *_orphans(records, limits, dead),
+        *_wrong(records),
+        *_deliveries(records),
+    ]
+
+
+def _ends(records: Records) -> dict[int, float]:
+    """Pid to when it ended, of drivers."""
+    return {line["pid"]: line.at for line in records.get(SCENE, ()) if line.what == "ended"}
+
+
+def _operations(records: Records, now: float, limits: Limits, dead: Mapping[int, float]) -> Iterator[str]:
+    pids = {who: line["pid"] for who, lines in records.items() for line in lines if line.what == "driver"}
+    for who, lines in records.items():
+        for number, times in Counter(line["id"] for line in lines if line.what == "end").items():
+            if times > 1:
+                yield f"{who}: operation {number} ended {times} times"
+    for who, begin, end in ((one.who, one.begin, one.end) for one in operations(records)):
+        what = f"{who}: {begin['doing']} {begin.more.get('call') or begin.more.get('label')}"
+        if end is None:
+            last = dead.get(pids[who], now)
+            if last - begin.at > limits.operation:
+                yield f"{what} hangs: it began {last - begin.at:.1f} s before {'its end' if last < now else 'now'}"
+            continue
+        if end.at - begin.at > limits.operation:
+            yield f"{what} took {end.at - begin.at:.1f} s ({end['outcome']})"
+        if end["outcome"] != "ok" and end["outcome"] not in EXPECTED:
+            yield f"{what} ended with {end['outcome']} after {end.at - begin.at:.1f} s: {end['text']}"
+
+
+def _executions(records: Records) -> Iterator[str]:
+    ran: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for lines in records.values():
+        me = next((line["me"] for line in lines if line.what == "born"), "")
+        for line in lines:
+            if line.what == "ran":
+                ran[line["call"]][me] += 1
+    for call, ranks in ran.items():
+        for me, times in ranks.items():
+            if times > 1:
+                yield f"call {call} ran {times} times in {me}"
+    for one in operations(records):
+        if "call" in one.begin.more and one.end is not None and one.end["outcome"] == "ok":
+            told = ran[one.begin["call"]]
+            if len(told) != one.begin.more.get("ranks", 2):
+                yield f"call {one.begin['call']} was answered and ran in {sorted(told)}"
+
+
+def _twice(records: Records) -> Iterator[str]:
+    """A group's rank in two processes at one time, or a name of a driver's in two groups."""
+    spans: defaultdict[tuple[int, str, int], list[tuple[float, float, str]]] = defaultdict(list)
+    for who, lines in records.items():
+        if lines and lines[0].what == "born":
+            born = lines[0]
+            spans[born["owner"], born["group"], born["rank"]].append((born.at, lines[-1].at, who))
+    for found in spans.values():
+        found.sort()
+        for (_, end, first), (begin, _, second) in itertools.pairwise(found):
+            if begin < end:
+                yield f"{first} was still there {end - begin:.2f} s after {second}, which has its name and rank, began"
+
+
+def _orphans(records: Records, limits: Limits, dead: Mapping[int, float]) -> Iterator[str]:
+    for who, lines in records.items():
+        if lines and lines[0].what == "born" and lines[0]["owner"] in dead:
+            late = lines[-1].at - dead[lines[0]["owner"]]
+            if late > limits.orphan:
+                yield f"{who} was there {late:.1f} s after the end of its driver"
+
+
+def _wrong(records: Records) -> Iterator[str]:
+    for who, lines in records.items():
+        for line in lines:
+            if line.what == "wrong":
+                yield f"{who}: {line['text']}"
+
+
+def _deliveries(records: Records) -> list[str]:
+    drained = {line["place"] for lines in records.values() for line in lines if line.what == "drained"}
+    logs: dict[str, list[deliveries.Event]] = {}
+    dead = set()
+    for who, lines in records.items():
+        name = next((line["me"] for line in lines if line.what == "born"), who)
+        logs[name] = [event for line in lines if line.what == "item" for event in _event(line, drained)]
+        if not any(line.what in ("rest", "bye") for line in lines):
+            dead.add(name)
+    return deliveries.problems(logs, dead)
+
+
+def _event(line: Line, drained: set[str]) -> Iterator[deliveries.Event]:
+    stream = deliveries.Stream(*line["stream"])
+    if stream.kind == "queue" and line["what"] == "sent" and stream.place not in drained:
+        return  # its round was given up: nobody looked for what was left
+    yield deliveries.Event(line["what"], stream, line["n"], line["note"])
+
+
+def noticed(records: Records) -> list[float]:
+    """Seconds from each kill of a worker until an operation on its group, begun before, ended with an error."""
+    born = [lines[0] for lines in records.values() if lines and lines[0].what == "born"]
+    label = {line["pid"]: line["me"].rpartition(":")[0] for line in born}
+    failed: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+    for one in operations(records):
+        if one.end is not None and one.end["outcome"] != "ok" and one.begin["doing"] not in ("launch", "shutdown"):
+            failed[one.begin.more.get("label", "")].append((one.begin.at, one.end.at))
+    times = []
+    for line in records.get(SCENE, ()):
+        if line.what == "fault" and line["kind"] == "kill worker" and line["pid"] in label:
+            after = [end - line.at for begin, end in failed[label[line["pid"]]] if begin <= line.at <= end]
+            times += [min(after)] if after else []
+    return sorted(times)
+
+
+def outcomes(records: Records) -> dict[str, dict[str, int]]:
+    """What was done to how it ended to how often."""
+    found: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for one in operations(records):
+        found[one.begin["doing"]]["under way" if one.end is None else one.end["outcome"]] += 1
+    return {doing: dict(count) for doing, count in sorted(found.items())}
+
+
+def faults(records: Records) -> dict[str, int]:
+    """Kind to how often."""
+    return dict(Counter(line["kind"] for line in records.get(SCENE, ()) if line.what == "fault"))
+
+
+def percentile(values: Sequence[float], part: float) -> float:
+    """Of sorted values; 0 for none."""
+    return values[min(len(values) - 1, int(len(values) * part))] if values else 0.0

@@ -1,0 +1,145 @@
+"""The judge of a chaos run finds what it is there to find, and accepts what faults excuse. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlinf_actors.errors import ConfigError
+from rlinf_actors.testing.chaos.invariants import SCENE, Limits, faults, noticed, outcomes, violations
+from rlinf_actors.testing.chaos.plan import KINDS, Plan
+from rlinf_actors.testing.chaos.record import Line, Record, read
+from rlinf_actors.testing.chaos.report import Report
+
+LIMITS = Limits(operation=10.0, orphan=5.0)
+DRIVER = Line(0.0, "driver", {"pid": 1})
+
+
+def begin(at: float, number: int = 1, doing: str = "put", **more: Any) -> Line:
+    return Line(at, "begin", {"id": number, "doing": doing, "label": "l", **more})
+
+
+def end(at: float, number: int = 1, outcome: str = "ok") -> Line:
+    return Line(at, "end", {"id": number, "outcome": outcome, "text": "its text"})
+
+
+def born(at: float, me: str = "l:0", **more: Any) -> Line:
+    return Line(at, "born", {"me": me, "group": "g", "rank": 0, "owner": 1, "pid": 9, **more})
+
+
+def item(what: str, stream: tuple[str, str, str], n: int = 0, note: str = "") -> Line:
+    return Line(0.0, "item", {"what": what, "stream": stream, "n": n, "note": note})
+
+
+def one(records: dict[str, list[Line]], now: float = 100.0) -> str:
+    (found,) = violations(records, now, LIMITS)
+    return found
+
+
+def test_operations_that_ended_in_time_are_fine_whatever_a_death_made_of_them() -> None:
+    lines = [DRIVER, begin(1), end(2), begin(3, 2), end(4, 2, "WorkerDiedError"), begin(95, 3)]
+    assert violations({"d": lines}, 100.0, LIMITS) == []
+
+
+def test_what_hangs_is_found_while_it_hangs_and_what_took_too_long_afterwards() -> None:
+    assert one({"d": [DRIVER, begin(1)]}) == "d: put l hangs: it began 99.0 s before now"
+    assert "took 19.0 s" in one({"d": [DRIVER, begin(1), end(20)]})
+
+
+def test_a_killed_driver_hangs_in_nothing_that_it_had_just_begun() -> None:
+    ended = {SCENE: [Line(5.0, "ended", {"pid": 1, "who": "d"})]}
+    assert violations({"d": [DRIVER, begin(1)], **ended}, 100.0, LIMITS) == []
+    ended = {SCENE: [Line(50.0, "ended", {"pid": 1, "who": "d"})]}
+    assert "hangs: it began 49.0 s before its end" in one({"d": [DRIVER, begin(1)], **ended})
+
+
+@pytest.mark.parametrize("outcome", ["CallTimeoutError", "NameInUseError", "bug"])
+def test_errors_that_no_fault_explains_are_found(outcome: str) -> None:
+    assert f"ended with {outcome} after 1.0 s: its text" in one({"d": [DRIVER, begin(1), end(2, 1, outcome)]})
+
+
+def test_an_operation_ends_once() -> None:
+    assert "ended 2 times" in one({"d": [DRIVER, begin(1), end(2), end(3)]})
+
+
+def test_a_call_runs_once_on_each_rank_that_was_asked() -> None:
+    ran = Line(1.5, "ran", {"call": "c"})
+    driver = [DRIVER, begin(1, 1, "call", call="c"), end(2)]
+    both = {"w0": [born(1), ran], "w1": [born(1, "l:1", rank=1), ran]}
+    assert violations({"d": driver, **both}, 100.0, LIMITS) == []
+    assert "was answered and ran in ['l:0']" in one({"d": driver, "w0": [born(1), ran]})
+    assert "ran 2 times in l:0" in one({"d": driver, **both, "w0": [born(1), ran, ran]})
+    again = {**both, "next": [born(3), Line(4, "ran", {"call": "c"})]}
+    assert "ran 2 times in l:0" in one({"d": driver, **again})
+
+
+def test_a_rank_is_not_there_twice_at_once() -> None:
+    alive = Line(5.0, "alive", {})
+    assert violations({"first": [born(1), alive], "second": [born(6)]}, 100.0, LIMITS) == []
+    assert "still there 1.00 s after second" in one({"first": [born(1), alive], "second": [born(4)]})
+    assert violations({"first": [born(1), alive], "other": [born(4, owner=2)]}, 100.0, LIMITS) == []
+
+
+def test_no_worker_outlives_its_driver() -> None:
+    ended = {SCENE: [Line(5.0, "ended", {"pid": 1, "who": "d"})]}
+    assert violations({"w": [born(1), Line(9.0, "alive", {})], **ended}, 100.0, LIMITS) == []
+    assert "was there 6.0 s after" in one({"w": [born(1), Line(11.0, "alive", {})], **ended})
+
+
+def test_items_of_a_round_that_went_to_its_end_are_all_there() -> None:
+    stream = ("queue", "l:0", "place")
+    producer = [born(1), item("offer", stream), item("sent", stream), Line(2, "rest", {})]
+    driver = [DRIVER, Line(3, "drained", {"place": "place"}), Line(4, "bye", {})]
+    assert "were put and never got" in one({"w": producer, "d": driver})
+    assert violations({"w": producer, "d": [DRIVER]}, 100.0, LIMITS) == []
+    taken = [item("ask", ("queue", "", "place")), item("got", stream)]
+    assert violations({"w": producer, "d": [*driver, *taken]}, 100.0, LIMITS) == []
+    again = [born(1, "l:1", rank=1), *taken, Line(2, "rest", {})]
+    assert "got more than once by the living" in one({"w": producer, "d": [*driver, *taken], "again": again})
+
+
+def test_messages_come_in_order_and_a_refusal_has_a_dead_party() -> None:
+    pair = ("pair", "l:0", "l:1")
+    sender = [born(1), *(item(what, pair, n) for n in (0, 1) for what in ("offer", "sent")), Line(2, "rest", {})]
+    receiver = [born(1, "l:1", rank=1), item("got", pair, 1)]
+    assert "came out of order" in one({"a": sender, "b": receiver})
+    refused = [born(1), item("offer", pair), item("refused", pair, 0, "send"), Line(2, "rest", {})]
+    alive = [born(1, "l:1", rank=1), Line(2, "rest", {})]
+    assert "was refused though nobody in it was killed" in one({"a": refused, "b": alive})
+    assert violations({"a": refused, "b": alive[:1]}, 100.0, LIMITS) == []
+
+
+def test_what_the_report_says() -> None:
+    scene = [Line(2.0, "fault", {"kind": "kill worker", "pid": 9, "who": "x", "seconds": 1.0})]
+    driver = [DRIVER, begin(1), end(2.25, 1, "WorkerDiedError"), begin(3, 2), end(4, 2)]
+    records = {SCENE: scene, "d": driver, "w": [born(0.5)]}
+    assert noticed(records) == [0.25]
+    assert faults(records) == {"kill worker": 1}
+    assert outcomes(records) == {"put": {"WorkerDiedError": 1, "ok": 1}}
+    text = Report.of(records, 7, 60.0, 2.0, ["something"]).text()
+    assert "seed 7" in text
+    assert "250.0 ms (p50)" in text
+    assert text.endswith("violations: 1\n  something")
+
+
+def test_the_seed_is_the_plan() -> None:
+    def made(seed: int) -> list[Any]:
+        plan = Plan(seed, lease_s=3.0)
+        return [plan.next() for _ in range(300)]
+
+    assert made(1) == made(1) != made(2)
+    assert {strike.kind for strike in made(1)} == set(KINDS)
+    assert all(strike.seconds > 3.0 for strike in made(1) if strike.how == "cut")
+    with pytest.raises(ConfigError, match="'kill all' is no kind of fault"):
+        Plan(1, ["kill all"])
+
+
+def test_a_record_without_its_last_words_is_read(tmp_path: Any) -> None:
+    record = Record(str(tmp_path), "one")
+    record.write("item", what="got", n=1)
+    record.close()
+    with open(tmp_path / "one.events", "ab") as file:
+        file.write(b'[1.0, "half')
+    (line,) = read(str(tmp_path))["one"]
+    assert (line.what, line["what"], line["n"]) == ("item", "got", 1)

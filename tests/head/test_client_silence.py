@@ -1,0 +1,55 @@
+"""Whose silence ends a client, and whose does not: its node's, its connection's, the head's own."""
+
+from __future__ import annotations
+
+from head_kit import HeadKit
+
+from rlinf_actors.wire.messages import Beat, Goodbye, StartWorkers
+
+
+def test_a_driver_on_a_node_that_is_lost_has_no_lease_beyond_its_nodes():
+    kit = HeadKit(lease_s=10)
+    kit.node("n0")
+    kit.driver("d2", host="host-n0")
+    kit.tell("d2", Beat("d2"))
+    kit.wait(9.9)
+    assert kit.clients() == 1
+    kit.wait(0.1)
+    assert kit.clients() == 0
+    assert kit.sent(Goodbye, "d2") == [
+        Goodbye("the head has given up on this process: it was silent for 10 s", lost=True)
+    ]
+
+
+def test_a_driver_that_beats_after_its_agent_was_killed_lives_on():
+    kit = HeadKit(lease_s=10)
+    kit.node("n0")
+    kit.driver("d2", host="host-n0")
+    for _ in range(12):
+        kit.wait(1)
+        kit.tell("d2", Beat("d2"))
+    assert kit.node_states() == {"n0": "lost"}
+    assert kit.clients() == 1
+
+
+def test_a_head_that_stood_still_gives_everybody_time_to_be_read():
+    kit = HeadKit(lease_s=10, beat_s=1.0)
+    kit.driver("d1")
+    kit.wait(5)
+    kit.stall(25)  # the timer was due at 10: of the 30 s that it stood still it knows of 20
+    assert kit.clients() == 1
+    kit.wait(6.9)
+    assert kit.clients() == 1
+
+
+def test_a_worker_is_not_given_up_for_its_own_silence():
+    kit = HeadKit(lease_s=10)
+    kit.cluster()
+    kit.launch("g", [0])
+    (start,) = kit.sent(StartWorkers)
+    kit.driver("w", role="worker", worker_id="g-0", token=start.workers[0].token)
+    for _ in range(30):
+        kit.wait(1)
+        kit.tell("a:n0", Beat("n0-1"))
+        kit.tell("d1", Beat("d1"))
+    assert kit.clients() == 2
