@@ -67,6 +67,7 @@ class Children:
         report: takes WorkerReady, WorkerExited, WorkersHealth and LogLines (whose owner is the namespace).
         entry: ``module:function`` that runs a worker; see worker.template.
         cgroups: where workers' cgroups are made, prepared; none by default.
+        log_bytes: size at which a log file begins anew, 0 for none.
         health: when workers are asked whether they answer.
 
     Raises:
@@ -91,12 +92,13 @@ class Children:
         resources: Sequence[ResourceReport] = (),
         entry: str = "rlinf_actors.worker.main:run_worker",
         cgroups: Roots | None = None,
+        log_bytes: int = 0,
         health: HealthTimes | None = None,
     ) -> None:
         self._loop = loop
         self._run_dir = Path(run_dir)
         allowed = None if allowed_interpreters is None else tuple(allowed_interpreters)
-        self._rules = launch.Rules(node, log_dir, sys.executable, allowed, cgroups or Roots())
+        self._rules = launch.Rules(node, log_dir, sys.executable, allowed, cgroups or Roots(), log_bytes)
         self._place = partial(
             spawn.WorkerPlace,
             run_dir=run_dir,
@@ -237,7 +239,8 @@ class Children:
         template = self._templates.pop(key, None)
         if template is None:
             config = {"agent": os.getpid(), "owner": self._owner, "entry": self._entry, "slot": launch.SLOT}
-            json = msgspec.json.encode({**config, "preload": key.preload, "cgroups": self._rules.cgroups}).decode()
+            more = {"preload": key.preload, "cgroups": self._rules.cgroups, "log_bytes": self._rules.log_bytes}
+            json = msgspec.json.encode({**config, **more}).decode()
             template = Template(
                 self._loop,
                 key,
@@ -284,6 +287,8 @@ class Children:
             self._health.said(template, packet)
         elif isinstance(packet, spawn.Forked):
             self._on_forked(template, packet)
+        elif isinstance(packet, spawn.LogsLost):
+            self._logs.lost(packet.id, packet.text)
         elif isinstance(packet, (spawn.Up, spawn.Exited, spawn.LockDevices, spawn.UnlockDevices)):
             known = self._workers.get(packet.id)
             if known is None:

@@ -24,7 +24,13 @@ KEYS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "head": {"listen": str, "connect": str},
     "node": {"name": str, "id": str, "rank": int, "ip": str, "labels": dict, "env": dict},
     "paths": {"run_dir": str, "log_dir": str, "state_dir": str},
-    "workers": {"interpreters": list, "prestart": list, "stop_grace_s": (int, float), "cgroup": str},
+    "workers": {
+        "interpreters": list,
+        "prestart": list,
+        "stop_grace_s": (int, float),
+        "cgroup": str,
+        "log_max_mb": (int, float),
+    },
     "hardware": {"probe_timeout_s": (int, float), "described": str},
     "timers": {
         "beat_s": (int, float),
@@ -81,6 +87,7 @@ class Config:
         long_call_s: how long a call runs before it is shown.
         stop_grace_s: between SIGTERM and SIGKILL when agentd stops.
         cgroup: where workers' cgroups are made: "auto", "off" or a directory of cgroup v2; see docs/reliability.md.
+        log_max_mb: size in MiB at which a worker's log file begins anew (one older part is kept); 0 for none.
         files: what was read.
     """
 
@@ -114,6 +121,7 @@ class Config:
     long_call_s: float = 10.0
     stop_grace_s: float = 3.0
     cgroup: str = "auto"
+    log_max_mb: float = 256.0
     files: tuple[str, ...] = ()
 
 
@@ -253,7 +261,7 @@ def _checked(config: Config) -> Config:
             "shorter than that",
             path="timers.robot_lease_s",
         )
-    for name in ("head_grace_s", "stop_grace_s"):
+    for name in ("head_grace_s", "stop_grace_s", "log_max_mb"):
         if not getattr(config, name) >= 0:
             raise ConfigError(f"is {getattr(config, name)}; it must be 0 or more", path=name)
     return config

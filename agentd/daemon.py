@@ -234,6 +234,7 @@ class Daemon:
             report=reported,
             resources=report.resources,
             cgroups=cgroups,
+            log_bytes=int(config.log_max_mb * 2**20),
             health=HealthTimes(config.probe_s, config.unresponsive_s, config.long_call_s),
         )
         return self._keeper

@@ -149,6 +149,13 @@ class Grew(Message, frozen=True):
     ids: list[str]
 
 
+class LogsLost(Message, frozen=True):
+    """This worker's output cannot be written (a full disk), or, with `text` "", can be again."""
+
+    id: str
+    text: str
+
+
 class Read(Message, frozen=True):
     """agentd to template: these log files were read to their end; tell me when they grow again."""
 
@@ -205,8 +212,8 @@ ROBOT_END_S = 1.5
 ToWorker = Union[DevicesLocked, DevicesBusy, Renew, Revoke, Ping]
 ToTemplate = Union[Fork, Watching, Read, Shutdown, Probe, DevicesLocked, DevicesBusy, Renew, Revoke]
 ToAgent = Union[
-    TemplateReady, TemplateFailed, Forked, Up, StartFailed, LeaseLost, Grew, LockDevices, UnlockDevices, Exited,
-    Pong, Pulses,
+    TemplateReady, TemplateFailed, Forked, Up, StartFailed, LeaseLost, Grew, LogsLost, LockDevices, UnlockDevices,
+    Exited, Pong, Pulses,
 ]  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -64,7 +64,11 @@ def run_worker(spec: WorkerSpec, place: spawn.WorkerPlace, control_fd: int) -> N
     control = Control(socket.socket(fileno=control_fd), lambda: _exit(143))
     guard = Guard(spec, place, control, lambda: Worker.current_worker) if spec.claims else None
     try:
-        context, server = _start(spec, place, control, guard)
+        try:
+            context, server = _start(spec, place, control, guard)
+        except OSError as error:  # something of this machine has run out
+            control.send(spawn.StartFailed(spec.id, f"node {place.node} cannot start it: {error.strerror or error}"))
+            raise
         _serve(context, server)
     except Unwound:  # its guard ends the process
         pass

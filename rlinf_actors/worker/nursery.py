@@ -11,7 +11,6 @@ import os
 import selectors
 import signal
 import socket
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -35,7 +34,7 @@ END_S = 5.0
 class Worker:
     """One worker process, with its cgroup. Raises OSError when there are no fds left or the cgroup cannot be made."""
 
-    def __init__(self, fork: spawn.Fork, cgroup: cgroups.Cgroup, limits: Mapping[str, int]) -> None:
+    def __init__(self, fork: spawn.Fork, cgroup: cgroups.Cgroup, limits: Mapping[str, int], log_bytes: int = 0) -> None:
         self.fork = fork
         self.cgroup = cgroup
         self.id = fork.spec.id
@@ -50,9 +49,9 @@ class Worker:
         self.pong: spawn.Pong | None = None  # agentd does not know of it yet
         self.unread = self.announced = False  # more in the files than agentd read; Grew sent since the last Read
         with contextlib.ExitStack() as stack:
-            self.out = Drain(fork.place.out_path)
+            self.out = Drain(fork.place.out_path, log_bytes)
             stack.callback(self.out.close)
-            self.err = Drain(fork.place.err_path)
+            self.err = Drain(fork.place.err_path, log_bytes)
             stack.callback(self.err.close)
             self.control, self.child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             stack.callback(self.control.close)
@@ -200,12 +199,12 @@ class Nursery:
     # --- output and control ---
 
     def _on_output(self, worker: Worker, drain: Drain, _: int) -> None:
-        known = drain.fault
+        before = drain.lost
         got, ended = drain.pump()
         if ended:
             self._selector.unregister(drain)
-        if drain.fault != known:
-            print(f"output of {worker.id} is lost: {drain.fault}", file=sys.stderr)  # noqa: T201 our log file
+        if bool(drain.lost) != bool(before):
+            self._send(spawn.LogsLost(worker.id, drain.fault if drain.lost else ""))
         if got:
             worker.unread = True
             self._announce(worker)
