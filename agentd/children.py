@@ -23,6 +23,7 @@ import msgspec
 from agentd import launch
 from agentd.child import Child
 from agentd.devices import DeviceLocks
+from agentd.health import HealthTimes, HealthWatch
 from agentd.logs import Logs
 from agentd.sweep import Sweep
 from agentd.templates import Template, make_directories
@@ -32,12 +33,12 @@ from rlinf_actors.cgroups.worker import leftovers
 from rlinf_actors.compat import timeout
 from rlinf_actors.errors import WorkerStartError
 from rlinf_actors.wire import spawn
-from rlinf_actors.wire.messages import LogLines, WorkerExited, WorkerReady
+from rlinf_actors.wire.messages import LogLines, WorkerExited, WorkerReady, WorkersHealth
 from rlinf_actors.wire.values import ExitReport, ResourceReport, WorkerSpec
 
 log = logging.getLogger(__name__)
 
-Report = Union[WorkerReady, WorkerExited, LogLines]
+Report = Union[WorkerReady, WorkerExited, WorkersHealth, LogLines]
 
 MAX_IDLE = 4
 """Templates without workers that are kept for later launches; the one used last stays longest."""
@@ -63,9 +64,11 @@ class Children:
         allowed_interpreters: prefixes; None allows any.
         environment: the node's environment, asked for at every launch.
         resources: what the node has, for the accelerators' locks.
-        report: takes WorkerReady, WorkerExited and LogLines (whose owner is the namespace).
+        report: takes WorkerReady, WorkerExited, WorkersHealth and LogLines (whose owner is the namespace).
         entry: ``module:function`` that runs a worker; see worker.template.
         cgroups: where workers' cgroups are made, prepared; none by default.
+        log_bytes: size at which a log file begins anew, 0 for none.
+        health: when workers are asked whether they answer.
 
     Raises:
         ProcessLookupError: the owner is gone already.
@@ -89,11 +92,13 @@ class Children:
         resources: Sequence[ResourceReport] = (),
         entry: str = "rlinf_actors.worker.main:run_worker",
         cgroups: Roots | None = None,
+        log_bytes: int = 0,
+        health: HealthTimes | None = None,
     ) -> None:
         self._loop = loop
         self._run_dir = Path(run_dir)
         allowed = None if allowed_interpreters is None else tuple(allowed_interpreters)
-        self._rules = launch.Rules(node, log_dir, sys.executable, allowed, cgroups or Roots())
+        self._rules = launch.Rules(node, log_dir, sys.executable, allowed, cgroups or Roots(), log_bytes)
         self._place = partial(
             spawn.WorkerPlace,
             run_dir=run_dir,
@@ -115,6 +120,7 @@ class Children:
         self._changed = asyncio.Event()
         self._devices = DeviceLocks(loop, resources)
         self._logs = Logs(loop, node, report, self._on_logs_read)
+        self._health = HealthWatch(loop, report, health or HealthTimes())
         self._pkg = make_directories(self._run_dir)
         self._owner = os.pidfd_open(owner_pid) if owner_pid is not None else -1
         procfs.set_subreaper()  # what a killed template leaves behind comes to us
@@ -187,6 +193,7 @@ class Children:
             for template in self._running:
                 template.kill()
         await self._until(lambda: not self._running and not self._sweeps, TEMPLATE_END_S)
+        self._health.close()
         self._logs.close()
         if self._owner >= 0:
             os.close(self._owner)
@@ -232,7 +239,8 @@ class Children:
         template = self._templates.pop(key, None)
         if template is None:
             config = {"agent": os.getpid(), "owner": self._owner, "entry": self._entry, "slot": launch.SLOT}
-            json = msgspec.json.encode({**config, "preload": key.preload, "cgroups": self._rules.cgroups}).decode()
+            more = {"preload": key.preload, "cgroups": self._rules.cgroups, "log_bytes": self._rules.log_bytes}
+            json = msgspec.json.encode({**config, **more}).decode()
             template = Template(
                 self._loop,
                 key,
@@ -275,14 +283,19 @@ class Children:
             self._templates.pop(template.key, None)  # the next launch tries again
         elif isinstance(packet, spawn.Grew):
             self._logs.grew(packet.ids)
+        elif isinstance(packet, spawn.Pulses):
+            self._health.said(template, packet)
         elif isinstance(packet, spawn.Forked):
             self._on_forked(template, packet)
+        elif isinstance(packet, spawn.LogsLost):
+            self._logs.lost(packet.id, packet.text)
         elif isinstance(packet, (spawn.Up, spawn.Exited, spawn.LockDevices, spawn.UnlockDevices)):
             known = self._workers.get(packet.id)
             if known is None:
                 log.debug("template %d speaks of worker %s, which has ended", template.pid, packet.id)
             elif isinstance(packet, spawn.Up):
                 self._report(WorkerReady(packet.id, known.pid, packet.endpoint, packet.port, packet.master_port))
+                self._health.up(packet.id, template)
             elif isinstance(packet, spawn.Exited):
                 self._end(known, packet.exit)
             else:
@@ -310,6 +323,7 @@ class Children:
 
     def _on_template_end(self, template: Template) -> None:
         self._running.discard(template)
+        self._health.template_gone(template)
         if self._templates.get(template.key) is template:
             del self._templates[template.key]
         workers = self._of(template)
@@ -363,6 +377,7 @@ class Children:
             return
         worker.release(self._loop)
         self._devices.gone(worker.spec.id)
+        self._health.gone(worker.spec.id)
         (self._run_dir / "w" / worker.spec.id).unlink(missing_ok=True)
         if worker.stopping:
             exit = msgspec.structs.replace(exit, oom="no", **worker.why(exit))

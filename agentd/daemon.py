@@ -212,6 +212,7 @@ class Daemon:
 
     def _children(self, run_dir: str, report: NodeReport, reported: Callable[[Report], None]) -> Children:
         from agentd.children import Children
+        from agentd.health import HealthTimes
         from agentd.node import default_log_dir
         from rlinf_actors.net.security import is_loopback
 
@@ -233,6 +234,8 @@ class Daemon:
             report=reported,
             resources=report.resources,
             cgroups=cgroups,
+            log_bytes=int(config.log_max_mb * 2**20),
+            health=HealthTimes(config.probe_s, config.unresponsive_s, config.long_call_s),
         )
         return self._keeper
 

@@ -6,7 +6,7 @@ from typing import Union
 
 import msgspec
 
-from rlinf_actors.wire.messages import Body, HardwareFound, LogLines, Welcome, WorkerExited, WorkerReady
+from rlinf_actors.wire.messages import Body, HardwareFound, LogLines, Welcome, WorkerExited, WorkerReady, WorkersHealth
 from rlinf_actors.wire.values import HardwareQuestion, WorkerSpec
 
 # --- what happens ---
@@ -37,7 +37,7 @@ class Heard(msgspec.Struct, frozen=True):
 class FromWorkers(msgspec.Struct, frozen=True):
     """What the children report."""
 
-    report: Union[WorkerReady, WorkerExited, LogLines]
+    report: Union[WorkerReady, WorkerExited, WorkersHealth, LogLines]
 
 
 class Looked(msgspec.Struct, frozen=True):

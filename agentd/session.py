@@ -27,12 +27,13 @@ from rlinf_actors.wire.messages import (
     Welcome,
     WorkerExited,
     WorkerReady,
+    WorkersHealth,
 )
 from rlinf_actors.wire.values import HardwareAnswer, HardwareQuestion, NodeReport, WorkerSpec
 
 log = logging.getLogger(__name__)
 
-Report = Union[WorkerReady, WorkerExited, LogLines]
+Report = Union[WorkerReady, WorkerExited, WorkersHealth, LogLines]
 
 HELLO_TIMEOUT_S = 5.0
 STALL_S = 0.5

@@ -121,6 +121,18 @@ class GroupTable:
         """Why its owner was told that a worker is gone, though nobody saw its end; None if that is not so."""
         return self._unseen.get(worker_id)
 
+    def worker_on(self, node: Node, id: str) -> Worker | None:
+        """A living worker of this node; None for one that has ended, or that another node speaks of."""
+        group = self._of_worker.get(id)
+        worker = group.workers[id] if group is not None else None
+        return worker if worker is not None and worker.node_id == node.id and not worker.gone else None
+
+    def changed(self, worker: Worker) -> None:
+        """Who holds a handle is to hear how this worker is."""
+        group = self._of_worker[worker.id]
+        group.changed[worker.id] = worker
+        self._touched[group.key] = group
+
     def on_node(self, node_id: str) -> Iterator[tuple[Group, list[Worker]]]:
         """The groups that run there, each with its workers there."""
         for group in self._groups.values():
@@ -250,7 +262,7 @@ class GroupTable:
 
     def ready(self, node: Node, said: WorkerReady) -> None:
         """A worker's runtime listens."""
-        worker = self._worker_on(node, said.id)
+        worker = self.worker_on(node, said.id)
         if worker is not None:
             worker.pid, worker.endpoint = said.pid, said.endpoint
             worker.port, worker.master_port = said.port, said.master_port
@@ -258,7 +270,7 @@ class GroupTable:
 
     def exited(self, node: Node, id: str, exit_report: ExitReport, now: float) -> None:
         """A worker's process has ended; its rank may be started again."""
-        worker = self._worker_on(node, id)
+        worker = self.worker_on(node, id)
         if worker is not None:
             group = self._of_worker[id]
             worker.exit = self._causes.noted(group, worker, node.name, exit_report, now)
@@ -295,7 +307,8 @@ class GroupTable:
                 self._step(worker, "restart")
                 self.start(node.id, group, [worker.spec])
             else:
-                self.lost(worker, "it was to be started again, and its node takes no workers")
+                state = "is not there" if node is None else f"is {node.condition}"
+                self.lost(worker, f"it was to be started again, and its node {state}")
 
     def missing(self, worker: Worker, reason: str) -> None:
         """A worker's agent is there, and the worker is not."""
@@ -452,9 +465,8 @@ class GroupTable:
             news = of_life(worker, before, self._nodes.hostname(worker.node_id))
             if news is not None:
                 self._emit(news)
+            self.changed(worker)
             group = self._of_worker[worker.id]
-            group.changed[worker.id] = worker
-            self._touched[group.key] = group
             if worker.gone:
                 group.living.discard(worker.id)
                 self._restarts.withdraw(worker.id)
@@ -462,9 +474,3 @@ class GroupTable:
                 if event == "exited" or before is WorkerLife.RESTARTING:
                     self.claims.free(worker)
                 self._on_worker_gone(worker.id)
-
-    def _worker_on(self, node: Node, id: str) -> Worker | None:
-        """A living worker of this node; None for one that has ended, or that another node speaks of."""
-        group = self._of_worker.get(id)
-        worker = group.workers[id] if group is not None else None
-        return worker if worker is not None and worker.node_id == node.id and not worker.gone else None

@@ -8,7 +8,16 @@ from rlinf_actors.hardware.report import accelerator_type_of
 from rlinf_actors.head.transitions import NODE, WORKER, NodeLife, WorkerLife, step
 from rlinf_actors.model.restart import rank_id
 from rlinf_actors.placement.node_order import RegisteredNode
-from rlinf_actors.wire.values import Endpoint, ExitReport, GroupState, NodeReport, NodeState, WorkerSpec, WorkerState
+from rlinf_actors.wire.values import (
+    Endpoint,
+    ExitReport,
+    GroupState,
+    NodeReport,
+    NodeState,
+    WorkerPulse,
+    WorkerSpec,
+    WorkerState,
+)
 
 
 @dataclass
@@ -107,6 +116,7 @@ class Worker:
     port: int = 0
     master_port: int = 0
     exit: ExitReport | None = None
+    pulse: WorkerPulse | None = None
 
     @property
     def id(self) -> str:
@@ -136,6 +146,7 @@ class Worker:
             self.master_port,
             self.exit,
             self.spec.incarnation,
+            None if self.gone else self.pulse,
         )
 
 

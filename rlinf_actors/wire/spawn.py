@@ -69,6 +69,14 @@ class Revoke(Message, frozen=True):
     reason: str
 
 
+class Probe(Message, frozen=True):
+    """Answered at once by Pulses. Each worker that has answered the last Ping is sent another one."""
+
+
+class Ping(Message, frozen=True):
+    """To a worker, from its template. Its I/O thread answers with Pong."""
+
+
 class Shutdown(Message, frozen=True):
     """Kill what is left, reap it, and exit."""
 
@@ -141,6 +149,13 @@ class Grew(Message, frozen=True):
     ids: list[str]
 
 
+class LogsLost(Message, frozen=True):
+    """This worker's output cannot be written (a full disk), or, with `text` "", can be again."""
+
+    id: str
+    text: str
+
+
 class Read(Message, frozen=True):
     """agentd to template: these log files were read to their end; tell me when they grow again."""
 
@@ -163,6 +178,25 @@ class UnlockDevices(Message, frozen=True):
     request: int
 
 
+class Pong(Message, frozen=True):
+    """From a worker: its I/O thread runs. `method` is the call that has been running longest, since `since`
+    (CLOCK_MONOTONIC, in seconds); "" for none. `waiting` calls are queued behind it.
+    """
+
+    id: str
+    method: str = ""
+    since: float = 0.0
+    waiting: int = 0
+
+
+class Pulses(Message, frozen=True):
+    """A template's answer to Probe: what its workers have answered since the Pulses before. One that comes late is
+    sent as it comes.
+    """
+
+    pongs: list[Pong]
+
+
 class Exited(Message, frozen=True):
     id: str
     exit: ExitReport
@@ -175,11 +209,12 @@ ON_LEASE_LOST_S = 1.0
 ROBOT_END_S = 1.5
 """When a robot worker that was told of its lease's end is killed: on_lease_lost, and half a second around it."""
 
-ToWorker = Union[DevicesLocked, DevicesBusy, Renew, Revoke]
-ToTemplate = Union[Fork, Watching, Read, Shutdown, ToWorker]
+ToWorker = Union[DevicesLocked, DevicesBusy, Renew, Revoke, Ping]
+ToTemplate = Union[Fork, Watching, Read, Shutdown, Probe, DevicesLocked, DevicesBusy, Renew, Revoke]
 ToAgent = Union[
-    TemplateReady, TemplateFailed, Forked, Up, StartFailed, LeaseLost, Grew, LockDevices, UnlockDevices, Exited
-]
+    TemplateReady, TemplateFailed, Forked, Up, StartFailed, LeaseLost, Grew, LogsLost, LockDevices, UnlockDevices,
+    Exited, Pong, Pulses,
+]  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()
 _to_template: msgspec.msgpack.Decoder[ToTemplate] = msgspec.msgpack.Decoder(ToTemplate)
@@ -187,7 +222,7 @@ _to_agent: msgspec.msgpack.Decoder[ToAgent] = msgspec.msgpack.Decoder(ToAgent)
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
 
 
-def encode(packet: ToTemplate | ToAgent) -> bytes:
+def encode(packet: ToTemplate | ToAgent | ToWorker) -> bytes:
     """One packet as bytes."""
     return _encoder.encode(packet)
 

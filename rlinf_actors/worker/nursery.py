@@ -11,7 +11,6 @@ import os
 import selectors
 import signal
 import socket
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -35,7 +34,7 @@ END_S = 5.0
 class Worker:
     """One worker process, with its cgroup. Raises OSError when there are no fds left or the cgroup cannot be made."""
 
-    def __init__(self, fork: spawn.Fork, cgroup: cgroups.Cgroup, limits: Mapping[str, int]) -> None:
+    def __init__(self, fork: spawn.Fork, cgroup: cgroups.Cgroup, limits: Mapping[str, int], log_bytes: int = 0) -> None:
         self.fork = fork
         self.cgroup = cgroup
         self.id = fork.spec.id
@@ -46,11 +45,13 @@ class Worker:
         self.deadline = 0.0
         self.told = self.watched = False
         self.outgoing: deque[bytes] = deque()
+        self.unanswered = 0  # probes since the last Pong
+        self.pong: spawn.Pong | None = None  # agentd does not know of it yet
         self.unread = self.announced = False  # more in the files than agentd read; Grew sent since the last Read
         with contextlib.ExitStack() as stack:
-            self.out = Drain(fork.place.out_path)
+            self.out = Drain(fork.place.out_path, log_bytes)
             stack.callback(self.out.close)
-            self.err = Drain(fork.place.err_path)
+            self.err = Drain(fork.place.err_path, log_bytes)
             stack.callback(self.err.close)
             self.control, self.child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             stack.callback(self.control.close)
@@ -155,6 +156,24 @@ class Nursery:
             if worker.has_robots and not worker.outgoing:
                 self._pass_on(worker, packet)
 
+    def probe(self) -> None:
+        """Say who has answered since the last time, and ask again those who have; one question at a time each."""
+        pongs = [worker.pong for worker in self._workers.values() if worker.pong is not None]
+        self._send(spawn.Pulses(pongs))
+        for worker in self._workers.values():
+            worker.pong = None
+            if worker.up:
+                worker.unanswered += 1
+                if worker.unanswered == 1:
+                    self._pass_on(worker, spawn.Ping())
+
+    def _on_pong(self, worker: Worker, packet: spawn.Pong) -> None:
+        late, worker.unanswered = worker.unanswered > 1, 0
+        if late:
+            self._send(spawn.Pulses([packet]))
+        else:
+            worker.pong = packet
+
     def tell(self, packet: spawn.DevicesLocked | spawn.DevicesBusy | spawn.Revoke) -> None:
         """Pass on to a worker what agentd says; one that has ended needs nothing."""
         worker = self._workers.get(packet.id)
@@ -180,12 +199,12 @@ class Nursery:
     # --- output and control ---
 
     def _on_output(self, worker: Worker, drain: Drain, _: int) -> None:
-        known = drain.fault
+        before = drain.lost
         got, ended = drain.pump()
         if ended:
             self._selector.unregister(drain)
-        if drain.fault != known:
-            print(f"output of {worker.id} is lost: {drain.fault}", file=sys.stderr)  # noqa: T201 our log file
+        if bool(drain.lost) != bool(before):
+            self._send(spawn.LogsLost(worker.id, drain.fault if drain.lost else ""))
         if got:
             worker.unread = True
             self._announce(worker)
@@ -230,6 +249,8 @@ class Nursery:
                 self._send(packet)
             elif isinstance(packet, (spawn.LockDevices, spawn.UnlockDevices)) and packet.id == worker.id:
                 self._send(packet)
+            elif isinstance(packet, spawn.Pong) and packet.id == worker.id:
+                self._on_pong(worker, packet)
             elif isinstance(packet, (spawn.StartFailed, spawn.LeaseLost, spawn.TemplateFailed)):
                 worker.failure = packet.text
 
