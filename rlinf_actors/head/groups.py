@@ -174,7 +174,7 @@ class GroupTable:
         own_namespace(client, asked.namespace)
         self._allow(asked)
         taken = self._groups.get((asked.namespace, asked.group))
-        if taken is not None and any(spec.id in taken.workers for spec in asked.workers):
+        if taken is not None and not taken.launch.isdisjoint(spec.id for spec in asked.workers):
             return self._launch_again(taken, client, asked)
         if taken is not None:
             raise Refused(
@@ -211,7 +211,7 @@ class GroupTable:
         if client.incarnation != group.owner:
             group.subscribers[client.incarnation] = None
         try:
-            wanted = [(node_for(spec, by_rank), spec) for spec in asked.workers if spec.id not in group.workers]
+            wanted = [(node_for(spec, by_rank), spec) for spec in asked.workers if spec.id not in group.launch]
         except Refused:
             self.stop_group(group, "not all its nodes came back after the head was restarted")
             raise
