@@ -22,7 +22,7 @@ from rlinf_actors.head.happenings import of_end, of_group, of_life
 from rlinf_actors.head.nodes import NodeTable
 from rlinf_actors.head.records import Client, Group, Node, Worker
 from rlinf_actors.head.remembered import WORKER, Remembered
-from rlinf_actors.head.restarts import Restarts
+from rlinf_actors.head.restarts import Restarts, not_restarted
 from rlinf_actors.head.transitions import WorkerLife
 from rlinf_actors.head.waiting import WaitingLaunches
 from rlinf_actors.wire.messages import (
@@ -306,9 +306,11 @@ class GroupTable:
             if node is not None and node.usable:
                 self._step(worker, "restart")
                 self.start(node.id, group, [worker.spec])
+            elif node is not None and node.draining:
+                worker.exit = not_restarted(worker.exit, f"its node is {node.condition}")
+                self._step(worker, "stop")
             else:
-                state = "is not there" if node is None else f"is {node.condition}"
-                self.lost(worker, f"it was to be started again, and its node {state}")
+                self.lost(worker, "it was to be started again, and its node takes no workers")
 
     def missing(self, worker: Worker, reason: str) -> None:
         """A worker's agent is there, and the worker is not."""
