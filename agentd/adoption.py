@@ -100,7 +100,8 @@ async def take_stock(run_dir: str, keep: bool) -> Survivors:
         survivors.lost.setdefault(one.spec.id, "its agentd and the template that it came from had both ended")
     await _sweep([*strays, *(one.spec.id for one in left if not one.spec.claims)])
     await _sweep_robots([one.spec.id for one in left if one.spec.claims])
-    ledger.settled([one.spec.id for one in left])
+    if not keep:
+        ledger.close()
     _remove_others(run_dir, {found.process.stem for found in survivors.templates})
     return survivors
 

@@ -23,8 +23,9 @@ from agentd import launch
 from agentd.adoption import Survivors, running
 from agentd.child import Child
 from agentd.devices import DeviceLocks
+from agentd.health import HealthTimes, HealthWatch
 from agentd.ledger import Ledger
-from agentd.logs import Logs
+from agentd.logs import Logs, Position
 from agentd.pool import TemplatePool
 from agentd.sweep import Sweep
 from agentd.templates import Template
@@ -34,12 +35,12 @@ from rlinf_actors.cgroups.worker import leftovers
 from rlinf_actors.compat import timeout
 from rlinf_actors.errors import WorkerStartError
 from rlinf_actors.wire import spawn
-from rlinf_actors.wire.messages import LogLines, StartWorkers, WorkerExited, WorkerReady
+from rlinf_actors.wire.messages import LogLines, StartWorkers, WorkerExited, WorkerReady, WorkersHealth
 from rlinf_actors.wire.values import ExitReport, ResourceReport, RunningWorker, WorkerSpec
 
 log = logging.getLogger(__name__)
 
-Report = Union[WorkerReady, WorkerExited, LogLines]
+Report = Union[WorkerReady, WorkerExited, WorkersHealth, LogLines]
 
 EARLIER_ENDED = "its agentd ended; robot workers do not go on without one"
 TEMPLATE_SILENT_S = 5.0
@@ -64,12 +65,14 @@ class Children:
         allowed_interpreters: prefixes; None allows any.
         environment: the node's environment, asked for at every launch.
         resources: what the node has, for the accelerators' locks.
-        report: takes WorkerReady, WorkerExited and LogLines (whose owner is the namespace).
+        report: takes WorkerReady, WorkerExited, WorkersHealth and LogLines (whose owner is the namespace).
         entry: ``module:function`` that runs a worker; see worker.template.
         cgroups: where workers' cgroups are made, prepared; none by default.
         keep_s: workers without robots go on that many seconds when this process is gone, for `adopt` of another one;
             None: they end with it.
         ledger: what earlier agentds in *run_dir* were asked for; see adoption.take_stock.
+        log_bytes: size at which a log file begins anew, 0 for none.
+        health: when workers are asked whether they answer.
 
     Raises:
         ProcessLookupError: the owner is gone already.
@@ -95,11 +98,13 @@ class Children:
         cgroups: Roots | None = None,
         keep_s: float | None = None,
         ledger: Ledger | None = None,
+        log_bytes: int = 0,
+        health: HealthTimes | None = None,
     ) -> None:
         self._loop = loop
         self._run_dir = Path(run_dir)
         allowed = None if allowed_interpreters is None else tuple(allowed_interpreters)
-        self._rules = launch.Rules(node, log_dir, sys.executable, allowed, cgroups or Roots())
+        self._rules = launch.Rules(node, log_dir, sys.executable, allowed, cgroups or Roots(), log_bytes)
         self._place = partial(
             spawn.WorkerPlace,
             run_dir=run_dir,
@@ -118,6 +123,7 @@ class Children:
         self._changed = asyncio.Event()
         self._devices = DeviceLocks(loop, resources)
         self._logs = Logs(loop, node, report, self._on_logs_read)
+        self._health = HealthWatch(loop, report, health or HealthTimes())
         self._owner = os.pidfd_open(owner_pid) if owner_pid is not None else -1
         self._templates = TemplatePool(
             loop, self._run_dir, self._rules, entry, self._owner, keep_s, self._on_packet, self._on_template_end
@@ -232,6 +238,8 @@ class Children:
         worker.stopping, worker.reason = worker.has_robots, EARLIER_ENDED if worker.has_robots else ""
         self._workers[spec.id] = worker
         self._on_forked(template, spawn.Forked(spec.id, kept.pid))
+        if kept.up is not None:
+            self._health.up(spec.id, template)
 
     def abandon(self) -> None:
         """Let go of everything: another agentd takes it over. Nothing is ended but templates that are not ready."""
@@ -240,6 +248,7 @@ class Children:
             worker.release(self._loop)
         for template in list(self._templates.running):
             template.abandon()
+        self._health.close()
         self._logs.close()
         if self._owner >= 0:
             os.close(self._owner)
@@ -261,6 +270,7 @@ class Children:
                 template.kill()
         await self._until(lambda: not self._templates.running and not self._sweeps, TEMPLATE_END_S)
         self._ledger.close()
+        self._health.close()
         self._logs.close()
         if self._owner >= 0:
             os.close(self._owner)
@@ -330,14 +340,19 @@ class Children:
             self._templates.retire(template)
         elif isinstance(packet, spawn.Grew):
             self._logs.grew(packet.ids)
+        elif isinstance(packet, spawn.Pulses):
+            self._health.said(template, packet)
         elif isinstance(packet, spawn.Forked):
             self._on_forked(template, packet)
+        elif isinstance(packet, spawn.LogsLost):
+            self._logs.lost(packet.id, packet.text)
         elif isinstance(packet, (spawn.Up, spawn.Exited, spawn.LockDevices, spawn.UnlockDevices)):
             known = self._workers.get(packet.id)
             if known is None:
                 log.debug("template %d speaks of worker %s, which has ended", template.pid, packet.id)
             elif isinstance(packet, spawn.Up):
                 self._report(WorkerReady(packet.id, known.pid, packet.endpoint, packet.port, packet.master_port))
+                self._health.up(packet.id, template)
             elif isinstance(packet, spawn.Exited):
                 self._end(known, packet.exit)
             else:
@@ -364,6 +379,7 @@ class Children:
         worker.silence_timer = self._loop.call_later(TEMPLATE_SILENT_S, self._sweep, [worker])
 
     def _on_template_end(self, template: Template) -> None:
+        self._health.template_gone(template)
         workers = self._of(template)
         self._ended = {id: one for id, one in self._ended.items() if one is not template}
         reason = template.failure or (
@@ -402,7 +418,7 @@ class Children:
     def _of(self, template: Template) -> list[Child]:
         return [worker for worker in self._workers.values() if worker.template is template]
 
-    def _on_logs_read(self, id: str, out: int, err: int, to_end: bool) -> None:
+    def _on_logs_read(self, id: str, out: Position, err: Position, to_end: bool) -> None:
         template = self._workers[id].template if id in self._workers else self._ended.get(id)
         if template is not None:
             template.send(spawn.Read(id, out, err, to_end))
@@ -417,6 +433,7 @@ class Children:
         if not worker.template.gone:
             self._ended[worker.spec.id] = worker.template
         self._devices.gone(worker.spec.id)
+        self._health.gone(worker.spec.id)
         (self._run_dir / "w" / worker.spec.id).unlink(missing_ok=True)
         if worker.stopping:
             exit = msgspec.structs.replace(exit, oom="no", **worker.why(exit))

@@ -206,6 +206,8 @@ class Daemon:
             self._keeper.abandon()
         self._notifier.say(STOPPING=1, STATUS=end.text)
         if end.code != OK:
+            if self._keeper is not None:
+                await self._keeper.close(0.0, end.text)  # refused: no agentd comes for them
             log.error("%s", end.text)
             self._tell_driver({"error": end.text, "code": end.code})
         return end.code
@@ -239,6 +241,7 @@ class Daemon:
         self, run_dir: str, report: NodeReport, reported: Callable[[Report], None], survivors: Survivors | None
     ) -> Children:
         from agentd.children import Children
+        from agentd.health import HealthTimes
         from agentd.node import default_log_dir
         from rlinf_actors.net.security import is_loopback
 
@@ -262,6 +265,8 @@ class Daemon:
             cgroups=cgroups,
             keep_s=config.head_grace_s if self._keeps else None,
             ledger=survivors.ledger if survivors is not None else None,
+            log_bytes=int(config.log_max_mb * 2**20),
+            health=HealthTimes(config.probe_s, config.unresponsive_s, config.long_call_s),
         )
         return self._keeper
 

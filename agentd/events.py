@@ -6,7 +6,16 @@ from typing import Union
 
 import msgspec
 
-from rlinf_actors.wire.messages import Body, HardwareFound, LogLines, StartWorkers, Welcome, WorkerExited, WorkerReady
+from rlinf_actors.wire.messages import (
+    Body,
+    HardwareFound,
+    LogLines,
+    StartWorkers,
+    Welcome,
+    WorkerExited,
+    WorkerReady,
+    WorkersHealth,
+)
 from rlinf_actors.wire.values import HardwareQuestion, RunningWorker
 
 # --- what happens ---
@@ -37,7 +46,7 @@ class Heard(msgspec.Struct, frozen=True):
 class FromWorkers(msgspec.Struct, frozen=True):
     """What the children report."""
 
-    report: Union[WorkerReady, WorkerExited, LogLines]
+    report: Union[WorkerReady, WorkerExited, WorkersHealth, LogLines]
 
 
 class Looked(msgspec.Struct, frozen=True):

@@ -70,7 +70,8 @@ class TemplatePool:
             config = {"agent": os.getpid(), "owner": self._owner, "entry": self._entry, "slot": launch.SLOT}
             if self._keep_s is not None:
                 config |= {"keep": f"{stem}.sock", "keep_s": self._keep_s}
-            json = msgspec.json.encode({**config, "preload": key.preload, "cgroups": self._rules.cgroups}).decode()
+            more = {"preload": key.preload, "cgroups": self._rules.cgroups, "log_bytes": self._rules.log_bytes}
+            json = msgspec.json.encode({**config, **more}).decode()
             process = start(
                 key,
                 lambda fd: launch.template_command(key, self._pkg, fd, self._rules.node, json),

@@ -28,12 +28,13 @@ from rlinf_actors.wire.messages import (
     Welcome,
     WorkerExited,
     WorkerReady,
+    WorkersHealth,
 )
 from rlinf_actors.wire.values import HardwareAnswer, HardwareQuestion, NodeReport, RunningWorker
 
 log = logging.getLogger(__name__)
 
-Report = Union[WorkerReady, WorkerExited, LogLines]
+Report = Union[WorkerReady, WorkerExited, WorkersHealth, LogLines]
 
 HELLO_TIMEOUT_S = 5.0
 STALL_S = 0.5
@@ -233,6 +234,7 @@ class Session:
             log.info("%s", action.text)
             self._on_status(action.text)
         elif isinstance(action, e.Registered):
+            self._children.settled(list(self._lost))
             self._lost = {}
             self._children.registered(self._state.policy.head_grace_s if self._is_head else action.lease_s)
             self._on_registered(action.epoch)

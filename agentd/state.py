@@ -66,8 +66,9 @@ from rlinf_actors.wire.messages import (
     Welcome,
     WorkerExited,
     WorkerReady,
+    WorkersHealth,
 )
-from rlinf_actors.wire.values import ExitReport, RunningWorker
+from rlinf_actors.wire.values import ExitReport, RunningWorker, WorkerHealth
 
 CUT_OFF_GRACE_S = 2.0
 """Between SIGTERM and SIGKILL for workers whose head is out of reach."""
@@ -142,7 +143,9 @@ class AgentState:
     _epoch: str = ""
     _workers: dict[str, RunningWorker] = field(default_factory=dict)
     _ended: dict[str, RunningWorker] = field(default_factory=dict)
+    _health: dict[str, tuple[WorkerHealth, float]] = field(default_factory=dict)
     _unsent: list[Body] = field(default_factory=list)
+    _processes: dict[str, None] = field(default_factory=dict)
     _sent: set[str] = field(default_factory=set)
     _leases: RobotLeases = field(default_factory=RobotLeases)
     _silence: HeadSilence = field(init=False)
@@ -172,10 +175,13 @@ class AgentState:
             self._silence.heard(now)
             self._heard(event.body, now)
         elif isinstance(event, FromWorkers):
-            self._reported(event.report)
+            self._reported(event.report, now)
         elif isinstance(event, Looked):
             self._send(event.found)  # an id that the head does not know any more is ignored there
         elif isinstance(event, ProcessEnded):
+            self._processes[event.incarnation] = None
+            if len(self._processes) > EXITS_KEPT:
+                del self._processes[next(iter(self._processes))]
             self._send(ProcessGone(event.incarnation))
         elif isinstance(event, HeadLooked):
             self._looked(event.there, now)
@@ -248,8 +254,12 @@ class AgentState:
         if welcome.epoch != self._epoch:  # output that an earlier head was to pass on is not acknowledged any more
             owners = dict.fromkeys(worker.spec.namespace for worker in self._workers.values())
             self._out += [Credit(ALL_CREDIT, owner) for owner in owners]
+            self._out += [Send(ProcessGone(incarnation)) for incarnation in self._processes]  # it may have missed them
+            self._unsent = [body for body in self._unsent if not isinstance(body, ProcessGone)]
         self._epoch = welcome.epoch
-        self._out += [Send(body) for body in self._unsent]
+        health = [msgspec.structs.replace(one, for_s=one.for_s + now - at) for one, at in self._health.values()]
+        self._out += [Send(body) for body in [*self._unsent, *([WorkersHealth(health)] if health else [])]]
+        self._health = {id: told for id, told in self._health.items() if _notable(told[0])}
         self._unsent = []
 
     def _failed(self, error: Exception, now: float) -> None:
@@ -385,11 +395,11 @@ class AgentState:
             return
         for spec in specs:
             reason = f"its agentd is {self.phase.value}"
-            self._reported(WorkerExited(spec.id, ExitReport("start_failed", reason=reason)))
+            self._reported(WorkerExited(spec.id, ExitReport("start_failed", reason=reason)), now)
 
     # --- what workers do ---
 
-    def _reported(self, report: WorkerReady | WorkerExited | LogLines) -> None:
+    def _reported(self, report: WorkerReady | WorkerExited | WorkersHealth | LogLines, now: float) -> None:
         if isinstance(report, WorkerReady) and report.id in self._workers:
             self._workers[report.id] = msgspec.structs.replace(
                 self._workers[report.id],
@@ -401,12 +411,20 @@ class AgentState:
         elif isinstance(report, WorkerExited):
             known = self._workers.pop(report.id, None)
             self._leases.ended(report.id)
+            self._health.pop(report.id, None)
             if known is not None and self.phase is not Phase.RESETTING:
                 self._ended[report.id] = msgspec.structs.replace(known, exit=report.exit)
                 if len(self._ended) > EXITS_KEPT:
                     self._settle([next(iter(self._ended))])
             elif known is not None:
                 self._out.append(Settled([report.id]))
+        elif isinstance(report, WorkersHealth):
+            for one in report.workers:
+                self._health.pop(one.id, None)
+                if _notable(one) or self.phase is not Phase.JOINED:
+                    self._health[one.id] = (one, now)
+            if self.phase is not Phase.JOINED:
+                return  # it is told when the head knows us
         self._send(report)
         if self.phase is Phase.RESETTING and not self._workers:
             self._unsent = []
@@ -420,3 +438,8 @@ class AgentState:
             self._out.append(Credit(sum(len(text) for _, _, text in body.entries), body.owner))
         else:
             self._unsent.append(body)
+
+
+def _notable(one: WorkerHealth) -> bool:
+    """Whether it is other than a head takes a worker to be anyway."""
+    return bool(one.unresponsive or one.method)

@@ -184,6 +184,14 @@ class ClientTable:
         else:
             self._awaited.setdefault(incarnation, now + self._timing.patience_s)
 
+    def never_returns(self, incarnation: str) -> None:
+        """An agent saw the end of a process that an earlier head had it watch."""
+        if self._ended.get(incarnation) is None:
+            self._awaited.pop(incarnation, None)
+            self._ended.add(incarnation, "its process ended", certain=True)
+            self._tell_watchers(incarnation)
+            self._on_gone(incarnation, None)
+
     def forget_job(self, namespace: str) -> bool:
         """Forget a job if it has no members; the caller knows that it has no groups."""
         if any(client.namespace == namespace for client in self._clients.values()):

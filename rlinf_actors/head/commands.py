@@ -131,7 +131,7 @@ class Timing(msgspec.Struct, frozen=True):
             may hold the robot on another node, until its agent has said so or its lease is over.
         head_grace_s: how long clients wait for a head whose machine answers; as agentd's.
         return_s: how long a restarted head waits for its nodes, and for owners that they name, at least; the lease if
-            that is longer. They try again every 3 s at most.
+            that is longer. They try again every 3 s at most, on a machine that may be busy with its own restart.
         rank_hold_s: how long the rank of a lost node is kept from others. The longer of the lease and the time
             that cut-off workers may live while a head is restarting (`head_grace_s` of agentd).
         orphan_grace_s: between SIGTERM and SIGKILL for the workers of an owner that is gone; a robot that one of
@@ -145,7 +145,7 @@ class Timing(msgspec.Struct, frozen=True):
     robot_lease_s: float = 2.0
     robot_settle_s: float = 0.0
     head_grace_s: float = 120.0
-    return_s: float = 5.0
+    return_s: float = 10.0
     rank_hold_s: float = 120.0
     orphan_grace_s: float = 0.4
     stop_grace_s: float = 3.0

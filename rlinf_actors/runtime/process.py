@@ -153,6 +153,7 @@ class Runtime:
             head.close("never welcomed")
             raise
         self._head = head
+        self.watched.again()  # whoever is watched already
         self.token = welcome.token or self.token
         return welcome
 

@@ -24,6 +24,7 @@ from rlinf_actors.wire.values import (
     NodeState,
     RobotStop,
     RunningWorker,
+    WorkerHealth,
     WorkerSpec,
     WorkerState,
 )
@@ -196,6 +197,8 @@ class GetStatus(Message, frozen=True):
 
 
 class Status(Message, frozen=True):
+    """What a head knows. `at` is its clock, in seconds since the epoch."""
+
     epoch: str
     version: str
     uptime_s: float
@@ -205,6 +208,7 @@ class Status(Message, frozen=True):
     leases: list[LeaseState] = []
     stopped: list[str] = []
     trouble: list[str] = []
+    at: float = 0.0
 
 
 class GetEvents(Message, frozen=True):
@@ -360,6 +364,12 @@ class WorkerExited(Message, frozen=True):
     exit: ExitReport
 
 
+class WorkersHealth(Message, frozen=True):
+    """Notice of an agent: these workers answer or do not answer, or are in one call for long, other than before."""
+
+    workers: list[WorkerHealth]
+
+
 class LogLines(Message, frozen=True):
     """Lines that workers wrote, on their way agent -> head -> owner. `entries` are
     (group:rank, stream, text); `skipped` says that lines were left out here (never in the files).
@@ -415,8 +425,8 @@ Body = Union[
     GetNodes, Nodes, Launch, Launched, FindGroup, Handles, StopGroup, GetStatus, Status, EStop, EStopped, StopCluster,
     Done, DrainNode, Drained, GetEvents, Events, EnumerateHardware, Enumerated, LookForHardware, HardwareFound,
     StopLooking,
-    StartWorkers, StopWorkers, Watch, Unwatch, ProcessGone, WorkerReady, WorkerExited, LogLines, LogCredit,
-    WorkerChanged, WatchClients, ClientGone, Warn,
+    StartWorkers, StopWorkers, Watch, Unwatch, ProcessGone, WorkerReady, WorkerExited, WorkersHealth, LogLines,
+    LogCredit, WorkerChanged, WatchClients, ClientGone, Warn,
 ]  # fmt: skip
 """Every control message."""
 

@@ -69,6 +69,14 @@ class Revoke(Message, frozen=True):
     reason: str
 
 
+class Probe(Message, frozen=True):
+    """Answered at once by Pulses. Each worker that has answered the last Ping is sent another one."""
+
+
+class Ping(Message, frozen=True):
+    """To a worker, from its template. Its I/O thread answers with Pong."""
+
+
 class Shutdown(Message, frozen=True):
     """Kill what is left, reap it, and exit."""
 
@@ -159,14 +167,21 @@ class Grew(Message, frozen=True):
     ids: list[str]
 
 
+class LogsLost(Message, frozen=True):
+    """This worker's output cannot be written (a full disk), or, with `text` "", can be again."""
+
+    id: str
+    text: str
+
+
 class Read(Message, frozen=True):
-    """agentd to template: a worker's log files were read so far, in bytes, and their lines handed on; an agentd after
-    this one goes on there. `to_end`: tell me when they grow again.
+    """agentd to template: a worker's log files were read so far (bytes, and the file's inode), and their lines handed
+    on; an agentd after this one goes on there. `to_end`: tell me when they grow again.
     """
 
     id: str
-    out: int
-    err: int
+    out: tuple[int, int]
+    err: tuple[int, int]
     to_end: bool = True
 
 
@@ -184,6 +199,25 @@ class UnlockDevices(Message, frozen=True):
 
     id: str
     request: int
+
+
+class Pong(Message, frozen=True):
+    """From a worker: its I/O thread runs. `method` is the call that has been running longest, since `since`
+    (CLOCK_MONOTONIC, in seconds); "" for none. `waiting` calls are queued behind it.
+    """
+
+    id: str
+    method: str = ""
+    since: float = 0.0
+    waiting: int = 0
+
+
+class Pulses(Message, frozen=True):
+    """A template's answer to Probe: what its workers have answered since the Pulses before. One that comes late is
+    sent as it comes.
+    """
+
+    pongs: list[Pong]
 
 
 class Exited(Message, frozen=True):
@@ -205,8 +239,8 @@ class Kept(Message, frozen=True):
     exit: Union[ExitReport, None] = None
     out_path: str = ""
     err_path: str = ""
-    out_read: int = 0
-    err_read: int = 0
+    out_read: tuple[int, int] = (0, 0)
+    err_read: tuple[int, int] = (0, 0)
     request: int = 0
     granted: bool = False
     asked_at: float = 0.0
@@ -226,11 +260,13 @@ ON_LEASE_LOST_S = 1.0
 ROBOT_END_S = 1.5
 """When a robot worker that was told of its lease's end is killed: on_lease_lost, and half a second around it."""
 
-ToWorker = Union[DevicesLocked, DevicesBusy, Renew, Revoke]
-ToTemplate = Union[Fork, Watching, Read, Shutdown, Adopt, KeepFor, Settled, ToWorker]
+ToWorker = Union[DevicesLocked, DevicesBusy, Renew, Revoke, Ping]
+ToTemplate = Union[
+    Fork, Watching, Read, Shutdown, Probe, Adopt, KeepFor, Settled, DevicesLocked, DevicesBusy, Renew, Revoke
+]
 ToAgent = Union[
-    TemplateReady, TemplateFailed, Forked, Up, StartFailed, LeaseLost, Grew, LockDevices, UnlockDevices, Exited,
-    Kept, Inventory,
+    TemplateReady, TemplateFailed, Forked, Up, StartFailed, LeaseLost, Grew, LogsLost, LockDevices, UnlockDevices,
+    Exited, Pong, Pulses, Kept, Inventory,
 ]  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()
@@ -239,7 +275,7 @@ _to_agent: msgspec.msgpack.Decoder[ToAgent] = msgspec.msgpack.Decoder(ToAgent)
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
 
 
-def encode(packet: ToTemplate | ToAgent) -> bytes:
+def encode(packet: ToTemplate | ToAgent | ToWorker) -> bytes:
     """One packet as bytes."""
     return _encoder.encode(packet)
 

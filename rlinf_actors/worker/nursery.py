@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import selectors
 import signal
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -95,6 +94,24 @@ class Nursery:
             if worker.has_robots and not worker.outgoing:
                 self._pass_on(worker, packet)
 
+    def probe(self) -> None:
+        """Say who has answered since the last time, and ask again those who have; one question at a time each."""
+        pongs = [worker.pong for worker in self._workers.values() if worker.pong is not None]
+        self._send(spawn.Pulses(pongs))
+        for worker in self._workers.values():
+            worker.pong = None
+            if worker.up:
+                worker.unanswered += 1
+                if worker.unanswered == 1:
+                    self._pass_on(worker, spawn.Ping())
+
+    def _on_pong(self, worker: Worker, packet: spawn.Pong) -> None:
+        late, worker.unanswered = worker.unanswered > 1, 0
+        if late:
+            self._send(spawn.Pulses([packet]))
+        else:
+            worker.pong = packet
+
     def tell(self, packet: spawn.DevicesLocked | spawn.DevicesBusy | spawn.Revoke) -> None:
         """Pass on to a worker what agentd says; one that has ended needs nothing."""
         worker = self._workers.get(packet.id)
@@ -153,12 +170,12 @@ class Nursery:
     # --- output and control ---
 
     def _on_output(self, worker: Worker, drain: Drain, _: int) -> None:
-        known = drain.fault
+        before = drain.lost
         got, ended = drain.pump()
         if ended:
             self._selector.unregister(drain)
-        if drain.fault != known:
-            print(f"output of {worker.id} is lost: {drain.fault}", file=sys.stderr)  # noqa: T201 our log file
+        if bool(drain.lost) != bool(before):
+            self._send(spawn.LogsLost(worker.id, drain.fault if drain.lost else ""))
         if got:
             worker.unread = True
             self._announce(worker)
@@ -204,6 +221,8 @@ class Nursery:
             elif isinstance(packet, (spawn.LockDevices, spawn.UnlockDevices)) and packet.id == worker.id:
                 worker.locks(packet)
                 self._send(packet)
+            elif isinstance(packet, spawn.Pong) and packet.id == worker.id:
+                self._on_pong(worker, packet)
             elif isinstance(packet, (spawn.StartFailed, spawn.LeaseLost, spawn.TemplateFailed)):
                 worker.failure = packet.text
 

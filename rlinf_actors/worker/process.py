@@ -19,7 +19,7 @@ from rlinf_actors.worker.drain import Drain
 class Worker:
     """One worker process, with its cgroup. Raises OSError when there are no fds left or the cgroup cannot be made."""
 
-    def __init__(self, fork: spawn.Fork, cgroup: Cgroup, limits: Mapping[str, int]) -> None:
+    def __init__(self, fork: spawn.Fork, cgroup: Cgroup, limits: Mapping[str, int], log_bytes: int = 0) -> None:
         self.fork = fork
         self.cgroup = cgroup
         self.id = fork.spec.id
@@ -31,11 +31,13 @@ class Worker:
         self.kill_at = 0.0  # when, 0 for never
         self.told = self.watched = False
         self.outgoing: deque[bytes] = deque()
+        self.unanswered = 0  # probes since the last Pong
+        self.pong: spawn.Pong | None = None  # agentd does not know of it yet
         self.unread = self.announced = False  # more in the files than agentd read; Grew sent since the last Read
         with contextlib.ExitStack() as stack:
-            self.out = Drain(fork.place.out_path)
+            self.out = Drain(fork.place.out_path, log_bytes)
             stack.callback(self.out.close)
-            self.err = Drain(fork.place.err_path)
+            self.err = Drain(fork.place.err_path, log_bytes)
             stack.callback(self.err.close)
             self.control, self.child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             stack.callback(self.control.close)

@@ -12,6 +12,7 @@ import logging
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,8 @@ from rlinf_actors.net.link import Network
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.messages import PROTOCOL
 from rlinf_actors.wire.payload import Copy
-from rlinf_actors.worker.executor import Executor
+from rlinf_actors.worker.executor import Activity, Executor
+from rlinf_actors.worker.farpeers import FarPeers
 from rlinf_actors.worker.invocation import Invocation
 
 log = logging.getLogger(__name__)
@@ -58,6 +60,9 @@ class WorkerServer:
         name: for messages.
         token: of the job.
         on_closed: called (by the executor) when the instance's `_close` has returned.
+
+    Attributes:
+        far: who is told of the peers that are served streams and not on this machine, if set.
     """
 
     def __init__(
@@ -80,16 +85,29 @@ class WorkerServer:
         self._newest: dict[bytes, int] = {}
         self._taken: collections.deque[tuple[bytes, int]] = collections.deque(maxlen=REMEMBERED)
         self._executor: Executor | None = None
+        self._constructing = 0.0
         self._held: list[Invocation] = []
         self._failure: BaseException | None = None
         self._lock = threading.Lock()
         self._handlers: dict[type[frames.Frame], Handler] = {}
+        self._near: set[bytes] = set()
+        self.far: FarPeers | None = None
         self._early: list[tuple[bytes, frames.AnyFrame, list[Buffer]]] = []
         self.creations: queue.SimpleQueue[Creation] = queue.SimpleQueue()
 
     def bind(self, endpoint: str) -> str:
         """Listen; returns the endpoint with the actual port."""
         return self._listener.bind(endpoint)
+
+    def constructing(self) -> None:
+        """The user's constructor begins. Main thread."""
+        self._constructing = time.perf_counter()
+
+    def activity(self) -> Activity:
+        """What the user's code is doing. Any thread."""
+        if self._executor is not None:
+            return self._executor.activity()
+        return Activity("__init__" if self._constructing else "", self._constructing, len(self._held))
 
     def open(self, executor: Executor) -> None:
         """The class is constructed: let the calls through, those that waited first. Main thread."""
@@ -122,6 +140,7 @@ class WorkerServer:
 
     def refuse(self, error: BaseException) -> None:
         """The class could not be constructed: every call fails with that. Main thread."""
+        self._constructing = 0.0
         with self._lock:
             self._failure = error
             held, self._held = self._held, []
@@ -166,6 +185,8 @@ class WorkerServer:
             self._take(Invocation(peer, frame.id, frame.method, parts, self._reply, self._copy, frame.deadline_s, 0))
         elif type(frame) is frames.Stream:
             window = max(1, frame.window)
+            if self.far is not None and peer not in self._near:
+                self.far.serve(peer)
             self._take(Invocation(peer, frame.id, frame.method, parts, self._reply, self._copy, 0.0, window))
         elif type(frame) is frames.Cancel:
             invocation = self._calls.pop((peer, frame.id), None)
@@ -200,18 +221,20 @@ class WorkerServer:
         try:
             fd = os.pidfd_open(pid)
         except OSError:  # it has ended already
-            self._peer_gone(peer)
+            self.peer_gone(peer)
             return
         loop = asyncio.get_running_loop()
+        self._near.add(peer)
 
         def ended() -> None:
             loop.remove_reader(fd)
             os.close(fd)
-            self._peer_gone(peer)
+            self.peer_gone(peer)
 
         loop.add_reader(fd, ended)
 
-    def _peer_gone(self, peer: bytes) -> None:
+    def peer_gone(self, peer: bytes) -> None:
+        """A member's process has ended."""
         lending = self._members.get(peer)
         if lending is not None:
             lending.borrower_gone()
@@ -224,6 +247,7 @@ class WorkerServer:
 
     def _forget(self, peer: bytes) -> None:
         self._newest.pop(peer, None)
+        self._near.discard(peer)
         lending = self._members.pop(peer, None)
         if lending is not None:
             lending.close()

@@ -32,6 +32,7 @@ from rlinf_actors.cgroups.roots import Roots
 from rlinf_actors.cgroups.worker import Cgroup, cgroup_of
 from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE
 from rlinf_actors.net import faultpoints
+from rlinf_actors.scarce import explain
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire import spawn
 from rlinf_actors.wire.values import ExitReport
@@ -61,6 +62,7 @@ class Config(msgspec.Struct, frozen=True, omit_defaults=True):
         packet: fd of a file with one Fork: be that worker instead of a template.
         cgroups: where its workers' cgroups are made.
         cgroup: with *packet*: that worker's.
+        log_bytes: size at which a worker's log file begins anew, 0 for none.
     """
 
     agent: int
@@ -73,6 +75,7 @@ class Config(msgspec.Struct, frozen=True, omit_defaults=True):
     packet: int = -1
     cgroups: Roots = Roots()
     cgroup: Cgroup = Cgroup()
+    log_bytes: int = 0
 
 
 def main(fd: int, node: str, config_json: str) -> None:
@@ -208,6 +211,8 @@ class Template:
             self._nursery.read(packet)
         elif isinstance(packet, spawn.Renew):
             self._nursery.renew(packet)
+        elif isinstance(packet, spawn.Probe):
+            self._nursery.probe()
         elif isinstance(packet, spawn.Shutdown):
             self._end("its agentd was stopped")
         elif isinstance(packet, spawn.Adopt):
@@ -242,9 +247,9 @@ class Template:
         assert keeper is not None
         try:
             limits = roots.limits(spec.memory_limit, spec.pids_limit)
-            worker = Worker(fork, cgroup_of(roots, keeper, spec.id), limits)
+            worker = Worker(fork, cgroup_of(roots, keeper, spec.id), limits, self._config.log_bytes)
         except OSError as error:
-            self._refuse(fork, f"node {self._node} cannot start it: {error}")
+            self._refuse(fork, f"node {self._node} cannot start it: {explain(error)}")
             return
         if unlimited := roots.missing(spec.memory_limit, spec.pids_limit):
             worker.note(f"{spec.group}:{spec.rank} runs without a limit that was asked for: {unlimited}")
@@ -255,7 +260,7 @@ class Template:
         except OSError as error:
             worker.close()
             worker.cgroup.remove()
-            self._refuse(fork, f"node {self._node} cannot start another process ({error}): look at its process limits")
+            self._refuse(fork, f"node {self._node} cannot start another process: {explain(error)}")
             return
         if pid:
             worker.started(pid)

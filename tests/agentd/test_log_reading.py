@@ -135,3 +135,37 @@ def test_long_line_comes_in_pieces(kit):
     out.write_text("x" * (MAX_LINE + 10) + "\nnext\n")
     kit.logs.grew(["w"])
     assert kit.lines() == ["x" * MAX_LINE + CUT, "x" * 10, "next"]
+
+
+def test_a_file_that_was_begun_anew_is_read_on_where_it_was(kit):
+    path = kit.add()
+    path.write_text("one\ntwo\n")
+    kit.logs.grew(["w"])
+    append(path, "three\nfour, no end")
+    rotate(path, "five\n")
+    kit.logs.grew(["w"])
+    assert kit.lines() == ["one", "two", "three", "four, no end", "five"]
+    assert sum(report.skipped for report in kit.reports) == 0
+    rotate(path, "six\n")
+    rotate(path, "seven\n")
+    kit.logs.grew(["w"])
+    assert kit.lines()[5:] == ["seven"]
+    assert sum(report.skipped for report in kit.reports) == 1, "what was renamed twice is gone, and that is said"
+
+
+def rotate(path, text):
+    """As a Drain does."""
+    begun = path.with_suffix(".new")
+    begun.write_text(text)
+    path.rename(f"{path}.1")
+    begun.rename(path)
+
+
+def test_output_that_is_lost_is_said_to_the_owner(kit):
+    kit.add()
+    kit.logs.lost("w", "/log/w.out: No space left on device")
+    kit.logs.lost("w", "")
+    kit.logs.lost("gone", "whatever")
+    first, second = kit.lines()
+    assert first.startswith("[rlinf-actors] output is lost: /log/w.out: No space left")
+    assert second == "[rlinf-actors] output is written again"

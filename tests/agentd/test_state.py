@@ -32,8 +32,9 @@ from rlinf_actors.wire.messages import (
     Welcome,
     WorkerExited,
     WorkerReady,
+    WorkersHealth,
 )
-from rlinf_actors.wire.values import Endpoint, ExitReport, RunningWorker, WorkerSpec
+from rlinf_actors.wire.values import Endpoint, ExitReport, RunningWorker, WorkerHealth, WorkerSpec
 
 P = s.Phase
 UP = Endpoint("h", "ipc://x")
@@ -146,6 +147,17 @@ def test_a_restarted_head_acknowledges_no_output_that_was_under_way():
     assert e.Credit(s.ALL_CREDIT, "ns") in out
     kit.do(e.Heard(Beat(HELLO_AGAIN)))
     assert not any(isinstance(a, e.Credit) for a in kit.do(e.Welcomed(Welcome("epoch2", "1.0", 1.0, 10.0))))
+
+
+def test_ends_of_watched_processes_are_told_to_each_head_once():
+    kit = Kit().join()
+    assert kit.do(e.ProcessEnded("d1")) == [e.Send(ProcessGone("d1"))]
+    kit.do(e.Heard(Beat(HELLO_AGAIN)))
+    assert kit.do(e.ProcessEnded("d2")) == []
+    out = kit.do(e.Welcomed(Welcome("epoch2", "1.0", 1.0, 10.0)))
+    assert [a.body for a in out if isinstance(a, e.Send)] == [ProcessGone("d1"), ProcessGone("d2")]
+    kit.do(e.Heard(Beat(HELLO_AGAIN)))
+    assert not any(isinstance(a, e.Send) for a in kit.do(e.Welcomed(Welcome("epoch2", "1.0", 1.0, 10.0))))
 
 
 @pytest.mark.parametrize("error", [ProtocolMismatchError("v1, v2"), ConfigError("rank"), AuthenticationError("no")])
@@ -310,7 +322,7 @@ def test_what_happens_while_the_head_is_away_is_told_afterwards():
     assert kit.do(e.ProcessEnded("d1")) == []
     registered, *sent = kit.do(e.Welcomed(Welcome("epoch2", "1.0", 1.0, 10.0)))
     assert registered == e.Registered("epoch2", 10.0)
-    assert sent == [e.Send(gone), e.Send(ProcessGone("d1"))]
+    assert sent == [e.Send(ProcessGone("d1")), e.Send(gone)]
 
 
 def test_output_flows_and_is_dropped_with_credit_while_the_head_is_away():
@@ -375,3 +387,42 @@ def test_answers_after_the_drain_change_nothing(late):
     kit.do(e.Drain("SIGINT"))
     assert kit.do(late) == []
     assert kit.state.phase is P.DRAINING
+
+
+# --- workers that do not answer ---
+
+
+def test_a_head_that_did_not_hear_who_is_silent_is_told_when_it_knows_us():
+    kit = Kit().join()
+    kit.start("w1", "w2")
+    silent = WorkerHealth("w1", "it does not answer", for_s=5.0)
+    assert kit.do(e.FromWorkers(WorkersHealth([silent]))) == [e.Send(WorkersHealth([silent]))]
+    kit.do(e.Heard(Beat(HELLO_AGAIN)))
+    assert kit.do(e.FromWorkers(WorkersHealth([WorkerHealth("w2", "it does not answer", for_s=5.0)])), after=1.0) == []
+    actions = kit.do(e.Welcomed(Welcome("epoch2", "1.0", 1.0, 10.0)), after=2.0)
+    (told,) = [a.body for a in actions if isinstance(a, e.Send) and isinstance(a.body, WorkersHealth)]
+    assert [(one.id, one.for_s) for one in told.workers] == [("w1", 8.0), ("w2", 7.0)]
+
+
+def test_who_answers_again_while_no_head_listens_is_told_of_once():
+    kit = Kit().join()
+    kit.start("w1")
+    kit.do(e.FromWorkers(WorkersHealth([WorkerHealth("w1", "it does not answer", for_s=5.0)])))
+    kit.do(e.Heard(Beat(HELLO_AGAIN)))
+    kit.do(e.FromWorkers(WorkersHealth([WorkerHealth("w1")])))
+    told = []
+    for _ in range(2):
+        actions = kit.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0)))
+        told += [a.body for a in actions if isinstance(a, e.Send)]
+    assert told == [WorkersHealth([WorkerHealth("w1")])]
+
+
+def test_who_answers_again_or_has_ended_is_forgotten():
+    kit = Kit().join()
+    kit.start("w1", "w2")
+    for id in ("w1", "w2"):
+        kit.do(e.FromWorkers(WorkersHealth([WorkerHealth(id, "it does not answer", for_s=5.0)])))
+    kit.do(e.FromWorkers(WorkersHealth([WorkerHealth("w1")])))
+    kit.do(e.FromWorkers(WorkerExited("w2", GONE)))
+    actions = kit.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0)))
+    assert not [a for a in actions if isinstance(a, e.Send) and isinstance(a.body, WorkersHealth)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import time
 from collections.abc import AsyncIterator
 
 from rlinf_actors import Worker
@@ -19,6 +21,8 @@ class Steady(Worker):
         return os.getpid()
 
     def step(self) -> int:
+        """A hundredth of a second's work that needs no processor."""
+        time.sleep(0.01)
         self.calls += 1
         return self.calls
 
@@ -28,7 +32,7 @@ class Pipe(Worker):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ended = 0
+        self.over = asyncio.Event()
 
     async def items(self) -> AsyncIterator[int]:
         try:
@@ -37,7 +41,8 @@ class Pipe(Worker):
                 yield n
                 n += 1
         finally:
-            self.ended += 1
+            self.over.set()
 
-    async def closed(self) -> int:
-        return self.ended
+    async def closed(self) -> bool:
+        """Waits for the end of a stream."""
+        return await self.over.wait()

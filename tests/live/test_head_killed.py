@@ -25,7 +25,8 @@ TIMERS = {"timers": {"beat_s": 0.1, "lease_s": 2.0}}
 @pytest.fixture(scope="module")
 def local():
     """The head and no workers on node 0: its agentd is killed with the head."""
-    with LocalCluster(3, env={"PYTHONPATH": f"{lw.ROOT / 'tests/live'}"}, options=TIMERS) as made:
+    env = {"PYTHONPATH": f"{lw.ROOT / 'tests/live'}", "RLINF_ACTORS_SHARED_MEMORY": "0"}
+    with LocalCluster(3, env=env, options=TIMERS) as made:
         yield made
 
 
@@ -129,6 +130,17 @@ def watch(pid):
     return os.pidfd_open(pid)
 
 
+def test_groups_of_a_driver_that_dies_meanwhile_end(lab, local, tmp_path):
+    # first: later on the agentd that watches the driver is the one that is killed with the head
+    with driver(tmp_path, local, "sys.stdin.readline()") as (other, pids):
+        ends = [watch(pid) for pid in pids]
+        with headless(local):
+            other.kill()
+            other.wait()
+        for end in ends:
+            lw.wait_for_end(end)
+
+
 def test_all_goes_on_and_what_was_asked_meanwhile_is_done(lab, local, tmp_path):
     group = launch(lab, "mine")
     pids = group.pid().wait()
@@ -178,16 +190,6 @@ def test_a_worker_that_dies_meanwhile_is_told_as_it_ended(lab, local):
     assert group.execute_on(1).pid().wait() == pids[1:]
 
 
-def test_groups_of_a_driver_that_dies_meanwhile_end(lab, local, tmp_path):
-    with driver(tmp_path, local, "sys.stdin.readline()") as (other, pids):
-        ends = [watch(pid) for pid in pids]
-        with headless(local):
-            other.kill()
-            other.wait()
-        for end in ends:
-            lw.wait_for_end(end)
-
-
 def test_a_name_that_nobody_has_is_not_found_after_the_nodes_are_back(lab, local):
     with headless(local):
         finding = later(lambda: lab.runtime.io.submit(lab.runtime.find("mine", "nobody")).result(15))
@@ -202,6 +204,37 @@ def test_an_emergency_stop_survives_the_head(lab, local):
     assert "smoke" in cli(local, "status").stdout
     assert cli(local, "estop", "--release").returncode == 0
     assert "smoke" not in cli(local, "status").stdout
+
+
+def test_a_stream_ends_with_a_consumer_on_another_machine(lab, local, tmp_path):
+    """Without shared memory no process is watched by its neighbors: as between machines, the head tells of ends."""
+    strategy = NodePlacementStrategy([1])
+    group = hw.Pipe.create_group().launch(lab, strategy, name="pipe")
+    path = lw.script(
+        tmp_path,
+        lw.dedent(f"""
+            import asyncio, sys
+            sys.path.insert(0, {str(lw.ROOT / "tests/live")!r})
+            import head_workers as hw
+            from rlinf_actors import Cluster, WorkerGroup
+
+            async def consume():
+                async with Cluster.connect(head={local.head!r}, namespace="mine"):
+                    pipe = WorkerGroup.from_group_name(hw.Pipe, "pipe")
+                    async for _rank, n in pipe.items():
+                        if n == 1:
+                            print("reads", flush=True)
+                            await asyncio.Event().wait()
+
+            asyncio.run(consume())
+        """),
+    )
+    env = {**lw.SCRIPT_ENV, "RLINF_ACTORS_SHARED_MEMORY": "0"}
+    closed = group.closed()
+    with subprocess.Popen([sys.executable, path], stdout=subprocess.PIPE, text=True, env=env) as consumer:
+        assert consumer.stdout.readline() == "reads\n"
+        consumer.kill()
+        assert closed.wait(10) == [True]
 
 
 def cli(local, command, *arguments):

@@ -1,0 +1,68 @@
+"""Ends of peers that no pidfd of ours can watch, on other machines or in other containers: the head tells them.
+
+House rule: only who is served a stream costs a session with the head; most workers never need one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from rlinf_actors.errors import RlinfActorsError
+
+log = logging.getLogger(__name__)
+
+Watch = Callable[[str, Callable[[], None]], None]
+"""runtime.watched.watch: calls back when that client has ended."""
+
+
+class FarPeers:
+    """Those whose ends we want to hear of. I/O thread.
+
+    Args:
+        watch: has the head tell us of an end, as long as there is a session with it.
+        connected: makes the session; raises RlinfActorsError when the head does not answer.
+        on_gone: called with each link of a client that has ended.
+    """
+
+    def __init__(
+        self, watch: Watch, connected: Callable[[], Awaitable[object]], on_gone: Callable[[bytes], None]
+    ) -> None:
+        self._watch = watch
+        self._connected = connected
+        self._on_gone = on_gone
+        self._links: dict[str, set[bytes]] = {}
+        self._connecting: asyncio.Task[None] | None = None
+
+    def serve(self, peer: bytes) -> None:
+        """This peer is served a stream, which would wait for its credit for ever."""
+        client = client_of(peer)
+        links = self._links.get(client)
+        if links is not None:
+            links.add(peer)
+            return
+        self._links[client] = {peer}
+        self._watch(client, lambda: self._gone(client))
+        if self._connecting is None or self._connecting.done():
+            self._connecting = asyncio.get_running_loop().create_task(self._connect(), name="watch far peers")
+
+    def close(self) -> None:
+        """The worker ends."""
+        if self._connecting is not None:
+            self._connecting.cancel()
+
+    async def _connect(self) -> None:
+        try:
+            await self._connected()
+        except RlinfActorsError as error:
+            log.warning("ends of those who read streams from other machines are not noticed: %s", error)
+
+    def _gone(self, client: str) -> None:
+        for peer in self._links.pop(client, ()):
+            self._on_gone(peer)
+
+
+def client_of(peer: bytes) -> str:
+    """The incarnation of the client that a link is from: ``role:incarnation#link``."""
+    return peer.decode(errors="replace").partition("#")[0].rpartition(":")[2]

@@ -1,0 +1,71 @@
+"""Peers on other machines: their ends come from the head, and end the streams that they are served."""
+
+from __future__ import annotations
+
+import asyncio
+
+from rlinf_actors.errors import ClusterTimeoutError
+from rlinf_actors.runtime.watched import WatchedClients
+from rlinf_actors.wire.messages import WatchClients
+from rlinf_actors.worker.farpeers import FarPeers, client_of
+
+
+class World:
+    """A head that answers at once, or not."""
+
+    def __init__(self) -> None:
+        self.told: list = []
+        self.gone: list[bytes] = []
+        self.sessions = 0
+        self.error: Exception | None = None
+        self.watched = WatchedClients(self.told.append)
+        self.far = FarPeers(self.watched.watch, self._connected, self.gone.append)
+
+    async def _connected(self) -> None:
+        self.sessions += 1
+        if self.error is not None:
+            raise self.error
+
+
+def test_a_links_name_says_whose_it_is():
+    assert client_of(b"driver:3f2a#7-00ff") == client_of(b"driver:3f2a#8-11") == "3f2a"
+
+
+async def test_all_links_of_a_client_end_with_it():
+    world = World()
+    for peer in (b"driver:a#1-x", b"driver:a#2-y", b"worker:b#1-z", b"driver:a#1-x"):
+        world.far.serve(peer)
+    assert world.told == [WatchClients(["a"]), WatchClients(["b"])]
+    world.watched.gone("a")
+    assert sorted(world.gone) == [b"driver:a#1-x", b"driver:a#2-y"]
+    world.watched.gone("a")
+    assert len(world.gone) == 2
+
+
+async def test_one_session_serves_for_all():
+    world = World()
+    world.far.serve(b"driver:a#1-x")
+    world.far.serve(b"driver:b#1-x")
+    await world.far._connecting
+    assert world.sessions == 1
+
+
+async def test_a_head_that_does_not_answer_is_said_and_asked_again_for_the_next(caplog):
+    world = World()
+    world.error = ClusterTimeoutError("no head")
+    world.far.serve(b"driver:a#1-x")
+    await world.far._connecting
+    assert "are not noticed: no head" in caplog.text
+    world.far.serve(b"driver:b#1-x")
+    await world.far._connecting
+    assert world.sessions == 2
+
+
+async def test_several_who_watch_one_client_all_hear_of_its_end():
+    world, heard = World(), []
+    world.watched.watch("a", lambda: heard.append(1))
+    world.watched.watch("a", lambda: heard.append(2))
+    assert world.told == [WatchClients(["a"])]
+    asyncio.get_running_loop().call_soon(world.watched.gone, "a")
+    await asyncio.sleep(0)
+    assert heard == [1, 2]
