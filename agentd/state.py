@@ -240,6 +240,7 @@ class AgentState:
         self._epoch = welcome.epoch
         health = [msgspec.structs.replace(one, for_s=one.for_s + now - at) for one, at in self._health.values()]
         self._out += [Send(body) for body in [*self._unsent, *([WorkersHealth(health)] if health else [])]]
+        self._health = {id: told for id, told in self._health.items() if _notable(told[0])}
         self._unsent = []
 
     def _failed(self, error: Exception, now: float) -> None:
@@ -398,7 +399,10 @@ class AgentState:
                 if len(self._ended) > EXITS_KEPT:
                     del self._ended[next(iter(self._ended))]
         elif isinstance(report, WorkersHealth):
-            self._health.update({one.id: (one, now) for one in report.workers})
+            for one in report.workers:
+                self._health.pop(one.id, None)
+                if _notable(one) or self.phase is not Phase.JOINED:
+                    self._health[one.id] = (one, now)
             if self.phase is not Phase.JOINED:
                 return  # it is told when the head knows us
         self._send(report)
@@ -414,3 +418,8 @@ class AgentState:
             self._out.append(Credit(sum(len(text) for _, _, text in body.entries), body.owner))
         else:
             self._unsent.append(body)
+
+
+def _notable(one: WorkerHealth) -> bool:
+    """Whether it is other than a head takes a worker to be anyway."""
+    return bool(one.unresponsive or one.method)

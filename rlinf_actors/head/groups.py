@@ -22,7 +22,7 @@ from rlinf_actors.head.happenings import of_end, of_group, of_life
 from rlinf_actors.head.nodes import NodeTable
 from rlinf_actors.head.records import Client, Group, Node, Worker
 from rlinf_actors.head.remembered import WORKER, Remembered
-from rlinf_actors.head.restarts import Restarts
+from rlinf_actors.head.restarts import Restarts, not_restarted
 from rlinf_actors.head.transitions import WorkerLife
 from rlinf_actors.head.waiting import WaitingLaunches
 from rlinf_actors.wire.messages import (
@@ -174,7 +174,7 @@ class GroupTable:
         own_namespace(client, asked.namespace)
         self._allow(asked)
         taken = self._groups.get((asked.namespace, asked.group))
-        if taken is not None and any(spec.id in taken.workers for spec in asked.workers):
+        if taken is not None and not taken.launch.isdisjoint(spec.id for spec in asked.workers):
             return self._launch_again(taken, client, asked)
         if taken is not None:
             raise Refused(
@@ -211,7 +211,7 @@ class GroupTable:
         if client.incarnation != group.owner:
             group.subscribers[client.incarnation] = None
         try:
-            wanted = [(node_for(spec, by_rank), spec) for spec in asked.workers if spec.id not in group.workers]
+            wanted = [(node_for(spec, by_rank), spec) for spec in asked.workers if spec.id not in group.launch]
         except Refused:
             self.stop_group(group, "not all its nodes came back after the head was restarted")
             raise
@@ -306,9 +306,11 @@ class GroupTable:
             if node is not None and node.usable:
                 self._step(worker, "restart")
                 self.start(node.id, group, [worker.spec])
+            elif node is not None and node.draining:
+                worker.exit = not_restarted(worker.exit, f"its node is {node.condition}")
+                self._step(worker, "stop")
             else:
-                state = "is not there" if node is None else f"is {node.condition}"
-                self.lost(worker, f"it was to be started again, and its node {state}")
+                self.lost(worker, "it was to be started again, and its node takes no workers")
 
     def missing(self, worker: Worker, reason: str) -> None:
         """A worker's agent is there, and the worker is not."""

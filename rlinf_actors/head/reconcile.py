@@ -13,6 +13,7 @@ from rlinf_actors.head.groups import GroupTable
 from rlinf_actors.head.happenings import of_group
 from rlinf_actors.head.records import Client, Group, Node, Worker
 from rlinf_actors.head.transitions import WorkerLife
+from rlinf_actors.model.restart import rank_id
 from rlinf_actors.wire.messages import Handles, StopWorkers, WorkerChanged, WorkerReady
 from rlinf_actors.wire.values import ExitReport, GroupHandle, RunningWorker, WorkerState
 
@@ -64,28 +65,37 @@ class Reconciler:
 
     def _handle(self, client: Client, handle: GroupHandle) -> None:
         group = self._groups.get(handle.namespace, handle.name)
-        if group is not None and all(worker.id not in group.workers for worker in handle.workers):
+        if group is not None and group.launch.isdisjoint(rank_id(state.id) for state in handle.workers):
             group = None  # a namesake
-        before = self._groups.ended(handle.namespace, handle.name)
-        ended = {state.id: state for state in before.workers} if before is not None else {}
-        states = []
-        for state in handle.workers:
-            if group is None:
-                states.append(ended.get(state.id) or _gone(state))
-            elif state.id not in group.workers:
-                known = next(iter(group.workers.values())).spec
-                spec = replace(known, id=state.id, rank=state.rank, node_rank=state.node_rank, claims=[])
-                worker = Worker(spec, "", state.node_ip)
-                self._groups.adopt(group, worker)
-                self._groups.lost(worker, NOBODY_HAS_IT)
-                self._groups.give_up(state.id, NOBODY_HAS_IT)
-            if group is None and state.id not in ended:
-                self._groups.give_up(state.id, NOBODY_HAS_IT)
-        if group is not None:
+        if group is None:
+            states = [self._end_of(handle, state) for state in handle.workers]
+        else:
+            ranks = {worker.spec.rank for worker in group.workers.values()}
+            for state in handle.workers:
+                if state.rank not in ranks:
+                    self._add_ended(group, state)
             if client.incarnation != group.owner:
                 group.subscribers[client.incarnation] = None
             states = [worker.state() for worker in group.workers.values()]
         self._emit(Notify(client.peer, WorkerChanged(handle.namespace, handle.name, states)))
+
+    def _end_of(self, handle: GroupHandle, state: WorkerState) -> WorkerState:
+        """How a worker of a group that is not there has ended."""
+        before = self._groups.ended(handle.namespace, handle.name)
+        for known in before.workers if before is not None else ():
+            if known.id == state.id:
+                return known
+        self._groups.give_up(state.id, NOBODY_HAS_IT)
+        return replace(state, state="gone", endpoint=None, exit=ExitReport("node_lost", reason=NOBODY_HAS_IT))
+
+    def _add_ended(self, group: Group, state: WorkerState) -> None:
+        """A rank of a group that nobody has, so that whoever looks at the group hears of it."""
+        known = next(iter(group.workers.values())).spec
+        spec = replace(known, id=state.id, rank=state.rank, node_rank=state.node_rank, claims=[])
+        worker = Worker(spec, "", state.node_ip)
+        self._groups.adopt(group, worker)
+        self._groups.lost(worker, NOBODY_HAS_IT)
+        self._groups.give_up(state.id, NOBODY_HAS_IT)
 
     def _take_over(self, node: Node, running: RunningWorker, now: float) -> None:
         spec = running.spec
@@ -136,8 +146,3 @@ class Reconciler:
                 self._emit(Notify(node.peer, StopWorkers([spec.id], self._timing.orphan_grace_s)))
         self._clients.await_return(running.owner, now)
         return True
-
-
-def _gone(state: WorkerState) -> WorkerState:
-    """A worker that a client asks for and that nobody has."""
-    return replace(state, state="gone", endpoint=None, exit=ExitReport("node_lost", reason=NOBODY_HAS_IT))

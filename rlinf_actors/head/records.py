@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from rlinf_actors.hardware.report import accelerator_type_of
 from rlinf_actors.head.transitions import NODE, WORKER, NodeLife, WorkerLife, step
+from rlinf_actors.model.restart import rank_id
 from rlinf_actors.placement.node_order import RegisteredNode
 from rlinf_actors.wire.values import (
     Endpoint,
@@ -177,6 +178,11 @@ class Group:
     def gone(self) -> bool:
         """Whether no worker is left."""
         return not self.living
+
+    @property
+    def launch(self) -> set[str]:
+        """What is this launch's own: the ids of its ranks, whichever incarnation of each is there."""
+        return {rank_id(id) for id in self.workers}
 
     @property
     def whole(self) -> bool:

@@ -32,8 +32,9 @@ from rlinf_actors.wire.messages import (
     Welcome,
     WorkerExited,
     WorkerReady,
+    WorkersHealth,
 )
-from rlinf_actors.wire.values import Endpoint, ExitReport, RunningWorker, WorkerSpec
+from rlinf_actors.wire.values import Endpoint, ExitReport, RunningWorker, WorkerHealth, WorkerSpec
 
 P = s.Phase
 UP = Endpoint("h", "ipc://x")
@@ -381,3 +382,42 @@ def test_answers_after_the_drain_change_nothing(late):
     kit.do(e.Drain("SIGINT"))
     assert kit.do(late) == []
     assert kit.state.phase is P.DRAINING
+
+
+# --- workers that do not answer ---
+
+
+def test_a_head_that_did_not_hear_who_is_silent_is_told_when_it_knows_us():
+    kit = Kit().join()
+    kit.start("w1", "w2")
+    silent = WorkerHealth("w1", "it does not answer", for_s=5.0)
+    assert kit.do(e.FromWorkers(WorkersHealth([silent]))) == [e.Send(WorkersHealth([silent]))]
+    kit.do(e.Heard(Beat(HELLO_AGAIN)))
+    assert kit.do(e.FromWorkers(WorkersHealth([WorkerHealth("w2", "it does not answer", for_s=5.0)])), after=1.0) == []
+    actions = kit.do(e.Welcomed(Welcome("epoch2", "1.0", 1.0, 10.0)), after=2.0)
+    (told,) = [a.body for a in actions if isinstance(a, e.Send) and isinstance(a.body, WorkersHealth)]
+    assert [(one.id, one.for_s) for one in told.workers] == [("w1", 8.0), ("w2", 7.0)]
+
+
+def test_who_answers_again_while_no_head_listens_is_told_of_once():
+    kit = Kit().join()
+    kit.start("w1")
+    kit.do(e.FromWorkers(WorkersHealth([WorkerHealth("w1", "it does not answer", for_s=5.0)])))
+    kit.do(e.Heard(Beat(HELLO_AGAIN)))
+    kit.do(e.FromWorkers(WorkersHealth([WorkerHealth("w1")])))
+    told = []
+    for _ in range(2):
+        actions = kit.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0)))
+        told += [a.body for a in actions if isinstance(a, e.Send)]
+    assert told == [WorkersHealth([WorkerHealth("w1")])]
+
+
+def test_who_answers_again_or_has_ended_is_forgotten():
+    kit = Kit().join()
+    kit.start("w1", "w2")
+    for id in ("w1", "w2"):
+        kit.do(e.FromWorkers(WorkersHealth([WorkerHealth(id, "it does not answer", for_s=5.0)])))
+    kit.do(e.FromWorkers(WorkersHealth([WorkerHealth("w1")])))
+    kit.do(e.FromWorkers(WorkerExited("w2", GONE)))
+    actions = kit.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0)))
+    assert not [a for a in actions if isinstance(a, e.Send) and isinstance(a.body, WorkersHealth)]
