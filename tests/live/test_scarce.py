@@ -77,7 +77,12 @@ if __name__ == "__main__":
 def run(tmp_path, source, prefix=()):
     path = lw.script(tmp_path, BEGIN + source)
     return subprocess.run(
-        [*prefix, sys.executable, str(path)], capture_output=True, text=True, check=False, env=lw.SCRIPT_ENV, timeout=18
+        [*prefix, sys.executable, str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": lw.SCRIPT_ENV["PYTHONPATH"]},
+        timeout=18,
     )
 
 
