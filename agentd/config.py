@@ -29,6 +29,7 @@ KEYS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
         "prestart": list,
         "stop_grace_s": (int, float),
         "cgroup": str,
+        "keep": bool,
         "log_max_mb": (int, float),
     },
     "hardware": {"probe_timeout_s": (int, float), "described": str},
@@ -49,7 +50,13 @@ MIN_ROBOT_LEASE_S = 0.5
 RELOADABLE = ("env", "labels", "stop_grace_s")
 """Fields that SIGHUP changes; the others need a restart."""
 
-_TYPE_NAMES = {str: "a text", int: "a whole number", dict: "a table of texts", list: "a list of texts"}
+_TYPE_NAMES = {
+    bool: "true or false",
+    str: "a text",
+    int: "a whole number",
+    dict: "a table of texts",
+    list: "a list of texts",
+}
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,7 @@ class Config:
         long_call_s: how long a call runs before it is shown.
         stop_grace_s: between SIGTERM and SIGKILL when agentd stops.
         cgroup: where workers' cgroups are made: "auto", "off" or a directory of cgroup v2; see docs/reliability.md.
+        keep: whether workers without robots go on when agentd ends unasked (or by SIGUSR1), for the next one.
         log_max_mb: size in MiB at which a worker's log file begins anew (one older part is kept); 0 for none.
         files: what was read.
     """
@@ -121,6 +129,7 @@ class Config:
     long_call_s: float = 10.0
     stop_grace_s: float = 3.0
     cgroup: str = "auto"
+    keep: bool = True
     log_max_mb: float = 256.0
     files: tuple[str, ...] = ()
 
@@ -201,7 +210,7 @@ _FIELDS = {"node.id": "node_id"}
 
 
 def _typed(value: Any, kinds: type | tuple[type, ...], where: str) -> Any:
-    if isinstance(value, bool) or not isinstance(value, kinds):
+    if isinstance(value, bool) != (kinds is bool) or not isinstance(value, kinds):
         wanted = "a number" if isinstance(kinds, tuple) else _TYPE_NAMES[kinds]
         raise ConfigError(f"is {value!r}; it must be {wanted}", path=where)
     if isinstance(value, list):

@@ -53,6 +53,10 @@ def split(data: bytes, final: bool = False) -> tuple[list[str], int]:
     return lines, end
 
 
+Position = tuple[int, int]
+"""Bytes of a file, and which file: its inode, 0 for one that did not exist."""
+
+
 @dataclass
 class _File:
     """A log file and how far it was read. At its limit the template renames it, and begins a new one."""
@@ -125,7 +129,8 @@ class Logs:
         loop: everything here runs on it.
         node: the node's name, as LogLines say it.
         report: takes LogLines.
-        read_to_end: called with the ids of workers whose files were read to their end; `grew` says when there is more.
+        on_read: called with a worker's id, how far its two files were read, and whether that is their end;
+            then `grew` says when there is more.
     """
 
     def __init__(
@@ -133,20 +138,40 @@ class Logs:
         loop: asyncio.AbstractEventLoop,
         node: str,
         report: Callable[[LogLines], None],
-        read_to_end: Callable[[list[str]], None],
+        on_read: Callable[[str, Position, Position, bool], None],
     ) -> None:
         self._loop = loop
         self._node = node
         self._report = report
-        self._read_to_end = read_to_end
+        self._on_read = on_read
         self._workers: dict[str, _Worker] = {}
         self._pending: dict[str, None] = {}
         self._owners: dict[str, _Owner] = {}
         self._scheduled = False
+        self._held = False
 
-    def add(self, id: str, name: str, owner: str, out_path: str, err_path: str) -> None:
-        """Follow a new worker's files from where they are now; they need not exist yet."""
-        files = [_File(out_path, "out", *_end_of(out_path)), _File(err_path, "err", *_end_of(err_path))]
+    def hold(self) -> None:
+        """Read nothing before `go_on`: nobody could be given it."""
+        self._held = True
+
+    def go_on(self) -> None:
+        """Read what there is."""
+        if self._held:
+            self._held = False
+            self._pump()
+
+    def add(
+        self,
+        id: str,
+        name: str,
+        owner: str,
+        out_path: str,
+        err_path: str,
+        at: tuple[Position, Position] | None = None,
+    ) -> None:
+        """Follow a worker's files from *at*, a new one's from where they are now; they need not exist yet."""
+        out, err = at or (_end_of(out_path), _end_of(err_path))
+        files = [_File(out_path, "out", *out), _File(err_path, "err", *err)]
         self._workers[id] = _Worker(id, name, owner, files)
         self._owners.setdefault(owner, _Owner())
 
@@ -200,27 +225,27 @@ class Logs:
 
     def _pump(self, whole: bool = False) -> None:
         """Read in turns from all that have more and whose owner has credit; *whole*: without giving the loop a turn."""
-        budget, ended = _TURN, []
+        if self._held:
+            return
+        budget, ended, touched = _TURN, [], {}
         ready = [id for id in self._pending if self._owners[self._workers[id].owner].credit > 0]
         while ready and (budget > 0 or whole):
             for id in ready:
                 worker = self._workers[id]
                 got = sum(self._read(worker, file) for file in worker.files)
                 budget -= got
+                touched[id] = worker
                 if not got:
                     del self._pending[id]
                     ended.append(id)
             ready = [id for id in ready if id in self._pending and self._owners[self._workers[id].owner].credit > 0]
         for owner in list(self._owners):
             self._flush(owner)
-        going_on = []
-        for id in ended:
-            if self._workers[id].final:
+        for id, worker in touched.items():
+            out, err = worker.files
+            self._on_read(id, (out.offset, out.inode), (err.offset, err.inode), id in ended)
+            if id in ended and worker.final:
                 self._forget(id)
-            else:
-                going_on.append(id)
-        if going_on:
-            self._read_to_end(going_on)
         if ready and not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._later)

@@ -272,23 +272,32 @@ class GroupTable:
         """A worker's process has ended; its rank may be started again."""
         worker = self.worker_on(node, id)
         if worker is not None:
-            group = self._of_worker[id]
-            worker.exit = self._causes.noted(group, worker, node.name, exit_report, now)
-            successor = self._restarts.ended(group, worker, now)
-            if successor is not None:  # before the end is told: nobody gets its robot in between
-                self.adopt(group, successor)
-                self.claims.take(group, successor, node, now)
-            self._step(worker, "exited")
-            if successor is not None:
-                del group.workers[id], group.changed[id], self._of_worker[id]
+            self._finish(worker, node, exit_report, now)
         elif self._unseen.get(id) is not None:
             self.claims.ended(id)
+
+    def missing(self, worker: Worker, node: Node, reason: str, now: float) -> None:
+        """A worker's agent is there, and the worker is certainly not."""
+        self._finish(worker, node, ExitReport("exited", reason=reason), now)
+
+    def _finish(self, worker: Worker, node: Node, exit: ExitReport, now: float) -> None:
+        group, id = self._of_worker[worker.id], worker.id
+        worker.exit = self._causes.noted(group, worker, node.name, exit, now)
+        successor = self._restarts.ended(group, worker, now)
+        if successor is not None:  # before the end is told: nobody gets its robot in between
+            self.adopt(group, successor)
+            self.claims.take(group, successor, node, now)
+        self._step(worker, "exited")
+        if successor is not None:
+            del group.workers[id], group.changed[id], self._of_worker[id]
 
     def node_lost(self, node: Node, reason: str, certain: bool, now: float) -> None:
         """A node is gone, and its workers with it; *certain* if it said so itself, else they may still be running."""
         for group in list(self._groups.values()):
             for worker in group.workers.values():
                 if worker.node_id == node.id and not worker.gone:
+                    if not certain:  # it may outlive its agentd, and must not come back
+                        self._unseen.add(worker.id, f"node {node.name}: {reason}")
                     self.lost(worker, f"node {node.name}: {reason}")
                     self.claims.lose(worker, certain, now)
 
@@ -311,11 +320,6 @@ class GroupTable:
                 self._step(worker, "stop")
             else:
                 self.lost(worker, "it was to be started again, and its node takes no workers")
-
-    def missing(self, worker: Worker, reason: str) -> None:
-        """A worker's agent is there, and the worker is not."""
-        worker.exit = ExitReport("exited", reason=reason)
-        self._step(worker, "exited")
 
     def whole(self, namespace: str, name: str) -> bool:
         """Whether a group is known with all its workers."""

@@ -14,7 +14,7 @@ from rlinf_actors.head.happenings import of_group
 from rlinf_actors.head.records import Client, Group, Node, Worker
 from rlinf_actors.head.transitions import WorkerLife
 from rlinf_actors.model.restart import rank_id
-from rlinf_actors.wire.messages import Handles, StopWorkers, WorkerChanged, WorkerReady
+from rlinf_actors.wire.messages import AgentHello, Handles, StopWorkers, WorkerChanged, WorkerReady
 from rlinf_actors.wire.values import ExitReport, GroupHandle, RunningWorker, WorkerState
 
 NOBODY_HAS_IT = "no node had it when the head was restarted: it ended meanwhile, or its node is lost"
@@ -55,7 +55,25 @@ class Reconciler:
             self._groups.start(node.id, group, [worker.spec for worker in wanted])
             for worker in missing:
                 if worker not in wanted:
-                    self._groups.missing(worker, "its agent does not have it any more")
+                    self._groups.missing(worker, node, "its agent does not have it any more", now)
+
+    def replaced(self, node: Node, hello: AgentHello, now: float) -> None:
+        """Another agentd has taken the place of a node's: what it does not list of the earlier one's workers has ended.
+
+        An agentd that keeps workers has looked for all that the earlier one was asked for, and says why it ended some;
+        what it says nothing of may be making its robot safe yet, or was never asked for: `reconcile` asks once more.
+        """
+        listed = {running.spec.id for running in hello.workers}
+        for group in self._groups.all():
+            for worker in list(group.workers.values()):
+                if worker.node_id != node.id or worker.life in _WITHOUT_PROCESS or worker.id in listed:
+                    continue
+                why = hello.ended.get(worker.id)
+                if why is not None:
+                    self._groups.missing(worker, node, why, now)
+                elif not (hello.keeps and worker.life is WorkerLife.STARTING):
+                    self._groups.lost(worker, f"node {node.name}: its agentd was started anew")
+                    self._groups.claims.lose(worker, False, now)
 
     def handles(self, client: Client, said: Handles) -> None:
         """A client that is back says which groups it knows: tell it what has become of their workers."""
@@ -113,6 +131,8 @@ class Reconciler:
         elif known.workers[spec.id].gone and running.exit is None:
             self._emit(Notify(node.peer, StopWorkers([spec.id], 0.0)))  # we told its owner that it is gone
             return
+        elif known.workers[spec.id].life is WorkerLife.STOPPING and running.exit is None:
+            self._emit(Notify(node.peer, StopWorkers([spec.id], self._timing.stop_grace_s)))  # the first may be lost
         if running.exit is not None:
             self._groups.exited(node, spec.id, running.exit, now)
         elif running.endpoint is not None:

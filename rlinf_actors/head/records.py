@@ -23,7 +23,7 @@ from rlinf_actors.wire.values import (
 @dataclass
 class Node:
     """One incarnation of an agent. `since` is when its state last changed, `log_name` what its LogLines call it,
-    `draining` why it takes no new workers.
+    `draining` why it takes no new workers; with `keeps` its workers may outlive it, for its next incarnation.
     """
 
     report: NodeReport
@@ -32,6 +32,7 @@ class Node:
     is_head: bool
     last_seen: float
     since: float
+    keeps: bool = False
     life: NodeLife = NodeLife.REGISTERING
     log_name: str = ""
     draining: str = ""

@@ -417,10 +417,13 @@ class Supervisor:
 
     # --- ends ---
 
-    def _node_lost(self, node: Node, reason: str, certain: bool) -> None:
-        self._emit(of_node("node_left" if certain else "node_lost", node, f"is gone: {reason}"))
+    def _node_lost(self, node: Node, reason: str, certain: bool, next: AgentHello | None) -> None:
         self._looks.node_lost(node, reason)
-        self._groups.node_lost(node, reason, certain, self._now)
+        if next is None:
+            self._emit(of_node("node_left" if certain else "node_lost", node, f"is gone: {reason}"))
+            self._groups.node_lost(node, reason, certain, self._now)
+        else:
+            self._reconciler.replaced(node, next, self._now)
         self._clients.unwatch(node.id, node.last_seen)
         self._clients.watch(self._nodes.alive())
 

@@ -43,6 +43,9 @@ class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 class AgentHello(Message, frozen=True):
     """First message of an agent; answered by Welcome or Failed. `workers` is all it has: a head that
     was restarted learns its groups from there.
+
+    `keeps`: workers without robots go on for a lease when this agent ends, and the next incarnation lists them. `ended`
+    are ids of workers of an earlier one that it could not take over and ended, and why.
     """
 
     protocol: int
@@ -51,6 +54,8 @@ class AgentHello(Message, frozen=True):
     node: NodeReport
     is_head: bool = False
     workers: list[RunningWorker] = []
+    keeps: bool = False
+    ended: dict[str, str] = {}
 
 
 class ClientHello(Message, frozen=True):

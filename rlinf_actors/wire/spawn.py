@@ -81,6 +81,24 @@ class Shutdown(Message, frozen=True):
     """Kill what is left, reap it, and exit."""
 
 
+class Adopt(Message, frozen=True):
+    """First packet of an agentd that takes over a template of an earlier one. Answered by a Kept for each worker, then
+    Inventory.
+    """
+
+
+class KeepFor(Message, frozen=True):
+    """How many seconds a template waits for another agentd when this one is gone."""
+
+    seconds: float
+
+
+class Settled(Message, frozen=True):
+    """The head knows how these workers ended: nobody will ask again."""
+
+    ids: list[str]
+
+
 class DevicesLocked(Message, frozen=True):
     """To a worker, through its template: the accelerators that it asked for are its own; see LockDevices."""
 
@@ -144,7 +162,7 @@ class LeaseLost(Message, frozen=True):
 
 
 class Grew(Message, frozen=True):
-    """There is more in these workers' log files; one is sent per file until agentd says Read."""
+    """There is more in these workers' log files; one is sent per file until agentd says Read with `to_end`."""
 
     ids: list[str]
 
@@ -157,9 +175,14 @@ class LogsLost(Message, frozen=True):
 
 
 class Read(Message, frozen=True):
-    """agentd to template: these log files were read to their end; tell me when they grow again."""
+    """agentd to template: a worker's log files were read so far (bytes, and the file's inode), and their lines handed
+    on; an agentd after this one goes on there. `to_end`: tell me when they grow again.
+    """
 
-    ids: list[str]
+    id: str
+    out: tuple[int, int]
+    err: tuple[int, int]
+    to_end: bool = True
 
 
 class LockDevices(Message, frozen=True):
@@ -202,6 +225,34 @@ class Exited(Message, frozen=True):
     exit: ExitReport
 
 
+class Kept(Message, frozen=True):
+    """A worker, as a template tells an agentd that takes it over.
+
+    `pid` is not given to another process before Watching; `up` is what the worker said when it listened; `exit` is how
+    it ended, where the head may not know yet. `out_read` and `err_read` are the last Read's. `request` is its number in
+    LockDevices, 0 without one; it is `granted`, or waits since `asked_at` (CLOCK_MONOTONIC, in seconds).
+    """
+
+    id: str
+    pid: int = 0
+    up: Union[Up, None] = None
+    exit: Union[ExitReport, None] = None
+    out_path: str = ""
+    err_path: str = ""
+    out_read: tuple[int, int] = (0, 0)
+    err_read: tuple[int, int] = (0, 0)
+    request: int = 0
+    granted: bool = False
+    asked_at: float = 0.0
+
+
+class Inventory(Message, frozen=True):
+    """Every Kept was sent. `forks` and `why` as in TemplateReady."""
+
+    forks: bool
+    why: str = ""
+
+
 LEASE_LOST_CODE = 76
 """Exit code of a robot worker that ended because its lease was over."""
 ON_LEASE_LOST_S = 1.0
@@ -210,10 +261,12 @@ ROBOT_END_S = 1.5
 """When a robot worker that was told of its lease's end is killed: on_lease_lost, and half a second around it."""
 
 ToWorker = Union[DevicesLocked, DevicesBusy, Renew, Revoke, Ping]
-ToTemplate = Union[Fork, Watching, Read, Shutdown, Probe, DevicesLocked, DevicesBusy, Renew, Revoke]
+ToTemplate = Union[
+    Fork, Watching, Read, Shutdown, Probe, Adopt, KeepFor, Settled, DevicesLocked, DevicesBusy, Renew, Revoke
+]
 ToAgent = Union[
     TemplateReady, TemplateFailed, Forked, Up, StartFailed, LeaseLost, Grew, LogsLost, LockDevices, UnlockDevices,
-    Exited, Pong, Pulses,
+    Exited, Pong, Pulses, Kept, Inventory,
 ]  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

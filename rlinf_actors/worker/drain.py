@@ -53,6 +53,7 @@ class Drain:
 
     Attributes:
         tail: the last lines that went through.
+        began: where its first byte goes: bytes of the file, and the file's inode.
         fault: the first error of the file, "" while there was none.
         lost: bytes that could not be written, since the last that could.
     """
@@ -65,6 +66,7 @@ class Drain:
         self._line_ended = True
         self.tail = Tail()
         self.fault = ""
+        self.began = (0, 0)
         self._file = -1
         self._pipe, self.writer = os.pipe()
         os.set_blocking(self._pipe, False)
@@ -73,7 +75,8 @@ class Drain:
     def _open(self) -> None:
         try:
             self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            self._size = os.fstat(self._file).st_size
+            found = os.fstat(self._file)
+            self._size, self.began = found.st_size, (found.st_size, found.st_ino)
         except OSError as error:
             self._failed(error)
 

@@ -4,7 +4,7 @@ import ctypes
 import os
 
 import pytest
-from children_kit import children, spec
+from children_kit import children, order, spec
 
 pytestmark = pytest.mark.live
 
@@ -32,7 +32,7 @@ print("done", flush=True)
     async with children(tmp_path, log_bytes=2 * MIB) as (kids, reports):
         reports.credit = False
         one = spec(do=do)
-        kids.start([one])
+        kids.start(order([one]))
         await reports.up(one)
         reports.credit = True
         kids.log_credit(MIB, "ns")
@@ -69,7 +69,7 @@ threading.Thread(target=speak, daemon=True).start()
     os.mkfifo(fifo)
     async with children(tmp_path, env={"FIFO": str(fifo)}) as (kids, reports):
         one = spec(do=do, first=first)
-        kids.start([one])
+        kids.start(order([one]))
         await reports.up(one)
         with fifo.open("w", buffering=1) as say:
             say.write("before\n")

@@ -43,7 +43,10 @@ class Kit:
     def __init__(self, tmp_path):
         self.loop = asyncio.new_event_loop()
         self.reports, self.reads, self.dir = [], [], tmp_path / "ns"
-        self.logs = Logs(self.loop, "n0", self.reports.append, self.reads.extend)
+        self.logs = Logs(self.loop, "n0", self.reports.append, self._read)
+
+    def _read(self, id, out, err, to_end):
+        self.reads += [id] * to_end
 
     def add(self, id="w", owner="ns"):
         self.dir.mkdir(exist_ok=True)
@@ -124,7 +127,7 @@ def test_end_without_credit_leaves_the_rest_for_later(kit):
     for _ in range(5):
         kit.turns()
     assert kit.lines()[-1] == "last"
-    assert kit.reads == []
+    assert kit.reads == ["w"]
 
 
 def test_long_line_comes_in_pieces(kit):

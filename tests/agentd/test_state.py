@@ -46,6 +46,10 @@ def spec(id: str) -> WorkerSpec:
     return WorkerSpec(id, "g", "ns", 0, 1, 0, {})
 
 
+def order(*specs: WorkerSpec) -> StartWorkers:
+    return StartWorkers(list(specs), "d1", "m:C", "{}")
+
+
 class Kit:
     def __init__(self) -> None:
         names = (f"life{n}" for n in itertools.count(1))
@@ -62,7 +66,7 @@ class Kit:
         return self
 
     def start(self, *ids: str) -> list[e.Action]:
-        return self.do(e.Heard(StartWorkers([spec(id) for id in ids], "d1", "m:C", "{}")))
+        return self.do(e.Heard(order(*map(spec, ids))))
 
     def silence(self) -> list[e.Action]:
         """Tick at every deadline until the head is looked for."""
@@ -114,7 +118,7 @@ def test_it_begins_with_a_hello():
 def test_a_welcome_registers_and_starts_the_beats_jittered():
     kit = Kit()
     kit.do(e.Start())
-    assert kit.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0))) == [e.Registered("epoch")]
+    assert kit.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0))) == [e.Registered("epoch", 10.0)]
     assert kit.state.next_deadline() == kit.now + 0.5
     assert kit.do(e.Tick(), 0.5) == [e.Send(Beat("life1", kit.now))]
     assert kit.state.next_deadline() == kit.now + 1.0
@@ -219,8 +223,9 @@ def test_silence_of_its_machine_ends_workers_at_the_lease_before_a_new_life():
     assert kit.now == began + 10
     assert "the head was silent for 10 s, and so was its machine for 10 s: the network" in says.text
     assert stop == e.StopChildren(["w1", "w2"], s.CUT_OFF_GRACE_S, says.text.removeprefix("workers end: "))
-    assert kit.do(e.FromWorkers(WorkerExited("w1", GONE))) == []
-    (hello,) = kit.do(e.FromWorkers(WorkerExited("w2", GONE)))
+    assert kit.do(e.FromWorkers(WorkerExited("w1", GONE))) == [e.Settled(["w1"])]
+    settled, hello = kit.do(e.FromWorkers(WorkerExited("w2", GONE)))
+    assert settled == e.Settled(["w2"])
     assert (hello.incarnation, hello.anew) == ("life2", True)
     assert kit.state.running() == []
 
@@ -277,10 +282,10 @@ def test_a_stand_still_of_ours_is_not_the_heads_silence():
 
 def test_workers_are_started_once():
     kit = Kit().join()
-    assert kit.start("w1", "w2") == [e.StartChildren([spec("w1"), spec("w2")])]
-    assert kit.start("w2", "w3") == [e.StartChildren([spec("w3")])]
+    assert kit.start("w1", "w2") == [e.StartChildren(order(spec("w1"), spec("w2")))]
+    assert kit.start("w2", "w3") == [e.StartChildren(order(spec("w3")))]
     kit.do(e.FromWorkers(WorkerExited("w3", GONE)))
-    assert kit.start("w3") == [e.StartChildren([])]
+    assert kit.start("w3") == [e.StartChildren(order())]
 
 
 def test_reports_are_sent_and_kept_for_the_next_hello():
@@ -316,7 +321,7 @@ def test_what_happens_while_the_head_is_away_is_told_afterwards():
     assert kit.do(e.FromWorkers(gone)) == []
     assert kit.do(e.ProcessEnded("d1")) == []
     registered, *sent = kit.do(e.Welcomed(Welcome("epoch2", "1.0", 1.0, 10.0)))
-    assert registered == e.Registered("epoch2")
+    assert registered == e.Registered("epoch2", 10.0)
     assert sent == [e.Send(ProcessGone("d1")), e.Send(gone)]
 
 
