@@ -1,7 +1,7 @@
 """A head, an agent and a driver over a network that loses and delays, in simulated time: an hour costs a second.
 
-Only the decisions are real (the head's and the agent's); what they send arrives late, or not at all. Nobody repeats what
-is lost, as TCP would: worse than any network below ZeroMQ.
+Only the decisions are real (the head's and the agent's); what they send arrives late, or not at all. Nobody repeats
+what is lost, as TCP would: worse than any network below ZeroMQ.
 """
 
 from __future__ import annotations
