@@ -18,6 +18,7 @@ from rlinf_actors.errors import ProtocolError, RlinfActorsError
 from rlinf_actors.net.host import pid_start
 from rlinf_actors.net.link import Network, Sight
 from rlinf_actors.net.rpc import ControlClient
+from rlinf_actors.net.silence import STALL_S
 from rlinf_actors.wire.messages import (
     PROTOCOL,
     AgentHello,
@@ -37,8 +38,6 @@ log = logging.getLogger(__name__)
 Report = Union[WorkerReady, WorkerExited, WorkersHealth, LogLines]
 
 HELLO_TIMEOUT_S = 5.0
-STALL_S = 0.5
-"""A timer that comes later than this says that the process stood still (SIGSTOP, a suspended machine)."""
 
 
 class WorkerKeeper(Protocol):

@@ -48,7 +48,7 @@ from agentd.events import (
 from agentd.leases import RobotLeases
 from rlinf_actors.errors import ClusterTimeoutError, NodeLostError, ProtocolError
 from rlinf_actors.net.outage import Outage
-from rlinf_actors.net.silence import HeadSilence
+from rlinf_actors.net.silence import Silence
 from rlinf_actors.wire.messages import (
     HELLO_AGAIN,
     Beat,
@@ -148,12 +148,12 @@ class AgentState:
     _processes: dict[str, None] = field(default_factory=dict)
     _sent: set[str] = field(default_factory=set)
     _leases: RobotLeases = field(default_factory=RobotLeases)
-    _silence: HeadSilence = field(init=False)
+    _silence: Silence = field(init=False)
     _out: list[Action] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._outage = Outage(self.random)
-        self._silence = HeadSilence(self.policy.head_grace_s)
+        self._silence = Silence(self.policy.head_grace_s)
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """What to do about *event*, in order.
