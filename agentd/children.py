@@ -14,33 +14,35 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Union
 
 import msgspec
 
 from agentd import launch
+from agentd.adoption import Survivors, running
 from agentd.child import Child
 from agentd.devices import DeviceLocks
-from agentd.logs import Logs
+from agentd.health import HealthTimes, HealthWatch
+from agentd.ledger import Ledger
+from agentd.logs import Logs, Position
+from agentd.pool import TemplatePool
 from agentd.sweep import Sweep
-from agentd.templates import Template, make_directories
+from agentd.templates import Template
 from rlinf_actors import procfs
 from rlinf_actors.cgroups.roots import Roots
 from rlinf_actors.cgroups.worker import leftovers
 from rlinf_actors.compat import timeout
 from rlinf_actors.errors import WorkerStartError
 from rlinf_actors.wire import spawn
-from rlinf_actors.wire.messages import LogLines, WorkerExited, WorkerReady
-from rlinf_actors.wire.values import ExitReport, ResourceReport, WorkerSpec
+from rlinf_actors.wire.messages import LogLines, StartWorkers, WorkerExited, WorkerReady, WorkersHealth
+from rlinf_actors.wire.values import ExitReport, ResourceReport, RunningWorker, WorkerSpec
 
 log = logging.getLogger(__name__)
 
-Report = Union[WorkerReady, WorkerExited, LogLines]
+Report = Union[WorkerReady, WorkerExited, WorkersHealth, LogLines]
 
-MAX_IDLE = 4
-"""Templates without workers that are kept for later launches; the one used last stays longest."""
+EARLIER_ENDED = "its agentd ended; robot workers do not go on without one"
 TEMPLATE_SILENT_S = 5.0
 """How long after a worker's end its template may take to say how it ended."""
 TEMPLATE_END_S = 6.0
@@ -63,9 +65,14 @@ class Children:
         allowed_interpreters: prefixes; None allows any.
         environment: the node's environment, asked for at every launch.
         resources: what the node has, for the accelerators' locks.
-        report: takes WorkerReady, WorkerExited and LogLines (whose owner is the namespace).
+        report: takes WorkerReady, WorkerExited, WorkersHealth and LogLines (whose owner is the namespace).
         entry: ``module:function`` that runs a worker; see worker.template.
         cgroups: where workers' cgroups are made, prepared; none by default.
+        keep_s: workers without robots go on that many seconds when this process is gone, for `adopt` of another one;
+            None: they end with it.
+        ledger: what earlier agentds in *run_dir* were asked for; see adoption.take_stock.
+        log_bytes: size at which a log file begins anew, 0 for none.
+        health: when workers are asked whether they answer.
 
     Raises:
         ProcessLookupError: the owner is gone already.
@@ -89,11 +96,15 @@ class Children:
         resources: Sequence[ResourceReport] = (),
         entry: str = "rlinf_actors.worker.main:run_worker",
         cgroups: Roots | None = None,
+        keep_s: float | None = None,
+        ledger: Ledger | None = None,
+        log_bytes: int = 0,
+        health: HealthTimes | None = None,
     ) -> None:
         self._loop = loop
         self._run_dir = Path(run_dir)
         allowed = None if allowed_interpreters is None else tuple(allowed_interpreters)
-        self._rules = launch.Rules(node, log_dir, sys.executable, allowed, cgroups or Roots())
+        self._rules = launch.Rules(node, log_dir, sys.executable, allowed, cgroups or Roots(), log_bytes)
         self._place = partial(
             spawn.WorkerPlace,
             run_dir=run_dir,
@@ -105,18 +116,19 @@ class Children:
         )
         self._environment = environment
         self._report = report
-        self._entry = entry
         self._workers: dict[str, Child] = {}
-        self._templates: dict[launch.Key, Template] = {}
-        self._running: set[Template] = set()
+        self._ended: dict[str, Template] = {}  # of workers whose end the head does not know yet
         self._sweeps = 0
-        self._numbers = count(1)
         self._closing = False
         self._changed = asyncio.Event()
         self._devices = DeviceLocks(loop, resources)
         self._logs = Logs(loop, node, report, self._on_logs_read)
-        self._pkg = make_directories(self._run_dir)
+        self._health = HealthWatch(loop, report, health or HealthTimes())
         self._owner = os.pidfd_open(owner_pid) if owner_pid is not None else -1
+        self._templates = TemplatePool(
+            loop, self._run_dir, self._rules, entry, self._owner, keep_s, self._on_packet, self._on_template_end
+        )
+        self._ledger = ledger or Ledger(self._run_dir / "l" if keep_s is not None else None)
         procfs.set_subreaper()  # what a killed template leaves behind comes to us
 
     # --- what the session asks for ---
@@ -128,12 +140,18 @@ class Children:
             OSError: it cannot be started.
         """
         env = self._environment()
-        self._template(launch.template_key(self._rules.own, env, preload), env)
+        self._templates.get(launch.template_key(self._rules.own, env, preload), env)
 
-    def start(self, specs: Sequence[WorkerSpec]) -> None:
+    def start(self, order: StartWorkers) -> None:
         """Start workers. Each one's fate follows through *report*: WorkerReady, then or instead one WorkerExited."""
         env = self._environment()
-        for spec in specs:
+        try:
+            self._ledger.write(order)
+        except OSError as error:
+            for spec in order.workers:
+                self._refuse(spec, f"node {self._rules.node} cannot write to {self._run_dir}: {error.strerror}")
+            return
+        for spec in order.workers:
             try:
                 self._start(spec, env)
             except WorkerStartError as error:
@@ -168,6 +186,74 @@ class Children:
         """The owner (LogLines.owner) has shown that many characters: it may be sent as many more."""
         self._logs.credit(chars, owner)
 
+    def settled(self, ids: Sequence[str]) -> None:
+        """The head knows how these workers ended."""
+        self._ledger.settled(ids)
+        for id in ids:
+            template = self._ended.pop(id, None)
+            if template is not None:
+                template.send(spawn.Settled([id]))
+
+    def registered(self, keep_s: float) -> None:
+        """The head has taken this node; templates wait *keep_s* seconds for another agentd if this one ends."""
+        self._templates.keep_for(keep_s)
+        self._logs.go_on()
+
+    def adopt(self, survivors: Survivors) -> list[RunningWorker]:
+        """Take over what an earlier agentd left. Before anything else; what follows comes through *report*.
+
+        Returns:
+            All its workers: those that go on, and the ends that the head may not know.
+        """
+        self._logs.hold()
+        taken: list[RunningWorker] = []
+        asking: list[tuple[spawn.Kept, Template]] = []
+        for found in survivors.templates:
+            template = self._templates.adopt(found.record.key, found.process)
+            for kept in found.workers:
+                known = survivors.workers[kept.id]
+                taken.append(running(known, kept))
+                if known.spec.forward_logs:
+                    name = f"{known.spec.group}:{known.spec.rank}"
+                    at = (kept.out_read, kept.err_read)
+                    self._logs.add(kept.id, name, known.spec.namespace, kept.out_path, kept.err_path, at)
+                    self._logs.grew([kept.id])
+                if kept.exit is not None:
+                    self._ended[kept.id] = template
+                    self._logs.finish(kept.id)
+                else:
+                    self._take(known.spec, kept, template)
+                    asking += [(kept, template)] * bool(kept.request)
+        for kept, template in sorted(asking, key=lambda one: (not one[0].granted, one[0].asked_at)):
+            packet = spawn.LockDevices(kept.id, kept.request)
+            self._devices.said(self._workers[kept.id].spec, packet, template.send)  # who has it is told again: no harm
+        for path in (self._run_dir / "w").iterdir():
+            if path.name not in self._workers:
+                path.unlink(missing_ok=True)
+        self._trim()
+        return taken
+
+    def _take(self, spec: WorkerSpec, kept: spawn.Kept, template: Template) -> None:
+        worker = Child(spec, launch.Plan(template.key, {}, kept.out_path, kept.err_path), template, asked=True)
+        worker.stopping, worker.reason = worker.has_robots, EARLIER_ENDED if worker.has_robots else ""
+        self._workers[spec.id] = worker
+        self._on_forked(template, spawn.Forked(spec.id, kept.pid))
+        if kept.up is not None:
+            self._health.up(spec.id, template)
+
+    def abandon(self) -> None:
+        """Let go of everything: another agentd takes it over. Nothing is ended but templates that are not ready."""
+        self._closing = True
+        for worker in self._workers.values():
+            worker.release(self._loop)
+        for template in list(self._templates.running):
+            template.abandon()
+        self._health.close()
+        self._logs.close()
+        if self._owner >= 0:
+            os.close(self._owner)
+            self._owner = -1
+
     async def close(self, grace_s: float, reason: str = "") -> None:
         """End all workers as `stop` does, then all templates; nothing remains.
 
@@ -177,16 +263,14 @@ class Children:
         try:
             self.stop(list(self._workers), grace_s, reason)
             await self._until(lambda: not self._workers, max(grace_s, spawn.ROBOT_END_S) + TEMPLATE_SILENT_S)
-            for template in self._running:
-                if template.ready:
-                    template.send(spawn.Shutdown())
-                else:
-                    template.kill()  # it may be in a long import, and has no workers yet
-            await self._until(lambda: not self._running, TEMPLATE_END_S)
+            self._templates.shut_down()
+            await self._until(lambda: not self._templates.running, TEMPLATE_END_S)
         finally:
-            for template in self._running:
+            for template in self._templates.running:
                 template.kill()
-        await self._until(lambda: not self._running and not self._sweeps, TEMPLATE_END_S)
+        await self._until(lambda: not self._templates.running and not self._sweeps, TEMPLATE_END_S)
+        self._ledger.close()
+        self._health.close()
         self._logs.close()
         if self._owner >= 0:
             os.close(self._owner)
@@ -211,7 +295,7 @@ class Children:
             return
         plan = launch.plan(spec, node_env, self._rules)
         try:
-            template = self._template(plan.key, node_env)
+            template = self._templates.get(plan.key, node_env)
         except OSError as error:
             raise WorkerStartError(f"{where}: {plan.key.interpreter}: {error.strerror}") from None
         try:
@@ -227,25 +311,6 @@ class Children:
         self._workers[spec.id] = worker
         if template.ready:
             self._ask(worker)
-
-    def _template(self, key: launch.Key, node_env: Mapping[str, str]) -> Template:
-        template = self._templates.pop(key, None)
-        if template is None:
-            config = {"agent": os.getpid(), "owner": self._owner, "entry": self._entry, "slot": launch.SLOT}
-            json = msgspec.json.encode({**config, "preload": key.preload, "cgroups": self._rules.cgroups}).decode()
-            template = Template(
-                self._loop,
-                key,
-                lambda fd: launch.template_command(key, self._pkg, fd, self._rules.node, json),
-                launch.template_environment(key, node_env),
-                (self._owner,) if self._owner >= 0 else (),
-                str(self._run_dir / "t" / f"{next(self._numbers)}.err"),
-                self._on_packet,
-                self._on_template_end,
-            )
-            self._running.add(template)
-        self._templates[key] = template  # at the end: it was used last
-        return template
 
     def _ask(self, worker: Child) -> None:
         worker.asked = True
@@ -272,17 +337,22 @@ class Children:
                 self._ask(worker)
         elif isinstance(packet, spawn.TemplateFailed):
             template.failure = packet.text
-            self._templates.pop(template.key, None)  # the next launch tries again
+            self._templates.retire(template)
         elif isinstance(packet, spawn.Grew):
             self._logs.grew(packet.ids)
+        elif isinstance(packet, spawn.Pulses):
+            self._health.said(template, packet)
         elif isinstance(packet, spawn.Forked):
             self._on_forked(template, packet)
+        elif isinstance(packet, spawn.LogsLost):
+            self._logs.lost(packet.id, packet.text)
         elif isinstance(packet, (spawn.Up, spawn.Exited, spawn.LockDevices, spawn.UnlockDevices)):
             known = self._workers.get(packet.id)
             if known is None:
                 log.debug("template %d speaks of worker %s, which has ended", template.pid, packet.id)
             elif isinstance(packet, spawn.Up):
                 self._report(WorkerReady(packet.id, known.pid, packet.endpoint, packet.port, packet.master_port))
+                self._health.up(packet.id, template)
             elif isinstance(packet, spawn.Exited):
                 self._end(known, packet.exit)
             else:
@@ -309,10 +379,9 @@ class Children:
         worker.silence_timer = self._loop.call_later(TEMPLATE_SILENT_S, self._sweep, [worker])
 
     def _on_template_end(self, template: Template) -> None:
-        self._running.discard(template)
-        if self._templates.get(template.key) is template:
-            del self._templates[template.key]
+        self._health.template_gone(template)
         workers = self._of(template)
+        self._ended = {id: one for id, one in self._ended.items() if one is not template}
         reason = template.failure or (
             f"interpreter {template.key.interpreter} on node {self._rules.node} ended before it was ready: "
             f"{template.last_words()}"
@@ -349,11 +418,10 @@ class Children:
     def _of(self, template: Template) -> list[Child]:
         return [worker for worker in self._workers.values() if worker.template is template]
 
-    def _on_logs_read(self, ids: list[str]) -> None:
-        for id in ids:
-            worker = self._workers.get(id)
-            if worker is not None:
-                worker.template.send(spawn.Read([id]))
+    def _on_logs_read(self, id: str, out: Position, err: Position, to_end: bool) -> None:
+        template = self._workers[id].template if id in self._workers else self._ended.get(id)
+        if template is not None:
+            template.send(spawn.Read(id, out, err, to_end))
 
     # --- ends ---
 
@@ -362,7 +430,10 @@ class Children:
         if self._workers.pop(worker.spec.id, None) is None:
             return
         worker.release(self._loop)
+        if not worker.template.gone:
+            self._ended[worker.spec.id] = worker.template
         self._devices.gone(worker.spec.id)
+        self._health.gone(worker.spec.id)
         (self._run_dir / "w" / worker.spec.id).unlink(missing_ok=True)
         if worker.stopping:
             exit = msgspec.structs.replace(exit, oom="no", **worker.why(exit))
@@ -372,8 +443,4 @@ class Children:
         self._changed.set()
 
     def _trim(self) -> None:
-        """End the templates that have been idle longest, beyond MAX_IDLE of them."""
-        busy = {id(worker.template) for worker in self._workers.values()}
-        idle = [key for key, template in self._templates.items() if template.ready and id(template) not in busy]
-        for key in idle[:-MAX_IDLE]:
-            self._templates.pop(key).send(spawn.Shutdown())
+        self._templates.trim({worker.template for worker in self._workers.values()})

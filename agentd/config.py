@@ -24,13 +24,23 @@ KEYS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "head": {"listen": str, "connect": str},
     "node": {"name": str, "id": str, "rank": int, "ip": str, "labels": dict, "env": dict},
     "paths": {"run_dir": str, "log_dir": str, "state_dir": str},
-    "workers": {"interpreters": list, "prestart": list, "stop_grace_s": (int, float), "cgroup": str},
+    "workers": {
+        "interpreters": list,
+        "prestart": list,
+        "stop_grace_s": (int, float),
+        "cgroup": str,
+        "keep": bool,
+        "log_max_mb": (int, float),
+    },
     "hardware": {"probe_timeout_s": (int, float), "described": str},
     "timers": {
         "beat_s": (int, float),
         "lease_s": (int, float),
         "robot_lease_s": (int, float),
         "head_grace_s": (int, float),
+        "probe_s": (int, float),
+        "unresponsive_s": (int, float),
+        "long_call_s": (int, float),
     },
 }
 """Every table and key of agentd.toml, with the types of its value."""
@@ -40,7 +50,13 @@ MIN_ROBOT_LEASE_S = 0.5
 RELOADABLE = ("env", "labels", "stop_grace_s")
 """Fields that SIGHUP changes; the others need a restart."""
 
-_TYPE_NAMES = {str: "a text", int: "a whole number", dict: "a table of texts", list: "a list of texts"}
+_TYPE_NAMES = {
+    bool: "true or false",
+    str: "a text",
+    int: "a whole number",
+    dict: "a table of texts",
+    list: "a list of texts",
+}
 
 
 @dataclass(frozen=True)
@@ -73,8 +89,13 @@ class Config:
         lease_s: silence after which they are lost (head only).
         robot_lease_s: how long a robot worker goes on without the head's word; at most lease_s (head only).
         head_grace_s: how long workers live while no head runs.
+        probe_s: between two questions to workers whether they answer.
+        unresponsive_s: silence after which a worker is shown as unresponsive.
+        long_call_s: how long a call runs before it is shown.
         stop_grace_s: between SIGTERM and SIGKILL when agentd stops.
         cgroup: where workers' cgroups are made: "auto", "off" or a directory of cgroup v2; see docs/reliability.md.
+        keep: whether workers without robots go on when agentd ends unasked (or by SIGUSR1), for the next one.
+        log_max_mb: size in MiB at which a worker's log file begins anew (one older part is kept); 0 for none.
         files: what was read.
     """
 
@@ -103,8 +124,13 @@ class Config:
     lease_s: float = 10.0
     robot_lease_s: float = 2.0
     head_grace_s: float = 120.0
+    probe_s: float = 2.0
+    unresponsive_s: float = 5.0
+    long_call_s: float = 10.0
     stop_grace_s: float = 3.0
     cgroup: str = "auto"
+    keep: bool = True
+    log_max_mb: float = 256.0
     files: tuple[str, ...] = ()
 
 
@@ -184,7 +210,7 @@ _FIELDS = {"node.id": "node_id"}
 
 
 def _typed(value: Any, kinds: type | tuple[type, ...], where: str) -> Any:
-    if isinstance(value, bool) or not isinstance(value, kinds):
+    if isinstance(value, bool) != (kinds is bool) or not isinstance(value, kinds):
         wanted = "a number" if isinstance(kinds, tuple) else _TYPE_NAMES[kinds]
         raise ConfigError(f"is {value!r}; it must be {wanted}", path=where)
     if isinstance(value, list):
@@ -226,12 +252,17 @@ def _checked(config: Config) -> Config:
         split_address(config.connect, "--connect")
     if config.rank is not None and config.rank < 0:
         raise ConfigError(f"is {config.rank}; it must be 0 or more", path="node.rank")
-    for name in ("beat_s", "lease_s", "robot_lease_s", "probe_timeout_s"):
+    for name in ("beat_s", "lease_s", "robot_lease_s", "probe_timeout_s", "probe_s", "long_call_s"):
         if not getattr(config, name) > 0:
             raise ConfigError(f"is {getattr(config, name)}; it must be more than 0", path=name)
     if config.lease_s < 4 * config.beat_s:
         raise ConfigError(
             f"is {config.lease_s:g}; it must be at least 4 beats of {config.beat_s:g} s", path="timers.lease_s"
+        )
+    if config.unresponsive_s < 2 * config.probe_s:
+        raise ConfigError(
+            f"is {config.unresponsive_s:g}; it must be at least 2 probes of {config.probe_s:g} s",
+            path="timers.unresponsive_s",
         )
     if config.robot_lease_s < MIN_ROBOT_LEASE_S:
         raise ConfigError(
@@ -239,7 +270,7 @@ def _checked(config: Config) -> Config:
             "shorter than that",
             path="timers.robot_lease_s",
         )
-    for name in ("head_grace_s", "stop_grace_s"):
+    for name in ("head_grace_s", "stop_grace_s", "log_max_mb"):
         if not getattr(config, name) >= 0:
             raise ConfigError(f"is {getattr(config, name)}; it must be 0 or more", path=name)
     return config

@@ -18,6 +18,7 @@ from rlinf_actors.errors import ConfigError, RlinfActorsError
 from rlinf_actors.net.address import endpoint_of, split_address
 
 if TYPE_CHECKING:  # loaded while the probe's process runs
+    from agentd.adoption import Survivors
     from agentd.children import Children
     from agentd.looking import Looker
     from agentd.node import Described, RunDir
@@ -55,6 +56,7 @@ class Daemon:
         self._told_driver = config.ready_fd < 0
         self._stopping = asyncio.Event()
         self._orphaned = False
+        self._handing_over = False
         self._described_env: dict[str, str] = {}
 
     async def run(self) -> int:
@@ -74,12 +76,15 @@ class Daemon:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._stop, signal.Signals(number).name)
             loop.add_signal_handler(signal.SIGHUP, self._reload)
+            loop.add_signal_handler(signal.SIGUSR1, self._hand_over)
             network = self._open_network(stack)
             head = self._start_head(network, run_dir, stack)
             stopped = loop.create_task(self._stopping.wait(), name="stopping")
             stack.callback(stopped.cancel)
             await asyncio.wait((probing, stopped), return_when=asyncio.FIRST_COMPLETED)
             if self._stopping.is_set():  # not stopped.done(): that task is one turn of the loop behind the signal
+                if not self._handing_over and not self._config.embedded:
+                    await self._take_stock(run_dir, False)
                 return OK
             return await self._serve(network, run_dir, head, *probing.result())
 
@@ -177,20 +182,32 @@ class Daemon:
         self._described_env = dict(described.env_vars) if described is not None else {}
         for fault in report.faults:
             log.warning("hardware: %s", fault)
+        survivors = None if config.embedded else await self._take_stock(run_dir, self._keeps)
+        if self._handing_over:
+            return OK
         self._session = Session(
             network,
             self._head_endpoint,
             report,
-            lambda reported: self._children(run_dir, report, reported),
+            lambda reported: self._children(run_dir, report, reported, survivors),
             is_head=head is not None,
+            keeps=self._keeps,
             look=self._looker(run_dir, report, described is not None).look,
             policy=Policy(config.head_grace_s, config.stop_grace_s),
             on_registered=lambda epoch: self._registered(head),
             on_status=self._on_status,
         )
+        if survivors is not None and self._keeper is not None:
+            self._session.adopt(self._keeper.adopt(survivors), survivors.lost)
+        if self._stopping.is_set():
+            asyncio.get_running_loop().call_soon(self._stop, "stopped while it was starting")
         end = await self._session.run()
+        if self._handing_over and self._keeper is not None:
+            self._keeper.abandon()
         self._notifier.say(STOPPING=1, STATUS=end.text)
         if end.code != OK:
+            if self._keeper is not None:
+                await self._keeper.close(0.0, end.text)  # refused: no agentd comes for them
             log.error("%s", end.text)
             self._tell_driver({"error": end.text, "code": end.code})
         return end.code
@@ -210,8 +227,21 @@ class Daemon:
             found = default_interpreters()
         return None if found is None else tuple(found)
 
-    def _children(self, run_dir: str, report: NodeReport, reported: Callable[[Report], None]) -> Children:
+    @property
+    def _keeps(self) -> bool:
+        """Whether workers may go on without this process: a private cluster's agentd is never started again."""
+        return self._config.keep and not self._config.embedded
+
+    async def _take_stock(self, run_dir: str, keep: bool) -> Survivors:
+        from agentd.adoption import take_stock
+
+        return await take_stock(run_dir, keep)
+
+    def _children(
+        self, run_dir: str, report: NodeReport, reported: Callable[[Report], None], survivors: Survivors | None
+    ) -> Children:
         from agentd.children import Children
+        from agentd.health import HealthTimes
         from agentd.node import default_log_dir
         from rlinf_actors.net.security import is_loopback
 
@@ -233,6 +263,10 @@ class Daemon:
             report=reported,
             resources=report.resources,
             cgroups=cgroups,
+            keep_s=config.head_grace_s if self._keeps else None,
+            ledger=survivors.ledger if survivors is not None else None,
+            log_bytes=int(config.log_max_mb * 2**20),
+            health=HealthTimes(config.probe_s, config.unresponsive_s, config.long_call_s),
         )
         return self._keeper
 
@@ -314,6 +348,19 @@ class Daemon:
         self._notifier.say(STOPPING=1, STATUS=f"stopping: {reason}")
         if self._session is not None:
             self._session.drain(reason, 0.0 if self._orphaned else None)
+
+    def _hand_over(self) -> None:
+        """SIGUSR1: end, and leave the workers to the next agentd."""
+        if not self._keeps:
+            why = "it belongs to a driver" if self._config.embedded else "workers.keep is false"
+            log.error("SIGUSR1 would end this agentd and keep its workers, which cannot be: %s", why)
+            return
+        self._handing_over = True
+        self._stopping.set()
+        self._notifier.say(STOPPING=1, STATUS="handing over: workers go on for the next agentd")
+        log.info("handing over: workers without robots go on for the next agentd")
+        if self._session is not None:
+            self._session.hand_over("SIGUSR1")
 
     def _reload(self) -> None:
         """SIGHUP: read the configuration again; what needs a restart is named and stays."""

@@ -6,8 +6,17 @@ from typing import Union
 
 import msgspec
 
-from rlinf_actors.wire.messages import Body, HardwareFound, LogLines, Welcome, WorkerExited, WorkerReady
-from rlinf_actors.wire.values import HardwareQuestion, WorkerSpec
+from rlinf_actors.wire.messages import (
+    Body,
+    HardwareFound,
+    LogLines,
+    StartWorkers,
+    Welcome,
+    WorkerExited,
+    WorkerReady,
+    WorkersHealth,
+)
+from rlinf_actors.wire.values import HardwareQuestion, RunningWorker
 
 # --- what happens ---
 
@@ -37,7 +46,7 @@ class Heard(msgspec.Struct, frozen=True):
 class FromWorkers(msgspec.Struct, frozen=True):
     """What the children report."""
 
-    report: Union[WorkerReady, WorkerExited, LogLines]
+    report: Union[WorkerReady, WorkerExited, WorkersHealth, LogLines]
 
 
 class Looked(msgspec.Struct, frozen=True):
@@ -68,6 +77,18 @@ class Stalled(msgspec.Struct, frozen=True):
     seconds: float
 
 
+class Adopted(msgspec.Struct, frozen=True):
+    """What an earlier agentd left is ours: workers that go on, and ends that the head may not know. Comes first."""
+
+    workers: list[RunningWorker]
+
+
+class HandOver(msgspec.Struct, frozen=True):
+    """End at once; the workers go on for another agentd."""
+
+    reason: str
+
+
 class Drain(msgspec.Struct, frozen=True):
     """Stop for good; `grace_s` None for the policy's."""
 
@@ -80,8 +101,9 @@ class Empty(msgspec.Struct, frozen=True):
 
 
 Event = Union[
-    Start, Welcomed, HelloFailed, Heard, FromWorkers, Looked, ProcessEnded, HeadLooked, Tick, Stalled, Drain, Empty
-]
+    Start, Welcomed, HelloFailed, Heard, FromWorkers, Looked, ProcessEnded, HeadLooked, Tick, Stalled, Adopted,
+    HandOver, Drain, Empty,
+]  # fmt: skip
 
 
 # --- what to do ---
@@ -104,9 +126,9 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class StartChildren(msgspec.Struct, frozen=True):
-    """Start workers."""
+    """Start workers, as the head asked."""
 
-    specs: list[WorkerSpec]
+    order: StartWorkers
 
 
 class StopChildren(msgspec.Struct, frozen=True):
@@ -122,6 +144,12 @@ class RenewLeases(msgspec.Struct, frozen=True):
 
     until: float
     lease_s: float
+
+
+class Settled(msgspec.Struct, frozen=True):
+    """The head knows how these workers ended, or need not know."""
+
+    ids: list[str]
 
 
 class CloseChildren(msgspec.Struct, frozen=True):
@@ -178,9 +206,10 @@ class Say(msgspec.Struct, frozen=True):
 
 
 class Registered(msgspec.Struct, frozen=True):
-    """The head took us (again)."""
+    """The head took us (again); the lease that it gives is this long."""
 
     epoch: str
+    lease_s: float
 
 
 class Exit(msgspec.Struct, frozen=True):
@@ -191,6 +220,6 @@ class Exit(msgspec.Struct, frozen=True):
 
 
 Action = Union[
-    SayHello, Send, StartChildren, StopChildren, RenewLeases, CloseChildren, Credit, WatchProcess, UnwatchProcess,
-    LookForHardware, StopLooking, LookAtHead, Say, Registered, Exit,
+    SayHello, Send, StartChildren, StopChildren, RenewLeases, Settled, CloseChildren, Credit, WatchProcess,
+    UnwatchProcess, LookForHardware, StopLooking, LookAtHead, Say, Registered, Exit,
 ]  # fmt: skip

@@ -77,6 +77,7 @@ class Rules:
         own: agentd's interpreter.
         allowed: prefixes of other interpreters that may be started; None: any.
         cgroups: where workers' cgroups are made.
+        log_bytes: size at which a log file begins anew, 0 for none.
     """
 
     node: str
@@ -84,6 +85,7 @@ class Rules:
     own: str = sys.executable
     allowed: tuple[str, ...] | None = None
     cgroups: Roots = field(default_factory=Roots)
+    log_bytes: int = 0
 
 
 def plan(spec: WorkerSpec, node_env: Mapping[str, str], rules: Rules) -> Plan:

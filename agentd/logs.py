@@ -7,12 +7,15 @@ loses nothing. Credit is counted in characters per owner, `len(text)` of the lin
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rlinf_actors.wire.messages import LogLines
+
+log = logging.getLogger(__name__)
 
 MAX_LINE = 64 << 10
 """Bytes; a longer line comes in pieces, each but the last with CUT at its end."""
@@ -50,20 +53,55 @@ def split(data: bytes, final: bool = False) -> tuple[list[str], int]:
     return lines, end
 
 
+Position = tuple[int, int]
+"""Bytes of a file, and which file: its inode, 0 for one that did not exist."""
+
+
 @dataclass
 class _File:
+    """A log file and how far it was read. At its limit the template renames it, and begins a new one."""
+
     path: str
     stream: str
     offset: int
+    inode: int = 0
     skipped: int = 0
 
-    def read(self) -> bytes:
-        """What is there after `offset`, at most MAX_LINE bytes."""
+    def read(self) -> tuple[bytes, bool]:
+        """What is there after `offset`, at most MAX_LINE bytes; first of the file that was begun, if it was renamed.
+
+        Returns it, and whether that file gets no more.
+        """
         with open(self.path, "rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size < self.offset:  # somebody truncated it
+            found = os.fstat(file.fileno())
+            if self.inode not in (0, found.st_ino):
+                rest = self._rest()
+                if rest:
+                    return rest, len(rest) < MAX_LINE
+                self.offset = 0
+            self.inode = found.st_ino
+            if found.st_size < self.offset:  # somebody truncated it
                 self.offset, self.skipped = 0, self.skipped + 1
-            return os.pread(file.fileno(), MAX_LINE, self.offset)
+            return os.pread(file.fileno(), MAX_LINE, self.offset), False
+
+    def more(self) -> bool:
+        """Whether there is something that was not read."""
+        try:
+            found = os.stat(self.path)
+        except FileNotFoundError:
+            return False
+        return found.st_size > self.offset or self.inode not in (0, found.st_ino)
+
+    def _rest(self) -> bytes:
+        """What is left of the file that has another name now."""
+        try:
+            with open(f"{self.path}.1", "rb", buffering=0) as file:
+                if os.fstat(file.fileno()).st_ino == self.inode:
+                    return os.pread(file.fileno(), MAX_LINE, self.offset)
+        except FileNotFoundError:
+            pass
+        self.skipped += 1  # it is gone: renamed twice since, or removed
+        return b""
 
 
 @dataclass
@@ -91,7 +129,8 @@ class Logs:
         loop: everything here runs on it.
         node: the node's name, as LogLines say it.
         report: takes LogLines.
-        read_to_end: called with the ids of workers whose files were read to their end; `grew` says when there is more.
+        on_read: called with a worker's id, how far its two files were read, and whether that is their end;
+            then `grew` says when there is more.
     """
 
     def __init__(
@@ -99,20 +138,40 @@ class Logs:
         loop: asyncio.AbstractEventLoop,
         node: str,
         report: Callable[[LogLines], None],
-        read_to_end: Callable[[list[str]], None],
+        on_read: Callable[[str, Position, Position, bool], None],
     ) -> None:
         self._loop = loop
         self._node = node
         self._report = report
-        self._read_to_end = read_to_end
+        self._on_read = on_read
         self._workers: dict[str, _Worker] = {}
         self._pending: dict[str, None] = {}
         self._owners: dict[str, _Owner] = {}
         self._scheduled = False
+        self._held = False
 
-    def add(self, id: str, name: str, owner: str, out_path: str, err_path: str) -> None:
-        """Follow a new worker's files from where they are now; they need not exist yet."""
-        files = [_File(out_path, "out", _size(out_path)), _File(err_path, "err", _size(err_path))]
+    def hold(self) -> None:
+        """Read nothing before `go_on`: nobody could be given it."""
+        self._held = True
+
+    def go_on(self) -> None:
+        """Read what there is."""
+        if self._held:
+            self._held = False
+            self._pump()
+
+    def add(
+        self,
+        id: str,
+        name: str,
+        owner: str,
+        out_path: str,
+        err_path: str,
+        at: tuple[Position, Position] | None = None,
+    ) -> None:
+        """Follow a worker's files from *at*, a new one's from where they are now; they need not exist yet."""
+        out, err = at or (_end_of(out_path), _end_of(err_path))
+        files = [_File(out_path, "out", *out), _File(err_path, "err", *err)]
         self._workers[id] = _Worker(id, name, owner, files)
         self._owners.setdefault(owner, _Owner())
 
@@ -120,6 +179,14 @@ class Logs:
         """There is more in these workers' files."""
         self._pending.update(dict.fromkeys(id for id in ids if id in self._workers))
         self._pump()
+
+    def lost(self, id: str, text: str) -> None:
+        """Its output cannot be written, and why; "": it can be again. The owner is told: the files cannot say it."""
+        said = f"output is lost: {text}" if text else "output is written again"
+        log.warning("worker %s: %s", id, said)
+        worker = self._workers.get(id)
+        if worker is not None:
+            self._report(LogLines(worker.owner, self._node, [(worker.name, "err", f"[rlinf-actors] {said}")]))
 
     def finish(self, id: str) -> None:
         """The worker has ended: read what is left, as far as there is credit, and the rest when there is."""
@@ -158,27 +225,27 @@ class Logs:
 
     def _pump(self, whole: bool = False) -> None:
         """Read in turns from all that have more and whose owner has credit; *whole*: without giving the loop a turn."""
-        budget, ended = _TURN, []
+        if self._held:
+            return
+        budget, ended, touched = _TURN, [], {}
         ready = [id for id in self._pending if self._owners[self._workers[id].owner].credit > 0]
         while ready and (budget > 0 or whole):
             for id in ready:
                 worker = self._workers[id]
                 got = sum(self._read(worker, file) for file in worker.files)
                 budget -= got
+                touched[id] = worker
                 if not got:
                     del self._pending[id]
                     ended.append(id)
             ready = [id for id in ready if id in self._pending and self._owners[self._workers[id].owner].credit > 0]
         for owner in list(self._owners):
             self._flush(owner)
-        going_on = []
-        for id in ended:
-            if self._workers[id].final:
+        for id, worker in touched.items():
+            out, err = worker.files
+            self._on_read(id, (out.offset, out.inode), (err.offset, err.inode), id in ended)
+            if id in ended and worker.final:
                 self._forget(id)
-            else:
-                going_on.append(id)
-        if going_on:
-            self._read_to_end(going_on)
         if ready and not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._later)
@@ -187,12 +254,12 @@ class Logs:
         """Take one chunk of lines; returns how many bytes it was, 0 at the end."""
         owner = self._owners[worker.owner]
         if owner.credit <= 0:
-            return 1 if self._more(file) else 0
+            return 1 if file.more() else 0
         try:
-            data = file.read()
+            data, ended = file.read()
         except FileNotFoundError:  # never opened, or removed by somebody: there is nothing to show
             return 0
-        lines, size = split(data, worker.final and len(data) < MAX_LINE)
+        lines, size = split(data, ended or (worker.final and len(data) < MAX_LINE))
         file.offset += size
         owner.skipped += file.skipped
         file.skipped = 0
@@ -204,9 +271,6 @@ class Logs:
             self._flush(worker.owner)
         return size
 
-    def _more(self, file: _File) -> bool:
-        return _size(file.path) > file.offset
-
     def _flush(self, name: str) -> None:
         owner = self._owners[name]
         if owner.entries or owner.skipped:
@@ -214,8 +278,10 @@ class Logs:
             owner.entries, owner.chars, owner.skipped = [], 0, 0
 
 
-def _size(path: str) -> int:
+def _end_of(path: str) -> tuple[int, int]:
+    """Size and inode of a file, 0 for one that does not exist yet."""
     try:
-        return os.stat(path).st_size
+        found = os.stat(path)
     except FileNotFoundError:
-        return 0
+        return 0, 0
+    return found.st_size, found.st_ino

@@ -18,31 +18,32 @@ from rlinf_actors.errors import ProtocolError, RlinfActorsError
 from rlinf_actors.net.host import pid_start
 from rlinf_actors.net.link import Network, Sight
 from rlinf_actors.net.rpc import ControlClient
+from rlinf_actors.net.silence import STALL_S
 from rlinf_actors.wire.messages import (
     PROTOCOL,
     AgentHello,
     Body,
     HardwareFound,
     LogLines,
+    StartWorkers,
     Welcome,
     WorkerExited,
     WorkerReady,
+    WorkersHealth,
 )
-from rlinf_actors.wire.values import HardwareAnswer, HardwareQuestion, NodeReport, WorkerSpec
+from rlinf_actors.wire.values import HardwareAnswer, HardwareQuestion, NodeReport, RunningWorker
 
 log = logging.getLogger(__name__)
 
-Report = Union[WorkerReady, WorkerExited, LogLines]
+Report = Union[WorkerReady, WorkerExited, WorkersHealth, LogLines]
 
 HELLO_TIMEOUT_S = 5.0
-STALL_S = 0.5
-"""A timer that comes later than this says that the process stood still (SIGSTOP, a suspended machine)."""
 
 
 class WorkerKeeper(Protocol):
     """What the session needs of agentd.children.Children."""
 
-    def start(self, specs: Sequence[WorkerSpec]) -> None:
+    def start(self, order: StartWorkers) -> None:
         """See Children."""
 
     def stop(self, ids: Sequence[str], grace_s: float, reason: str = "") -> None:
@@ -52,6 +53,12 @@ class WorkerKeeper(Protocol):
         """See Children."""
 
     def log_credit(self, chars: int, owner: str) -> None:
+        """See Children."""
+
+    def settled(self, ids: Sequence[str]) -> None:
+        """See Children."""
+
+    def registered(self, keep_s: float) -> None:
         """See Children."""
 
     async def close(self, grace_s: float, reason: str = "") -> None:
@@ -71,6 +78,8 @@ class Session:
         report: the node.
         children: makes the keeper of workers, given where they report.
         is_head: whether the head runs in this process.
+        keeps: whether workers go on for another agentd when this process is gone: for a lease, since the head tells
+            their owners then that the node is lost; for head_grace_s where the head is gone with us.
         look: finds out what hardware of a type this node has; cancelled when nobody waits any more.
         policy: times.
         hello_timeout_s: how long a hello waits for its answer before the next.
@@ -86,6 +95,7 @@ class Session:
         children: Callable[[Callable[[Report], None]], WorkerKeeper],
         *,
         is_head: bool = False,
+        keeps: bool = False,
         look: Callable[[HardwareQuestion], Awaitable[HardwareAnswer]] = _nothing_to_look_with,
         policy: s.Policy | None = None,
         hello_timeout_s: float = HELLO_TIMEOUT_S,
@@ -97,6 +107,8 @@ class Session:
         self._endpoint = endpoint
         self._report = report
         self._is_head = is_head
+        self._keeps = keeps
+        self._lost: dict[str, str] = {}
         self._look_for = look
         self._looks: dict[str, asyncio.Task[None]] = {}
         self._on_registered = on_registered
@@ -130,6 +142,20 @@ class Session:
             grace_s: seconds between SIGTERM and SIGKILL, None for the policy's.
         """
         self._handle(e.Drain(reason, grace_s))
+
+    def adopt(self, workers: list[RunningWorker], lost: dict[str, str]) -> None:
+        """What an earlier agentd left is ours. Before `run`.
+
+        Args:
+            workers: as Children.adopt gave them.
+            lost: ids of those that had to be ended, and why.
+        """
+        self._lost = lost
+        self._handle(e.Adopted(workers))
+
+    def hand_over(self, reason: str) -> None:
+        """End `run` without a word to the head: workers go on for another agentd. *reason* is for people."""
+        self._handle(e.HandOver(reason))
 
     def describe(self, report: NodeReport, stop_grace_s: float) -> None:
         """The configuration was read again; the head hears of the node with the next hello."""
@@ -181,11 +207,13 @@ class Session:
                 self._greeting.cancel()  # of a life that is over; its failure must not be taken for this one's
             self._greeting = self._spawn(self._hello(action), "hello")
         elif isinstance(action, e.StartChildren):
-            self._children.start(action.specs)
+            self._children.start(action.order)
         elif isinstance(action, e.StopChildren):
             self._children.stop(action.ids, action.grace_s, action.reason)
         elif isinstance(action, e.RenewLeases):
             self._children.renew(action.until, action.lease_s)
+        elif isinstance(action, e.Settled):
+            self._children.settled(action.ids)
         elif isinstance(action, e.CloseChildren):
             self._spawn(self._close_children(action), "close children")
         elif isinstance(action, e.Credit):
@@ -205,6 +233,9 @@ class Session:
             log.info("%s", action.text)
             self._on_status(action.text)
         elif isinstance(action, e.Registered):
+            self._children.settled(list(self._lost))
+            self._lost = {}
+            self._children.registered(self._state.policy.head_grace_s if self._is_head else action.lease_s)
             self._on_registered(action.epoch)
         elif not self._done.done():
             self._done.set_result(action)
@@ -230,7 +261,16 @@ class Session:
             identity = f"agent:{action.incarnation}".encode()
             self._client = ControlClient(self._network, self._endpoint, identity, self._noticed)
         running = self._state.running()
-        hello = AgentHello(PROTOCOL, version.VERSION, action.incarnation, self._report, self._is_head, running)
+        hello = AgentHello(
+            PROTOCOL,
+            version.VERSION,
+            action.incarnation,
+            self._report,
+            self._is_head,
+            running,
+            self._keeps,
+            self._lost,
+        )
         try:
             answer = await self._client.request(hello, self._hello_timeout_s)
             if not isinstance(answer, Welcome):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -17,6 +17,7 @@ import msgspec
 from agentd import events
 from agentd.events import (
     Action,
+    Adopted,
     CloseChildren,
     Credit,
     Drain,
@@ -24,6 +25,7 @@ from agentd.events import (
     Event,
     Exit,
     FromWorkers,
+    HandOver,
     HeadLooked,
     Heard,
     HelloFailed,
@@ -35,6 +37,7 @@ from agentd.events import (
     Say,
     SayHello,
     Send,
+    Settled,
     Stalled,
     Start,
     StartChildren,
@@ -45,7 +48,7 @@ from agentd.events import (
 from agentd.leases import RobotLeases
 from rlinf_actors.errors import ClusterTimeoutError, NodeLostError, ProtocolError
 from rlinf_actors.net.outage import Outage
-from rlinf_actors.net.silence import HeadSilence
+from rlinf_actors.net.silence import Silence
 from rlinf_actors.wire.messages import (
     HELLO_AGAIN,
     Beat,
@@ -63,8 +66,9 @@ from rlinf_actors.wire.messages import (
     Welcome,
     WorkerExited,
     WorkerReady,
+    WorkersHealth,
 )
-from rlinf_actors.wire.values import ExitReport, RunningWorker
+from rlinf_actors.wire.values import ExitReport, RunningWorker, WorkerHealth
 
 CUT_OFF_GRACE_S = 2.0
 """Between SIGTERM and SIGKILL for workers whose head is out of reach."""
@@ -139,16 +143,17 @@ class AgentState:
     _epoch: str = ""
     _workers: dict[str, RunningWorker] = field(default_factory=dict)
     _ended: dict[str, RunningWorker] = field(default_factory=dict)
+    _health: dict[str, tuple[WorkerHealth, float]] = field(default_factory=dict)
     _unsent: list[Body] = field(default_factory=list)
     _processes: dict[str, None] = field(default_factory=dict)
     _sent: set[str] = field(default_factory=set)
     _leases: RobotLeases = field(default_factory=RobotLeases)
-    _silence: HeadSilence = field(init=False)
+    _silence: Silence = field(init=False)
     _out: list[Action] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._outage = Outage(self.random)
-        self._silence = HeadSilence(self.policy.head_grace_s)
+        self._silence = Silence(self.policy.head_grace_s)
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """What to do about *event*, in order.
@@ -170,7 +175,7 @@ class AgentState:
             self._silence.heard(now)
             self._heard(event.body, now)
         elif isinstance(event, FromWorkers):
-            self._reported(event.report)
+            self._reported(event.report, now)
         elif isinstance(event, Looked):
             self._send(event.found)  # an id that the head does not know any more is ignored there
         elif isinstance(event, ProcessEnded):
@@ -183,6 +188,10 @@ class AgentState:
         elif isinstance(event, Stalled):
             self._silence.stood_still(event.seconds, now)
             self._next_beat = now
+        elif isinstance(event, Adopted):
+            self._adopt(event.workers, now)
+        elif isinstance(event, HandOver):
+            self._out.append(Exit(0, f"workers go on: {event.reason}"))
         elif isinstance(event, Drain):
             self._drain(event)
         elif isinstance(event, Empty):
@@ -204,6 +213,18 @@ class AgentState:
         if self._depends():
             times.append(self._silence.next_deadline())
         return min(times)
+
+    def _adopt(self, workers: list[RunningWorker], now: float) -> None:
+        """Robot workers among them have lost their lease with the earlier agentd."""
+        for worker in workers:
+            (self._workers if worker.exit is None else self._ended)[worker.spec.id] = worker
+        self._silence.heard(now)
+
+    def _settle(self, ids: Iterable[str]) -> None:
+        """The head knows how these ended, or need not know."""
+        known = [id for id in ids if self._ended.pop(id, None) is not None]
+        if known:
+            self._out.append(Settled(known))
 
     # --- the session ---
 
@@ -229,14 +250,16 @@ class AgentState:
         if away is not None:
             self._out.append(Say(f"the head is there, after {away:.0f} s"))
         self._next_beat = now + min(self._beat_s, self._leases.beat_s) * self.random()
-        self._out.append(Registered(welcome.epoch))
+        self._out.append(Registered(welcome.epoch, welcome.lease_s))
         if welcome.epoch != self._epoch:  # output that an earlier head was to pass on is not acknowledged any more
             owners = dict.fromkeys(worker.spec.namespace for worker in self._workers.values())
             self._out += [Credit(ALL_CREDIT, owner) for owner in owners]
             self._out += [Send(ProcessGone(incarnation)) for incarnation in self._processes]  # it may have missed them
             self._unsent = [body for body in self._unsent if not isinstance(body, ProcessGone)]
         self._epoch = welcome.epoch
-        self._out += [Send(body) for body in self._unsent]
+        health = [msgspec.structs.replace(one, for_s=one.for_s + now - at) for one, at in self._health.values()]
+        self._out += [Send(body) for body in [*self._unsent, *([WorkersHealth(health)] if health else [])]]
+        self._health = {id: told for id, told in self._health.items() if _notable(told[0])}
         self._unsent = []
 
     def _failed(self, error: Exception, now: float) -> None:
@@ -256,7 +279,7 @@ class AgentState:
         """This life is over: end its workers, then come back as a new incarnation."""
         self._step("cut_off")
         self._out.append(Say(f"workers end: {reason}"))
-        self._ended.clear()
+        self._settle(list(self._ended))
         self._unsent = []
         if self._workers:
             self._stop(list(self._workers), CUT_OFF_GRACE_S, reason)
@@ -333,8 +356,7 @@ class AgentState:
             if not body.incarnation:
                 pass  # the head only tries the connection
             elif body.incarnation != HELLO_AGAIN:
-                for id in self._sent:  # told before the beat that this answers: the head has them
-                    self._ended.pop(id, None)
+                self._settle(self._sent)  # told before the beat that this answers: the head has them
                 self._sent = set()
                 if self._leases.answered(body.at, now):
                     self._out.append(RenewLeases(self._leases.until, self._leases.lease_s))
@@ -369,15 +391,15 @@ class AgentState:
                     self._next_beat = now  # the lease is fresh when the worker is
             if any(spec.claims for spec in specs):
                 self._out.append(RenewLeases(self._leases.until, self._leases.lease_s))
-            self._out.append(StartChildren(specs))
+            self._out.append(StartChildren(msgspec.structs.replace(body, workers=specs)))
             return
         for spec in specs:
             reason = f"its agentd is {self.phase.value}"
-            self._reported(WorkerExited(spec.id, ExitReport("start_failed", reason=reason)))
+            self._reported(WorkerExited(spec.id, ExitReport("start_failed", reason=reason)), now)
 
     # --- what workers do ---
 
-    def _reported(self, report: WorkerReady | WorkerExited | LogLines) -> None:
+    def _reported(self, report: WorkerReady | WorkerExited | WorkersHealth | LogLines, now: float) -> None:
         if isinstance(report, WorkerReady) and report.id in self._workers:
             self._workers[report.id] = msgspec.structs.replace(
                 self._workers[report.id],
@@ -389,10 +411,20 @@ class AgentState:
         elif isinstance(report, WorkerExited):
             known = self._workers.pop(report.id, None)
             self._leases.ended(report.id)
+            self._health.pop(report.id, None)
             if known is not None and self.phase is not Phase.RESETTING:
                 self._ended[report.id] = msgspec.structs.replace(known, exit=report.exit)
                 if len(self._ended) > EXITS_KEPT:
-                    del self._ended[next(iter(self._ended))]
+                    self._settle([next(iter(self._ended))])
+            elif known is not None:
+                self._out.append(Settled([report.id]))
+        elif isinstance(report, WorkersHealth):
+            for one in report.workers:
+                self._health.pop(one.id, None)
+                if _notable(one) or self.phase is not Phase.JOINED:
+                    self._health[one.id] = (one, now)
+            if self.phase is not Phase.JOINED:
+                return  # it is told when the head knows us
         self._send(report)
         if self.phase is Phase.RESETTING and not self._workers:
             self._unsent = []
@@ -406,3 +438,8 @@ class AgentState:
             self._out.append(Credit(sum(len(text) for _, _, text in body.entries), body.owner))
         else:
             self._unsent.append(body)
+
+
+def _notable(one: WorkerHealth) -> bool:
+    """Whether it is other than a head takes a worker to be anyway."""
+    return bool(one.unresponsive or one.method)

@@ -5,21 +5,136 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 import rlinf_actors
 from agentd.launch import Key
+from rlinf_actors import procfs
 from rlinf_actors.net import faultpoints
 from rlinf_actors.wire import spawn
+from rlinf_actors.wire.messages import PROTOCOL
 
 _SO_SNDBUFFORCE = 32
 _TURN = 64
 """Packets taken before the loop gets a turn."""
 _STDERR_LINES = 20
+
+
+class Record(msgspec.Struct, frozen=True):
+    """What another agentd finds of a template, in ``t/*.json``: which process it is, and what it serves.
+
+    With `boot` (the kernel's boot id) and `started` (clock ticks since then) `pid` names a process for good. `protocol`
+    is that of its agentd; one of another protocol cannot be taken over.
+    """
+
+    pid: int
+    started: int
+    boot: str
+    protocol: int
+    key: Key
+
+
+def boot_id() -> str:
+    """Differs each time this machine starts."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+@dataclass
+class Process:
+    """A template process, with the socket to it.
+
+    Attributes:
+        pid: its process id.
+        pidfd: of it.
+        socket: SOCK_SEQPACKET.
+        stem: of its files in the run directory.
+        child: set if it is a child of this process.
+    """
+
+    pid: int
+    pidfd: int
+    socket: socket.socket
+    stem: str
+    child: subprocess.Popen[bytes] | None = None
+
+    @property
+    def code(self) -> int | None:
+        """How it ended, as subprocess says it; None if that is not known."""
+        return None if self.child is None else self.child.returncode
+
+
+def start(
+    key: Key,
+    command: Callable[[int], list[str]],
+    env: dict[str, str],
+    inherited: tuple[int, ...],
+    stem: str,
+    keep: bool,
+) -> Process:
+    """Start a template.
+
+    Args:
+        key: what it serves.
+        command: argv for a given fd, which the process inherits.
+        env: its environment.
+        inherited: fds that it inherits besides.
+        stem: of its files in the run directory; what it writes itself goes into one.
+        keep: whether another agentd may find it; the record for that is written before the process could outlive us.
+
+    Raises:
+        OSError: the interpreter cannot be executed, or a file cannot be written.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with contextlib.ExitStack() as stack:
+        stack.callback(ours.close)
+        stack.callback(remove_files, stem)
+        with theirs, open(f"{stem}.err", "wb") as err:
+            if faultpoints.active is not None:
+                faultpoints.active.start("spawn.template", key.interpreter)
+            child = subprocess.Popen(
+                command(theirs.fileno()),
+                stdin=subprocess.DEVNULL,
+                stdout=err,
+                stderr=err,
+                cwd="/",
+                env=env,
+                pass_fds=(theirs.fileno(), *inherited),
+                start_new_session=True,
+            )
+        stack.callback(child.wait)
+        stack.callback(child.kill)
+        if keep:
+            stat = procfs.stat(child.pid)
+            assert stat is not None  # at least a zombie: nobody but us reaps it
+            record = Record(child.pid, stat.started, boot_id(), PROTOCOL, key)
+            write_file(Path(f"{stem}.json"), msgspec.json.encode(record))
+        process = Process(child.pid, os.pidfd_open(child.pid), ours, stem, child)
+        stack.pop_all()
+    return process
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file that is there whole or not at all, for us alone.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    fresh = path.with_suffix(".tmp")
+    try:
+        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(data)
+        os.replace(fresh, path)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
 
 
 class Template:
@@ -28,29 +143,20 @@ class Template:
     Args:
         loop: watches its socket and its end.
         key: what it serves.
-        command: argv for a given fd, which the process inherits.
-        env: its environment.
-        inherited: fds that it inherits besides.
-        err_path: file for what it writes itself; removed at its end.
+        process: it; this object owns its socket and pidfd from now on.
         on_packet: called with each packet.
         on_end: called once, after the last packet, when the process is gone; it is reaped then.
 
     Attributes:
         ready: it said TemplateReady.
         failure: what is wrong with its interpreter, "" while nothing is known to be.
-
-    Raises:
-        OSError: the interpreter cannot be executed.
     """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         key: Key,
-        command: Callable[[int], list[str]],
-        env: dict[str, str],
-        inherited: tuple[int, ...],
-        err_path: str,
+        process: Process,
         on_packet: Callable[[Template, spawn.ToAgent], None],
         on_end: Callable[[Template], None],
     ) -> None:
@@ -59,32 +165,15 @@ class Template:
         self.failure = ""
         self.gone = False
         self._loop = loop
-        self._err_path = err_path
+        self._process = process
         self._on_packet = on_packet
         self._on_end = on_end
         self._outgoing: deque[bytes] = deque()
         self._buffer = memoryview(bytearray(spawn.MAX_PACKET))
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with contextlib.ExitStack() as stack:
-            stack.callback(self._socket.close)
-            with theirs, open(err_path, "wb") as err:
-                stack.callback(os.unlink, err_path)
-                if faultpoints.active is not None:
-                    faultpoints.active.start("spawn.template", key.interpreter)
-                self._process = subprocess.Popen(
-                    command(theirs.fileno()),
-                    stdin=subprocess.DEVNULL,
-                    stdout=err,
-                    stderr=err,
-                    cwd="/",
-                    env=env,
-                    pass_fds=(theirs.fileno(), *inherited),
-                    start_new_session=True,
-                )
-            stack.pop_all()
-        self._pidfd = os.pidfd_open(self._process.pid)
+        self._stderr: list[str] = []
+        self._socket, self._pidfd = process.socket, process.pidfd
         self._socket.setblocking(False)
-        _widen(self._socket)
+        widen(self._socket)
         loop.add_reader(self._socket.fileno(), self._on_readable)
         loop.add_reader(self._pidfd, self._on_gone)
 
@@ -111,12 +200,22 @@ class Template:
     def kill(self) -> None:
         """End the process at once; its workers get SIGKILL from the kernel."""
         if not self.gone:
-            self._process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def abandon(self) -> None:
+        """Let go of the process: another agentd takes it over. One that is not ready ends with us."""
+        self.gone = True
+        if self._process.child is not None:
+            self._process.child.returncode = 0  # not ours to wait for any more
+        self._close()
 
     def last_words(self) -> str:
         """How it ended and the last lines that it wrote."""
-        code = self._process.returncode
-        how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+        code = self._process.code
+        how = f"exit code {code}" if code is None or code >= 0 else f"signal {-code}"
+        if code is None and self._process.child is None:
+            how = "how is not known: an earlier agentd started it"
         lines = self._stderr[-_STDERR_LINES:]
         return f"{how}; it wrote:\n" + "\n".join(lines) if lines else how
 
@@ -154,20 +253,25 @@ class Template:
         while self._on_readable():
             pass
         self.gone = True
-        self._process.wait()
+        if self._process.child is not None:
+            self._process.child.wait()
+        self._close()
+        with contextlib.suppress(FileNotFoundError):
+            self._stderr = Path(f"{self._process.stem}.err").read_text(errors="replace").splitlines()
+        remove_files(self._process.stem)
+        self._on_end(self)
+
+    def _close(self) -> None:
         self._loop.remove_reader(self._socket.fileno())
         self._loop.remove_writer(self._socket.fileno())
         self._loop.remove_reader(self._pidfd)
         self._socket.close()
         os.close(self._pidfd)
-        self._stderr = Path(self._err_path).read_text(errors="replace").splitlines()
-        os.unlink(self._err_path)
-        self._on_end(self)
 
 
 def make_directories(run_dir: Path) -> str:
     """Make what templates and workers need in *run_dir*; returns the import path of our package there."""
-    for name in ("w", "t", "pkg"):
+    for name in ("w", "t", "l", "pkg"):
         (run_dir / name).mkdir(mode=0o700, exist_ok=True)
     package = run_dir / "pkg" / "rlinf_actors"
     package.unlink(missing_ok=True)  # of an earlier agentd here, which may have been installed elsewhere
@@ -175,7 +279,14 @@ def make_directories(run_dir: Path) -> str:
     return str(package.parent)
 
 
-def _widen(sock: socket.socket) -> None:
+def remove_files(stem: str) -> None:
+    """What a template that is gone left in the run directory."""
+    for suffix in (".sock", ".json", ".err"):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(stem + suffix)
+
+
+def widen(sock: socket.socket) -> None:
     """Room for the largest packet: the default buffer holds 200 KiB."""
     try:
         sock.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, spawn.MAX_PACKET)

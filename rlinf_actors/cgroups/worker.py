@@ -174,8 +174,7 @@ def leftovers(roots: Roots) -> list[Cgroup]:
     names = {name for root in roots.directories() for name in _names(f"{root}/{PARENT}")}
     found = []
     for name in sorted(names):
-        keeper = name.rpartition(".")[0]
-        if keeper and _is_gone(keeper):
+        if _is_gone(".".join(name.split(".", 3)[:3])):
             unified = f"{roots.unified}/{PARENT}/{name}" if roots.unified else ""
             found.append(Cgroup(unified, {c: f"{root}/{PARENT}/{name}" for c, root in roots.v1.items()}))
     return found

@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from rlinf_actors.cli.output import json_option, show_json, show_table
+from rlinf_actors.cli.output import json_option, seconds, show_json, show_table
 from rlinf_actors.cli.session import head_option, status_of
-from rlinf_actors.wire.values import GroupState, WorkerState
+from rlinf_actors.wire.values import GroupState, WorkerPulse, WorkerState
 
 
 @click.command()
@@ -19,7 +19,7 @@ def workers(group: str | None, head: str | None, as_json: bool) -> None:
     """List the workers, of GROUP only if it is named: state, node, process, how it ended."""
     _, found = status_of(head)
     rows = [
-        worker_dict(each, worker)
+        worker_dict(each, worker, found.at)
         for each in found.groups
         for worker in sorted(each.workers, key=lambda worker: worker.rank)
         if group in (None, each.name)
@@ -28,15 +28,16 @@ def workers(group: str | None, head: str | None, as_json: bool) -> None:
         show_json(rows)
         return
     show_table(
-        ("WORKER", "NAMESPACE", "STATE", "NODE", "ADDRESS", "PID", "END"),
+        ("WORKER", "NAMESPACE", "STATE", "NODE", "ADDRESS", "PID", "RESTARTS", "END"),
         [
             (
                 row["name"],
                 row["namespace"],
-                row["state"],
+                _state(row),
                 row["node_rank"],
                 row["node_ip"],
                 row["pid"] or "-",
+                row["restarts"],
                 _end(row["exit"]),
             )
             for row in rows
@@ -45,9 +46,22 @@ def workers(group: str | None, head: str | None, as_json: bool) -> None:
     )
 
 
-def worker_dict(group: GroupState, worker: WorkerState) -> dict[str, Any]:
-    """A line of `workers --json`; keys are stable, new ones may be added. ``exit`` is null while it runs."""
-    end = worker.exit
+def _state(row: dict[str, Any]) -> str:
+    if row["unresponsive"]:
+        return f"unresponsive for {seconds(row['for_s'])}"
+    if row["method"]:
+        waiting = f", {row['waiting']} more wait" if row["waiting"] else ""
+        return f"{row['state']}, in {row['method']}() for {seconds(row['for_s'])}{waiting}"
+    return str(row["state"])
+
+
+def worker_dict(group: GroupState, worker: WorkerState, now: float) -> dict[str, Any]:
+    """A line of `workers --json`; keys are stable, new ones may be added. ``exit`` is null while it runs.
+
+    ``unresponsive`` says why it does not answer, ``method`` which call has been running for long (both "" otherwise),
+    ``for_s`` since when.
+    """
+    end, pulse = worker.exit, worker.pulse or WorkerPulse()
     return {
         "name": f"{group.name}:{worker.rank}",
         "namespace": group.namespace,
@@ -58,6 +72,11 @@ def worker_dict(group: GroupState, worker: WorkerState) -> dict[str, Any]:
         "node_rank": worker.node_rank,
         "node_ip": worker.node_ip,
         "pid": worker.pid,
+        "restarts": worker.restarts,
+        "unresponsive": pulse.unresponsive,
+        "method": pulse.method,
+        "waiting": pulse.waiting,
+        "for_s": round(max(0.0, now - pulse.since), 3) if worker.pulse else 0.0,
         "exit": None
         if end is None
         else {

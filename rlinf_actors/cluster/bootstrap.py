@@ -19,9 +19,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import rlinf_actors
+from rlinf_actors.cluster.leftovers import end_all
 from rlinf_actors.errors import ClusterTimeoutError, RlinfActorsError
 from rlinf_actors.net.host import pid_start
-from rlinf_actors.settings import Settings
+from rlinf_actors.settings import CLUSTER_MARK, Settings
+from rlinf_actors.wire.spawn import ROBOT_END_S
 
 START_TIMEOUT_S = 30.0
 _MAX_RUN_DIR = 60
@@ -40,6 +42,7 @@ class EmbeddedDaemon:
         self._pidfd = -1
         self._ended = asyncio.Event()
         self._stopping = False
+        self._clearing: asyncio.Task[None] | None = None
 
     async def start(self, arguments: list[str], timeout: float | None) -> str:
         """Start it and wait until its node is registered.
@@ -108,6 +111,8 @@ class EmbeddedDaemon:
             asyncio.get_running_loop().remove_reader(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = -1
+        if self._clearing is not None:
+            await self._clearing
         if process is not None:
             process.wait()
             self._process = None
@@ -119,10 +124,16 @@ class EmbeddedDaemon:
         self._ended.set()
         if not self._stopping and self._process is not None:
             code = self._process.wait()
+            self._clearing = asyncio.get_running_loop().create_task(self._clear(), name="end what agentd left")
             self._on_death(
                 f"its daemon (agentd, pid {self._process.pid}) ended with {code}; "
                 f"call shutdown() on this Cluster and make a new one{self._log_tail()}"
             )
+
+    async def _clear(self) -> None:
+        """Its templates end what they have, in that time; a template may have been killed with it."""
+        await asyncio.sleep(ROBOT_END_S)  # robot workers make their robots safe
+        end_all(self.run_dir)  # blocks: the cluster is gone, and a pool of threads is, at the exit of the interpreter
 
     def _log_tail(self) -> str:
         try:
@@ -145,7 +156,13 @@ def _spawn(run_dir: str, tell: int, arguments: list[str]) -> subprocess.Popen[by
     ]  # fmt: skip
     with open(os.path.join(run_dir, "agentd.log"), "ab") as log:
         return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(tell,), start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=(tell,),
+            start_new_session=True,
+            env={**os.environ, CLUSTER_MARK: run_dir},
         )
 
 

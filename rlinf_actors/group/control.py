@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rlinf_actors.model.placement import Placement
     from rlinf_actors.runtime.process import Runtime
     from rlinf_actors.runtime.remote import RemoteGroup
+    from rlinf_actors.wire.values import WorkerState
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +83,10 @@ class GroupControl:
                 info.available_accelerators = list(placement.visible_accelerators)
             infos.append(info)
         return infos
+
+    def states(self) -> dict[int, WorkerState]:
+        """By rank how the head last said each worker is; `pulse` is set for one that does not answer. Any thread."""
+        return dict(self.group.states)
 
     def wait_ready(self, timeout: float | None = None) -> None:
         """Block until every worker is constructed; raises what went wrong."""

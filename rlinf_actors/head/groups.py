@@ -22,7 +22,7 @@ from rlinf_actors.head.happenings import of_end, of_group, of_life
 from rlinf_actors.head.nodes import NodeTable
 from rlinf_actors.head.records import Client, Group, Node, Worker
 from rlinf_actors.head.remembered import WORKER, Remembered
-from rlinf_actors.head.restarts import Restarts
+from rlinf_actors.head.restarts import Restarts, not_restarted
 from rlinf_actors.head.transitions import WorkerLife
 from rlinf_actors.head.waiting import WaitingLaunches
 from rlinf_actors.wire.messages import (
@@ -121,6 +121,18 @@ class GroupTable:
         """Why its owner was told that a worker is gone, though nobody saw its end; None if that is not so."""
         return self._unseen.get(worker_id)
 
+    def worker_on(self, node: Node, id: str) -> Worker | None:
+        """A living worker of this node; None for one that has ended, or that another node speaks of."""
+        group = self._of_worker.get(id)
+        worker = group.workers[id] if group is not None else None
+        return worker if worker is not None and worker.node_id == node.id and not worker.gone else None
+
+    def changed(self, worker: Worker) -> None:
+        """Who holds a handle is to hear how this worker is."""
+        group = self._of_worker[worker.id]
+        group.changed[worker.id] = worker
+        self._touched[group.key] = group
+
     def on_node(self, node_id: str) -> Iterator[tuple[Group, list[Worker]]]:
         """The groups that run there, each with its workers there."""
         for group in self._groups.values():
@@ -162,7 +174,7 @@ class GroupTable:
         own_namespace(client, asked.namespace)
         self._allow(asked)
         taken = self._groups.get((asked.namespace, asked.group))
-        if taken is not None and any(spec.id in taken.workers for spec in asked.workers):
+        if taken is not None and not taken.launch.isdisjoint(spec.id for spec in asked.workers):
             return self._launch_again(taken, client, asked)
         if taken is not None:
             raise Refused(
@@ -199,7 +211,7 @@ class GroupTable:
         if client.incarnation != group.owner:
             group.subscribers[client.incarnation] = None
         try:
-            wanted = [(node_for(spec, by_rank), spec) for spec in asked.workers if spec.id not in group.workers]
+            wanted = [(node_for(spec, by_rank), spec) for spec in asked.workers if spec.id not in group.launch]
         except Refused:
             self.stop_group(group, "not all its nodes came back after the head was restarted")
             raise
@@ -250,7 +262,7 @@ class GroupTable:
 
     def ready(self, node: Node, said: WorkerReady) -> None:
         """A worker's runtime listens."""
-        worker = self._worker_on(node, said.id)
+        worker = self.worker_on(node, said.id)
         if worker is not None:
             worker.pid, worker.endpoint = said.pid, said.endpoint
             worker.port, worker.master_port = said.port, said.master_port
@@ -258,25 +270,34 @@ class GroupTable:
 
     def exited(self, node: Node, id: str, exit_report: ExitReport, now: float) -> None:
         """A worker's process has ended; its rank may be started again."""
-        worker = self._worker_on(node, id)
+        worker = self.worker_on(node, id)
         if worker is not None:
-            group = self._of_worker[id]
-            worker.exit = self._causes.noted(group, worker, node.name, exit_report, now)
-            successor = self._restarts.ended(group, worker, now)
-            if successor is not None:  # before the end is told: nobody gets its robot in between
-                self.adopt(group, successor)
-                self.claims.take(group, successor, node, now)
-            self._step(worker, "exited")
-            if successor is not None:
-                del group.workers[id], group.changed[id], self._of_worker[id]
+            self._finish(worker, node, exit_report, now)
         elif self._unseen.get(id) is not None:
             self.claims.ended(id)
+
+    def missing(self, worker: Worker, node: Node, reason: str, now: float) -> None:
+        """A worker's agent is there, and the worker is certainly not."""
+        self._finish(worker, node, ExitReport("exited", reason=reason), now)
+
+    def _finish(self, worker: Worker, node: Node, exit: ExitReport, now: float) -> None:
+        group, id = self._of_worker[worker.id], worker.id
+        worker.exit = self._causes.noted(group, worker, node.name, exit, now)
+        successor = self._restarts.ended(group, worker, now)
+        if successor is not None:  # before the end is told: nobody gets its robot in between
+            self.adopt(group, successor)
+            self.claims.take(group, successor, node, now)
+        self._step(worker, "exited")
+        if successor is not None:
+            del group.workers[id], group.changed[id], self._of_worker[id]
 
     def node_lost(self, node: Node, reason: str, certain: bool, now: float) -> None:
         """A node is gone, and its workers with it; *certain* if it said so itself, else they may still be running."""
         for group in list(self._groups.values()):
             for worker in group.workers.values():
                 if worker.node_id == node.id and not worker.gone:
+                    if not certain:  # it may outlive its agentd, and must not come back
+                        self._unseen.add(worker.id, f"node {node.name}: {reason}")
                     self.lost(worker, f"node {node.name}: {reason}")
                     self.claims.lose(worker, certain, now)
 
@@ -294,13 +315,11 @@ class GroupTable:
             if node is not None and node.usable:
                 self._step(worker, "restart")
                 self.start(node.id, group, [worker.spec])
+            elif node is not None and node.draining:
+                worker.exit = not_restarted(worker.exit, f"its node is {node.condition}")
+                self._step(worker, "stop")
             else:
                 self.lost(worker, "it was to be started again, and its node takes no workers")
-
-    def missing(self, worker: Worker, reason: str) -> None:
-        """A worker's agent is there, and the worker is not."""
-        worker.exit = ExitReport("exited", reason=reason)
-        self._step(worker, "exited")
 
     def whole(self, namespace: str, name: str) -> bool:
         """Whether a group is known with all its workers."""
@@ -452,9 +471,8 @@ class GroupTable:
             news = of_life(worker, before, self._nodes.hostname(worker.node_id))
             if news is not None:
                 self._emit(news)
+            self.changed(worker)
             group = self._of_worker[worker.id]
-            group.changed[worker.id] = worker
-            self._touched[group.key] = group
             if worker.gone:
                 group.living.discard(worker.id)
                 self._restarts.withdraw(worker.id)
@@ -462,9 +480,3 @@ class GroupTable:
                 if event == "exited" or before is WorkerLife.RESTARTING:
                     self.claims.free(worker)
                 self._on_worker_gone(worker.id)
-
-    def _worker_on(self, node: Node, id: str) -> Worker | None:
-        """A living worker of this node; None for one that has ended, or that another node speaks of."""
-        group = self._of_worker.get(id)
-        worker = group.workers[id] if group is not None else None
-        return worker if worker is not None and worker.node_id == node.id and not worker.gone else None

@@ -35,7 +35,8 @@ class NodeTable:
     Args:
         timing: the head's timers.
         emit: takes commands.
-        on_lost: called with a node whose workers are gone with it, why, and whether that is certain: it said so itself.
+        on_lost: called with a node whose workers are gone with it, why, whether that is certain: it said so itself,
+            and the hello of the agentd that takes its place, None if there is none.
         before: what an earlier head at this place knew.
         now: when this one started.
 
@@ -47,7 +48,7 @@ class NodeTable:
         self,
         timing: Timing,
         emit: Emit,
-        on_lost: Callable[[Node, str, bool], None],
+        on_lost: Callable[[Node, str, bool, AgentHello | None], None],
         before: Remembered,
         now: float,
     ) -> None:
@@ -122,13 +123,13 @@ class NodeTable:
         if replaced is not None:
             raise Refused("config", f"{replaced}: two agentds run as one node; give each its own --node-id")
         known = self._nodes.get(hello.node.node_id)
-        node = Node(hello.node, hello.incarnation, peer, hello.is_head, now, now)
+        node = Node(hello.node, hello.incarnation, peer, hello.is_head, now, now, hello.keeps)
         self._release(now)
         self._check_rank(node, now)
         if known is not None and known.incarnation != hello.incarnation:
             self._replaced.add(known.incarnation, f"node {known.name} is served by a newer agentd")
             if known.alive:
-                self._end(known, "replaced", "its agentd was started anew", now)
+                self._end(known, "replaced", "its agentd was started anew", now, hello)
         elif known is not None and known.alive:
             self._by_peer.pop(known.peer, None)
             node.life, node.since, node.log_name = known.life, known.since, known.log_name
@@ -200,9 +201,12 @@ class NodeTable:
             self._time_out(waiting, now)
 
     def unreachable(self, peer: bytes, now: float) -> None:
-        """An agent is not connected: one that is silent as well has ended. One that was just heard is reconnecting."""
+        """An agent is not connected: one that is silent as well has ended. One that was just heard is reconnecting.
+
+        Where workers outlive their agentd it has one lease to be started again.
+        """
         node = self._by_peer.get(peer)
-        if node is not None and node.life is NodeLife.SUSPECT:
+        if node is not None and node.life is NodeLife.SUSPECT and not node.keeps:
             self._lost.add(node.incarnation, "was declared lost: it was silent and its connection closed")
             self._end(
                 node, "expired", f"its agentd was silent for {now - node.last_seen:.0f} s and is not connected", now
@@ -225,11 +229,11 @@ class NodeTable:
                 times.append(node.since + self._timing.rank_hold_s)
         return min(times + [waiting.deadline for waiting in self._waiting])
 
-    def _end(self, node: Node, event: str, reason: str, now: float) -> None:
+    def _end(self, node: Node, event: str, reason: str, now: float, next: AgentHello | None = None) -> None:
         node.step(event, now)
         self._keep(node)
         self._by_peer.pop(node.peer, None)
-        self._on_lost(node, reason, event == "left")
+        self._on_lost(node, reason, event == "left", next)
 
     # --- ranks ---
 

@@ -13,7 +13,8 @@ from rlinf_actors.head.groups import GroupTable
 from rlinf_actors.head.happenings import of_group
 from rlinf_actors.head.records import Client, Group, Node, Worker
 from rlinf_actors.head.transitions import WorkerLife
-from rlinf_actors.wire.messages import Handles, StopWorkers, WorkerChanged, WorkerReady
+from rlinf_actors.model.restart import rank_id
+from rlinf_actors.wire.messages import AgentHello, Handles, StopWorkers, WorkerChanged, WorkerReady
 from rlinf_actors.wire.values import ExitReport, GroupHandle, RunningWorker, WorkerState
 
 NOBODY_HAS_IT = "no node had it when the head was restarted: it ended meanwhile, or its node is lost"
@@ -54,7 +55,25 @@ class Reconciler:
             self._groups.start(node.id, group, [worker.spec for worker in wanted])
             for worker in missing:
                 if worker not in wanted:
-                    self._groups.missing(worker, "its agent does not have it any more")
+                    self._groups.missing(worker, node, "its agent does not have it any more", now)
+
+    def replaced(self, node: Node, hello: AgentHello, now: float) -> None:
+        """Another agentd has taken the place of a node's: what it does not list of the earlier one's workers has ended.
+
+        An agentd that keeps workers has looked for all that the earlier one was asked for, and says why it ended some;
+        what it says nothing of may be making its robot safe yet, or was never asked for: `reconcile` asks once more.
+        """
+        listed = {running.spec.id for running in hello.workers}
+        for group in self._groups.all():
+            for worker in list(group.workers.values()):
+                if worker.node_id != node.id or worker.life in _WITHOUT_PROCESS or worker.id in listed:
+                    continue
+                why = hello.ended.get(worker.id)
+                if why is not None:
+                    self._groups.missing(worker, node, why, now)
+                elif not (hello.keeps and worker.life is WorkerLife.STARTING):
+                    self._groups.lost(worker, f"node {node.name}: its agentd was started anew")
+                    self._groups.claims.lose(worker, False, now)
 
     def handles(self, client: Client, said: Handles) -> None:
         """A client that is back says which groups it knows: tell it what has become of their workers."""
@@ -64,28 +83,37 @@ class Reconciler:
 
     def _handle(self, client: Client, handle: GroupHandle) -> None:
         group = self._groups.get(handle.namespace, handle.name)
-        if group is not None and all(worker.id not in group.workers for worker in handle.workers):
+        if group is not None and group.launch.isdisjoint(rank_id(state.id) for state in handle.workers):
             group = None  # a namesake
-        before = self._groups.ended(handle.namespace, handle.name)
-        ended = {state.id: state for state in before.workers} if before is not None else {}
-        states = []
-        for state in handle.workers:
-            if group is None:
-                states.append(ended.get(state.id) or _gone(state))
-            elif state.id not in group.workers:
-                known = next(iter(group.workers.values())).spec
-                spec = replace(known, id=state.id, rank=state.rank, node_rank=state.node_rank, claims=[])
-                worker = Worker(spec, "", state.node_ip)
-                self._groups.adopt(group, worker)
-                self._groups.lost(worker, NOBODY_HAS_IT)
-                self._groups.give_up(state.id, NOBODY_HAS_IT)
-            if group is None and state.id not in ended:
-                self._groups.give_up(state.id, NOBODY_HAS_IT)
-        if group is not None:
+        if group is None:
+            states = [self._end_of(handle, state) for state in handle.workers]
+        else:
+            ranks = {worker.spec.rank for worker in group.workers.values()}
+            for state in handle.workers:
+                if state.rank not in ranks:
+                    self._add_ended(group, state)
             if client.incarnation != group.owner:
                 group.subscribers[client.incarnation] = None
             states = [worker.state() for worker in group.workers.values()]
         self._emit(Notify(client.peer, WorkerChanged(handle.namespace, handle.name, states)))
+
+    def _end_of(self, handle: GroupHandle, state: WorkerState) -> WorkerState:
+        """How a worker of a group that is not there has ended."""
+        before = self._groups.ended(handle.namespace, handle.name)
+        for known in before.workers if before is not None else ():
+            if known.id == state.id:
+                return known
+        self._groups.give_up(state.id, NOBODY_HAS_IT)
+        return replace(state, state="gone", endpoint=None, exit=ExitReport("node_lost", reason=NOBODY_HAS_IT))
+
+    def _add_ended(self, group: Group, state: WorkerState) -> None:
+        """A rank of a group that nobody has, so that whoever looks at the group hears of it."""
+        known = next(iter(group.workers.values())).spec
+        spec = replace(known, id=state.id, rank=state.rank, node_rank=state.node_rank, claims=[])
+        worker = Worker(spec, "", state.node_ip)
+        self._groups.adopt(group, worker)
+        self._groups.lost(worker, NOBODY_HAS_IT)
+        self._groups.give_up(state.id, NOBODY_HAS_IT)
 
     def _take_over(self, node: Node, running: RunningWorker, now: float) -> None:
         spec = running.spec
@@ -103,6 +131,8 @@ class Reconciler:
         elif known.workers[spec.id].gone and running.exit is None:
             self._emit(Notify(node.peer, StopWorkers([spec.id], 0.0)))  # we told its owner that it is gone
             return
+        elif known.workers[spec.id].life is WorkerLife.STOPPING and running.exit is None:
+            self._emit(Notify(node.peer, StopWorkers([spec.id], self._timing.stop_grace_s)))  # the first may be lost
         if running.exit is not None:
             self._groups.exited(node, spec.id, running.exit, now)
         elif running.endpoint is not None:
@@ -136,8 +166,3 @@ class Reconciler:
                 self._emit(Notify(node.peer, StopWorkers([spec.id], self._timing.orphan_grace_s)))
         self._clients.await_return(running.owner, now)
         return True
-
-
-def _gone(state: WorkerState) -> WorkerState:
-    """A worker that a client asks for and that nobody has."""
-    return replace(state, state="gone", endpoint=None, exit=ExitReport("node_lost", reason=NOBODY_HAS_IT))

@@ -6,14 +6,24 @@ from dataclasses import dataclass, field
 
 from rlinf_actors.hardware.report import accelerator_type_of
 from rlinf_actors.head.transitions import NODE, WORKER, NodeLife, WorkerLife, step
+from rlinf_actors.model.restart import rank_id
 from rlinf_actors.placement.node_order import RegisteredNode
-from rlinf_actors.wire.values import Endpoint, ExitReport, GroupState, NodeReport, NodeState, WorkerSpec, WorkerState
+from rlinf_actors.wire.values import (
+    Endpoint,
+    ExitReport,
+    GroupState,
+    NodeReport,
+    NodeState,
+    WorkerPulse,
+    WorkerSpec,
+    WorkerState,
+)
 
 
 @dataclass
 class Node:
     """One incarnation of an agent. `since` is when its state last changed, `log_name` what its LogLines call it,
-    `draining` why it takes no new workers.
+    `draining` why it takes no new workers; with `keeps` its workers may outlive it, for its next incarnation.
     """
 
     report: NodeReport
@@ -22,6 +32,7 @@ class Node:
     is_head: bool
     last_seen: float
     since: float
+    keeps: bool = False
     life: NodeLife = NodeLife.REGISTERING
     log_name: str = ""
     draining: str = ""
@@ -106,6 +117,7 @@ class Worker:
     port: int = 0
     master_port: int = 0
     exit: ExitReport | None = None
+    pulse: WorkerPulse | None = None
 
     @property
     def id(self) -> str:
@@ -135,6 +147,7 @@ class Worker:
             self.master_port,
             self.exit,
             self.spec.incarnation,
+            None if self.gone else self.pulse,
         )
 
 
@@ -166,6 +179,11 @@ class Group:
     def gone(self) -> bool:
         """Whether no worker is left."""
         return not self.living
+
+    @property
+    def launch(self) -> set[str]:
+        """What is this launch's own: the ids of its ranks, whichever incarnation of each is there."""
+        return {rank_id(id) for id in self.workers}
 
     @property
     def whole(self) -> bool:

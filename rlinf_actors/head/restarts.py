@@ -74,6 +74,14 @@ class Restarts:
         return min((at for at, _, _ in self._due.values()), default=math.inf)
 
 
+def not_restarted(exit: ExitReport | None, why: str) -> ExitReport:
+    """How a worker ended that was to be started again, and is not."""
+    exit = exit or ExitReport("exited")
+    return msgspec.structs.replace(
+        exit, reason="; ".join(filter(None, [exit.reason, f"it is not started again: {why}"]))
+    )
+
+
 def _is_failure(exit: ExitReport, incarnation: int) -> bool:
     if exit.kind == "start_failed":
         return incarnation > 0  # a group that cannot come up the first time is ended by its owner

@@ -33,15 +33,13 @@ from rlinf_actors.head.remembered import Remembered
 from rlinf_actors.head.supervisor import Identity, Supervisor
 from rlinf_actors.net.link import Network
 from rlinf_actors.net.rpc import ControlServer
+from rlinf_actors.net.silence import STALL_S
 from rlinf_actors.wire.messages import Envelope, Notice, Request, Status
 
 if TYPE_CHECKING:  # a private head remembers nothing, and need not load a database
     from rlinf_actors.head.store import Store
 
 log = logging.getLogger(__name__)
-
-STALL_S = 0.5
-"""A timer that comes later than this says that the process stood still (SIGSTOP, a suspended machine)."""
 
 
 class HeadServer:

@@ -31,6 +31,7 @@ from rlinf_actors.head.commands import (
 from rlinf_actors.head.drains import DrainTable
 from rlinf_actors.head.groups import GroupTable
 from rlinf_actors.head.happenings import of_driver, of_node
+from rlinf_actors.head.health import HealthNotes
 from rlinf_actors.head.journal import Journal
 from rlinf_actors.head.looks import HardwareLooks
 from rlinf_actors.head.nodes import NodeTable
@@ -69,6 +70,7 @@ from rlinf_actors.wire.messages import (
     Welcome,
     WorkerExited,
     WorkerReady,
+    WorkersHealth,
 )
 
 
@@ -134,6 +136,7 @@ class Supervisor:
         )
         self._reconciler = Reconciler(timing, self._emit, self._clients, self._groups)
         self._robots = RobotTable(timing, self._emit, self._nodes, self._clients, self._groups, before)
+        self._health = HealthNotes(self._emit, self._groups)
         self._drains = DrainTable(self._emit, self._nodes, self._clients, self._groups)
 
     def started(self, wall: float) -> None:
@@ -235,6 +238,7 @@ class Supervisor:
             self._groups.leases(now),
             self._robots.stopped(),
             self._trouble,
+            self._wall,
         )
 
     def farewell(self, reason: str) -> list[Command]:
@@ -368,6 +372,8 @@ class Supervisor:
                 self._clients.never_returns(body.incarnation)
             elif client.watcher == node.id:
                 self._clients.gone(client, "its process ended")
+        elif isinstance(body, WorkersHealth):
+            self._health.said(node, body, self._wall)
         elif isinstance(body, LogLines):
             self._route_lines(node, body)
         elif isinstance(body, HardwareFound):
@@ -412,10 +418,13 @@ class Supervisor:
 
     # --- ends ---
 
-    def _node_lost(self, node: Node, reason: str, certain: bool) -> None:
-        self._emit(of_node("node_left" if certain else "node_lost", node, f"is gone: {reason}"))
+    def _node_lost(self, node: Node, reason: str, certain: bool, next: AgentHello | None) -> None:
         self._looks.node_lost(node, reason)
-        self._groups.node_lost(node, reason, certain, self._now)
+        if next is None:
+            self._emit(of_node("node_left" if certain else "node_lost", node, f"is gone: {reason}"))
+            self._groups.node_lost(node, reason, certain, self._now)
+        else:
+            self._reconciler.replaced(node, next, self._now)
         self._clients.unwatch(node.id, node.last_seen)
         self._clients.watch(self._nodes.alive())
 

@@ -3,7 +3,8 @@
 From three missed beats on the head's machine is asked whether anything listens at the head's address (the shell does
 that, with `net.look`). An answer, be it a refusal, says that the network is whole: the head restarts, stands still, or
 our old connection is stuck, so all that waits for it may go on for its grace. No answer for a lease says that the
-network is cut, and then the head has given up on us as well.
+network is cut, and then the head has given up on us as well. The same is asked of nodes whose workers somebody waits
+for; theirs is no grace to end, since the head tells of every end.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ import math
 
 LOOK_TIMEOUT_S = 2.0
 """A machine that has not answered a connection attempt by then counts as silent; a lost SYN is repeated after 1 s."""
+STALL_S = 0.5
+"""A timer that comes later than this says that the process stood still (SIGSTOP, a suspended machine)."""
 SUSPECT_BEATS = 3
 """Beats missed before the head's machine is asked, as many as make a node suspect at the head."""
 
 
-class HeadSilence:
+class Silence:
     """How long the head has been silent, and its machine.
 
     Args:

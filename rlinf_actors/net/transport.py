@@ -35,6 +35,7 @@ from rlinf_actors.net.link import OnMessage, Sight
 from rlinf_actors.net.look import look_at
 from rlinf_actors.net.security import Security
 from rlinf_actors.net.silence import LOOK_TIMEOUT_S
+from rlinf_actors.scarce import explain
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +110,8 @@ def _open(make: Callable[[], T]) -> T:
     try:
         return make()
     except zmq.ZMQError as error:
-        raise OSError(error.errno, f"cannot open a socket: {error.strerror or error}") from None
+        found = OSError(error.errno, error.strerror or str(error))
+        raise OSError(error.errno, f"cannot open a socket: {explain(found)}") from None
 
 
 _networks: weakref.WeakSet[ZmqNetwork] = weakref.WeakSet()
@@ -382,7 +384,9 @@ class ZmqListener(_Socket):
                 self._socket.bind(endpoint)
                 actual = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         except zmq.ZMQError as error:
-            raise OSError(error.errno, f"cannot listen on {endpoint}: {os.strerror(error.errno or 0)}") from None
+            found = OSError(error.errno, os.strerror(error.errno or 0))
+            text = explain(found) if endpoint.endswith(":0") else found.strerror  # it asked for any port
+            raise OSError(error.errno, f"cannot listen on {endpoint}: {text}") from None
         if actual.startswith("ipc://"):
             path = actual.removeprefix("ipc://")
             self._paths.append((path, os.stat(path).st_ino))

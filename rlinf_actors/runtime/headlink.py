@@ -19,15 +19,13 @@ from rlinf_actors.errors import (
 from rlinf_actors.net.link import Network, Sight
 from rlinf_actors.net.outage import Outage
 from rlinf_actors.net.rpc import ControlClient
-from rlinf_actors.net.silence import HeadSilence
+from rlinf_actors.net.silence import STALL_S, Silence
 from rlinf_actors.wire.messages import HELLO_AGAIN, Beat, Body, ClientHello, Goodbye, Welcome
 
 log = logging.getLogger(__name__)
 
 HEAD_GRACE_S = 120.0
 """How long a head may be silent while its machine answers, until it has said how long workers outlive it."""
-STALL_S = 0.5
-"""A timer of ours that is later than this says that we stood still ourselves."""
 HELLO_TIMEOUT_S = 5.0
 """How long a hello to a head that was there before waits for its answer; a quarter of the lease if that is shorter, so
 that a new connection is tried before a cut that has healed costs the lease.
@@ -68,7 +66,7 @@ class HeadLink:
         self._on_notice = on_notice
         self._on_silence = on_silence
         # a worker's agent looks for all of its node, and ends the worker if need be
-        self._silence = HeadSilence(HEAD_GRACE_S, hello.role == "driver", f"the head at {endpoint}")
+        self._silence = Silence(HEAD_GRACE_S, hello.role == "driver", f"the head at {endpoint}")
         self._beat_s = 1.0
         self._on_return = on_return
         self._on_given_up = on_given_up

@@ -73,6 +73,7 @@ class Peer:
         self.error: Exception | None = None
         self.pending: dict[int, Pending] = {}
         self.wanted = False  # whether there was something to send
+        self.received = 0  # messages: whether anything comes at all is seen by a change
         self._needed = needed
         self._listeners: dict[int, Callable[[frames.AnyFrame], object]] = {}
         self._watchers: list[Callable[[Exception], object]] = []
@@ -89,6 +90,11 @@ class Peer:
     def connected(self) -> bool:
         """Whether the link was made; what is sent before it is ready waits here."""
         return self._joined is not None
+
+    @property
+    def awaited(self) -> bool:
+        """Whether something here waits for this worker, or exchanges messages with it."""
+        return self.error is None and bool(self.pending or self._listeners or self._watchers)
 
     def connect(
         self,
@@ -235,6 +241,7 @@ class Peer:
             self._joined.send(frames.encode(frame))
 
     def _received(self, _peer: bytes, header: bytes, parts: list[Buffer]) -> None:
+        self.received += 1
         try:
             frame = frames.decode(self._lending.unpack(header, parts))
         except RemoteWireError as error:

@@ -26,6 +26,7 @@ from rlinf_actors.runtime.headlink import HEAD_GRACE_S, HeadLink
 from rlinf_actors.runtime.logprinter import LogPrinter
 from rlinf_actors.runtime.lost import LostErrors
 from rlinf_actors.runtime.memory import shared_memory
+from rlinf_actors.runtime.paths import PathWatch
 from rlinf_actors.runtime.remote import Construction, RemoteGroup
 from rlinf_actors.runtime.watched import WatchedClients
 from rlinf_actors.settings import Settings
@@ -107,6 +108,7 @@ class Runtime:
         self.io = IoThread(f"rlinf-actors-{role}-io")
         self.network: Network = self.io.submit(_made(lambda: ZmqNetwork(self.io.loop, security))).result()
         self.network.memory = self._memory = shared_memory(settings.shared_memory_bytes, self.io)
+        self._paths = PathWatch(self.network, self.host, self.groups.values)
         self._head: HeadLink | None = None
         self._gone: RlinfActorsError | None = None
         self._stopped = False
@@ -154,6 +156,7 @@ class Runtime:
             raise
         self._head = head
         self.watched.again()  # whoever is watched already
+        self._paths.start(welcome.beat_s, welcome.lease_s)
         self.token = welcome.token or self.token
         return welcome
 
@@ -314,6 +317,7 @@ class Runtime:
 
     def _end_all(self, error: RlinfActorsError) -> None:
         self._gone = error
+        self._paths.close()
         if self._head is not None:
             self._head.close(str(error), 0)
         for group in list(self.groups.values()):
@@ -344,6 +348,7 @@ class Runtime:
             self._printer.close()
 
     async def _close(self) -> None:
+        self._paths.close()
         for group in list(self.groups.values()):
             group.close(GroupClosedError(f"group {group.name!r}: this process closed its connection to the cluster"))
         self.groups.clear()

@@ -148,19 +148,15 @@ class LocalCluster:
             if node.alive:
                 node.process.terminate()
         for node in reversed(self.nodes):
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 node.process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                _kill_all(node.pid)
-                node.process.wait()
+            self._kill(node)  # templates whose agentd was killed wait for another one, too
         for node in self.nodes:
             shutil.rmtree(node.run_dir, ignore_errors=True)
 
     def kill_node(self, rank: int) -> None:
         """SIGKILL a node: its agentd, templates, workers and their children. Returns when it is gone."""
-        node = self.nodes[rank]
-        _kill_all(node.pid)
-        node.process.wait()
+        self._kill(self.nodes[rank])
 
     def kill_agent(self, rank: int) -> None:
         """SIGKILL a node's agentd alone, and with it the head where *rank* is 0. Returns when it is gone."""
@@ -227,6 +223,11 @@ class LocalCluster:
 
     def _wanted(self, num_nodes: int | None, cluster_cfg: Any) -> int | None:
         return self.num_nodes if num_nodes is None and cluster_cfg is None else num_nodes
+
+    def _kill(self, node: LocalNode) -> None:
+        """SIGKILL what still runs of a node."""
+        _kill_all([*([node.pid] if node.alive else []), *_templates(node.run_dir)])
+        node.process.wait()
 
     # --- starting ---
 
@@ -309,10 +310,21 @@ def _ready(pipes: Mapping[int, int], nodes: Sequence[LocalNode], deadline: float
     return said
 
 
-def _kill_all(pid: int) -> None:
-    """SIGKILL a process and all its descendants; stopped first, so that none makes another meanwhile."""
+def _templates(run_dir: str) -> list[int]:
+    """The templates of a node that run, by what they wrote down for an agentd to come (agentd.templates.Record)."""
+    found = []
+    for path in Path(run_dir, "t").glob("*.json"):
+        record = json.loads(path.read_bytes())
+        stat = procfs.stat(record["pid"])
+        if stat is not None and stat.started == record["started"]:
+            found.append(record["pid"])
+    return found
+
+
+def _kill_all(pids: Sequence[int]) -> None:
+    """SIGKILL processes and all their descendants; stopped first, so that none makes another meanwhile."""
     stopped: list[int] = []
-    while fresh := [found for found in procfs.subtree(pid) if found not in stopped]:
+    while fresh := [found for pid in pids for found in procfs.subtree(pid) if found not in stopped]:
         for found in fresh:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(found, signal.SIGSTOP)

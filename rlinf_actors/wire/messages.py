@@ -24,6 +24,7 @@ from rlinf_actors.wire.values import (
     NodeState,
     RobotStop,
     RunningWorker,
+    WorkerHealth,
     WorkerSpec,
     WorkerState,
 )
@@ -42,6 +43,9 @@ class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 class AgentHello(Message, frozen=True):
     """First message of an agent; answered by Welcome or Failed. `workers` is all it has: a head that
     was restarted learns its groups from there.
+
+    `keeps`: workers without robots go on for a lease when this agent ends, and the next incarnation lists them. `ended`
+    are ids of workers of an earlier one that it could not take over and ended, and why.
     """
 
     protocol: int
@@ -50,6 +54,8 @@ class AgentHello(Message, frozen=True):
     node: NodeReport
     is_head: bool = False
     workers: list[RunningWorker] = []
+    keeps: bool = False
+    ended: dict[str, str] = {}
 
 
 class ClientHello(Message, frozen=True):
@@ -191,6 +197,8 @@ class GetStatus(Message, frozen=True):
 
 
 class Status(Message, frozen=True):
+    """What a head knows. `at` is its clock, in seconds since the epoch."""
+
     epoch: str
     version: str
     uptime_s: float
@@ -200,6 +208,7 @@ class Status(Message, frozen=True):
     leases: list[LeaseState] = []
     stopped: list[str] = []
     trouble: list[str] = []
+    at: float = 0.0
 
 
 class GetEvents(Message, frozen=True):
@@ -355,6 +364,12 @@ class WorkerExited(Message, frozen=True):
     exit: ExitReport
 
 
+class WorkersHealth(Message, frozen=True):
+    """Notice of an agent: these workers answer or do not answer, or are in one call for long, other than before."""
+
+    workers: list[WorkerHealth]
+
+
 class LogLines(Message, frozen=True):
     """Lines that workers wrote, on their way agent -> head -> owner. `entries` are
     (group:rank, stream, text); `skipped` says that lines were left out here (never in the files).
@@ -410,8 +425,8 @@ Body = Union[
     GetNodes, Nodes, Launch, Launched, FindGroup, Handles, StopGroup, GetStatus, Status, EStop, EStopped, StopCluster,
     Done, DrainNode, Drained, GetEvents, Events, EnumerateHardware, Enumerated, LookForHardware, HardwareFound,
     StopLooking,
-    StartWorkers, StopWorkers, Watch, Unwatch, ProcessGone, WorkerReady, WorkerExited, LogLines, LogCredit,
-    WorkerChanged, WatchClients, ClientGone, Warn,
+    StartWorkers, StopWorkers, Watch, Unwatch, ProcessGone, WorkerReady, WorkerExited, WorkersHealth, LogLines,
+    LogCredit, WorkerChanged, WatchClients, ClientGone, Warn,
 ]  # fmt: skip
 """Every control message."""
 

@@ -69,8 +69,34 @@ class Revoke(Message, frozen=True):
     reason: str
 
 
+class Probe(Message, frozen=True):
+    """Answered at once by Pulses. Each worker that has answered the last Ping is sent another one."""
+
+
+class Ping(Message, frozen=True):
+    """To a worker, from its template. Its I/O thread answers with Pong."""
+
+
 class Shutdown(Message, frozen=True):
     """Kill what is left, reap it, and exit."""
+
+
+class Adopt(Message, frozen=True):
+    """First packet of an agentd that takes over a template of an earlier one. Answered by a Kept for each worker, then
+    Inventory.
+    """
+
+
+class KeepFor(Message, frozen=True):
+    """How many seconds a template waits for another agentd when this one is gone."""
+
+    seconds: float
+
+
+class Settled(Message, frozen=True):
+    """The head knows how these workers ended: nobody will ask again."""
+
+    ids: list[str]
 
 
 class DevicesLocked(Message, frozen=True):
@@ -136,15 +162,27 @@ class LeaseLost(Message, frozen=True):
 
 
 class Grew(Message, frozen=True):
-    """There is more in these workers' log files; one is sent per file until agentd says Read."""
+    """There is more in these workers' log files; one is sent per file until agentd says Read with `to_end`."""
 
     ids: list[str]
+
+
+class LogsLost(Message, frozen=True):
+    """This worker's output cannot be written (a full disk), or, with `text` "", can be again."""
+
+    id: str
+    text: str
 
 
 class Read(Message, frozen=True):
-    """agentd to template: these log files were read to their end; tell me when they grow again."""
+    """agentd to template: a worker's log files were read so far (bytes, and the file's inode), and their lines handed
+    on; an agentd after this one goes on there. `to_end`: tell me when they grow again.
+    """
 
-    ids: list[str]
+    id: str
+    out: tuple[int, int]
+    err: tuple[int, int]
+    to_end: bool = True
 
 
 class LockDevices(Message, frozen=True):
@@ -163,9 +201,56 @@ class UnlockDevices(Message, frozen=True):
     request: int
 
 
+class Pong(Message, frozen=True):
+    """From a worker: its I/O thread runs. `method` is the call that has been running longest, since `since`
+    (CLOCK_MONOTONIC, in seconds); "" for none. `waiting` calls are queued behind it.
+    """
+
+    id: str
+    method: str = ""
+    since: float = 0.0
+    waiting: int = 0
+
+
+class Pulses(Message, frozen=True):
+    """A template's answer to Probe: what its workers have answered since the Pulses before. One that comes late is
+    sent as it comes.
+    """
+
+    pongs: list[Pong]
+
+
 class Exited(Message, frozen=True):
     id: str
     exit: ExitReport
+
+
+class Kept(Message, frozen=True):
+    """A worker, as a template tells an agentd that takes it over.
+
+    `pid` is not given to another process before Watching; `up` is what the worker said when it listened; `exit` is how
+    it ended, where the head may not know yet. `out_read` and `err_read` are the last Read's. `request` is its number in
+    LockDevices, 0 without one; it is `granted`, or waits since `asked_at` (CLOCK_MONOTONIC, in seconds).
+    """
+
+    id: str
+    pid: int = 0
+    up: Union[Up, None] = None
+    exit: Union[ExitReport, None] = None
+    out_path: str = ""
+    err_path: str = ""
+    out_read: tuple[int, int] = (0, 0)
+    err_read: tuple[int, int] = (0, 0)
+    request: int = 0
+    granted: bool = False
+    asked_at: float = 0.0
+
+
+class Inventory(Message, frozen=True):
+    """Every Kept was sent. `forks` and `why` as in TemplateReady."""
+
+    forks: bool
+    why: str = ""
 
 
 LEASE_LOST_CODE = 76
@@ -175,11 +260,14 @@ ON_LEASE_LOST_S = 1.0
 ROBOT_END_S = 1.5
 """When a robot worker that was told of its lease's end is killed: on_lease_lost, and half a second around it."""
 
-ToWorker = Union[DevicesLocked, DevicesBusy, Renew, Revoke]
-ToTemplate = Union[Fork, Watching, Read, Shutdown, ToWorker]
-ToAgent = Union[
-    TemplateReady, TemplateFailed, Forked, Up, StartFailed, LeaseLost, Grew, LockDevices, UnlockDevices, Exited
+ToWorker = Union[DevicesLocked, DevicesBusy, Renew, Revoke, Ping]
+ToTemplate = Union[
+    Fork, Watching, Read, Shutdown, Probe, Adopt, KeepFor, Settled, DevicesLocked, DevicesBusy, Renew, Revoke
 ]
+ToAgent = Union[
+    TemplateReady, TemplateFailed, Forked, Up, StartFailed, LeaseLost, Grew, LogsLost, LockDevices, UnlockDevices,
+    Exited, Pong, Pulses, Kept, Inventory,
+]  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()
 _to_template: msgspec.msgpack.Decoder[ToTemplate] = msgspec.msgpack.Decoder(ToTemplate)
@@ -187,7 +275,7 @@ _to_agent: msgspec.msgpack.Decoder[ToAgent] = msgspec.msgpack.Decoder(ToAgent)
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
 
 
-def encode(packet: ToTemplate | ToAgent) -> bytes:
+def encode(packet: ToTemplate | ToAgent | ToWorker) -> bytes:
     """One packet as bytes."""
     return _encoder.encode(packet)
 

@@ -206,9 +206,31 @@ class ExitReport(Value, frozen=True):
     reason: str = ""
 
 
+class WorkerHealth(Value, frozen=True):
+    """What an agent sees of a worker that is up: `unresponsive` says why there is no answer of its I/O thread, "" if
+    there is; `method` is a call that has been running for long, with `waiting` more behind it. Either for `for_s`.
+    """
+
+    id: str
+    unresponsive: str = ""
+    method: str = ""
+    for_s: float = 0.0
+    waiting: int = 0
+
+
+class WorkerPulse(Value, frozen=True):
+    """The same as the head tells it: `since` is in seconds since the epoch, by the head's clock."""
+
+    unresponsive: str = ""
+    method: str = ""
+    since: float = 0.0
+    waiting: int = 0
+
+
 class WorkerState(Value, frozen=True):
     """One worker of a group as the head sees it. `state`: restarting, starting, running, stopping, gone. `restarts`
-    counts those of its rank; `exit` is how it ended, or how the incarnation before it did.
+    counts those of its rank; `exit` is how it ended, or how the incarnation before it did. `pulse` is
+    set while it does not answer, or has been in one call for long: it lives all the same.
     """
 
     id: str
@@ -222,6 +244,7 @@ class WorkerState(Value, frozen=True):
     master_port: int = 0
     exit: Union[ExitReport, None] = None
     restarts: int = 0
+    pulse: Union[WorkerPulse, None] = None
 
 
 class RunningWorker(Value, frozen=True):

@@ -47,24 +47,38 @@ class Drain:
 
     Args:
         path: the file, appended to. One that cannot be opened or written (a full disk) loses
-            what does not fit; the pipe is emptied all the same, and `fault` says why.
+            what does not fit; the pipe is emptied all the same, `fault` says why, and when there is room again, a
+            line in the file says how much is missing there.
+        limit: bytes; a longer file becomes ``path.1``, in place of an earlier one. 0 for none.
 
     Attributes:
         tail: the last lines that went through.
+        began: where its first byte goes: bytes of the file, and the file's inode.
         fault: the first error of the file, "" while there was none.
+        lost: bytes that could not be written, since the last that could.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, limit: int = 0) -> None:
         self.path = path
+        self.lost = 0
+        self._limit = limit
+        self._size = 0
+        self._line_ended = True
         self.tail = Tail()
         self.fault = ""
+        self.began = (0, 0)
         self._file = -1
         self._pipe, self.writer = os.pipe()
         os.set_blocking(self._pipe, False)
+        self._open()
+
+    def _open(self) -> None:
         try:
-            self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            found = os.fstat(self._file)
+            self._size, self.began = found.st_size, (found.st_size, found.st_ino)
         except OSError as error:
-            self.fault = f"{path}: {error.strerror}"
+            self._failed(error)
 
     def fileno(self) -> int:
         """The pipe's read end, for a selector."""
@@ -105,13 +119,53 @@ class Drain:
         self._write(line)
 
     def _write(self, data: bytes) -> None:
+        if self._limit and self._size and self._size + len(data) > self._limit:
+            end = 0 if self._line_ended else data.find(b"\n") + 1
+            if end or self._line_ended or self._size > 2 * self._limit:  # where there are lines, a file ends with one
+                self._append(data[:end])
+                self._rotate()
+                data = data[end:]
+        self._append(data)
+
+    def _append(self, data: bytes) -> None:
         view = memoryview(data)
         try:
+            if self.lost and self._file >= 0:
+                self._put(memoryview(b"\n[rlinf-actors] %d bytes of output are missing here\n" % self.lost))
+                self.lost = 0
             while self._file >= 0 and view:
-                view = view[os.write(self._file, view) :]
+                view = view[self._put(view) :]
         except OSError as error:  # a full disk may have room again later: keep the file, lose these bytes
-            if not self.fault:
-                self.fault = f"{self.path}: {error.strerror}"
+            self._failed(error)
+        self.lost += len(view)
+        self._line_ended = data.endswith(b"\n") if data else self._line_ended
+
+    def _put(self, data: memoryview) -> int:
+        written = os.write(self._file, data)
+        self._size += written
+        return written
+
+    def _rotate(self) -> None:
+        """Begin a new file; the old one keeps its name with .1. Where that cannot be, the old one grows."""
+        begun = f"{self.path}.new"
+        try:
+            # before the older one goes: who reads knows a file by its inode, and the kernel gives those out again
+            file = os.open(begun, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                os.rename(self.path, f"{self.path}.1")
+                os.rename(begun, self.path)
+            except OSError:
+                os.close(file)
+                raise
+        except OSError as error:
+            self._failed(error)
+            self._size = 0  # not at every line
+            return
+        os.close(self._file)
+        self._file, self._size = file, 0
+
+    def _failed(self, error: OSError) -> None:
+        self.fault = self.fault or f"{self.path}: {error.strerror}"
 
     def close(self) -> None:
         """Twice is fine."""

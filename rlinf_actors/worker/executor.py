@@ -12,11 +12,27 @@ import collections
 import inspect
 import queue
 import threading
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, Protocol
 
 from rlinf_actors.net.loop import new_event_loop
 from rlinf_actors.worker.invocation import Invocation
+
+
+class Activity(NamedTuple):
+    """What an executor is doing: the call that has been running longest, since when (CLOCK_MONOTONIC, in seconds), and
+    how many calls wait for their turn. `method` is "" while nothing runs.
+    """
+
+    method: str = ""
+    since: float = 0.0
+    waiting: int = 0
+
+
+def _longest(running: Iterable[Invocation | None], waiting: int) -> Activity:
+    began = [(one.began, one.method) for one in running if one is not None and one.began]
+    since, method = min(began, default=(0.0, ""))
+    return Activity(method, since, waiting)
 
 
 class Executor(Protocol):
@@ -33,6 +49,9 @@ class Executor(Protocol):
 
     def serve(self, instance: Any) -> None:
         """Run calls on the main thread, for ever."""
+
+    def activity(self) -> Activity:
+        """What runs now. Any thread; costs next to nothing."""
 
 
 def uses_event_loop(cls: type, base: type) -> bool:
@@ -53,6 +72,7 @@ class SerialExecutor:
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Invocation] = queue.SimpleQueue()
+        self._running: list[list[Invocation | None]] = []  # a slot for each thread, which alone writes it
 
     def submit(self, invocation: Invocation) -> None:
         self._queue.put(invocation)
@@ -65,8 +85,16 @@ class SerialExecutor:
 
     def serve(self, instance: Any) -> None:
         get = self._queue.get
+        slot: list[Invocation | None] = [None]
+        self._running.append(slot)
         while True:
-            get().run(instance)
+            invocation = slot[0] = get()
+            invocation.run(instance)
+            del invocation
+            slot[0] = None
+
+    def activity(self) -> Activity:
+        return _longest([slot[0] for slot in self._running], self._queue.qsize())
 
 
 class ThreadsExecutor(SerialExecutor):
@@ -100,7 +128,8 @@ class LoopExecutor:
         self._loop = new_event_loop()
         self._due = threading.Lock()
         self._limit = limit
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: dict[asyncio.Task[None], Invocation] = {}
+        self._plain: Invocation | None = None
         self._instance: Any = None
 
     def submit(self, invocation: Invocation) -> None:
@@ -134,15 +163,21 @@ class LoopExecutor:
             if invocation.cancelled:
                 continue
             if not began and self._is_plain(invocation):
+                self._plain = invocation
                 invocation.run(self._instance)
+                self._plain = None
                 continue
             task = self._loop.create_task(invocation.run_async(self._instance), name=invocation.method)
             began = True
-            self._running.add(task)
+            self._running[task] = invocation
             invocation.stop = lambda task=task: self._loop.call_soon_threadsafe(task.cancel)
             if invocation.cancelled:  # between the look above and here
                 task.cancel()
             task.add_done_callback(self._ended)
+
+    def activity(self) -> Activity:
+        running = self._running.copy()  # at once: the loop's thread goes on
+        return _longest([self._plain, *running.values()], len(self._queue))
 
     def _is_plain(self, invocation: Invocation) -> bool:
         if invocation.window:
@@ -151,7 +186,7 @@ class LoopExecutor:
         return not (inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._running.discard(task)
+        self._running.pop(task, None)
         if not task.cancelled() and task.exception() is not None:
             raise task.exception()  # type: ignore[misc]  # a bug of ours: run_async answers for everything else
         if self._limit and self._queue and self._due.acquire(blocking=False):

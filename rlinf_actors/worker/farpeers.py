@@ -34,27 +34,26 @@ class FarPeers:
         self._on_gone = on_gone
         self._links: dict[str, set[bytes]] = {}
         self._connecting: asyncio.Task[None] | None = None
+        self._in_session = False
+
+    def met(self, peer: bytes) -> None:
+        """This peer has joined. Its end is told if there is a session with the head, or once there is one."""
+        client = client_of(peer)
+        links = self._links.setdefault(client, set())
+        if not links:
+            self._watch(client, lambda: self._gone(client))
+        links.add(peer)
 
     def serve(self, peer: bytes) -> None:
         """This peer is served a stream, which would wait for its credit for ever."""
-        client = client_of(peer)
-        links = self._links.get(client)
-        if links is not None:
-            links.add(peer)
-            return
-        self._links[client] = {peer}
-        self._watch(client, lambda: self._gone(client))
-        if self._connecting is None or self._connecting.done():
+        self.met(peer)
+        if not self._in_session and (self._connecting is None or self._connecting.done()):
             self._connecting = asyncio.get_running_loop().create_task(self._connect(), name="watch far peers")
-
-    def close(self) -> None:
-        """The worker ends."""
-        if self._connecting is not None:
-            self._connecting.cancel()
 
     async def _connect(self) -> None:
         try:
             await self._connected()
+            self._in_session = True
         except RlinfActorsError as error:
             log.warning("ends of those who read streams from other machines are not noticed: %s", error)
 

@@ -35,6 +35,7 @@ class Invocation:
         "_granted",
         "_reply",
         "_wake",
+        "began",
         "cancelled",
         "deadline",
         "id",
@@ -63,6 +64,7 @@ class Invocation:
         self.deadline = time.monotonic() + deadline_s if deadline_s else 0.0
         self.window = window
         self.cancelled = False
+        self.began = 0.0  # CLOCK_MONOTONIC, in seconds
         self.stop: Callable[[], object] | None = None
         self._reply = reply
         self._copy = copy
@@ -126,7 +128,7 @@ class Invocation:
         """Run a plain method on this thread and answer."""
         if self.cancelled:
             return
-        start = time.perf_counter()
+        self.began = start = time.perf_counter()
         try:
             method, args, kwargs = self.bind(instance)
             start = time.perf_counter()
@@ -140,7 +142,7 @@ class Invocation:
 
     async def run_async(self, instance: Any) -> None:
         """Run a method of any kind on this event loop and answer."""
-        start = time.perf_counter()
+        self.began = start = time.perf_counter()
         try:
             method, args, kwargs = self.bind(instance)
             value = method(*args, **kwargs)

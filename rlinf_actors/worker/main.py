@@ -64,7 +64,11 @@ def run_worker(spec: WorkerSpec, place: spawn.WorkerPlace, control_fd: int) -> N
     control = Control(socket.socket(fileno=control_fd), lambda: _exit(143))
     guard = Guard(spec, place, control, lambda: Worker.current_worker) if spec.claims else None
     try:
-        context, server = _start(spec, place, control, guard)
+        try:
+            context, server = _start(spec, place, control, guard)
+        except OSError as error:  # something of this machine has run out
+            control.send(spawn.StartFailed(spec.id, f"node {place.node} cannot start it: {error.strerror or error}"))
+            raise
         _serve(context, server)
     except Unwound:  # its guard ends the process
         pass
@@ -140,6 +144,7 @@ def _start(
     context.tcp_port = int(endpoint.tcp.rpartition(":")[2]) if endpoint.tcp else 0
     control.serve(spawn.DevicesLocked, context.device_lock.granted)
     control.serve(spawn.DevicesBusy, context.device_lock.busy)
+    control.serve(spawn.Ping, lambda _: control.try_send(spawn.Pong(spec.id, *server.activity())))
     control.send(spawn.Up(spec.id, endpoint, context.tcp_port, master_port))
     return context, server
 
@@ -147,6 +152,7 @@ def _start(
 def _serve(context: worker_context.WorkerContext, server: WorkerServer) -> None:
     """Construct the class and run its calls. Main thread, to the end of the process."""
     creation = server.creations.get()
+    server.constructing()
     try:
         executor, instance = _construct(context, creation)
         if context.spec.incarnation:

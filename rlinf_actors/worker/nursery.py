@@ -6,103 +6,27 @@ its own) -> swept (what it left behind is dead) -> told (Exited sent) -> reaped.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import selectors
 import signal
-import socket
-import sys
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
+
+from msgspec.structs import replace
 
 from rlinf_actors import procfs
 from rlinf_actors.cgroups import worker as cgroups
 from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.wire import spawn
-from rlinf_actors.wire.values import ExitReport
 from rlinf_actors.worker.drain import Drain
+from rlinf_actors.worker.ending import kill, kill_group
+from rlinf_actors.worker.process import Worker
 
 SWEEP_S = 2.0
 """How long an exit report waits for leftovers to die: one in an uninterruptible call may never."""
 EXEC_S = 0.002
 """When to look again at an orphan that is just executing a program: nothing tells that it has."""
-END_S = 5.0
-"""The same for the template's own end."""
-
-
-class Worker:
-    """One worker process, with its cgroup. Raises OSError when there are no fds left or the cgroup cannot be made."""
-
-    def __init__(self, fork: spawn.Fork, cgroup: cgroups.Cgroup, limits: Mapping[str, int]) -> None:
-        self.fork = fork
-        self.cgroup = cgroup
-        self.id = fork.spec.id
-        self.pid = 0
-        self.up = False
-        self.failure = ""
-        self.status: os.waitid_result | None = None
-        self.deadline = 0.0
-        self.told = self.watched = False
-        self.outgoing: deque[bytes] = deque()
-        self.unread = self.announced = False  # more in the files than agentd read; Grew sent since the last Read
-        with contextlib.ExitStack() as stack:
-            self.out = Drain(fork.place.out_path)
-            stack.callback(self.out.close)
-            self.err = Drain(fork.place.err_path)
-            stack.callback(self.err.close)
-            self.control, self.child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            stack.callback(self.control.close)
-            stack.callback(self.child.close)
-            self.control.setblocking(False)
-            cgroup.make(limits)
-            stack.pop_all()
-
-    @property
-    def has_robots(self) -> bool:
-        """Whether it holds a lease of robots."""
-        return bool(self.fork.spec.claims)
-
-    def note(self, text: str) -> None:
-        """A line of ours in its stderr file."""
-        self.err.note(text)
-        self.unread = True
-
-    def started(self, pid: int) -> None:
-        """It runs: its ends of everything are its own now."""
-        self.pid = pid
-        self.out.close_writer()
-        self.err.close_writer()
-        self.child.close()
-
-    def close(self) -> None:
-        """Close all that is open of it here."""
-        self.out.close()
-        self.err.close()
-        self.control.close()
-        self.child.close()
-
-    def report(self, oom: str, left: bool) -> ExitReport:
-        """How it ended, for `status` as waitid gave it."""
-        assert self.status is not None
-        code = self.status.si_status
-        exited = self.status.si_code == os.CLD_EXITED
-        reasons = [self.failure] if self.failure else []
-        if not self.up and not self.failure:
-            how = f"exit code {code}" if exited else signal.strsignal(code) or f"signal {code}"
-            reasons.append(f"it ended ({how}) before it was ready")
-        if left:
-            reasons.append("a process that it left behind could not be killed")
-        reasons += [f"output was lost: {drain.fault}" for drain in (self.out, self.err) if drain.fault]
-        return ExitReport(
-            kind=("exited" if exited else "signalled") if self.up else "start_failed",
-            exit_code=code if exited else None,
-            signal=None if exited else code,
-            oom=oom,
-            stderr_tail=self.err.tail.lines(),
-            reason="; ".join(reasons),
-        )
 
 
 class Nursery:
@@ -111,17 +35,27 @@ class Nursery:
     Args:
         selector: the template's; the data of each key is a callback that takes the event mask.
         send: to agentd.
+        keeps: whether workers go on without an agentd; how they end is kept then until one says Settled.
     """
 
-    def __init__(self, selector: selectors.BaseSelector, send: Callable[[spawn.ToAgent], None]) -> None:
+    def __init__(
+        self, selector: selectors.BaseSelector, send: Callable[[spawn.ToAgent], None], keeps: bool = False
+    ) -> None:
         self._selector = selector
         self._send = send
+        self._keeps = keeps
+        self._ends: dict[str, spawn.Kept] = {}
         self._workers: dict[str, Worker] = {}
         self._pids: dict[int, Worker] = {}
         self._woken = False
         self._look_again = 0.0  # when, 0 for only when something happens
         self._ending: list[Worker] = []
         self._oom = procfs.oom_kills()
+
+    @property
+    def workers(self) -> list[Worker]:
+        """All that are not reaped."""
+        return list(self._workers.values())
 
     def close(self) -> None:
         """In a forked worker: what the template has open of the others is not its business."""
@@ -143,9 +77,14 @@ class Nursery:
             worker.watched = True
             self._reap(worker)
 
-    def read(self, ids: list[str]) -> None:
-        """What agentd has read: these workers' files to their end as it saw it."""
-        for worker in filter(None, map(self._workers.get, ids)):
+    def read(self, packet: spawn.Read) -> None:
+        """What agentd has read of a worker's files."""
+        worker = self._workers.get(packet.id)
+        if worker is not None:
+            worker.read = packet.out, packet.err
+        elif packet.id in self._ends:
+            self._ends[packet.id] = replace(self._ends[packet.id], out_read=packet.out, err_read=packet.err)
+        if worker is not None and packet.to_end:
             worker.announced = False
             self._announce(worker)
 
@@ -155,11 +94,61 @@ class Nursery:
             if worker.has_robots and not worker.outgoing:
                 self._pass_on(worker, packet)
 
+    def probe(self) -> None:
+        """Say who has answered since the last time, and ask again those who have; one question at a time each."""
+        pongs = [worker.pong for worker in self._workers.values() if worker.pong is not None]
+        self._send(spawn.Pulses(pongs))
+        for worker in self._workers.values():
+            worker.pong = None
+            if worker.up:
+                worker.unanswered += 1
+                if worker.unanswered == 1:
+                    self._pass_on(worker, spawn.Ping())
+
+    def _on_pong(self, worker: Worker, packet: spawn.Pong) -> None:
+        late, worker.unanswered = worker.unanswered > 1, 0
+        if late:
+            self._send(spawn.Pulses([packet]))
+        else:
+            worker.pong = packet
+
     def tell(self, packet: spawn.DevicesLocked | spawn.DevicesBusy | spawn.Revoke) -> None:
         """Pass on to a worker what agentd says; one that has ended needs nothing."""
         worker = self._workers.get(packet.id)
         if worker is not None:
+            if isinstance(packet, spawn.DevicesLocked) and worker.asked and worker.asked.request == packet.request:
+                worker.granted = True
             self._pass_on(worker, packet)
+
+    # --- agentds that go and come ---
+
+    def orphaned(self, reason: str) -> None:
+        """There is no agentd: robot workers end, the others go on. What ends is reaped at once."""
+        for worker in self.workers:
+            worker.watched = True
+            if worker.has_robots and not worker.kill_at:
+                self._pass_on(worker, spawn.Revoke(worker.id, reason))
+                worker.kill_at = time.monotonic() + spawn.ROBOT_END_S
+            self._reap(worker)
+
+    def inventory(self) -> list[spawn.Kept]:
+        """Every worker, for an agentd that takes over. It reads what is in the log files without being told."""
+        living = [worker for worker in self._workers.values() if not worker.told]
+        for worker in living:
+            worker.watched, worker.unread, worker.announced = False, False, True
+        return [*self._ends.values(), *(worker.kept() for worker in living)]
+
+    def told(self, end: spawn.Kept) -> None:
+        """A worker has ended: tell agentd, and keep it until the head knows."""
+        assert end.exit is not None
+        if self._keeps:
+            self._ends[end.id] = end
+        self._send(spawn.Exited(end.id, end.exit))
+
+    def settled(self, ids: list[str]) -> None:
+        """The head knows how these workers ended."""
+        for id in ids:
+            self._ends.pop(id, None)
 
     def _pass_on(self, worker: Worker, packet: spawn.ToWorker) -> None:
         if worker.control in self._selector.get_map():
@@ -173,6 +162,7 @@ class Nursery:
     def patience(self) -> float | None:
         """Seconds until `look` must run even if nothing happens; None: it need not."""
         deadlines = [worker.deadline for worker in self._ending]
+        deadlines += [worker.kill_at for worker in self._workers.values() if worker.kill_at and worker.status is None]
         if self._look_again:
             deadlines.append(self._look_again)
         return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
@@ -180,12 +170,12 @@ class Nursery:
     # --- output and control ---
 
     def _on_output(self, worker: Worker, drain: Drain, _: int) -> None:
-        known = drain.fault
+        before = drain.lost
         got, ended = drain.pump()
         if ended:
             self._selector.unregister(drain)
-        if drain.fault != known:
-            print(f"output of {worker.id} is lost: {drain.fault}", file=sys.stderr)  # noqa: T201 our log file
+        if bool(drain.lost) != bool(before):
+            self._send(spawn.LogsLost(worker.id, drain.fault if drain.lost else ""))
         if got:
             worker.unread = True
             self._announce(worker)
@@ -226,10 +216,13 @@ class Nursery:
             except RemoteWireError as error:
                 packet = spawn.StartFailed(worker.id, str(error))
             if isinstance(packet, spawn.Up) and packet.id == worker.id:
-                worker.up = True
+                worker.up = packet
                 self._send(packet)
             elif isinstance(packet, (spawn.LockDevices, spawn.UnlockDevices)) and packet.id == worker.id:
+                worker.locks(packet)
                 self._send(packet)
+            elif isinstance(packet, spawn.Pong) and packet.id == worker.id:
+                self._on_pong(worker, packet)
             elif isinstance(packet, (spawn.StartFailed, spawn.LeaseLost, spawn.TemplateFailed)):
                 worker.failure = packet.text
 
@@ -242,11 +235,14 @@ class Nursery:
         self._woken = False
         for worker in self._workers.values():
             if worker.status is None:
+                if worker.kill_at and worker.kill_at <= time.monotonic():
+                    kill_group(worker.pid)
+                    worker.kill_at = 0.0
                 worker.status = os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
                 if worker.status is not None:
                     self._ending.append(worker)
                     worker.deadline = time.monotonic() + SWEEP_S
-                    _kill_group(worker.pid)
+                    kill_group(worker.pid)
                     worker.cgroup.kill()
         left = self._sweep()
         for worker in list(self._ending):
@@ -281,7 +277,7 @@ class Nursery:
                     continue  # a daemon of a living worker; one that hides its mark ends with the last worker
                 left |= {owner} if owner else {w.id for w in self._workers.values()}
                 for process in procfs.subtree(pid):
-                    _kill(process)
+                    kill(process)
         return left
 
     def _of_cgroup(self, pid: int) -> str | None:
@@ -311,7 +307,7 @@ class Nursery:
             oom = "yes" if kills else "no"
         self._oom = now
         worker.told = True
-        self._send(spawn.Exited(worker.id, worker.report(oom, left)))
+        self.told(worker.kept(worker.report(oom, left)))
         worker.close()
         worker.cgroup.remove()
         self._reap(worker)
@@ -327,61 +323,8 @@ class Nursery:
             os.waitpid(worker.pid, 0)  # a zombie already
             del self._workers[worker.id], self._pids[worker.pid]
 
-    def end_all(self, wakeup: socket.socket, reason: str) -> None:
-        """Kill every process below this one and wait until all are gone, END_S at most.
-
-        Robot workers are told *reason* first and have ROBOT_END_S to end by themselves.
-
-        Args:
-            wakeup: readable when a child ended.
-            reason: for people.
-        """
-        with selectors.DefaultSelector() as selector:
-            selector.register(wakeup, selectors.EVENT_READ)
-            self._end_robots(selector, wakeup, reason)
-            deadline = time.monotonic() + END_S
-            for worker in self._workers.values():
-                _kill_group(worker.pid)
-                worker.cgroup.kill()
-            while True:
-                for pid in procfs.subtree(os.getpid())[1:]:
-                    _kill(pid)
-                try:
-                    while os.waitpid(-1, os.WNOHANG)[0]:
-                        pass
-                except ChildProcessError:
-                    break
-                if not selector.select(max(0.0, deadline - time.monotonic())):
-                    break
-                with contextlib.suppress(BlockingIOError):
-                    wakeup.recv(4096)
+    def revoke_all(self, reason: str) -> None:
+        """The template ends: tell robot workers why theirs is over."""
         for worker in self._workers.values():
-            worker.out.finish()
-            worker.err.finish()
-            worker.cgroup.remove()
-
-    def _end_robots(self, selector: selectors.BaseSelector, wakeup: socket.socket, reason: str) -> None:
-        robots = {worker.id: worker for worker in self._workers.values() if worker.has_robots and not worker.told}
-        for id in robots:
-            self.tell(spawn.Revoke(id, reason))
-        for worker in self._workers.values():
-            if worker.id not in robots:
-                _kill_group(worker.pid)
-        deadline = time.monotonic() + spawn.ROBOT_END_S
-        while True:
-            flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
-            robots = {id: one for id, one in robots.items() if os.waitid(os.P_PID, one.pid, flags) is None}
-            if not robots or not selector.select(max(0.0, deadline - time.monotonic())):
-                return
-            with contextlib.suppress(BlockingIOError):
-                wakeup.recv(4096)
-
-
-def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, signal.SIGKILL)
-
-
-def _kill_group(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
+            if worker.has_robots and not worker.told:
+                self._pass_on(worker, spawn.Revoke(worker.id, reason))

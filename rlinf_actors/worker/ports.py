@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 
 from rlinf_actors.errors import UsageError
+from rlinf_actors.scarce import explain
 
 
 class HeldPorts:
@@ -23,9 +24,12 @@ class HeldPorts:
         """Reserve a port that is free on every address and return its number.
 
         Raises:
-            OSError: there is no free port.
+            OSError: there is no free port; the text says what to do.
         """
-        held = _bound()
+        try:
+            held = _bound()
+        except OSError as error:
+            raise OSError(error.errno, explain(error)) from None
         port: int = held.getsockname()[1]
         self._held[port] = held
         return port

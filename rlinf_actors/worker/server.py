@@ -12,6 +12,7 @@ import logging
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,7 @@ from rlinf_actors.net.link import Network
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.messages import PROTOCOL
 from rlinf_actors.wire.payload import Copy
-from rlinf_actors.worker.executor import Executor
+from rlinf_actors.worker.executor import Activity, Executor
 from rlinf_actors.worker.farpeers import FarPeers
 from rlinf_actors.worker.invocation import Invocation
 
@@ -61,7 +62,7 @@ class WorkerServer:
         on_closed: called (by the executor) when the instance's `_close` has returned.
 
     Attributes:
-        far: who is told of the peers that are served streams and not on this machine, if set.
+        far: who is told of drivers, and of peers that are served streams and are not on this machine; if set.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class WorkerServer:
         self._newest: dict[bytes, int] = {}
         self._taken: collections.deque[tuple[bytes, int]] = collections.deque(maxlen=REMEMBERED)
         self._executor: Executor | None = None
+        self._constructing = 0.0
         self._held: list[Invocation] = []
         self._failure: BaseException | None = None
         self._lock = threading.Lock()
@@ -96,6 +98,16 @@ class WorkerServer:
     def bind(self, endpoint: str) -> str:
         """Listen; returns the endpoint with the actual port."""
         return self._listener.bind(endpoint)
+
+    def constructing(self) -> None:
+        """The user's constructor begins. Main thread."""
+        self._constructing = time.perf_counter()
+
+    def activity(self) -> Activity:
+        """What the user's code is doing. Any thread."""
+        if self._executor is not None:
+            return self._executor.activity()
+        return Activity("__init__" if self._constructing else "", self._constructing, len(self._held))
 
     def open(self, executor: Executor) -> None:
         """The class is constructed: let the calls through, those that waited first. Main thread."""
@@ -128,6 +140,7 @@ class WorkerServer:
 
     def refuse(self, error: BaseException) -> None:
         """The class could not be constructed: every call fails with that. Main thread."""
+        self._constructing = 0.0
         with self._lock:
             self._failure = error
             held, self._held = self._held, []
@@ -283,3 +296,5 @@ class WorkerServer:
             self._members[peer] = Lending(
                 self._network.memory, self._network.soon, lambda frame: self._send(peer, frame, (), False), frame.name
             )
+            if self.far is not None and peer.startswith(b"driver:"):  # drivers come and go; workers of the job are few
+                self.far.met(peer)

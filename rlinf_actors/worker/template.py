@@ -5,8 +5,9 @@ House rules:
 * Nothing here blocks: pipes and sockets are non-blocking, what cannot be sent waits in a queue.
 * A worker that ended stays unreaped until agentd holds a pidfd of it (Watching), so that no pid is
   mistaken; what it left behind is killed before its end is told.
-* agentd's end (EOF) or the owner's (pidfd) is the end of every worker and of the template; robot workers
-  are told of it, and have ROBOT_END_S to make their robots safe.
+* The owner's end (pidfd) is the end of every worker and of the template. So is agentd's (EOF), unless workers are kept:
+  then those without robots go on, and another agentd finds them here (Adopt) as long as it comes in time.
+* Robot workers are told that theirs is over, and have ROBOT_END_S to make their robots safe.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ import socket
 import subprocess
 import sys
 import traceback
-from collections import deque
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -32,12 +32,16 @@ from rlinf_actors.cgroups.roots import Roots
 from rlinf_actors.cgroups.worker import Cgroup, cgroup_of
 from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE
 from rlinf_actors.net import faultpoints
+from rlinf_actors.scarce import explain
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire import spawn
 from rlinf_actors.wire.values import ExitReport
 from rlinf_actors.worker import forked
+from rlinf_actors.worker.agentlink import AgentLink
 from rlinf_actors.worker.bootstrap import fail
-from rlinf_actors.worker.nursery import Nursery, Worker
+from rlinf_actors.worker.ending import end_all
+from rlinf_actors.worker.nursery import Nursery
+from rlinf_actors.worker.process import Worker
 
 WORKER_IMPORTS = ("asyncio", "zmq", "msgspec", "cloudpickle", "rlinf_actors.net.transport")
 """What every worker needs; missing ones are an error."""
@@ -52,20 +56,26 @@ class Config(msgspec.Struct, frozen=True, omit_defaults=True):
         owner: inherited pidfd of the process whose end is the template's too, -1 without one.
         entry: ``module:function`` that runs a worker.
         preload: modules to import beside those that every worker needs.
+        keep: path of a socket on which another agentd finds the workers when this one is gone; "": they end with it.
+        keep_s: seconds that it has for that.
         slot: length of the placeholder in the environment for the worker's mark.
         packet: fd of a file with one Fork: be that worker instead of a template.
         cgroups: where its workers' cgroups are made.
         cgroup: with *packet*: that worker's.
+        log_bytes: size at which a worker's log file begins anew, 0 for none.
     """
 
     agent: int
     owner: int = -1
     entry: str = "rlinf_actors.worker.main:run_worker"
     preload: Sequence[str] = ()
+    keep: str = ""
+    keep_s: float = 0.0
     slot: int = 0
     packet: int = -1
     cgroups: Roots = Roots()
     cgroup: Cgroup = Cgroup()
+    log_bytes: int = 0
 
 
 def main(fd: int, node: str, config_json: str) -> None:
@@ -95,16 +105,15 @@ class Template:
         self._node = node
         self._slot = (procfs.mark_slot(), config.slot)
         self._agent = socket.socket(fileno=fd)
-        self._agent.setblocking(False)
         for inherited in (fd, *([config.owner] * (config.owner >= 0))):
             os.set_inheritable(inherited, False)
         self._selector = selectors.DefaultSelector()
-        self._outgoing: deque[bytes] = deque()
-        self._buffer = memoryview(bytearray(spawn.MAX_PACKET))
         self._over = False
         self._why = ""
         self._child: forked.Start | None = None
-        self._nursery = Nursery(self._selector, self._send)
+        keep = config.keep
+        self._link = AgentLink(self._selector, self._agent, keep, config.keep_s, self._obey, self._orphaned)
+        self._nursery = Nursery(self._selector, self._link.send, bool(keep))
         self._nofile, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # five fds a worker
         self._wakeup = socket.socketpair()
@@ -121,15 +130,24 @@ class Template:
         gc.freeze()  # what is here now is never collected, so that the collector does not touch, and copy, its pages
         why = cannot_fork()
         procfs.die_with_parent(0)  # from here on agentd's end is an EOF
-        self._send(spawn.TemplateReady(os.getpid(), sys.version.split()[0], not why, why))
+        self._link.send(spawn.TemplateReady(os.getpid(), sys.version.split()[0], not why, why))
         while not self._over:
-            for key, mask in self._selector.select(self._nursery.patience()):
+            for key, mask in self._selector.select(self._patience()):
                 key.data(mask)
                 if self._child is not None:
                     return self._child
             self._nursery.look()
-        self._nursery.end_all(self._wakeup[0], self._why)
+            if self._link.patience() == 0.0:
+                self._end(f"no agentd came back to it within {self._link.keep_s:g} s")
+        self._link.refuse()
+        self._nursery.revoke_all(self._why)
+        end_all(self._nursery.workers, self._wakeup[0])
+        self._link.remove()
         return None
+
+    def _patience(self) -> float | None:
+        waits = [wait for wait in (self._nursery.patience(), self._link.patience()) if wait is not None]
+        return min(waits, default=None)
 
     # --- start-up ---
 
@@ -164,7 +182,7 @@ class Template:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         self._selector.register(ours, selectors.EVENT_READ, self._on_wakeup)
-        self._selector.register(self._agent, selectors.EVENT_READ, self._on_agent)
+        self._link.start()
         if self._config.owner >= 0:
             self._selector.register(self._config.owner, selectors.EVENT_READ, self._on_owner_end)
 
@@ -184,53 +202,41 @@ class Template:
             while self._wakeup[0].recv(4096):
                 self._nursery.wake()
 
-    def _on_agent(self, mask: int) -> None:
-        if mask & selectors.EVENT_WRITE:
-            self._flush()
-        while not self._over and self._child is None:
-            try:
-                size = self._agent.recv_into(self._buffer)
-            except BlockingIOError:
-                return
-            except ConnectionError:
-                size = 0
-            if size == 0:
-                self._end("its agentd ended")
-                return
-            self._obey(spawn.decode_to_template(self._buffer[:size]))
-
-    def _obey(self, packet: spawn.ToTemplate) -> None:
+    def _obey(self, packet: spawn.ToTemplate) -> bool:
         if isinstance(packet, spawn.Fork):
             self._start(packet)
         elif isinstance(packet, spawn.Watching):
             self._nursery.watched(packet.id)
         elif isinstance(packet, spawn.Read):
-            self._nursery.read(packet.ids)
+            self._nursery.read(packet)
         elif isinstance(packet, spawn.Renew):
             self._nursery.renew(packet)
+        elif isinstance(packet, spawn.Probe):
+            self._nursery.probe()
         elif isinstance(packet, spawn.Shutdown):
             self._end("its agentd was stopped")
+        elif isinstance(packet, spawn.Adopt):
+            self._adopted()
+        elif isinstance(packet, spawn.KeepFor):
+            self._link.keep_s = packet.seconds
+        elif isinstance(packet, spawn.Settled):
+            self._nursery.settled(packet.ids)
         else:
             self._nursery.tell(packet)
+        return not self._over and self._child is None
 
-    def _send(self, packet: spawn.ToAgent) -> None:
-        self._outgoing.append(spawn.encode(packet))
-        if len(self._outgoing) == 1:
-            self._flush()
-
-    def _flush(self) -> None:
-        try:
-            while self._outgoing:
-                self._agent.send(self._outgoing[0])
-                self._outgoing.popleft()
-        except BlockingIOError:
-            pass
-        except ConnectionError:
+    def _orphaned(self) -> None:
+        if self._config.keep:
+            self._nursery.orphaned("its agentd ended")
+        else:
             self._end("its agentd ended")
-            self._outgoing.clear()
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
-        if self._agent in self._selector.get_map() and self._selector.get_key(self._agent).events != events:
-            self._selector.modify(self._agent, events, self._on_agent)
+
+    def _adopted(self) -> None:
+        self._link.adopted()
+        for kept in self._nursery.inventory():
+            self._link.send(kept)
+        why = cannot_fork()
+        self._link.send(spawn.Inventory(not why, why))
 
     # --- starting a worker ---
 
@@ -241,9 +247,9 @@ class Template:
         assert keeper is not None
         try:
             limits = roots.limits(spec.memory_limit, spec.pids_limit)
-            worker = Worker(fork, cgroup_of(roots, keeper, spec.id), limits)
+            worker = Worker(fork, cgroup_of(roots, keeper, spec.id), limits, self._config.log_bytes)
         except OSError as error:
-            self._refuse(fork, f"node {self._node} cannot start it: {error}")
+            self._refuse(fork, f"node {self._node} cannot start it: {explain(error)}")
             return
         if unlimited := roots.missing(spec.memory_limit, spec.pids_limit):
             worker.note(f"{spec.group}:{spec.rank} runs without a limit that was asked for: {unlimited}")
@@ -254,15 +260,15 @@ class Template:
         except OSError as error:
             worker.close()
             worker.cgroup.remove()
-            self._refuse(fork, f"node {self._node} cannot start another process ({error}): look at its process limits")
+            self._refuse(fork, f"node {self._node} cannot start another process: {explain(error)}")
             return
         if pid:
             worker.started(pid)
             self._nursery.add(worker)
-            self._send(spawn.Forked(spec.id, pid))
+            self._link.send(spawn.Forked(spec.id, pid))
 
     def _refuse(self, fork: spawn.Fork, reason: str) -> None:
-        self._send(spawn.Exited(fork.spec.id, ExitReport("start_failed", reason=reason)))
+        self._nursery.told(spawn.Kept(fork.spec.id, exit=ExitReport("start_failed", reason=reason)))
 
     def _fork(self, worker: Worker) -> int:
         """Fork. Returns 0 in the child, where the loop then hands back to main: no frame of ours stays."""
@@ -293,7 +299,8 @@ class Template:
         """In a forked worker: nothing of the template's stays open."""
         self._selector.close()
         self._nursery.close()
-        for end in (self._agent, *self._wakeup):
+        self._link.close()
+        for end in self._wakeup:
             end.close()
         if self._config.owner >= 0:
             os.close(self._config.owner)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from agentd.children import Children
 from rlinf_actors import procfs
-from rlinf_actors.wire.messages import LogLines, WorkerExited, WorkerReady
+from rlinf_actors.wire.messages import LogLines, StartWorkers, WorkerExited, WorkerReady
 from rlinf_actors.wire.values import WorkerSpec
 
 HERE = Path(__file__).parent
@@ -25,6 +25,11 @@ def spec(rank=0, *, do="", first="", group="g", env=None, **fields):
         env={"DO": do, "FIRST": first, **(env or {})},
         **fields,
     )
+
+
+def order(specs, owner="driver"):
+    """What the head asks for."""
+    return StartWorkers(list(specs), owner, "m:C")
 
 
 class Reports:

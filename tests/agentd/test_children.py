@@ -7,9 +7,9 @@ import subprocess
 import sys
 
 import pytest
-from children_kit import children, spec
+from children_kit import children, order, spec
 
-from agentd.children import MAX_IDLE
+from agentd.pool import MAX_IDLE
 from rlinf_actors import procfs
 from rlinf_actors.settings import WORKER_MARK
 
@@ -37,7 +37,7 @@ async def told(reports, one):
 async def test_worker_comes_up_and_is_stopped(tmp_path):
     async with children(tmp_path) as (kids, reports):
         one = spec()
-        kids.start([one])
+        kids.start(order([one]))
         (ready,) = await reports.up(one)
         assert ready.port == 1000
         (tmp_path / "run" / "w" / one.id).touch()
@@ -52,7 +52,7 @@ async def test_a_run_dir_of_an_agentd_that_was_installed_elsewhere(tmp_path):
     (tmp_path / "run" / "pkg" / "rlinf_actors").symlink_to(tmp_path / "gone")
     async with children(tmp_path) as (kids, reports):
         one = spec()
-        kids.start([one])
+        kids.start(order([one]))
         await reports.up(one)
 
 
@@ -71,7 +71,7 @@ async def test_worker_is_a_process_of_its_own(tmp_path, method):
             cwd=str(extra),
             sys_path=[str(extra), "/no/such", "/usr/lib/python3.9"],
         )
-        kids.start([one])
+        kids.start(order([one]))
         facts = await told(reports, one)
     env = facts["env"]
     assert env[WORKER_MARK] == one.id
@@ -94,7 +94,7 @@ async def test_worker_is_a_process_of_its_own(tmp_path, method):
 async def test_forked_workers_draw_different_numbers(tmp_path):
     async with children(tmp_path) as (kids, reports):
         specs = [spec(rank, do=TELL) for rank in range(2)]
-        kids.start(specs)
+        kids.start(order(specs))
         await reports.until(lambda: len(reports.lines) == 2)
         assert len({json.loads(text)["random"] for _, _, text in reports.lines}) == 2
 
@@ -102,7 +102,7 @@ async def test_forked_workers_draw_different_numbers(tmp_path):
 async def test_workers_of_one_environment_share_a_template(tmp_path):
     async with children(tmp_path) as (kids, reports):
         do = "print('parent', os.getppid())"
-        kids.start([spec(0, do=do), spec(1, do=do), spec(2, do=do, env={"LD_LIBRARY_PATH": "/tmp"})])
+        kids.start(order([spec(0, do=do), spec(1, do=do), spec(2, do=do, env={"LD_LIBRARY_PATH": "/tmp"})]))
         await reports.until(lambda: len(reports.lines) == 3)
         parents = {name: text for name, _, text in reports.lines}
         assert parents["g:0"] == parents["g:1"] != parents["g:2"]
@@ -121,7 +121,7 @@ async def test_workers_of_one_environment_share_a_template(tmp_path):
 async def test_how_it_ended_is_told(tmp_path, do, kind, code, number, tail):
     async with children(tmp_path) as (kids, reports):
         one = spec(do=do)
-        kids.start([one])
+        kids.start(order([one]))
         exit = await reports.gone(one)
         assert (exit.kind, exit.exit_code, exit.signal, exit.oom) == (kind, code, number, "no")
         assert tail in "\n".join(exit.stderr_tail)
@@ -130,7 +130,7 @@ async def test_how_it_ended_is_told(tmp_path, do, kind, code, number, tail):
 async def test_worker_that_ends_before_it_listens_has_failed_to_start(tmp_path):
     async with children(tmp_path) as (kids, reports):
         crash, quiet = spec(first="raise OSError('no socket')"), spec(1, first="os._exit(0)")
-        kids.start([crash, quiet])
+        kids.start(order([crash, quiet]))
         exit = await reports.gone(crash)
         assert exit.kind == "start_failed"
         assert "OSError: no socket" in exit.stderr_tail[-1]
@@ -141,7 +141,7 @@ async def test_worker_that_ends_before_it_listens_has_failed_to_start(tmp_path):
 async def test_worker_that_ignores_sigterm_is_killed_after_the_grace(tmp_path):
     async with children(tmp_path) as (kids, reports):
         one = spec(first="import signal; signal.signal(15, signal.SIG_IGN)")
-        kids.start([one])
+        kids.start(order([one]))
         await reports.up(one)
         kids.stop([one.id], 60)
         kids.stop([one.id], 0.05)
@@ -152,7 +152,7 @@ async def test_worker_that_ignores_sigterm_is_killed_after_the_grace(tmp_path):
 async def test_stopped_while_its_template_is_starting(tmp_path):
     async with children(tmp_path) as (kids, reports):
         one = spec()
-        kids.start([one])
+        kids.start(order([one]))
         kids.stop([one.id], 0)
         assert (await reports.gone(one)).kind == "stopped"
 
@@ -161,10 +161,10 @@ async def test_stop_overtakes_the_fork(tmp_path):
     async with children(tmp_path) as (kids, reports):
         await kids.prestart()
         first = spec()
-        kids.start([first])
+        kids.start(order([first]))
         await reports.up(first)
         one, two = spec(1), spec(2)
-        kids.start([one, two])
+        kids.start(order([one, two]))
         kids.stop([one.id], 5)
         kids.stop([two.id], 0)
         assert (await reports.gone(one)).kind == "stopped"
@@ -175,14 +175,14 @@ async def test_nothing_starts_after_close(tmp_path):
     async with children(tmp_path) as (kids, reports):
         await kids.close(0)
         one = spec()
-        kids.start([one])
+        kids.start(order([one]))
         assert "shutting down" in (await reports.gone(one)).reason
 
 
 async def test_twenty_workers_at_once(tmp_path):
     async with children(tmp_path) as (kids, reports):
         specs = [spec(rank) for rank in range(20)]
-        kids.start(specs)
+        kids.start(order(specs))
         assert [r.port for r in await reports.up(*specs)] == [1000 + n for n in range(20)]
 
 
@@ -192,7 +192,7 @@ async def test_threads_in_the_template_forbid_the_fork(tmp_path):
     )
     async with children(tmp_path, env={"PYTHONPATH": f"{os.path.dirname(__file__)}:{tmp_path}"}) as (kids, reports):
         one = spec(preload=["threadful", "no_such_module"])
-        kids.start([one])
+        kids.start(order([one]))
         await reports.up(one)
         note = await reports.line("started afresh instead of forked")
         assert note[1] == "err"
@@ -205,7 +205,7 @@ async def test_close_does_not_wait_for_an_import(tmp_path, monkeypatch):
     (tmp_path / "endless.py").write_text(f"import signal; open('{tmp_path}/begun', 'w').close(); signal.pause()")
     async with children(tmp_path, env={"PYTHONPATH": f"{os.path.dirname(__file__)}:{tmp_path}"}) as (kids, reports):
         one = spec(preload=["endless"])
-        kids.start([one])
+        kids.start(order([one]))
         with open(tmp_path / "begun") as begun:  # noqa: ASYNC230 the fifo opens when the import has begun
             begun.read()
     assert reports.exits[one.id].kind == "stopped"
@@ -214,7 +214,7 @@ async def test_close_does_not_wait_for_an_import(tmp_path, monkeypatch):
 async def test_environment_too_large_for_a_packet(tmp_path):
     async with children(tmp_path) as (kids, reports):
         one, two = spec(env={"BIG": "x" * (2 << 20)}), spec(1)
-        kids.start([one, two])
+        kids.start(order([one, two]))
         exit = await reports.gone(one)
         assert exit.kind == "start_failed"
         assert "environment" in exit.reason
@@ -224,7 +224,7 @@ async def test_environment_too_large_for_a_packet(tmp_path):
 async def test_log_directory_that_cannot_be_made(tmp_path):
     async with children(tmp_path) as (kids, reports):
         one = spec(log_dir="/proc/nowhere")
-        kids.start([one])
+        kids.start(order([one]))
         exit = await reports.gone(one)
         assert exit.kind == "start_failed"
         assert "/proc/nowhere/ns cannot be used" in exit.reason
@@ -235,7 +235,7 @@ async def test_template_that_does_not_answer_hides_no_end(tmp_path, monkeypatch)
     async with children(tmp_path) as (kids, reports):
         left = "subprocess.Popen(['sleep', '600'], start_new_session=True)"
         one = spec(do=f"import subprocess; {left}; print('parent', os.getppid())")
-        kids.start([one])
+        kids.start(order([one]))
         template = int((await reports.line("parent"))[2].split()[1])
         (ready,) = await reports.up(one)
         assert len([pid for pid in procfs.pids() if procfs.mark_of(pid) == one.id]) == 2
@@ -252,7 +252,7 @@ def test_on_uvloop(tmp_path):
     async def scenario():
         async with children(tmp_path) as (kids, reports):
             one, two = spec(do="print('hello')"), spec(1)
-            kids.start([one, two])
+            kids.start(order([one, two]))
             await reports.up(one, two)
             await reports.line("hello")
             os.kill(reports.ready[two.id].pid, signal.SIGKILL)
@@ -267,7 +267,7 @@ async def test_idle_templates_are_few(tmp_path):
     async with children(tmp_path) as (kids, reports):
         for n in range(MAX_IDLE + 2):
             one = spec(n, env={"OMP_NUM_THREADS": str(n + 1)}, do="raise SystemExit")
-            kids.start([one])
+            kids.start(order([one]))
             await reports.gone(one)
         await kids._until(lambda: len(os.listdir(tmp_path / "run" / "t")) <= MAX_IDLE, 10)
         assert len(os.listdir(tmp_path / "run" / "t")) == MAX_IDLE
@@ -285,7 +285,7 @@ async def test_threads_of_a_preloaded_torch_are_restored(tmp_path):
             spec(0, do=do, env={"OMP_NUM_THREADS": "3"}, preload=["torch"]),
             spec(1, do=do, preload=["torch"]),
         )
-        kids.start([three, default])
+        kids.start(order([three, default]))
         await reports.up(three, default)
         await reports.until(lambda: len(reports.lines) == 2)
         said = {name: text.split() for name, _, text in reports.lines}

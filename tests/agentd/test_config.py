@@ -144,6 +144,8 @@ def test_a_wrong_file_is_refused_where_it_is_wrong(tmp_path, text, where, what):
         ({"rank": -1}, "node.rank"),
         ({"beat_s": 0}, "beat_s"),
         ({"lease_s": 2.0}, "timers.lease_s"),
+        ({"unresponsive_s": 3.0}, "timers.unresponsive_s"),
+        ({"probe_s": 0.0}, "probe_s"),
         ({"stop_grace_s": -1}, "stop_grace_s"),
     ],
 )

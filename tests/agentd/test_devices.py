@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 
-from children_kit import children, spec
+from children_kit import children, order, spec
 
 from agentd.devices import DeviceLocks
 from rlinf_actors.wire import spawn
@@ -35,12 +35,12 @@ async def locked(reports, one):
 async def test_the_lock_of_a_worker_that_is_killed_goes_to_the_next_one(tmp_path):
     async with children(tmp_path, resources=GPUS) as (kids, reports):
         first, second = on_gpu("0", LOCK, "a"), on_gpu("0,1", LOCK, "b", namespace="other")
-        kids.start([first])
+        kids.start(order([first]))
         await locked(reports, first)
-        kids.start([second])
+        kids.start(order([second]))
         await asked(reports, second)
         other = on_gpu("1", LOCK, "c")
-        kids.start([other])
+        kids.start(order([other]))
         await asked(reports, other)
         assert len([line for line in reports.lines if "DevicesLocked" in line[2]]) == 1
         os.kill(reports.ready[first.id].pid, signal.SIGKILL)
@@ -56,10 +56,10 @@ async def test_a_waiter_that_dies_leaves_the_queue_and_one_that_unlocks_lets_go(
     )
     async with children(tmp_path, resources=GPUS) as (kids, reports):
         first, second, third = on_gpu("0", unlock, "a"), on_gpu("0", LOCK, "b"), on_gpu("0", LOCK, "c")
-        kids.start([first])
+        kids.start(order([first]))
         await locked(reports, first)
         for one in (second, third):
-            kids.start([one])
+            kids.start(order([one]))
             await asked(reports, one)
         os.kill(reports.ready[second.id].pid, signal.SIGKILL)
         await reports.gone(second)
@@ -71,9 +71,9 @@ async def test_a_waiter_that_dies_leaves_the_queue_and_one_that_unlocks_lets_go(
 async def test_a_template_that_dies_frees_what_its_workers_held(tmp_path):
     async with children(tmp_path, resources=GPUS) as (kids, reports):
         first, second = on_gpu("0", LOCK, "a"), on_gpu("0", LOCK, "b", preload=["json"])
-        kids.start([first])
+        kids.start(order([first]))
         await locked(reports, first)
-        kids.start([second])
+        kids.start(order([second]))
         await asked(reports, second)
         os.kill(kids._workers[first.id].template.pid, signal.SIGKILL)
         await locked(reports, second)
@@ -82,9 +82,9 @@ async def test_a_template_that_dies_frees_what_its_workers_held(tmp_path):
 async def test_a_stopped_worker_gets_its_lock_when_it_goes_on(tmp_path):
     async with children(tmp_path, resources=GPUS) as (kids, reports):
         first, second = on_gpu("0", LOCK, "a"), on_gpu("0", LOCK, "b")
-        kids.start([first])
+        kids.start(order([first]))
         await locked(reports, first)
-        kids.start([second])
+        kids.start(order([second]))
         await asked(reports, second)
         os.kill(reports.ready[second.id].pid, signal.SIGSTOP)
         kids.stop([first.id], 0.0)

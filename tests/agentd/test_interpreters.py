@@ -7,7 +7,7 @@ import sys
 import venv
 
 import pytest
-from children_kit import children, spec
+from children_kit import children, order, spec
 
 pytestmark = pytest.mark.live
 
@@ -31,7 +31,7 @@ def empty_environment(path):
 async def refused(tmp_path, interpreter, **options):
     async with children(tmp_path, **options) as (kids, reports):
         specs = [spec(rank, interpreter=interpreter) for rank in range(2)]
-        kids.start(specs)
+        kids.start(order(specs))
         exits = [await reports.gone(one) for one in specs]
         assert exits[0] == exits[1] or "g:1" in exits[1].reason
         assert exits[0].kind == "start_failed"
@@ -81,10 +81,10 @@ async def test_failed_interpreter_is_tried_again(tmp_path):
     script.chmod(0o755)
     async with children(tmp_path) as (kids, reports):
         one, two = spec(interpreter=str(script)), spec(1, interpreter=str(script))
-        kids.start([one])
+        kids.start(order([one]))
         await reports.gone(one)
         gate.touch()
-        kids.start([two])
+        kids.start(order([two]))
         await reports.up(two)
 
 
@@ -110,7 +110,7 @@ async def test_worker_in_another_python(tmp_path, other, method):
         theirs = spec(
             1, do="print('version', sys.version_info[1], sys.executable)", interpreter=other, start_method=method
         )
-        kids.start([ours, theirs])
+        kids.start(order([ours, theirs]))
         await reports.up(ours, theirs)
         await reports.until(lambda: len(reports.lines) == 2)
         said = {name: text.split() for name, _, text in reports.lines}

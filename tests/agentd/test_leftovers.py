@@ -8,7 +8,7 @@ import sys
 import textwrap
 
 import pytest
-from children_kit import HERE, children, spec
+from children_kit import HERE, children, order, spec
 
 from rlinf_actors import procfs
 
@@ -52,7 +52,7 @@ def alive(pids):
 async def test_daemons_end_with_their_worker(tmp_path, how):
     async with children(tmp_path) as (kids, reports):
         one, other = spec(do=DAEMONS + ("\nsys.exit(0)" if how == "exit" else "")), spec(1)
-        kids.start([one, other])
+        kids.start(order([one, other]))
         (ready,) = await reports.up(other)
         pids, template = await daemons(reports, 4)
         if how == "kill":
@@ -70,7 +70,7 @@ async def test_daemons_end_with_their_worker(tmp_path, how):
             )
             assert "template process that it came from ended (signal 9" in exit.reason
             again = spec(2)
-            kids.start([again])
+            kids.start(order([again]))
             await reports.up(again)
         else:
             assert other.id not in reports.exits
@@ -88,9 +88,9 @@ os.kill(%s, 9)
 """ % ("os.getppid()" if how == "template" else "os.getpid()")
     async with children(tmp_path) as (kids, reports):
         one, other = spec(do=do), spec(1)
-        kids.start([other])
+        kids.start(order([other]))
         await reports.up(other)
-        kids.start([one])
+        kids.start(order([one]))
         await reports.gone(one)
         assert procfs.marked([one.id]) == []
 
@@ -98,7 +98,7 @@ os.kill(%s, 9)
 async def test_daemons_of_living_workers_live(tmp_path):
     async with children(tmp_path) as (kids, reports):
         one, other = spec(do=DAEMONS), spec(1)
-        kids.start([one, other])
+        kids.start(order([one, other]))
         await reports.up(one, other)
         pids, _ = await daemons(reports, 4)
         os.kill(reports.ready[other.id].pid, signal.SIGKILL)
@@ -112,7 +112,7 @@ async def test_daemon_that_hides_its_mark_ends_with_the_last_worker(tmp_path):
     do = f"import subprocess; print('daemon', subprocess.check_output({command}, text=True), end='')"
     async with children(tmp_path) as (kids, reports):
         one = spec(do=do)
-        kids.start([one])
+        kids.start(order([one]))
         pid = int((await reports.line("daemon"))[2].split()[1])
         os.kill(reports.ready[one.id].pid, signal.SIGKILL)
         await reports.gone(one)
@@ -131,7 +131,7 @@ if os.fork() == 0:
 """
     async with children(tmp_path) as (kids, reports):
         one = spec(do=bomb)
-        kids.start([one])
+        kids.start(order([one]))
         await reports.line("daemon")
         os.kill(reports.ready[one.id].pid, signal.SIGKILL)
         await reports.gone(one)
@@ -142,12 +142,12 @@ AGENT = """
     import asyncio, sys
     sys.path.insert(0, {here!r})
     import pathlib
-    from children_kit import children, spec
+    from children_kit import children, order, spec
     from test_leftovers import DAEMONS, daemons
     async def main():
         async with children(pathlib.Path({tmp!r}), owner_pid={owner}) as (kids, reports):
             one = spec(do=DAEMONS)
-            kids.start([one])
+            kids.start(order([one]))
             pids, template = await daemons(reports, 4)
             print(template, *pids, flush=True)
             await asyncio.Event().wait()

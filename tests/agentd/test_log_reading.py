@@ -43,7 +43,10 @@ class Kit:
     def __init__(self, tmp_path):
         self.loop = asyncio.new_event_loop()
         self.reports, self.reads, self.dir = [], [], tmp_path / "ns"
-        self.logs = Logs(self.loop, "n0", self.reports.append, self.reads.extend)
+        self.logs = Logs(self.loop, "n0", self.reports.append, self._read)
+
+    def _read(self, id, out, err, to_end):
+        self.reads += [id] * to_end
 
     def add(self, id="w", owner="ns"):
         self.dir.mkdir(exist_ok=True)
@@ -124,7 +127,7 @@ def test_end_without_credit_leaves_the_rest_for_later(kit):
     for _ in range(5):
         kit.turns()
     assert kit.lines()[-1] == "last"
-    assert kit.reads == []
+    assert kit.reads == ["w"]
 
 
 def test_long_line_comes_in_pieces(kit):
@@ -132,3 +135,37 @@ def test_long_line_comes_in_pieces(kit):
     out.write_text("x" * (MAX_LINE + 10) + "\nnext\n")
     kit.logs.grew(["w"])
     assert kit.lines() == ["x" * MAX_LINE + CUT, "x" * 10, "next"]
+
+
+def test_a_file_that_was_begun_anew_is_read_on_where_it_was(kit):
+    path = kit.add()
+    path.write_text("one\ntwo\n")
+    kit.logs.grew(["w"])
+    append(path, "three\nfour, no end")
+    rotate(path, "five\n")
+    kit.logs.grew(["w"])
+    assert kit.lines() == ["one", "two", "three", "four, no end", "five"]
+    assert sum(report.skipped for report in kit.reports) == 0
+    rotate(path, "six\n")
+    rotate(path, "seven\n")
+    kit.logs.grew(["w"])
+    assert kit.lines()[5:] == ["seven"]
+    assert sum(report.skipped for report in kit.reports) == 1, "what was renamed twice is gone, and that is said"
+
+
+def rotate(path, text):
+    """As a Drain does."""
+    begun = path.with_suffix(".new")
+    begun.write_text(text)
+    path.rename(f"{path}.1")
+    begun.rename(path)
+
+
+def test_output_that_is_lost_is_said_to_the_owner(kit):
+    kit.add()
+    kit.logs.lost("w", "/log/w.out: No space left on device")
+    kit.logs.lost("w", "")
+    kit.logs.lost("gone", "whatever")
+    first, second = kit.lines()
+    assert first.startswith("[rlinf-actors] output is lost: /log/w.out: No space left")
+    assert second == "[rlinf-actors] output is written again"

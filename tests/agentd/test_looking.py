@@ -32,8 +32,14 @@ ASKED = EnumerateHardware("n0", HardwareQuestion("Arm", 0))
 
 
 class NoWorkers:
-    def start(self, specs):
+    def start(self, order):
         """None are asked for."""
+
+    def settled(self, ids):
+        """None have ended."""
+
+    def registered(self, keep_s):
+        """There is nothing to keep."""
 
     def stop(self, ids, grace_s, reason=""):
         """There are none."""

@@ -54,11 +54,13 @@ class FakeChildren:
         self.credits: list[tuple[int, str]] = []
         self.renewals: list[float] = []
         self.reasons: list[str] = []
+        self.told: list[str] = []
+        self.keep_s = 0.0
         self.closed = False
 
-    def start(self, specs):
+    def start(self, order):
         loop = asyncio.get_running_loop()
-        for spec in specs:
+        for spec in order.workers:
             self.alive[spec.id] = spec
             loop.call_soon(self.report, WorkerReady(spec.id, 9, Endpoint("h", f"ipc://{spec.id}"), 0, 4000))
 
@@ -77,6 +79,12 @@ class FakeChildren:
 
     def renew(self, until, lease_s):
         self.renewals.append(until)
+
+    def settled(self, ids):
+        self.told += ids
+
+    def registered(self, keep_s):
+        self.keep_s = keep_s
 
     async def close(self, grace_s, reason=""):
         self.stop(list(self.alive), grace_s)

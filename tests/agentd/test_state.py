@@ -32,8 +32,9 @@ from rlinf_actors.wire.messages import (
     Welcome,
     WorkerExited,
     WorkerReady,
+    WorkersHealth,
 )
-from rlinf_actors.wire.values import Endpoint, ExitReport, RunningWorker, WorkerSpec
+from rlinf_actors.wire.values import Endpoint, ExitReport, RunningWorker, WorkerHealth, WorkerSpec
 
 P = s.Phase
 UP = Endpoint("h", "ipc://x")
@@ -43,6 +44,10 @@ LOOK = e.LookAtHead(2.0)
 
 def spec(id: str) -> WorkerSpec:
     return WorkerSpec(id, "g", "ns", 0, 1, 0, {})
+
+
+def order(*specs: WorkerSpec) -> StartWorkers:
+    return StartWorkers(list(specs), "d1", "m:C", "{}")
 
 
 class Kit:
@@ -61,7 +66,7 @@ class Kit:
         return self
 
     def start(self, *ids: str) -> list[e.Action]:
-        return self.do(e.Heard(StartWorkers([spec(id) for id in ids], "d1", "m:C", "{}")))
+        return self.do(e.Heard(order(*map(spec, ids))))
 
     def silence(self) -> list[e.Action]:
         """Tick at every deadline until the head is looked for."""
@@ -113,7 +118,7 @@ def test_it_begins_with_a_hello():
 def test_a_welcome_registers_and_starts_the_beats_jittered():
     kit = Kit()
     kit.do(e.Start())
-    assert kit.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0))) == [e.Registered("epoch")]
+    assert kit.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0))) == [e.Registered("epoch", 10.0)]
     assert kit.state.next_deadline() == kit.now + 0.5
     assert kit.do(e.Tick(), 0.5) == [e.Send(Beat("life1", kit.now))]
     assert kit.state.next_deadline() == kit.now + 1.0
@@ -218,8 +223,9 @@ def test_silence_of_its_machine_ends_workers_at_the_lease_before_a_new_life():
     assert kit.now == began + 10
     assert "the head was silent for 10 s, and so was its machine for 10 s: the network" in says.text
     assert stop == e.StopChildren(["w1", "w2"], s.CUT_OFF_GRACE_S, says.text.removeprefix("workers end: "))
-    assert kit.do(e.FromWorkers(WorkerExited("w1", GONE))) == []
-    (hello,) = kit.do(e.FromWorkers(WorkerExited("w2", GONE)))
+    assert kit.do(e.FromWorkers(WorkerExited("w1", GONE))) == [e.Settled(["w1"])]
+    settled, hello = kit.do(e.FromWorkers(WorkerExited("w2", GONE)))
+    assert settled == e.Settled(["w2"])
     assert (hello.incarnation, hello.anew) == ("life2", True)
     assert kit.state.running() == []
 
@@ -276,10 +282,10 @@ def test_a_stand_still_of_ours_is_not_the_heads_silence():
 
 def test_workers_are_started_once():
     kit = Kit().join()
-    assert kit.start("w1", "w2") == [e.StartChildren([spec("w1"), spec("w2")])]
-    assert kit.start("w2", "w3") == [e.StartChildren([spec("w3")])]
+    assert kit.start("w1", "w2") == [e.StartChildren(order(spec("w1"), spec("w2")))]
+    assert kit.start("w2", "w3") == [e.StartChildren(order(spec("w3")))]
     kit.do(e.FromWorkers(WorkerExited("w3", GONE)))
-    assert kit.start("w3") == [e.StartChildren([])]
+    assert kit.start("w3") == [e.StartChildren(order())]
 
 
 def test_reports_are_sent_and_kept_for_the_next_hello():
@@ -315,7 +321,7 @@ def test_what_happens_while_the_head_is_away_is_told_afterwards():
     assert kit.do(e.FromWorkers(gone)) == []
     assert kit.do(e.ProcessEnded("d1")) == []
     registered, *sent = kit.do(e.Welcomed(Welcome("epoch2", "1.0", 1.0, 10.0)))
-    assert registered == e.Registered("epoch2")
+    assert registered == e.Registered("epoch2", 10.0)
     assert sent == [e.Send(ProcessGone("d1")), e.Send(gone)]
 
 
@@ -381,3 +387,42 @@ def test_answers_after_the_drain_change_nothing(late):
     kit.do(e.Drain("SIGINT"))
     assert kit.do(late) == []
     assert kit.state.phase is P.DRAINING
+
+
+# --- workers that do not answer ---
+
+
+def test_a_head_that_did_not_hear_who_is_silent_is_told_when_it_knows_us():
+    kit = Kit().join()
+    kit.start("w1", "w2")
+    silent = WorkerHealth("w1", "it does not answer", for_s=5.0)
+    assert kit.do(e.FromWorkers(WorkersHealth([silent]))) == [e.Send(WorkersHealth([silent]))]
+    kit.do(e.Heard(Beat(HELLO_AGAIN)))
+    assert kit.do(e.FromWorkers(WorkersHealth([WorkerHealth("w2", "it does not answer", for_s=5.0)])), after=1.0) == []
+    actions = kit.do(e.Welcomed(Welcome("epoch2", "1.0", 1.0, 10.0)), after=2.0)
+    (told,) = [a.body for a in actions if isinstance(a, e.Send) and isinstance(a.body, WorkersHealth)]
+    assert [(one.id, one.for_s) for one in told.workers] == [("w1", 8.0), ("w2", 7.0)]
+
+
+def test_who_answers_again_while_no_head_listens_is_told_of_once():
+    kit = Kit().join()
+    kit.start("w1")
+    kit.do(e.FromWorkers(WorkersHealth([WorkerHealth("w1", "it does not answer", for_s=5.0)])))
+    kit.do(e.Heard(Beat(HELLO_AGAIN)))
+    kit.do(e.FromWorkers(WorkersHealth([WorkerHealth("w1")])))
+    told = []
+    for _ in range(2):
+        actions = kit.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0)))
+        told += [a.body for a in actions if isinstance(a, e.Send)]
+    assert told == [WorkersHealth([WorkerHealth("w1")])]
+
+
+def test_who_answers_again_or_has_ended_is_forgotten():
+    kit = Kit().join()
+    kit.start("w1", "w2")
+    for id in ("w1", "w2"):
+        kit.do(e.FromWorkers(WorkersHealth([WorkerHealth(id, "it does not answer", for_s=5.0)])))
+    kit.do(e.FromWorkers(WorkersHealth([WorkerHealth("w1")])))
+    kit.do(e.FromWorkers(WorkerExited("w2", GONE)))
+    actions = kit.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0)))
+    assert not [a for a in actions if isinstance(a, e.Send) and isinstance(a.body, WorkersHealth)]

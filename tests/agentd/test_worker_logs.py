@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from children_kit import children, spec
+from children_kit import children, order, spec
 
 from rlinf_actors.wire.messages import LogLines, WorkerExited
 
@@ -15,7 +15,7 @@ async def test_both_streams_arrive_with_their_names_and_stay_in_files(tmp_path):
         one = spec(
             2, group="a b", do="print('out'); print('err', file=sys.stderr); os.write(1, b'\\xff no end'); os._exit(0)"
         )
-        kids.start([one])
+        kids.start(order([one]))
         await reports.gone(one)
     assert sorted(reports.lines) == [
         ("a b:2", "err", "err"),
@@ -29,7 +29,7 @@ async def test_both_streams_arrive_with_their_names_and_stay_in_files(tmp_path):
 async def test_all_lines_come_before_the_end_is_told(tmp_path):
     async with children(tmp_path) as (kids, reports):
         one = spec(do="print('\\n'.join(map(str, range(20000)))); os._exit(0)")
-        kids.start([one])
+        kids.start(order([one]))
         await reports.gone(one)
         assert isinstance(reports.order[-1], WorkerExited)
         assert [text for _, _, text in reports.lines] == [str(n) for n in range(20000)]
@@ -39,7 +39,7 @@ async def test_second_life_of_a_name_shows_only_its_own_lines(tmp_path):
     async with children(tmp_path) as (kids, reports):
         for word in ("first", "second"):
             one = spec(do=f"print('{word}'); os._exit(0)")
-            kids.start([one])
+            kids.start(order([one]))
             await reports.gone(one)
     assert [text for _, _, text in reports.lines] == ["first", "second"]
     assert (tmp_path / "log" / "ns" / "g-0.out").read_text() == "first\nsecond\n"
@@ -48,7 +48,7 @@ async def test_second_life_of_a_name_shows_only_its_own_lines(tmp_path):
 async def test_log_dir_of_the_launch_wins(tmp_path):
     async with children(tmp_path) as (kids, reports):
         one = spec(do="print('here'); os._exit(0)", log_dir=str(tmp_path / "mine"), forward_logs=False)
-        kids.start([one])
+        kids.start(order([one]))
         await reports.gone(one)
     assert (tmp_path / "mine" / "ns" / "g-0.out").read_text() == "here\n"
     assert reports.lines == []
@@ -60,7 +60,7 @@ async def test_without_credit_the_file_is_the_buffer_and_the_worker_goes_on(tmp_
     async with children(tmp_path) as (kids, reports):
         reports.credit = False
         one = spec(do=do)
-        kids.start([one])
+        kids.start(order([one]))
         await reports.gone(one)
         shown = sum(len(text) for _, _, text in reports.lines)
         assert 1 << 20 <= shown <= (1 << 20) + (1 << 17)
@@ -76,7 +76,7 @@ async def test_full_disk_never_blocks_the_worker(tmp_path):
     (logs / "g-0.out").symlink_to("/dev/full")
     async with children(tmp_path) as (kids, reports):
         one = spec(do="print('x' * (1 << 20)); print('err', file=sys.stderr); os._exit(0)")
-        kids.start([one])
+        kids.start(order([one]))
         exit = await reports.gone(one)
     assert (exit.kind, exit.exit_code, exit.stderr_tail) == ("exited", 0, ["err"])
     assert "No space left on device" in exit.reason
@@ -86,7 +86,7 @@ async def test_pipe_that_a_daemon_holds_does_not_delay_the_end(tmp_path):
     do = "import subprocess; subprocess.Popen(['sleep', '1000'], start_new_session=True); print('bye'); os._exit(0)"
     async with children(tmp_path) as (kids, reports):
         one = spec(do=do)
-        kids.start([one])
+        kids.start(order([one]))
         await reports.gone(one)
     assert [text for _, _, text in reports.lines] == ["bye"]
 
@@ -96,9 +96,9 @@ async def test_owners_do_not_wait_for_one_another(tmp_path):
         reports.credit = False
         loud = spec(0, do="print('x' * (2 << 20))", namespace="loud")
         quiet = spec(1, do="print('quiet')", namespace="quiet")
-        kids.start([loud])
+        kids.start(order([loud]))
         await reports.until(lambda: sum(len(text) for _, _, text in reports.lines) >= 1 << 20)
-        kids.start([quiet])
+        kids.start(order([quiet]))
         await reports.line("quiet")
         assert {report.owner for report in reports.order if isinstance(report, LogLines)} == {"loud", "quiet"}
         assert os.listdir(tmp_path / "log") == ["loud", "quiet"] or len(os.listdir(tmp_path / "log")) == 2

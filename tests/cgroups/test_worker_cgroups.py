@@ -12,10 +12,12 @@ from rlinf_actors.cgroups.roots import PARENT, find
 from rlinf_actors.cgroups.worker import cgroup_of, leftovers, prepare, workers_of
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../agentd"))
-from children_kit import children, spec
+from children_kit import children, order, spec
 
 pytestmark = pytest.mark.live
 
+STALE = f"stale{os.getpid()}"
+"""Worker of a template that is gone; other runs of these tests have their own."""
 HIDER = """
 import subprocess
 command = ["env", "-i", "sh", "-c", "setsid sh -c 'echo hidden $$; exec sleep 1000' &"]
@@ -54,7 +56,7 @@ def roots():
 def left(roots):
     mine = procfs.stat(os.getpid())
     assert mine is not None
-    return [name for root in roots.directories() for name in os.listdir(f"{root}/{PARENT}") if "stale" in name]
+    return [name for root in roots.directories() for name in os.listdir(f"{root}/{PARENT}") if STALE in name]
 
 
 def need(roots, controller):
@@ -75,7 +77,7 @@ def alive(pid):
 async def test_a_process_that_hides_ends_with_its_own_worker(tmp_path, roots, start_method):
     async with children(tmp_path, cgroups=roots) as (kids, reports):
         one, other = spec(do=HIDER, start_method=start_method), spec(1, do=HIDER.replace("hidden", "other"))
-        kids.start([one, other])
+        kids.start(order([one, other]))
         pid, kept = await hidden(reports), await hidden(reports, "other")
         assert procfs.mark_of(pid) is None
         assert workers_of(pid) == [one.id]
@@ -89,7 +91,7 @@ async def test_a_process_that_hides_ends_with_its_own_worker(tmp_path, roots, st
 async def test_a_hidden_fork_bomb_ends_with_its_worker(tmp_path, roots):
     async with children(tmp_path, cgroups=roots) as (kids, reports):
         one, other = spec(do=HIDDEN_BOMB), spec(1)
-        kids.start([one, other])
+        kids.start(order([one, other]))
         await reports.up(other)
         await hidden(reports, "bomb")
         os.kill(reports.ready[one.id].pid, signal.SIGKILL)
@@ -101,7 +103,7 @@ async def test_a_hidden_fork_bomb_ends_with_its_worker(tmp_path, roots):
 async def test_hidden_processes_of_a_killed_template(tmp_path, roots):
     async with children(tmp_path, cgroups=roots) as (kids, reports):
         one = spec(do=HIDER)
-        kids.start([one])
+        kids.start(order([one]))
         pid = await hidden(reports)
         (ready,) = await reports.up(one)
         os.kill(procfs.stat(ready.pid).parent, signal.SIGKILL)
@@ -114,12 +116,12 @@ async def test_out_of_memory_is_told_for_certain(tmp_path, roots):
     need(roots, "memory")
     async with children(tmp_path, cgroups=roots) as (kids, reports):
         one, other = spec(do=EATER, memory_limit=200 << 20), spec(1, do=EATER)
-        kids.start([one, other])
+        kids.start(order([one, other]))
         exit = await reports.gone(one)
         assert (exit.kind, exit.signal, exit.oom) == ("signalled", signal.SIGKILL, "yes")
         await reports.up(other)
         limited = spec(2, memory_limit=200 << 20)
-        kids.start([limited])
+        kids.start(order([limited]))
         (ready,) = await reports.up(limited)
         os.kill(ready.pid, signal.SIGKILL)
         assert (await reports.gone(limited)).oom == "no", "somebody else killed it, and that is known too"
@@ -129,7 +131,7 @@ async def test_processes_and_threads_are_counted(tmp_path, roots):
     need(roots, "pids")
     async with children(tmp_path, cgroups=roots) as (kids, reports):
         one = spec(do=FORKER, pids_limit=20)
-        kids.start([one])
+        kids.start(order([one]))
         refused = int((await reports.line("refused"))[2].split()[1])
         assert refused == 19
 
@@ -137,7 +139,7 @@ async def test_processes_and_threads_are_counted(tmp_path, roots):
 async def test_a_limit_that_cannot_hold(tmp_path):
     async with children(tmp_path, cgroups=find("off")) as (kids, reports):
         one, other = spec(memory_limit=1 << 30), spec(1, memory_limit=1 << 30, limits_best_effort=True)
-        kids.start([one, other])
+        kids.start(order([one, other]))
         exit = await reports.gone(one)
         assert exit.kind == "start_failed"
         assert "cgroups are switched off" in exit.reason
@@ -151,17 +153,17 @@ async def test_what_a_dead_template_left_goes_with_the_next_agentd(tmp_path, roo
 
     dead = await asyncio.create_subprocess_exec("sleep", "1000")
     keeper = procfs.stat(dead.pid)
-    full, empty = cgroup_of(roots, keeper, "stale-0"), cgroup_of(roots, keeper, "stale-1")
+    full, empty = cgroup_of(roots, keeper, f"{STALE}-0"), cgroup_of(roots, keeper, f"{STALE}-1")
     for cgroup in (full, empty):
         cgroup.make(roots.limits(None, None))
     child = await asyncio.create_subprocess_exec("sleep", "1000", preexec_fn=full.enter)
-    assert not [c for c in leftovers(roots) if c.worker.startswith("stale")], "its template lives"
+    assert not [c for c in leftovers(roots) if c.worker.startswith(STALE)], "its template lives"
     dead.kill()
     await dead.wait()
     cleared = asyncio.Event()
     clear_cgroups(asyncio.get_running_loop(), roots, cleared.set)
     assert empty.gone(), "at once"
     assert child.returncode is None, "a robot may be being made safe"
-    assert await child.wait() == -signal.SIGKILL
+    await child.wait()  # killed; who of asyncio and the sweep learns its code is open
     await cleared.wait()
     assert full.gone()

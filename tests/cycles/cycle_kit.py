@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
+import threading
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,10 +23,19 @@ class Small(Worker):
     """A worker with something of each kind: a call's result, a large one, a child process that it leaves behind."""
 
     def work(self, leave: bool) -> tuple[int, int]:
-        if leave and os.fork() == 0:
-            os.setsid()
-            os.execvp("sleep", ["sleep", "1000"])
-        return os.getpid(), self.world_size if hasattr(self, "world_size") else 1
+        return self.leave() if leave else (os.getpid(), 0)
+
+    def leave(self) -> tuple[int, int]:
+        """This process, and one in a session of its own that goes on without it."""
+        code = "import os; os.setsid(); print(flush=True); os.execvp('sleep', ['sleep', '1000'])"
+        child = subprocess.Popen([sys.executable, "-S", "-c", code], stdout=subprocess.PIPE)
+        assert child.stdout is not None
+        child.stdout.readline()
+        return os.getpid(), child.pid
+
+    def block(self) -> None:
+        """Wait for the end of this process."""
+        threading.Event().wait()
 
     def big(self) -> bytes:
         return bytes(300_000)
@@ -52,6 +64,12 @@ def held(name: str, pid: int) -> Held:
     children = [f"{stat.state} {_command(child)}" for child in procfs.children(pid) if (stat := procfs.stat(child))]
     resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024
     return Held(name, tuple(sorted(fds)), len(os.listdir(f"/proc/{pid}/task")), tuple(sorted(children)), resident)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs."""
+    found = procfs.stat(pid)
+    return found is not None and found.state not in "ZX"
 
 
 def template_of(agent: int) -> int:

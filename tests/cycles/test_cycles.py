@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 import pytest
-from cycle_kit import Small, check, files, held, template_of
+from cycle_kit import Small, alive, check, files, held, template_of
 
-from rlinf_actors import Cluster, NodePlacementStrategy
+from rlinf_actors import Cluster, NodePlacementStrategy, WorkerDiedError
 from rlinf_actors.testing import LocalCluster
 
 pytestmark = pytest.mark.live
@@ -76,9 +76,28 @@ def test_clusters_of_one_process(rlinf_leak_check, cycles):
         with Cluster(num_nodes=1) as cluster:
             once(cluster, n)
 
-    for n in range(WARM_UP):
+    some = max(1, cycles // 6)  # each takes a second or two
+    for n in range(2):
         life(n)
     before = held("driver", os.getpid())
-    for n in range(WARM_UP, WARM_UP + max(1, cycles // 3)):
+    for n in range(some):
         life(n)
-    check([before], [held("driver", os.getpid())], cycles // 3)
+    check([before], [held("driver", os.getpid())], some)
+
+
+def test_no_setsid_grandchild_of_a_killed_worker_is_left(rlinf_leak_check, cycles):
+    """When the call has failed, what the worker started is gone."""
+    survivors = []
+    with Cluster(num_nodes=1) as cluster:
+        for n in range(0, cycles, 5):
+            group = Small.create_group().launch(cluster, NodePlacementStrategy([0] * 5), name=f"group-{n}")
+            left = group.leave().wait()
+            for rank, (pid, child) in enumerate(left):
+                waiting = group.execute_on(rank).block()
+                os.kill(pid, 9)
+                with pytest.raises(WorkerDiedError):
+                    waiting.wait()
+                if alive(child):
+                    survivors.append(child)
+            group.shutdown()
+    assert survivors == []

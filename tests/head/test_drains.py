@@ -6,7 +6,19 @@ import msgspec
 import pytest
 from head_kit import HeadKit, agent_hello, running, specs
 
-from rlinf_actors.wire.messages import Beat, Drained, DrainNode, GetEvents, Goodbye, Launch, Nodes, Warn
+from rlinf_actors import RestartPolicy
+from rlinf_actors.wire.messages import (
+    Beat,
+    Drained,
+    DrainNode,
+    GetEvents,
+    Goodbye,
+    Launch,
+    Nodes,
+    StartWorkers,
+    Warn,
+    WorkerChanged,
+)
 from rlinf_actors.wire.values import Claim, Endpoint, NodeState
 
 
@@ -172,3 +184,19 @@ def test_a_drain_that_cannot_be_written_holds_and_says_so():
     answer = kit.ask("cli", DrainNode("n1", "kim@lab"))
     assert answer.node.draining == "no reason was given (by kim@lab)"
     assert "could not write" in answer.warning
+
+
+def test_a_rank_that_failed_is_not_started_again_there_and_its_cause_stays():
+    kit = two_nodes()
+    policy = RestartPolicy.on_failure(backoff_s=1)
+    kit.ask("d1", Launch("ns", "g", "m:C", [msgspec.structs.replace(specs("g", [1])[0], restart=policy)]))
+    kit.ready("a:n1", "g-0")
+    drain(kit)
+    kit.exited("a:n1", "g-0", kind="signalled", exit_code=None, signal=9)
+    assert told(kit) == ["node_draining"]
+    kit.wait(1.0)
+    assert kit.sent(StartWorkers) == []
+    ((last,),) = [notice.workers for notice in kit.sent(WorkerChanged, "d1")]
+    assert (last.state, last.exit.signal) == ("gone", 9)
+    assert last.exit.reason.endswith("it is not started again: its node is draining: new disk (by kim@lab)")
+    assert told(kit) == ["node_draining", "node_drained"]

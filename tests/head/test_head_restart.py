@@ -8,8 +8,10 @@ import pytest
 from head_kit import HeadKit, agent_hello, client_hello, running, specs
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from rlinf_actors.head.commands import Refuse
+from rlinf_actors.model.restart import next_id
 from rlinf_actors.wire.messages import (
     Beat,
     EStop,
@@ -22,6 +24,7 @@ from rlinf_actors.wire.messages import (
     Launched,
     Nodes,
     ProcessGone,
+    StartWorkers,
     StopGroup,
     StopWorkers,
     Welcome,
@@ -353,8 +356,6 @@ def test_a_launch_that_the_earlier_head_carried_out_is_answered_not_refused():
 
 
 def test_one_that_it_had_begun_is_brought_to_its_end():
-    from rlinf_actors.wire.messages import StartWorkers
-
     kit = cluster(2)
     kit.restart()
     returns(kit)
@@ -439,6 +440,21 @@ def test_a_subscriber_hears_again_of_a_group_that_is_not_its_own():
     assert changed.workers[0].exit.exit_code == 3
 
 
+def test_a_rank_whose_worker_was_restarted_is_not_taken_for_lost():
+    """The client knows of an earlier incarnation only; the agent has the next one."""
+    kit = cluster(1)
+    kit.restart()
+    (spec,) = specs("g", [0])
+    later = running(replace(spec, id=next_id(spec.id, 1), incarnation=1), "d1", endpoint=UP, pid=8)
+    kit.node("n0", ip="10.0.0.1", is_head=True, workers=[later])
+    returns(kit)
+    kit.tell("d1", handle(kit, 1))
+    (changed,) = kit.sent(WorkerChanged, "d1")
+    assert [(worker.id, worker.state) for worker in changed.workers] == [("g-0.1", "running")]
+    assert isinstance(kit.launch("g", [0]), Launched)
+    assert kit.sent(StartWorkers) == []
+
+
 def test_an_end_that_the_agent_remembers_is_told_as_it_was():
     kit = cluster(1)
     kit.restart()
@@ -462,8 +478,6 @@ def test_a_group_of_another_namespace_is_nobodys_business():
 
 
 def arm(group: str):
-    from msgspec.structs import replace
-
     return [replace(spec, claims=[Claim("Franka:1", "Franka 1")]) for spec in specs(group, [0])]
 
 

@@ -10,13 +10,11 @@ import random
 from collections.abc import Iterator
 
 import pytest
-from kills_scene import NODES, Scene, start_bystanders
+from kills_scene import NODES, VICTIMS, Scene, start_bystanders
 
 from rlinf_actors.testing import LocalCluster
 
 pytestmark = pytest.mark.live
-
-VICTIMS = ("worker", "template", "head", "driver")
 
 
 @pytest.fixture(scope="module")

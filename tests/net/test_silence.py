@@ -6,14 +6,14 @@ import math
 
 import pytest
 
-from rlinf_actors.net.silence import HeadSilence
+from rlinf_actors.net.silence import Silence
 
 BEAT, LEASE, GRACE = 1.0, 10.0, 120.0
 
 
 class Kit:
     def __init__(self, looks: bool = True) -> None:
-        self.silence = HeadSilence(GRACE, looks)
+        self.silence = Silence(GRACE, looks)
         self.now = 1000.0
         self.silence.heard(self.now)
         self.began = self.now
@@ -131,4 +131,4 @@ def test_a_short_lease_is_looked_after_at_half():
 
 
 def test_before_the_first_word_there_is_no_deadline_but_the_grace():
-    assert HeadSilence(math.inf).next_deadline() == math.inf
+    assert Silence(math.inf).next_deadline() == math.inf

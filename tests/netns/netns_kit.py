@@ -44,6 +44,18 @@ class Host:
         """Pull its network plug (``down``), or put it in again (``up``)."""
         _ip("-n", self.namespace, "link", "set", "eth0", state)
 
+    def drop(self, to: Host) -> None:
+        """Lose whatever it sends to that host, without a word: the frames go to an address that nobody has.
+
+        As ``iptables -j DROP`` would, which needs a kernel module and a program that many machines do not have.
+        """
+        lost = ("lladdr", "02:00:00:00:00:99", "dev", "eth0", "nud", "permanent")
+        _ip("-n", self.namespace, "neigh", "replace", to.ip, *lost)
+
+    def undrop(self, to: Host) -> None:
+        """End `drop`."""
+        _ip("-n", self.namespace, "neigh", "del", to.ip, "dev", "eth0")
+
 
 def _ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True, capture_output=True)
@@ -94,11 +106,16 @@ def default_route(host: Host, via: str) -> None:
     _ip("-n", host.namespace, "route", "add", "default", "via", via)
 
 
-def agentd(host: Host, folder: Path, interpreters: Sequence[str], *arguments: str) -> subprocess.Popen[str]:
-    """agentd on *host*, with its run directory *folder*, which may start the interpreters below *interpreters*."""
+def agentd(
+    host: Host, folder: Path, interpreters: Sequence[str], *arguments: str, options: str = ""
+) -> subprocess.Popen[str]:
+    """agentd on *host*, with its run directory *folder*, which may start the interpreters below *interpreters*.
+
+    *options* are further tables of its configuration.
+    """
     folder.mkdir(mode=0o700)
     config = folder / "agentd.toml"
-    config.write_text(f"[workers]\ninterpreters = {json.dumps(list(interpreters))}\n")
+    config.write_text(f"[workers]\ninterpreters = {json.dumps(list(interpreters))}\n{options}")
     command = [
         sys.executable, "-m", "agentd", "--config", str(config), "--run-dir", str(folder), "--insecure-test-network",
         *arguments,

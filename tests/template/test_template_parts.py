@@ -98,3 +98,32 @@ def test_own_process_is_described():
     assert not procfs.in_exec(os.getpid())
     assert procfs.stat(2**22 + 1) is procfs.mark_of(2**22 + 1) is None
     assert procfs.children(2**22 + 1) == []
+
+
+def test_a_full_log_file_begins_anew_at_the_end_of_a_line(tmp_path):
+    path = tmp_path / "out"
+    drain = Drain(str(path), limit=100)
+    for n in range(30):
+        os.write(drain.writer, b"line %2d, first half" % n)
+        drain.pump()
+        os.write(drain.writer, b", second half\n")
+        drain.pump()
+    old, new = (tmp_path / "out.1").read_text(), path.read_text()
+    assert new.endswith("line 29, first half, second half\n")
+    assert {len(line) for line in (old + new).splitlines()} == {32}, "no line is in two files"
+    assert len(old) <= 133
+    drain.close()
+
+
+def test_output_without_lines_is_bounded_too(tmp_path):
+    drain = Drain(str(tmp_path / "out"), limit=100)
+    for _ in range(50):
+        os.write(drain.writer, b"." * 30)
+        drain.pump()
+    assert (tmp_path / "out.1").stat().st_size + (tmp_path / "out").stat().st_size < 500
+    drain.close()
+    again = Drain(str(tmp_path / "out"), limit=100)
+    os.write(again.writer, b"x\n" * 60)
+    again.pump()
+    assert (tmp_path / "out").stat().st_size == 120, "what an earlier worker wrote counts"
+    again.close()

@@ -60,6 +60,7 @@ BODIES = [
     m.StopLooking("e-1"),
     m.DrainNode("id", "kim@lab", "new disk", True),
     m.Drained(m.NodeState(NODE, "inc", 0, "draining", 0.0, draining="new disk")),
+    m.WorkersHealth([m.WorkerHealth("w-0", "it does not answer", for_s=5.5)]),
     m.GetEvents(3, "e", "ns", 10, 5.0),
     m.Events(
         "e", 1.5, [ClusterEvent(4, 1.25, "worker_died", "it died", exit=m.ExitReport("signalled", None, 9))], 4, 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 import pytest
 import worker_kit
@@ -141,6 +142,16 @@ class TestSerial:
         assert serial.answers.order() == [first, second]
         assert serial.executor.idle()
 
+    def test_what_runs_since_when_and_what_waits_is_known(self, serial):
+        before = time.perf_counter()
+        serial.call("block")
+        serial.call("note", "after")
+        assert serial.plain.entered.acquire(timeout=10)
+        method, since, waiting = serial.executor.activity()
+        assert (method, waiting) == ("block", 1)
+        assert before <= since <= time.perf_counter()
+        serial.plain.go.set()
+
     def test_errors_are_answers_and_the_worker_goes_on(self, serial):
         with pytest.raises(ValueError, match="bad"):
             serial.run("bad")
@@ -202,6 +213,8 @@ class TestThreads:
         for _ in calls:
             assert plain.entered.acquire(timeout=10)
         fourth = served.call("note", "waits")
+        first = min(served.invocation(call).began for call in calls)
+        assert served.executor.activity() == ("block", first, 1)
         assert plain.ran == []
         plain.go.set()
         assert served.answers.value(fourth) == "waits"
@@ -218,6 +231,9 @@ class TestLoop:
 
     def test_coroutines_overlap_and_start_in_order(self, loopy):
         first, second = loopy.call("meet", "a"), loopy.call("meet", "b")
+        loopy.run("note", "both have begun")
+        assert loopy.plain.ran.pop() == "both have begun"
+        assert loopy.executor.activity() == ("meet", loopy.invocation(first).began, 0)
         loopy.call("release", "b")
         assert loopy.answers.value(second) == "b"
         loopy.call("release", "a")

@@ -42,6 +42,17 @@ async def test_all_links_of_a_client_end_with_it():
     assert len(world.gone) == 2
 
 
+async def test_who_has_only_joined_costs_no_session():
+    world = World()
+    world.far.met(b"driver:a#1-x")
+    assert world.told == [WatchClients(["a"])]  # dropped without a session, and said again by one that comes later
+    assert world.far._connecting is None
+    world.far.serve(b"driver:a#1-x")
+    await world.far._connecting
+    assert world.sessions == 1
+    assert world.told == [WatchClients(["a"])]
+
+
 async def test_one_session_serves_for_all():
     world = World()
     world.far.serve(b"driver:a#1-x")

@@ -1,0 +1,138 @@
+"""The templates of one agentd: one for each kind of worker, started when first needed, a few kept idle."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Collection, Mapping
+from itertools import count
+from pathlib import Path
+
+import msgspec
+
+from agentd import launch
+from agentd.templates import Process, Template, make_directories, start
+from rlinf_actors.wire import spawn
+
+MAX_IDLE = 4
+"""Templates without workers that are kept for later launches; the one used last stays longest."""
+
+
+class TemplatePool:
+    """All templates of this agent. Loop thread only.
+
+    Args:
+        loop: the agent's.
+        run_dir: directory for sockets; exists, is ours alone.
+        rules: of this node.
+        entry: ``module:function`` that runs a worker.
+        owner: pidfd of the process whose end is the end of every template, -1 without.
+        keep_s: how long templates wait for another agentd when this one is gone; None: they end with it.
+        on_packet, on_end: of each template.
+
+    Attributes:
+        running: those whose process is not gone.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        run_dir: Path,
+        rules: launch.Rules,
+        entry: str,
+        owner: int,
+        keep_s: float | None,
+        on_packet: Callable[[Template, spawn.ToAgent], None],
+        on_end: Callable[[Template], None],
+    ) -> None:
+        self.running: set[Template] = set()
+        self._loop = loop
+        self._run_dir = run_dir
+        self._rules = rules
+        self._entry = entry
+        self._owner = owner
+        self._keep_s = keep_s
+        self._on_packet = on_packet
+        self._on_end = on_end
+        self._by_key: dict[launch.Key, Template] = {}
+        self._numbers = count(1)
+        self._pkg = make_directories(run_dir)
+
+    def get(self, key: launch.Key, node_env: Mapping[str, str]) -> Template:
+        """The template of this key; started if there is none.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        template = self._by_key.pop(key, None)
+        if template is None:
+            stem = self._stem()
+            config = {"agent": os.getpid(), "owner": self._owner, "entry": self._entry, "slot": launch.SLOT}
+            if self._keep_s is not None:
+                config |= {"keep": f"{stem}.sock", "keep_s": self._keep_s}
+            more = {"preload": key.preload, "cgroups": self._rules.cgroups, "log_bytes": self._rules.log_bytes}
+            json = msgspec.json.encode({**config, **more}).decode()
+            process = start(
+                key,
+                lambda fd: launch.template_command(key, self._pkg, fd, self._rules.node, json),
+                launch.template_environment(key, node_env),
+                (self._owner,) if self._owner >= 0 else (),
+                stem,
+                self._keep_s is not None,
+            )
+            template = self._made(key, process)
+        self._by_key[key] = template  # at the end: it was used last
+        return template
+
+    def adopt(self, key: launch.Key, process: Process) -> Template:
+        """Take over a template of an earlier agentd."""
+        template = self._made(key, process)
+        template.ready = True
+        self._by_key.setdefault(key, template)
+        if self._keep_s is not None:
+            template.send(spawn.KeepFor(self._keep_s))
+        return template
+
+    def keep_for(self, seconds: float) -> None:
+        """From now on that is how long templates wait for another agentd; nothing where they do not."""
+        if self._keep_s is None or self._keep_s == seconds:
+            return
+        self._keep_s = seconds
+        for template in self.running:
+            template.send(spawn.KeepFor(seconds))
+
+    def retire(self, template: Template) -> None:
+        """The next launch of its kind gets another one."""
+        if self._by_key.get(template.key) is template:
+            del self._by_key[template.key]
+
+    def trim(self, busy: Collection[Template]) -> None:
+        """End the templates that have been idle longest, beyond MAX_IDLE of them."""
+        idle = [key for key, template in self._by_key.items() if template.ready and template not in busy]
+        for key in idle[:-MAX_IDLE]:
+            self._by_key.pop(key).send(spawn.Shutdown())
+
+    def shut_down(self) -> None:
+        """Tell all to end."""
+        for template in self.running:
+            if template.ready:
+                template.send(spawn.Shutdown())
+            else:
+                template.kill()  # it may be in a long import, and has no workers yet
+
+    def _made(self, key: launch.Key, process: Process) -> Template:
+        template = Template(self._loop, key, process, self._on_packet, self._ended)
+        self.running.add(template)
+        return template
+
+    def _stem(self) -> str:
+        """Of files that no other template has, one of an earlier agentd neither."""
+        while True:
+            stem = f"{self._run_dir}/t/{next(self._numbers)}"
+            if not os.path.exists(f"{stem}.err"):
+                return stem
+
+    def _ended(self, template: Template) -> None:
+        self.running.discard(template)
+        self.retire(template)
+        self._on_end(template)

@@ -1,0 +1,168 @@
+"""A template's connection to its agentd, and the socket where another agentd finds it when that one is gone.
+
+House rules: nothing here blocks; what cannot be sent waits in a queue; without an agentd what is said is dropped,
+since the next one asks for everything (Adopt).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Callable
+
+from rlinf_actors.wire import spawn
+
+_CREDENTIALS = struct.Struct("3i")
+"""struct ucred: pid, uid, gid."""
+
+
+class AgentLink:
+    """The connection. Registered with *selector* as long as there is an agentd.
+
+    Args:
+        selector: the template's; the data of each key is a callback that takes the event mask.
+        sock: to the agentd that started this process.
+        keep: path of the socket for another agentd, "" to end with this one.
+        keep_s: seconds that another agentd has to come.
+        take: called with each packet; returns whether to go on reading.
+        lost: called when agentd is gone.
+    """
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        sock: socket.socket,
+        keep: str,
+        keep_s: float,
+        take: Callable[[spawn.ToTemplate], bool],
+        lost: Callable[[], None],
+    ) -> None:
+        self._selector = selector
+        self._agent = sock
+        self._keep = keep
+        self.keep_s = keep_s
+        self._take = take
+        self._lost = lost
+        self._deadline: float | None = None
+        self._listener: socket.socket | None = None
+        self._outgoing: deque[bytes] = deque()
+        self._buffer = memoryview(bytearray(spawn.MAX_PACKET))
+        sock.setblocking(False)
+
+    def start(self) -> None:
+        """Take packets from now on; where workers are kept, other agentds too.
+
+        Raises:
+            OSError: the socket cannot be made.
+        """
+        self._selector.register(self._agent, selectors.EVENT_READ, self._on_agent)
+        if self._keep:
+            self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._listener.setblocking(False)
+            self._listener.bind(self._keep)
+            self._listener.listen(1)
+            self._selector.register(self._listener, selectors.EVENT_READ, self._on_connection)
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether there is no agentd that has taken this template over."""
+        return self._deadline is not None
+
+    def patience(self) -> float | None:
+        """Seconds until nobody will come any more; None while there is an agentd."""
+        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+
+    def adopted(self) -> None:
+        """The agentd that came has asked for everything: it is ours."""
+        self._deadline = None
+
+    def send(self, packet: spawn.ToAgent) -> None:
+        """Send, or queue until there is room; nothing without an agentd."""
+        if self.orphaned:
+            return
+        self._outgoing.append(spawn.encode(packet))
+        if len(self._outgoing) == 1:
+            self._flush()
+
+    def close(self) -> None:
+        """Close what is open."""
+        self._agent.close()
+        if self._listener is not None:
+            self._listener.close()
+
+    def refuse(self) -> None:
+        """The template is about to end: nobody takes it over any more."""
+        if self._listener is not None:
+            self._remove(".sock")
+            self._selector.unregister(self._listener)
+            self._listener.close()
+
+    def remove(self) -> None:
+        """The template ends: its other files go, unless an agentd is there that reads them first."""
+        if self._keep and self.orphaned:
+            self._remove(".json")
+            self._remove(".err")
+
+    def _remove(self, suffix: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._keep.removesuffix(".sock") + suffix)
+
+    # --- events ---
+
+    def _on_agent(self, mask: int) -> None:
+        if mask & selectors.EVENT_WRITE:
+            self._flush()
+        while True:
+            try:
+                size = self._agent.recv_into(self._buffer)
+            except BlockingIOError:
+                return
+            except ConnectionResetError:
+                continue  # it died with unread packets of ours; its own last ones, and the end, can be read yet
+            if size == 0:
+                self._lose()
+                return
+            if not self._take(spawn.decode_to_template(self._buffer[:size])):
+                return
+
+    def _lose(self) -> None:
+        self._selector.unregister(self._agent)
+        self._agent.close()
+        self._outgoing.clear()
+        if self._deadline is None:
+            self._deadline = time.monotonic() + self.keep_s
+        self._lost()
+
+    def _on_connection(self, _: int) -> None:
+        assert self._listener is not None
+        try:
+            agent, _address = self._listener.accept()
+        except OSError:  # it has gone again, or there is no fd: then it gives us up and kills us
+            return
+        _, uid, _ = _CREDENTIALS.unpack(agent.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        if uid != os.getuid():
+            agent.close()
+            return
+        if self._agent.fileno() >= 0:
+            self._lose()  # the run directory's lock is the new one's, so that this one is gone
+        agent.setblocking(False)
+        self._agent = agent
+        self._selector.register(agent, selectors.EVENT_READ, self._on_agent)
+
+    def _flush(self) -> None:
+        try:
+            while self._outgoing:
+                self._agent.send(self._outgoing[0])
+                self._outgoing.popleft()
+        except BlockingIOError:
+            pass
+        except ConnectionError:
+            self._outgoing.clear()  # the end of what it sent says so next
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
+        if self._agent in self._selector.get_map() and self._selector.get_key(self._agent).events != events:
+            self._selector.modify(self._agent, events, self._on_agent)

@@ -1,0 +1,87 @@
+"""Output beyond its limits: a worker that fills its log, and a disk without room."""
+
+import ctypes
+import os
+
+import pytest
+from children_kit import children, order, spec
+
+pytestmark = pytest.mark.live
+
+MIB = 1 << 20
+_MNT_DETACH = 2
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 1 MiB."""
+    directory = tmp_path / "log"
+    directory.mkdir()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(b"tmpfs", os.fsencode(directory), b"tmpfs", 0, b"size=1m") != 0:
+        pytest.skip(f"no file system can be mounted here: {os.strerror(ctypes.get_errno())}")
+    yield directory
+    libc.umount2(os.fsencode(directory), _MNT_DETACH)
+
+
+async def test_a_worker_that_fills_its_log_keeps_the_newest(tmp_path):
+    do = f"""
+for n in range(100): print(("%03d " % n) * {MIB // 4 // 5})
+print("done", flush=True)
+"""
+    async with children(tmp_path, log_bytes=2 * MIB) as (kids, reports):
+        reports.credit = False
+        one = spec(do=do)
+        kids.start(order([one]))
+        await reports.up(one)
+        reports.credit = True
+        kids.log_credit(MIB, "ns")
+        await reports.line("done")
+        files = {path.name: path.stat().st_size for path in (tmp_path / "log/ns").iterdir()}
+        assert files.keys() == {"g-0.out", "g-0.out.1", "g-0.err"}
+        assert MIB < sum(files.values()) < 5 * MIB
+        assert (tmp_path / "log/ns/g-0.out").read_text().endswith("done\n")
+        assert one.id not in reports.exits
+
+
+def fill(path):
+    with path.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+
+
+async def test_a_full_disk_costs_output_only_and_it_comes_back(tmp_path, small_disk):
+    ballast = small_disk / "ballast"
+    do = """
+while True:
+    word = sock.recv(1024)
+    if not word: break
+"""
+    first = """
+import threading
+def speak():
+    # a line for each that the test writes into the fifo
+    for line in open(os.environ["FIFO"]):
+        print("said", line.strip(), "." * 100000, flush=True)
+threading.Thread(target=speak, daemon=True).start()
+"""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    async with children(tmp_path, env={"FIFO": str(fifo)}) as (kids, reports):
+        one = spec(do=do, first=first)
+        kids.start(order([one]))
+        await reports.up(one)
+        with fifo.open("w", buffering=1) as say:
+            say.write("before\n")
+            await reports.line("said before")
+            with pytest.raises(OSError, match="No space left"):
+                fill(ballast)
+            say.write("lost\n")
+            lost = await reports.line("output is lost")
+            assert "No space left on device" in lost[2]
+            ballast.unlink()
+            say.write("after\n")
+            await reports.line("output is written again")
+            await reports.line("said after")
+            assert any("bytes of output are missing here" in text for _, _, text in reports.lines)
+        assert one.id not in reports.exits, "the worker goes on"

@@ -1,0 +1,117 @@
+"""Who is silent, whose fault that is, and which calls take long; with a clock in hand."""
+
+from __future__ import annotations
+
+from agentd.pulses import NO_ANSWER, NO_TEMPLATE, Pulses
+from rlinf_actors.wire.spawn import Pong
+from rlinf_actors.wire.values import WorkerHealth
+
+
+class Kit:
+    """Workers a and b of template 1, c of template 2; probes every 2 s."""
+
+    def __init__(self) -> None:
+        self.pulses = Pulses(silent_s=5.0, long_s=10.0)
+        self.now = 100.0
+        for id, template in (("a", 1), ("b", 1), ("c", 2)):
+            self.pulses.up(id, template, self.now)
+
+    def round(self, *pongs: Pong | str, after: float = 2.0, templates: tuple[int, ...] = (1, 2)) -> list[WorkerHealth]:
+        """A tick, and the templates' answers to its question 0.01 s later."""
+        self.now += after
+        changes = self.pulses.look(self.now)
+        self.pulses.to_ask(self.now)
+        self.now += 0.01
+        answers = [pong if isinstance(pong, Pong) else Pong(pong) for pong in pongs]
+        for template in templates:
+            self.pulses.answered(template, [pong for pong in answers if (pong.id == "c") == (template == 2)], self.now)
+        return changes + self.pulses.look(self.now)
+
+
+def told(changes: list[WorkerHealth]) -> list[tuple[str, str]]:
+    return [(one.id, one.unresponsive) for one in changes]
+
+
+def test_who_answers_is_no_news():
+    kit = Kit()
+    for _ in range(10):
+        assert kit.round("a", "b", "c") == []
+
+
+def test_who_does_not_answer_is_told_once_and_again_when_it_does():
+    kit = Kit()
+    assert [told(kit.round("a", "c")) for _ in range(4)] == [[], [], [("b", NO_ANSWER)], []]
+    (back,) = kit.round("a", "b", "c")
+    assert back == WorkerHealth("b")
+    assert kit.round("a", "b", "c") == []
+
+
+def test_how_long_it_was_silent_counts_from_its_last_answer():
+    kit = Kit()
+    kit.round("a", "b", "c")
+    kit.round("a", "c")
+    kit.round("a", "c")
+    (change,) = kit.round("a", "c")
+    assert round(change.for_s, 2) == 6.02
+
+
+def test_a_template_that_does_not_answer_is_named_and_its_workers_were_not_silent_meanwhile():
+    kit = Kit()
+    kit.round("a", "b", "c")
+    for _ in range(3):
+        assert kit.round("c", templates=(2,)) == []
+    assert told(kit.round("c", templates=(2,))) == [("a", NO_TEMPLATE), ("b", NO_TEMPLATE)]
+    assert told(kit.round("c", "a")) == [("a", ""), ("b", "")]  # b's answer may still lie in the template
+    assert kit.round("a", "c") == []
+    assert told(kit.round("a", "c")) == [("b", NO_ANSWER)]
+
+
+def test_who_owes_an_answer_is_not_asked_again():
+    kit = Kit()
+    assert kit.pulses.to_ask(100.0) == [1, 2]
+    kit.pulses.answered(2, [], 100.1)
+    assert kit.pulses.to_ask(102.0) == [2]
+    kit.pulses.template_gone(1)
+    assert kit.pulses.to_ask(104.0) == [1]
+
+
+def test_while_we_stood_still_nobody_was_silent():
+    kit = Kit()
+    kit.round("a", "b", "c")
+    kit.pulses.to_ask(kit.now)
+    kit.now += 60.0
+    kit.pulses.stalled(60.0, kit.now)
+    assert kit.pulses.look(kit.now) == []
+    assert kit.round("a", "b", "c", after=1.0) == []
+
+
+def test_a_long_call_is_told_when_it_is_long_and_when_it_is_over():
+    kit = Kit()
+    call = Pong("a", "step", 100.5, 3)
+    assert [kit.round(call, "b", "c") for _ in range(5)] == [[]] * 5
+    (change,) = kit.round(call, "b", "c")
+    assert (change.id, change.method, change.waiting, round(change.for_s, 2)) == ("a", "step", 3, 11.55)
+    assert kit.round(call, "b", "c") == []
+    assert kit.round("a", "b", "c") == [WorkerHealth("a")]
+
+
+def test_the_next_long_call_of_the_same_method_is_another_one():
+    kit = Kit()
+    first, second = Pong("a", "step", 90.5), Pong("a", "step", 90.75)
+    assert len(kit.round(first, "b", "c")) == 1
+    (change,) = kit.round(second, "b", "c")
+    assert round(change.for_s, 2) == 13.27
+
+
+def test_who_is_silent_in_a_long_call_is_unresponsive():
+    kit = Kit()
+    kit.round(Pong("a", "step", 90.0), "b", "c")
+    changes = [kit.round("b", "c") for _ in range(3)]
+    assert (told(changes[2]), changes[2][0].method) == ([("a", NO_ANSWER)], "")
+
+
+def test_who_has_ended_is_not_missed():
+    kit = Kit()
+    kit.pulses.gone("b")
+    for _ in range(10):
+        assert kit.round("a", "c") == []

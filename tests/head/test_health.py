@@ -1,0 +1,70 @@
+"""Workers that do not answer: shown, told, in the event log, and alive."""
+
+from __future__ import annotations
+
+from head_kit import HeadKit
+
+from rlinf_actors.wire.messages import GetEvents, WorkerChanged, WorkersHealth
+from rlinf_actors.wire.values import WorkerHealth, WorkerPulse
+
+
+def running_group() -> HeadKit:
+    kit = HeadKit()
+    kit.cluster()
+    kit.launch("g", [0, 0])
+    for rank in range(2):
+        kit.ready("a:n0", f"g-{rank}")
+    return kit
+
+
+def pulses(kit: HeadKit) -> list[WorkerPulse | None]:
+    (group,) = kit.head.status(None, kit.now).groups
+    return [worker.pulse for worker in group.workers]
+
+
+def news(kit: HeadKit) -> list[str]:
+    return [event.text for event in kit.ask("cli", GetEvents()).events if "responsive" in event.kind]
+
+
+def test_who_is_unresponsive_runs_all_the_same_and_its_owner_hears_of_it():
+    kit = running_group()
+    kit.tell("a:n0", WorkersHealth([WorkerHealth("g-1", "it does not answer", for_s=5.0)]))
+    ((change,),) = [notice.workers for notice in kit.sent(WorkerChanged, "d1")]
+    assert (change.id, change.state, change.pulse.unresponsive) == ("g-1", "running", "it does not answer")
+    assert pulses(kit) == [None, WorkerPulse("it does not answer", since=-5.0)]
+    assert kit.group_states() == {"g": "running"}
+    kit.tell("a:n0", WorkersHealth([WorkerHealth("g-1")]))
+    assert pulses(kit) == [None, None]
+    who = "worker g:1 (process 77) on node n0"
+    assert news(kit) == [
+        f"{who} is unresponsive: it does not answer, for 5 s now; it is not killed for that",
+        f"{who} answers again after 5 s",
+    ]
+
+
+def test_a_long_call_is_shown_but_is_no_event():
+    kit = running_group()
+    kit.tell("a:n0", WorkersHealth([WorkerHealth("g-0", method="step", for_s=31.0, waiting=2)]))
+    assert pulses(kit) == [WorkerPulse(method="step", since=-31.0, waiting=2), None]
+    kit.tell("a:n0", WorkersHealth([WorkerHealth("g-0")]))
+    assert news(kit) == []
+
+
+def test_another_reason_is_no_second_event():
+    kit = running_group()
+    for why in ("its I/O thread", "its template"):
+        kit.tell("a:n0", WorkersHealth([WorkerHealth("g-0", why, for_s=5.0)]))
+    assert len(news(kit)) == 1
+    assert pulses(kit)[0].unresponsive == "its template"
+
+
+def test_who_has_ended_has_no_pulse_and_others_workers_are_not_believed():
+    kit = HeadKit()
+    kit.cluster(2)
+    kit.launch("g", [0, 0])
+    kit.ready("a:n0", "g-0")
+    kit.tell("a:n0", WorkersHealth([WorkerHealth("g-0", "it does not answer", for_s=5.0)]))
+    kit.tell("a:n1", WorkersHealth([WorkerHealth("g-0"), WorkerHealth("nobody", "x")]))
+    assert pulses(kit)[0] is not None
+    kit.exited("a:n0", "g-0")
+    assert pulses(kit) == [None, None]

@@ -1,0 +1,36 @@
+"""Workers of the partition tests."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from typing import Any
+
+from rlinf_actors import Worker
+
+
+class Talker(Worker):
+    """Cannot be constructed while another of its group and rank runs."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self._lock = open(f"{folder}/{self._group_name}-{self._rank}", "w")  # noqa: SIM115 - as long as we run
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._count = 0
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def count(self, payload: bytes = b"") -> int:
+        self._count += 1
+        return self._count
+
+    def block(self) -> None:
+        threading.Event().wait()
+
+    def give(self, value: Any, group: str, rank: int) -> None:
+        self.send(value, group, rank)
+
+    def take(self, group: str, rank: int) -> Any:
+        return self.recv(group, rank)

@@ -1,0 +1,102 @@
+"""The way to another machine is cut, or not: what waits for its workers, on the memory transport."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from fake_worker import FakeWorker, Waiter
+
+from rlinf_actors.errors import NodeLostError
+from rlinf_actors.net.link import Sight
+from rlinf_actors.runtime import paths
+from rlinf_actors.runtime.paths import PathWatch
+from rlinf_actors.runtime.remote import RemoteGroup
+from rlinf_actors.wire.values import Endpoint, GroupState, WorkerState
+
+FAR = "tcp://10.0.0.2:5"
+BEAT_S, LEASE_S = 0.01, 0.1
+
+
+@pytest.fixture
+async def far(network, monkeypatch):
+    """A worker on another machine, its peer here, and a watch that is running."""
+    monkeypatch.setattr(paths, "HEAD_FIRST_S", 0.0)
+    worker = FakeWorker(network, FAR)
+    group = RemoteGroup(network, "driver:x", "here", "ns", "g", ["n0"])
+    running = WorkerState("id-0", 0, 0, "10.0.0.2", "running", 1, Endpoint("there", "ipc:///unused", FAR))
+    group.adopt(GroupState("ns", "g", "m:C", "o", "running", [running], "tok"))
+    watch = PathWatch(network, "here", lambda: [group])
+    watch.start(BEAT_S, LEASE_S)
+    yield worker, group.peers[0], watch
+    watch.close()
+
+
+async def test_a_call_into_a_cut_ends_and_says_where(network, far):
+    _, peer, _ = far
+    call = Waiter()
+    peer.open(call)
+    network.dark.add(FAR)
+    await asyncio.wait_for(call.told.wait(), 10)
+    assert isinstance(call.error, NodeLostError)
+    assert "g:0 on n0 is out of reach from here: its node 10.0.0.2 was silent for" in str(call.error)
+    later = Waiter()
+    peer.open(later)
+    assert later.error is call.error
+    assert not peer.connected
+
+
+def looks(network, before_its_end=lambda: None):
+    """What every look from now on has found."""
+    found: asyncio.Queue = asyncio.Queue()
+    look = network.look
+
+    async def watched(endpoint, timeout_s):
+        sight = await look(endpoint, timeout_s)
+        before_its_end()
+        found.put_nowait(sight)
+        return sight
+
+    network.look = watched
+    return found
+
+
+async def test_who_listens_or_has_just_ended_is_not_cut_off(network, far):
+    worker, peer, _ = far
+    found = looks(network)
+    call = Waiter()
+    peer.open(call)
+    for _ in range(5):  # several leases
+        assert await asyncio.wait_for(found.get(), 10) is Sight.LISTENS
+    worker._listener.close()  # the head will tell
+    while await asyncio.wait_for(found.get(), 10) is not Sight.REFUSED:
+        pass
+    assert call.error is None
+
+
+async def test_what_comes_shows_that_the_way_is_open_although_looks_are_lost(network, far):
+    _, peer, _ = far
+    network.dark.add(FAR)
+
+    def something_comes():
+        peer.received += 1
+
+    found = looks(network, something_comes)
+    call = Waiter()
+    peer.open(call)
+    for _ in range(10):  # several leases
+        assert await asyncio.wait_for(found.get(), 10) is Sight.SILENT
+    assert call.error is None
+
+
+async def test_nobody_looks_where_nobody_waits(network, far):
+    _, peer, watch = far
+    turns: asyncio.Queue = asyncio.Queue()
+    awaited = watch._awaited
+    watch._awaited = lambda: turns.put_nowait(None) or awaited()
+    found = looks(network)
+    peer.forget(peer.open(Waiter()))
+    for _ in range(3 * int(LEASE_S / BEAT_S)):
+        await asyncio.wait_for(turns.get(), 10)
+    assert found.empty()
+    assert peer.error is None
