@@ -15,6 +15,8 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
+from msgspec.structs import replace
+
 from agentd.session import Session
 from agentd.state import Policy
 from rlinf_actors.errors import ClusterTimeoutError, NodeLostError, RlinfActorsError
@@ -36,12 +38,13 @@ from rlinf_actors.wire.messages import (
     Goodbye,
     Handles,
     Launch,
+    StartWorkers,
     StopGroup,
     WorkerChanged,
     WorkerExited,
     WorkerReady,
 )
-from rlinf_actors.wire.values import Endpoint, ExitReport, NodeReport, WorkerSpec
+from rlinf_actors.wire.values import Endpoint, ExitReport, NodeReport, RunningWorker, WorkerSpec
 from rlinf_actors.worker.server import WorkerServer
 
 HEAD = "ipc:///head"
@@ -142,22 +145,29 @@ class LoneWorker:
 
 
 class Keeper:
-    """What agentd's Children are to a session."""
+    """What agentd's Children, and the templates below them, are to a session; outlives it."""
 
-    def __init__(self, world: World, report: Callable[[Any], None]) -> None:
+    def __init__(self, world: World) -> None:
         self._world = world
-        self._report = report
+        self.report: Callable[[Any], None] | None = None
         self.workers: dict[str, LoneWorker] = {}
+        self._known: dict[str, RunningWorker] = {}
 
-    def start(self, specs: Any) -> None:
-        for spec in specs:
+    def start(self, order: StartWorkers) -> None:
+        for spec in order.workers:
             worker = self.workers[spec.id] = LoneWorker(self._world, spec, int(spec.namespace))
-            ready = WorkerReady(spec.id, worker.pid, worker.endpoint, 0, 4000)
-            self._world.soon(self._up, worker, ready)
+            self._known[spec.id] = RunningWorker(spec, order.owner, order.cls, order.detail, worker.pid)
+            self._world.soon(self._up, worker)
 
-    def _up(self, worker: LoneWorker, ready: WorkerReady) -> None:
+    def _up(self, worker: LoneWorker) -> None:
         if worker.running:
-            self._report(ready)
+            id = worker.spec.id
+            self._known[id] = replace(self._known[id], endpoint=worker.endpoint, master_port=4000)
+            self._say(WorkerReady(id, worker.pid, worker.endpoint, 0, 4000))
+
+    def _say(self, report: Any) -> None:
+        if self.report is not None:
+            self.report(report)
 
     def stop(self, ids: Any, grace_s: float, reason: str = "") -> None:
         for id in ids:
@@ -167,11 +177,22 @@ class Keeper:
         worker = self.workers.pop(id, None)
         if worker is not None:
             worker.end()
-            self._world.soon(self._report, WorkerExited(id, exit))
+            self._known[id] = replace(self._known[id], exit=exit)
+            self._world.soon(self._say, WorkerExited(id, exit))
+
+    def left(self) -> list[RunningWorker]:
+        """What an agentd that takes over finds: workers, and ends that no head is known to have heard of."""
+        return list(self._known.values())
 
     def renew(self, until: float, lease_s: float) -> None: ...
 
     def log_credit(self, chars: int, owner: str) -> None: ...
+
+    def registered(self, keep_s: float) -> None: ...
+
+    def settled(self, ids: Any) -> None:
+        for id in ids:
+            self._known.pop(id, None)
 
     async def close(self, grace_s: float, reason: str = "") -> None:
         for id in list(self.workers):
@@ -179,33 +200,41 @@ class Keeper:
 
 
 class Agent:
-    """An agentd."""
+    """An agentd.
 
-    def __init__(self, world: World, rank: int) -> None:
+    Args:
+        world: where.
+        rank: of its node.
+        keeper: with what an earlier one left.
+    """
+
+    def __init__(self, world: World, rank: int, keeper: Keeper) -> None:
         self.rank = rank
+        self.keeper = keeper
         self._world = world
         report = NodeReport(
             f"n{rank}", hostname=f"n{rank}", ip=f"10.0.0.{rank}", host=f"h{rank}", num_cpus=1, memory_bytes=1,
             python="3", interpreter="/py", rank=rank,
         )  # fmt: skip
         seen: Any = _Seen(world, self)
-        self._session = Session(seen, HEAD, report, self._keeper, policy=Policy(30.0, 0.1), hello_timeout_s=0.5)
+        self._session = Session(
+            seen, HEAD, report, self._made, keeps=True, policy=Policy(30.0, 0.1), hello_timeout_s=0.5
+        )
+        self._session.adopt(keeper.left(), {})
         self.task = world.loop.create_task(self._session.run())
 
-    def _keeper(self, report: Callable[[Any], None]) -> Keeper:
-        self.keeper = Keeper(self._world, report)
+    def _made(self, report: Callable[[Any], None]) -> Keeper:
+        self.keeper.report = report
         return self.keeper
 
     def owns(self, identity: bytes) -> bool:
         return identity == f"agent:{self._session._state.incarnation}".encode()
 
     def kill(self) -> None:
-        """kill -9 of agentd, whose workers end with it."""
+        """kill -9 of agentd alone."""
         self._world.cut.add(self)
         self.task.cancel()
-        for worker in self.keeper.workers.values():
-            worker.end()
-        self.keeper.workers.clear()
+        self.keeper.report = None
 
 
 class _Answer:
@@ -374,7 +403,7 @@ class World:
         self.over = False
         self._everybody: list[Any] = []
         self.head: HeadServer | None = self._start_head()
-        self.agents: list[Agent | None] = [self._start(Agent(self, rank)) for rank in range(nodes)]
+        self.agents: list[Agent | None] = [self._start(Agent(self, rank, Keeper(self))) for rank in range(nodes)]
         self.drivers = [self._start(Driver(self, lasting)) for lasting in (False, True, False)]
 
     def _start_head(self) -> HeadServer:
@@ -436,7 +465,7 @@ class World:
             elif kind == "agentd":
                 agent.kill()
                 self.agents[agent.rank] = None
-                self.loop.call_later(away, self._return_agent, agent.rank)
+                self.loop.call_later(away, self._return_agent, agent.rank, agent.keeper)
             elif kind == "cut":
                 self.cut.add(agent)
                 self.loop.call_later(away, self._heal, agent)
@@ -446,8 +475,8 @@ class World:
     def _return_head(self) -> None:
         self.head = self._start_head()
 
-    def _return_agent(self, rank: int) -> None:
-        self.agents[rank] = self._start(Agent(self, rank))
+    def _return_agent(self, rank: int, keeper: Keeper) -> None:
+        self.agents[rank] = self._start(Agent(self, rank, keeper))
 
     def _heal(self, agent: Agent) -> None:
         if agent in self.agents:
