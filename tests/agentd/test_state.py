@@ -426,3 +426,38 @@ def test_who_answers_again_or_has_ended_is_forgotten():
     kit.do(e.FromWorkers(WorkerExited("w2", GONE)))
     actions = kit.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0)))
     assert not [a for a in actions if isinstance(a, e.Send) and isinstance(a.body, WorkersHealth)]
+
+
+# --- another agentd before or after this one ---
+
+
+def adopted(kit: Kit, *workers: RunningWorker) -> None:
+    kit.do(e.Adopted(list(workers)))
+    kit.do(e.Start())
+
+
+def test_what_was_taken_over_is_said_and_lives_as_what_was_started():
+    kit = Kit()
+    kit.now = 500.0
+    adopted(kit, RunningWorker(spec("w1"), "d1", pid=5, endpoint=UP), RunningWorker(spec("w2"), "d1", exit=GONE))
+    assert [(one.spec.id, one.exit) for one in kit.state.running()] == [("w1", None), ("w2", GONE)]
+    assert kit.do(e.Tick()) == [], "the head has its grace from now on"
+    kit.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0)))
+    assert kit.start("w1", "w2") == [e.StartChildren(order())], "they were started once"
+    gone = WorkerExited("w1", GONE)
+    assert kit.do(e.FromWorkers(gone)) == [e.Send(gone)]
+
+
+def test_ends_that_were_taken_over_are_settled_when_the_head_has_answered():
+    kit = Kit()
+    adopted(kit, RunningWorker(spec("w2"), "d1", exit=GONE))
+    kit.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0)))
+    kit.do(e.Tick(), 1.0)
+    assert kit.do(e.Heard(Beat("epoch"))) == [e.Settled(["w2"])]
+    assert kit.state.running() == []
+
+
+def test_a_hand_over_stops_nobody_and_says_nothing():
+    kit = Kit().join()
+    kit.start("w1")
+    assert kit.do(e.HandOver("SIGUSR1")) == [e.Exit(0, "workers go on: SIGUSR1")]

@@ -1,0 +1,69 @@
+"""What an agentd writes down for the next one."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentd.ledger import Ledger
+from rlinf_actors.wire.messages import StartWorkers
+from rlinf_actors.wire.values import WorkerSpec
+
+
+def order(*ids: str) -> StartWorkers:
+    return StartWorkers([WorkerSpec(id, "g", "ns", 0, 1, 0, {}) for id in ids], "d1", "m:C", "{}")
+
+
+def files(tmp_path) -> int:
+    return len(list(tmp_path.iterdir()))
+
+
+def test_the_next_agentd_reads_what_is_not_settled(tmp_path):
+    first = Ledger(tmp_path)
+    first.write(order("a", "b"))
+    first.write(order("c"))
+    first.settled(["c", "a"])
+    assert files(tmp_path) == 1
+    known = Ledger(tmp_path).read()
+    assert sorted(known) == ["a", "b"]  # of one order: who takes stock looks for both
+    assert (known["b"].owner, known["b"].cls, known["b"].detail) == ("d1", "m:C", "{}")
+
+
+def test_the_last_settled_worker_of_an_order_takes_its_file_along(tmp_path):
+    Ledger(tmp_path).write(order("a", "b"))
+    later = Ledger(tmp_path)
+    later.read()
+    later.settled(["a"])
+    assert files(tmp_path) == 1
+    later.settled(["b", "unknown"])
+    assert files(tmp_path) == 0
+
+
+def test_a_stop_leaves_no_file_and_two_agentds_of_one_pid_no_mix_up(tmp_path):
+    Ledger(tmp_path).write(order("a"))
+    second = Ledger(tmp_path)
+    second.read()
+    second.write(order("b"))
+    assert files(tmp_path) == 2
+    second.close()
+    assert files(tmp_path) == 0
+
+
+def test_a_file_that_is_no_order_is_named_and_removed(tmp_path, caplog):
+    (tmp_path / "1-1.start").write_bytes(b"\xc1 torn")
+    assert Ledger(tmp_path).read() == {}
+    assert "1-1.start cannot be read" in caplog.text
+    assert files(tmp_path) == 0
+
+
+def test_what_cannot_be_written_is_refused_whole(tmp_path):
+    ledger = Ledger(tmp_path / "gone")
+    with pytest.raises(OSError, match="gone"):
+        ledger.write(order("a"))
+    assert ledger.read() == {}
+
+
+def test_without_a_directory_nothing_is_written():
+    ledger = Ledger(None)
+    ledger.write(order("a"))
+    ledger.settled(["a"])
+    assert ledger.read() == {}

@@ -1,0 +1,226 @@
+"""An agentd that ends, and is started again: what runs goes on, what ended meanwhile is told, nothing is left."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+
+import live_workers as lw
+import pytest
+import robot_kit as rk
+from kept_workers import Kept
+
+from rlinf_actors import (
+    ComponentPlacement,
+    NodeLostError,
+    NodePlacementStrategy,
+    RestartPolicy,
+    WorkerDiedError,
+)
+
+pytestmark = pytest.mark.live
+
+QUICK = {"timers": {"beat_s": 0.2, "lease_s": 2}}
+ON_ONE = NodePlacementStrategy([1])
+
+
+@pytest.fixture
+def local(local_cluster):
+    return local_cluster(2, {"accelerators": 1})
+
+
+@pytest.fixture
+def group(local):
+    return Kept.create_group().launch(local.cluster(), ON_ONE).wait_ready()
+
+
+@pytest.fixture
+def never(tmp_path):
+    """A file whose other end nobody opens."""
+    os.mkfifo(tmp_path / "never")
+    return str(tmp_path / "never")
+
+
+def ended(pid: int) -> int:
+    """A pidfd, for `gone`."""
+    return os.pidfd_open(pid)
+
+
+def gone(*pidfds: int) -> None:
+    for pidfd in pidfds:
+        assert select.select([pidfd], [], [], 15)[0], "it runs still"
+        os.close(pidfd)
+
+
+def test_workers_calls_and_groups_go_on(local, group, tmp_path):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    before = group.pids().wait()
+    waiting = group.wait_for(str(fifo))
+    local.kill_agent(1)
+    fifo.write_text("in the gap")
+    assert waiting.wait() == ["in the gap"]
+    assert group.count().wait() == [1]
+    for _ in range(2):
+        local.restart_agent(1)
+        assert group.pids().wait() == before
+        local.kill_agent(1)
+    local.restart_agent(1)
+    assert group.count().wait() == [2]
+    again = Kept.create_group().launch(local.cluster(), ON_ONE, name="again")
+    assert again.pids().wait()[0][1] == before[0][1], "the template goes on as well"
+    end = ended(before[0][0])
+    group.shutdown()
+    gone(end)
+
+
+def test_a_planned_change_of_agentd(local, group):
+    before = group.pids().wait()
+    os.kill(local.nodes[1].pid, signal.SIGUSR1)
+    assert local.nodes[1].process.wait(15) == 0
+    local.restart_agent(1)
+    assert group.pids().wait() == before
+
+
+@pytest.mark.parametrize("how", ["killed", "exit 3"])
+def test_how_a_worker_ended_in_the_gap_is_told_afterwards(local, group, how):
+    pid = group.pids().wait()[0][0]
+    end = ended(pid)
+    if how == "killed":
+        local.kill_agent(1)
+        os.kill(pid, signal.SIGKILL)
+    else:
+        group.leave(3, "that was all").wait()
+        local.kill_agent(1)
+    gone(end)
+    call = group.count()
+    local.restart_agent(1)
+    with pytest.raises(WorkerDiedError) as caught:
+        call.wait()
+    error = caught.value
+    expected = (None, signal.SIGKILL, ()) if how == "killed" else (3, None, ("that was all",))
+    assert (error.exit_code, error.signal, error.stderr_tail) == expected
+
+
+def test_a_worker_that_died_in_the_gap_is_restarted_after_it(local):
+    policy = RestartPolicy.on_failure(within_s=300, backoff_s=0)
+    group = Kept.create_group().launch(local.cluster(), ON_ONE, restart=policy).wait_ready()
+    pid = group.pids().wait()[0][0]
+    end = ended(pid)
+    local.kill_agent(1)
+    os.kill(pid, signal.SIGKILL)
+    gone(end)
+    call = group.count()
+    local.restart_agent(1)
+    with pytest.raises(WorkerDiedError, match="SIGKILL"):
+        call.wait()
+    assert group.pids().wait()[0][0] != pid
+
+
+def test_lines_of_the_gap_are_shown_once(local, group, capfd):
+    group.say("before").wait()
+    local.kill_agent(1)
+    group.say("in the gap").wait()
+    local.restart_agent(1)
+    group.say("after").wait()
+    group.shutdown()
+    local.cluster().shutdown()
+    lines = [line.split("] ")[-1] for line in capfd.readouterr().out.splitlines()]
+    assert [line for line in lines if line in ("before", "in the gap", "after")] == ["before", "in the gap", "after"]
+
+
+def test_with_its_template_killed_too_everything_is_swept_and_told(local, group, never):
+    (pid, template), child = group.pids().wait()[0], group.child().wait()[0]
+    ends = [ended(one) for one in (pid, child)]
+    call = group.wait_for(never)
+    local.kill_agent(1)
+    os.kill(template, signal.SIGKILL)
+    local.restart_agent(1)
+    with pytest.raises(WorkerDiedError, match="its agentd and the template that it came from had both ended"):
+        call.wait()
+    gone(*ends)
+    assert Kept.create_group().launch(local.cluster(), ON_ONE, name="again").count().wait() == [1]
+
+
+def test_a_template_that_stands_still_is_not_waited_for(local, group):
+    (pid, template) = group.pids().wait()[0]
+    end = ended(pid)
+    os.kill(template, signal.SIGSTOP)
+    local.kill_agent(1)
+    local.restart_agent(1)
+    gone(end)
+    with pytest.raises(WorkerDiedError, match=r"could not be taken over: it did not answer within 2 s"):
+        group.count().wait()
+
+
+def test_an_agentd_that_does_not_come_back_costs_its_workers_after_the_lease(local_cluster, never):
+    local = local_cluster(2, options=QUICK)
+    group = Kept.create_group().launch(local.cluster(), ON_ONE).wait_ready()
+    (pid, template), child = group.pids().wait()[0], group.child().wait()[0]
+    ends = [ended(one) for one in (pid, template, child)]
+    call = group.wait_for(never)
+    local.kill_agent(1)
+    with pytest.raises(NodeLostError):
+        call.wait()
+    gone(*ends)
+    local.restart_agent(1)  # and the node is there again
+    assert Kept.create_group().launch(local.cluster(), ON_ONE, name="again").count().wait() == [1]
+
+
+def test_without_keep_workers_end_with_their_agentd(local_cluster):
+    local = local_cluster(2, options={"workers": {"keep": False}})
+    group = Kept.create_group().launch(local.cluster(), ON_ONE).wait_ready()
+    end = ended(group.pids().wait()[0][0])
+    os.kill(local.nodes[1].pid, signal.SIGUSR1)
+    assert group.count().wait() == [1], "the signal changes nothing then"
+    local.kill_agent(1)
+    gone(end)
+    assert "workers.keep is false" in local.nodes[1].log()
+
+
+def test_a_lock_of_the_devices_is_held_on(local):
+    cluster = local.cluster()
+    first = Kept.create_group().launch(cluster, name="first").wait_ready()
+    second = Kept.create_group().launch(cluster, name="second").wait_ready()
+    first, second = first.execute_on(1), second.execute_on(1)
+    first.hold_devices().wait()
+    waiting = second.locked_turn()
+    local.kill_agent(1)
+    local.restart_agent(1)
+    with pytest.raises(TimeoutError):
+        waiting.wait(0.3)
+    first.release_devices().wait()
+    assert waiting.wait() == second.turns().wait()
+
+
+def test_a_robot_worker_ends_with_its_agentd(local_cluster, tmp_path):
+    with rk.Arm(tmp_path) as arm:
+        local = local_cluster(2)
+        config = rk.config(arm.address(), 1, 2)
+        cluster = local.cluster(cluster_cfg=config["cluster"])
+        strategy = ComponentPlacement(config, cluster).get_strategy("env")
+        robots = rk.Streamer.create_group().launch(cluster, strategy, name="env")
+        others = Kept.create_group().launch(cluster, ON_ONE).wait_ready()
+        before = others.pids().wait()
+        call = robots.moves()
+        arm.until_streaming()
+        local.kill_agent(1)
+        rk.stopped_last(arm.until_closed())
+        local.restart_agent(1)
+        with pytest.raises((WorkerDiedError, NodeLostError)):
+            call.wait()
+        assert others.pids().wait() == before
+
+
+def test_killed_while_it_starts_workers(local):
+    cluster = local.cluster()
+    groups = [lw.Greeter.create_group().launch(cluster, NodePlacementStrategy([1] * 3), name=f"g{n}") for n in range(3)]
+    local.kill_agent(1)
+    local.restart_agent(1)
+    for group in groups:  # each came up, or says why not; none hangs
+        try:
+            group.wait_ready(15)
+        except (WorkerDiedError, NodeLostError):
+            continue
+        assert len(group.greet().wait()) == 3
