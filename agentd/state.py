@@ -172,7 +172,8 @@ class AgentState:
         elif isinstance(event, HelloFailed):
             self._failed(event.error, now)
         elif isinstance(event, Heard):
-            self._silence.heard(now)
+            if isinstance(event.body, Beat) and event.body.incarnation:
+                self._silence.heard(now)  # an answer to what we said: anything else may come although we are not heard
             self._heard(event.body, now)
         elif isinstance(event, FromWorkers):
             self._reported(event.report, now)

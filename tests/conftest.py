@@ -26,6 +26,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cycles", type=int, default=30, help="how many starts and stops tests/cycles makes")
     parser.addoption("--kill-rounds", type=int, default=1, help="how often each is killed (tests/kills)")
     parser.addoption("--kill-seed", type=int, default=0, help="of when, and of who of two is killed first")
+    parser.addoption(
+        "--default-timers", action="store_true", help="cuts and stand stills with the default leases: 30 s each"
+    )
     parser.addoption("--soak-seed", type=int, help="of the soak: the plan of an earlier run; by default a new one")
     parser.addoption("--chaos-seconds", type=float, default=60, help="how long the chaos lasts (tests/chaos)")
     parser.addoption("--chaos-seed", type=int, help="of the chaos: the faults of an earlier run; by default new ones")

@@ -207,6 +207,7 @@ class Supervisor:
         if self._settling.look(self._now):
             self._nodes.give_up_missing(self._now - self._started, self._now)
             self._groups.settle()
+            self._groups.flush()  # what ended meanwhile: its name is free for a launch that was held
         for event in self._settling.take():
             self._said(event)
 

@@ -146,6 +146,12 @@ class _Socket:
         self._socket.setsockopt(zmq.SNDHWM, 0)  # a full ROUTER drops without a word; we bound above
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.LINGER, 0)
+        # A machine that vanished without a word leaves a connection that is open for ever. But no heartbeats of ZeroMQ
+        # and no TCP_USER_TIMEOUT: those end the connection of a process that is stopped, and lose what was under way.
+        self._socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        self._socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 60)  # seconds
+        self._socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 10)
+        self._socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 6)
         self._fd = int(self._socket.getsockopt(zmq.FD))
         network._sockets.add(self)
 
@@ -373,7 +379,8 @@ class ZmqListener(_Socket):
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # an unknown peer raises instead of vanishing
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a peer that reconnects replaces its half-dead connection
         self._socket.setsockopt(zmq.MAXMSGSIZE, max_bytes)
-        self._socket.setsockopt(zmq.BACKLOG, 1024)  # the default of 100 refuses a burst of agents
+        # the default of 100 refuses a burst of agents, and a head that is stopped needs room for all who look at it
+        self._socket.setsockopt(zmq.BACKLOG, 4096)
         self._start()
 
     def bind(self, endpoint: str) -> str:
@@ -414,6 +421,7 @@ class ZmqLink(_Socket):
         # closes at one moment must not all come back at one moment
         self._socket.setsockopt(zmq.RECONNECT_IVL, random.randint(10, 30))
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, random.randint(500, 1500))
+        self._socket.setsockopt(zmq.CONNECT_TIMEOUT, 2000)  # else a SYN into a cut is repeated after up to a minute
         self._socket.setsockopt(zmq.IPV6, int("[" in endpoint))
         self._endpoint = endpoint
         if faultpoints.active is not None:

@@ -181,8 +181,8 @@ class HeadLink:
         return self._greeting is not None and not self._greeting.done()
 
     def _noticed(self, body: Body) -> None:
-        self._silence.heard(asyncio.get_running_loop().time())
-        if isinstance(body, Beat):
+        if isinstance(body, Beat):  # an answer to what we said: anything else may come although we are not heard
+            self._silence.heard(asyncio.get_running_loop().time())
             if body.incarnation == HELLO_AGAIN:
                 self._greet_again()  # the head was restarted, and does not know us
             return

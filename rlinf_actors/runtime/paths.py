@@ -27,7 +27,7 @@ class _Path:
 
     def __init__(self, silence: Silence, now: float) -> None:
         self.silence = silence
-        self.received = -1
+        self.received: dict[Peer, int] = {}
         self.look: asyncio.Task[None] | None = None
         silence.heard(now)
 
@@ -77,10 +77,10 @@ class PathWatch:
                     path = self._paths[machine] = _Path(silence, now)
                 if now - due > STALL_S:
                     path.silence.stood_still(now - due, now)
-                received = sum(peer.received for peer, _ in peers)
-                if received != path.received:
-                    path.received = received
-                    path.silence.heard(now)
+                received = {peer: peer.received for peer, _ in peers}
+                if any(path.received.get(peer) != count for peer, count in received.items()):
+                    path.silence.heard(now)  # or somebody new is waited for, from now on
+                path.received = received
                 self._judge(path, peers, now)
 
     def _awaited(self) -> dict[str, list[tuple[Peer, str]]]:

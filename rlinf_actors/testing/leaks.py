@@ -69,10 +69,10 @@ class LeakCheck:
 
     def _processes(self, deadline: float) -> list[str]:
         found = []
-        for pid in self._own():
+        for pid in processes(self._mark):
             if not _gone(pid, deadline):
                 found.append(f"process {pid}: {_command(pid)}")
-        while left := self._own():
+        while left := processes(self._mark):
             for pid in left:
                 try:
                     os.kill(pid, signal.SIGKILL)
@@ -81,21 +81,6 @@ class LeakCheck:
                 _gone(pid, time.monotonic() + GRACE_S)
         zombies = set(procfs.children(os.getpid())) - self._children
         found += [f"child process {pid} was not waited for" for pid in sorted(zombies)]
-        return found
-
-    def _own(self) -> list[int]:
-        """Living processes that the test started, by their mark."""
-        wanted = f"{TEST_MARK}={self._mark}".encode()
-        me, found = os.getpid(), []
-        for pid in procfs.pids():
-            try:
-                environ = Path(f"/proc/{pid}/environ").read_bytes()
-            except OSError:
-                continue
-            if pid != me and wanted in environ.split(b"\0"):
-                state = procfs.stat(pid)
-                if state is not None and state.state not in "ZX":
-                    found.append(pid)
         return found
 
     def _left_threads(self, deadline: float) -> list[str]:
@@ -107,6 +92,22 @@ class LeakCheck:
     def _left_fds(self) -> list[str]:
         left = {fd: what for fd, what in _fds().items() if self._fds.get(fd) != what}
         return [f"file descriptor {fd}: {what}" for fd, what in left.items()]
+
+
+def processes(mark: str) -> list[int]:
+    """Living processes, without this one, that inherited this mark (the value of TEST_MARK)."""
+    wanted = f"{TEST_MARK}={mark}".encode()
+    me, found = os.getpid(), []
+    for pid in procfs.pids():
+        try:
+            environ = Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            continue
+        if pid != me and wanted in environ.split(b"\0"):
+            state = procfs.stat(pid)
+            if state is not None and state.state not in "ZX":
+                found.append(pid)
+    return found
 
 
 def _fds() -> dict[int, str]:

@@ -271,6 +271,16 @@ def test_a_head_that_was_heard_while_we_looked_is_there():
     assert kit.state.phase is P.JOINED
 
 
+def test_what_is_no_answer_to_us_does_not_end_the_silence():
+    kit = Kit().join()
+    began = kit.now
+    kit.now += 2
+    kit.do(e.Heard(Beat("")))  # the head tries the connection, since it does not hear us
+    kit.start("w1")
+    kit.silence()
+    assert kit.now == began + 3
+
+
 def test_a_stand_still_of_ours_is_not_the_heads_silence():
     kit = Kit().join()
     kit.do(e.Stalled(60), 60)

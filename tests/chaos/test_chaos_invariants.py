@@ -74,6 +74,10 @@ def test_a_call_runs_once_on_each_rank_that_was_asked() -> None:
     assert "ran 2 times in l:0" in one({"d": driver, **again})
 
 
+def fault(at: float, kind: str, seconds: float = 1.0) -> Line:
+    return Line(at, "fault", {"kind": kind, "pid": 0, "who": "x", "seconds": seconds})
+
+
 def test_a_rank_is_not_there_twice_at_once() -> None:
     alive = Line(5.0, "alive", {})
     assert violations({"first": [born(1), alive], "second": [born(6)]}, 100.0, LIMITS) == []
@@ -81,10 +85,22 @@ def test_a_rank_is_not_there_twice_at_once() -> None:
     assert violations({"first": [born(1), alive], "other": [born(4, owner=2)]}, 100.0, LIMITS) == []
 
 
+def test_a_new_group_may_meet_what_is_left_on_a_cut_off_node_and_a_restarted_rank_may_not() -> None:
+    first = [born(1), Line(5.0, "alive", {})]
+    cut = {SCENE: [fault(0.5, "cut agentd", 5.0)]}
+    assert violations({"first": first, "second": [born(4, "new:0")], **cut}, 100.0, LIMITS) == []
+    assert "still there 1.00 s" in one({"first": first, "second": [born(4)], **cut})
+    assert "still there 1.00 s" in one({"first": first, "second": [born(4, "new:0")]})
+    assert "still there 7.00 s" in one({"first": [born(1), Line(11.0, "alive", {})], "x": [born(4, "new:0")], **cut})
+
+
 def test_no_worker_outlives_its_driver() -> None:
-    ended = {SCENE: [Line(5.0, "ended", {"pid": 1, "who": "d"})]}
-    assert violations({"w": [born(1), Line(9.0, "alive", {})], **ended}, 100.0, LIMITS) == []
-    assert "was there 6.0 s after" in one({"w": [born(1), Line(11.0, "alive", {})], **ended})
+    ended = Line(5.0, "ended", {"pid": 1, "who": "d"})
+    assert violations({"w": [born(1), Line(9.0, "alive", {})], SCENE: [ended]}, 100.0, LIMITS) == []
+    late = {"w": [born(1), Line(11.0, "alive", {})]}
+    assert "was there 6.0 s after" in one({**late, SCENE: [ended]})
+    assert violations({**late, SCENE: [ended, fault(6.0, "kill head")]}, 100.0, LIMITS) == []
+    assert "was there 6.0 s after" in one({**late, SCENE: [ended, fault(6.0, "kill worker")]})
 
 
 def test_items_of_a_round_that_went_to_its_end_are_all_there() -> None:

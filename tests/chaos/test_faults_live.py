@@ -21,9 +21,9 @@ def test_faults_in_this_process_and_in_those_of_a_cluster(local_cluster, tmp_pat
         faults.fault("transport.receive", faults.drop(), exists=str(switch)),
     )
     with local_cluster(1, env=plan).cluster() as cluster:
-        with pytest.raises(WorkerStartError, match="a fault point refused refused:0"):
+        with pytest.raises(WorkerStartError, match=r"refused:0 .* cannot start another process"):
             fault_workers.Counter.create_group().launch(cluster, name="refused").add().wait()
-        with pytest.raises(WorkerStartError, match="a fault point refused refused:0"):
+        with pytest.raises(WorkerStartError, match=r"refused:0 .* cannot start another process"):
             fault_workers.Counter.create_group().launch(cluster, name="refused", start_method="spawn").add().wait()
         group = fault_workers.Counter.create_group().launch(cluster, name="counter")
         assert group.add().wait() == [1]

@@ -240,6 +240,18 @@ def test_a_name_that_was_free_is_given_once_the_nodes_are_back():
     assert [answer.group.name for _, answer in kit.answers() if isinstance(answer, Launched)] == ["new"]
 
 
+def test_a_name_whose_group_has_ended_meanwhile_is_free_for_a_launch_that_waited():
+    kit = cluster(2)
+    kit.restart()
+    returns(kit)
+    back(kit, 0)
+    kit.exited("a:n0", "g-0", kind="stopped")
+    assert kit.launch("g", [0], launch="again") is None
+    alone(kit, 1)
+    assert kit.refusals() == []
+    assert [answer.group.name for _, answer in kit.answers() if isinstance(answer, Launched)] == ["g"]
+
+
 def test_a_group_is_found_when_all_its_workers_are_known():
     kit = cluster(2)
     kit.restart()

@@ -22,8 +22,9 @@ A, B = 1, 2
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pk.Site]:
-    with pk.site(tmp_path_factory.mktemp("site"), 3, 1) as made:
+def site(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[pk.Site]:
+    timers = {} if request.config.getoption("default_timers") else pk.SHORT
+    with pk.site(tmp_path_factory.mktemp("site"), 3, 1, timers) as made:
         yield made
 
 
@@ -42,7 +43,7 @@ def test_a_node_that_is_cut_off_is_lost_ends_its_workers_and_comes_back(site, dr
         lost = driver.fails("end('block')")
         assert lost.kind == "NodeLostError"
         assert f"{how}:0 is gone with its node" in lost.text
-        assert "it was silent for 2 s" in lost.text
+        assert "it was silent for " in lost.text
         pk.ended([workers[0], workers[2]])
         assert driver.ask(f"group({how!r}).execute_on(1).count().wait(30)") == [1]
     site.until("node_joined", node_id=site.until("node_lost")["node_id"])
@@ -107,10 +108,10 @@ def test_a_driver_that_is_cut_off_is_told_and_so_is_everybody_else(site, how):
         with pk.cut(how, away, site.hosts[0]):
             told = driver.fails("end('block')")
             assert told.kind == "NodeLostError"
-            assert f"the head at tcp://{site.address} was silent for 2" in told.text
+            assert f"the head at tcp://{site.address} was silent for " in told.text
             assert "the network between here and there is cut" in told.text
             pk.ended(workers)
-            assert "it was silent for 2 s" in site.until("driver_ended")["text"]
+            assert "it was silent for " in site.until("driver_ended")["text"]
         assert driver.fails(f"group('cut-{how}').count().wait(30)").text == told.text
         assert driver.fails("launch('another', [1])").text == told.text
 
@@ -126,7 +127,7 @@ def test_a_driver_that_was_given_up_while_it_stood_still_is_told_by_name(site):
         told = driver.fails("end('block')")
         assert told.kind == "NodeLostError"
         assert "the head has given up on this" in told.text
-        assert "it was silent for 2 s" in told.text
+        assert "it was silent for " in told.text
 
 
 def test_an_agent_that_stood_still_longer_than_its_lease_finds_no_rank_running_twice(site, driver):

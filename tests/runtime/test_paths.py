@@ -100,3 +100,24 @@ async def test_nobody_looks_where_nobody_waits(network, far):
         await asyncio.wait_for(turns.get(), 10)
     assert found.empty()
     assert peer.error is None
+
+
+async def test_a_new_wait_does_not_inherit_the_silence_of_an_earlier_one(network, far):
+    _, peer, watch = far
+    network.dark.add(FAR)
+    first = Waiter()
+    peer.open(first)
+    ends: list[float] = []
+    loop = asyncio.get_running_loop()
+    again = RemoteGroup(network, "driver:x", "here", "ns", "again", ["n0"])
+    running = WorkerState("id-1", 0, 0, "10.0.0.2", "running", 1, Endpoint("there", "ipc:///unused", FAR))
+    again.adopt(GroupState("ns", "again", "m:C", "o", "running", [running], "tok"))
+    groups = list(watch._groups())
+    watch._groups = lambda: groups
+    peer.on_gone(lambda _error: ends.append(loop.time()))
+    await asyncio.wait_for(first.told.wait(), 10)
+    groups.append(again)  # before the watch has looked again: the same machine is waited for without a pause
+    second = Waiter()
+    again.peers[0].open(second)
+    await asyncio.wait_for(second.told.wait(), 10)
+    assert loop.time() - ends[0] >= LEASE_S

@@ -38,11 +38,13 @@ class Limits:
 
     Attributes:
         operation: how long one may take.
-        orphan: how long a worker may outlive its driver.
+        orphan: how long a worker may outlive its driver while head and agents are there.
+        cut_off: how long a worker on a cut-off node may outlive what the others were told of its node.
     """
 
     operation: float
     orphan: float
+    cut_off: float = 5.0
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ def violations(records: Records, now: float, limits: Limits) -> list[str]:
     return [
         *_operations(records, now, limits, dead),
         *_executions(records),
-        *_twice(records),
+        *_twice(records, limits),
         *_orphans(records, limits, dead),
         *_wrong(records),
         *_deliveries(records),
@@ -124,26 +126,43 @@ def _executions(records: Records) -> Iterator[str]:
                 yield f"call {one.begin['call']} was answered and ran in {sorted(told)}"
 
 
-def _twice(records: Records) -> Iterator[str]:
-    """A group's rank in two processes at one time, or a name of a driver's in two groups."""
-    spans: defaultdict[tuple[int, str, int], list[tuple[float, float, str]]] = defaultdict(list)
+def _twice(records: Records, limits: Limits) -> Iterator[str]:
+    """A group's rank in two processes at one time, or a name of a driver's in two groups.
+
+    A cut-off node may end its workers a moment after the head has given it up, and the name is free by then: a new
+    group (never a restarted rank) may begin within that moment.
+    """
+    spans: defaultdict[tuple[int, str, int], list[tuple[float, float, str, str]]] = defaultdict(list)
     for who, lines in records.items():
         if lines and lines[0].what == "born":
             born = lines[0]
-            spans[born["owner"], born["group"], born["rank"]].append((born.at, lines[-1].at, who))
+            spans[born["owner"], born["group"], born["rank"]].append((born.at, lines[-1].at, who, born["me"]))
+    cuts = [line for line in records.get(SCENE, ()) if line.what == "fault" and line["kind"].startswith("cut")]
     for found in spans.values():
         found.sort()
-        for (_, end, first), (begin, _, second) in itertools.pairwise(found):
-            if begin < end:
+        for (_, end, first, old), (begin, _, second, new) in itertools.pairwise(found):
+            if begin >= end:
+                continue
+            cut = any(line.at <= begin <= line.at + line["seconds"] + limits.cut_off for line in cuts)
+            if old == new or not cut or end - begin > limits.cut_off:
                 yield f"{first} was still there {end - begin:.2f} s after {second}, which has its name and rank, began"
 
 
 def _orphans(records: Records, limits: Limits, dead: Mapping[int, float]) -> Iterator[str]:
     for who, lines in records.items():
         if lines and lines[0].what == "born" and lines[0]["owner"] in dead:
-            late = lines[-1].at - dead[lines[0]["owner"]]
-            if late > limits.orphan:
-                yield f"{who} was there {late:.1f} s after the end of its driver"
+            end = dead[lines[0]["owner"]]
+            if lines[-1].at > _due(end, records, limits):
+                yield f"{who} was there {lines[-1].at - end:.1f} s after the end of its driver"
+
+
+def _due(end: float, records: Records, limits: Limits) -> float:
+    """When nothing may be left of a driver: a head or an agentd that is away begins to count anew when it is back."""
+    due = end + limits.orphan
+    for line in records.get(SCENE, ()):
+        if line.what == "fault" and line["kind"].endswith((" head", " agentd")) and end <= line.at <= due:
+            due = max(due, line.at + line["seconds"] + limits.orphan)
+    return due
 
 
 def _wrong(records: Records) -> Iterator[str]:

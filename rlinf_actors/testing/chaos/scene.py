@@ -18,11 +18,12 @@ from pathlib import Path
 import rlinf_actors
 from rlinf_actors import procfs
 from rlinf_actors.errors import RlinfActorsError
-from rlinf_actors.settings import LOST_ERRORS
+from rlinf_actors.settings import LOST_ERRORS, TEST_MARK
 from rlinf_actors.testing import faults
 from rlinf_actors.testing.chaos.invariants import SCENE
 from rlinf_actors.testing.chaos.plan import LATE_S, Plan, Strike
 from rlinf_actors.testing.chaos.record import Record
+from rlinf_actors.testing.leaks import processes
 from rlinf_actors.testing.local_cluster import LocalCluster
 
 NODES, DRIVERS = 3, 2
@@ -229,8 +230,8 @@ class Scene:
             return {self._local.nodes[rank].pid: str(rank) for rank in alive}
         found = {}
         drivers = {driver.pid for driver in self._drivers.values()}
-        for pid in procfs.subtree(os.getpid()):
-            if pid in drivers or pid == os.getpid():
+        for pid in processes(os.environ[TEST_MARK]):  # not only those below us: a template outlives its agentd
+            if pid in drivers:
                 continue
             mark = procfs.mark_of(pid)
             if mark is not None and mark.startswith("-") == (whom == "template"):
