@@ -185,7 +185,8 @@ class Faults:
 
 
 active: Faults | None = None
-"""The faults of this process, None while there are none. Hooks look here; only functions of this module set it."""
+"""The faults of this process, None while there are none. Hooks look here, once: another thread may end them meanwhile.
+Only functions of this module set it."""
 _setting = threading.Lock()
 
 

@@ -101,12 +101,13 @@ class ControlServer:
         self._listener.close(linger_ms)
 
     def _send(self, point: str, peer: bytes, body: object, envelope: Envelope) -> None:
-        if faultpoints.active is None:
+        faults = faultpoints.active
+        if faults is None:
             self._listener.send(peer, codec.encode(envelope))
         else:
             one = functools.partial(self._listener.send, peer, codec.encode(envelope))
             loop = asyncio.get_running_loop()
-            faultpoints.active.carry(point, self, peer, type(body).__name__, one, loop)
+            faults.carry(point, self, peer, type(body).__name__, one, loop)
 
     def _received(self, peer: bytes, header: bytes, parts: list[Buffer]) -> None:
         try:
@@ -225,11 +226,12 @@ class ControlClient:
                 )
 
     def _send(self, point: str, body: Body, envelope: Envelope) -> None:
-        if faultpoints.active is None:
+        faults = faultpoints.active
+        if faults is None:
             self._link.send(codec.encode(envelope))
         else:
             one = functools.partial(self._link.send, codec.encode(envelope))
-            faultpoints.active.carry(point, self, b"", type(body).__name__, one, asyncio.get_running_loop())
+            faults.carry(point, self, b"", type(body).__name__, one, asyncio.get_running_loop())
 
     def _received(self, peer: bytes, header: bytes, parts: list[Buffer]) -> None:
         try:

@@ -164,13 +164,6 @@ class _Socket:
     def _send(self, peer: bytes, header: bytes, parts: Sequence[Buffer], now: bool) -> None:
         if self._network.forked:
             return  # the sockets are the parent's
-        if faultpoints.active is not None:
-            one = functools.partial(self._put, peer, header, parts, now)
-            faultpoints.active.carry("transport.send", self, peer, self._name(peer), one, self._loop)
-            return
-        self._put(peer, header, parts, now)
-
-    def _put(self, peer: bytes, header: bytes, parts: Sequence[Buffer], now: bool) -> None:
         if now and not self._out and self._lock.acquire(blocking=False):
             try:
                 if self._closed:
@@ -334,19 +327,34 @@ class _Socket:
             if type(header) is not bytes:
                 log.warning("dropped a message from %r without a header", peer)
                 continue
-            if faultpoints.active is None:
-                self._hand_over(peer, header, parts)
-            else:
+            faults = faultpoints.active
+            if faults is not None:
                 one = functools.partial(self._hand_over, peer, header, parts)
-                faultpoints.active.carry("transport.receive", self, peer, self._name(peer), one, self._loop)
+                faults.carry("transport.receive", self, peer, self._name(peer), one, self._loop)
+                continue
+            try:
+                self._on_message(peer, header, parts)
+            except Exception:
+                # a bug of ours; the messages behind this one belong to others and must not be lost with it
+                log.exception("handling a message from %r failed", peer)
+
+    # --- with faults ---
+
+    def _send_with_faults(self, peer: bytes, header: bytes, parts: Sequence[Buffer], now: bool) -> None:
+        one = functools.partial(self._send, peer, header, parts, now)
+        faults = faultpoints.active
+        if faults is None:
+            one()  # another thread has just ended the last of them
+        else:
+            faults.carry("transport.send", self, peer, self._name(peer), one, self._loop)
 
     def _hand_over(self, peer: bytes, header: bytes, parts: list[Buffer]) -> None:
+        """What may come late is no part of a loop over messages."""
         if self._closed:
             return
         try:
             self._on_message(peer, header, parts)
         except Exception:
-            # a bug of ours; the messages behind this one belong to others and must not be lost with it
             log.exception("handling a message from %r failed", peer)
 
     def _name(self, peer: bytes) -> str:
@@ -408,7 +416,10 @@ class ZmqListener(_Socket):
         self._paths.clear()
 
     def send(self, peer: bytes, header: bytes, parts: Sequence[Buffer] = (), *, now: bool = False) -> None:
-        self._send(peer, header, parts, now)
+        if faultpoints.active is None:
+            self._send(peer, header, parts, now)
+        else:
+            self._send_with_faults(peer, header, parts, now)
 
 
 class ZmqLink(_Socket):
@@ -424,8 +435,9 @@ class ZmqLink(_Socket):
         self._socket.setsockopt(zmq.CONNECT_TIMEOUT, 2000)  # else a SYN into a cut is repeated after up to a minute
         self._socket.setsockopt(zmq.IPV6, int("[" in endpoint))
         self._endpoint = endpoint
-        if faultpoints.active is not None:
-            faultpoints.active.connecting(self, endpoint, self._loop)
+        faults = faultpoints.active
+        if faults is not None:
+            faults.connecting(self, endpoint, self._loop)
         self._start()
         self._socket.connect(endpoint)
 
@@ -433,4 +445,7 @@ class ZmqLink(_Socket):
         return self._endpoint
 
     def send(self, header: bytes, parts: Sequence[Buffer] = (), *, now: bool = False) -> None:
-        self._send(b"", header, parts, now)
+        if faultpoints.active is None:
+            self._send(b"", header, parts, now)
+        else:
+            self._send_with_faults(b"", header, parts, now)

@@ -41,6 +41,7 @@ def live(seed: int, seconds: float, folder: str) -> World:
         loop.close()
 
 
+@pytest.mark.timeout(60)  # two seconds of work each, on a machine that may be busy
 @pytest.mark.parametrize("seed", range(4))
 def test_no_fault_breaks_a_promise(seed: int, tmp_path: Path) -> None:
     world = live(seed, SECONDS, str(tmp_path))

@@ -159,3 +159,4 @@ def test_a_record_without_its_last_words_is_read(tmp_path: Any) -> None:
         file.write(b'[1.0, "half')
     (line,) = read(str(tmp_path))["one"]
     assert (line.what, line["what"], line["n"]) == ("item", "got", 1)
+    assert read(str(tmp_path), line.at - 1.0)["one"] == []

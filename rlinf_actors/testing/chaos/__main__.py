@@ -26,6 +26,9 @@ ORPHAN_S = 20.0
 LOOK_S = 60.0
 """Between two looks at the records while the run goes on."""
 
+SETTLED_S = 5.0
+"""Lines that are younger are not judged yet: who was stopped has the time, and has not written the line."""
+
 
 def run(seconds: float, every: float, seed: int, kinds: list[str], folder: str) -> Report:
     """Start a cluster, make faults happen, end everything, judge. Blocks.
@@ -51,7 +54,8 @@ def run(seconds: float, every: float, seed: int, kinds: list[str], folder: str) 
         while left > 0:
             scene.run(min(left, LOOK_S), every)
             left -= LOOK_S
-            found = violations(record.read(folder), time.monotonic(), limits)
+            until = time.monotonic() - SETTLED_S
+            found = violations(record.read(folder, until), until, limits)
             if left > 0:
                 print(f"chaos: {left:.0f} s left, {len(found) + len(scene.problems)} violations", flush=True)  # noqa: T201
         scene.stop()

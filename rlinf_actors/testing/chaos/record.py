@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -57,9 +58,15 @@ class Record:
         os.close(self._fd)
 
 
-def read(folder: str) -> dict[str, list[Line]]:
-    """All records of a folder; a line that a killed process did not finish is not there."""
-    return {path.name.removesuffix(_SUFFIX): list(_lines(path)) for path in sorted(Path(folder).glob(f"*{_SUFFIX}"))}
+def read(folder: str, until: float = math.inf) -> dict[str, list[Line]]:
+    """All records of a folder; a line that a killed process did not finish is not there.
+
+    Args:
+        folder: of all records.
+        until: later lines are left out, so that files that grow while they are read belong together.
+    """
+    paths = sorted(Path(folder).glob(f"*{_SUFFIX}"))
+    return {path.name.removesuffix(_SUFFIX): [line for line in _lines(path) if line.at <= until] for path in paths}
 
 
 def _lines(path: Path) -> Iterator[Line]:
