@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 
 from rlinf_actors.head.commands import Refused
 from rlinf_actors.head.records import Client, Node
@@ -10,12 +10,12 @@ from rlinf_actors.wire.messages import Launch
 from rlinf_actors.wire.values import WorkerSpec
 
 
-def check_launch(asked: Launch, taken: Collection[str], by_rank: Mapping[int, Node]) -> None:
+def check_launch(asked: Launch, taken: Callable[[str], bool], by_rank: Mapping[int, Node]) -> None:
     """Refuse a launch that makes no sense.
 
     Args:
         asked: the launch.
-        taken: ids of workers that are known already.
+        taken: whether a worker's id is known already.
         by_rank: living nodes by their ranks.
 
     Raises:
@@ -24,7 +24,7 @@ def check_launch(asked: Launch, taken: Collection[str], by_rank: Mapping[int, No
     ids = {spec.id for spec in asked.workers}
     if not asked.workers:
         raise Refused("usage", f"group {asked.group!r} has no workers")
-    if len(ids) != len(asked.workers) or any(id in taken for id in ids) or "" in ids:
+    if len(ids) != len(asked.workers) or any(map(taken, ids)) or "" in ids:
         raise Refused("usage", f"the workers' ids of group {asked.group!r} are not unique")
     if sorted(spec.rank for spec in asked.workers) != list(range(len(asked.workers))):
         raise Refused("usage", f"the ranks of group {asked.group!r} are not 0 to {len(asked.workers) - 1}")

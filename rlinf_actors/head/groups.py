@@ -6,32 +6,23 @@ flush, one WorkerChanged per group and handle; a name is free when its last work
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-import msgspec
-
 from rlinf_actors.head.causes import FirstEnds
-from rlinf_actors.head.checks import check_launch, node_for, own_namespace
-from rlinf_actors.head.claims import IN_USE, ClaimTable, owner_of
+from rlinf_actors.head.claims import ClaimTable, owner_of
 from rlinf_actors.head.clients import ClientTable
-from rlinf_actors.head.commands import Answer, Emit, Ended, Notify, Refused, Timing
+from rlinf_actors.head.commands import Answer, Emit, Ended, Notify, Timing
 from rlinf_actors.head.ended import EndedGroups
-from rlinf_actors.head.happenings import of_end, of_group, of_life
+from rlinf_actors.head.happenings import of_end, of_life
 from rlinf_actors.head.nodes import NodeTable
 from rlinf_actors.head.records import Client, Group, Node, Worker
 from rlinf_actors.head.remembered import WORKER, Remembered
 from rlinf_actors.head.restarts import Restarts, not_restarted
 from rlinf_actors.head.transitions import WorkerLife
-from rlinf_actors.head.waiting import WaitingLaunches
 from rlinf_actors.wire.messages import (
     Done,
-    FindGroup,
-    Launch,
-    Launched,
     StartWorkers,
-    StopGroup,
     StopWorkers,
     WorkerChanged,
     WorkerReady,
@@ -48,13 +39,13 @@ class GroupTable:
         nodes: where workers run.
         clients: who owns groups.
         on_worker_gone: called with the id of a worker whose process has ended.
-        allow: raises Refused for a launch that must not be now, whenever it was asked for.
         settled: whether every node of an earlier head has said what it has, or is lost.
         before: what an earlier head at this place knew.
         now: when the head started.
 
     Attributes:
         claims: who holds which robot.
+        retry: launches that wait for hardware are to be tried again.
     """
 
     def __init__(
@@ -64,7 +55,6 @@ class GroupTable:
         nodes: NodeTable,
         clients: ClientTable,
         on_worker_gone: Callable[[str], None],
-        allow: Callable[[Launch], None],
         settled: Callable[[], bool],
         before: Remembered,
         now: float,
@@ -74,11 +64,10 @@ class GroupTable:
         self._nodes = nodes
         self._clients = clients
         self._on_worker_gone = on_worker_gone
-        self._allow = allow
         self._settled = settled
+        self.retry = False
         self._with_robots: dict[tuple[str, str], Group] = {}
         self._stopping_robots: dict[str, dict[str, StopWorkers]] = {}
-        self._retry = False
         self._groups: dict[tuple[str, str], Group] = {}
         self._of_worker: dict[str, Group] = {}
         self._touched: dict[tuple[str, str], Group] = {}
@@ -88,7 +77,6 @@ class GroupTable:
         self._causes = FirstEnds()
         owner = partial(owner_of, clients=clients, nodes=nodes, of_worker=self._of_worker)
         self.claims = ClaimTable(timing.rank_hold_s, owner, now + timing.robot_settle_s)
-        self._waiting = WaitingLaunches(emit, clients, self._launch)
 
     # --- looking ---
 
@@ -152,112 +140,6 @@ class GroupTable:
         """Who holds which robot, in every namespace: they are the cluster's."""
         return self.claims.states(now)
 
-    # --- what clients ask ---
-
-    def launch(self, client: Client, peer: bytes, id: int, asked: Launch, now: float) -> Launched | None:
-        """Reserve the name and start the workers; None: answered later, once the hardware is free.
-
-        Raises:
-            Refused: the name is taken, a node is not there, a robot is in use, or the request makes no sense.
-        """
-        try:
-            return self._launch(client, asked, now)
-        except Refused as refused:
-            patience_s = max(asked.wait_s, self.claims.settled - now)
-            if refused.kind != IN_USE or patience_s <= 0:
-                raise
-            self._retry = self._retry or now < self.claims.settled
-            self._waiting.add(client, peer, id, asked, refused.text, patience_s, now)
-            return None
-
-    def _launch(self, client: Client, asked: Launch, now: float) -> Launched:
-        own_namespace(client, asked.namespace)
-        self._allow(asked)
-        taken = self._groups.get((asked.namespace, asked.group))
-        if taken is not None and not taken.launch.isdisjoint(spec.id for spec in asked.workers):
-            return self._launch_again(taken, client, asked)
-        if taken is not None:
-            raise Refused(
-                "name_in_use",
-                f"a group named {asked.group!r} is {taken.summary} in namespace {asked.namespace!r}: "
-                "give this one another name, or shut that one down first",
-            )
-        by_rank = self._nodes.by_rank()
-        check_launch(asked, self._of_worker, by_rank)
-        self.claims.check([claim for spec in asked.workers for claim in spec.claims], now)
-        token = self._clients.token(asked.namespace)
-        owner = (self._clients.driver_of(asked.namespace) if asked.detached else None) or client
-        group = Group(asked.namespace, asked.group, asked.cls, owner.incarnation, asked.detail)
-        if owner is not client:
-            group.subscribers[client.incarnation] = None
-        placed: dict[str, list[WorkerSpec]] = {}
-        for spec in asked.workers:
-            node = node_for(spec, by_rank)
-            spec = msgspec.structs.replace(spec, token=token)
-            placed.setdefault(node.id, []).append(spec)
-            worker = Worker(spec, node.id, node.report.ip)
-            self._add(group, worker)
-            self.claims.take(group, worker, node, now)
-        self._groups[group.key] = group
-        self._ended.forget(group.key)
-        self._emit(of_group("group_launched", group, f"was launched: {group.cls}, ranks 0-{len(group.workers) - 1}"))
-        for node_id, specs in placed.items():
-            self.start(node_id, group, specs)
-        return Launched(group.state(token))
-
-    def _launch_again(self, group: Group, client: Client, asked: Launch) -> Launched:
-        """The answer to this launch was lost, with an earlier head or a connection: worker ids are a launch's own."""
-        by_rank, token = self._nodes.by_rank(), self._clients.token(asked.namespace)
-        if client.incarnation != group.owner:
-            group.subscribers[client.incarnation] = None
-        try:
-            wanted = [(node_for(spec, by_rank), spec) for spec in asked.workers if spec.id not in group.launch]
-        except Refused:
-            self.stop_group(group, "not all its nodes came back after the head was restarted")
-            raise
-        for node, spec in wanted:
-            spec = msgspec.structs.replace(spec, token=token)
-            self.adopt(group, Worker(spec, node.id, node.report.ip))
-            self.start(node.id, group, [spec])
-        return Launched(group.state(token))
-
-    def find(self, client: Client, asked: FindGroup) -> Launched:
-        """Describe a group and subscribe to it.
-
-        Raises:
-            Refused: there is none of that name.
-        """
-        namespace, name = asked.namespace, asked.group
-        own_namespace(client, namespace)
-        group = self._groups.get((namespace, name))
-        if group is None:
-            ended = self._ended.get((namespace, name), self._clients.token(namespace)) if asked.ended else None
-            if ended is not None:
-                return Launched(ended)
-            there = sorted(group.name for group in self._groups.values() if group.namespace == namespace)
-            known = f"there are {', '.join(map(repr, there))}" if there else "there is none at all"
-            raise Refused("not_found", f"no group named {name!r} is running in namespace {namespace!r}; {known}")
-        if client.incarnation != group.owner:
-            group.subscribers[client.incarnation] = None
-        return Launched(group.state(self._clients.token(namespace)))
-
-    def stop(self, client: Client, peer: bytes, id: int, asked: StopGroup) -> None:
-        """Stop a group; answered when its workers are gone, at once if there is none of that name."""
-        own_namespace(client, asked.namespace)
-        self._waiting.withdraw(client, asked.group)
-        group = self._groups.get((asked.namespace, asked.group))
-        if group is None:
-            self._emit(Answer(peer, id, Done()))
-            return
-        group.waiting.append((peer, id))
-        self._stop(group, asked.grace_s)
-
-    def stop_all(self) -> None:
-        """Stop every group: the cluster ends."""
-        self._waiting.refuse_all("the cluster is being stopped")
-        for group in list(self._groups.values()):
-            self._stop(group, self._timing.stop_grace_s)
-
     # --- what agents say ---
 
     def ready(self, node: Node, said: WorkerReady) -> None:
@@ -301,10 +183,15 @@ class GroupTable:
                     self.lost(worker, f"node {node.name}: {reason}")
                     self.claims.lose(worker, certain, now)
 
+    def enter(self, group: Group) -> None:
+        """A group is about to get its workers, under a name that is free."""
+        self._groups[group.key] = group
+        self._ended.forget(group.key)
+
     def adopt(self, group: Group, worker: Worker) -> None:
         """A worker that is there, of a group from before this head started or one that was taken over already."""
         self._groups[group.key] = group
-        self._add(group, worker)
+        self.add(group, worker)
         group.changed[worker.id] = worker
         self._touched[group.key] = group
 
@@ -326,9 +213,9 @@ class GroupTable:
         group = self._groups.get((namespace, name))
         return group is not None and group.whole
 
-    def ended(self, namespace: str, name: str) -> GroupState | None:
-        """How the last group of this name has ended; None if there was none, or too long ago."""
-        return self._ended.get((namespace, name), "")
+    def ended(self, namespace: str, name: str, token: str = "") -> GroupState | None:
+        """How the last group of this name has ended, with that token; None if there was none, or too long ago."""
+        return self._ended.get((namespace, name), token)
 
     def give_up(self, worker_id: str, reason: str) -> None:
         """A client was told that this worker has ended: it must not come back."""
@@ -395,22 +282,13 @@ class GroupTable:
         self._emit(of_end(group))
         self.forget_job(group.namespace)
 
-    def tick(self, now: float) -> None:
-        """Launch what waited for hardware that is free by now."""
-        freed = self.claims.tick(now)
-        if self._retry and now >= self.claims.settled:
-            freed, self._retry = True, False
-        self._waiting.tick(freed, now)
-
     def retry_waiting(self) -> None:
-        """What a waiting launch may do has changed: see at once."""
-        self._retry = True
+        """What a launch that waits for hardware may do has changed: see at once."""
+        self.retry = True
 
     def next_deadline(self) -> float:
-        """When `tick` has something to do, infinity for never."""
-        settled = self.claims.settled if self._retry else math.inf
-        restarts = self._restarts.next_deadline()
-        return min(self.claims.next_deadline(), self._waiting.next_deadline(), restarts, settled)
+        """When `restart_due` has something to do, infinity for never."""
+        return self._restarts.next_deadline()
 
     def forget_job(self, namespace: str) -> None:
         """Forget a job if it has neither groups nor members."""
@@ -419,7 +297,8 @@ class GroupTable:
 
     # --- inside ---
 
-    def _add(self, group: Group, worker: Worker) -> None:
+    def add(self, group: Group, worker: Worker) -> None:
+        """A worker of a group from now on."""
         group.workers[worker.id] = worker
         group.living.add(worker.id)
         self._of_worker[worker.id] = group
@@ -434,7 +313,7 @@ class GroupTable:
 
     def stop_group(self, group: Group, reason: str) -> None:
         """Stop a group that its owner does not stop."""
-        self._stop(group, self._timing.orphan_grace_s, reason)
+        self.stop(group, self._timing.orphan_grace_s, reason)
 
     def stop_workers(self, workers: Sequence[Worker], grace_s: float, reason: str = "") -> None:
         """Stop some workers; *reason* where their owner does not want it."""
@@ -444,7 +323,8 @@ class GroupTable:
             self._step(worker, "stop")
         self._send_stop([worker for worker in workers if not worker.gone], grace_s, reason)
 
-    def _stop(self, group: Group, grace_s: float, reason: str = "") -> None:
+    def stop(self, group: Group, grace_s: float, reason: str = "") -> None:
+        """Stop a group; *reason* where its owner does not want it."""
         group.stopping = True
         self.stop_workers([worker for worker in group.workers.values() if not worker.gone], grace_s, reason)
 

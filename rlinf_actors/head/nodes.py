@@ -133,6 +133,7 @@ class NodeTable:
         elif known is not None and known.alive:
             self._by_peer.pop(known.peer, None)
             node.life, node.since, node.log_name = known.life, known.since, known.log_name
+            self._end_suspicion(known, now)
         node.step("hello", now)
         if node.id in self.drained:
             node.draining = self.drained[node.id]
@@ -147,10 +148,13 @@ class NodeTable:
     def heard(self, peer: bytes, now: float) -> None:
         """An agent said something, whatever it was."""
         node = self._by_peer[peer]
-        if node.life is NodeLife.SUSPECT:
-            self._emit(of_node("node_heard", node, f"is heard again after {now - node.last_seen:.1f} s"))
+        self._end_suspicion(node, now)
         node.last_seen = now
         node.step("heard", now)
+
+    def _end_suspicion(self, node: Node, now: float) -> None:
+        if node.life is NodeLife.SUSPECT:
+            self._emit(of_node("node_heard", node, f"is heard again after {now - node.last_seen:.1f} s"))
 
     def drain(self, node_id: str, why: str, now: float) -> None:
         """Count a known node among those to be used no more, also when it is away and comes back."""

@@ -33,6 +33,7 @@ from rlinf_actors.head.groups import GroupTable
 from rlinf_actors.head.happenings import of_driver, of_node
 from rlinf_actors.head.health import HealthNotes
 from rlinf_actors.head.journal import Journal
+from rlinf_actors.head.launches import Launches
 from rlinf_actors.head.looks import HardwareLooks
 from rlinf_actors.head.nodes import NodeTable
 from rlinf_actors.head.reconcile import Reconciler
@@ -123,7 +124,6 @@ class Supervisor:
             self._nodes,
             self._clients,
             self._worker_gone,
-            lambda asked: self._robots.check(asked),
             lambda: self._settling.over,
             before,
             now,
@@ -135,6 +135,9 @@ class Supervisor:
             lambda worker_id: self._groups.namespace_of(worker_id) is not None,
         )
         self._reconciler = Reconciler(timing, self._emit, self._clients, self._groups)
+        self._launches = Launches(
+            timing, self._emit, self._nodes, self._clients, self._groups, lambda asked: self._robots.check(asked)
+        )
         self._robots = RobotTable(timing, self._emit, self._nodes, self._clients, self._groups, before)
         self._health = HealthNotes(self._emit, self._groups)
         self._drains = DrainTable(self._emit, self._nodes, self._clients, self._groups)
@@ -176,7 +179,7 @@ class Supervisor:
         self._groups.restart_due(now)
         self._journal.tick(now, wall)
         self._groups.flush()
-        self._groups.tick(now)
+        self._launches.tick(now)
         if self._ending and not len(self._groups):
             for peer, id in self._ending:
                 self._emit(Answer(peer, id, Done()))
@@ -214,7 +217,15 @@ class Supervisor:
     def next_deadline(self) -> float:
         """When a Tick is due, infinity for never; may be too early, for a beat does not cost a look at everybody."""
         if self._deadline is None:
-            tables = (self._nodes, self._clients, self._groups, self._looks, self._settling, self._journal)
+            tables = (
+                self._nodes,
+                self._clients,
+                self._groups,
+                self._launches,
+                self._looks,
+                self._settling,
+                self._journal,
+            )
             deadlines = [table.next_deadline() for table in tables]
             self._deadline = min(*deadlines, self._robots.next_deadline(self._now))
         return self._deadline
@@ -284,17 +295,17 @@ class Supervisor:
         if isinstance(body, Launch):
             if self._ending:
                 raise Refused("usage", "the cluster is being stopped")
-            return self._groups.launch(client, event.peer, event.id, body, self._now)
+            return self._launches.launch(client, event.peer, event.id, body, self._now)
         if isinstance(body, FindGroup):
-            return self._groups.find(client, body)
+            return self._launches.find(client, body)
         if isinstance(body, StopGroup):
-            self._groups.stop(client, event.peer, event.id, body)
+            self._launches.stop(client, event.peer, event.id, body)
             return None
         if isinstance(body, StopCluster):
             if not self.identity.embedded:
                 raise Refused("usage", "this cluster is not the driver's own: stop its agentds instead")
             self._ending.append((event.peer, event.id))
-            self._groups.stop_all()
+            self._launches.stop_all()
             return None
         raise Refused("protocol", f"the head does not answer a {type(body).__name__}")
 

@@ -53,3 +53,13 @@ def test_a_worker_is_not_given_up_for_its_own_silence():
         kit.tell("a:n0", Beat("n0-1"))
         kit.tell("d1", Beat("d1"))
     assert kit.clients() == 2
+
+
+def test_a_suspected_node_that_comes_back_over_a_new_connection_is_heard_again():
+    kit = HeadKit(lease_s=10)
+    kit.node("n0")
+    kit.wait(5)
+    assert kit.node_states() == {"n0": "suspect"}
+    kit.node("n0")
+    assert kit.node_states() == {"n0": "ready"}
+    assert any("is heard again after 5.0 s" in line for line in kit.records())

@@ -16,6 +16,7 @@ from rlinf_actors.head.transitions import WorkerLife
 from rlinf_actors.wire.messages import (
     Beat,
     Done,
+    EStop,
     Goodbye,
     Launch,
     Launched,
@@ -172,6 +173,25 @@ def test_its_robot_is_nobody_elses_in_between():
     assert refused.kind == "hardware_in_use"
     kit.ask("d1", StopGroup("ns", "g", 0.0))
     assert isinstance(kit.ask("d1", Launch("ns", "other", "m:C", other)), Launched)
+
+
+def test_an_emergency_stop_ends_the_back_off_of_a_robot_worker_for_good():
+    kit = restarting(claims=[ARM])
+    dies(kit)
+    kit.ask("d1", EStop("a test"))
+    assert kit.group_states() == {}
+    kit.ask("d1", EStop("a test", release=True))
+    kit.wait(5)
+    assert started(kit) == []
+
+
+def test_under_an_emergency_stop_no_robot_worker_is_started_again():
+    kit = restarting(claims=[ARM])
+    kit.ask("d1", EStop("a test"))
+    kit.exited("a:n0", "g-0", kind="exited", exit_code=76)
+    assert kit.group_states() == {}
+    kit.wait(5)
+    assert started(kit) == []
 
 
 def test_an_agent_that_says_hello_again_is_not_asked_for_a_worker_in_its_back_off():

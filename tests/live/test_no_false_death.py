@@ -1,6 +1,6 @@
 """Busy or stopped is not dead: for almost three leases nothing answers, and everything goes on afterwards.
 
-``--default-timers`` tries it with the default leases: 30 s each.
+``--default-timers`` tries it with the default leases: 30 s each, three of them.
 """
 
 from __future__ import annotations

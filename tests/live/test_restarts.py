@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 
+import channel_workers as cw
 import live_workers as lw
 import pytest
 from restart_workers import AsyncMortal, Mortal
 
 from rlinf_actors import (
+    Channel,
     GroupClosedError,
     PeerDiedError,
     RestartPolicy,
@@ -151,6 +155,47 @@ def test_messages_from_and_to_a_new_worker(cluster, tmp_path):
     assert sent.wait() == [None]
     sent, taken = second.give("d", 0), first.take(1)
     assert (sent.wait(), taken.wait()) == ([None], ["d"])
+
+
+def test_a_consumer_that_is_started_again_gets_what_the_first_one_had_not_acknowledged(cluster):
+    channel = Channel.create("items")
+    group = lw.many(cluster, cw.User, 1, name="consumer", restart=SOON)
+    for item in "ab":
+        channel.put(item)
+    assert group.hold(channel).wait() == [True]
+    pid = group.pid().wait()[0]
+    os.kill(pid, signal.SIGKILL)
+    try:
+        got = group.get(channel, 2).wait()
+    except WorkerDiedError:  # it was sent before the end was known; the next one is for the next worker
+        got = group.get(channel, 2).wait()
+    assert got == [["a", "b"]]
+    channel.close()
+
+
+def test_a_driver_that_is_killed_in_a_back_off_leaves_nothing(tmp_path):
+    source = """
+        import os, signal
+        from restart_workers import Mortal
+        from rlinf_actors import Cluster, NodePlacementStrategy, RestartPolicy, WorkerDiedError
+        cluster = Cluster(num_nodes=1)
+        policy = RestartPolicy.on_failure(backoff_s=300, backoff_max_s=300)
+        group = Mortal.create_group().launch(cluster, NodePlacementStrategy([0, 0]), restart=policy)
+        pids = group.pid().wait()
+        under_way = group.execute_on(0).block()
+        os.kill(pids[0], signal.SIGKILL)
+        try:
+            under_way.wait()
+        except WorkerDiedError:
+            print(pids[1], flush=True)
+        signal.pause()
+    """
+    path = lw.script(tmp_path, f"import sys; sys.path.insert(0, {str(lw.ROOT / 'tests/live')!r})\n" + lw.dedent(source))
+    with subprocess.Popen([sys.executable, path], stdout=subprocess.PIPE, text=True, env=lw.SCRIPT_ENV) as driver:
+        pid = int(driver.stdout.readline().split()[0])
+        pidfd = os.pidfd_open(pid)
+        driver.kill()
+    lw.wait_for_end(pidfd)
 
 
 def test_a_new_rank_0_and_its_master_port(cluster):

@@ -1,0 +1,164 @@
+"""What clients ask of groups: launch one, now or when its hardware is free, find one, stop one. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import msgspec
+
+from rlinf_actors.head.checks import check_launch, node_for, own_namespace
+from rlinf_actors.head.claims import IN_USE
+from rlinf_actors.head.clients import ClientTable
+from rlinf_actors.head.commands import Answer, Emit, Refused, Timing
+from rlinf_actors.head.groups import GroupTable
+from rlinf_actors.head.happenings import of_group
+from rlinf_actors.head.nodes import NodeTable
+from rlinf_actors.head.records import Client, Group, Worker
+from rlinf_actors.head.waiting import WaitingLaunches
+from rlinf_actors.wire.messages import Done, FindGroup, Launch, Launched, StopGroup
+from rlinf_actors.wire.values import WorkerSpec
+
+
+class Launches:
+    """The clients' side of the groups.
+
+    Args:
+        timing: the head's timers.
+        emit: takes commands.
+        nodes, clients, groups: the tables.
+        allow: raises Refused for a launch that must not be now, whenever it was asked for.
+    """
+
+    def __init__(
+        self,
+        timing: Timing,
+        emit: Emit,
+        nodes: NodeTable,
+        clients: ClientTable,
+        groups: GroupTable,
+        allow: Callable[[Launch], None],
+    ) -> None:
+        self._timing = timing
+        self._emit = emit
+        self._nodes = nodes
+        self._clients = clients
+        self._groups = groups
+        self._allow = allow
+        self._waiting = WaitingLaunches(emit, clients, self._launch)
+
+    def launch(self, client: Client, peer: bytes, id: int, asked: Launch, now: float) -> Launched | None:
+        """Reserve the name and start the workers; None: answered later, once the hardware is free.
+
+        Raises:
+            Refused: the name is taken, a node is not there, a robot is in use, or the request makes no sense.
+        """
+        try:
+            return self._launch(client, asked, now)
+        except Refused as refused:
+            patience_s = max(asked.wait_s, self._groups.claims.settled - now)
+            if refused.kind != IN_USE or patience_s <= 0:
+                raise
+            self._groups.retry = self._groups.retry or now < self._groups.claims.settled
+            self._waiting.add(client, peer, id, asked, refused.text, patience_s, now)
+            return None
+
+    def _launch(self, client: Client, asked: Launch, now: float) -> Launched:
+        own_namespace(client, asked.namespace)
+        self._allow(asked)
+        taken = self._groups.get(asked.namespace, asked.group)
+        if taken is not None and not taken.launch.isdisjoint(spec.id for spec in asked.workers):
+            return self._launch_again(taken, client, asked)
+        if taken is not None:
+            raise Refused(
+                "name_in_use",
+                f"a group named {asked.group!r} is {taken.summary} in namespace {asked.namespace!r}: "
+                "give this one another name, or shut that one down first",
+            )
+        by_rank = self._nodes.by_rank()
+        check_launch(asked, lambda id: self._groups.of_worker(id) is not None, by_rank)
+        self._groups.claims.check([claim for spec in asked.workers for claim in spec.claims], now)
+        token = self._clients.token(asked.namespace)
+        owner = (self._clients.driver_of(asked.namespace) if asked.detached else None) or client
+        group = Group(asked.namespace, asked.group, asked.cls, owner.incarnation, asked.detail)
+        if owner is not client:
+            group.subscribers[client.incarnation] = None
+        placed: dict[str, list[WorkerSpec]] = {}
+        for spec in asked.workers:
+            node = node_for(spec, by_rank)
+            spec = msgspec.structs.replace(spec, token=token)
+            placed.setdefault(node.id, []).append(spec)
+            worker = Worker(spec, node.id, node.report.ip)
+            self._groups.add(group, worker)
+            self._groups.claims.take(group, worker, node, now)
+        self._groups.enter(group)
+        self._emit(of_group("group_launched", group, f"was launched: {group.cls}, ranks 0-{len(group.workers) - 1}"))
+        for node_id, specs in placed.items():
+            self._groups.start(node_id, group, specs)
+        return Launched(group.state(token))
+
+    def _launch_again(self, group: Group, client: Client, asked: Launch) -> Launched:
+        """The answer to this launch was lost, with an earlier head or a connection: worker ids are a launch's own."""
+        by_rank, token = self._nodes.by_rank(), self._clients.token(asked.namespace)
+        if client.incarnation != group.owner:
+            group.subscribers[client.incarnation] = None
+        try:
+            wanted = [(node_for(spec, by_rank), spec) for spec in asked.workers if spec.id not in group.launch]
+        except Refused:
+            self._groups.stop_group(group, "not all its nodes came back after the head was restarted")
+            raise
+        for node, spec in wanted:
+            spec = msgspec.structs.replace(spec, token=token)
+            self._groups.adopt(group, Worker(spec, node.id, node.report.ip))
+            self._groups.start(node.id, group, [spec])
+        return Launched(group.state(token))
+
+    def find(self, client: Client, asked: FindGroup) -> Launched:
+        """Describe a group and subscribe to it.
+
+        Raises:
+            Refused: there is none of that name.
+        """
+        namespace, name = asked.namespace, asked.group
+        own_namespace(client, namespace)
+        group = self._groups.get(namespace, name)
+        if group is None:
+            ended = self._groups.ended(namespace, name, self._clients.token(namespace)) if asked.ended else None
+            if ended is not None:
+                return Launched(ended)
+            there = sorted(group.name for group in self._groups.all() if group.namespace == namespace)
+            known = f"there are {', '.join(map(repr, there))}" if there else "there is none at all"
+            raise Refused("not_found", f"no group named {name!r} is running in namespace {namespace!r}; {known}")
+        if client.incarnation != group.owner:
+            group.subscribers[client.incarnation] = None
+        return Launched(group.state(self._clients.token(namespace)))
+
+    def stop(self, client: Client, peer: bytes, id: int, asked: StopGroup) -> None:
+        """Stop a group; answered when its workers are gone, at once if there is none of that name."""
+        own_namespace(client, asked.namespace)
+        self._waiting.withdraw(client, asked.group)
+        group = self._groups.get(asked.namespace, asked.group)
+        if group is None:
+            self._emit(Answer(peer, id, Done()))
+            return
+        group.waiting.append((peer, id))
+        self._groups.stop(group, asked.grace_s)
+
+    def stop_all(self) -> None:
+        """Stop every group: the cluster ends."""
+        self._waiting.refuse_all("the cluster is being stopped")
+        for group in self._groups.all():
+            self._groups.stop(group, self._timing.stop_grace_s)
+
+    def tick(self, now: float) -> None:
+        """Launch what waited for hardware that is free by now."""
+        freed = self._groups.claims.tick(now)
+        if self._groups.retry and now >= self._groups.claims.settled:
+            freed, self._groups.retry = True, False
+        self._waiting.tick(freed, now)
+
+    def next_deadline(self) -> float:
+        """When `tick` has something to do, infinity for never."""
+        claims = self._groups.claims
+        settled = claims.settled if self._groups.retry else math.inf
+        return min(claims.next_deadline(), self._waiting.next_deadline(), settled)
