@@ -383,6 +383,9 @@ class AgentState:
 
     def _start(self, body: StartWorkers, now: float) -> None:
         specs = [spec for spec in body.workers if spec.id not in self._workers and spec.id not in self._ended]
+        for spec in body.workers:  # asked for again, by a head that has not heard how they ended
+            if spec.id in self._ended and (exit := self._ended[spec.id].exit) is not None:
+                self._send(WorkerExited(spec.id, exit))
         for spec in specs:
             self._workers[spec.id] = RunningWorker(spec, body.owner, body.cls, body.detail)
         if self.phase in (Phase.JOINED, Phase.JOINING):

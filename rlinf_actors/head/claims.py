@@ -63,12 +63,13 @@ class ClaimTable:
 
     # --- looking ---
 
-    def check(self, claims: Iterable[Claim], now: float) -> None:
+    def check(self, claims: Iterable[Claim], now: float, group: Group | None = None) -> None:
         """Refuse a launch that wants what is held.
 
         Args:
             claims: what its workers claim.
             now: the time.
+            group: the one that they are of, if it has workers already: they share what they have.
 
         Raises:
             Refused: a piece is held; names it and who holds it. Or this head has just started, and does not know.
@@ -82,7 +83,8 @@ class ClaimTable:
             )
         for claim in claims:
             for hold in self._holds.get(claim.key, {}).values():
-                raise Refused(IN_USE, self._refusal(hold, now))
+                if hold.group is not group:
+                    raise Refused(IN_USE, self._refusal(hold, now))
 
     def states(self, now: float) -> list[LeaseState]:
         """Every piece that is held, by key."""

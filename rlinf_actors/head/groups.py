@@ -153,7 +153,7 @@ class GroupTable:
     def exited(self, node: Node, id: str, exit_report: ExitReport, now: float) -> None:
         """A worker's process has ended; its rank may be started again."""
         worker = self.worker_on(node, id)
-        if worker is not None:
+        if worker is not None and worker.life is not WorkerLife.RESTARTING:  # that one has no process yet
             self._finish(worker, node, exit_report, now)
         elif self._unseen.get(id) is not None:
             self.claims.ended(id)

@@ -69,7 +69,7 @@ class Launches:
         self._allow(asked)
         taken = self._groups.get(asked.namespace, asked.group)
         if taken is not None and not taken.launch.isdisjoint(spec.id for spec in asked.workers):
-            return self._launch_again(taken, client, asked)
+            return self._launch_again(taken, client, asked, now)
         if taken is not None:
             raise Refused(
                 "name_in_use",
@@ -98,19 +98,25 @@ class Launches:
             self._groups.start(node_id, group, specs)
         return Launched(group.state(token))
 
-    def _launch_again(self, group: Group, client: Client, asked: Launch) -> Launched:
+    def _launch_again(self, group: Group, client: Client, asked: Launch, now: float) -> Launched:
         """The answer to this launch was lost, with an earlier head or a connection: worker ids are a launch's own."""
+        if group.stopping:
+            raise Refused("usage", f"group {group.name!r} is being stopped: launch it again when it has ended")
         by_rank, token = self._nodes.by_rank(), self._clients.token(asked.namespace)
         if client.incarnation != group.owner:
             group.subscribers[client.incarnation] = None
         try:
             wanted = [(node_for(spec, by_rank), spec) for spec in asked.workers if spec.id not in group.launch]
-        except Refused:
-            self._groups.stop_group(group, "not all its nodes came back after the head was restarted")
+            self._groups.claims.check([claim for _, spec in wanted for claim in spec.claims], now, group)
+        except Refused as refused:
+            if refused.kind != IN_USE or now >= self._groups.claims.settled:
+                self._groups.stop_group(group, "not all its nodes, or robots, were there after the head was restarted")
             raise
         for node, spec in wanted:
             spec = msgspec.structs.replace(spec, token=token)
-            self._groups.adopt(group, Worker(spec, node.id, node.report.ip))
+            worker = Worker(spec, node.id, node.report.ip)
+            self._groups.adopt(group, worker)
+            self._groups.claims.take(group, worker, node, now)
             self._groups.start(node.id, group, [spec])
         return Launched(group.state(token))
 

@@ -44,7 +44,7 @@ class Reconciler:
         that we have and it does not: those that are to start are asked for once more (the agent ignores ids that it
         has), the others have ended unseen.
         """
-        for running in there:
+        for running in sorted(there, key=lambda one: -one.spec.incarnation):  # what a rank is now, before what it was
             self._take_over(node, running, now)
         listed = {running.spec.id for running in there}
         self._groups.claims.node_is_back(node.id, listed, known, now)

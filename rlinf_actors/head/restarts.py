@@ -48,7 +48,7 @@ class Restarts:
             reason = "; ".join(filter(None, [exit.reason, f"it was restarted {times}, and is not again"]))
             worker.exit = msgspec.structs.replace(exit, reason=reason)
             return None
-        delay_s = min(policy.backoff_s * 2 ** len(past), policy.backoff_max_s)
+        delay_s = min(policy.backoff_s * 2.0 ** min(len(past), 60), policy.backoff_max_s)
         past.append(now)
         incarnation = worker.spec.incarnation + 1
         spec = msgspec.structs.replace(worker.spec, id=next_id(worker.id, incarnation), incarnation=incarnation)

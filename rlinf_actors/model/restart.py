@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from rlinf_actors.errors import UsageError
@@ -31,7 +32,7 @@ class RestartPolicy:
             raise UsageError(f"max_restarts is {self.max_restarts!r}; it must be a whole number, 0 or more")
         for name, least in (("within_s", "more than 0"), ("backoff_s", "0 or more"), ("backoff_max_s", "0 or more")):
             value = getattr(self, name)
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
             if not number or not (value > 0 or (value == 0 and least != "more than 0")):
                 raise UsageError(f"{name} is {value!r}; it must be a number of seconds, {least}")
 

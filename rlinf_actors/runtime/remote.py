@@ -189,17 +189,17 @@ class RemoteGroup:
 
     def _connect_peer(self, peer: Peer, endpoint: Endpoint) -> None:
         try:
-            peer.connect(endpoint, self._host, self.token, lambda: self._create(peer))
+            first = self.states.get(0)  # its port as it is now: rank 0 may be started again before the link is ready
+            peer.connect(endpoint, self._host, self.token, lambda: self._create(peer, first))
         except (OSError, RlinfActorsError) as error:  # no descriptor left, or an address that may not be used
             reason = RlinfActorsError(f"cannot connect to {peer.name} on {peer.node}: {error}")
             peer.fail(reason)
             self.construction_failed(reason)
 
-    def _create(self, peer: Peer) -> tuple[frames.AnyFrame, Sequence[Buffer]] | None:
+    def _create(self, peer: Peer, first: WorkerState | None) -> tuple[frames.AnyFrame, Sequence[Buffer]] | None:
         construction = self._construction
-        if construction is None:
+        if construction is None or first is None:
             return None
-        first = self.states[0]
         env = {"MASTER_ADDR": first.node_ip, "MASTER_PORT": str(first.master_port)}
         call = peer.open(_Constructed(self, peer, construction))
         extensions = list(construction.extensions)

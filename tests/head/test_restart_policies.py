@@ -228,6 +228,28 @@ def test_a_head_that_was_restarted_knows_the_later_of_two_incarnations():
     assert [(worker.id, worker.restarts) for worker in group.workers] == [("g-0.1", 1)]
 
 
+def test_two_ends_of_one_rank_that_a_restarted_head_hears_of_at_once():
+    (spec,) = specs("g", [0])
+    spec = msgspec.structs.replace(spec, restart=POLICY)
+    later = msgspec.structs.replace(spec, id="g-0.1", incarnation=1)
+    kit = HeadKit()
+    exit = ExitReport("signalled", signal=9)
+    ended = [running(spec, "d1", exit=exit), running(later, "d1", exit=exit)]
+    assert not isinstance(kit.ask("a:n0", agent_hello("n0", is_head=True, workers=ended)), Refuse)
+    kit.wait(5)
+    assert started(kit) == ["g-0.2"]
+
+
+def test_very_many_restarts_do_not_overflow():
+    policy = RestartPolicy.on_failure(max_restarts=5000, within_s=1e6, backoff_s=1, backoff_max_s=3)
+    restarts, group = Restarts(), Group("ns", "g", "m:C", "d1")
+    worker = Worker(msgspec.structs.replace(specs("g", [0])[0], restart=policy), "n0", "", WorkerLife.RUNNING)
+    for _ in range(2000):
+        worker.exit = ExitReport("signalled", signal=9)
+        worker = restarts.ended(group, worker, 0.0)
+    assert restarts.next_deadline() == 1
+
+
 @given(st.lists(st.tuples(st.floats(0, 40), st.booleans()), max_size=30))
 def test_never_more_restarts_in_any_window_than_the_policy_says(ends):
     kit = restarting(RestartPolicy.on_failure(max_restarts=2, within_s=30, backoff_s=0))
@@ -252,6 +274,26 @@ def _specs_of(kit: HeadKit):
     groups = kit.head.status(None, kit.now).groups
     (spec,) = specs("g", [0])
     return [msgspec.structs.replace(spec, id=worker.id) for group in groups for worker in group.workers]
+
+
+def test_a_launch_that_is_asked_for_again_has_its_robots_too():
+    arms = [Claim("arm:0", "arm 0"), Claim("arm:1", "arm 1")]
+    workers = [msgspec.structs.replace(spec, claims=[arms[spec.rank]]) for spec in specs("g", [0, 1])]
+    kit = HeadKit()
+    kit.cluster(2)
+    kit.node("n0", ip="10.0.0.1", is_head=True, workers=[running(workers[0], "d1", pid=5)])  # n1 never heard of it
+    answer = kit.ask("d1", Launch("ns", "g", "m:C", workers))
+    assert isinstance(answer, Launched)
+    assert started(kit, "a:n1") == ["g-1"]
+    for n, arm in enumerate(arms):
+        other = [msgspec.structs.replace(specs(f"other{n}", [1])[0], claims=[arm])]
+        refused = kit.ask("d1", Launch("ns", f"other{n}", "m:C", other))
+        assert isinstance(refused, Refuse)
+        assert refused.kind == "hardware_in_use"
+    kit.ask("d1", StopGroup("ns", "g", 5.0))
+    refused = kit.ask("d1", Launch("ns", "g", "m:C", workers))
+    assert isinstance(refused, Refuse)
+    assert "is being stopped" in refused.text
 
 
 # --- first causes ---
@@ -283,7 +325,10 @@ def test_an_end_that_was_asked_for_is_no_cause():
 # --- the policy ---
 
 
-@pytest.mark.parametrize("wrong", [{"max_restarts": -1}, {"within_s": 0}, {"backoff_s": -1}, {"backoff_max_s": "x"}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"max_restarts": -1}, {"within_s": 0}, {"backoff_s": -1}, {"backoff_max_s": "x"}, {"backoff_max_s": float("inf")}],
+)
 def test_policies_are_checked(wrong):
     (name,) = wrong
     with pytest.raises(UsageError, match=name):

@@ -173,7 +173,8 @@ def test_without_keep_workers_end_with_their_agentd(local_cluster):
     group = Kept.create_group().launch(local.cluster(), ON_ONE).wait_ready()
     end = ended(group.pids().wait()[0][0])
     os.kill(local.nodes[1].pid, signal.SIGUSR1)
-    assert group.count().wait() == [1], "the signal changes nothing then"
+    later = Kept.create_group().launch(local.cluster(), ON_ONE, name="later")
+    assert later.count().wait() == [1], "the signal changes nothing then"
     local.kill_agent(1)
     gone(end)
     assert "workers.keep is false" in local.nodes[1].log()

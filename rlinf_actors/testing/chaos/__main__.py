@@ -10,6 +10,7 @@ import shutil
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from rlinf_actors.errors import ConfigError
@@ -23,7 +24,7 @@ from rlinf_actors.testing.leaks import LeakCheck
 
 ORPHAN_S = 20.0
 """How long a worker may outlive its driver: several leases, because the head may be away meanwhile."""
-LOOK_S = 60.0
+LOOK_S = 120.0
 """Between two looks at the records while the run goes on."""
 
 SETTLED_S = 5.0
@@ -47,24 +48,29 @@ def run(seconds: float, every: float, seed: int, kinds: list[str], folder: str) 
     check = LeakCheck()
     limits = Limits(LIMIT_S, ORPHAN_S)
     scene = Scene(folder, plan)
-    found: list[str] = []
+
+    def look() -> int:
+        until = time.monotonic() - SETTLED_S
+        return len(violations(record.read(folder, until), until, limits))
+
     try:
         scene.start()
-        left = seconds
-        while left > 0:
-            scene.run(min(left, LOOK_S), every)
-            left -= LOOK_S
-            until = time.monotonic() - SETTLED_S
-            found = violations(record.read(folder, until), until, limits)
-            if left > 0:
-                print(f"chaos: {left:.0f} s left, {len(found) + len(scene.problems)} violations", flush=True)  # noqa: T201
+        with ThreadPoolExecutor(1, "chaos-look") as looks:  # faults go on meanwhile, and who was stopped is continued
+            looking, left = looks.submit(look), seconds
+            while left > 0:
+                scene.run(min(left, LOOK_S), every)
+                left -= LOOK_S
+                if looking.done() and left > 0:
+                    found = looking.result() + len(scene.problems)
+                    print(f"chaos: {left:.0f} s left, {found} violations", flush=True)  # noqa: T201
+                    looking = looks.submit(look)
         scene.stop()
     finally:
         scene.close()
         left_behind = check.problems()
     records = record.read(folder)
-    found = [*scene.problems, *violations(records, time.monotonic(), limits), *left_behind]
-    return Report.of(records, seed, seconds, every, found)
+    broken = [*scene.problems, *violations(records, time.monotonic(), limits), *left_behind]
+    return Report.of(records, seed, seconds, every, broken)
 
 
 def main() -> int:

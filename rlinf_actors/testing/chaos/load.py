@@ -30,7 +30,7 @@ LASTING, MOST_FAILURES = 1000, 8
 PAUSE_S = 0.2
 """After a round that failed: a node that is away refuses at once, as often as it is asked."""
 BREATH_S = 0.02
-"""Between two calls of a group that lasts: who only fills records makes no trouble."""
+"""Between two calls: who only fills records makes no trouble."""
 DRAIN_S = 1.0
 """How long a get that should find nothing waits: what a killed consumer had comes back within a moment of its end."""
 
@@ -125,6 +125,7 @@ class Load:
             for n in range(CALLS):
                 call = f"{label}/{n}"
                 given = self._do("call", _ended, group.step, call, label=label, call=call)
+                self.over.wait(BREATH_S)
                 if given != [call, call]:
                     self._record.write("wrong", text=f"call {call} gave {given}")
                 if n % 10 == 0:

@@ -14,7 +14,7 @@ from typing import Any
 _SUFFIX = ".events"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Line:
     """One event.
 
