@@ -232,9 +232,9 @@ class GroupTable:
         self.lost(worker, reason)
         self.claims.lose(worker, False, now)
 
-    def lost(self, worker: Worker, reason: str) -> None:
-        """A worker is out of our sight for good."""
-        worker.exit = ExitReport("node_lost", reason=reason)
+    def lost(self, worker: Worker, reason: str, exit: ExitReport | None = None) -> None:
+        """A worker is out of our sight for good; *exit* is how it ended, where an earlier head has said so."""
+        worker.exit = exit or ExitReport("node_lost", reason=reason)
         self._step(worker, "node_lost")
 
     def client_gone(self, incarnation: str) -> None:

@@ -14,10 +14,11 @@ from rlinf_actors.head.commands import Answer, Emit, Refused, Timing
 from rlinf_actors.head.groups import GroupTable
 from rlinf_actors.head.happenings import of_group
 from rlinf_actors.head.nodes import NodeTable
+from rlinf_actors.head.reconcile import NOBODY_HAS_IT
 from rlinf_actors.head.records import Client, Group, Worker
 from rlinf_actors.head.waiting import WaitingLaunches
 from rlinf_actors.wire.messages import Done, FindGroup, Launch, Launched, StopGroup
-from rlinf_actors.wire.values import WorkerSpec
+from rlinf_actors.wire.values import ExitReport, WorkerSpec, WorkerState
 
 
 class Launches:
@@ -137,7 +138,8 @@ class Launches:
             raise Refused("not_found", f"no group named {name!r} is running in namespace {namespace!r}; {known}")
         if client.incarnation != group.owner:
             group.subscribers[client.incarnation] = None
-        return Launched(group.state(self._clients.token(namespace)))
+        state = group.state(self._clients.token(namespace))
+        return Launched(msgspec.structs.replace(state, workers=[*state.workers, *_absent(group)]))
 
     def stop(self, client: Client, peer: bytes, id: int, asked: StopGroup) -> None:
         """Stop a group; answered when its workers are gone, at once if there is none of that name."""
@@ -168,3 +170,12 @@ class Launches:
         claims = self._groups.claims
         settled = claims.settled if self._groups.retry else math.inf
         return min(claims.next_deadline(), self._waiting.next_deadline(), settled)
+
+
+def _absent(group: Group) -> list[WorkerState]:
+    """The ranks that a restarted head knows of by their number alone: their owner has not come back to tell of them."""
+    known = {worker.spec.rank for worker in group.workers.values()}
+    exit = ExitReport("node_lost", reason=NOBODY_HAS_IT)
+    return [
+        WorkerState("", rank, -1, "unknown", "gone", exit=exit) for rank in range(group.world_size) if rank not in known
+    ]

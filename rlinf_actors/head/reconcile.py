@@ -99,6 +99,8 @@ class Reconciler:
 
     def _end_of(self, handle: GroupHandle, state: WorkerState) -> WorkerState:
         """How a worker of a group that is not there has ended."""
+        if state.state == "gone":
+            return state
         before = self._groups.ended(handle.namespace, handle.name)
         for known in before.workers if before is not None else ():
             if known.id == state.id:
@@ -107,13 +109,15 @@ class Reconciler:
         return replace(state, state="gone", endpoint=None, exit=ExitReport("node_lost", reason=NOBODY_HAS_IT))
 
     def _add_ended(self, group: Group, state: WorkerState) -> None:
-        """A rank of a group that nobody has, so that whoever looks at the group hears of it."""
+        """A rank of a group that no agent has any more, so that whoever looks at the group hears of it."""
         known = next(iter(group.workers.values())).spec
         spec = replace(known, id=state.id, rank=state.rank, node_rank=state.node_rank, claims=[])
         worker = Worker(spec, "", state.node_ip)
+        ended = state.exit if state.state == "gone" else None
         self._groups.adopt(group, worker)
-        self._groups.lost(worker, NOBODY_HAS_IT)
-        self._groups.give_up(state.id, NOBODY_HAS_IT)
+        self._groups.lost(worker, NOBODY_HAS_IT, ended)
+        if ended is None:
+            self._groups.give_up(state.id, NOBODY_HAS_IT)
 
     def _take_over(self, node: Node, running: RunningWorker, now: float) -> None:
         spec = running.spec

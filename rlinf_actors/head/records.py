@@ -188,7 +188,12 @@ class Group:
     @property
     def whole(self) -> bool:
         """Whether all its workers are known; a head that was restarted learns of them node by node."""
-        return len(self.workers) >= max((worker.spec.world_size for worker in self.workers.values()), default=0)
+        return len(self.workers) >= self.world_size
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks it has, known or not."""
+        return max((worker.spec.world_size for worker in self.workers.values()), default=0)
 
     @property
     def summary(self) -> str:

@@ -54,10 +54,13 @@ class Settling:
         return False
 
     def take(self) -> list[Asked | Told]:
-        """What was held and can go on, in the order in which it came."""
+        """What was held and can go on, in the order in which it came.
+
+        Looks at groups come last: what others hold handles of, or launch, may tell of ranks that no agent has any more.
+        """
         ready = [event for event in self._held if self.over or not self._too_early(event.body)]
         self._held = [event for event in self._held if event not in ready]
-        return ready
+        return sorted(ready, key=lambda event: isinstance(event.body, FindGroup))
 
     def forget(self, peer: bytes) -> None:
         """A client has ended: nobody waits there any more."""

@@ -112,10 +112,8 @@ class RemoteGroup:
         return [rank_id(peer.worker_id) for peer in self.peers] == [rank_id(worker.id) for worker in workers]
 
     def handle(self) -> GroupHandle:
-        """What a head is told that has forgotten us: the workers that have not ended, as far as we know."""
-        return GroupHandle(
-            self.namespace, self.name, [state for state in self.states.values() if state.state != "gone"]
-        )
+        """What a head is told that has forgotten us: every worker, for nobody else may know of one that has ended."""
+        return GroupHandle(self.namespace, self.name, list(self.states.values()))
 
     def update(self, workers: Sequence[WorkerState]) -> None:
         """The head says how these workers are."""

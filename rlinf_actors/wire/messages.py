@@ -174,9 +174,8 @@ class FindGroup(Message, frozen=True):
 
 
 class Handles(Message, frozen=True):
-    """Notice of a client to a head that has taken it back: the groups that it has handles of, with their workers that
-    have not ended as far as it knows. Its subscriptions are renewed, and it hears of every worker that has ended
-    meanwhile.
+    """Notice of a client to a head that has taken it back: the groups that it has handles of, with all their workers as
+    far as it knows them. Its subscriptions are renewed, and it hears of every worker that has ended meanwhile.
     """
 
     groups: list[GroupHandle]

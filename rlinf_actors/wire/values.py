@@ -279,7 +279,7 @@ class GroupState(Value, frozen=True):
 
 
 class GroupHandle(Value, frozen=True):
-    """A group as a client that has a handle of it knows it: its workers that have not ended."""
+    """A group as a client that has a handle of it knows it: its workers, those that have ended too."""
 
     namespace: str
     name: str

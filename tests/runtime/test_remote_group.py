@@ -191,3 +191,12 @@ def test_deaths_of_other_kinds():
     lost = death(ExitReport("node_lost"), "g:0", 0, "n")
     assert isinstance(lost, NodeLostError)
     assert "g:0 is gone with its node n: the node stopped answering" in str(lost)
+
+
+async def test_a_head_that_has_forgotten_the_group_is_told_of_a_rank_that_ended_too(network):
+    world = World(network, owner=False)
+    gone = world.state(1, "gone", exit=ExitReport("exited", 3))
+    world.group.update([world.state(0), gone])
+    handle = world.group.handle()
+    assert [(state.rank, state.state) for state in handle.workers] == [(0, "running"), (1, "gone")]
+    assert handle.workers[1].exit == ExitReport("exited", 3)
