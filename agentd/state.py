@@ -165,7 +165,8 @@ class AgentState:
         self._end_leases(now)  # first: what waited to be read while we stood still must not revive one
         if isinstance(event, Start):
             self.incarnation = self.new_incarnation()
-            self._silence.heard(now)
+            if not self._workers:  # else it began with the end of an earlier agentd
+                self._silence.heard(now)
             self._hello()
         elif isinstance(event, Welcomed):
             self._welcomed(event.welcome, now)
