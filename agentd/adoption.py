@@ -54,6 +54,7 @@ class Found:
     record: Record
     process: Process
     workers: list[spawn.Kept]
+    since: float
 
 
 @dataclass
@@ -65,12 +66,15 @@ class Survivors:
         templates: those that go on.
         workers: who the workers of these are.
         lost: ids of workers that were ended because they could not be taken over, and why.
+        since: when the last agentd that the head had registered was gone (CLOCK_MONOTONIC, in seconds), 0 if nobody
+            who goes on can tell.
     """
 
     ledger: Ledger
     templates: list[Found] = field(default_factory=list)
     workers: dict[str, RunningWorker] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
+    since: float = 0.0
 
 
 async def take_stock(run_dir: str, keep: bool) -> Survivors:
@@ -90,6 +94,7 @@ async def take_stock(run_dir: str, keep: bool) -> Survivors:
     records = _records(run_dir)
     asked = await asyncio.gather(*(_take_over(stem, one, keep, survivors.lost) for stem, one in records.items()))
     survivors.templates = [found for found in asked if found is not None]
+    survivors.since = min((found.since for found in survivors.templates if found.workers), default=0.0)
     strays: set[str] = set()
     for found in survivors.templates:
         strays |= {kept.id for kept in found.workers if kept.id not in known}
@@ -150,13 +155,13 @@ async def _take_over(stem: str, record: Record, keep: bool, lost: dict[str, str]
                 raise _Unfit("workers are not kept here")
             if record.protocol != PROTOCOL:
                 raise _Unfit(f"it speaks protocol {record.protocol}, this agentd {PROTOCOL}")
-            workers = await _ask(sock, f"{stem}.sock", record)
+            workers, since = await _ask(sock, f"{stem}.sock", record)
         except _Unfit as why:
             lost.update(await _end(record, pidfd, why))
             return None
         stack.pop_all()
     log.info("template %d of an earlier agentd goes on, with %d workers", record.pid, len(workers))
-    return Found(record, Process(record.pid, pidfd, sock, stem), workers)
+    return Found(record, Process(record.pid, pidfd, sock, stem), workers, since)
 
 
 def _open(record: Record) -> int:
@@ -172,8 +177,8 @@ def _open(record: Record) -> int:
     return pidfd
 
 
-async def _ask(sock: socket.socket, path: str, record: Record) -> list[spawn.Kept]:
-    """What a template has.
+async def _ask(sock: socket.socket, path: str, record: Record) -> tuple[list[spawn.Kept], float]:
+    """What a template has, and since when it has had no agentd that the head knew.
 
     Raises:
         _Unfit: it does not answer as it should.
@@ -192,7 +197,7 @@ async def _ask(sock: socket.socket, path: str, record: Record) -> list[spawn.Kep
         raise _Unfit(f"it cannot be asked ({error})") from None
 
 
-async def _inventory(sock: socket.socket) -> list[spawn.Kept]:
+async def _inventory(sock: socket.socket) -> tuple[list[spawn.Kept], float]:
     loop, workers = asyncio.get_running_loop(), []
     while True:
         data = await loop.sock_recv(sock, spawn.MAX_PACKET)
@@ -202,7 +207,7 @@ async def _inventory(sock: socket.socket) -> list[spawn.Kept]:
         if isinstance(packet, spawn.Kept):
             workers.append(packet)
         elif isinstance(packet, spawn.Inventory):
-            return workers
+            return workers, packet.since
         else:
             raise RemoteWireError(f"it said {type(packet).__name__}")
 

@@ -196,7 +196,7 @@ class Children:
 
     def registered(self, keep_s: float) -> None:
         """The head has taken this node; templates wait *keep_s* seconds for another agentd if this one ends."""
-        self._templates.keep_for(keep_s)
+        self._templates.registered(keep_s)
         self._logs.go_on()
 
     def adopt(self, survivors: Survivors) -> list[RunningWorker]:

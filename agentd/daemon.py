@@ -198,7 +198,7 @@ class Daemon:
             on_status=self._on_status,
         )
         if survivors is not None and self._keeper is not None:
-            self._session.adopt(self._keeper.adopt(survivors), survivors.lost)
+            self._session.adopt(self._keeper.adopt(survivors), survivors.lost, survivors.since)
         if self._stopping.is_set():
             asyncio.get_running_loop().call_soon(self._stop, "stopped while it was starting")
         end = await self._session.run()

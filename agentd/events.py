@@ -78,9 +78,12 @@ class Stalled(msgspec.Struct, frozen=True):
 
 
 class Adopted(msgspec.Struct, frozen=True):
-    """What an earlier agentd left is ours: workers that go on, and ends that the head may not know. Comes first."""
+    """What an earlier agentd left is ours: workers that go on, and ends that the head may not know. Comes first.
+    `since`: when the last agentd that the head had registered was gone, 0 if nobody knows.
+    """
 
     workers: list[RunningWorker]
+    since: float = 0.0
 
 
 class HandOver(msgspec.Struct, frozen=True):

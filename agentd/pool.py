@@ -89,13 +89,11 @@ class TemplatePool:
         template = self._made(key, process)
         template.ready = True
         self._by_key.setdefault(key, template)
-        if self._keep_s is not None:
-            template.send(spawn.KeepFor(self._keep_s))
         return template
 
-    def keep_for(self, seconds: float) -> None:
-        """From now on that is how long templates wait for another agentd; nothing where they do not."""
-        if self._keep_s is None or self._keep_s == seconds:
+    def registered(self, seconds: float) -> None:
+        """The head has taken this node; templates wait that long for another agentd, where they do."""
+        if self._keep_s is None:
             return
         self._keep_s = seconds
         for template in self.running:

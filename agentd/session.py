@@ -143,15 +143,16 @@ class Session:
         """
         self._handle(e.Drain(reason, grace_s))
 
-    def adopt(self, workers: list[RunningWorker], lost: dict[str, str]) -> None:
+    def adopt(self, workers: list[RunningWorker], lost: dict[str, str], since: float) -> None:
         """What an earlier agentd left is ours. Before `run`.
 
         Args:
             workers: as Children.adopt gave them.
             lost: ids of those that had to be ended, and why.
+            since: when the head last had a registered agentd here, by the loop's clock; 0 if nobody knows.
         """
         self._lost = lost
-        self._handle(e.Adopted(workers))
+        self._handle(e.Adopted(workers, since))
 
     def hand_over(self, reason: str) -> None:
         """End `run` without a word to the head: workers go on for another agentd. *reason* is for people."""

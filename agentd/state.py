@@ -146,7 +146,7 @@ class AgentState:
     _health: dict[str, tuple[WorkerHealth, float]] = field(default_factory=dict)
     _unsent: list[Body] = field(default_factory=list)
     _processes: dict[str, None] = field(default_factory=dict)
-    _sent: set[str] = field(default_factory=set)
+    _sent: dict[str, float] = field(default_factory=dict)
     _leases: RobotLeases = field(default_factory=RobotLeases)
     _silence: Silence = field(init=False)
     _out: list[Action] = field(default_factory=list)
@@ -165,7 +165,8 @@ class AgentState:
         self._end_leases(now)  # first: what waited to be read while we stood still must not revive one
         if isinstance(event, Start):
             self.incarnation = self.new_incarnation()
-            self._silence.heard(now)
+            if not self._workers:  # else it began with the end of an earlier agentd
+                self._silence.heard(now)
             self._hello()
         elif isinstance(event, Welcomed):
             self._welcomed(event.welcome, now)
@@ -190,7 +191,7 @@ class AgentState:
             self._silence.stood_still(event.seconds, now)
             self._next_beat = now
         elif isinstance(event, Adopted):
-            self._adopt(event.workers, now)
+            self._adopt(event, now)
         elif isinstance(event, HandOver):
             self._out.append(Exit(0, f"workers go on: {event.reason}"))
         elif isinstance(event, Drain):
@@ -215,15 +216,21 @@ class AgentState:
             times.append(self._silence.next_deadline())
         return min(times)
 
-    def _adopt(self, workers: list[RunningWorker], now: float) -> None:
-        """Robot workers among them have lost their lease with the earlier agentd."""
-        for worker in workers:
+    def _adopt(self, adopted: Adopted, now: float) -> None:
+        """Robot workers among them have lost their lease with the earlier agentd. The head's silence began there, too:
+        agentds that come and go without the head win no time for their workers.
+        """
+        for worker in adopted.workers:
             (self._workers if worker.exit is None else self._ended)[worker.spec.id] = worker
-        self._silence.heard(now)
+        self._silence.heard(min(adopted.since or now, now))
 
     def _settle(self, ids: Iterable[str]) -> None:
         """The head knows how these ended, or need not know."""
-        known = [id for id in ids if self._ended.pop(id, None) is not None]
+        known = []
+        for id in ids:
+            self._sent.pop(id, None)
+            if self._ended.pop(id, None) is not None:
+                known.append(id)
         if known:
             self._out.append(Settled(known))
 
@@ -246,7 +253,7 @@ class AgentState:
         self._silence.lease_s = welcome.lease_s
         self._silence.heard(now)
         self._leases.lease_s = welcome.robot_lease_s
-        self._sent = set()
+        self._sent = {}
         away = self._outage.over(now)
         if away is not None:
             self._out.append(Say(f"the head is there, after {away:.0f} s"))
@@ -325,7 +332,8 @@ class AgentState:
         if self.phase is Phase.JOINED and now >= self._next_beat:
             self._next_beat = max(self._next_beat + min(self._beat_s, self._leases.beat_s), now)
             self._out.append(Send(Beat(self.incarnation, now)))
-            self._sent = set(self._ended)
+            for id in self._ended:
+                self._sent.setdefault(id, now)
         self._judge(now)
 
     def _depends(self) -> bool:
@@ -357,8 +365,8 @@ class AgentState:
             if not body.incarnation:
                 pass  # the head only tries the connection
             elif body.incarnation != HELLO_AGAIN:
-                self._settle(self._sent)  # told before the beat that this answers: the head has them
-                self._sent = set()
+                # told before the beat that this answers: the head has them
+                self._settle([id for id, at in self._sent.items() if at <= body.at])
                 if self._leases.answered(body.at, now):
                     self._out.append(RenewLeases(self._leases.until, self._leases.lease_s))
             elif self.phase is Phase.JOINED:

@@ -88,7 +88,7 @@ class Adopt(Message, frozen=True):
 
 
 class KeepFor(Message, frozen=True):
-    """How many seconds a template waits for another agentd when this one is gone."""
+    """The head has registered this agentd. How many seconds a template waits for another one when it is gone."""
 
     seconds: float
 
@@ -247,10 +247,11 @@ class Kept(Message, frozen=True):
 
 
 class Inventory(Message, frozen=True):
-    """Every Kept was sent. `forks` and `why` as in TemplateReady."""
+    """Every Kept was sent. `since`: when the last agentd that the head had registered was gone (CLOCK_MONOTONIC, in
+    seconds).
+    """
 
-    forks: bool
-    why: str = ""
+    since: float
 
 
 LEASE_LOST_CODE = 76

@@ -31,6 +31,10 @@ class AgentLink:
         keep_s: seconds that another agentd has to come.
         take: called with each packet; returns whether to go on reading.
         lost: called when agentd is gone.
+
+    Attributes:
+        keep_s: as given, or as an agentd said later.
+        since: since when no agentd that the head has registered was here (CLOCK_MONOTONIC, in seconds), 0 with one.
     """
 
     def __init__(
@@ -48,6 +52,7 @@ class AgentLink:
         self.keep_s = keep_s
         self._take = take
         self._lost = lost
+        self.since = 0.0
         self._deadline: float | None = None
         self._listener: socket.socket | None = None
         self._outgoing: deque[bytes] = deque()
@@ -78,8 +83,12 @@ class AgentLink:
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     def adopted(self) -> None:
-        """The agentd that came has asked for everything: it is ours."""
+        """The agentd that came has asked for everything: it is ours, and knows since when the head was not heard."""
         self._deadline = None
+
+    def registered(self, keep_s: float) -> None:
+        """The head has taken our agentd; another one has that long to come from when this one goes."""
+        self.keep_s, self.since = keep_s, 0.0
 
     def send(self, packet: spawn.ToAgent) -> None:
         """Send, or queue until there is room; nothing without an agentd."""
@@ -134,8 +143,8 @@ class AgentLink:
         self._selector.unregister(self._agent)
         self._agent.close()
         self._outgoing.clear()
-        if self._deadline is None:
-            self._deadline = time.monotonic() + self.keep_s
+        self.since = self.since or time.monotonic()  # agentds that come and go without the head win no time
+        self._deadline = self.since + self.keep_s
         self._lost()
 
     def _on_connection(self, _: int) -> None:

@@ -218,7 +218,7 @@ class Template:
         elif isinstance(packet, spawn.Adopt):
             self._adopted()
         elif isinstance(packet, spawn.KeepFor):
-            self._link.keep_s = packet.seconds
+            self._link.registered(packet.seconds)
         elif isinstance(packet, spawn.Settled):
             self._nursery.settled(packet.ids)
         else:
@@ -235,8 +235,7 @@ class Template:
         self._link.adopted()
         for kept in self._nursery.inventory():
             self._link.send(kept)
-        why = cannot_fork()
-        self._link.send(spawn.Inventory(not why, why))
+        self._link.send(spawn.Inventory(self._link.since))
 
     # --- starting a worker ---
 

@@ -316,11 +316,12 @@ def test_an_end_is_told_until_a_later_beat_was_answered():
     kit = Kit().join()
     kit.start("w1")
     kit.do(e.Tick(), 0.5)
+    first = kit.now
     kit.do(e.FromWorkers(WorkerExited("w1", GONE)))
-    kit.do(e.Heard(Beat("epoch")))  # answers a beat from before the end
-    assert len(kit.state.running()) == 1
     kit.do(e.Tick(), 1.0)
-    kit.do(e.Heard(Beat("epoch")))
+    kit.do(e.Heard(Beat("epoch", first)))  # answers a beat from before the end
+    assert len(kit.state.running()) == 1
+    assert kit.do(e.Heard(Beat("epoch", kit.now))) == [e.Settled(["w1"])]
     assert kit.state.running() == []
 
 
@@ -464,8 +465,23 @@ def test_ends_that_were_taken_over_are_settled_when_the_head_has_answered():
     adopted(kit, RunningWorker(spec("w2"), "d1", exit=GONE))
     kit.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0)))
     kit.do(e.Tick(), 1.0)
-    assert kit.do(e.Heard(Beat("epoch"))) == [e.Settled(["w2"])]
+    assert kit.do(e.Heard(Beat("epoch", kit.now))) == [e.Settled(["w2"])]
     assert kit.state.running() == []
+
+
+def test_agentds_that_come_and_go_without_a_head_win_no_time_for_their_workers():
+    kit = Kit()
+    kit.now = 500.0
+    kit.do(e.Adopted([RunningWorker(spec("w1"), "d1", pid=5, endpoint=UP)], since=391.0))
+    kit.do(e.Start())
+    assert kit.state.next_deadline() <= 511.0
+    out = []
+    while not any(isinstance(action, e.StopChildren) for action in out):
+        kit.now = max(kit.state.next_deadline(), kit.now)
+        assert kit.now < 391.0 + 120.0 + 10.0
+        out = kit.do(e.Tick())
+        if LOOK in out:
+            out = kit.do(e.HeadLooked(there=True))
 
 
 def test_a_hand_over_stops_nobody_and_says_nothing():
