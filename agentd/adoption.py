@@ -11,19 +11,18 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import socket
 import struct
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from agentd.ledger import Ledger
-from agentd.sweep import Sweep
+from agentd.remains import Remains, end_template, sweep, sweep_robots
 from agentd.templates import Process, Record, boot_id, make_directories, widen
 from rlinf_actors import procfs
+from rlinf_actors.compat import timeout
 from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.wire import spawn
 from rlinf_actors.wire.messages import PROTOCOL
@@ -33,8 +32,6 @@ log = logging.getLogger(__name__)
 
 ANSWER_S = 2.0
 """How long a template may take to say what it has; one that is stopped never does."""
-TEMPLATE_END_S = spawn.ROBOT_END_S + 6.0
-"""How long one that is told to end may take; it gives its workers ROBOT_END_S and 5 s."""
 _CREDENTIALS = struct.Struct("3i")
 """struct ucred: pid, uid, gid."""
 
@@ -49,11 +46,16 @@ class _Unfit(Exception):
 
 @dataclass
 class Found:
-    """A template that goes on, and the workers that it has, or whose ends the head may not know."""
+    """A template that goes on, and the workers that it has, or whose ends the head may not know.
+
+    Attributes:
+        strays: those that the ledger does not know; they are ended.
+    """
 
     record: Record
     process: Process
     workers: list[spawn.Kept]
+    strays: list[spawn.Kept] = field(default_factory=list)
     since: float
 
 
@@ -91,20 +93,22 @@ async def take_stock(run_dir: str, keep: bool) -> Survivors:
     ledger = Ledger(Path(run_dir, "l"))
     known = ledger.read()
     survivors = Survivors(ledger if keep else Ledger(None))
+    remains = Remains(survivors.lost)
     records = _records(run_dir)
-    asked = await asyncio.gather(*(_take_over(stem, one, keep, survivors.lost) for stem, one in records.items()))
+    asked = await asyncio.gather(*(_take_over(stem, one, keep, remains) for stem, one in records.items()))
     survivors.templates = [found for found in asked if found is not None]
-    survivors.since = min((found.since for found in survivors.templates if found.workers), default=0.0)
-    strays: set[str] = set()
+    others = set(remains.processes)
     for found in survivors.templates:
-        strays |= {kept.id for kept in found.workers if kept.id not in known}
+        found.strays = [kept for kept in found.workers if kept.id not in known]
+        others |= {kept.id for kept in found.strays}
         found.workers = [kept for kept in found.workers if kept.id in known]
         survivors.workers.update({kept.id: known[kept.id] for kept in found.workers})
     left = [known[id] for id in known.keys() - survivors.workers.keys()]
     for one in left:
         survivors.lost.setdefault(one.spec.id, "its agentd and the template that it came from had both ended")
-    await _sweep([*strays, *(one.spec.id for one in left if not one.spec.claims)])
-    await _sweep_robots([one.spec.id for one in left if one.spec.claims])
+    plain = {one.spec.id for one in left if not one.spec.claims}
+    others = (others | {one.spec.id for one in left}) - plain  # of whom nothing is known may have robots
+    await asyncio.gather(sweep(plain, remains.of(plain)), sweep_robots(others - {""}, remains.of(others)))
     if not keep:
         ledger.close()
     _remove_others(run_dir, {found.process.stem for found in survivors.templates})
@@ -141,7 +145,7 @@ def _remove_others(run_dir: str, stems: set[str]) -> None:
             path.unlink(missing_ok=True)
 
 
-async def _take_over(stem: str, record: Record, keep: bool, lost: dict[str, str]) -> Found | None:
+async def _take_over(stem: str, record: Record, keep: bool, remains: Remains) -> Found | None:
     """A template by its record; None if it is gone, or cannot be taken over: then it has been ended."""
     pidfd = _open(record)
     if pidfd < 0:
@@ -157,7 +161,9 @@ async def _take_over(stem: str, record: Record, keep: bool, lost: dict[str, str]
                 raise _Unfit(f"it speaks protocol {record.protocol}, this agentd {PROTOCOL}")
             workers, since = await _ask(sock, f"{stem}.sock", record)
         except _Unfit as why:
-            lost.update(await _end(record, pidfd, why))
+            text = f"its template, process {record.pid} of an earlier agentd, could not be taken over: {why}"
+            log.error("template %d is ended, and its workers: %s", record.pid, why)
+            await end_template(record.pid, pidfd, text, why.asked, remains)
             return None
         stack.pop_all()
     log.info("template %d of an earlier agentd goes on, with %d workers", record.pid, len(workers))
@@ -190,84 +196,49 @@ async def _ask(sock: socket.socket, path: str, record: Record) -> tuple[list[spa
             raise _Unfit(f"process {pid} of user {uid} listens in its place")
         widen(sock)
         sock.send(spawn.encode(spawn.Adopt()))
-        return await asyncio.wait_for(_inventory(sock), ANSWER_S)
+        return await _inventory(sock)
     except (BlockingIOError, asyncio.TimeoutError):
         raise _Unfit(f"it did not answer within {ANSWER_S:g} s", asked=False) from None
     except (OSError, RemoteWireError) as error:
         raise _Unfit(f"it cannot be asked ({error})") from None
 
 
-async def _inventory(sock: socket.socket) -> tuple[list[spawn.Kept], float]:
-    loop, workers = asyncio.get_running_loop(), []
-    while True:
-        data = await loop.sock_recv(sock, spawn.MAX_PACKET)
-        if not data:
-            raise ConnectionResetError("it ended")
-        packet = spawn.decode_to_agent(data)
-        if isinstance(packet, spawn.Kept):
-            workers.append(packet)
-        elif isinstance(packet, spawn.Inventory):
-            return workers, packet.since
-        else:
-            raise RemoteWireError(f"it said {type(packet).__name__}")
+async def _inventory(sock: socket.socket) -> list[spawn.Kept]:
+    """Its workers.
 
-
-async def _end(record: Record, pidfd: int, why: _Unfit) -> dict[str, str]:
-    """End a template that cannot be taken over; returns its workers, and why they ended."""
-    text = f"its template, process {record.pid} of an earlier agentd, could not be taken over: {why}"
-    marks = [procfs.mark_of(pid) for pid in procfs.subtree(record.pid)[1:]]
-    workers = {mark: text for mark in marks if mark is not None}
-    log.error("template %d is ended with %d workers: %s", record.pid, len(workers), why)
-    if why.asked:
-        _signal(pidfd, signal.SIGTERM)
-    if not why.asked or not await _ended(pidfd, TEMPLATE_END_S):
-        _signal(pidfd, signal.SIGKILL)
-        await _ended(pidfd, TEMPLATE_END_S)
+    Raises:
+        OSError: it ended.
+        RemoteWireError: it says something else.
+        TimeoutError: it did not answer within ANSWER_S; asyncio's.
+    """
+    loop, workers = asyncio.get_running_loop(), list[spawn.Kept]()
+    readable = asyncio.Event()
+    loop.add_reader(sock.fileno(), readable.set)
+    try:
+        async with timeout(ANSWER_S):
+            while not _take(sock, workers):
+                readable.clear()
+                await readable.wait()
+    except asyncio.TimeoutError:
+        if not _take(sock, workers):  # it may have answered while this process stood still
+            raise
+    finally:
+        loop.remove_reader(sock.fileno())
     return workers
 
 
-def _signal(pidfd: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        signal.pidfd_send_signal(pidfd, number)
-
-
-async def _ended(pidfd: int, patience_s: float) -> bool:
-    """Wait for a process's end; whether it came."""
-    loop = asyncio.get_running_loop()
-    end = asyncio.Event()
-    loop.add_reader(pidfd, end.set)
-    try:
-        await asyncio.wait_for(end.wait(), patience_s)
-    except asyncio.TimeoutError:
-        return False
-    finally:
-        loop.remove_reader(pidfd)
-    return True
-
-
-# --- what nobody has ---
-
-
-async def _sweep(ids: Iterable[str]) -> None:
-    """Kill whatever carries the marks of these workers."""
-    ids = list(ids)
-    if not ids:
-        return
-    loop = asyncio.get_running_loop()
-    done = asyncio.Event()
-    Sweep(loop, ids, (), lambda _: done.set())
-    await done.wait()
-
-
-async def _sweep_robots(ids: list[str]) -> None:
-    """The same for robot workers, which have the time that making a robot safe may take."""
-    if not ids:
-        return
-    pidfds = []
-    for pid in procfs.marked(ids):
-        with contextlib.suppress(ProcessLookupError):
-            pidfds.append(os.pidfd_open(pid))
-    await asyncio.gather(*(_ended(pidfd, spawn.ROBOT_END_S) for pidfd in pidfds))
-    for pidfd in pidfds:
-        os.close(pidfd)
-    await _sweep(ids)
+def _take(sock: socket.socket, workers: list[spawn.Kept]) -> bool:
+    """Take what is there, without waiting; returns whether that was all."""
+    while True:
+        try:
+            data = sock.recv(spawn.MAX_PACKET)
+        except BlockingIOError:
+            return False
+        if not data:
+            raise ConnectionResetError("it ended")
+        packet = spawn.decode_to_agent(data)
+        if isinstance(packet, spawn.Inventory):
+            return True
+        if not isinstance(packet, spawn.Kept):
+            raise RemoteWireError(f"it said {type(packet).__name__}")
+        workers.append(packet)

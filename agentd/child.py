@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from agentd.launch import Plan
 from agentd.templates import Template
+from rlinf_actors import procfs
 from rlinf_actors.wire import spawn
 from rlinf_actors.wire.values import ExitReport, WorkerSpec
 
@@ -57,6 +58,15 @@ class Child:
     def ended(self) -> bool:
         """Whether it certainly runs no more, or never did."""
         return self.pidfd < 0 or bool(select.select([self.pidfd], [], [], 0)[0])
+
+    def started(self) -> int:
+        """When its process began, for Sweep; 0 if that is gone, or if its pid may be another's by now.
+
+        One that ended is unreaped as long as its template lives, and after that if it is a child of ours.
+        """
+        ended = self.ended
+        stat = procfs.stat(self.pid)
+        return stat.started if stat is not None and (not ended or stat.state in "ZX") else 0
 
     def revoke(self, loop: asyncio.AbstractEventLoop, reason: str) -> None:
         """Tell a robot worker that its lease is over; SIGTERM says it to one whose template stands still."""

@@ -210,6 +210,10 @@ class Children:
         asking: list[tuple[spawn.Kept, Template]] = []
         for found in survivors.templates:
             template = self._templates.adopt(found.record.key, found.process)
+            for kept in found.strays:  # nobody waits for their ends
+                template.send(spawn.Watching(kept.id))
+                if kept.exit is not None:
+                    template.send(spawn.Settled([kept.id]))
             for kept in found.workers:
                 known = survivors.workers[kept.id]
                 taken.append(running(known, kept))
@@ -350,6 +354,8 @@ class Children:
             known = self._workers.get(packet.id)
             if known is None:
                 log.debug("template %d speaks of worker %s, which has ended", template.pid, packet.id)
+                if isinstance(packet, spawn.Exited) and packet.id not in self._ended:  # a stray: see `adopt`
+                    template.send(spawn.Settled([packet.id]))
             elif isinstance(packet, spawn.Up):
                 self._report(WorkerReady(packet.id, known.pid, packet.endpoint, packet.port, packet.master_port))
                 self._health.up(packet.id, template)
@@ -404,7 +410,7 @@ class Children:
         for worker in orphans:
             worker.swept = True
         self._sweeps += 1
-        pids = [w.pid for w in orphans if w.pid]
+        pids = {w.pid: w.started() for w in orphans if w.pid}
         Sweep(self._loop, [w.spec.id for w in orphans], pids, partial(self._on_swept, orphans))
 
     def _on_swept(self, orphans: list[Child], statuses: dict[int, int]) -> None:

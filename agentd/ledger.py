@@ -38,6 +38,8 @@ class Ledger:
     def read(self) -> dict[str, RunningWorker]:
         """The workers that earlier agentds were asked for, by id, as far as they are not settled."""
         found: dict[str, RunningWorker] = {}
+        for path in self._directory.glob("*.tmp") if self._directory is not None else ():
+            path.unlink()  # of one that was killed while it wrote
         for path in sorted(self._directory.glob("*.start")) if self._directory is not None else ():
             try:
                 order = msgspec.msgpack.decode(path.read_bytes(), type=StartWorkers)

@@ -12,6 +12,7 @@ import msgspec
 
 from agentd import launch
 from agentd.templates import Process, Template, make_directories, start
+from rlinf_actors import procfs
 from rlinf_actors.wire import spawn
 
 MAX_IDLE = 4
@@ -124,9 +125,11 @@ class TemplatePool:
         return template
 
     def _stem(self) -> str:
-        """Of files that no other template has, one of an earlier agentd neither."""
+        """Of files that no other template has or will have, even one of another agentd that runs on without a record."""
+        this = procfs.stat(os.getpid())
+        assert this is not None
         while True:
-            stem = f"{self._run_dir}/t/{next(self._numbers)}"
+            stem = f"{self._run_dir}/t/{this.pid}-{this.started}-{next(self._numbers)}"
             if not os.path.exists(f"{stem}.err"):
                 return stem
 

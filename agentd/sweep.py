@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from rlinf_actors import procfs
 from rlinf_actors.cgroups.roots import Roots
@@ -33,7 +33,7 @@ def clear_cgroups(loop: asyncio.AbstractEventLoop, roots: Roots, done: Callable[
 
     if left:
         ids = [cgroup.worker for cgroup in left]
-        loop.call_later(ROBOT_END_S, lambda: Sweep(loop, ids, (), remove))
+        loop.call_later(ROBOT_END_S, lambda: Sweep(loop, ids, {}, remove))
 
 
 class Sweep:
@@ -42,7 +42,8 @@ class Sweep:
     Args:
         loop: waits for the ends.
         ids: of the workers.
-        pids: of the workers, as far as known; nobody else may reap them.
+        pids: of processes of theirs, as far as known, and when each began (clock ticks since boot), so that none is
+            mistaken for another that has its pid now; 0 for one that is gone, and only names a session.
         done: called once, with the wait statuses of those that were children of this process.
     """
 
@@ -50,12 +51,12 @@ class Sweep:
         self,
         loop: asyncio.AbstractEventLoop,
         ids: Iterable[str],
-        pids: Iterable[int],
+        pids: Mapping[int, int],
         done: Callable[[dict[int, int]], None],
     ) -> None:
         self._loop = loop
         self._ids = set(ids)
-        self._pids = set(pids)
+        self._pids = dict(pids)
         self._done = done
         self._pidfds: dict[int, int] = {}
         self._killed: set[int] = set()
@@ -69,7 +70,7 @@ class Sweep:
             stat = procfs.stat(pid)
             if stat is None:
                 continue
-            ours = pid in self._pids or stat.session in self._pids or not self._ids.isdisjoint(workers_of(pid))
+            ours = self._known(stat) or not self._ids.isdisjoint(workers_of(pid))
             if stat.state in "ZX":
                 if (ours or pid in self._killed) and stat.parent == os.getpid():  # when it died, its parent still lived
                     self._reap(pid)
@@ -81,6 +82,14 @@ class Sweep:
             self._loop.call_later(EXEC_S, self._look)  # its mark cannot be read yet
         else:
             self._loop.call_soon(self._finish)
+
+    def _known(self, stat: procfs.Stat) -> bool:
+        if self._pids.get(stat.pid) == stat.started:
+            return True
+        if stat.session not in self._pids or stat.session == stat.pid:
+            return False
+        leader = procfs.stat(stat.session)  # as long as somebody is in its session, nobody else gets its pid
+        return leader is None or leader.started == self._pids[stat.session]
 
     def _kill(self, pid: int) -> None:
         if pid in self._pidfds:

@@ -26,6 +26,8 @@ _SO_SNDBUFFORCE = 32
 _TURN = 64
 """Packets taken before the loop gets a turn."""
 _STDERR_LINES = 20
+_EXIT_S = 1.0
+"""How long a template may live on without its socket, in seconds: a process that ends closes it moments earlier."""
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -171,6 +173,7 @@ class Template:
         self._outgoing: deque[bytes] = deque()
         self._buffer = memoryview(bytearray(spawn.MAX_PACKET))
         self._stderr: list[str] = []
+        self._exit_timer: asyncio.TimerHandle | None = None
         self._socket, self._pidfd = process.socket, process.pidfd
         self._socket.setblocking(False)
         widen(self._socket)
@@ -245,6 +248,8 @@ class Template:
                 size = 0
             if size == 0:
                 self._loop.remove_reader(self._socket.fileno())
+                if self._exit_timer is None:  # it ends, or has let go of us, and then does nothing for us any more
+                    self._exit_timer = self._loop.call_later(_EXIT_S, self.kill)
                 return False
             self._on_packet(self, spawn.decode_to_agent(self._buffer[:size]))
         return True
@@ -262,6 +267,8 @@ class Template:
         self._on_end(self)
 
     def _close(self) -> None:
+        if self._exit_timer is not None:
+            self._exit_timer.cancel()
         self._loop.remove_reader(self._socket.fileno())
         self._loop.remove_writer(self._socket.fileno())
         self._loop.remove_reader(self._pidfd)
@@ -274,8 +281,10 @@ def make_directories(run_dir: Path) -> str:
     for name in ("w", "t", "l", "pkg"):
         (run_dir / name).mkdir(mode=0o700, exist_ok=True)
     package = run_dir / "pkg" / "rlinf_actors"
-    package.unlink(missing_ok=True)  # of an earlier agentd here, which may have been installed elsewhere
-    package.symlink_to(Path(rlinf_actors.__file__).resolve().parent)
+    ours = Path(rlinf_actors.__file__).resolve().parent
+    if not package.is_symlink() or os.readlink(package) != str(ours):  # templates of an earlier agentd may import now
+        package.unlink(missing_ok=True)  # of one that was installed elsewhere
+        package.symlink_to(ours)
     return str(package.parent)
 
 

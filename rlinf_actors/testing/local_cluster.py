@@ -314,7 +314,10 @@ def _templates(run_dir: str) -> list[int]:
     """The templates of a node that run, by what they wrote down for an agentd to come (agentd.templates.Record)."""
     found = []
     for path in Path(run_dir, "t").glob("*.json"):
-        record = json.loads(path.read_bytes())
+        try:
+            record = json.loads(path.read_bytes())
+        except FileNotFoundError:  # it has just ended
+            continue
         stat = procfs.stat(record["pid"])
         if stat is not None and stat.started == record["started"]:
             found.append(record["pid"])

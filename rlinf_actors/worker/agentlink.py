@@ -1,5 +1,7 @@
 """A template's connection to its agentd, and the socket where another agentd finds it when that one is gone.
 
+A connection is agentd's once it has said Adopt: whoever connects and says something else, or nothing, changes nothing.
+
 House rules: nothing here blocks; what cannot be sent waits in a queue; without an agentd what is said is dropped,
 since the next one asks for everything (Adopt).
 """
@@ -14,7 +16,9 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
+from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.wire import spawn
 
 _CREDENTIALS = struct.Struct("3i")
@@ -55,6 +59,7 @@ class AgentLink:
         self.since = 0.0
         self._deadline: float | None = None
         self._listener: socket.socket | None = None
+        self._callers: set[socket.socket] = set()
         self._outgoing: deque[bytes] = deque()
         self._buffer = memoryview(bytearray(spawn.MAX_PACKET))
         sock.setblocking(False)
@@ -71,7 +76,7 @@ class AgentLink:
             self._listener.setblocking(False)
             self._listener.bind(self._keep)
             self._listener.listen(1)
-            self._selector.register(self._listener, selectors.EVENT_READ, self._on_connection)
+            self._hear()
 
     @property
     def orphaned(self) -> bool:
@@ -92,6 +97,8 @@ class AgentLink:
 
     def send(self, packet: spawn.ToAgent) -> None:
         """Send, or queue until there is room; nothing without an agentd."""
+        if isinstance(packet, spawn.Exited):
+            self._hear()  # it frees some fds
         if self.orphaned:
             return
         self._outgoing.append(spawn.encode(packet))
@@ -101,6 +108,8 @@ class AgentLink:
     def close(self) -> None:
         """Close what is open."""
         self._agent.close()
+        for caller in self._callers:
+            caller.close()
         if self._listener is not None:
             self._listener.close()
 
@@ -108,8 +117,10 @@ class AgentLink:
         """The template is about to end: nobody takes it over any more."""
         if self._listener is not None:
             self._remove(".sock")
-            self._selector.unregister(self._listener)
+            if self._listener in self._selector.get_map():
+                self._selector.unregister(self._listener)
             self._listener.close()
+            self._listener = None
 
     def remove(self) -> None:
         """The template ends: its other files go, unless an agentd is there that reads them first."""
@@ -147,21 +158,47 @@ class AgentLink:
         self._deadline = self.since + self.keep_s
         self._lost()
 
+    def _hear(self) -> None:
+        """Take connections, also after there was no fd for one."""
+        if self._listener is not None and self._listener not in self._selector.get_map():
+            self._selector.register(self._listener, selectors.EVENT_READ, self._on_connection)
+
     def _on_connection(self, _: int) -> None:
         assert self._listener is not None
         try:
-            agent, _address = self._listener.accept()
-        except OSError:  # it has gone again, or there is no fd: then it gives us up and kills us
+            caller, _address = self._listener.accept()
+        except (BlockingIOError, ConnectionError):  # it has gone again
             return
-        _, uid, _ = _CREDENTIALS.unpack(agent.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        except OSError:  # no fd: it waits until there is one, or gives us up and kills us
+            self._selector.unregister(self._listener)
+            return
+        caller.setblocking(False)
+        _, uid, _ = _CREDENTIALS.unpack(caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
         if uid != os.getuid():
-            agent.close()
+            caller.close()
+            return
+        self._callers.add(caller)
+        self._selector.register(caller, selectors.EVENT_READ, partial(self._on_caller, caller))
+
+    def _on_caller(self, caller: socket.socket, _: int) -> None:
+        """Its first packet makes it our agentd, whose run directory's lock says that the one before is gone."""
+        try:
+            packet = spawn.decode_to_template(caller.recv(spawn.MAX_PACKET))
+        except BlockingIOError:
+            return
+        except (ConnectionError, RemoteWireError):  # it has gone again, or is no agentd
+            packet = None
+        self._selector.unregister(caller)
+        self._callers.discard(caller)
+        if not isinstance(packet, spawn.Adopt):
+            caller.close()
+            self._hear()
             return
         if self._agent.fileno() >= 0:
-            self._lose()  # the run directory's lock is the new one's, so that this one is gone
-        agent.setblocking(False)
-        self._agent = agent
-        self._selector.register(agent, selectors.EVENT_READ, self._on_agent)
+            self._lose()
+        self._agent = caller
+        self._selector.register(caller, selectors.EVENT_READ, self._on_agent)
+        self._take(packet)
 
     def _flush(self) -> None:
         try:
