@@ -47,7 +47,7 @@ class Ledger:
                 continue
             self._enter(path, order)
             for spec in order.workers:
-                found[spec.id] = RunningWorker(spec, order.owner, order.cls, order.detail)
+                found[spec.id] = RunningWorker(spec, order.owner, order.cls, order.detail, detached=order.detached)
         return found
 
     def write(self, order: StartWorkers) -> None:

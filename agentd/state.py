@@ -395,7 +395,7 @@ class AgentState:
             if spec.id in self._ended and (exit := self._ended[spec.id].exit) is not None:
                 self._send(WorkerExited(spec.id, exit))
         for spec in specs:
-            self._workers[spec.id] = RunningWorker(spec, body.owner, body.cls, body.detail)
+            self._workers[spec.id] = RunningWorker(spec, body.owner, body.cls, body.detail, detached=body.detached)
         if self.phase in (Phase.JOINED, Phase.JOINING):
             for spec in specs:
                 if spec.claims:

@@ -309,7 +309,7 @@ class GroupTable:
         """Ask a node for workers of a group."""
         node = self._nodes.get(node_id)
         if specs and node is not None:
-            self._emit(Notify(node.peer, StartWorkers(specs, group.owner, group.cls, group.detail)))
+            self._emit(Notify(node.peer, StartWorkers(specs, group.owner, group.cls, group.detail, group.detached)))
 
     def stop_group(self, group: Group, reason: str) -> None:
         """Stop a group that its owner does not stop."""

@@ -17,6 +17,7 @@ from rlinf_actors.head.nodes import NodeTable
 from rlinf_actors.head.reconcile import NOBODY_HAS_IT
 from rlinf_actors.head.records import Client, Group, Worker
 from rlinf_actors.head.waiting import WaitingLaunches
+from rlinf_actors.model.restart import rank_id
 from rlinf_actors.wire.messages import Done, FindGroup, Launch, Launched, StopGroup
 from rlinf_actors.wire.values import ExitReport, WorkerSpec, WorkerState
 
@@ -83,6 +84,7 @@ class Launches:
         owner = (self._clients.driver_of(asked.namespace) if asked.detached else None) or client
         group = Group(asked.namespace, asked.group, asked.cls, owner.incarnation, asked.detail)
         if owner is not client:
+            group.detached = True
             group.subscribers[client.incarnation] = None
         placed: dict[str, list[WorkerSpec]] = {}
         for spec in asked.workers:
@@ -142,11 +144,11 @@ class Launches:
         return Launched(msgspec.structs.replace(state, workers=[*state.workers, *_absent(group)]))
 
     def stop(self, client: Client, peer: bytes, id: int, asked: StopGroup) -> None:
-        """Stop a group; answered when its workers are gone, at once if there is none of that name."""
+        """Stop a group; answered when its workers are gone, at once if there is none of that name, or a namesake."""
         own_namespace(client, asked.namespace)
-        self._waiting.withdraw(client, asked.group)
+        self._waiting.withdraw(client, asked)
         group = self._groups.get(asked.namespace, asked.group)
-        if group is None:
+        if group is None or (asked.workers and group.launch.isdisjoint(map(rank_id, asked.workers))):
             self._emit(Answer(peer, id, Done()))
             return
         group.waiting.append((peer, id))
@@ -174,7 +176,7 @@ class Launches:
 
 def _absent(group: Group) -> list[WorkerState]:
     """The ranks that a restarted head knows of by their number alone: their owner has not come back to tell of them."""
-    known = {worker.spec.rank for worker in group.workers.values()}
+    known = group.ranks
     exit = ExitReport("node_lost", reason=NOBODY_HAS_IT)
     return [
         WorkerState("", rank, -1, "unknown", "gone", exit=exit) for rank in range(group.world_size) if rank not in known

@@ -15,7 +15,7 @@ from rlinf_actors.head.records import Client, Group, Node, Worker
 from rlinf_actors.head.transitions import WorkerLife
 from rlinf_actors.model.restart import rank_id
 from rlinf_actors.wire.messages import AgentHello, Handles, StopWorkers, WorkerChanged, WorkerReady
-from rlinf_actors.wire.values import ExitReport, GroupHandle, RunningWorker, WorkerState
+from rlinf_actors.wire.values import ExitReport, GroupHandle, RunningWorker, WorkerSpec, WorkerState
 
 NOBODY_HAS_IT = "no node had it when the head was restarted: it ended meanwhile, or its node is lost"
 
@@ -80,6 +80,18 @@ class Reconciler:
         for handle in said.groups:
             if handle.namespace == client.namespace:
                 self._handle(client, handle)
+        self._claim(client, said)
+
+    def _claim(self, client: Client, said: Handles) -> None:
+        """Stop what agents say is this client's and it does not know (any more): who else would end it?"""
+        known = {state.id for handle in said.groups for state in handle.workers} | set(said.launching)
+        ranks = {rank_id(id) for id in known}
+        for group in self._groups.all():
+            if group.owner == client.incarnation and group.unclaimed:
+                group.unclaimed = not group.detached and group.launch.isdisjoint(ranks)
+                if group.unclaimed and not group.stopping:
+                    self._groups.stop_group(group, "its owner has shut it down while the head was away")
+        self._groups.flush()  # the name of one that was in a back-off is free for a launch that was held
 
     def _handle(self, client: Client, handle: GroupHandle) -> None:
         group = self._groups.get(handle.namespace, handle.name)
@@ -88,7 +100,7 @@ class Reconciler:
         if group is None:
             states = [self._end_of(handle, state) for state in handle.workers]
         else:
-            ranks = {worker.spec.rank for worker in group.workers.values()}
+            ranks = group.ranks
             for state in handle.workers:
                 if state.rank not in ranks:
                     self._add_ended(group, state)
@@ -149,12 +161,13 @@ class Reconciler:
         spec = running.spec
         group = self._groups.get(spec.namespace, spec.group)
         if group is None:
-            if running.exit is not None and self._clients.ended(running.owner) is not None:
+            if running.exit is not None and (self._clients.ended(running.owner) is not None or self._has_ended(spec)):
                 return False
             group = Group(spec.namespace, spec.group, running.cls, running.owner, running.detail)
+            group.detached, group.unclaimed = running.detached, True
             self._clients.adopt_token(spec.namespace, spec.token)
             self._emit(of_group("group_adopted", group, f"runs already, its agent on node {node.name} says"))
-        elif running.exit is not None and any(w.spec.rank == spec.rank for w in group.workers.values()):
+        elif running.exit is not None and (group.whole or spec.rank in group.ranks):
             return False  # an end that was told before: the name has been given again since
         elif group.owner != running.owner:
             self._emit(Notify(node.peer, StopWorkers([spec.id], self._timing.orphan_grace_s)))
@@ -170,3 +183,8 @@ class Reconciler:
                 self._emit(Notify(node.peer, StopWorkers([spec.id], self._timing.orphan_grace_s)))
         self._clients.await_return(running.owner, now)
         return True
+
+    def _has_ended(self, spec: WorkerSpec) -> bool:
+        """Whether it is of a group that is over: its agent has not heard yet that we know of its end."""
+        over = self._groups.ended(spec.namespace, spec.group)
+        return over is not None and rank_id(spec.id) in {rank_id(state.id) for state in over.workers}

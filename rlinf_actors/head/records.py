@@ -156,6 +156,7 @@ class Group:
     """A name and its workers.
 
     `living` are the ids of those that are not gone, `waiting` the StopGroup requests to answer when there are none.
+    The owner of a `detached` one did not launch it. `unclaimed`: agents say whose it is, and the owner did not yet.
     """
 
     namespace: str
@@ -169,6 +170,8 @@ class Group:
     waiting: list[tuple[bytes, int]] = field(default_factory=list)
     changed: dict[str, Worker] = field(default_factory=dict)
     stopping: bool = False
+    detached: bool = False
+    unclaimed: bool = False
 
     @property
     def key(self) -> tuple[str, str]:
@@ -189,6 +192,11 @@ class Group:
     def whole(self) -> bool:
         """Whether all its workers are known; a head that was restarted learns of them node by node."""
         return len(self.workers) >= self.world_size
+
+    @property
+    def ranks(self) -> set[int]:
+        """Those that are known."""
+        return {worker.spec.rank for worker in self.workers.values()}
 
     @property
     def world_size(self) -> int:

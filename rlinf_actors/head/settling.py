@@ -39,7 +39,7 @@ class Settling:
 
     def holds(self, event: Asked | Told) -> bool:
         """Whether an event is too early; it is kept for `take` then."""
-        if self.over or not self._too_early(event.body):
+        if self.over or not self._too_early(event):
             return False
         if isinstance(event.body, ClientHello):  # said again and again until it is answered: the last one counts
             self._held = [e for e in self._held if e.peer != event.peer or not isinstance(e.body, ClientHello)]
@@ -58,7 +58,7 @@ class Settling:
 
         Looks at groups come last: what others hold handles of, or launch, may tell of ranks that no agent has any more.
         """
-        ready = [event for event in self._held if self.over or not self._too_early(event.body)]
+        ready = [event for event in self._held if self.over or not self._too_early(event)]
         self._held = [event for event in self._held if event not in ready]
         return sorted(ready, key=lambda event: isinstance(event.body, FindGroup))
 
@@ -74,12 +74,19 @@ class Settling:
         """When it is over at the latest, infinity if it is."""
         return math.inf if self.over else self.until
 
-    def _too_early(self, body: Body) -> bool:
+    def _too_early(self, event: Asked | Told) -> bool:
+        body = event.body
         if isinstance(body, ClientHello):
             # a worker is a member if an agent has it; a new driver must not be given a token that is not the job's
             return not self._worker_known(body.worker_id) if body.role == "worker" else not body.token
+        if isinstance(body, StopGroup) and any(e.peer == event.peer and _launches(e.body, body) for e in self._held):
+            return True  # what is to stop has not begun
         if isinstance(body, (FindGroup, StopGroup)):
             return not self._whole(body.namespace, body.group)
         if isinstance(body, GetNodes):
             return not body.num_nodes
         return isinstance(body, (Launch, Handles))
+
+
+def _launches(body: Body, stop: StopGroup) -> bool:
+    return isinstance(body, Launch) and (body.namespace, body.group) == (stop.namespace, stop.group)

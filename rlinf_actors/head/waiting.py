@@ -10,7 +10,7 @@ from rlinf_actors.head.claims import ADVICE, IN_USE
 from rlinf_actors.head.clients import ClientTable
 from rlinf_actors.head.commands import Answer, Emit, Notify, Refuse, Refused
 from rlinf_actors.head.records import Client
-from rlinf_actors.wire.messages import Launch, Launched, Warn
+from rlinf_actors.wire.messages import Launch, Launched, StopGroup, Warn
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,11 @@ class WaitingLaunches:
                 self._emit(Refuse(waiting.peer, waiting.id, refused.kind, refused.text))
             self._waiting.remove(waiting)
 
-    def withdraw(self, client: Client, group: str) -> None:
+    def withdraw(self, client: Client, stop: StopGroup) -> None:
         """The client shuts its group down before it could start."""
-        for waiting in [w for w in self._waiting if (w.client, w.asked.group) == (client.incarnation, group)]:
+        for waiting in [w for w in self._waiting if w.client == client.incarnation and _concerns(stop, w.asked)]:
             self._waiting.remove(waiting)
-            text = f"group {group!r} was shut down while it waited for its hardware"
+            text = f"group {stop.group!r} was shut down while it waited for its hardware"
             self._emit(Refuse(waiting.peer, waiting.id, IN_USE, text))
 
     def refuse_all(self, text: str) -> None:
@@ -73,3 +73,9 @@ class WaitingLaunches:
     def next_deadline(self) -> float:
         """When the next one's time is over, infinity for never."""
         return min((waiting.deadline for waiting in self._waiting), default=math.inf)
+
+
+def _concerns(stop: StopGroup, asked: Launch) -> bool:
+    """Whether it is this launch that is to stop, and not a namesake's."""
+    same = not stop.workers or any(spec.id in stop.workers for spec in asked.workers)
+    return stop.group == asked.group and same

@@ -221,8 +221,8 @@ class HeadLink:
         away = self._outage.over(loop.time())
         if away is not None:
             self._say(f"the head at {self.endpoint} is there again, after {away:.0f} s")
+        self._on_return()  # first: a launch that waits may want the name of a group that we do not know any more
         self._client.resume()
-        self._on_return()
 
     def _say(self, text: str) -> None:
         if text:  # a worker's lines would be repeated by each of them

@@ -15,7 +15,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from rlinf_actors import version
-from rlinf_actors.errors import GroupClosedError, NodeLostError, ProtocolError, RlinfActorsError, UsageError
+from rlinf_actors.errors import (
+    ClusterTimeoutError,
+    GroupClosedError,
+    NodeLostError,
+    ProtocolError,
+    RlinfActorsError,
+    UsageError,
+)
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net import faultpoints
 from rlinf_actors.net.host import host_key, pid_start
@@ -61,6 +68,8 @@ FIND_TIMEOUT_S = 30.0
 """How long a look at a group waits for a head that is being restarted: for its start, and for the lease that it gives
 its nodes to come back.
 """
+STOP_TIMEOUT_S = 30.0
+"""How long the end of a group may take beyond its grace, at least: a head that is away is waited for."""
 _START_AGAIN = "Call shutdown() on the Cluster and make a new one to go on"
 
 
@@ -114,6 +123,7 @@ class Runtime:
         self._stopped = False
         self._printer: LogPrinter | None = None
         self._warned: set[str] = set()
+        self._launching: list[RemoteGroup] = []
         self._stopping: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._finding: dict[FindGroup, asyncio.Task[RemoteGroup]] = {}
         self.watched = WatchedClients(self._tell)
@@ -213,12 +223,18 @@ class Runtime:
                 await asyncio.wait(ending)
             if self._head is not None and claims:
                 self._head.own_robots()
+            group.launched = [spec.id for spec in message.workers]
+            self._launching.append(group)
             await self.ask(message, Launched, self._head_grace_s() + message.wait_s, adopt)
         except BaseException as error:
-            if message.wait_s and isinstance(error, asyncio.CancelledError) and key not in self.groups:
-                self._stop_failed(group)  # withdrawn: it must not start when the hardware is free
+            unanswered = isinstance(error, (asyncio.CancelledError, ClusterTimeoutError))
+            if unanswered and group in self._launching and not self.closed:
+                self._stop_failed(group)  # withdrawn: the head may hold it, or have carried it out
             group.close(error if isinstance(error, Exception) else None)
             raise
+        finally:
+            if group in self._launching:
+                self._launching.remove(group)
 
     def new_group(
         self, namespace: str, name: str, node_names: Sequence[str], construction: Construction
@@ -271,7 +287,8 @@ class Runtime:
         """End the workers of a group and wait until they are gone. Loop thread."""
         group.closing = True
         try:
-            await self.ask(StopGroup(group.namespace, group.name, grace_s), Done, grace_s + 30.0)
+            stop = StopGroup(group.namespace, group.name, grace_s, group.launched)
+            await self.ask(stop, Done, grace_s + max(STOP_TIMEOUT_S, self._head_grace_s()))
         finally:
             group.close()
             if self.groups.get((group.namespace, group.name)) is group:
@@ -386,9 +403,8 @@ class Runtime:
     def _returned(self) -> None:
         """A head that was restarted has taken us back: it does not know what we want to hear of."""
         self.watched.again()
-        handles = [group.handle() for group in self.groups.values() if not group.closing and not group.gone.done()]
-        if handles:
-            self._tell(Handles(handles))
+        handles = [group.handle() for group in self.groups.values() if not group.gone.done()]
+        self._tell(Handles(handles, [id for group in self._launching for id in group.launched]))
 
     def _tell(self, body: Body) -> None:
         if self._head is not None and not self.closed:

@@ -69,6 +69,9 @@ class RemoteGroup:
         on_failure: called once if the construction fails.
         soon: runs a function on the loop; where it is given, the link to a worker is made when there is something
             to send to it. Otherwise all links are made as the workers come up.
+
+    Attributes:
+        launched: ids of its workers, of whichever incarnation: what tells it from a namesake.
     """
 
     def __init__(
@@ -93,6 +96,7 @@ class RemoteGroup:
         self.ready: Promise[None] = Promise(f"group {name!r}")
         self.gone: Promise[None] = Promise(f"the end of group {name!r}")
         self.closing = False
+        self.launched: list[str] = []
         self.owned = construction is not None
         self._host = host
         self._construction = construction
@@ -104,6 +108,7 @@ class RemoteGroup:
     def adopt(self, state: GroupState) -> None:
         """Take over what the head says of the whole group."""
         self.token, self.detail = state.token, state.detail
+        self.launched = self.launched or [worker.id for worker in state.workers if worker.id]
         self.update(state.workers)
 
     def holds(self, state: GroupState) -> bool:

@@ -176,17 +176,24 @@ class FindGroup(Message, frozen=True):
 class Handles(Message, frozen=True):
     """Notice of a client to a head that has taken it back: the groups that it has handles of, with all their workers as
     far as it knows them. Its subscriptions are renewed, and it hears of every worker that has ended meanwhile.
+
+    `launching` are ids of workers of launches whose answer it waits for. A group that agents say is the client's, and
+    that is in neither, was shut down or given up while no head listened: it is stopped.
     """
 
     groups: list[GroupHandle]
+    launching: list[str] = []
 
 
 class StopGroup(Message, frozen=True):
-    """SIGTERM, after `grace_s` SIGKILL, for all workers of a group. Answered by Done when all are gone."""
+    """SIGTERM, after `grace_s` SIGKILL, for all workers of a group. Answered by Done when all are gone. `workers` are
+    ids of its workers: a namesake, which has none of them, is left alone; [] stops whichever group has the name.
+    """
 
     namespace: str
     group: str
     grace_s: float
+    workers: list[str] = []
 
 
 class GetStatus(Message, frozen=True):
@@ -292,12 +299,14 @@ class Done(Message, frozen=True):
 class StartWorkers(Message, frozen=True):
     """Notice to an agent. Its answer, per worker, is WorkerReady or WorkerExited; ids it knows are
     ignored. `owner` is the incarnation of the client that owns the group, `cls` and `detail` are its Launch's.
+    `detached`: another client launched it, and the owner may have no handle of it.
     """
 
     workers: list[WorkerSpec]
     owner: str = ""
     cls: str = ""
     detail: str = ""
+    detached: bool = False
 
 
 class StopWorkers(Message, frozen=True):

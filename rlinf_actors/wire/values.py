@@ -249,7 +249,8 @@ class WorkerState(Value, frozen=True):
 
 class RunningWorker(Value, frozen=True):
     """One worker as its agent tells a head that may not know it. `endpoint` is None before it is ready;
-    `exit` is set for one that ended while no head listened. `owner`, `cls` and `detail` are its StartWorkers'.
+    `exit` is set for one that ended while no head listened. `owner`, `cls`, `detail` and `detached` are its
+    StartWorkers'.
     """
 
     spec: WorkerSpec
@@ -261,6 +262,7 @@ class RunningWorker(Value, frozen=True):
     port: int = 0
     master_port: int = 0
     exit: Union[ExitReport, None] = None
+    detached: bool = False
 
 
 class GroupState(Value, frozen=True):

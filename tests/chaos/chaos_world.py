@@ -270,6 +270,7 @@ class Driver:
         seen: Any = _Seen(world, self)
         self._link = HeadLink(seen, HEAD, hello, self._noticed, self._lost, self._returned, self._lost)
         self._gone: Exception | None = None
+        self._launching: list[str] = []
         world.write(self._who, "driver", pid=self._pid)
         self.task = world.loop.create_task(self._live())
 
@@ -297,9 +298,8 @@ class Driver:
             group.close(self._gone)
 
     def _returned(self) -> None:
-        handles = [group.handle() for group in self._groups.values() if not group.closing and not group.gone.done()]
-        if handles:
-            self._link.notify(Handles(handles))
+        handles = [group.handle() for group in self._groups.values() if not group.gone.done()]
+        self._link.notify(Handles(handles, self._launching))
 
     async def _launch(self, label: str) -> RemoteGroup:
         nodes = [self._world.rng.randrange(self._world.nodes) for _ in range(2)]
@@ -317,7 +317,11 @@ class Driver:
             self._groups["g"] = group
             group.adopt(launched.group)
 
-        await self._link.request(Launch(str(self._pid), "g", "m:C", specs), LIMIT_S, adopt)
+        self._launching = [spec.id for spec in specs]
+        try:
+            await self._link.request(Launch(str(self._pid), "g", "m:C", specs), LIMIT_S, adopt)
+        finally:
+            self._launching = []
         await group.ready
         return group
 
