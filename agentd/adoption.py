@@ -55,8 +55,8 @@ class Found:
     record: Record
     process: Process
     workers: list[spawn.Kept]
-    strays: list[spawn.Kept] = field(default_factory=list)
     since: float
+    strays: list[spawn.Kept] = field(default_factory=list)
 
 
 @dataclass
@@ -103,6 +103,7 @@ async def take_stock(run_dir: str, keep: bool) -> Survivors:
         others |= {kept.id for kept in found.strays}
         found.workers = [kept for kept in found.workers if kept.id in known]
         survivors.workers.update({kept.id: known[kept.id] for kept in found.workers})
+    survivors.since = min((found.since for found in survivors.templates if found.workers), default=0.0)
     left = [known[id] for id in known.keys() - survivors.workers.keys()]
     for one in left:
         survivors.lost.setdefault(one.spec.id, "its agentd and the template that it came from had both ended")
@@ -195,8 +196,8 @@ async def _ask(sock: socket.socket, path: str, record: Record) -> tuple[list[spa
         raise _Unfit(f"it cannot be asked ({error})") from None
 
 
-async def _inventory(sock: socket.socket) -> list[spawn.Kept]:
-    """Its workers.
+async def _inventory(sock: socket.socket) -> tuple[list[spawn.Kept], float]:
+    """Its answer.
 
     Raises:
         OSError: it ended.
@@ -208,29 +209,30 @@ async def _inventory(sock: socket.socket) -> list[spawn.Kept]:
     loop.add_reader(sock.fileno(), readable.set)
     try:
         async with timeout(ANSWER_S):
-            while not _take(sock, workers):
+            while (end := _take(sock, workers)) is None:
                 readable.clear()
                 await readable.wait()
     except asyncio.TimeoutError:
-        if not _take(sock, workers):  # it may have answered while this process stood still
+        end = _take(sock, workers)  # it may have answered while this process stood still
+        if end is None:
             raise
     finally:
         loop.remove_reader(sock.fileno())
-    return workers
+    return workers, end.since
 
 
-def _take(sock: socket.socket, workers: list[spawn.Kept]) -> bool:
-    """Take what is there, without waiting; returns whether that was all."""
+def _take(sock: socket.socket, workers: list[spawn.Kept]) -> spawn.Inventory | None:
+    """Take what is there, without waiting; returns its end if that has come."""
     while True:
         try:
             data = sock.recv(spawn.MAX_PACKET)
         except BlockingIOError:
-            return False
+            return None
         if not data:
             raise ConnectionResetError("it ended")
         packet = spawn.decode_to_agent(data)
         if isinstance(packet, spawn.Inventory):
-            return True
+            return packet
         if not isinstance(packet, spawn.Kept):
             raise RemoteWireError(f"it said {type(packet).__name__}")
         workers.append(packet)

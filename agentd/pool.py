@@ -125,7 +125,7 @@ class TemplatePool:
         return template
 
     def _stem(self) -> str:
-        """Of files that no other template has or will have, even one of another agentd that runs on without a record."""
+        """Of files that no other template has, or will have while one without a record runs on."""
         this = procfs.stat(os.getpid())
         assert this is not None
         while True:

@@ -14,7 +14,7 @@ from rlinf_actors import procfs
 from rlinf_actors.wire import spawn
 
 TEMPLATE_END_S = spawn.ROBOT_END_S + 1.0
-"""How long a template that is told to end may take. It gives robot workers ROBOT_END_S, and kills the others at once."""
+"""How long a template that is told to end may take: it gives robot workers ROBOT_END_S, and kills others at once."""
 KILLED_S = 1.0
 """How long the end of one that was killed is waited for: one in an uninterruptible call may never end."""
 
@@ -86,20 +86,14 @@ async def sweep_robots(ids: Iterable[str], processes: dict[int, int]) -> None:
     ids = list(ids)
     if not ids and not processes:
         return
-    pids = {*procfs.marked(ids), *(pid for pid, started in processes.items() if _started(pid) == started)}
+    begun = {pid: stat.started for pid in procfs.marked(ids) if (stat := procfs.stat(pid)) is not None}
     with contextlib.ExitStack() as stack:
-        pidfds = []
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                pidfds.append(os.pidfd_open(pid))
-                stack.callback(os.close, pidfds[-1])
+        pidfds = [procfs.open_pidfd(pid, started) for pid, started in {**processes, **begun}.items()]
+        pidfds = [pidfd for pidfd in pidfds if pidfd >= 0]
+        for pidfd in pidfds:
+            stack.callback(os.close, pidfd)
         await asyncio.gather(*(_ended(pidfd, spawn.ROBOT_END_S) for pidfd in pidfds))
     await sweep(ids, processes)
-
-
-def _started(pid: int) -> int:
-    stat = procfs.stat(pid)
-    return 0 if stat is None else stat.started
 
 
 def _signal(pidfd: int, number: int) -> None:

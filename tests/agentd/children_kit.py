@@ -80,10 +80,8 @@ class Reports:
         return next(entry for entry in self.lines if text in entry[2])
 
 
-@contextlib.asynccontextmanager
-async def children(tmp_path, **options):
-    """Children and their reports; afterwards no process, fd or file may be left."""
-    before = open_fds()
+def make(tmp_path, **options):
+    """Children and their reports."""
     run_dir = tmp_path / "run"
     run_dir.mkdir(exist_ok=True)
     env = {**os.environ, "PYTHONPATH": str(HERE), **options.pop("env", {})}
@@ -101,6 +99,15 @@ async def children(tmp_path, **options):
         **{"entry": "standin:run_worker", **options},
     )
     reports.children = made
+    return made, reports
+
+
+@contextlib.asynccontextmanager
+async def children(tmp_path, **options):
+    """Children and their reports; afterwards no process, fd or file may be left."""
+    before = open_fds()
+    run_dir = tmp_path / "run"
+    made, reports = make(tmp_path, **options)
     try:
         yield made, reports
     finally:

@@ -67,3 +67,9 @@ def test_without_a_directory_nothing_is_written():
     ledger.write(order("a"))
     ledger.settled(["a"])
     assert ledger.read() == {}
+
+
+def test_what_was_being_written_when_agentd_was_killed_is_removed(tmp_path):
+    (tmp_path / "1-1.tmp").write_bytes(b"half")
+    assert Ledger(tmp_path).read() == {}
+    assert files(tmp_path) == 0

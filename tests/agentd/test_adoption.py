@@ -1,0 +1,188 @@
+"""What an agentd does with what an earlier one left: real templates, both agentds in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+from children_kit import make, order, spec
+
+from agentd import adoption, remains
+from agentd.adoption import take_stock
+from agentd.pool import TemplatePool
+from agentd.remains import Remains, end_template
+from agentd.sweep import Sweep
+from agentd.templates import make_directories
+from rlinf_actors import procfs
+from rlinf_actors.testing.local_cluster import _templates
+from rlinf_actors.wire import spawn
+
+pytestmark = pytest.mark.live
+
+HIDDEN = """
+import subprocess
+command = ["env", "-i", "sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 & echo $!"]
+print("hidden", subprocess.check_output(command, text=True), end="")
+"""
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
+
+
+async def left(tmp_path, *specs):
+    """An agentd that starts these and goes; returns its reports, and its template's pid."""
+    kids, reports = make(tmp_path, keep_s=60.0)
+    kids.start(order(specs))
+    await reports.up(*specs)
+    for one in specs:
+        if "hidden" in one.env["DO"]:
+            await reports.line("hidden")
+    (template,) = kids._templates.running
+    kids.abandon()
+    return reports, template.pid
+
+
+@contextlib.asynccontextmanager
+async def taken(tmp_path, template, goes=False):
+    """The next agentd, once it has taken stock. It ends everything, or *goes* as the one before."""
+    survivors = await take_stock(str(tmp_path / "run"), True)
+    kids, reports = make(tmp_path, keep_s=60.0, ledger=survivors.ledger)
+    kids.adopt(survivors)
+    try:
+        yield kids, reports, survivors
+    finally:
+        if goes:
+            kids.abandon()
+        else:
+            await kids.close(0.2)
+            await asyncio.to_thread(os.waitpid, template, 0)  # of ours: the agentd before was this process too
+
+
+def ended(pidfd):
+    return bool(select.select([pidfd], [], [], 0)[0])
+
+
+async def test_what_hides_its_mark_ends_with_a_template_that_stands_still(tmp_path, monkeypatch):
+    monkeypatch.setattr(adoption, "ANSWER_S", 0.1)
+    one = spec(do=HIDDEN)
+    reports, template = await left(tmp_path, one)
+    hidden = os.pidfd_open(int((await reports.line("hidden"))[2].split()[1]))
+    os.kill(template, signal.SIGSTOP)
+    async with taken(tmp_path, template) as (_, _, survivors):
+        assert "did not answer" in survivors.lost[one.id]
+        assert survivors.templates == []
+        assert ended(hidden)
+    os.close(hidden)
+
+
+async def test_a_worker_that_no_ledger_knows_is_ended_and_forgotten(tmp_path):
+    stray = spec()
+    reports, template = await left(tmp_path, stray)
+    for path in (tmp_path / "run" / "l").iterdir():
+        path.unlink()
+    pid = reports.ready[stray.id].pid
+    async with taken(tmp_path, template, goes=True) as (kids, reports, survivors):
+        assert [kept.id for kept in survivors.templates[0].strays] == [stray.id]
+        other = spec(1)
+        kids.start(order([other]))  # with which the template is done only after the end of the first
+        await reports.up(other)
+        assert procfs.stat(pid) is None, "it is reaped"
+    async with taken(tmp_path, template) as (_, _, again):
+        assert (again.templates[0].strays, list(again.workers)) == ([], [other.id])
+
+
+async def test_who_only_connects_changes_nothing_and_one_who_adopts_ends_the_template_for_us(tmp_path):
+    kids, reports = make(tmp_path, keep_s=60.0)
+    one, other = spec(), spec(1)
+    kids.start(order([one]))
+    await reports.up(one)
+    (path,) = (tmp_path / "run" / "t").glob("*.sock")
+    with contextlib.ExitStack() as stack:
+        callers = [stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) for _ in range(4)]
+        for caller, said in zip(callers, (b"\xc1", spawn.encode(spawn.KeepFor(0.0)), b"", b""), strict=True):
+            caller.connect(str(path))
+            if said:
+                caller.send(said)
+                assert caller.recv(1) == b""
+        kids.start(order([other]))
+        await reports.up(other)
+        callers[2].send(spawn.encode(spawn.Adopt()))
+        assert (await reports.gone(one)).kind == "signalled"
+        await reports.gone(other)
+    await kids.close(0.2)
+
+
+async def test_an_answer_that_came_while_agentd_stood_still_counts(monkeypatch):
+    monkeypatch.setattr(adoption, "ANSWER_S", 0.01)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+
+    def stand_still():
+        for packet in (spawn.Kept("a"), spawn.Inventory(5.0)):
+            theirs.send(spawn.encode(packet))
+        time.sleep(0.05)
+
+    with ours, theirs:
+        asyncio.get_running_loop().call_soon(stand_still)
+        assert await adoption._inventory(ours) == ([spawn.Kept("a")], 5.0)
+        with pytest.raises(asyncio.TimeoutError):
+            await adoption._inventory(ours)
+
+
+async def test_a_template_that_ignores_its_end_is_killed(monkeypatch):
+    monkeypatch.setattr(remains, "TEMPLATE_END_S", 0.05)
+    with subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE) as template:  # noqa: ASYNC220
+        template.stdout.readline()
+        pidfd = os.pidfd_open(template.pid)
+        await end_template(template.pid, pidfd, "why", True, Remains())
+        assert template.wait() == -signal.SIGKILL
+        os.close(pidfd)
+
+
+async def test_a_sweep_spares_who_has_the_pid_of_another_now():
+    with subprocess.Popen(["sleep", "1000"], start_new_session=True) as process:  # noqa: ASYNC220
+        stat = procfs.stat(process.pid)
+        for started in (0, stat.started + 1):
+            await remains.sweep([], {process.pid: started})
+            assert process.poll() is None
+        done = asyncio.Event()
+        Sweep(asyncio.get_running_loop(), [], {process.pid: stat.started}, lambda _: done.set())
+        await done.wait()
+        process.returncode = 0  # reaped there
+    assert procfs.stat(process.pid) is None
+
+
+async def test_a_sweep_finds_the_session_of_a_process_that_is_gone():
+    code = "import subprocess; print(subprocess.Popen(['sleep', '1000'], stdout=2).pid)"
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as leader:  # noqa: ASYNC220
+        pidfd = os.pidfd_open(int(leader.stdout.readline()))
+    await remains.sweep([], {leader.pid: 0})
+    assert ended(pidfd)
+    os.close(pidfd)
+
+
+def test_the_link_to_the_package_is_replaced_only_where_it_leads_elsewhere(tmp_path):
+    link = tmp_path / "pkg" / "rlinf_actors"
+    make_directories(tmp_path)
+    before = link.lstat().st_ino, link.lstat().st_mtime_ns
+    make_directories(tmp_path)
+    assert (link.lstat().st_ino, link.lstat().st_mtime_ns) == before
+
+
+async def test_files_of_templates_are_named_for_their_agentd(tmp_path):
+    this = procfs.stat(os.getpid())
+    pool = TemplatePool(asyncio.get_running_loop(), tmp_path, None, "", -1, None, None, None)
+    assert pool._stem() == f"{tmp_path}/t/{this.pid}-{this.started}-1"
+
+
+def test_a_record_that_goes_while_it_is_read_is_of_no_template(tmp_path):
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "1.json").symlink_to("gone")
+    assert _templates(str(tmp_path)) == []
