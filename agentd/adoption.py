@@ -166,15 +166,7 @@ async def _take_over(stem: str, record: Record, keep: bool, lost: dict[str, str]
 
 def _open(record: Record) -> int:
     """A pidfd of the process that a record names, -1 if that is gone."""
-    try:
-        pidfd = os.pidfd_open(record.pid)
-    except ProcessLookupError:
-        return -1
-    stat = procfs.stat(record.pid)
-    if record.boot != boot_id() or stat is None or stat.started != record.started or stat.state in "ZX":
-        os.close(pidfd)
-        return -1
-    return pidfd
+    return procfs.open_pidfd(record.pid, record.started) if record.boot == boot_id() else -1
 
 
 async def _ask(sock: socket.socket, path: str, record: Record) -> tuple[list[spawn.Kept], float]:

@@ -362,7 +362,10 @@ class Children:
         worker = self._workers.get(packet.id)
         if worker is not None:
             worker.pid = packet.pid
-            worker.pidfd = os.pidfd_open(packet.pid)  # the template keeps even a dead one until we have this
+            try:
+                worker.pidfd = os.pidfd_open(packet.pid)  # the template keeps even a dead one until we have this
+            except ProcessLookupError:  # unless it has ended itself, and is no child of ours: its end tells of both
+                return
             self._loop.add_reader(worker.pidfd, self._on_worker_end, worker)
             if worker.stopping and not worker.has_robots:
                 worker.signal(signal.SIGTERM)

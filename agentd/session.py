@@ -13,9 +13,8 @@ from typing import Any, Protocol, Union
 
 from agentd import events as e
 from agentd import state as s
-from rlinf_actors import version
+from rlinf_actors import procfs, version
 from rlinf_actors.errors import ProtocolError, RlinfActorsError
-from rlinf_actors.net.host import pid_start
 from rlinf_actors.net.link import Network, Sight
 from rlinf_actors.net.rpc import ControlClient
 from rlinf_actors.net.silence import STALL_S
@@ -304,13 +303,8 @@ class Session:
     def _watch(self, action: e.WatchProcess) -> None:
         if action.incarnation in self._watched:
             return
-        try:
-            fd = os.pidfd_open(action.pid)
-        except ProcessLookupError:
-            fd = -1
-        if fd < 0 or pid_start(action.pid) != action.pid_start:  # gone; the pid may be another's by now
-            if fd >= 0:
-                os.close(fd)
+        fd = procfs.open_pidfd(action.pid, action.pid_start)
+        if fd < 0:
             self._loop.call_soon(self._process_ended, action.incarnation)
             return
         self._watched[action.incarnation] = fd

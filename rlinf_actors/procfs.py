@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -99,6 +100,27 @@ def stat(pid: int) -> Stat | None:
     fields = text[text.rindex(b")") + 2 :].split()
     state, parent, group, session = fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3])
     return Stat(pid, state, parent, group, session, int(fields[19]))
+
+
+def open_pidfd(pid: int, started: int) -> int:
+    """A pidfd of a process that began then (clock ticks since the boot); -1 if it is gone.
+
+    The pid may be another's by now, or a thread's.
+    """
+    found = stat(pid)
+    if found is None or found.started != started or found.state in "ZX":
+        return -1
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError as error:
+        if error.errno in (errno.ESRCH, errno.ENOENT, errno.EINVAL):
+            return -1
+        raise
+    found = stat(pid)
+    if found is None or found.started != started:
+        os.close(pidfd)
+        return -1
+    return pidfd
 
 
 def in_exec(pid: int) -> bool:

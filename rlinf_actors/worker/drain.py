@@ -32,14 +32,18 @@ class Tail:
         self._partial = (self._partial + last)[: TAIL_LINE_BYTES + 1]
 
     def lines(self) -> list[str]:
-        """At most TAIL_LINES of them, each cut after TAIL_LINE_BYTES; undecodable bytes are replaced."""
+        """At most TAIL_LINES of them, each cut after TAIL_LINE_BYTES, so that all fit into a packet.
+
+        Undecodable bytes are replaced.
+        """
         lines = [*self._lines, self._partial] if self._partial else list(self._lines)
         return [_text(line) for line in lines[-TAIL_LINES:]]
 
 
 def _text(line: bytes) -> str:
-    cut = line[:TAIL_LINE_BYTES].decode(errors="replace").rstrip("\r")
-    return cut + " [cut]" if len(line) > TAIL_LINE_BYTES else cut
+    text = line.decode(errors="replace").rstrip("\r")
+    data = text.encode()  # what replaces an undecodable byte is three
+    return data[:TAIL_LINE_BYTES].decode(errors="ignore") + " [cut]" if len(data) > TAIL_LINE_BYTES else text
 
 
 class Drain:

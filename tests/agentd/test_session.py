@@ -320,7 +320,7 @@ async def test_a_cut_off_robot_is_made_safe_first_and_its_owner_hears_of_it(lab)
     await lab.until(lambda: agent.children.stops)
     beats.cancel()
     assert agent.children.stops[0] == (["arm-0"], 0.0)
-    assert agent.children.reasons[0].startswith("no word from the head for 0.2 s")
+    assert agent.children.reasons[0].startswith("no word from the head for ")
 
 
 async def _beat(driver):

@@ -10,6 +10,15 @@ from rlinf_actors.worker.drain import TAIL_LINE_BYTES, TAIL_LINES, Drain, Tail
 from rlinf_actors.worker.forked import _count, import_path
 
 
+def test_a_tail_that_is_no_text_fits_into_a_packet_all_the_same():
+    tail = Tail()
+    for _ in range(TAIL_LINES):
+        tail.feed(b"\xff" * TAIL_LINE_BYTES + b"\n")
+    lines = tail.lines()
+    assert len(lines) == TAIL_LINES
+    assert all(len(line.encode()) <= TAIL_LINE_BYTES + len(" [cut]") for line in lines)
+
+
 @pytest.mark.parametrize("step", [1, 3, 7, 1000])
 def test_tail_is_the_last_lines(step):
     tail = Tail()
