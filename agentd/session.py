@@ -270,6 +270,7 @@ class Session:
             running,
             self._keeps,
             self._lost,
+            list(self._watched),
         )
         try:
             answer = await self._client.request(hello, self._hello_timeout_s)

@@ -47,6 +47,7 @@ class ClientTable:
         self._jobs: dict[str, Job] = {}
         self._ended = Ended(CLIENT, emit, before)
         self._awaited: dict[str, float] = {}
+        self._seen: dict[str, set[str]] = {}
         self._watchers: dict[str, dict[str, None]] = {}
 
     # --- looking ---
@@ -89,9 +90,11 @@ class ClientTable:
             job = self._jobs[namespace] = Job(namespace, self._new_token())
         return job.token
 
-    def adopt_token(self, namespace: str, token: str) -> None:
-        """Running workers of a job prove membership with this token; it stays."""
-        if token:
+    def adopt_token(self, namespace: str, token: str, in_use: bool = True) -> None:
+        """Running workers of a job prove membership with this token; it stays. Not *in_use*: they have ended, so that
+        it counts only where the job has no other.
+        """
+        if token and (in_use or namespace not in self._jobs):
             self._jobs[namespace] = Job(namespace, token)
 
     # --- coming and going ---
@@ -137,6 +140,7 @@ class ClientTable:
         elif hello.token and client.namespace not in self._jobs:
             self.adopt_token(client.namespace, hello.token)  # it was welcomed by an earlier head: the job's stays
         self._awaited.pop(client.incarnation, None)
+        self._seen.pop(client.incarnation, None)
         return client
 
     def may_join(self, hello: ClientHello, worker_namespace: str | None) -> str:
@@ -176,7 +180,9 @@ class ClientTable:
         self._by_peer[peer].last_seen = now
 
     def await_return(self, incarnation: str, now: float) -> None:
-        """An agent says that this client owns workers; it has `patience_s` to say hello itself."""
+        """An agent says that this client owns workers; it has `patience_s` to say hello itself, and as long as it likes
+        if an agent still watches its process.
+        """
         if incarnation in self._clients:
             return
         if self._ended.get(incarnation) is not None:
@@ -184,10 +190,17 @@ class ClientTable:
         else:
             self._awaited.setdefault(incarnation, now + self._timing.patience_s)
 
+    def seen(self, node_id: str, incarnations: Iterable[str]) -> None:
+        """The agent of this node watches the processes of these clients, since an earlier head asked it to."""
+        for incarnation in incarnations:
+            if incarnation not in self._clients and self._ended.get(incarnation) is None:
+                self._seen.setdefault(incarnation, set()).add(node_id)
+
     def never_returns(self, incarnation: str) -> None:
         """An agent saw the end of a process that an earlier head had it watch."""
         if self._ended.get(incarnation) is None:
             self._awaited.pop(incarnation, None)
+            self._seen.pop(incarnation, None)
             self._ended.add(incarnation, "its process ended", certain=True)
             self._tell_watchers(incarnation)
             self._on_gone(incarnation, None)
@@ -238,6 +251,13 @@ class ClientTable:
         for client in self._clients.values():
             if client.watcher == node_id:
                 client.watcher, client.last_seen = None, max(client.last_seen, heard)
+        for incarnation in [i for i, nodes in self._seen.items() if node_id in nodes]:
+            self._seen[incarnation].discard(node_id)
+            if not self._seen[incarnation]:
+                del self._seen[incarnation]
+                if incarnation in self._awaited:
+                    until = heard + self._timing.lease_s
+                    self._awaited[incarnation] = max(self._awaited[incarnation], until)
 
     def tick(self, now: float) -> None:
         """Time has passed: who does not beat and is not watched has ended."""
@@ -245,7 +265,7 @@ class ClientTable:
             reason = f"it was silent for {now - client.last_seen:.0f} s"
             self._emit(Notify(client.peer, given_up(reason)))
             self.gone(client, reason, certain=False)
-        for incarnation in [i for i, deadline in self._awaited.items() if now >= deadline]:
+        for incarnation in [i for i, deadline in self._awaited.items() if now >= deadline and i not in self._seen]:
             del self._awaited[incarnation]
             self._ended.add(incarnation, "it did not return after the head was restarted")
             self._tell_watchers(incarnation)
@@ -259,7 +279,8 @@ class ClientTable:
 
     def next_deadline(self) -> float:
         """When `tick` has something to do, infinity for never."""
-        return min([math.inf, *map(self._expiry, self._clients.values()), *self._awaited.values()])
+        awaited = [deadline for incarnation, deadline in self._awaited.items() if incarnation not in self._seen]
+        return min([math.inf, *map(self._expiry, self._clients.values()), *awaited])
 
     def _expiry(self, client: Client) -> float:
         """When its silence ends it. A worker's end is its agent's to tell, or its node's."""

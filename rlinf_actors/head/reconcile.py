@@ -165,7 +165,7 @@ class Reconciler:
                 return False
             group = Group(spec.namespace, spec.group, running.cls, running.owner, running.detail)
             group.detached, group.unclaimed = running.detached, True
-            self._clients.adopt_token(spec.namespace, spec.token)
+            self._clients.adopt_token(spec.namespace, spec.token, running.exit is None)
             self._emit(of_group("group_adopted", group, f"runs already, its agent on node {node.name} says"))
         elif running.exit is not None and (group.whole or spec.rank in group.ranks):
             return False  # an end that was told before: the name has been given again since

@@ -318,6 +318,7 @@ class Supervisor:
             self._emit(of_node("node_joined", node, f"is here, incarnation {node.incarnation}"))
         else:
             self._clients.unwatch(node.id, self._now)  # a head's watch may have been lost with its connection
+        self._clients.seen(node.id, hello.watched)
         self._reconciler.reconcile(node, hello.workers, same, self._now)
         self._robots.node_back(node)
         self._drains.node_back(node)

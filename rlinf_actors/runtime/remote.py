@@ -197,9 +197,17 @@ class RemoteGroup:
             first = self.states.get(0)  # its port as it is now: rank 0 may be started again before the link is ready
             peer.connect(endpoint, self._host, self.token, lambda: self._create(peer, first))
         except (OSError, RlinfActorsError) as error:  # no descriptor left, or an address that may not be used
-            reason = RlinfActorsError(f"cannot connect to {peer.name} on {peer.node}: {error}")
-            peer.fail(reason)
+            peer.fail(RlinfActorsError(f"cannot connect to {peer.name} on {peer.node}: {error}"))
+        if peer.error is not None:
+            self._cannot_construct(peer.error)
+
+    def _cannot_construct(self, reason: Exception) -> None:
+        """A worker is there, and its owner, who alone could construct it, has no link to it."""
+        if not self.ready.done():
             self.construction_failed(reason)
+        elif self.owned and not self.closing:  # it was started again: other handles' calls would wait for ever
+            self._on_failure(self)
+            self.fail(reason)
 
     def _create(self, peer: Peer, first: WorkerState | None) -> tuple[frames.AnyFrame, Sequence[Buffer]] | None:
         construction = self._construction

@@ -45,7 +45,8 @@ class AgentHello(Message, frozen=True):
     was restarted learns its groups from there.
 
     `keeps`: workers without robots go on for a lease when this agent ends, and the next incarnation lists them. `ended`
-    are ids of workers of an earlier one that it could not take over and ended, and why.
+    are ids of workers of an earlier one that it could not take over and ended, and why. `watched` are the clients whose
+    processes it watches, for this head or the one before: they are there, however long they are silent.
     """
 
     protocol: int
@@ -56,6 +57,7 @@ class AgentHello(Message, frozen=True):
     workers: list[RunningWorker] = []
     keeps: bool = False
     ended: dict[str, str] = {}
+    watched: list[str] = []
 
 
 class ClientHello(Message, frozen=True):

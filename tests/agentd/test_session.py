@@ -149,8 +149,8 @@ class Lab:
         self.agents: list[Agent] = []
         self.start_head()
 
-    def start_head(self):
-        self.head = HeadServer(self.network, timing=TIMING, embedded=True)
+    def start_head(self, **timing):
+        self.head = HeadServer(self.network, timing=msgspec.structs.replace(TIMING, **timing), embedded=True)
         self.head.start([ENDPOINT])
 
     def _saw(self, identity, header):
@@ -320,7 +320,7 @@ async def test_a_cut_off_robot_is_made_safe_first_and_its_owner_hears_of_it(lab)
     await lab.until(lambda: agent.children.stops)
     beats.cancel()
     assert agent.children.stops[0] == (["arm-0"], 0.0)
-    assert agent.children.reasons[0].startswith("no word from the head for 0.2 s")
+    assert agent.children.reasons[0].startswith("no word from the head for ")
 
 
 async def _beat(driver):
@@ -347,6 +347,24 @@ async def test_a_restarted_head_loses_no_worker(lab):
     assert set(agent.children.alive) == {"g-0"}
     assert await driver.ask(StopGroup("ns", "g", 0.1)) == Done()
     assert agent.children.alive == {}
+
+
+async def test_a_driver_that_is_silent_while_the_head_restarts_is_there_as_long_as_its_process(lab):
+    agent = lab.agent("n0", host="here")
+    sleeper = await asyncio.create_subprocess_exec(sys.executable, "-c", "input()", stdin=subprocess.PIPE)
+    silent = await lab.driver("silent", host="here", pid=sleeper.pid, pid_start=pid_start(sleeper.pid))
+    other = await lab.driver("other")
+    await silent.ask(GetNodes(1))
+    await silent.launch("g", [0])
+    await other.launch("h", [0])
+    await lab.until(lambda: len(agent.children.alive) == 2)
+    lab.head.close()
+    lab.start_head(return_s=0.1)
+    await lab.until(lambda: set(agent.children.alive) == {"g-0"})  # nobody watches the other: it is given up
+    assert isinstance(await silent.ask(silent.hello), Welcome)
+    sleeper.kill()
+    await lab.until(lambda: not agent.children.alive)
+    await sleeper.communicate()
 
 
 async def test_a_head_that_restarts_at_once_is_joined_again(lab):

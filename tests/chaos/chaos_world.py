@@ -220,7 +220,7 @@ class Agent:
         self._session = Session(
             seen, HEAD, report, self._made, keeps=True, policy=Policy(30.0, 0.1), hello_timeout_s=0.5
         )
-        self._session.adopt(keeper.left(), {})
+        self._session.adopt(keeper.left(), {}, 0.0)
         self.task = world.loop.create_task(self._session.run())
 
     def _made(self, report: Callable[[Any], None]) -> Keeper:

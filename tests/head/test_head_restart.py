@@ -595,3 +595,25 @@ def test_in_whatever_order_they_come_back_nothing_is_lost_or_given_twice(order):
             (f"g-{n}", "running") for n in range(3)
         ]
     assert not any(worker.state == "gone" for change in changed for worker in change.workers)
+
+
+def test_the_token_of_workers_that_run_is_not_replaced_by_that_of_one_that_ended_long_ago():
+    kit = cluster(2)
+    kit.restart()
+    old = replace(specs("older", [0])[0], token="older")
+    back(kit, 1)
+    ended = replace(running(old, "d1", exit=ExitReport("exited", 0)), spec=old)
+    kit.node("n0", ip="10.0.0.1", is_head=True, workers=[ended])
+    worker = client_hello("w", role="worker", worker_id="g-1", token="old")
+    assert isinstance(kit.ask("w", worker), Welcome)
+
+
+def test_running_workers_replace_the_token_of_one_that_ended_long_ago():
+    kit = cluster(2)
+    kit.restart()
+    old = replace(specs("older", [0])[0], token="older")
+    ended = replace(running(old, "d1", exit=ExitReport("exited", 0)), spec=old)
+    kit.node("n0", ip="10.0.0.1", is_head=True, workers=[ended])
+    back(kit, 1)
+    worker = client_hello("w", role="worker", worker_id="g-1", token="old")
+    assert isinstance(kit.ask("w", worker), Welcome)

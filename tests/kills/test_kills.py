@@ -19,7 +19,7 @@ pytestmark = pytest.mark.live
 
 @pytest.fixture(scope="module")
 def scene() -> Iterator[Scene]:
-    with LocalCluster(NODES, options={"timers": {"beat_s": 0.5, "lease_s": 5}}) as local:
+    with LocalCluster(NODES) as local:
         bystanders = start_bystanders(local.cluster())
         yield Scene(local, bystanders)
 

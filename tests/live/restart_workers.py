@@ -50,9 +50,10 @@ class Mortal(Worker):
         return self.recv(self._group_name, source)
 
     def outcome_of_take(self, source: int) -> str:
+        taking = self.recv(self._group_name, source, async_op=True)
         Path(self.folder, "taking").write_bytes(b"")
         try:
-            return repr(self.recv(self._group_name, source))
+            return repr(taking.wait())
         except Exception as error:  # noqa: BLE001 - its name is the answer
             return type(error).__name__
 

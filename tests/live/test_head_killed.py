@@ -190,6 +190,31 @@ def test_a_worker_that_dies_meanwhile_is_told_as_it_ended(lab, local):
     assert group.execute_on(1).pid().wait() == pids[1:]
 
 
+def test_who_attaches_afterwards_hears_of_a_rank_that_had_ended_before(lab, local, tmp_path):
+    group = launch(lab, "half")
+    pids = group.pid().wait()
+    os.kill(pids[0], signal.SIGKILL)
+    with pytest.raises(WorkerDiedError):
+        group.execute_on(0).step().wait(10)
+    attach = """
+        from rlinf_actors import WorkerDiedError
+        sys.stdin.readline()
+        half = WorkerGroup.from_group_name(hw.Steady, "half")
+        print(*half.execute_on(1).pid().wait(10), flush=True)
+        try:
+            half.execute_on(0).pid().wait(10)
+        except WorkerDiedError as error:
+            print(error.signal, flush=True)
+        sys.stdin.readline()
+    """
+    with driver(tmp_path, local, attach) as (other, _):
+        with headless(local):
+            pass
+        other.stdin.write("on\n")
+        other.stdin.flush()
+        assert [int(other.stdout.readline()) for _ in range(2)] == [pids[1], signal.SIGKILL]
+
+
 def test_a_name_that_nobody_has_is_not_found_after_the_nodes_are_back(lab, local):
     with headless(local):
         finding = later(lambda: lab.runtime.io.submit(lab.runtime.find("mine", "nobody")).result(15))

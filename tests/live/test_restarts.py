@@ -147,7 +147,7 @@ def test_messages_from_and_to_a_new_worker(cluster, tmp_path):
         assert (sent.wait(), taken.wait()) == ([None], [value])
     waiting = second.outcome_of_take(0)
     pid = first.pid().wait()[0]
-    (tmp_path / "taking").read_bytes()  # a fifo: when the other end is opened, it is about to receive
+    (tmp_path / "taking").read_bytes()  # a fifo: when the other end is opened, it receives
     os.kill(pid, signal.SIGKILL)
     assert waiting.wait() == [PeerDiedError.__name__]
     sent, taken = first.give("c", 1), second.take(0)

@@ -6,8 +6,16 @@ import asyncio
 
 import pytest
 from fake_worker import FakeWorker, Waiter
+from msgspec.structs import replace
 
-from rlinf_actors.errors import GroupClosedError, NodeLostError, WorkerDiedError, WorkerError, WorkerStartError
+from rlinf_actors.errors import (
+    GroupClosedError,
+    NodeLostError,
+    RlinfActorsError,
+    WorkerDiedError,
+    WorkerError,
+    WorkerStartError,
+)
 from rlinf_actors.runtime.remote import Construction, RemoteGroup, death
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.values import Endpoint, ExitReport, GroupState, WorkerState
@@ -28,9 +36,11 @@ class World:
         )
         self.group.adopt(GroupState("ns", "g", "m:C", "o", "starting", [self.state(0, "starting")], "tok"))
 
-    def state(self, rank, state="running", master_port=0, exit=None, id=None):
+    def state(self, rank, state="running", master_port=0, exit=None, id=None, restarts=0):
         endpoint = Endpoint("here", self.workers[rank].endpoint) if state == "running" else None
-        return WorkerState(id or f"id-{rank}", rank, rank, f"10.0.0.{rank}", state, 1, endpoint, 0, master_port, exit)
+        return WorkerState(
+            id or f"id-{rank}", rank, rank, f"10.0.0.{rank}", state, 1, endpoint, 0, master_port, exit, restarts
+        )
 
 
 @pytest.fixture
@@ -200,3 +210,27 @@ async def test_a_head_that_has_forgotten_the_group_is_told_of_a_rank_that_ended_
     handle = world.group.handle()
     assert [(state.rank, state.state) for state in handle.workers] == [(0, "running"), (1, "gone")]
     assert handle.workers[1].exit == ExitReport("exited", 3)
+
+
+def _out_of_reach(world, rank, **more):
+    """A worker that listens where this process cannot connect to."""
+    return replace(world.state(rank, **more), endpoint=Endpoint("another machine", "ipc:///w"))
+
+
+async def test_a_worker_that_its_owner_cannot_connect_to_ends_the_group(world):
+    world.group.update([world.state(0, master_port=1), _out_of_reach(world, 1)])
+    with pytest.raises(RlinfActorsError, match="g:1 on n1 listens on a unix socket only"):
+        await world.group.ready
+    assert world.failed == [world.group]
+
+
+async def test_one_that_was_started_again_and_cannot_be_constructed_ends_the_group_too(world):
+    world.group.update([world.state(0, master_port=1), world.state(1)])
+    for worker in world.workers:
+        worker.say(frames.Ok((await worker.until(2))[1].id))
+    await world.group.ready
+    call = Waiter()
+    world.group.peers[0].open(call)
+    world.group.update([_out_of_reach(world, 1, id="id-1.1", restarts=1)])
+    assert world.failed == [world.group]
+    assert "g:1 on n1 listens on a unix socket only" in str(call.error)
