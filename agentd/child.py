@@ -31,6 +31,7 @@ class Child:
         stopping: somebody asked for its end.
         reason: why, where that was not its owner's wish.
         kill_timer: SIGKILL after the grace.
+        kill_due: when that is; uvloop's handles do not all know.
         silence_timer: its template has that long to say how it ended.
         term_timer: SIGTERM to a robot worker that its template did not reach.
         swept: its template ended, and what it left is being looked for.
@@ -47,6 +48,7 @@ class Child:
     swept: bool = False
     term_timer: asyncio.TimerHandle | None = None
     kill_timer: asyncio.TimerHandle | None = None
+    kill_due: float = 0.0
     silence_timer: asyncio.TimerHandle | None = None
 
     @property
@@ -91,14 +93,14 @@ class Child:
     def kill_at(self, loop: asyncio.AbstractEventLoop, when: float) -> None:
         """SIGKILL at that time of the loop, or earlier if it was to be earlier."""
         if self.kill_timer is not None:
-            if self.kill_timer.when() <= when:
+            if self.kill_due <= when:
                 return
             self.kill_timer.cancel()
-        self.kill_timer = loop.call_at(when, self.signal, signal.SIGKILL)
+        self.kill_due, self.kill_timer = when, loop.call_at(when, self.signal, signal.SIGKILL)
 
     def kill_if_due(self, loop: asyncio.AbstractEventLoop) -> None:
         """It runs only now, and its time was over before: it has what a robot worker needs, or nothing."""
-        if self.kill_timer is not None and self.kill_timer.when() <= loop.time():
+        if self.kill_timer is not None and self.kill_due <= loop.time():
             wait_s = spawn.ROBOT_END_S if self.has_robots else 0.0
             self.kill_timer = loop.call_later(wait_s, self.signal, signal.SIGKILL)
 

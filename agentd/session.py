@@ -118,6 +118,7 @@ class Session:
         self._client: ControlClient | None = None
         self._greeting: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._due = math.inf
         self._tasks: set[asyncio.Task[None]] = set()
         self._watched: dict[str, int] = {}
         self._done: asyncio.Future[e.Exit] = self._loop.create_future()
@@ -178,14 +179,14 @@ class Session:
         self._set_timer()
 
     def _set_timer(self) -> None:
-        due = self._state.next_deadline()
+        due = max(self._state.next_deadline(), self._loop.time())  # what is overdue is no stand still of ours
         if self._timer is not None:
-            if self._timer.when() <= due:
+            if self._due <= due:  # uvloop's handles do not all know when
                 return
             self._timer.cancel()
             self._timer = None
         if due < math.inf and not self._done.done():
-            self._timer = self._loop.call_at(due, self._tick, due)
+            self._due, self._timer = due, self._loop.call_at(due, self._tick, due)
 
     def _tick(self, due: float) -> None:
         self._timer = None

@@ -73,6 +73,7 @@ class HeadServer:
         self._server = ControlServer(network, self._received, lambda peer: self._handle(Unreachable(peer)))
         self._on_end = on_end
         self._timer: asyncio.TimerHandle | None = None
+        self._due = math.inf
         self.endpoints: list[str] = []
 
     def _keep(self, command: Keep) -> None:
@@ -134,14 +135,14 @@ class HeadServer:
 
     def _set_timer(self) -> None:
         """Tick at the next deadline. A timer that is too early does no harm, and spares one per message."""
-        due = self._supervisor.next_deadline()
+        due = max(self._supervisor.next_deadline(), self._loop.time())  # what is overdue is no stand still of ours
         if self._timer is not None:
-            if self._timer.when() <= due:
+            if self._due <= due:  # uvloop's handles do not all know when
                 return
             self._timer.cancel()
             self._timer = None
         if due < math.inf:
-            self._timer = self._loop.call_at(due, self._tick, due)
+            self._due, self._timer = due, self._loop.call_at(due, self._tick, due)
 
     def _tick(self, due: float) -> None:
         self._timer = None
