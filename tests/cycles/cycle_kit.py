@@ -15,6 +15,8 @@ from pathlib import Path
 from rlinf_actors import Worker, procfs
 from rlinf_actors.cgroups.roots import PARENT, find
 
+ASKED = 20
+"""Groups that may come and go between two beats."""
 RSS_MIB = 5
 """How much more resident memory a process may have after any number of cycles; see docs/performance.md."""
 
@@ -79,8 +81,13 @@ def template_of(agent: int) -> int:
 
 
 def files(run_dir: str, template: int) -> list[str]:
-    """What there is in a run directory, but for logs, and of cgroups of a template's workers."""
-    found = [str(path) for path in Path(run_dir).rglob("*") if "logs" not in path.parts]
+    """What there is in a run directory, but for logs, and of cgroups of a template's workers.
+
+    What agentd was asked for is written down until the head has answered a later beat: of few groups at a time.
+    """
+    asked = list(Path(run_dir, "l").glob("*"))
+    assert len(asked) <= ASKED, asked
+    found = [str(path) for path in Path(run_dir).rglob("*") if "logs" not in path.parts and path not in asked]
     for root in find().directories():
         found += [str(path) for path in Path(root, PARENT).glob(f"*.{template}.*")]
     return sorted(found)
