@@ -103,13 +103,22 @@ def processes() -> list[Process]:
     stats = {pid: at for pid in marks if (at := procfs.stat(pid)) is not None and at.state not in "ZX"}
     templates = {pid for pid in stats if not marks[pid].strip("-")}
     found = []
-    for pid, about in sorted(stats.items()):
+    for pid in sorted(stats):
         if pid in templates:
-            orphan = "agentd" not in _command(about.parent)
-            found.append(Process(pid, "template", _command(pid)[:60], orphan))
+            found.append(Process(pid, "template", _command(pid)[:60], not _served(pid)))
         else:
             found.append(Process(pid, "worker", _command(pid)[:60], templates.isdisjoint(_ancestors(pid))))
     return found
+
+
+def _served(template: int) -> bool:
+    """Whether an agentd is there for a template. The parent says nothing: a later agentd may have taken it over."""
+    for argument in _command(template).split():
+        if argument.endswith("/pkg"):
+            with contextlib.suppress(OSError):
+                if _locked(f"{os.path.dirname(argument)}/lock"):
+                    return True
+    return False
 
 
 def _ancestors(pid: int) -> Iterable[int]:

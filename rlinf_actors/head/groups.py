@@ -213,6 +213,11 @@ class GroupTable:
         group = self._groups.get((namespace, name))
         return group is not None and group.whole
 
+    def unclaimed(self, namespace: str, name: str) -> bool:
+        """Whether agents say whose group this is, and its owner has not said so yet."""
+        group = self._groups.get((namespace, name))
+        return group is not None and group.unclaimed and not group.stopping
+
     def ended(self, namespace: str, name: str, token: str = "") -> GroupState | None:
         """How the last group of this name has ended, with that token; None if there was none, or too long ago."""
         return self._ended.get((namespace, name), token)

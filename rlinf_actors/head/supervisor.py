@@ -133,6 +133,7 @@ class Supervisor:
             lambda: bool(self._nodes.missing()),
             self._groups.whole,
             lambda worker_id: self._groups.namespace_of(worker_id) is not None,
+            self._groups.unclaimed,
         )
         self._reconciler = Reconciler(timing, self._emit, self._clients, self._groups)
         self._launches = Launches(
@@ -211,8 +212,9 @@ class Supervisor:
             self._nodes.give_up_missing(self._now - self._started, self._now)
             self._groups.settle()
             self._groups.flush()  # what ended meanwhile: its name is free for a launch that was held
-        for event in self._settling.take():
-            self._said(event)
+        while ready := self._settling.take():  # what one says may be what another waits for
+            for event in ready:
+                self._said(event)
 
     def next_deadline(self) -> float:
         """When a Tick is due, infinity for never; may be too early, for a beat does not cost a look at everybody."""

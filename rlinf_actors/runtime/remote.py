@@ -269,7 +269,8 @@ class _Constructed:
         return True
 
     def fail(self, error: Exception) -> None:
-        self._group.construction_failed(error)
+        if self._group.peers[self._peer.rank] is self._peer:  # else it is started again, and constructed then
+            self._group.construction_failed(error)
 
     def _decoded(self, decoding: asyncio.Future[Exception]) -> None:
         if not decoding.cancelled():

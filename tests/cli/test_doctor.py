@@ -140,12 +140,13 @@ def test_run_directories_that_nothing_uses(tmp_path):
     os.close(lock)
 
 
-def test_a_worker_without_its_template_is_an_orphan():
+def test_a_worker_without_its_template_is_an_orphan(tmp_path):
+    lock = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
     env = {**os.environ, WORKER_MARK: "abc-0"}
     orphan = subprocess.Popen(["sleep", "1000"], env=env)
     template = subprocess.Popen(
         [sys.executable, "-c", "import os, subprocess; os.environ['RLINF_ACTORS_WORKER'] = 'abc-1';"
-         "p = subprocess.Popen(['sleep', '1000']); print(p.pid, flush=True); p.wait()"],
+         "p = subprocess.Popen(['sleep', '1000']); print(p.pid, flush=True); p.wait()", f"{tmp_path}/pkg"],
         env={**os.environ, WORKER_MARK: "-" * 128}, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert template.stdout is not None
@@ -155,8 +156,12 @@ def test_a_worker_without_its_template_is_an_orphan():
         assert found[orphan.pid].orphan
         assert not found[worker].orphan
         assert found[template.pid].kind == "template"
-        assert found[template.pid].orphan, "pytest is no agentd"
+        assert found[template.pid].orphan
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = {process.pid: process for process in processes()}
+        assert not found[template.pid].orphan, "an agentd uses this run directory"
     finally:
+        os.close(lock)
         os.kill(worker, signal.SIGKILL)
         for process in (orphan, template):
             process.kill()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from head_kit import HeadKit, agent_hello, running, specs
 
-from rlinf_actors.wire.messages import FindGroup, Handles, WorkerChanged
+from rlinf_actors.wire.messages import Beat, FindGroup, Handles, WorkerChanged
 from rlinf_actors.wire.values import Endpoint, ExitReport, GroupHandle, WorkerState
 
 UP = Endpoint("h", "ipc://x")
@@ -64,13 +64,35 @@ def test_who_asked_before_its_owner_came_back_hears_it_too():
     assert ends(found.group.workers) == WITH_ITS_END
 
 
-def test_who_asks_while_its_owner_is_away_is_told_of_every_rank():
+def owner_is_last() -> HeadKit:
+    """All nodes are back, somebody has asked for the group, and its owner, who alone knows of g-1, is still away."""
     kit = degraded()
     for node in range(3):
         back(kit, node)
     kit.driver("d2", token="token1")
-    workers = kit.ask("d2", FindGroup("ns", "g")).group.workers
-    assert sorted(ends(workers)) == [(0, "running", None), (1, "gone", None), (2, "running", None)]
+    assert kit.ask("d2", FindGroup("ns", "g")) is None
+    return kit
+
+
+def test_who_asks_after_the_nodes_came_back_waits_for_its_owner():
+    kit = owner_is_last()
+    kit.driver("d1", token="token1")
+    assert [peer for peer, _ in kit.answers()] == ["d1"]
+    kit.tell("d1", owner_tells())
+    (found,) = [answer for peer, answer in kit.answers() if peer == "d2"]
+    assert ends(found.group.workers) == WITH_ITS_END
+
+
+def test_who_asks_while_its_owner_stays_away_is_told_of_every_rank():
+    kit = owner_is_last()
+    answers = []
+    while not answers:
+        kit.tell("d2", Beat("d2"))
+        kit.wait(1)
+        answers = [answer for peer, answer in kit.answers() if peer == "d2"]
+    (found,) = answers
+    workers = found.group.workers
+    assert sorted(worker.rank for worker in workers) == [0, 1, 2]
     (absent,) = [worker for worker in workers if worker.rank == 1]
     assert "no node had it when the head was restarted" in absent.exit.reason
 

@@ -67,6 +67,18 @@ class Mortal(Worker):
         return found
 
 
+class LateMortal(Worker):
+    """Exits while it is constructed, the first time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        if not self.restart_count:
+            os._exit(4)
+
+    def count(self) -> int:
+        return self.restart_count
+
+
 class AsyncMortal(Worker):
     def __init__(self) -> None:
         super().__init__()

@@ -10,7 +10,7 @@ import sys
 import channel_workers as cw
 import live_workers as lw
 import pytest
-from restart_workers import AsyncMortal, Mortal
+from restart_workers import AsyncMortal, LateMortal, Mortal
 
 from rlinf_actors import (
     Channel,
@@ -90,6 +90,19 @@ def test_a_constructor_that_fails_again_counts(cluster):
     with pytest.raises(WorkerDiedError, match="restarted 3 times") as caught:
         last_error(group.pid)
     assert "ValueError: the checkpoint of incarnation 3 is broken" in "\n".join(caught.value.stderr_tail)
+
+
+def test_who_exits_in_the_constructor_is_started_again(cluster):
+    group = lw.many(cluster, LateMortal, 2, restart=AT_ONCE)
+    group.wait_ready()
+    assert group.count().wait() == [1, 1]
+
+
+def test_without_a_policy_who_exits_in_the_constructor_ends_the_group(cluster):
+    group = lw.many(cluster, LateMortal, 2)
+    with pytest.raises(WorkerDiedError, match="exited with code 4"):
+        group.wait_ready()
+    group.control.group.gone.wait(10)
 
 
 def test_a_group_that_never_came_up_is_not_restarted(cluster):

@@ -234,3 +234,14 @@ async def test_one_that_was_started_again_and_cannot_be_constructed_ends_the_gro
     world.group.update([_out_of_reach(world, 1, id="id-1.1", restarts=1)])
     assert world.failed == [world.group]
     assert "g:1 on n1 listens on a unix socket only" in str(call.error)
+
+
+async def test_a_worker_that_ends_before_it_is_constructed_and_is_started_again_is_constructed_then(world):
+    world.group.update([world.state(0, master_port=1), world.state(1)])
+    for worker in world.workers:
+        await worker.until(2)
+    world.workers[1].say(frames.Ok(world.workers[1].came[1][0].id))
+    world.group.update([world.state(0, "restarting", id="id-0.1", restarts=1, exit=ExitReport("exited", 3))])
+    assert not world.group.ready.done()
+    assert world.failed == []
+    assert world.group.peers[0].error is None
