@@ -35,7 +35,7 @@ from rlinf_actors.cgroups.worker import leftovers
 from rlinf_actors.compat import timeout
 from rlinf_actors.errors import WorkerStartError
 from rlinf_actors.wire import spawn
-from rlinf_actors.wire.messages import LogLines, StartWorkers, WorkerExited, WorkerReady, WorkersHealth
+from rlinf_actors.wire.agents import LogLines, StartWorkers, WorkerExited, WorkerReady, WorkersHealth
 from rlinf_actors.wire.values import ExitReport, ResourceReport, RunningWorker, WorkerSpec
 
 log = logging.getLogger(__name__)

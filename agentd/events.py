@@ -6,16 +6,9 @@ from typing import Union
 
 import msgspec
 
-from rlinf_actors.wire.messages import (
-    Body,
-    HardwareFound,
-    LogLines,
-    StartWorkers,
-    Welcome,
-    WorkerExited,
-    WorkerReady,
-    WorkersHealth,
-)
+from rlinf_actors.wire.agents import HardwareFound, LogLines, StartWorkers, WorkerExited, WorkerReady, WorkersHealth
+from rlinf_actors.wire.messages import Body
+from rlinf_actors.wire.session import Welcome
 from rlinf_actors.wire.values import HardwareQuestion, RunningWorker
 
 # --- what happens ---

@@ -18,18 +18,10 @@ from rlinf_actors.errors import ProtocolError, RlinfActorsError
 from rlinf_actors.net.link import Network, Sight
 from rlinf_actors.net.rpc import ControlClient
 from rlinf_actors.net.silence import STALL_S
-from rlinf_actors.wire.messages import (
-    PROTOCOL,
-    AgentHello,
-    Body,
-    HardwareFound,
-    LogLines,
-    StartWorkers,
-    Welcome,
-    WorkerExited,
-    WorkerReady,
-    WorkersHealth,
-)
+from rlinf_actors.wire.agents import HardwareFound, LogLines, StartWorkers, WorkerExited, WorkerReady, WorkersHealth
+from rlinf_actors.wire.messages import Body
+from rlinf_actors.wire.protocol import PROTOCOL
+from rlinf_actors.wire.session import AgentHello, Welcome
 from rlinf_actors.wire.values import HardwareAnswer, HardwareQuestion, NodeReport, RunningWorker
 
 log = logging.getLogger(__name__)

@@ -49,11 +49,7 @@ from agentd.leases import RobotLeases
 from rlinf_actors.errors import ClusterTimeoutError, NodeLostError, ProtocolError
 from rlinf_actors.net.outage import Outage
 from rlinf_actors.net.silence import Silence
-from rlinf_actors.wire.messages import (
-    HELLO_AGAIN,
-    Beat,
-    Body,
-    Goodbye,
+from rlinf_actors.wire.agents import (
     LogCredit,
     LogLines,
     LookForHardware,
@@ -63,11 +59,12 @@ from rlinf_actors.wire.messages import (
     StopWorkers,
     Unwatch,
     Watch,
-    Welcome,
     WorkerExited,
     WorkerReady,
     WorkersHealth,
 )
+from rlinf_actors.wire.messages import Body
+from rlinf_actors.wire.session import HELLO_AGAIN, Beat, Goodbye, Welcome
 from rlinf_actors.wire.values import ExitReport, RunningWorker, WorkerHealth
 
 CUT_OFF_GRACE_S = 2.0

@@ -42,37 +42,30 @@ from rlinf_actors.head.remembered import Remembered
 from rlinf_actors.head.robots import RobotTable
 from rlinf_actors.head.settling import Settling
 from rlinf_actors.head.transitions import NodeLife
-from rlinf_actors.wire.messages import (
-    HELLO_AGAIN,
-    PROTOCOL,
-    AgentHello,
-    Beat,
-    Body,
-    ClientHello,
-    Done,
-    DrainNode,
-    EnumerateHardware,
-    EStop,
-    FindGroup,
-    GetEvents,
-    GetNodes,
-    GetStatus,
-    Goodbye,
-    Handles,
+from rlinf_actors.wire.agents import (
     HardwareFound,
-    Launch,
     LogCredit,
     LogLines,
     ProcessGone,
-    Status,
-    StopCluster,
-    StopGroup,
-    WatchClients,
-    Welcome,
     WorkerExited,
     WorkerReady,
     WorkersHealth,
 )
+from rlinf_actors.wire.clients import (
+    Done,
+    EnumerateHardware,
+    FindGroup,
+    GetNodes,
+    Handles,
+    Launch,
+    StopCluster,
+    StopGroup,
+    WatchClients,
+)
+from rlinf_actors.wire.messages import Body
+from rlinf_actors.wire.operators import DrainNode, EStop, GetEvents, GetStatus, Status
+from rlinf_actors.wire.protocol import PROTOCOL
+from rlinf_actors.wire.session import HELLO_AGAIN, AgentHello, Beat, ClientHello, Goodbye, Welcome
 
 
 @dataclass(frozen=True)

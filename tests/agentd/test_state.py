@@ -17,11 +17,7 @@ from rlinf_actors.errors import (
     ProtocolMismatchError,
 )
 from rlinf_actors.net.outage import RETRY_MIN_S
-from rlinf_actors.wire.messages import (
-    HELLO_AGAIN,
-    Beat,
-    Done,
-    Goodbye,
+from rlinf_actors.wire.agents import (
     LogCredit,
     LogLines,
     ProcessGone,
@@ -29,11 +25,12 @@ from rlinf_actors.wire.messages import (
     StopWorkers,
     Unwatch,
     Watch,
-    Welcome,
     WorkerExited,
     WorkerReady,
     WorkersHealth,
 )
+from rlinf_actors.wire.clients import Done
+from rlinf_actors.wire.session import HELLO_AGAIN, Beat, Goodbye, Welcome
 from rlinf_actors.wire.values import Endpoint, ExitReport, RunningWorker, WorkerHealth, WorkerSpec
 
 P = s.Phase
