@@ -18,6 +18,7 @@ from rlinf_actors.head.commands import (
     Command,
     EndCluster,
     Event,
+    Identity,
     Keep,
     Notify,
     NotWritten,
@@ -30,7 +31,7 @@ from rlinf_actors.head.commands import (
     Unreachable,
 )
 from rlinf_actors.head.remembered import Remembered
-from rlinf_actors.head.supervisor import Identity, Supervisor
+from rlinf_actors.head.supervisor import Supervisor
 from rlinf_actors.net.link import Network
 from rlinf_actors.net.rpc import ControlServer
 from rlinf_actors.net.silence import STALL_S

@@ -16,9 +16,9 @@ import pytest
 from agentd import events as e
 from agentd.state import AgentState, Policy
 from rlinf_actors.errors import ClusterTimeoutError
-from rlinf_actors.head.commands import Answer, Asked, Command, Notify, Refuse, Tick, Timing, Told
+from rlinf_actors.head.commands import Answer, Asked, Command, Identity, Notify, Refuse, Tick, Timing, Told
 from rlinf_actors.head.remembered import Remembered
-from rlinf_actors.head.supervisor import Identity, Supervisor
+from rlinf_actors.head.supervisor import Supervisor
 from rlinf_actors.net.rpc import refusal
 from rlinf_actors.wire.agents import WorkerExited, WorkerReady
 from rlinf_actors.wire.clients import GetNodes, Launch
