@@ -11,6 +11,9 @@ from rlinf_actors.wire.messages import Body
 from rlinf_actors.wire.session import Welcome
 from rlinf_actors.wire.values import HardwareQuestion, RunningWorker
 
+Report = Union[WorkerReady, WorkerExited, WorkersHealth, LogLines]
+"""What the children of an agent report, for the head."""
+
 # --- what happens ---
 
 
@@ -39,7 +42,7 @@ class Heard(msgspec.Struct, frozen=True):
 class FromWorkers(msgspec.Struct, frozen=True):
     """What the children report."""
 
-    report: Union[WorkerReady, WorkerExited, WorkersHealth, LogLines]
+    report: Report
 
 
 class Looked(msgspec.Struct, frozen=True):
