@@ -1,4 +1,6 @@
-"""agentd's command line. Exit codes: 0, 64 usage, 69 unavailable, 77 permission, 78 configuration or keys."""
+"""agentd's command line. Exit codes: 0, 64 usage, 69 unavailable, 70 internal error, 77 permission, 78 configuration
+or keys.
+"""
 
 from __future__ import annotations
 
@@ -101,10 +103,11 @@ def _check_security(config: Any) -> None:
 
 def _run(config: Any, options: dict[str, Any]) -> int:
     from agentd.daemon import CONFIGURATION, NO_PERMISSION, UNAVAILABLE, Daemon
-    from rlinf_actors.net.loop import new_event_loop
+    from rlinf_actors.net.loop import end_on_internal_error, new_event_loop
 
     daemon = Daemon(config, options)
     loop = new_event_loop()
+    end_on_internal_error(loop)
     try:
         code = loop.run_until_complete(daemon.run())
         daemon.fail(code, "agentd was stopped before it was ready")  # nothing to a driver that was told already
