@@ -13,7 +13,7 @@ from rlinf_actors.placement.view import find_group
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.remote import Construction, RemoteGroup
 from rlinf_actors.wire import failure, frames, payload
-from rlinf_actors.wire.messages import Launch
+from rlinf_actors.wire.clients import Launch
 from rlinf_actors.wire.values import WorkerSpec
 
 if TYPE_CHECKING:
@@ -68,9 +68,9 @@ def launch_service(
         )
     construction = Construction(reference, payload.encode((None, args, {}, {}), reference), 0, _failure)
     names = [cluster.node_name(spec.node_rank) for spec in specs]
-    made = cluster.runtime.new_group(cluster.namespace, name, names, construction)
+    made = cluster.runtime.groups.new(cluster.namespace, name, names, construction)
     message = Launch(cluster.namespace, name, reference, specs, detail, detached)
-    cluster.runtime.io.submit(cluster.runtime.launch(message, made)).result()
+    cluster.runtime.io.submit(cluster.runtime.groups.launch(message, made)).result()
     if detached:
         made.ready.wait()
     return made

@@ -14,7 +14,9 @@ from rlinf_actors.head.happenings import of_group
 from rlinf_actors.head.records import Client, Group, Node, Worker
 from rlinf_actors.head.transitions import WorkerLife
 from rlinf_actors.model.restart import rank_id
-from rlinf_actors.wire.messages import AgentHello, Handles, StopWorkers, WorkerChanged, WorkerReady
+from rlinf_actors.wire.agents import StopWorkers, WorkerReady
+from rlinf_actors.wire.clients import Handles, WorkerChanged
+from rlinf_actors.wire.session import AgentHello
 from rlinf_actors.wire.values import ExitReport, GroupHandle, RunningWorker, WorkerSpec, WorkerState
 
 NOBODY_HAS_IT = "no node had it when the head was restarted: it ended meanwhile, or its node is lost"
@@ -48,6 +50,7 @@ class Reconciler:
             self._take_over(node, running, now)
         listed = {running.spec.id for running in there}
         self._groups.claims.node_is_back(node.id, listed, known, now)
+        self._groups.names.node_is_back(node.id, listed)
         for group in self._groups.all():
             ours = [w for w in group.workers.values() if w.node_id == node.id and w.life not in _WITHOUT_PROCESS]
             missing = [worker for worker in ours if worker.id not in listed]
@@ -137,7 +140,7 @@ class Reconciler:
         unseen = self._groups.ended_unseen(spec.id)
         if unseen is not None:
             if running.exit is not None:
-                self._groups.claims.ended(spec.id)
+                self._groups.ended_after_all(spec.id)
             else:
                 self._emit(Notify(node.peer, StopWorkers([spec.id], 0.0, unseen)))
             return

@@ -231,7 +231,7 @@ async def test_log_directory_that_cannot_be_made(tmp_path):
 
 
 async def test_template_that_does_not_answer_hides_no_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("agentd.children.TEMPLATE_SILENT_S", 0.05)
+    monkeypatch.setattr("agentd.orphans.TEMPLATE_SILENT_S", 0.05)
     async with children(tmp_path) as (kids, reports):
         left = "subprocess.Popen(['sleep', '600'], start_new_session=True)"
         one = spec(do=f"import subprocess; {left}; print('parent', os.getppid())")
