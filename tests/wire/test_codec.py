@@ -123,7 +123,7 @@ BODIES = [
     AddKey("x" * 40, "driver", "kim", "root@head", 900.0),
     RevokeKey("kim", "root@head", "driver"),
     GetKeys(),
-    Keys([KeyState("x" * 40, "agent", "n1", 1.5, "kim", True, 2.5, 3.5, "used")], "h", ["tcp://10.0.0.1:6380"], 4.5, "!"),
+    Keys([KeyState("x" * 40, "agent", "n1", 1.5, "kim", True, 2.5, 3.5, "used")], "h", ["tcp://10.0.0.1:6380"], 4.5),
 ]
 
 
