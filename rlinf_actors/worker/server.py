@@ -25,13 +25,14 @@ from rlinf_actors.net.link import Network
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.payload import Copy
 from rlinf_actors.wire.protocol import PROTOCOL
+from rlinf_actors.wire.vouched import Vouched
 from rlinf_actors.worker.executor import Activity, Executor
 from rlinf_actors.worker.farpeers import FarPeers
 from rlinf_actors.worker.invocation import Invocation
 
 log = logging.getLogger(__name__)
 
-Handler = Callable[[bytes, Any, "list[Buffer]"], None]
+Handler = Callable[[bytes, Any, Vouched], None]
 """(peer, a frame of the kinds that it serves, parts), on the I/O thread."""
 
 
@@ -48,7 +49,7 @@ class Creation:
 
     peer: bytes
     frame: frames.Create
-    parts: list[Buffer]
+    parts: Vouched
 
 
 class WorkerServer:
@@ -92,7 +93,7 @@ class WorkerServer:
         self._handlers: dict[type[frames.Frame], Handler] = {}
         self._near: set[bytes] = set()
         self.far: FarPeers | None = None
-        self._early: list[tuple[bytes, frames.AnyFrame, list[Buffer]]] = []
+        self._early: list[tuple[bytes, frames.AnyFrame, Vouched]] = []
         self.creations: queue.SimpleQueue[Creation] = queue.SimpleQueue()
 
     def bind(self, endpoint: str) -> str:
@@ -179,7 +180,11 @@ class WorkerServer:
             return
         if lending is None:
             self._join(peer, frame)
-        elif type(frame) in self._handlers:
+        else:
+            self._said(peer, lending, frame, Vouched(parts))  # it has joined: a member of this job
+
+    def _said(self, peer: bytes, lending: Lending, frame: frames.AnyFrame, parts: Vouched) -> None:
+        if type(frame) in self._handlers:
             self._handlers[type(frame)](peer, frame, parts)
         elif type(frame) is frames.Call:
             self._take(Invocation(peer, frame.id, frame.method, parts, self._reply, self._copy, frame.deadline_s, 0))
@@ -207,7 +212,7 @@ class WorkerServer:
         else:
             self._other(peer, frame, parts)
 
-    def _other(self, peer: bytes, frame: frames.AnyFrame, parts: list[Buffer]) -> None:
+    def _other(self, peer: bytes, frame: frames.AnyFrame, parts: Vouched) -> None:
         handler = self._handlers.get(type(frame))
         if handler is not None:
             handler(peer, frame, parts)
