@@ -1,0 +1,73 @@
+"""Handshakes that failed, as libzmq tells of them on a socket's monitor.
+
+It names neither the peer nor its key (that is in a draft of libzmq), only what went wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+NO_MECHANISM = "it came without CURVE"
+WRONG_KEY = "it was meant for another key than this one's, or is no CURVE handshake"
+MALFORMED = "its handshake is malformed"
+
+_REASONS = {
+    int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH): NO_MECHANISM,
+    int(zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC): WRONG_KEY,
+}
+
+
+class Handshakes:
+    """Listens to one socket's monitor. Loop thread only.
+
+    Args:
+        socket: whose handshakes are watched.
+        loop: the loop that tells.
+        events: of libzmq.
+        on_event: called with each event and its value.
+    """
+
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        loop: asyncio.AbstractEventLoop,
+        events: int,
+        on_event: Callable[[int, int], None],
+    ) -> None:
+        self._watched = socket
+        self._loop = loop
+        self._on_event = on_event
+        name = f"inproc://monitor-{id(socket)}"
+        socket.monitor(name, events)
+        self._socket: zmq.Socket[bytes] = socket.context.socket(zmq.PAIR)
+        self._socket.setsockopt(zmq.RCVHWM, 0)  # else the I/O thread of libzmq waits for us in a flood
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.connect(name)
+        self._fd = int(self._socket.getsockopt(zmq.FD))
+        loop.add_reader(self._fd, self._drain)
+        loop.call_soon(self._drain)  # an edge before the reader was there
+
+    def close(self) -> None:
+        """Stop. Before the watched socket is closed; twice is fine."""
+        if self._socket.closed:
+            return
+        self._loop.remove_reader(self._fd)
+        self._watched.monitor(None, 0)  # type: ignore[arg-type]  # pyzmq: None ends it
+        self._socket.close()
+
+    def _drain(self) -> None:
+        while not self._socket.closed:
+            try:
+                message = parse_monitor_message(self._socket.recv_multipart(zmq.NOBLOCK))
+            except zmq.Again:
+                return
+            self._on_event(int(message["event"]), int(message["value"]))
+
+
+def reason(value: int) -> str:
+    """What the value of HANDSHAKE_FAILED_PROTOCOL means at a CURVE server."""
+    return _REASONS.get(value, MALFORMED)
