@@ -15,6 +15,7 @@ from rlinf_actors.head.clients import ClientTable
 from rlinf_actors.head.commands import Answer, Emit, Ended, Notify, Timing
 from rlinf_actors.head.ended import EndedGroups
 from rlinf_actors.head.happenings import of_end, of_life
+from rlinf_actors.head.names import HeldNames
 from rlinf_actors.head.nodes import NodeTable
 from rlinf_actors.head.records import Client, Group, Node, Worker
 from rlinf_actors.head.remembered import WORKER, Remembered
@@ -45,6 +46,7 @@ class GroupTable:
 
     Attributes:
         claims: who holds which robot.
+        names: which names are held by workers that nobody sees.
         retry: launches that wait for hardware are to be tried again.
     """
 
@@ -77,6 +79,7 @@ class GroupTable:
         self._causes = FirstEnds()
         owner = partial(owner_of, clients=clients, nodes=nodes, of_worker=self._of_worker)
         self.claims = ClaimTable(timing.rank_hold_s, owner, now + timing.robot_settle_s)
+        self.names = HeldNames(timing.rank_hold_s)
 
     # --- looking ---
 
@@ -156,7 +159,12 @@ class GroupTable:
         if worker is not None and worker.life is not WorkerLife.RESTARTING:  # that one has no process yet
             self._finish(worker, node, exit_report, now)
         elif self._unseen.get(id) is not None:
-            self.claims.ended(id)
+            self.ended_after_all(id)
+
+    def ended_after_all(self, id: str) -> None:
+        """A worker that we lost from sight has ended: what it held is free."""
+        self.claims.ended(id)
+        self.names.ended(id)
 
     def missing(self, worker: Worker, node: Node, reason: str, now: float) -> None:
         """A worker's agent is there, and the worker is certainly not."""
@@ -180,6 +188,8 @@ class GroupTable:
                 if worker.node_id == node.id and not worker.gone:
                     if not certain:  # it may outlive its agentd, and must not come back
                         self._unseen.add(worker.id, f"node {node.name}: {reason}")
+                        if worker.life is not WorkerLife.RESTARTING:  # the one before it has ended
+                            self.names.lost(group, worker, node, now)
                     self.lost(worker, f"node {node.name}: {reason}")
                     self.claims.lose(worker, certain, now)
 

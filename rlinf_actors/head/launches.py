@@ -77,6 +77,7 @@ class Launches:
                 f"a group named {asked.group!r} is {taken.summary} in namespace {asked.namespace!r}: "
                 "give this one another name, or shut that one down first",
             )
+        self._groups.names.check(asked.namespace, asked.group, now)
         by_rank = self._nodes.by_rank()
         check_launch(asked, lambda id: self._groups.of_worker(id) is not None, by_rank)
         self._groups.claims.check([claim for spec in asked.workers for claim in spec.claims], now)

@@ -48,6 +48,7 @@ class Reconciler:
             self._take_over(node, running, now)
         listed = {running.spec.id for running in there}
         self._groups.claims.node_is_back(node.id, listed, known, now)
+        self._groups.names.node_is_back(node.id, listed)
         for group in self._groups.all():
             ours = [w for w in group.workers.values() if w.node_id == node.id and w.life not in _WITHOUT_PROCESS]
             missing = [worker for worker in ours if worker.id not in listed]
@@ -137,7 +138,7 @@ class Reconciler:
         unseen = self._groups.ended_unseen(spec.id)
         if unseen is not None:
             if running.exit is not None:
-                self._groups.claims.ended(spec.id)
+                self._groups.ended_after_all(spec.id)
             else:
                 self._emit(Notify(node.peer, StopWorkers([spec.id], 0.0, unseen)))
             return

@@ -85,13 +85,14 @@ def test_a_rank_is_not_there_twice_at_once() -> None:
     assert violations({"first": [born(1), alive], "other": [born(4, owner=2)]}, 100.0, LIMITS) == []
 
 
-def test_a_new_group_may_meet_what_is_left_on_a_cut_off_node_and_a_restarted_rank_may_not() -> None:
-    first = [born(1), Line(5.0, "alive", {})]
-    cut = {SCENE: [fault(0.5, "cut agentd", 5.0)]}
-    assert violations({"first": first, "second": [born(4, "new:0")], **cut}, 100.0, LIMITS) == []
-    assert "still there 1.00 s" in one({"first": first, "second": [born(4)], **cut})
-    assert "still there 1.00 s" in one({"first": first, "second": [born(4, "new:0")]})
-    assert "still there 7.00 s" in one({"first": [born(1), Line(11.0, "alive", {})], "x": [born(4, "new:0")], **cut})
+def test_a_name_may_be_held_by_a_worker_on_a_lost_node_and_by_nobody_else() -> None:
+    begin = Line(1.0, "begin", {"id": 1, "doing": "launch", "label": "l"})
+
+    def refused(text: str) -> Line:
+        return Line(2.0, "end", {"id": 1, "outcome": "NameInUseError", "text": text})
+
+    assert violations({"d": [DRIVER, begin, refused("worker g:0 was lost with node n and may")]}, 9.0, LIMITS) == []
+    assert "ended with NameInUseError" in one({"d": [DRIVER, begin, refused("a group named 'g' is running")]})
 
 
 def test_no_worker_outlives_its_driver() -> None:

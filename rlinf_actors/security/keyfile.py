@@ -1,0 +1,151 @@
+"""Key files: one text file per identity, which is all that a machine needs to join; and who may read them.
+
+    # rlinf-actors: key of agent 'gpu-1'. Whoever reads this file is that agent.
+    role agent
+    name gpu-1
+    public ...
+    secret ...
+    head ...
+
+`head` is the head's public key; the head's own file has none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlinf_actors.errors import ConfigError
+from rlinf_actors.security.keypair import KeyPair, check_public
+from rlinf_actors.settings import Settings
+
+ROLES = ("head", "agent", "driver")
+MAX_BYTES = 4096
+_FIELDS = ("role", "name", "public", "secret", "head")
+
+
+@dataclass(frozen=True)
+class KeyFile:
+    """What one file says.
+
+    Attributes:
+        role: head, agent or driver.
+        name: of the node or driver, as the head lists it.
+        pair: the identity.
+        head: the head's public key; "" in the head's own file.
+    """
+
+    role: str
+    name: str
+    pair: KeyPair
+    head: str = ""
+
+    @property
+    def server(self) -> str:
+        """The public key of the head, whosever file this is."""
+        return self.head or self.pair.public
+
+
+def directory(settings: Settings) -> Path:
+    """Where this user's key files are."""
+    if settings.key_dir:
+        return Path(settings.key_dir)
+    return Path(settings.config_home).expanduser() / "rlinf-actors" / "keys"
+
+
+def path_of(folder: Path, role: str) -> Path:
+    """The file of an identity in its directory."""
+    return folder / f"{role}.key"
+
+
+def load(path: Path) -> KeyFile:
+    """Read a key file.
+
+    Raises:
+        ConfigError: it is not there, others can read it, or it is no key file; the message says what to do.
+    """
+    where = str(path)
+    try:
+        _check_owner(path.parent, os.stat(path.parent), "chmod 700")
+        with open(path, "rb") as file:
+            _check_owner(path, os.fstat(file.fileno()), "chmod 600")
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", path=where) from None
+    return _parse(data, where)
+
+
+def save(path: Path, key: KeyFile) -> None:
+    """Write a key file (mode 0600) at once or not at all; its directory is made with mode 0700.
+
+    Raises:
+        ConfigError: others can read the directory.
+        OSError: it cannot be written.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_owner(path.parent, os.stat(path.parent), "chmod 700")
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
+            file.write(_text(key))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(beside)
+        raise
+
+
+def is_private(mode: int, owner: int, user: int) -> bool:
+    """Whether what *owner* has with these permissions is for *user* alone.
+
+    What root owns may be readable for a group: systemd shows its credentials like that, and root has chosen it.
+    """
+    if owner not in (user, 0):
+        return False
+    group = stat.S_IWGRP if owner == 0 else stat.S_IRWXG
+    return not mode & (stat.S_IRWXO | group)
+
+
+def _check_owner(path: Path, info: os.stat_result, fix: str) -> None:
+    if not is_private(info.st_mode, info.st_uid, os.geteuid()):
+        mode = stat.S_IMODE(info.st_mode)
+        raise ConfigError(
+            f"is not this user's alone (mode {mode:04o}, owner {info.st_uid}): others may read the key. "
+            f"Make sure that nobody did, and run: chown {os.geteuid()} {path} && {fix} {path}",
+            path=str(path),
+        )
+
+
+def _text(key: KeyFile) -> str:
+    lines = [f"# rlinf-actors: key of {key.role} {key.name!r}. Whoever reads this file is that {key.role}."]
+    values = {"role": key.role, "name": key.name, "public": key.pair.public, "secret": key.pair.secret}
+    lines += [f"{name} {value}" for name, value in values.items()]
+    return "\n".join(lines + ([f"head {key.head}"] if key.head else [])) + "\n"
+
+
+def _parse(data: bytes, where: str) -> KeyFile:
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        text = ""
+    found: dict[str, str] = {}
+    for line in text.splitlines() if len(data) <= MAX_BYTES else ():
+        name, _, value = line.partition(" ")
+        if name in _FIELDS:
+            found[name] = value.strip()
+        elif line and not line.startswith("#"):
+            raise ConfigError("is no key file of rlinf-actors", path=where)
+    missing = [name for name in _FIELDS if not found.get(name) and not (name == "head" and found.get("role") == "head")]
+    if missing:
+        raise ConfigError(f"is no key file of rlinf-actors: it lacks {', '.join(missing)}", path=where)
+    if found["role"] not in ROLES:
+        raise ConfigError(f"has role {found['role']!r}; the roles are {', '.join(ROLES)}", path=where)
+    if found["role"] != "head":
+        check_public(found["head"], where)
+    pair = KeyPair.of_text(found["public"], found["secret"], where)
+    return KeyFile(found["role"], found["name"], pair, "" if found["role"] == "head" else found["head"])

@@ -1,0 +1,73 @@
+"""CURVE key pairs as values; the only module beside net's that imports zmq, for its Curve25519."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+import zmq
+from zmq.utils import z85
+
+from rlinf_actors.errors import ConfigError
+
+KEY_CHARS = 40
+"""A key of 32 bytes as Z85 text (ZeroMQ RFC 32)."""
+SECRET_BYTES = 32
+
+_Z85 = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
+
+
+@dataclass(frozen=True)
+class KeyPair:
+    """One identity. Whoever knows `secret` is it; `repr` never shows that.
+
+    Attributes:
+        public: 40 characters of Z85.
+        secret: 40 characters of Z85.
+    """
+
+    public: str
+    secret: str = field(repr=False)
+
+    @classmethod
+    def make(cls) -> KeyPair:
+        """A new one, from the system's randomness."""
+        public, secret = zmq.curve_keypair()
+        return cls(public.decode(), secret.decode())
+
+    @classmethod
+    def of_secret(cls, secret: bytes) -> KeyPair:
+        """The pair with this secret of 32 bytes."""
+        if len(secret) != SECRET_BYTES:
+            raise ValueError(f"a secret key has {SECRET_BYTES} bytes, not {len(secret)}")
+        text: bytes = z85.encode(secret)
+        return cls(zmq.curve_public(text).decode(), text.decode())
+
+    @classmethod
+    def of_text(cls, public: str, secret: str, path: str) -> KeyPair:
+        """The pair that somebody wrote down; *path* says where, for the error.
+
+        Raises:
+            ConfigError: they are no keys, or not of one pair. The message has no secret in it.
+        """
+        check_public(public, path)
+        if not _Z85.fullmatch(secret):
+            raise ConfigError(f"the secret key is not {KEY_CHARS} characters of Z85: copy the file again", path=path)
+        if zmq.curve_public(secret.encode()).decode() != public:
+            raise ConfigError("the secret key is not that of the public key: copy the file again", path=path)
+        return cls(public, secret)
+
+
+def check_public(public: str, path: str) -> None:
+    """Refuse what is no public key; *path* says where it was written.
+
+    Raises:
+        ConfigError: it is no key.
+    """
+    if not _Z85.fullmatch(public):
+        raise ConfigError(f"is {public[:60]!r}; a public key has {KEY_CHARS} characters of Z85", path=path)
+
+
+def fingerprint(public: str) -> str:
+    """The start of a public key, by which people tell keys apart."""
+    return public[:8]

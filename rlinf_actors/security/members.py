@@ -1,0 +1,112 @@
+"""Members of a cluster, and the table of who may say what. Pure.
+
+House rules: every control message has an entry; what a message claims of its sender (a node, a namespace, a group)
+is checked by the head, which knows those (head.authority). A verb is the name of a control message's class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+Role = Literal["local", "head", "agent", "driver", "worker", "enroll"]
+"""What a key is for. `local` has none: it reached a socket that only this user of this machine can (ipc in a directory
+of mode 0700, or loopback of a cluster without keys). `head` is who holds the head's own pair: the administrator.
+`enroll` is a join token that was not used yet.
+"""
+
+
+@dataclass(frozen=True)
+class Member:
+    """Who a peer is.
+
+    Attributes:
+        role: what it may do at all.
+        name: of the node or driver, as it was enrolled; the namespace for a worker.
+        job: the namespace that a worker belongs to, "" for the other roles.
+        key: its public key, "" for `local`.
+    """
+
+    role: Role
+    name: str = ""
+    job: str = ""
+    key: str = ""
+
+    def __str__(self) -> str:
+        if self.role == "local":
+            return "a local process"
+        if self.role == "worker":
+            return f"a worker of namespace {self.job!r}"
+        return f"{self.role} {self.name!r}"
+
+
+LOCAL = Member("local", "local")
+"""Who came without a key where none is needed."""
+
+_HEAD = frozenset({"head"})
+_AGENT = frozenset({"agent"})
+_CLIENTS = frozenset({"driver", "worker"})
+_DRIVER = frozenset({"driver"})
+_PEERS = frozenset({"head", "agent", "driver", "worker"})
+_ADMIN = _HEAD
+
+VERBS: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        # sessions
+        "AgentHello": _AGENT,
+        "ClientHello": _CLIENTS,
+        "Welcome": _HEAD,
+        "Goodbye": _PEERS,
+        "Beat": _PEERS,
+        # a client and its groups
+        "GetNodes": _CLIENTS,
+        "Nodes": _HEAD,
+        "Launch": _CLIENTS,
+        "Launched": _HEAD,
+        "FindGroup": _CLIENTS,
+        "Handles": _CLIENTS,
+        "StopGroup": _CLIENTS,
+        "WatchClients": _CLIENTS,
+        "LogCredit": _DRIVER | _HEAD,
+        # looking; a driver sees its own jobs (head.authority)
+        "GetStatus": _DRIVER | _HEAD,
+        "Status": _HEAD,
+        "GetEvents": _CLIENTS | _HEAD,
+        "Events": _HEAD,
+        "EnumerateHardware": _CLIENTS | _HEAD,
+        "Enumerated": _HEAD,
+        # running the cluster
+        "EStop": _PEERS,  # whoever sees danger; only a driver or the head may release it
+        "EStopped": _HEAD,
+        "DrainNode": _ADMIN,
+        "Drained": _HEAD,
+        "StopCluster": _DRIVER | _HEAD,  # of its own cluster: the head refuses any other
+        "Done": _HEAD,
+        # an agent and its node
+        "StartWorkers": _HEAD,
+        "StopWorkers": _HEAD,
+        "LookForHardware": _HEAD,
+        "HardwareFound": _AGENT,
+        "StopLooking": _HEAD,
+        "Watch": _HEAD,
+        "Unwatch": _HEAD,
+        "ProcessGone": _AGENT,
+        "WorkerReady": _AGENT,
+        "WorkerExited": _AGENT,
+        "WorkersHealth": _AGENT,
+        "LogLines": _AGENT | _HEAD,
+        # the head to clients
+        "WorkerChanged": _HEAD,
+        "ClientGone": _HEAD,
+        "Warn": _HEAD,
+    }
+)
+"""By verb the roles that may say it; `local` may say everything."""
+
+
+def may(member: Member, verb: str) -> bool:
+    """Whether *member* may say *verb* at all. An unknown verb: nobody."""
+    roles = VERBS.get(verb)
+    return roles is not None and (member.role == "local" or member.role in roles)

@@ -1,0 +1,79 @@
+"""A name whose group may still have a worker somewhere: kept until that is over, or known not to be so."""
+
+from __future__ import annotations
+
+from head_kit import HeadKit, agent_hello, running, specs
+
+from rlinf_actors.wire.messages import Beat, Goodbye, StopWorkers
+from rlinf_actors.wire.values import Endpoint, ExitReport
+
+LEASE_S = 10.0
+HOLD_S = 60.0
+
+
+def cut_off() -> HeadKit:
+    """Group g had a worker on n0, which is there, and one on n1, which was lost."""
+    kit = HeadKit(lease_s=LEASE_S, rank_hold_s=HOLD_S)
+    kit.cluster(2)
+    kit.launch("g", [0, 1])
+    for n in range(2):
+        kit.ready(f"a:n{n}", f"g-{n}")
+    alive(kit, LEASE_S + 1)
+    kit.exited("a:n0", "g-0", exit_code=1)
+    return kit
+
+
+def alive(kit: HeadKit, seconds: float) -> None:
+    """Time passes; n0 and the driver are there."""
+    for _ in range(int(seconds)):
+        kit.tell("a:n0", Beat("n0"))
+        kit.tell("d1", Beat("d1"))
+        kit.wait(1)
+
+
+def launch(kit: HeadKit):
+    return kit.launch("g", [0], launch="again")
+
+
+def test_it_is_held_while_the_worker_may_run():
+    kit = cut_off()
+    refused = launch(kit)
+    assert refused.kind == "name_in_use"
+    assert "worker g:1 was lost with node n1" in refused.text
+    assert "is held for 59 s at most" in refused.text
+    assert kit.launch("h", [0]).group.name == "h", "another name is free"
+    alive(kit, HOLD_S - 2)
+    assert launch(kit).kind == "name_in_use"
+    alive(kit, 2)
+    assert launch(kit).group.name == "g"
+
+
+def test_it_is_free_when_the_node_is_back_without_the_worker():
+    kit = cut_off()
+    kit.node("n1", "again", ip="10.0.0.2")
+    assert launch(kit).group.name == "g"
+
+
+def test_it_is_held_until_a_worker_that_came_back_has_ended():
+    kit = cut_off()
+    there = running(specs("g", [0, 1])[1], "d1", endpoint=Endpoint("h", "ipc://x"), pid=7)
+    kit.ask("a:n1again", agent_hello("n1", "again", ip="10.0.0.2", workers=[there]))
+    assert [stop.ids for stop in kit.sent(StopWorkers)] == [["g-1"]]
+    assert launch(kit).kind == "name_in_use"
+    kit.exited("a:n1again", "g-1", kind="stopped")
+    assert launch(kit).group.name == "g"
+
+
+def test_it_is_free_when_the_end_came_with_the_hello():
+    kit = cut_off()
+    there = running(specs("g", [0, 1])[1], "d1", exit=ExitReport("signalled", signal=9))
+    kit.ask("a:n1again", agent_hello("n1", "again", ip="10.0.0.2", workers=[there]))
+    assert launch(kit).group.name == "g"
+
+
+def test_a_node_that_said_goodbye_has_ended_its_workers():
+    kit = HeadKit(lease_s=LEASE_S, rank_hold_s=HOLD_S)
+    kit.cluster(2)
+    kit.launch("g", [1])
+    kit.tell("a:n1", Goodbye("it is switched off"))
+    assert launch(kit).group.name == "g"

@@ -1,0 +1,119 @@
+"""Key pairs and key files: what is written is read again, and nothing else is; secrets stay where they are."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from rlinf_actors.errors import ConfigError
+from rlinf_actors.security import keyfile
+from rlinf_actors.security.keyfile import KeyFile
+from rlinf_actors.security.keypair import KeyPair
+from rlinf_actors.settings import Settings
+
+HEAD = KeyPair.make()
+PAIR = KeyPair.make()
+AGENT = KeyFile("agent", "gpu-1", PAIR, HEAD.public)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "keys"
+
+
+@pytest.mark.parametrize("key", [AGENT, KeyFile("head", "head", HEAD), replace(AGENT, role="driver")])
+def test_what_is_saved_is_loaded_again(folder, key):
+    path = keyfile.path_of(folder, key.role)
+    keyfile.save(path, key)
+    assert keyfile.load(path) == key
+    assert key.server == HEAD.public
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert os.listdir(folder) == [path.name]
+
+
+def test_a_secret_is_never_shown(folder):
+    path = folder / "agent.key"
+    keyfile.save(path, AGENT)
+    assert PAIR.secret not in repr(PAIR) + str(PAIR) + repr(AGENT)
+    wrong = path.read_text().replace(PAIR.public, HEAD.public)
+    path.write_text(wrong)
+    with pytest.raises(ConfigError, match="not that of the public key") as caught:
+        keyfile.load(path)
+    assert PAIR.secret not in str(caught.value)
+
+
+@pytest.mark.parametrize(("mode", "where"), [(0o604, "agent.key"), (0o606, "agent.key"), (0o755, ""), (0o701, "")])
+def test_what_others_can_read_is_refused_with_the_fix(folder, mode, where):
+    path = folder / "agent.key"
+    keyfile.save(path, AGENT)
+    open_one = folder / where
+    open_one.chmod(mode)
+    with pytest.raises(ConfigError, match=f"chmod [67]00 {open_one}$"):
+        keyfile.load(path)
+    if not where:
+        with pytest.raises(ConfigError, match="others may read"):
+            keyfile.save(path, AGENT)
+
+
+@pytest.mark.parametrize(
+    ("mode", "owner", "private"),
+    [
+        (0o600, 1000, True),
+        (0o400, 1000, True),
+        (0o700, 1000, True),
+        (0o640, 1000, False),
+        (0o610, 1000, False),
+        (0o604, 1000, False),
+        (0o440, 0, True),  # a credential of systemd
+        (0o550, 0, True),  # its directory
+        (0o660, 0, False),
+        (0o444, 0, False),
+        (0o600, 1001, False),  # its owner could change it
+    ],
+)
+def test_who_may_own_and_read_a_key(mode, owner, private):
+    assert keyfile.is_private(mode, owner, 1000) is private
+
+
+def test_a_file_that_is_not_there_is_a_fault_of_the_configuration(folder):
+    with pytest.raises(ConfigError, match="No such file"):
+        keyfile.load(folder / "agent.key")
+
+
+GOOD = keyfile._text(AGENT)
+
+
+@given(st.binary(max_size=5000))
+@example(b"")
+@example(b"\xff\xfe")
+@example(GOOD.encode() * 20)
+@example(GOOD.replace("role agent", "role king").encode())
+@example(GOOD.replace("head ", "heat ").encode())
+@example(GOOD.replace(f"head {HEAD.public}", "head x").encode())
+@example(GOOD.replace(PAIR.secret, PAIR.secret[:-1]).encode())
+def test_anything_else_is_no_key_file(data):
+    with pytest.raises(ConfigError) as caught:
+        keyfile._parse(data, "agent.key")
+    assert caught.value.path == "agent.key"
+    assert PAIR.secret not in str(caught.value)
+
+
+@given(st.binary(min_size=32, max_size=32))
+def test_a_pair_is_made_of_its_secret(secret):
+    pair = KeyPair.of_secret(secret)
+    assert pair == KeyPair.of_secret(secret) == KeyPair.of_text(pair.public, pair.secret, "")
+
+
+def test_pairs_differ():
+    assert len({KeyPair.make().secret for _ in range(10)}) == 10
+
+
+def test_where_key_files_are(tmp_path):
+    chosen = Settings.load({"RLINF_ACTORS_KEYS": "/k"})
+    assert str(keyfile.directory(chosen)) == "/k"
+    assert str(keyfile.directory(Settings.load({"XDG_CONFIG_HOME": "/c"}))) == "/c/rlinf-actors/keys"
