@@ -25,7 +25,7 @@ from rlinf_actors import procfs
 from rlinf_actors.compat import timeout
 from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.wire import spawn
-from rlinf_actors.wire.messages import PROTOCOL
+from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.wire.values import RunningWorker
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Union
 
 import msgspec
 
@@ -23,6 +22,7 @@ from agentd import launch
 from agentd.adoption import Survivors, running
 from agentd.child import Child
 from agentd.devices import DeviceLocks
+from agentd.events import Report
 from agentd.health import HealthTimes, HealthWatch
 from agentd.ledger import Ledger
 from agentd.logs import Logs, Position
@@ -35,12 +35,10 @@ from rlinf_actors.cgroups.worker import leftovers
 from rlinf_actors.compat import timeout
 from rlinf_actors.errors import WorkerStartError
 from rlinf_actors.wire import spawn
-from rlinf_actors.wire.messages import LogLines, StartWorkers, WorkerExited, WorkerReady, WorkersHealth
+from rlinf_actors.wire.agents import StartWorkers, WorkerExited, WorkerReady
 from rlinf_actors.wire.values import ExitReport, ResourceReport, RunningWorker, WorkerSpec
 
 log = logging.getLogger(__name__)
-
-Report = Union[WorkerReady, WorkerExited, WorkersHealth, LogLines]
 
 EARLIER_ENDED = "its agentd ended; robot workers do not go on without one"
 TEMPLATE_SILENT_S = 5.0

@@ -20,9 +20,10 @@ from rlinf_actors.net.address import endpoint_of, split_address
 if TYPE_CHECKING:  # loaded while the probe's process runs
     from agentd.adoption import Survivors
     from agentd.children import Children
+    from agentd.events import Report
     from agentd.looking import Looker
     from agentd.node import Described, RunDir
-    from agentd.session import Report, Session
+    from agentd.session import Session
     from rlinf_actors.cgroups.roots import Roots
     from rlinf_actors.hardware.report import ProbeReport
     from rlinf_actors.head.server import HeadServer

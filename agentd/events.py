@@ -6,17 +6,13 @@ from typing import Union
 
 import msgspec
 
-from rlinf_actors.wire.messages import (
-    Body,
-    HardwareFound,
-    LogLines,
-    StartWorkers,
-    Welcome,
-    WorkerExited,
-    WorkerReady,
-    WorkersHealth,
-)
+from rlinf_actors.wire.agents import HardwareFound, LogLines, StartWorkers, WorkerExited, WorkerReady, WorkersHealth
+from rlinf_actors.wire.messages import Body
+from rlinf_actors.wire.session import Welcome
 from rlinf_actors.wire.values import HardwareQuestion, RunningWorker
+
+Report = Union[WorkerReady, WorkerExited, WorkersHealth, LogLines]
+"""What the children of an agent report, for the head."""
 
 # --- what happens ---
 
@@ -46,7 +42,7 @@ class Heard(msgspec.Struct, frozen=True):
 class FromWorkers(msgspec.Struct, frozen=True):
     """What the children report."""
 
-    report: Union[WorkerReady, WorkerExited, WorkersHealth, LogLines]
+    report: Report
 
 
 class Looked(msgspec.Struct, frozen=True):

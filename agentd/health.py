@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from agentd.pulses import Pulses
 from rlinf_actors.wire import spawn
-from rlinf_actors.wire.messages import WorkersHealth
+from rlinf_actors.wire.agents import WorkersHealth
 
 if TYPE_CHECKING:
     from agentd.templates import Template

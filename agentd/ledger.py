@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from agentd.templates import write_file
-from rlinf_actors.wire.messages import StartWorkers
+from rlinf_actors.wire.agents import StartWorkers
 from rlinf_actors.wire.values import RunningWorker
 
 log = logging.getLogger(__name__)

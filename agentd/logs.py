@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rlinf_actors.wire.messages import LogLines
+from rlinf_actors.wire.agents import LogLines
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import os
 import random
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Protocol, Union
+from typing import Any, Protocol
 
 from agentd import events as e
 from agentd import state as s
@@ -18,23 +18,13 @@ from rlinf_actors.errors import ProtocolError, RlinfActorsError
 from rlinf_actors.net.link import Network, Sight
 from rlinf_actors.net.rpc import ControlClient
 from rlinf_actors.net.silence import STALL_S
-from rlinf_actors.wire.messages import (
-    PROTOCOL,
-    AgentHello,
-    Body,
-    HardwareFound,
-    LogLines,
-    StartWorkers,
-    Welcome,
-    WorkerExited,
-    WorkerReady,
-    WorkersHealth,
-)
+from rlinf_actors.wire.agents import HardwareFound, StartWorkers
+from rlinf_actors.wire.messages import Body
+from rlinf_actors.wire.protocol import PROTOCOL
+from rlinf_actors.wire.session import AgentHello, Welcome
 from rlinf_actors.wire.values import HardwareAnswer, HardwareQuestion, NodeReport, RunningWorker
 
 log = logging.getLogger(__name__)
-
-Report = Union[WorkerReady, WorkerExited, WorkersHealth, LogLines]
 
 HELLO_TIMEOUT_S = 5.0
 
@@ -91,7 +81,7 @@ class Session:
         network: Network,
         endpoint: str,
         report: NodeReport,
-        children: Callable[[Callable[[Report], None]], WorkerKeeper],
+        children: Callable[[Callable[[e.Report], None]], WorkerKeeper],
         *,
         is_head: bool = False,
         keeps: bool = False,
@@ -165,7 +155,7 @@ class Session:
 
     # --- in ---
 
-    def _reported(self, report: Report) -> None:
+    def _reported(self, report: e.Report) -> None:
         self._handle(e.FromWorkers(report))
 
     def _noticed(self, body: Body) -> None:

@@ -7,53 +7,20 @@ that was away meanwhile learns from the next hello.
 
 from __future__ import annotations
 
-import enum
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
 
-from agentd import events
-from agentd.events import (
-    Action,
-    Adopted,
-    CloseChildren,
-    Credit,
-    Drain,
-    Empty,
-    Event,
-    Exit,
-    FromWorkers,
-    HandOver,
-    HeadLooked,
-    Heard,
-    HelloFailed,
-    LookAtHead,
-    Looked,
-    ProcessEnded,
-    Registered,
-    RenewLeases,
-    Say,
-    SayHello,
-    Send,
-    Settled,
-    Stalled,
-    Start,
-    StartChildren,
-    StopChildren,
-    WatchProcess,
-    Welcomed,
-)
+from agentd import events as e
 from agentd.leases import RobotLeases
-from rlinf_actors.errors import ClusterTimeoutError, NodeLostError, ProtocolError
+from agentd.phases import Phase, step
+from agentd.roster import Roster
+from rlinf_actors.errors import ClusterTimeoutError, NodeLostError
 from rlinf_actors.net.outage import Outage
 from rlinf_actors.net.silence import Silence
-from rlinf_actors.wire.messages import (
-    HELLO_AGAIN,
-    Beat,
-    Body,
-    Goodbye,
+from rlinf_actors.wire.agents import (
     LogCredit,
     LogLines,
     LookForHardware,
@@ -63,50 +30,20 @@ from rlinf_actors.wire.messages import (
     StopWorkers,
     Unwatch,
     Watch,
-    Welcome,
     WorkerExited,
     WorkerReady,
     WorkersHealth,
 )
-from rlinf_actors.wire.values import ExitReport, RunningWorker, WorkerHealth
+from rlinf_actors.wire.messages import Body
+from rlinf_actors.wire.session import HELLO_AGAIN, Beat, Goodbye, Welcome
+from rlinf_actors.wire.values import ExitReport, RunningWorker
 
 CUT_OFF_GRACE_S = 2.0
 """Between SIGTERM and SIGKILL for workers whose head is out of reach."""
 ALL_CREDIT = 1 << 60
 """As many characters of output as an owner may have outstanding."""
-EXITS_KEPT = 4096
-"""Ends that are told again in a hello: a head that was restarted may have missed them."""
-
-
-class Phase(str, enum.Enum):
-    """How the session with the head is."""
-
-    JOINING = "joining"
-    JOINED = "joined"
-    RESETTING = "resetting"
-    DRAINING = "draining"
-    ENDED = "ended"
-
-
-PHASES: Mapping[Phase, Mapping[str, Phase]] = {
-    Phase.JOINING: {
-        "welcomed": Phase.JOINED,
-        "failed": Phase.JOINING,
-        "refused": Phase.ENDED,
-        "cut_off": Phase.RESETTING,
-        "drain": Phase.DRAINING,
-    },
-    Phase.JOINED: {
-        "welcomed": Phase.JOINED,
-        "forgotten": Phase.JOINING,
-        "cut_off": Phase.RESETTING,
-        "drain": Phase.DRAINING,
-    },
-    Phase.RESETTING: {"empty": Phase.JOINING, "drain": Phase.DRAINING},
-    Phase.DRAINING: {"welcomed": Phase.DRAINING, "empty": Phase.ENDED},
-    Phase.ENDED: {},
-}
-"""RESETTING: this incarnation is over; its workers are ended before the next one says hello."""
+PROCESSES_KEPT = 4096
+"""Ends of watched processes that are told again to a head that was restarted."""
 
 
 @dataclass
@@ -141,21 +78,18 @@ class AgentState:
     _next_beat: float = math.inf
     _outage: Outage = field(init=False)
     _epoch: str = ""
-    _workers: dict[str, RunningWorker] = field(default_factory=dict)
-    _ended: dict[str, RunningWorker] = field(default_factory=dict)
-    _health: dict[str, tuple[WorkerHealth, float]] = field(default_factory=dict)
+    _roster: Roster = field(default_factory=Roster)
     _unsent: list[Body] = field(default_factory=list)
     _processes: dict[str, None] = field(default_factory=dict)
-    _sent: dict[str, float] = field(default_factory=dict)
     _leases: RobotLeases = field(default_factory=RobotLeases)
     _silence: Silence = field(init=False)
-    _out: list[Action] = field(default_factory=list)
+    _out: list[e.Action] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._outage = Outage(self.random)
         self._silence = Silence(self.policy.head_grace_s)
 
-    def handle(self, event: Event, now: float) -> list[Action]:
+    def handle(self, event: e.Event, now: float) -> list[e.Action]:
         """What to do about *event*, in order.
 
         Raises:
@@ -163,49 +97,49 @@ class AgentState:
         """
         self._out = []
         self._end_leases(now)  # first: what waited to be read while we stood still must not revive one
-        if isinstance(event, Start):
+        if isinstance(event, e.Start):
             self.incarnation = self.new_incarnation()
-            if not self._workers:  # else it began with the end of an earlier agentd
+            if not self._roster.running:  # else it began with the end of an earlier agentd
                 self._silence.heard(now)
             self._hello()
-        elif isinstance(event, Welcomed):
+        elif isinstance(event, e.Welcomed):
             self._welcomed(event.welcome, now)
-        elif isinstance(event, HelloFailed):
+        elif isinstance(event, e.HelloFailed):
             self._failed(event.error, now)
-        elif isinstance(event, Heard):
+        elif isinstance(event, e.Heard):
             if isinstance(event.body, Beat) and event.body.incarnation:
                 self._silence.heard(now)  # an answer to what we said: anything else may come although we are not heard
             self._heard(event.body, now)
-        elif isinstance(event, FromWorkers):
+        elif isinstance(event, e.FromWorkers):
             self._reported(event.report, now)
-        elif isinstance(event, Looked):
+        elif isinstance(event, e.Looked):
             self._send(event.found)  # an id that the head does not know any more is ignored there
-        elif isinstance(event, ProcessEnded):
+        elif isinstance(event, e.ProcessEnded):
             self._processes[event.incarnation] = None
-            if len(self._processes) > EXITS_KEPT:
+            if len(self._processes) > PROCESSES_KEPT:
                 del self._processes[next(iter(self._processes))]
             self._send(ProcessGone(event.incarnation))
-        elif isinstance(event, HeadLooked):
+        elif isinstance(event, e.HeadLooked):
             self._looked(event.there, now)
-        elif isinstance(event, Stalled):
+        elif isinstance(event, e.Stalled):
             self._silence.stood_still(event.seconds, now)
             self._next_beat = now
-        elif isinstance(event, Adopted):
+        elif isinstance(event, e.Adopted):
             self._adopt(event, now)
-        elif isinstance(event, HandOver):
-            self._out.append(Exit(0, f"workers go on: {event.reason}"))
-        elif isinstance(event, Drain):
+        elif isinstance(event, e.HandOver):
+            self._out.append(e.Exit(0, f"workers go on: {event.reason}"))
+        elif isinstance(event, e.Drain):
             self._drain(event)
-        elif isinstance(event, Empty):
+        elif isinstance(event, e.Empty):
             self._step("empty")
-            self._out += [Send(Goodbye("its agentd was stopped")), Exit(0, "stopped")]
+            self._out += [e.Send(Goodbye("its agentd was stopped")), e.Exit(0, "stopped")]
         else:
             self._tick(now)
         return self._out
 
     def running(self) -> list[RunningWorker]:
         """What a hello says: every worker, and the ends that the head may have missed."""
-        return [*self._workers.values(), *self._ended.values()]
+        return self._roster.listed()
 
     def next_deadline(self) -> float:
         """When a Tick is due, infinity for never."""
@@ -216,34 +150,25 @@ class AgentState:
             times.append(self._silence.next_deadline())
         return min(times)
 
-    def _adopt(self, adopted: Adopted, now: float) -> None:
+    def _adopt(self, adopted: e.Adopted, now: float) -> None:
         """Robot workers among them have lost their lease with the earlier agentd. The head's silence began there, too:
         agentds that come and go without the head win no time for their workers.
         """
-        for worker in adopted.workers:
-            (self._workers if worker.exit is None else self._ended)[worker.spec.id] = worker
+        self._roster.adopt(adopted.workers)
         self._silence.heard(min(adopted.since or now, now))
 
-    def _settle(self, ids: Iterable[str]) -> None:
+    def _settled(self, ids: list[str]) -> None:
         """The head knows how these ended, or need not know."""
-        known = []
-        for id in ids:
-            self._sent.pop(id, None)
-            if self._ended.pop(id, None) is not None:
-                known.append(id)
-        if known:
-            self._out.append(Settled(known))
+        if ids:
+            self._out.append(e.Settled(ids))
 
     # --- the session ---
 
     def _step(self, event: str) -> None:
-        try:
-            self.phase = PHASES[self.phase][event]
-        except KeyError:
-            raise ProtocolError(f"{event!r} is not expected of a session that is {self.phase.value}") from None
+        self.phase = step(self.phase, event)
 
     def _hello(self, delay_s: float = 0.0, anew: bool = False) -> None:
-        self._out.append(SayHello(self.incarnation, delay_s, anew))
+        self._out.append(e.SayHello(self.incarnation, delay_s, anew))
 
     def _welcomed(self, welcome: Welcome, now: float) -> None:
         if self.phase is Phase.RESETTING:
@@ -253,21 +178,21 @@ class AgentState:
         self._silence.lease_s = welcome.lease_s
         self._silence.heard(now)
         self._leases.lease_s = welcome.robot_lease_s
-        self._sent = {}
         away = self._outage.over(now)
         if away is not None:
-            self._out.append(Say(f"the head is there, after {away:.0f} s"))
+            self._out.append(e.Say(f"the head is there, after {away:.0f} s"))
         self._next_beat = now + min(self._beat_s, self._leases.beat_s) * self.random()
-        self._out.append(Registered(welcome.epoch, welcome.lease_s))
+        self._out.append(e.Registered(welcome.epoch, welcome.lease_s))
         if welcome.epoch != self._epoch:  # output that an earlier head was to pass on is not acknowledged any more
-            owners = dict.fromkeys(worker.spec.namespace for worker in self._workers.values())
-            self._out += [Credit(ALL_CREDIT, owner) for owner in owners]
-            self._out += [Send(ProcessGone(incarnation)) for incarnation in self._processes]  # it may have missed them
+            owners = dict.fromkeys(worker.spec.namespace for worker in self._roster.running.values())
+            self._out += [e.Credit(ALL_CREDIT, owner) for owner in owners]
+            self._out += [
+                e.Send(ProcessGone(incarnation)) for incarnation in self._processes
+            ]  # it may have missed them
             self._unsent = [body for body in self._unsent if not isinstance(body, ProcessGone)]
         self._epoch = welcome.epoch
-        health = [msgspec.structs.replace(one, for_s=one.for_s + now - at) for one, at in self._health.values()]
-        self._out += [Send(body) for body in [*self._unsent, *([WorkersHealth(health)] if health else [])]]
-        self._health = {id: told for id, told in self._health.items() if _notable(told[0])}
+        health = self._roster.welcomed(now)
+        self._out += [e.Send(body) for body in [*self._unsent, *([health] if health is not None else [])]]
         self._unsent = []
 
     def _failed(self, error: Exception, now: float) -> None:
@@ -281,16 +206,16 @@ class AgentState:
             self._hello(self._outage.pause(), anew=True)
         else:
             self._step("refused")
-            self._out.append(Exit(78, f"the head refused this node: {error}"))
+            self._out.append(e.Exit(78, f"the head refused this node: {error}"))
 
     def _reset(self, reason: str) -> None:
         """This life is over: end its workers, then come back as a new incarnation."""
         self._step("cut_off")
-        self._out.append(Say(f"workers end: {reason}"))
-        self._settle(list(self._ended))
+        self._out.append(e.Say(f"workers end: {reason}"))
+        self._settled(self._roster.settle_all())
         self._unsent = []
-        if self._workers:
-            self._stop(list(self._workers), CUT_OFF_GRACE_S, reason)
+        if self._roster.running:
+            self._stop(list(self._roster.running), CUT_OFF_GRACE_S, reason)
         else:
             self._reborn()
 
@@ -303,24 +228,24 @@ class AgentState:
         """The head is not there: say so, but not each time."""
         said = self._outage.failed(now, text)
         if said:
-            self._out.append(Say(said))
+            self._out.append(e.Say(said))
 
-    def _drain(self, event: Drain) -> None:
+    def _drain(self, event: e.Drain) -> None:
         if self.phase is Phase.ENDED or (self.phase is Phase.DRAINING and event.grace_s is None):
             return
         grace_s = self.policy.stop_grace_s if event.grace_s is None else event.grace_s
         if self.phase is Phase.DRAINING:
-            self._stop(list(self._workers), grace_s, event.reason)  # sooner than was said before
+            self._stop(list(self._roster.running), grace_s, event.reason)  # sooner than was said before
             return
         self._step("drain")
-        for id in self._workers:
+        for id in self._roster.running:
             self._leases.ended(id)
-        self._out += [Say(f"stopping: {event.reason}"), CloseChildren(grace_s, event.reason)]
+        self._out += [e.Say(f"stopping: {event.reason}"), e.CloseChildren(grace_s, event.reason)]
 
     def _stop(self, ids: list[str], grace_s: float, reason: str) -> None:
         for id in ids:
             self._leases.ended(id)
-        self._out.append(StopChildren(ids, grace_s, reason))
+        self._out.append(e.StopChildren(ids, grace_s, reason))
 
     def _end_leases(self, now: float) -> None:
         lost = self._leases.expired(now)
@@ -331,14 +256,13 @@ class AgentState:
     def _tick(self, now: float) -> None:
         if self.phase is Phase.JOINED and now >= self._next_beat:
             self._next_beat = max(self._next_beat + min(self._beat_s, self._leases.beat_s), now)
-            self._out.append(Send(Beat(self.incarnation, now)))
-            for id in self._ended:
-                self._sent.setdefault(id, now)
+            self._out.append(e.Send(Beat(self.incarnation, now)))
+            self._roster.beat_sent(now)
         self._judge(now)
 
     def _depends(self) -> bool:
         """Whether the head's silence matters: to a node that it knows, and to one that still has workers."""
-        return self.phase is Phase.JOINED or (self.phase is Phase.JOINING and bool(self._workers))
+        return self.phase is Phase.JOINED or (self.phase is Phase.JOINING and bool(self._roster.running))
 
     def _judge(self, now: float) -> None:
         if not self._depends():
@@ -347,13 +271,13 @@ class AgentState:
         if reason is not None:
             self._reset(reason)
         elif self._silence.look(now):
-            self._out.append(LookAtHead(self._silence.look_timeout_s))
+            self._out.append(e.LookAtHead(self._silence.look_timeout_s))
 
     def _looked(self, there: bool, now: float) -> None:
         self._silence.looked(there, now)
         if there and self.phase is Phase.JOINED and self._silence.suspected(now):
             self._step("forgotten")  # over a new connection: the old one may be waiting to repeat what a cut lost
-            grace = f"; workers go on for {self.policy.head_grace_s:g} s" if self._workers else ""
+            grace = f"; workers go on for {self.policy.head_grace_s:g} s" if self._roster.running else ""
             self._away(f"the head does not answer, but its machine does{grace}", now)
             self._hello(self._outage.pause(), anew=True)
         self._judge(now)
@@ -366,9 +290,9 @@ class AgentState:
                 pass  # the head only tries the connection
             elif body.incarnation != HELLO_AGAIN:
                 # told before the beat that this answers: the head has them
-                self._settle([id for id, at in self._sent.items() if at <= body.at])
+                self._settled(self._roster.beat_answered(body.at))
                 if self._leases.answered(body.at, now):
-                    self._out.append(RenewLeases(self._leases.until, self._leases.lease_s))
+                    self._out.append(e.RenewLeases(self._leases.until, self._leases.lease_s))
             elif self.phase is Phase.JOINED:
                 self._step("forgotten")
                 self._hello()
@@ -377,33 +301,30 @@ class AgentState:
         elif isinstance(body, StopWorkers):
             self._stop(body.ids, body.grace_s, body.reason)
         elif isinstance(body, LogCredit):
-            self._out.append(Credit(body.chars, body.owner))
+            self._out.append(e.Credit(body.chars, body.owner))
         elif isinstance(body, LookForHardware):
-            self._out.append(events.LookForHardware(body.id, body.question))
+            self._out.append(e.LookForHardware(body.id, body.question))
         elif isinstance(body, StopLooking):
-            self._out.append(events.StopLooking(body.id))
+            self._out.append(e.StopLooking(body.id))
         elif isinstance(body, Watch):
-            self._out.append(WatchProcess(body.incarnation, body.pid, body.pid_start))
+            self._out.append(e.WatchProcess(body.incarnation, body.pid, body.pid_start))
         elif isinstance(body, Unwatch):
-            self._out.append(events.UnwatchProcess(body.incarnation))
+            self._out.append(e.UnwatchProcess(body.incarnation))
         else:
-            self._out.append(Say(f"the head sent a {type(body).__name__}, which an agent does not expect"))
+            self._out.append(e.Say(f"the head sent a {type(body).__name__}, which an agent does not expect"))
 
     def _start(self, body: StartWorkers, now: float) -> None:
-        specs = [spec for spec in body.workers if spec.id not in self._workers and spec.id not in self._ended]
-        for spec in body.workers:  # asked for again, by a head that has not heard how they ended
-            if spec.id in self._ended and (exit := self._ended[spec.id].exit) is not None:
-                self._send(WorkerExited(spec.id, exit))
-        for spec in specs:
-            self._workers[spec.id] = RunningWorker(spec, body.owner, body.cls, body.detail, detached=body.detached)
+        for end in self._roster.ends_among(body):  # asked for again, by a head that has not heard how they ended
+            self._send(end)
+        specs = self._roster.add(body)
         if self.phase in (Phase.JOINED, Phase.JOINING):
             for spec in specs:
                 if spec.claims:
                     self._leases.started(spec.id, now)
                     self._next_beat = now  # the lease is fresh when the worker is
             if any(spec.claims for spec in specs):
-                self._out.append(RenewLeases(self._leases.until, self._leases.lease_s))
-            self._out.append(StartChildren(msgspec.structs.replace(body, workers=specs)))
+                self._out.append(e.RenewLeases(self._leases.until, self._leases.lease_s))
+            self._out.append(e.StartChildren(msgspec.structs.replace(body, workers=specs)))
             return
         for spec in specs:
             reason = f"its agentd is {self.phase.value}"
@@ -411,47 +332,27 @@ class AgentState:
 
     # --- what workers do ---
 
-    def _reported(self, report: WorkerReady | WorkerExited | WorkersHealth | LogLines, now: float) -> None:
-        if isinstance(report, WorkerReady) and report.id in self._workers:
-            self._workers[report.id] = msgspec.structs.replace(
-                self._workers[report.id],
-                pid=report.pid,
-                endpoint=report.endpoint,
-                port=report.port,
-                master_port=report.master_port,
-            )
+    def _reported(self, report: e.Report, now: float) -> None:
+        if isinstance(report, WorkerReady):
+            self._roster.up(report)
         elif isinstance(report, WorkerExited):
-            known = self._workers.pop(report.id, None)
             self._leases.ended(report.id)
-            self._health.pop(report.id, None)
-            if known is not None and self.phase is not Phase.RESETTING:
-                self._ended[report.id] = msgspec.structs.replace(known, exit=report.exit)
-                if len(self._ended) > EXITS_KEPT:
-                    self._settle([next(iter(self._ended))])
-            elif known is not None:
-                self._out.append(Settled([report.id]))
+            self._settled(self._roster.end(report, keep=self.phase is not Phase.RESETTING))
         elif isinstance(report, WorkersHealth):
-            for one in report.workers:
-                self._health.pop(one.id, None)
-                if _notable(one) or self.phase is not Phase.JOINED:
-                    self._health[one.id] = (one, now)
-            if self.phase is not Phase.JOINED:
+            joined = self.phase is Phase.JOINED
+            self._roster.say_health(report, now, joined)
+            if not joined:
                 return  # it is told when the head knows us
         self._send(report)
-        if self.phase is Phase.RESETTING and not self._workers:
+        if self.phase is Phase.RESETTING and not self._roster.running:
             self._unsent = []
             self._reborn()
 
     def _send(self, body: Body) -> None:
         """To the head if it knows us; ends and the like wait for it, output does not (it is in the files)."""
         if self.phase in (Phase.JOINED, Phase.DRAINING):
-            self._out.append(Send(body))
+            self._out.append(e.Send(body))
         elif isinstance(body, LogLines):
-            self._out.append(Credit(sum(len(text) for _, _, text in body.entries), body.owner))
+            self._out.append(e.Credit(sum(len(text) for _, _, text in body.entries), body.owner))
         else:
             self._unsent.append(body)
-
-
-def _notable(one: WorkerHealth) -> bool:
-    """Whether it is other than a head takes a worker to be anyway."""
-    return bool(one.unresponsive or one.method)

@@ -20,7 +20,7 @@ from agentd.launch import Key
 from rlinf_actors import procfs
 from rlinf_actors.net import faultpoints
 from rlinf_actors.wire import spawn
-from rlinf_actors.wire.messages import PROTOCOL
+from rlinf_actors.wire.protocol import PROTOCOL
 
 _SO_SNDBUFFORCE = 32
 _TURN = 64

@@ -10,7 +10,7 @@ import click
 
 from rlinf_actors.cli.output import json_option, note, show_json, show_table
 from rlinf_actors.cli.session import ask_head, head_option
-from rlinf_actors.wire.messages import EStop, EStopped
+from rlinf_actors.wire.operators import EStop, EStopped
 
 
 @click.command()

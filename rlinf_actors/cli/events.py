@@ -17,7 +17,7 @@ from rlinf_actors.cli.session import expected, find_head, head_option, observing
 from rlinf_actors.cluster.events import KINDS, EventCursor, patience
 from rlinf_actors.errors import ClusterTimeoutError
 from rlinf_actors.settings import Settings
-from rlinf_actors.wire.messages import Events
+from rlinf_actors.wire.operators import Events
 from rlinf_actors.wire.values import ClusterEvent
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}

@@ -16,7 +16,7 @@ from rlinf_actors.cli.output import json_option, note, show_fields, show_json, s
 from rlinf_actors.cli.session import ask_head, head_option, status_of
 from rlinf_actors.cluster.events import EventCursor
 from rlinf_actors.errors import ClusterTimeoutError, NodeLostError, RlinfActorsError, UsageError
-from rlinf_actors.wire.messages import Drained, DrainNode, Events, Status
+from rlinf_actors.wire.operators import Drained, DrainNode, Events, Status
 from rlinf_actors.wire.values import ClusterEvent, NodeState
 
 _ENDS = ("node_drained", "node_undrained", "node_lost", "node_left")

@@ -17,7 +17,7 @@ from rlinf_actors.placement.described import DescribedCluster, parse_description
 from rlinf_actors.placement.node_order import RegisteredNode, missing_ranks, order_nodes
 from rlinf_actors.placement.plan import plan as make_plan
 from rlinf_actors.settings import Settings
-from rlinf_actors.wire.messages import Status
+from rlinf_actors.wire.operators import Status
 from rlinf_actors.wire.values import NodeState
 
 

@@ -24,7 +24,9 @@ from rlinf_actors.net.address import DEFAULT_LISTEN, endpoint_of
 from rlinf_actors.net.rpc import ControlClient
 from rlinf_actors.net.security import Security
 from rlinf_actors.settings import HEAD, Settings
-from rlinf_actors.wire.messages import Body, Enumerated, EnumerateHardware, GetStatus, Status
+from rlinf_actors.wire.clients import Enumerated, EnumerateHardware
+from rlinf_actors.wire.messages import Body
+from rlinf_actors.wire.operators import GetStatus, Status
 from rlinf_actors.wire.values import NodeState
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -9,7 +9,7 @@ import click
 
 from rlinf_actors.cli.output import json_option, seconds, show_fields, show_json
 from rlinf_actors.cli.session import head_option, status_of
-from rlinf_actors.wire.messages import Status
+from rlinf_actors.wire.operators import Status
 from rlinf_actors.wire.values import LeaseState
 
 

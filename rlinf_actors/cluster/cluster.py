@@ -30,7 +30,7 @@ from rlinf_actors.net.security import Security
 from rlinf_actors.placement.groups import build_node_groups
 from rlinf_actors.runtime.process import Runtime
 from rlinf_actors.settings import NAMESPACE, Settings
-from rlinf_actors.wire.messages import Enumerated
+from rlinf_actors.wire.clients import Enumerated
 from rlinf_actors.wire.values import NodeState
 
 log = logging.getLogger(__name__)

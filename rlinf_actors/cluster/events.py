@@ -10,7 +10,7 @@ from typing import get_args
 
 from rlinf_actors.errors import ClusterTimeoutError, RlinfActorsError, UsageError
 from rlinf_actors.runtime.process import Runtime
-from rlinf_actors.wire.messages import Events, GetEvents
+from rlinf_actors.wire.operators import Events, GetEvents
 from rlinf_actors.wire.values import ClusterEvent, EventKind
 
 KINDS: tuple[str, ...] = get_args(EventKind)

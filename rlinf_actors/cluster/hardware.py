@@ -22,7 +22,7 @@ from rlinf_actors.hardware.registry import hardware_classes, hardware_types, is_
 from rlinf_actors.model.hardware import HardwareResource
 from rlinf_actors.model.node import NodeInfo
 from rlinf_actors.settings import EXT_MODULE, Settings
-from rlinf_actors.wire.messages import Enumerated, EnumerateHardware
+from rlinf_actors.wire.clients import Enumerated, EnumerateHardware
 from rlinf_actors.wire.values import Extension, HardwareAnswer, HardwareQuestion, NodeState, Piece
 
 LIMIT_S = 10.0

@@ -13,7 +13,7 @@ from rlinf_actors.placement.view import find_group
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.remote import Construction, RemoteGroup
 from rlinf_actors.wire import failure, frames, payload
-from rlinf_actors.wire.messages import Launch
+from rlinf_actors.wire.clients import Launch
 from rlinf_actors.wire.values import WorkerSpec
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.remote import Construction, RemoteGroup
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire import failure, frames, payload
-from rlinf_actors.wire.messages import Launch
+from rlinf_actors.wire.clients import Launch
 
 if TYPE_CHECKING:
     from rlinf_actors.cluster.cluster import Cluster

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from rlinf_actors.head.commands import Refused
 from rlinf_actors.head.records import Client, Node
-from rlinf_actors.wire.messages import Launch
+from rlinf_actors.wire.clients import Launch
 from rlinf_actors.wire.values import WorkerSpec
 
 

@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 from rlinf_actors.head.commands import Emit, Ended, Notify, Refused, Timing
 from rlinf_actors.head.records import Client, Job, Node
 from rlinf_actors.head.remembered import CLIENT, Remembered
-from rlinf_actors.wire.messages import ClientGone, ClientHello, Goodbye, Unwatch, Watch
+from rlinf_actors.wire.agents import Unwatch, Watch
+from rlinf_actors.wire.clients import ClientGone
+from rlinf_actors.wire.session import ClientHello, Goodbye
 
 ROLES = ("driver", "worker")
 

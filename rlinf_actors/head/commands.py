@@ -119,6 +119,14 @@ class Refused(Exception):
         self.path = path
 
 
+class Identity(msgspec.Struct, frozen=True):
+    """What a head says of itself. `epoch` differs each time one is started."""
+
+    epoch: str
+    version: str
+    embedded: bool = False
+
+
 class Timing(msgspec.Struct, frozen=True):
     """The head's timers, in seconds.
 

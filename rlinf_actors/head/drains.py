@@ -12,7 +12,8 @@ from rlinf_actors.head.happenings import of_node
 from rlinf_actors.head.nodes import NodeTable
 from rlinf_actors.head.records import Node
 from rlinf_actors.head.remembered import Drain, Undrain
-from rlinf_actors.wire.messages import Drained, DrainNode, Warn
+from rlinf_actors.wire.clients import Warn
+from rlinf_actors.wire.operators import Drained, DrainNode
 
 NOT_KEPT = "the head could not write that to its disk: a restarted one will not know it; see `rlinf-actors status`"
 

@@ -21,13 +21,8 @@ from rlinf_actors.head.records import Client, Group, Node, Worker
 from rlinf_actors.head.remembered import WORKER, Remembered
 from rlinf_actors.head.restarts import Restarts, not_restarted
 from rlinf_actors.head.transitions import WorkerLife
-from rlinf_actors.wire.messages import (
-    Done,
-    StartWorkers,
-    StopWorkers,
-    WorkerChanged,
-    WorkerReady,
-)
+from rlinf_actors.wire.agents import StartWorkers, StopWorkers, WorkerReady
+from rlinf_actors.wire.clients import Done, WorkerChanged
 from rlinf_actors.wire.values import ExitReport, GroupState, LeaseState, WorkerSpec
 
 

@@ -6,7 +6,7 @@ from rlinf_actors.head.commands import Emit
 from rlinf_actors.head.groups import GroupTable
 from rlinf_actors.head.happenings import of_worker
 from rlinf_actors.head.records import Node, Worker
-from rlinf_actors.wire.messages import WorkersHealth
+from rlinf_actors.wire.agents import WorkersHealth
 from rlinf_actors.wire.values import WorkerHealth, WorkerPulse
 
 

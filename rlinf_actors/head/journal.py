@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from rlinf_actors.head.commands import Answer, Emit, Record, Refused
-from rlinf_actors.wire.messages import Events, GetEvents
+from rlinf_actors.wire.operators import Events, GetEvents
 from rlinf_actors.wire.values import ClusterEvent
 
 KEPT_EVENTS = 10_000

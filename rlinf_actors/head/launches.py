@@ -18,7 +18,7 @@ from rlinf_actors.head.reconcile import NOBODY_HAS_IT
 from rlinf_actors.head.records import Client, Group, Worker
 from rlinf_actors.head.waiting import WaitingLaunches
 from rlinf_actors.model.restart import rank_id
-from rlinf_actors.wire.messages import Done, FindGroup, Launch, Launched, StopGroup
+from rlinf_actors.wire.clients import Done, FindGroup, Launch, Launched, StopGroup
 from rlinf_actors.wire.values import ExitReport, WorkerSpec, WorkerState
 
 

@@ -12,13 +12,8 @@ from dataclasses import dataclass
 from rlinf_actors.head.commands import Answer, Emit, Notify, Refuse, Refused
 from rlinf_actors.head.nodes import NodeTable
 from rlinf_actors.head.records import Node
-from rlinf_actors.wire.messages import (
-    Enumerated,
-    EnumerateHardware,
-    HardwareFound,
-    LookForHardware,
-    StopLooking,
-)
+from rlinf_actors.wire.agents import HardwareFound, LookForHardware, StopLooking
+from rlinf_actors.wire.clients import Enumerated, EnumerateHardware
 
 SPARE_S = 5.0
 """Seconds on top of what the look itself may take: for the way there and back, and to end a process that hangs."""

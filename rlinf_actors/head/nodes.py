@@ -13,7 +13,8 @@ from rlinf_actors.head.records import Node
 from rlinf_actors.head.remembered import NODE, REPLACED, ForgetNode, KnownNode, Remembered
 from rlinf_actors.head.transitions import NodeLife
 from rlinf_actors.placement.node_order import missing_ranks, order_nodes
-from rlinf_actors.wire.messages import AgentHello, Beat, GetNodes, Nodes
+from rlinf_actors.wire.clients import GetNodes, Nodes
+from rlinf_actors.wire.session import AgentHello, Beat
 from rlinf_actors.wire.values import NodeState
 
 PING = ""

@@ -14,7 +14,9 @@ from rlinf_actors.head.happenings import of_group
 from rlinf_actors.head.records import Client, Group, Node, Worker
 from rlinf_actors.head.transitions import WorkerLife
 from rlinf_actors.model.restart import rank_id
-from rlinf_actors.wire.messages import AgentHello, Handles, StopWorkers, WorkerChanged, WorkerReady
+from rlinf_actors.wire.agents import StopWorkers, WorkerReady
+from rlinf_actors.wire.clients import Handles, WorkerChanged
+from rlinf_actors.wire.session import AgentHello
 from rlinf_actors.wire.values import ExitReport, GroupHandle, RunningWorker, WorkerSpec, WorkerState
 
 NOBODY_HAS_IT = "no node had it when the head was restarted: it ended meanwhile, or its node is lost"

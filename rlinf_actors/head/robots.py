@@ -20,7 +20,8 @@ from rlinf_actors.head.nodes import NodeTable
 from rlinf_actors.head.records import Group, Node, Worker
 from rlinf_actors.head.remembered import Latch, Remembered, Unlatch
 from rlinf_actors.head.transitions import NodeLife
-from rlinf_actors.wire.messages import EStop, EStopped, Launch
+from rlinf_actors.wire.clients import Launch
+from rlinf_actors.wire.operators import EStop, EStopped
 from rlinf_actors.wire.values import RobotStop
 
 ALL = "*"

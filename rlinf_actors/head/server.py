@@ -18,6 +18,7 @@ from rlinf_actors.head.commands import (
     Command,
     EndCluster,
     Event,
+    Identity,
     Keep,
     Notify,
     NotWritten,
@@ -30,11 +31,12 @@ from rlinf_actors.head.commands import (
     Unreachable,
 )
 from rlinf_actors.head.remembered import Remembered
-from rlinf_actors.head.supervisor import Identity, Supervisor
+from rlinf_actors.head.supervisor import Supervisor
 from rlinf_actors.net.link import Network
 from rlinf_actors.net.rpc import ControlServer
 from rlinf_actors.net.silence import STALL_S
-from rlinf_actors.wire.messages import Envelope, Notice, Request, Status
+from rlinf_actors.wire.messages import Envelope, Notice, Request
+from rlinf_actors.wire.operators import Status
 
 if TYPE_CHECKING:  # a private head remembers nothing, and need not load a database
     from rlinf_actors.head.store import Store

@@ -11,7 +11,9 @@ import math
 from collections.abc import Callable
 
 from rlinf_actors.head.commands import Asked, Told
-from rlinf_actors.wire.messages import Body, ClientHello, FindGroup, GetNodes, Handles, Launch, StopGroup
+from rlinf_actors.wire.clients import FindGroup, GetNodes, Handles, Launch, StopGroup
+from rlinf_actors.wire.messages import Body
+from rlinf_actors.wire.session import ClientHello
 
 
 class Settling:

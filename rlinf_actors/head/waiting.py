@@ -10,7 +10,7 @@ from rlinf_actors.head.claims import ADVICE, IN_USE
 from rlinf_actors.head.clients import ClientTable
 from rlinf_actors.head.commands import Answer, Emit, Notify, Refuse, Refused
 from rlinf_actors.head.records import Client
-from rlinf_actors.wire.messages import Launch, Launched, StopGroup, Warn
+from rlinf_actors.wire.clients import Launch, Launched, StopGroup, Warn
 
 
 @dataclass(frozen=True)

@@ -131,6 +131,8 @@ class Faults:
             return
         if rule.fault.action == "refuse":
             raise OSError(errno.EAGAIN, f"a fault point refused {subject}")
+        # The fault itself, not a wait for anything: a slow fork or exec blocks the thread that asks for it, and what
+        # comes of that (beats that stay out, timers that are late) is what is to be seen.
         time.sleep(rule.fault.seconds)
 
     def _pick(self, point: str, subject: str) -> Rule | None:

@@ -7,8 +7,7 @@ House rules:
   the events are read again, and every wake-up receives until they, or EAGAIN, say that there is nothing
   left. `_drain` is the one place.
 * High-water marks are off (a full ROUTER drops without a word); memory is bounded above, by credits.
-* A chunk is [records, big frame, big frame, ...]; records is a MessagePack array with one
-  [header, part, ...] per message, a part being its bytes or the index of a big frame.
+* What is queued for a peer leaves as one chunk (`net.chunks`).
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-import msgspec
 import zmq
 
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net import faultpoints
 from rlinf_actors.net.arena import Arena
+from rlinf_actors.net.chunks import pack, unpack
 from rlinf_actors.net.link import OnMessage, Sight
 from rlinf_actors.net.look import look_at
 from rlinf_actors.net.security import Security
@@ -41,8 +40,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-BIG = 16 << 10
-"""Parts of this size and more travel as frames of their own, without a copy (measured: pays from 16 KiB)."""
 DRAIN = 256
 """Messages taken from a socket before other callbacks of the loop get a turn."""
 
@@ -51,9 +48,6 @@ _NOBLOCK = int(zmq.NOBLOCK)
 _MORE = int(zmq.SNDMORE) | _NOBLOCK
 _EVENTS = int(zmq.EVENTS)
 _POLLIN = int(zmq.POLLIN)
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(list[list[bytes | int]]).decode
 
 
 def start_shared_thread() -> None:
@@ -220,18 +214,7 @@ class _Socket:
 
     def _write(self, peer: bytes, records: list[tuple[bytes, Sequence[Buffer]]]) -> None:
         """Send one chunk. Called with the lock held."""
-        big: list[Buffer] = []
-        rows: list[list[Buffer | int]] = []
-        for header, parts in records:
-            row: list[Buffer | int] = [header]
-            for part in parts:
-                if len(part) >= BIG if type(part) is bytes else memoryview(part).nbytes >= BIG:
-                    row.append(len(big))
-                    big.append(part)
-                else:
-                    row.append(part)
-            rows.append(row)
-        chunk = _encode(rows)
+        chunk, big = pack(records)
         socket = self._socket
         try:
             if self._routed:
@@ -312,21 +295,7 @@ class _Socket:
         return peer, chunk, big
 
     def _deliver(self, peer: bytes, chunk: bytes, big: list[Buffer]) -> None:
-        try:
-            rows = _decode(chunk)
-        except (msgspec.DecodeError, RecursionError):
-            log.warning("dropped %d bytes from %r that are not a chunk", len(chunk), peer)
-            return
-        for row in rows:
-            try:
-                header = row[0]
-                parts: list[Buffer] = [big[p] if type(p) is int else p for p in row[1:]]  # type: ignore[misc]
-            except IndexError:
-                log.warning("dropped a message from %r that names frames it does not have", peer)
-                continue
-            if type(header) is not bytes:
-                log.warning("dropped a message from %r without a header", peer)
-                continue
+        for header, parts in unpack(peer, chunk, big):
             faults = faultpoints.active
             if faults is not None:
                 one = functools.partial(self._hand_over, peer, header, parts)

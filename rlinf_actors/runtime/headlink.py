@@ -20,7 +20,8 @@ from rlinf_actors.net.link import Network, Sight
 from rlinf_actors.net.outage import Outage
 from rlinf_actors.net.rpc import ControlClient
 from rlinf_actors.net.silence import STALL_S, Silence
-from rlinf_actors.wire.messages import HELLO_AGAIN, Beat, Body, ClientHello, Goodbye, Welcome
+from rlinf_actors.wire.messages import Body
+from rlinf_actors.wire.session import HELLO_AGAIN, Beat, ClientHello, Goodbye, Welcome
 
 log = logging.getLogger(__name__)
 

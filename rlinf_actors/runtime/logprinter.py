@@ -7,7 +7,8 @@ import sys
 import threading
 from collections.abc import Callable
 
-from rlinf_actors.wire.messages import Body, LogCredit, LogLines
+from rlinf_actors.wire.agents import LogCredit, LogLines
+from rlinf_actors.wire.messages import Body
 
 
 class LogPrinter:

@@ -20,7 +20,7 @@ from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.lending import Lending
 from rlinf_actors.net.link import Link, Network
 from rlinf_actors.wire import frames
-from rlinf_actors.wire.messages import PROTOCOL
+from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.wire.values import Endpoint
 
 log = logging.getLogger(__name__)

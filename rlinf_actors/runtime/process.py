@@ -37,28 +37,25 @@ from rlinf_actors.runtime.paths import PathWatch
 from rlinf_actors.runtime.remote import Construction, RemoteGroup
 from rlinf_actors.runtime.watched import WatchedClients
 from rlinf_actors.settings import Settings
-from rlinf_actors.wire.messages import (
-    PROTOCOL,
-    Body,
+from rlinf_actors.wire.agents import LogLines
+from rlinf_actors.wire.clients import (
     ClientGone,
-    ClientHello,
     Done,
     FindGroup,
     GetNodes,
-    GetStatus,
-    Goodbye,
     Handles,
     Launch,
     Launched,
-    LogLines,
     Nodes,
-    Status,
     StopCluster,
     StopGroup,
     Warn,
-    Welcome,
     WorkerChanged,
 )
+from rlinf_actors.wire.messages import Body
+from rlinf_actors.wire.operators import GetStatus, Status
+from rlinf_actors.wire.protocol import PROTOCOL
+from rlinf_actors.wire.session import ClientHello, Goodbye, Welcome
 
 log = logging.getLogger(__name__)
 

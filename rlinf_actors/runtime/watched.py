@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlinf_actors.wire.messages import Body, WatchClients
+from rlinf_actors.wire.clients import WatchClients
+from rlinf_actors.wire.messages import Body
 
 
 class WatchedClients:

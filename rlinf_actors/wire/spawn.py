@@ -11,7 +11,7 @@ from typing import Union
 import msgspec
 
 from rlinf_actors.errors import RemoteWireError
-from rlinf_actors.wire.messages import Message
+from rlinf_actors.wire.protocol import Message
 from rlinf_actors.wire.values import Endpoint, ExitReport, WorkerSpec
 
 MAX_PACKET = 1 << 20

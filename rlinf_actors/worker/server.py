@@ -23,8 +23,8 @@ from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.lending import Lending
 from rlinf_actors.net.link import Network
 from rlinf_actors.wire import frames
-from rlinf_actors.wire.messages import PROTOCOL
 from rlinf_actors.wire.payload import Copy
+from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.worker.executor import Activity, Executor
 from rlinf_actors.worker.farpeers import FarPeers
 from rlinf_actors.worker.invocation import Invocation

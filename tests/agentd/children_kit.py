@@ -8,7 +8,7 @@ from pathlib import Path
 
 from agentd.children import Children
 from rlinf_actors import procfs
-from rlinf_actors.wire.messages import LogLines, StartWorkers, WorkerExited, WorkerReady
+from rlinf_actors.wire.agents import LogLines, StartWorkers, WorkerExited, WorkerReady
 from rlinf_actors.wire.values import WorkerSpec
 
 HERE = Path(__file__).parent

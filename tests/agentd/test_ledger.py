@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentd.ledger import Ledger
-from rlinf_actors.wire.messages import StartWorkers
+from rlinf_actors.wire.agents import StartWorkers
 from rlinf_actors.wire.values import WorkerSpec
 
 

@@ -22,7 +22,9 @@ from rlinf_actors.head.commands import Timing
 from rlinf_actors.head.server import HeadServer
 from rlinf_actors.net.memory import MemoryNetwork
 from rlinf_actors.net.rpc import ControlClient
-from rlinf_actors.wire.messages import PROTOCOL, ClientHello, Enumerated, EnumerateHardware, GetNodes, Goodbye
+from rlinf_actors.wire.clients import Enumerated, EnumerateHardware, GetNodes
+from rlinf_actors.wire.protocol import PROTOCOL
+from rlinf_actors.wire.session import ClientHello, Goodbye
 from rlinf_actors.wire.values import HardwareAnswer, HardwareQuestion, NodeReport, Piece
 
 ROOT = str(Path(__file__).resolve().parents[2])

@@ -7,7 +7,8 @@ import math
 from agentd import events as e
 from agentd.leases import RobotLeases
 from agentd.state import AgentState, Policy
-from rlinf_actors.wire.messages import Beat, StartWorkers, StopWorkers, Welcome, WorkerExited
+from rlinf_actors.wire.agents import StartWorkers, StopWorkers, WorkerExited
+from rlinf_actors.wire.session import Beat, Welcome
 from rlinf_actors.wire.values import Claim, ExitReport, WorkerSpec
 
 

@@ -20,24 +20,11 @@ from rlinf_actors.head.server import HeadServer
 from rlinf_actors.net.host import pid_start
 from rlinf_actors.net.memory import MemoryNetwork
 from rlinf_actors.net.rpc import ControlClient
-from rlinf_actors.wire.messages import (
-    PROTOCOL,
-    ClientHello,
-    Done,
-    GetNodes,
-    GetStatus,
-    Goodbye,
-    Launch,
-    Launched,
-    LogCredit,
-    LogLines,
-    Nodes,
-    StopGroup,
-    Welcome,
-    WorkerChanged,
-    WorkerExited,
-    WorkerReady,
-)
+from rlinf_actors.wire.agents import LogCredit, LogLines, WorkerExited, WorkerReady
+from rlinf_actors.wire.clients import Done, GetNodes, Launch, Launched, Nodes, StopGroup, WorkerChanged
+from rlinf_actors.wire.operators import GetStatus
+from rlinf_actors.wire.protocol import PROTOCOL
+from rlinf_actors.wire.session import ClientHello, Goodbye, Welcome
 from rlinf_actors.wire.values import Claim, Endpoint, ExitReport, NodeReport, WorkerSpec
 
 ENDPOINT = "ipc:///nowhere/head"  # nobody answers there: to an agent that looks, its head does not run
@@ -324,7 +311,7 @@ async def test_a_cut_off_robot_is_made_safe_first_and_its_owner_hears_of_it(lab)
 
 
 async def _beat(driver):
-    from rlinf_actors.wire.messages import Beat
+    from rlinf_actors.wire.session import Beat
 
     while True:
         driver.client.notify(Beat(driver.hello.incarnation))

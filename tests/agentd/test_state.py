@@ -8,6 +8,8 @@ import pytest
 
 from agentd import events as e
 from agentd import state as s
+from agentd.phases import PHASES
+from agentd.phases import Phase as P
 from rlinf_actors.errors import (
     AuthenticationError,
     ClusterTimeoutError,
@@ -17,11 +19,7 @@ from rlinf_actors.errors import (
     ProtocolMismatchError,
 )
 from rlinf_actors.net.outage import RETRY_MIN_S
-from rlinf_actors.wire.messages import (
-    HELLO_AGAIN,
-    Beat,
-    Done,
-    Goodbye,
+from rlinf_actors.wire.agents import (
     LogCredit,
     LogLines,
     ProcessGone,
@@ -29,14 +27,14 @@ from rlinf_actors.wire.messages import (
     StopWorkers,
     Unwatch,
     Watch,
-    Welcome,
     WorkerExited,
     WorkerReady,
     WorkersHealth,
 )
+from rlinf_actors.wire.clients import Done
+from rlinf_actors.wire.session import HELLO_AGAIN, Beat, Goodbye, Welcome
 from rlinf_actors.wire.values import Endpoint, ExitReport, RunningWorker, WorkerHealth, WorkerSpec
 
-P = s.Phase
 UP = Endpoint("h", "ipc://x")
 GONE = ExitReport("exited", 0)
 LOOK = e.LookAtHead(2.0)
@@ -99,7 +97,7 @@ ROWS = {
 def test_the_table_of_phases():
     events = ["welcomed", "failed", "refused", "cut_off", "forgotten", "drain", "empty"]
     for phase, event in itertools.product(P, events):
-        assert s.PHASES[phase].get(event) is ROWS.get((phase, event)), (phase, event)
+        assert PHASES[phase].get(event) is ROWS.get((phase, event)), (phase, event)
 
 
 def test_an_impossible_event_names_the_phase():

@@ -5,7 +5,7 @@ import os
 import pytest
 from children_kit import children, order, spec
 
-from rlinf_actors.wire.messages import LogLines, WorkerExited
+from rlinf_actors.wire.agents import LogLines, WorkerExited
 
 pytestmark = pytest.mark.live
 

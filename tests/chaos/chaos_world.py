@@ -32,18 +32,10 @@ from rlinf_actors.testing import faults
 from rlinf_actors.testing.chaos.invariants import SCENE
 from rlinf_actors.testing.chaos.record import Line
 from rlinf_actors.wire import frames, payload
-from rlinf_actors.wire.messages import (
-    PROTOCOL,
-    ClientHello,
-    Goodbye,
-    Handles,
-    Launch,
-    StartWorkers,
-    StopGroup,
-    WorkerChanged,
-    WorkerExited,
-    WorkerReady,
-)
+from rlinf_actors.wire.agents import StartWorkers, WorkerExited, WorkerReady
+from rlinf_actors.wire.clients import Handles, Launch, StopGroup, WorkerChanged
+from rlinf_actors.wire.protocol import PROTOCOL
+from rlinf_actors.wire.session import ClientHello, Goodbye
 from rlinf_actors.wire.values import Endpoint, ExitReport, NodeReport, RunningWorker, WorkerSpec
 from rlinf_actors.worker.server import WorkerServer
 

@@ -4,7 +4,7 @@ import pytest
 from cli_kit import example_status
 
 from rlinf_actors.cli import app, session
-from rlinf_actors.wire.messages import Status
+from rlinf_actors.wire.operators import Status
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import json
 import pytest
 from cli_kit import ENDPOINT, example_status
 
-from rlinf_actors.wire.messages import Status
+from rlinf_actors.wire.operators import Status
 
 
 def test_nodes_as_json_has_stable_keys(shown):

@@ -15,7 +15,7 @@ from rlinf_actors.cluster.events import EventCursor
 from rlinf_actors.errors import UsageError
 from rlinf_actors.head.server import HeadServer
 from rlinf_actors.net.transport import ZmqNetwork
-from rlinf_actors.wire.messages import Events
+from rlinf_actors.wire.operators import Events
 from rlinf_actors.wire.values import ClusterEvent, ExitReport
 
 

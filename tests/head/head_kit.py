@@ -13,6 +13,7 @@ from rlinf_actors.head.commands import (
     Asked,
     Command,
     EndCluster,
+    Identity,
     Keep,
     Notify,
     Record,
@@ -24,17 +25,12 @@ from rlinf_actors.head.commands import (
     Unreachable,
 )
 from rlinf_actors.head.remembered import Change, Drain, ForgetNode, GaveUp, KnownNode, Latch, Remembered, Unlatch
-from rlinf_actors.head.supervisor import Identity, Supervisor
-from rlinf_actors.wire.messages import (
-    PROTOCOL,
-    AgentHello,
-    Body,
-    ClientHello,
-    GetNodes,
-    Launch,
-    WorkerExited,
-    WorkerReady,
-)
+from rlinf_actors.head.supervisor import Supervisor
+from rlinf_actors.wire.agents import WorkerExited, WorkerReady
+from rlinf_actors.wire.clients import GetNodes, Launch
+from rlinf_actors.wire.messages import Body
+from rlinf_actors.wire.protocol import PROTOCOL
+from rlinf_actors.wire.session import AgentHello, ClientHello
 from rlinf_actors.wire.values import Endpoint, ExitReport, NodeReport, RunningWorker, WorkerSpec
 
 T = TypeVar("T")

@@ -6,18 +6,9 @@ import pytest
 from head_kit import HeadKit, agent_hello, running, specs
 
 from rlinf_actors.head.commands import Refuse
-from rlinf_actors.wire.messages import (
-    AgentHello,
-    Beat,
-    ClientGone,
-    Goodbye,
-    ProcessGone,
-    StopWorkers,
-    Unwatch,
-    Watch,
-    WatchClients,
-    Welcome,
-)
+from rlinf_actors.wire.agents import ProcessGone, StopWorkers, Unwatch, Watch
+from rlinf_actors.wire.clients import ClientGone, WatchClients
+from rlinf_actors.wire.session import AgentHello, Beat, Goodbye, Welcome
 from rlinf_actors.wire.values import Endpoint
 
 UP = Endpoint("h", "ipc://x")

@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlinf_actors.head.claims import SETTLE_S
-from rlinf_actors.wire.messages import Beat, Launch, Launched, StartWorkers, StopGroup
+from rlinf_actors.wire.agents import StartWorkers
+from rlinf_actors.wire.clients import Launch, Launched, StopGroup
+from rlinf_actors.wire.session import Beat
 from rlinf_actors.wire.spawn import ROBOT_END_S
 from rlinf_actors.wire.values import Claim
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from head_kit import HeadKit
 
-from rlinf_actors.wire.messages import ClientGone, Goodbye, WatchClients
+from rlinf_actors.wire.clients import ClientGone, WatchClients
+from rlinf_actors.wire.session import Goodbye
 
 
 def watching(*incarnations):

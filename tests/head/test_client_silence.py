@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from head_kit import HeadKit
 
-from rlinf_actors.wire.messages import Beat, Goodbye, StartWorkers
+from rlinf_actors.wire.agents import StartWorkers
+from rlinf_actors.wire.session import Beat, Goodbye
 
 
 def test_a_driver_on_a_node_that_is_lost_has_no_lease_beyond_its_nodes():

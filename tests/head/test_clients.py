@@ -6,25 +6,10 @@ import pytest
 from head_kit import HeadKit
 
 from rlinf_actors.head.commands import Refuse
-from rlinf_actors.wire.messages import (
-    HELLO_AGAIN,
-    Beat,
-    Done,
-    FindGroup,
-    GetNodes,
-    GetStatus,
-    Goodbye,
-    Launched,
-    LogCredit,
-    LogLines,
-    ProcessGone,
-    Status,
-    StopCluster,
-    StopWorkers,
-    Unwatch,
-    Watch,
-    Welcome,
-)
+from rlinf_actors.wire.agents import LogCredit, LogLines, ProcessGone, StopWorkers, Unwatch, Watch
+from rlinf_actors.wire.clients import Done, FindGroup, GetNodes, Launched, StopCluster
+from rlinf_actors.wire.operators import GetStatus, Status
+from rlinf_actors.wire.session import HELLO_AGAIN, Beat, Goodbye, Welcome
 
 
 def test_members_of_a_job_share_its_token_and_others_have_another():

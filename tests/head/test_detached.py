@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from head_kit import HeadKit, specs
 
-from rlinf_actors.wire.messages import Goodbye, Launch, StartWorkers, StopWorkers, WorkerChanged
+from rlinf_actors.wire.agents import StartWorkers, StopWorkers
+from rlinf_actors.wire.clients import Launch, WorkerChanged
+from rlinf_actors.wire.session import Goodbye
 
 
 def made_by_a_worker(detached):

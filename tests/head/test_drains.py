@@ -7,18 +7,10 @@ import pytest
 from head_kit import HeadKit, agent_hello, running, specs
 
 from rlinf_actors import RestartPolicy
-from rlinf_actors.wire.messages import (
-    Beat,
-    Drained,
-    DrainNode,
-    GetEvents,
-    Goodbye,
-    Launch,
-    Nodes,
-    StartWorkers,
-    Warn,
-    WorkerChanged,
-)
+from rlinf_actors.wire.agents import StartWorkers
+from rlinf_actors.wire.clients import Launch, Nodes, Warn, WorkerChanged
+from rlinf_actors.wire.operators import Drained, DrainNode, GetEvents
+from rlinf_actors.wire.session import Beat, Goodbye
 from rlinf_actors.wire.values import Claim, Endpoint, NodeState
 
 

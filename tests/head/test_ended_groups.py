@@ -6,7 +6,8 @@ from head_kit import HeadKit
 
 from rlinf_actors.head.commands import Refuse
 from rlinf_actors.head.ended import EndedGroups
-from rlinf_actors.wire.messages import FindGroup, Goodbye, Launched, StopGroup
+from rlinf_actors.wire.clients import FindGroup, Launched, StopGroup
+from rlinf_actors.wire.session import Goodbye
 from rlinf_actors.wire.values import Endpoint, ExitReport, GroupState, WorkerState
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from head_kit import HeadKit, agent_hello, running, specs
 
-from rlinf_actors.wire.messages import Beat, FindGroup, Handles, WorkerChanged
+from rlinf_actors.wire.clients import FindGroup, Handles, WorkerChanged
+from rlinf_actors.wire.session import Beat
 from rlinf_actors.wire.values import Endpoint, ExitReport, GroupHandle, WorkerState
 
 UP = Endpoint("h", "ipc://x")

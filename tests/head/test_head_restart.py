@@ -12,24 +12,10 @@ from msgspec.structs import replace
 
 from rlinf_actors.head.commands import Refuse
 from rlinf_actors.model.restart import next_id
-from rlinf_actors.wire.messages import (
-    Beat,
-    EStop,
-    EStopped,
-    FindGroup,
-    GetNodes,
-    Goodbye,
-    Handles,
-    Launch,
-    Launched,
-    Nodes,
-    ProcessGone,
-    StartWorkers,
-    StopGroup,
-    StopWorkers,
-    Welcome,
-    WorkerChanged,
-)
+from rlinf_actors.wire.agents import ProcessGone, StartWorkers, StopWorkers
+from rlinf_actors.wire.clients import FindGroup, GetNodes, Handles, Launch, Launched, Nodes, StopGroup, WorkerChanged
+from rlinf_actors.wire.operators import EStop, EStopped
+from rlinf_actors.wire.session import Beat, Goodbye, Welcome
 from rlinf_actors.wire.values import Claim, Endpoint, ExitReport, GroupHandle
 
 UP = Endpoint("h", "ipc://x")

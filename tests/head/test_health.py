@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from head_kit import HeadKit
 
-from rlinf_actors.wire.messages import GetEvents, WorkerChanged, WorkersHealth
+from rlinf_actors.wire.agents import WorkersHealth
+from rlinf_actors.wire.clients import WorkerChanged
+from rlinf_actors.wire.operators import GetEvents
 from rlinf_actors.wire.values import WorkerHealth, WorkerPulse
 
 

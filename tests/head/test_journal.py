@@ -7,7 +7,8 @@ from head_kit import HeadKit, client_hello
 
 from rlinf_actors.head.commands import Answer, Record, Refused, Told
 from rlinf_actors.head.journal import MAX_READERS, Journal
-from rlinf_actors.wire.messages import Beat, EStop, Events, GetEvents, Goodbye
+from rlinf_actors.wire.operators import EStop, Events, GetEvents
+from rlinf_actors.wire.session import Beat, Goodbye
 from rlinf_actors.wire.values import ExitReport
 
 

@@ -6,7 +6,9 @@ import pytest
 from head_kit import HeadKit, agent_hello
 
 from rlinf_actors.head.commands import Refuse
-from rlinf_actors.wire.messages import HELLO_AGAIN, PROTOCOL, Beat, Goodbye, Nodes, Welcome, WorkerChanged
+from rlinf_actors.wire.clients import Nodes, WorkerChanged
+from rlinf_actors.wire.protocol import PROTOCOL
+from rlinf_actors.wire.session import HELLO_AGAIN, Beat, Goodbye, Welcome
 from rlinf_actors.wire.values import HardwareReport, ResourceReport
 
 

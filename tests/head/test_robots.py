@@ -5,17 +5,10 @@ from __future__ import annotations
 import pytest
 from head_kit import HeadKit, Refuse, agent_hello, running
 
-from rlinf_actors.wire.messages import (
-    Beat,
-    EStop,
-    EStopped,
-    Goodbye,
-    Launch,
-    StartWorkers,
-    StopWorkers,
-    Welcome,
-    WorkerChanged,
-)
+from rlinf_actors.wire.agents import StartWorkers, StopWorkers
+from rlinf_actors.wire.clients import Launch, WorkerChanged
+from rlinf_actors.wire.operators import EStop, EStopped
+from rlinf_actors.wire.session import Beat, Goodbye, Welcome
 from rlinf_actors.wire.values import Claim, ExitReport, WorkerSpec
 
 ARM = Claim("Franka:10.10.10.1", "Franka 10.10.10.1")

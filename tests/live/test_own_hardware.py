@@ -32,7 +32,7 @@ from rlinf_actors.group import launching
 from rlinf_actors.hardware import registry
 from rlinf_actors.hardware.pieces import piece_of
 from rlinf_actors.testing import LocalCluster
-from rlinf_actors.wire.messages import Enumerated
+from rlinf_actors.wire.clients import Enumerated
 from rlinf_actors.wire.values import HardwareAnswer, NodeReport, NodeState
 
 pytestmark = pytest.mark.live

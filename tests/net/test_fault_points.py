@@ -12,7 +12,8 @@ from rlinf_actors.net import faultpoints, faultrules
 from rlinf_actors.net.rpc import ControlClient, ControlServer
 from rlinf_actors.settings import FAULTS
 from rlinf_actors.testing import faults
-from rlinf_actors.wire.messages import Beat, FindGroup, Goodbye, Warn
+from rlinf_actors.wire.clients import FindGroup, Warn
+from rlinf_actors.wire.session import Beat, Goodbye
 
 
 @pytest.fixture

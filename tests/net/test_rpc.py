@@ -10,7 +10,10 @@ import pytest
 from rlinf_actors import errors
 from rlinf_actors.net.rpc import ControlClient, ControlServer, refusal
 from rlinf_actors.wire import codec
-from rlinf_actors.wire.messages import Beat, Done, Failed, FindGroup, GetStatus, Goodbye, Notice, Request, Warn
+from rlinf_actors.wire.clients import Done, FindGroup, Warn
+from rlinf_actors.wire.messages import Failed, Notice, Request
+from rlinf_actors.wire.operators import GetStatus
+from rlinf_actors.wire.session import Beat, Goodbye
 
 
 class Head:

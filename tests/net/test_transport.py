@@ -11,8 +11,9 @@ import pytest
 import zmq
 
 from rlinf_actors.errors import ConfigError
+from rlinf_actors.net.chunks import BIG
 from rlinf_actors.net.security import Security, is_loopback
-from rlinf_actors.net.transport import BIG, ZmqNetwork
+from rlinf_actors.net.transport import ZmqNetwork
 
 
 async def test_there_and_back(wire):

@@ -14,20 +14,11 @@ from rlinf_actors.net.rpc import ControlServer
 from rlinf_actors.runtime import headlink
 from rlinf_actors.runtime.headlink import HeadLink
 from rlinf_actors.runtime.logprinter import LogPrinter
-from rlinf_actors.wire.messages import (
-    HELLO_AGAIN,
-    Beat,
-    ClientHello,
-    Done,
-    GetStatus,
-    Goodbye,
-    LogCredit,
-    LogLines,
-    Notice,
-    Request,
-    Warn,
-    Welcome,
-)
+from rlinf_actors.wire.agents import LogCredit, LogLines
+from rlinf_actors.wire.clients import Done, Warn
+from rlinf_actors.wire.messages import Notice, Request
+from rlinf_actors.wire.operators import GetStatus
+from rlinf_actors.wire.session import HELLO_AGAIN, Beat, ClientHello, Goodbye, Welcome
 
 HELLO = ClientHello(1, "0.1", "inc", "driver", "ns", "here", 1, 2)
 

@@ -11,7 +11,7 @@ from fake_worker import FakeWorker, Waiter
 from rlinf_actors.errors import AuthenticationError, ProtocolMismatchError, RlinfActorsError, WorkerDiedError
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.wire import frames
-from rlinf_actors.wire.messages import PROTOCOL
+from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.wire.values import Endpoint
 
 

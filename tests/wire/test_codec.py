@@ -11,81 +11,130 @@ from hypothesis import strategies as st
 
 from rlinf_actors.errors import ProtocolError, RemoteWireError
 from rlinf_actors.wire import codec, frames, spawn
-from rlinf_actors.wire import messages as m
-from rlinf_actors.wire.values import ClusterEvent, Extension, Piece, RobotStop
+from rlinf_actors.wire.agents import (
+    HardwareFound,
+    LogCredit,
+    LogLines,
+    LookForHardware,
+    ProcessGone,
+    StartWorkers,
+    StopLooking,
+    StopWorkers,
+    Unwatch,
+    Watch,
+    WorkerExited,
+    WorkerReady,
+    WorkersHealth,
+)
+from rlinf_actors.wire.clients import (
+    ClientGone,
+    Done,
+    Enumerated,
+    EnumerateHardware,
+    FindGroup,
+    GetNodes,
+    Handles,
+    Launch,
+    Launched,
+    Nodes,
+    StopCluster,
+    StopGroup,
+    Warn,
+    WatchClients,
+    WorkerChanged,
+)
+from rlinf_actors.wire.messages import Body, Failed, Notice, Reply, Request
+from rlinf_actors.wire.operators import Drained, DrainNode, EStop, EStopped, Events, GetEvents, GetStatus, Status
+from rlinf_actors.wire.session import AgentHello, Beat, ClientHello, Goodbye, Welcome
+from rlinf_actors.wire.values import (
+    ClusterEvent,
+    Endpoint,
+    ExitReport,
+    Extension,
+    GroupHandle,
+    GroupState,
+    HardwareAnswer,
+    HardwareQuestion,
+    NodeReport,
+    NodeState,
+    Piece,
+    RobotStop,
+    RunningWorker,
+    WorkerHealth,
+    WorkerSpec,
+    WorkerState,
+)
 
-NODE = m.NodeReport("id", "host", "127.0.0.1", "key", 2, 1 << 30, "3.11", "/usr/bin/python3")
-SPEC = m.WorkerSpec("w-0", "g", "ns", 0, 1, 0, {"A": "1"})
-STATE = m.WorkerState("w-0", 0, 0, "127.0.0.1", "running", 7, m.Endpoint("key", "ipc:///x", "tcp://127.0.0.1:1"))
+NODE = NodeReport("id", "host", "127.0.0.1", "key", 2, 1 << 30, "3.11", "/usr/bin/python3")
+SPEC = WorkerSpec("w-0", "g", "ns", 0, 1, 0, {"A": "1"})
+STATE = WorkerState("w-0", 0, 0, "127.0.0.1", "running", 7, Endpoint("key", "ipc:///x", "tcp://127.0.0.1:1"))
 
-QUESTION = m.HardwareQuestion("Arm", 1, "[{}]", env={"A": "1"}, extensions=[Extension("lab", "g", "lab 1.0")])
-ANSWER = m.HardwareAnswer([Piece("Arm", "v1", "lab:Info", "{}", "ip", ["Arm:ip"])])
+QUESTION = HardwareQuestion("Arm", 1, "[{}]", env={"A": "1"}, extensions=[Extension("lab", "g", "lab 1.0")])
+ANSWER = HardwareAnswer([Piece("Arm", "v1", "lab:Info", "{}", "ip", ["Arm:ip"])])
 
 BODIES = [
-    m.AgentHello(1, "0.1", "inc", NODE, True, [m.RunningWorker(SPEC, "owner")]),
-    m.ClientHello(1, "0.1", "inc", "driver", "ns", "key", 1, 2),
-    m.Welcome("e", "0.1", 1.0, 10.0, "tok"),
-    m.Goodbye("done"),
-    m.Beat("x"),
-    m.GetNodes(3, 1.5),
-    m.Nodes([m.NodeState(NODE, "inc", 0, "ready", 0.0)], ["careful"]),
-    m.Launch("ns", "g", "m:C", [SPEC]),
-    m.Launched(m.GroupState("ns", "g", "m:C", "o", "running", [STATE])),
-    m.FindGroup("ns", "g"),
-    m.StopGroup("ns", "g", 1.0),
-    m.Handles([m.GroupHandle("ns", "g", [STATE])]),
-    m.GetStatus(),
-    m.Status("e", "0.1", 1.0, [], [], []),
-    m.EStop("kim@lab", "a hand in the cell", "ns", True),
-    m.EStopped([m.RobotStop("env:0", "ns", ["Franka 10.10.10.1"], "n1", False)], ["emergency stop by kim@lab"]),
-    m.StopCluster(),
-    m.Done(),
-    m.StartWorkers([SPEC], "o"),
-    m.StopWorkers(["w-0"], 1.0),
-    m.Watch("inc", 1, 2),
-    m.Unwatch("inc"),
-    m.ProcessGone("inc"),
-    m.WorkerReady("w-0", 7, m.Endpoint("key")),
-    m.WorkerExited("w-0", m.ExitReport("signalled", None, 9, "yes", ["oops"])),
-    m.LogLines("o", "n", [("g:0", "out", "hello")], 3),
-    m.LogCredit("o", "n", 10),
-    m.WorkerChanged("ns", "g", [STATE]),
-    m.WatchClients(["inc"]),
-    m.ClientGone("inc"),
-    m.Warn("careful"),
-    m.EnumerateHardware("id", QUESTION),
-    m.Enumerated(ANSWER),
-    m.LookForHardware("e-1", QUESTION),
-    m.HardwareFound("e-1", ANSWER),
-    m.StopLooking("e-1"),
-    m.DrainNode("id", "kim@lab", "new disk", True),
-    m.Drained(m.NodeState(NODE, "inc", 0, "draining", 0.0, draining="new disk")),
-    m.WorkersHealth([m.WorkerHealth("w-0", "it does not answer", for_s=5.5)]),
-    m.GetEvents(3, "e", "ns", 10, 5.0),
-    m.Events(
-        "e", 1.5, [ClusterEvent(4, 1.25, "worker_died", "it died", exit=m.ExitReport("signalled", None, 9))], 4, 2
-    ),
-    m.EStop("somebody on host", "smoke", "ns"),
-    m.EStopped([RobotStop("w-0", "ns", ["Franka ip"], "n0", True)], ["all robots"]),
+    AgentHello(1, "0.1", "inc", NODE, True, [RunningWorker(SPEC, "owner")]),
+    ClientHello(1, "0.1", "inc", "driver", "ns", "key", 1, 2),
+    Welcome("e", "0.1", 1.0, 10.0, "tok"),
+    Goodbye("done"),
+    Beat("x"),
+    GetNodes(3, 1.5),
+    Nodes([NodeState(NODE, "inc", 0, "ready", 0.0)], ["careful"]),
+    Launch("ns", "g", "m:C", [SPEC]),
+    Launched(GroupState("ns", "g", "m:C", "o", "running", [STATE])),
+    FindGroup("ns", "g"),
+    StopGroup("ns", "g", 1.0),
+    Handles([GroupHandle("ns", "g", [STATE])]),
+    GetStatus(),
+    Status("e", "0.1", 1.0, [], [], []),
+    EStop("kim@lab", "a hand in the cell", "ns", True),
+    EStopped([RobotStop("env:0", "ns", ["Franka 10.10.10.1"], "n1", False)], ["emergency stop by kim@lab"]),
+    StopCluster(),
+    Done(),
+    StartWorkers([SPEC], "o"),
+    StopWorkers(["w-0"], 1.0),
+    Watch("inc", 1, 2),
+    Unwatch("inc"),
+    ProcessGone("inc"),
+    WorkerReady("w-0", 7, Endpoint("key")),
+    WorkerExited("w-0", ExitReport("signalled", None, 9, "yes", ["oops"])),
+    LogLines("o", "n", [("g:0", "out", "hello")], 3),
+    LogCredit("o", "n", 10),
+    WorkerChanged("ns", "g", [STATE]),
+    WatchClients(["inc"]),
+    ClientGone("inc"),
+    Warn("careful"),
+    EnumerateHardware("id", QUESTION),
+    Enumerated(ANSWER),
+    LookForHardware("e-1", QUESTION),
+    HardwareFound("e-1", ANSWER),
+    StopLooking("e-1"),
+    DrainNode("id", "kim@lab", "new disk", True),
+    Drained(NodeState(NODE, "inc", 0, "draining", 0.0, draining="new disk")),
+    WorkersHealth([WorkerHealth("w-0", "it does not answer", for_s=5.5)]),
+    GetEvents(3, "e", "ns", 10, 5.0),
+    Events("e", 1.5, [ClusterEvent(4, 1.25, "worker_died", "it died", exit=ExitReport("signalled", None, 9))], 4, 2),
+    EStop("somebody on host", "smoke", "ns"),
+    EStopped([RobotStop("w-0", "ns", ["Franka ip"], "n0", True)], ["all robots"]),
 ]
 
 
 def test_every_message_is_tried_here():
-    assert {type(body) for body in BODIES} == set(typing.get_args(m.Body))
+    assert {type(body) for body in BODIES} == set(typing.get_args(Body))
 
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: type(body).__name__)
 def test_every_message_comes_back(body):
-    for envelope in (m.Notice(body), m.Request(1, body), m.Reply(2, body)):
+    for envelope in (Notice(body), Request(1, body), Reply(2, body)):
         assert codec.decode(codec.encode(envelope)) == envelope
 
 
 def test_refusals_come_back():
-    failed = m.Failed(3, "timeout", "no", [1, 2], "cluster.x")
+    failed = Failed(3, "timeout", "no", [1, 2], "cluster.x")
     assert codec.decode(memoryview(codec.encode(failed))) == failed
 
 
-GOOD = codec.encode(m.Request(1, m.Launch("ns", "g", "m:C", [SPEC])))
+GOOD = codec.encode(Request(1, Launch("ns", "g", "m:C", [SPEC])))
 
 
 @given(st.binary(max_size=300))
@@ -107,7 +156,7 @@ def test_one_wrong_byte_is_a_message_or_a_wire_error(at, byte):
         envelope = codec.decode(data)
     except RemoteWireError:
         return
-    assert isinstance(envelope, (m.Request, m.Reply, m.Failed, m.Notice))
+    assert isinstance(envelope, (Request, Reply, Failed, Notice))
 
 
 @given(st.integers(0, len(GOOD) - 1))

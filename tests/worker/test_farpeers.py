@@ -6,7 +6,7 @@ import asyncio
 
 from rlinf_actors.errors import ClusterTimeoutError
 from rlinf_actors.runtime.watched import WatchedClients
-from rlinf_actors.wire.messages import WatchClients
+from rlinf_actors.wire.clients import WatchClients
 from rlinf_actors.worker.farpeers import FarPeers, client_of
 
 

@@ -12,7 +12,7 @@ import pytest
 from rlinf_actors.net.memory import MemoryNetwork
 from rlinf_actors.testing import faults
 from rlinf_actors.wire import frames, payload
-from rlinf_actors.wire.messages import PROTOCOL
+from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.worker.server import WorkerServer
 
 

@@ -1,0 +1,111 @@
+"""Which workers an agent has, and which ends and what health of theirs the head may not know yet. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from rlinf_actors.wire.agents import StartWorkers, WorkerExited, WorkerReady, WorkersHealth
+from rlinf_actors.wire.values import RunningWorker, WorkerHealth, WorkerSpec
+
+EXITS_KEPT = 4096
+"""Ends that are told again in a hello: a head that was restarted may have missed them."""
+
+
+class Roster:
+    """The workers of one agent.
+
+    Attributes:
+        running: those that have not ended, by their ids.
+    """
+
+    def __init__(self) -> None:
+        self.running: dict[str, RunningWorker] = {}
+        self._ended: dict[str, RunningWorker] = {}
+        self._sent: dict[str, float] = {}
+        self._health: dict[str, tuple[WorkerHealth, float]] = {}
+
+    def listed(self) -> list[RunningWorker]:
+        """What a hello says: every worker, and the ends that the head may have missed."""
+        return [*self.running.values(), *self._ended.values()]
+
+    def adopt(self, workers: Iterable[RunningWorker]) -> None:
+        """Take over those of an earlier agentd."""
+        for worker in workers:
+            (self.running if worker.exit is None else self._ended)[worker.spec.id] = worker
+
+    def add(self, order: StartWorkers) -> list[WorkerSpec]:
+        """Take on those that are new; returns them."""
+        specs = [spec for spec in order.workers if spec.id not in self.running and spec.id not in self._ended]
+        for spec in specs:
+            self.running[spec.id] = RunningWorker(spec, order.owner, order.cls, order.detail, detached=order.detached)
+        return specs
+
+    def ends_among(self, order: StartWorkers) -> list[WorkerExited]:
+        """Those that have ended already: the head has not heard of it."""
+        ended = [self._ended[spec.id] for spec in order.workers if spec.id in self._ended]
+        return [WorkerExited(one.spec.id, one.exit) for one in ended if one.exit is not None]
+
+    def up(self, report: WorkerReady) -> None:
+        """A worker's runtime listens."""
+        if report.id in self.running:
+            self.running[report.id] = msgspec.structs.replace(
+                self.running[report.id],
+                pid=report.pid,
+                endpoint=report.endpoint,
+                port=report.port,
+                master_port=report.master_port,
+            )
+
+    def end(self, report: WorkerExited, keep: bool) -> list[str]:
+        """A worker has ended; *keep*: until the head knows. Returns whose ends need not be known any more."""
+        known = self.running.pop(report.id, None)
+        self._health.pop(report.id, None)
+        if known is None:
+            return []
+        if not keep:
+            return [report.id]
+        self._ended[report.id] = msgspec.structs.replace(known, exit=report.exit)
+        return self.settle([next(iter(self._ended))]) if len(self._ended) > EXITS_KEPT else []
+
+    def settle(self, ids: Iterable[str]) -> list[str]:
+        """The head knows how these ended, or need not know. Returns those of them whose ends were kept."""
+        known = []
+        for id in ids:
+            self._sent.pop(id, None)
+            if self._ended.pop(id, None) is not None:
+                known.append(id)
+        return known
+
+    def settle_all(self) -> list[str]:
+        """No head will ask how they ended; as `settle`."""
+        return self.settle(list(self._ended))
+
+    def beat_sent(self, now: float) -> None:
+        """All ends so far were told to the head before the beat of *now*."""
+        for id in self._ended:
+            self._sent.setdefault(id, now)
+
+    def beat_answered(self, at: float) -> list[str]:
+        """The head has answered the beat of *at*: it knows what was told before. As `settle`."""
+        return self.settle([id for id, sent in self._sent.items() if sent <= at])
+
+    def say_health(self, report: WorkersHealth, now: float, joined: bool) -> None:
+        """How workers are, as it is told to a head that knows us (*joined*), or is to be told once it does."""
+        for one in report.workers:
+            self._health.pop(one.id, None)
+            if _notable(one) or not joined:
+                self._health[one.id] = (one, now)
+
+    def welcomed(self, now: float) -> WorkersHealth | None:
+        """A head has taken us: how workers are, as far as it is to be told that; ends are to be told again."""
+        self._sent = {}
+        health = [msgspec.structs.replace(one, for_s=one.for_s + now - at) for one, at in self._health.values()]
+        self._health = {id: told for id, told in self._health.items() if _notable(told[0])}
+        return WorkersHealth(health) if health else None
+
+
+def _notable(one: WorkerHealth) -> bool:
+    """Whether it is other than a head takes a worker to be anyway."""
+    return bool(one.unresponsive or one.method)

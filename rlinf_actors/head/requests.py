@@ -1,0 +1,151 @@
+"""What the head answers: who asks for what, and who may. Pure; a Request gets exactly one answer, now or later."""
+
+from __future__ import annotations
+
+from rlinf_actors.head.checks import own_namespace
+from rlinf_actors.head.commands import Answer, Asked, EndCluster, Notify, Record, Refuse, Refused
+from rlinf_actors.head.happenings import of_driver, of_node
+from rlinf_actors.head.records import Client
+from rlinf_actors.head.tables import Tables
+from rlinf_actors.wire.clients import Done, EnumerateHardware, FindGroup, GetNodes, Launch, StopCluster, StopGroup
+from rlinf_actors.wire.messages import Body
+from rlinf_actors.wire.operators import DrainNode, EStop, GetEvents, GetStatus
+from rlinf_actors.wire.protocol import PROTOCOL
+from rlinf_actors.wire.session import HELLO_AGAIN, AgentHello, Beat, ClientHello, Welcome
+
+
+class Requests:
+    """Answers requests.
+
+    Args:
+        tables: of the head.
+    """
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._ending: list[tuple[bytes, int]] = []
+
+    def answer(self, event: Asked) -> None:
+        """Answer *event*, now or later."""
+        tables = self._tables
+        try:
+            answer = self._answer(event)
+        except Refused as error:
+            tables.emit(Refuse(event.peer, event.id, error.kind, error.text, (), error.path))
+            if isinstance(event.body, (AgentHello, ClientHello)):
+                who = event.peer.decode(errors="replace")
+                tables.emit(Record("refused", f"refused {who} ({error.kind}): {error.text}"))
+        else:
+            if answer is not None:
+                tables.emit(Answer(event.peer, event.id, answer))
+
+    def answer_ending(self) -> None:
+        """Once everything has stopped after StopCluster: answer that, and end the head."""
+        tables = self._tables
+        if self._ending and not len(tables.groups):
+            for peer, id in self._ending:
+                tables.emit(Answer(peer, id, Done()))
+            self._ending = []
+            tables.emit(EndCluster("a driver ended it"))
+
+    def _answer(self, event: Asked) -> Body | None:
+        """The answer, or None when it comes later."""
+        tables = self._tables
+        body = event.body
+        if isinstance(body, AgentHello):
+            return self._agent_hello(event.peer, body)
+        if isinstance(body, ClientHello):
+            return self._client_hello(event.peer, body)
+        if isinstance(body, GetStatus):
+            return tables.status(body.namespace, tables.now)
+        if isinstance(body, DrainNode):
+            tables.drains.ask(event.peer, event.id, body, tables.now)
+            return None
+        if isinstance(body, EStop):
+            tables.robots.estop(event.peer, event.id, body)
+            return None
+        if isinstance(body, EnumerateHardware):  # of an observer too: `rlinf-actors plan` has no session
+            tables.looks.ask(event.peer, event.id, body, tables.now)
+            return None
+        client = tables.clients.of_peer(event.peer)
+        if isinstance(body, GetEvents):  # of an observer too: `rlinf-actors events`
+            if client is not None:
+                own_namespace(client, body.namespace or "")
+            return tables.journal.ask(event.peer, event.id, body, tables.now, tables.wall)
+        if client is None:
+            tables.emit(Notify(event.peer, Beat(HELLO_AGAIN)))
+            raise Refused("hello", "the head does not know this process: it was restarted, or no hello was sent")
+        tables.clients.heard(event.peer, tables.now)
+        return self._client_asked(client, event)
+
+    def _client_asked(self, client: Client, event: Asked) -> Body | None:
+        tables = self._tables
+        body = event.body
+        if isinstance(body, GetNodes):
+            tables.nodes.wait(event.peer, event.id, body, tables.now)
+            return None
+        if isinstance(body, Launch):
+            if self._ending:
+                raise Refused("usage", "the cluster is being stopped")
+            return tables.launches.launch(client, event.peer, event.id, body, tables.now)
+        if isinstance(body, FindGroup):
+            return tables.launches.find(client, body)
+        if isinstance(body, StopGroup):
+            tables.launches.stop(client, event.peer, event.id, body)
+            return None
+        if isinstance(body, StopCluster):
+            if not tables.identity.embedded:
+                raise Refused("usage", "this cluster is not the driver's own: stop its agentds instead")
+            self._ending.append((event.peer, event.id))
+            tables.launches.stop_all()
+            return None
+        raise Refused("protocol", f"the head does not answer a {type(body).__name__}")
+
+    def _agent_hello(self, peer: bytes, hello: AgentHello) -> Welcome:
+        tables = self._tables
+        self._check_protocol("agentd", hello.protocol, hello.version)
+        known = tables.nodes.get(hello.node.node_id)
+        node = tables.nodes.hello(peer, hello, tables.now)
+        same = known is not None and known.incarnation == node.incarnation
+        if not same:
+            tables.emit(of_node("node_joined", node, f"is here, incarnation {node.incarnation}"))
+        else:
+            tables.clients.unwatch(node.id, tables.now)  # a head's watch may have been lost with its connection
+        tables.clients.seen(node.id, hello.watched)
+        tables.reconciler.reconcile(node, hello.workers, same, tables.now)
+        tables.robots.node_back(node)
+        tables.drains.node_back(node)
+        tables.clients.watch(tables.nodes.alive())
+        return self._welcome("")
+
+    def _client_hello(self, peer: bytes, hello: ClientHello) -> Welcome:
+        tables = self._tables
+        self._check_protocol(f"this {hello.role}", hello.protocol, hello.version)
+        known = tables.clients.get(hello.incarnation) is not None
+        client = tables.clients.hello(peer, hello, tables.now, tables.groups.namespace_of(hello.worker_id))
+        if client.role == "driver" and not known:
+            tables.emit(of_driver("driver_joined", client, "is here"))
+        tables.groups.tell_all(client)
+        tables.clients.watch(tables.nodes.alive())
+        return self._welcome(tables.clients.token(client.namespace))
+
+    def _check_protocol(self, who: str, protocol: int, version: str) -> None:
+        if protocol != PROTOCOL:
+            raise Refused(
+                "protocol",
+                f"{who} is rlinf-actors {version} (protocol {protocol}), the head is {self._tables.identity.version} "
+                f"(protocol {PROTOCOL}): install the same version on both",
+            )
+
+    def _welcome(self, token: str) -> Welcome:
+        tables = self._tables
+        timing = tables.timing
+        return Welcome(
+            epoch=tables.identity.epoch,
+            version=tables.identity.version,
+            beat_s=timing.beat_s,
+            lease_s=timing.lease_s,
+            token=token,
+            robot_lease_s=timing.robot_lease_s,
+            head_grace_s=timing.head_grace_s,
+        )

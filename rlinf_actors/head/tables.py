@@ -1,0 +1,157 @@
+"""The tables of a head, who tells whom when something ends, and the time of the event at hand. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rlinf_actors.head.clients import ClientTable
+from rlinf_actors.head.commands import Command, Identity, Record, Timing
+from rlinf_actors.head.drains import DrainTable
+from rlinf_actors.head.groups import GroupTable
+from rlinf_actors.head.happenings import of_driver, of_node
+from rlinf_actors.head.health import HealthNotes
+from rlinf_actors.head.journal import Journal
+from rlinf_actors.head.launches import Launches
+from rlinf_actors.head.looks import HardwareLooks
+from rlinf_actors.head.nodes import NodeTable
+from rlinf_actors.head.reconcile import Reconciler
+from rlinf_actors.head.records import Client, Node
+from rlinf_actors.head.remembered import Remembered
+from rlinf_actors.head.robots import RobotTable
+from rlinf_actors.head.settling import Settling
+from rlinf_actors.wire.operators import Status
+from rlinf_actors.wire.session import AgentHello
+
+
+class Tables:
+    """All that a head knows.
+
+    Args:
+        identity: of this head.
+        timing: its timers.
+        new_token: makes a secret; the only thing here that is random.
+        now: when it started.
+        before: what an earlier head at this place knew.
+
+    Attributes:
+        now: the observer's monotonic time at the event at hand, in seconds.
+        wall: seconds since the epoch then, for the event log alone.
+        out: what is to be done about it so far, in order.
+        trouble: what is wrong with the head itself, a line each.
+    """
+
+    def __init__(
+        self, identity: Identity, timing: Timing, new_token: Callable[[], str], now: float, before: Remembered
+    ) -> None:
+        self.identity = identity
+        self.timing = timing
+        self.now = now
+        self.wall = 0.0
+        self.out: list[Command] = []
+        self.trouble: list[str] = []
+        self._started = now
+        self.journal = Journal(identity.epoch, self.emit)
+        self.nodes = NodeTable(timing, self.emit, self._node_lost, before, now)
+        self.looks = HardwareLooks(identity.epoch, self.emit, self.nodes)
+        self.clients = ClientTable(timing, self.emit, new_token, self._client_gone, before)
+        self.groups = GroupTable(
+            timing,
+            self.emit,
+            self.nodes,
+            self.clients,
+            self._worker_gone,
+            lambda: self.settling.over,
+            before,
+            now,
+        )
+        self.settling = Settling(
+            now + timing.patience_s,
+            lambda: bool(self.nodes.missing()),
+            self.groups.whole,
+            lambda worker_id: self.groups.namespace_of(worker_id) is not None,
+            self.groups.unclaimed,
+        )
+        self.reconciler = Reconciler(timing, self.emit, self.clients, self.groups)
+        self.launches = Launches(
+            timing, self.emit, self.nodes, self.clients, self.groups, lambda asked: self.robots.check(asked)
+        )
+        self.robots = RobotTable(timing, self.emit, self.nodes, self.clients, self.groups, before)
+        self.health = HealthNotes(self.emit, self.groups)
+        self.drains = DrainTable(self.emit, self.nodes, self.clients, self.groups)
+
+    def begin(self, now: float, wall: float) -> None:
+        """Another event happens; times as the attributes."""
+        self.now, self.wall, self.out = now, wall, []
+
+    def emit(self, command: Command) -> None:
+        """Do *command* about the event at hand; a Record goes into the event log too."""
+        if isinstance(command, Record):
+            self.journal.add(command, self.wall)
+        self.out.append(command)
+
+    def tick(self) -> None:
+        """Look who is silent, and what waits too long."""
+        self.nodes.tick(self.now)
+        self.clients.tick(self.now)
+        self.robots.tick(self.now)
+        self.looks.tick(self.now)
+
+    def stalled(self, seconds: float) -> None:
+        """The head stood still: nobody was silent."""
+        self.nodes.stalled(seconds, self.now)
+        self.clients.stalled(seconds, self.now)
+        self.robots.stalled(seconds)
+        self.settling.stalled(seconds)
+
+    def look_settled(self) -> None:
+        """If the nodes from before a restart are back, or never will be: give up what they alone could tell."""
+        if self.settling.look(self.now):
+            self.nodes.give_up_missing(self.now - self._started, self.now)
+            self.groups.settle()
+            self.groups.flush()  # what ended meanwhile: its name is free for a launch that was held
+
+    def next_deadline(self) -> float:
+        """When the first of them has something to do, infinity for never."""
+        tables = (self.nodes, self.clients, self.groups, self.launches, self.looks, self.settling, self.journal)
+        return min(*(table.next_deadline() for table in tables), self.robots.next_deadline(self.now))
+
+    def status(self, namespace: str | None, now: float) -> Status:
+        """Everything, for people."""
+        return Status(
+            self.identity.epoch,
+            self.identity.version,
+            now - self._started,
+            self.nodes.states(now),
+            self.groups.states(namespace),
+            [str(client) for client in self.clients.alive() if namespace in (None, client.namespace)],
+            self.groups.leases(now),
+            self.robots.stopped(),
+            self.trouble,
+            self.wall,
+        )
+
+    def _node_lost(self, node: Node, reason: str, certain: bool, next: AgentHello | None) -> None:
+        self.looks.node_lost(node, reason)
+        if next is None:
+            self.emit(of_node("node_left" if certain else "node_lost", node, f"is gone: {reason}"))
+            self.groups.node_lost(node, reason, certain, self.now)
+        else:
+            self.reconciler.replaced(node, next, self.now)
+        self.clients.unwatch(node.id, node.last_seen)
+        self.clients.watch(self.nodes.alive())
+
+    def _client_gone(self, incarnation: str, client: Client | None) -> None:
+        self.groups.client_gone(incarnation)
+        if client is not None:
+            if client.role == "driver":
+                self.emit(of_driver("driver_ended", client, f"has ended: {self.clients.ended(incarnation)}"))
+            self.journal.forget(client.peer)
+            self.nodes.forget(client.peer)
+            self.settling.forget(client.peer)
+            self.looks.forget(client.peer)
+            self.groups.forget_job(client.namespace)
+
+    def _worker_gone(self, worker_id: str) -> None:
+        client = self.clients.of_worker(worker_id)
+        if client is not None:
+            self.clients.gone(client, "its worker has ended")

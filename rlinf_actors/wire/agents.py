@@ -1,0 +1,107 @@
+"""Control messages between agents and the head: workers, what is looked for on a node, processes, output."""
+
+from __future__ import annotations
+
+from rlinf_actors.wire.protocol import Message
+from rlinf_actors.wire.values import Endpoint, ExitReport, HardwareAnswer, HardwareQuestion, WorkerHealth, WorkerSpec
+
+
+class StartWorkers(Message, frozen=True):
+    """Notice to an agent. Its answer, per worker, is WorkerReady or WorkerExited; ids it knows are
+    ignored. `owner` is the incarnation of the client that owns the group, `cls` and `detail` are its Launch's.
+    `detached`: another client launched it, and the owner may have no handle of it.
+    """
+
+    workers: list[WorkerSpec]
+    owner: str = ""
+    cls: str = ""
+    detail: str = ""
+    detached: bool = False
+
+
+class StopWorkers(Message, frozen=True):
+    """Notice to an agent: SIGTERM, and SIGKILL after `grace_s`. Unknown ids are ignored. Robot workers lose their
+    lease instead. `reason`: why, where it is not the owner's wish.
+    """
+
+    ids: list[str]
+    grace_s: float
+    reason: str = ""
+
+
+class LookForHardware(Message, frozen=True):
+    """Notice to an agent, which answers with HardwareFound of the same id."""
+
+    id: str
+    question: HardwareQuestion
+
+
+class HardwareFound(Message, frozen=True):
+    """Notice of an agent; an id that nobody waits for any more is ignored."""
+
+    id: str
+    answer: HardwareAnswer
+
+
+class StopLooking(Message, frozen=True):
+    """Notice to an agent: nobody waits for that answer any more. Unknown ids are ignored."""
+
+    id: str
+
+
+class Watch(Message, frozen=True):
+    """Notice to an agent: say ProcessGone when this process of your host ends."""
+
+    incarnation: str
+    pid: int
+    pid_start: int
+
+
+class Unwatch(Message, frozen=True):
+    """Notice to an agent: that client is gone, although its process may go on. Unknown ones are ignored."""
+
+    incarnation: str
+
+
+class ProcessGone(Message, frozen=True):
+    incarnation: str
+
+
+class WorkerReady(Message, frozen=True):
+    """A worker's runtime listens; its class is not constructed yet."""
+
+    id: str
+    pid: int
+    endpoint: Endpoint
+    port: int = 0
+    master_port: int = 0
+
+
+class WorkerExited(Message, frozen=True):
+    id: str
+    exit: ExitReport
+
+
+class WorkersHealth(Message, frozen=True):
+    """Notice of an agent: these workers answer or do not answer, or are in one call for long, other than before."""
+
+    workers: list[WorkerHealth]
+
+
+class LogLines(Message, frozen=True):
+    """Lines that workers wrote, on their way agent -> head -> owner. `entries` are
+    (group:rank, stream, text); `skipped` says that lines were left out here (never in the files).
+    """
+
+    owner: str
+    node: str
+    entries: list[tuple[str, str, str]]
+    skipped: int = 0
+
+
+class LogCredit(Message, frozen=True):
+    """The owner's answer to LogLines: that many characters were shown; send more."""
+
+    owner: str
+    node: str
+    chars: int

@@ -1,0 +1,132 @@
+"""Control messages between drivers or workers and the head: nodes, launches, groups, and who else is there."""
+
+from __future__ import annotations
+
+from typing import Union
+
+from rlinf_actors.wire.protocol import Message
+from rlinf_actors.wire.values import (
+    GroupHandle,
+    GroupState,
+    HardwareAnswer,
+    HardwareQuestion,
+    NodeState,
+    WorkerSpec,
+    WorkerState,
+)
+
+
+class GetNodes(Message, frozen=True):
+    """Wait until `num_nodes` nodes are there (0: answer at once), then fix and return their ranks.
+    Answered by Nodes, or by Failed(kind=timeout) naming the missing after `timeout_s`.
+    """
+
+    num_nodes: int = 0
+    timeout_s: Union[float, None] = None
+
+
+class Nodes(Message, frozen=True):
+    nodes: list[NodeState]
+    warnings: list[str] = []
+
+
+class EnumerateHardware(Message, frozen=True):
+    """Have a node look for the hardware that a node group has there. Answered by Enumerated, or by Failed when the node
+    is lost (node_lost) or gives no answer in time (timeout).
+    """
+
+    node_id: str
+    question: HardwareQuestion
+
+
+class Enumerated(Message, frozen=True):
+    answer: HardwareAnswer
+
+
+class Launch(Message, frozen=True):
+    """Reserve the name and start the workers. Answered at once by Launched; each worker's fate
+    follows as WorkerChanged. The sender owns the group and is subscribed to it. `detached`: the job's first
+    driver owns it, if there is one, and the sender is subscribed. `wait_s`: seconds that it may wait for robots
+    that others hold; a StopGroup of its name withdraws it.
+    """
+
+    namespace: str
+    group: str
+    cls: str
+    workers: list[WorkerSpec]
+    detail: str = ""
+    detached: bool = False
+    wait_s: float = 0.0
+
+
+class Launched(Message, frozen=True):
+    group: GroupState
+
+
+class FindGroup(Message, frozen=True):
+    """Describe a group and subscribe to it. Answered by Launched or Failed(kind=not_found). `ended`: one that has
+    ended is described too, if the head remembers it.
+    """
+
+    namespace: str
+    group: str
+    ended: bool = False
+
+
+class Handles(Message, frozen=True):
+    """Notice of a client to a head that has taken it back: the groups that it has handles of, with all their workers as
+    far as it knows them. Its subscriptions are renewed, and it hears of every worker that has ended meanwhile.
+
+    `launching` are ids of workers of launches whose answer it waits for. A group that agents say is the client's, and
+    that is in neither, was shut down or given up while no head listened: it is stopped.
+    """
+
+    groups: list[GroupHandle]
+    launching: list[str] = []
+
+
+class StopGroup(Message, frozen=True):
+    """SIGTERM, after `grace_s` SIGKILL, for all workers of a group. Answered by Done when all are gone. `workers` are
+    ids of its workers: a namesake, which has none of them, is left alone; [] stops whichever group has the name.
+    """
+
+    namespace: str
+    group: str
+    grace_s: float
+    workers: list[str] = []
+
+
+class WorkerChanged(Message, frozen=True):
+    """Notice to all who hold a handle: the new state of workers of one group."""
+
+    namespace: str
+    group: str
+    workers: list[WorkerState]
+
+
+class WatchClients(Message, frozen=True):
+    """Notice of a client to the head: say ClientGone when one of these clients of my namespace ends. Those that
+    the head does not know have one lease to say hello. Sent again, whole, to a head that was restarted.
+    """
+
+    incarnations: list[str]
+
+
+class ClientGone(Message, frozen=True):
+    """Notice to who watches: that client has ended, and will not be let in again."""
+
+    incarnation: str
+
+
+class Warn(Message, frozen=True):
+    """Notice for a person; shown once."""
+
+    text: str
+
+
+class StopCluster(Message, frozen=True):
+    """End the cluster (embedded clusters only). Answered by Done."""
+
+
+class Done(Message, frozen=True):
+    """The request was carried out and has no other result."""
