@@ -1,7 +1,7 @@
 """The socket options that make up what net.security has decided.
 
 libzmq copies a socket's options when it binds or connects: whatever is set here counts for what is bound next, and one
-socket can listen on a unix socket and, with CURVE, on TCP.
+socket can listen on a unix socket and then, with CURVE, on TCP. Not the other way round: what has a domain keeps it.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ def before_bind(socket: zmq.Socket[bytes], mechanism: Mechanism, pair: KeyPair |
         pair: of the listener, for CURVE.
         domain: of ZAP, where a handler decides about every connection.
     """
-    curve = mechanism is Mechanism.CURVE
     socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_S * 1000)
     if mechanism is Mechanism.IPC:
         socket.setsockopt(zmq.IPC_FILTER_UID, os.geteuid())  # beside the directory's mode
-    # first, and fatal where it cannot be set: without a handler a domain would let everybody in
-    socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, int(curve))
-    socket.setsockopt_string(zmq.ZAP_DOMAIN, domain if curve else "")
-    socket.setsockopt(zmq.CURVE_SERVER, int(curve))
-    if curve:
+    if mechanism is Mechanism.CURVE:
         assert pair is not None
+        # first, and fatal where it cannot be set: a domain that nobody enforces lets everybody in without a handler
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        socket.setsockopt_string(zmq.ZAP_DOMAIN, domain)
+        socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, pair.secret.encode())
+    elif socket.getsockopt(zmq.ZAP_DOMAIN):
+        raise ValueError("bind unix sockets before TCP ones: this one would ask for keys too")
 
 
 def before_connect(socket: zmq.Socket[bytes], proof: Proof) -> None:

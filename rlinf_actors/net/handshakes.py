@@ -11,13 +11,13 @@ from collections.abc import Callable
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-NO_MECHANISM = "it came without CURVE"
-WRONG_KEY = "it was meant for another key than this one's, or is no CURVE handshake"
-MALFORMED = "its handshake is malformed"
-
+FAILED = int(
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
+_MISMATCH = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
 _REASONS = {
-    int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH): NO_MECHANISM,
-    int(zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC): WRONG_KEY,
+    _MISMATCH: "it came without a key",
+    int(zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC): "it expected a server with another key than this one's",
 }
 
 
@@ -56,7 +56,7 @@ class Handshakes:
         if self._socket.closed:
             return
         self._loop.remove_reader(self._fd)
-        self._watched.monitor(None, 0)  # type: ignore[arg-type]  # pyzmq: None ends it
+        self._watched.monitor(None, 0)
         self._socket.close()
 
     def _drain(self) -> None:
@@ -68,6 +68,23 @@ class Handshakes:
             self._on_event(int(message["event"]), int(message["value"]))
 
 
-def reason(value: int) -> str:
-    """What the value of HANDSHAKE_FAILED_PROTOCOL means at a CURVE server."""
-    return _REASONS.get(value, MALFORMED)
+def at_server(value: int) -> str:
+    """What the value of HANDSHAKE_FAILED_PROTOCOL means at a CURVE server, of whoever came."""
+    return _REASONS.get(value, "its handshake was malformed")
+
+
+def at_client(event: int, value: int, keyed: bool) -> tuple[str, bool]:
+    """What went wrong, for whoever connects, and whether it is for good: libzmq does not try again then.
+
+    Args:
+        event, value: of the monitor.
+        keyed: whether we came with a key.
+    """
+    if event == int(zmq.EVENT_HANDSHAKE_FAILED_AUTH):
+        return "this process's key is not admitted there: it is not listed, or revoked (`rlinf-actors keys list`)", True
+    mismatch = event == int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL) and value == _MISMATCH
+    if not keyed:  # either end may see it first, and close
+        return "what listens there wants a key, and this process has none (`rlinf-actors keys enroll`)", mismatch
+    if mismatch:
+        return "what listens there takes no keys, and this process insists on them", True
+    return "what listens there does not have the key that is expected of it", False
