@@ -204,7 +204,7 @@ class Logs:
         state = self._owners.get(owner)
         if state is not None:
             state.credit = min(state.credit + chars, WINDOW)
-            self._pump()
+            self._soon()  # not now: a report that cannot be sent gives its credit back while it is made
 
     def close(self) -> None:
         """Forget every worker."""
@@ -218,6 +218,11 @@ class Logs:
             worker.drop.cancel()
         if not any(other.owner == worker.owner for other in self._workers.values()):
             del self._owners[worker.owner]
+
+    def _soon(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._later)
 
     def _later(self) -> None:
         self._scheduled = False
@@ -246,9 +251,8 @@ class Logs:
             self._on_read(id, (out.offset, out.inode), (err.offset, err.inode), id in ended)
             if id in ended and worker.final:
                 self._forget(id)
-        if ready and not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._later)
+        if ready:
+            self._soon()
 
     def _read(self, worker: _Worker, file: _File) -> int:
         """Take one chunk of lines; returns how many bytes it was, 0 at the end."""
@@ -274,8 +278,9 @@ class Logs:
     def _flush(self, name: str) -> None:
         owner = self._owners[name]
         if owner.entries or owner.skipped:
-            self._report(LogLines(name, self._node, owner.entries, owner.skipped))
+            lines = LogLines(name, self._node, owner.entries, owner.skipped)
             owner.entries, owner.chars, owner.skipped = [], 0, 0
+            self._report(lines)
 
 
 def _end_of(path: str) -> tuple[int, int]:

@@ -296,7 +296,7 @@ def _connected(name: str, namespace: str) -> tuple[Backend, int]:
             f"channel {name!r} belongs to namespace {namespace!r}, and this process to {runtime.namespace!r}"
         )
     try:
-        group = runtime.io.submit(runtime.find(namespace, GROUP_PREFIX + name)).result()
+        group = runtime.io.submit(runtime.groups.find(namespace, GROUP_PREFIX + name)).result()
     except GroupNotFoundError:
         raise GroupNotFoundError(
             f"there is no channel {name!r} in namespace {namespace!r}: create it first, by Channel.create({name!r})"

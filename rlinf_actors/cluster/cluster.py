@@ -269,8 +269,8 @@ class Cluster:
         if self._daemon is not None:
             await self._daemon.stop(self._ask_daemon_to_end)
             return
-        groups = [group for group in self.runtime.groups.values() if group.owned and not group.gone.done()]
-        ends = [self.runtime.stop_group(group, STOP_GRACE_S) for group in groups]
+        groups = [group for group in self.runtime.groups.all() if group.owned and not group.gone.done()]
+        ends = [self.runtime.groups.stop(group, STOP_GRACE_S) for group in groups]
         for outcome in await asyncio.gather(*ends, return_exceptions=True):
             if isinstance(outcome, Exception):
                 log.warning("a group was not stopped by this process; the head does it: %s", outcome)

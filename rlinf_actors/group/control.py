@@ -133,7 +133,7 @@ class GroupControl:
                 log.warning("group %r: _close() took longer than %g s; stopping it anyway", self.name, grace)
             except RlinfActorsError as error:
                 log.warning("group %r: _close() failed; stopping it anyway: %s", self.name, error)
-        await self.runtime.stop_group(group, grace)
+        await self.runtime.groups.stop(group, grace)
 
 
 class _Shutdown:

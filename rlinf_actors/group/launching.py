@@ -117,11 +117,11 @@ def launch(
     modules += [node.accelerator_registered_by for node in nodes if node.accelerator_registered_by]
     again = options.restart.restarts
     construction = Construction(reference, parts, options.max_concurrency or 0, _failure, providers(modules), again)
-    group = runtime.new_group(cluster.namespace, name, node_names, construction)
+    group = runtime.groups.new(cluster.namespace, name, node_names, construction)
     group.detail = detail.encode(described)  # also for an attach() here before the head has answered
     title = reference or f"{cls.__module__}:{cls.__qualname__}"
     message = Launch(cluster.namespace, name, title, specs, group.detail, wait_s=options.wait_for_hardware)
-    future = runtime.io.submit(runtime.launch(message, group))
+    future = runtime.io.submit(runtime.groups.launch(message, group))
     if not _in_event_loop():
         try:
             future.result()  # one round trip; with a loop running, `await group` and every call raise instead
@@ -139,7 +139,7 @@ def attach(cls: type, name: str) -> GroupControl:
 
     cluster = Cluster.current()
     runtime = cluster.runtime
-    group: RemoteGroup = runtime.io.submit(runtime.find(cluster.namespace, name)).result()
+    group: RemoteGroup = runtime.io.submit(runtime.groups.find(cluster.namespace, name)).result()
     described = detail.decode(group.detail, name)
     if not group.owned:
         for peer, node in zip(group.peers, described.nodes, strict=False):

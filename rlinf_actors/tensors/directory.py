@@ -60,7 +60,7 @@ class Directory:
         outcome: RemoteGroup | Exception
         try:
             runtime = await self._connect()
-            outcome = await runtime.find(runtime.namespace, name, ended=True)
+            outcome = await runtime.groups.find(runtime.namespace, name, ended=True)
         except GroupNotFoundError:
             outcome = self._forgotten(name)
         except Exception as error:  # noqa: BLE001 - whatever it is, it reaches those who wait

@@ -86,7 +86,7 @@ class _Ending:
 
     async def _wait(self) -> None:
         try:
-            group = await self._runtime.find(self._runtime.namespace, self._group)
+            group = await self._runtime.groups.find(self._runtime.namespace, self._group)
         except RlinfActorsError as error:
             log.warning("this host of a closed channel stays until who created it ends: %s", error)
             return

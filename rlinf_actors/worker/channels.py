@@ -65,7 +65,7 @@ def _node_of(group: str, rank: int) -> int:
     if job is None:
         raise UsageError("group_affinity needs a worker of a group")
     runtime = job.connect()
-    found = runtime.io.submit(runtime.find(runtime.namespace, group)).result()
+    found = runtime.io.submit(runtime.groups.find(runtime.namespace, group)).result()
     state = found.states.get(rank)
     if state is None:
         raise UsageError(f"group {group!r} has no rank {rank}: it has {len(found.peers)} workers")

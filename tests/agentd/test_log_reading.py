@@ -106,6 +106,25 @@ def test_no_more_than_the_window_is_outstanding(kit):
     assert kit.reads == ["w"]
 
 
+def test_credit_that_comes_back_while_lines_are_reported_is_for_later(tmp_path):
+    """As while the head is away: nobody takes the lines, and whoever would have has credit for as many again."""
+    kit = Kit(tmp_path)
+
+    def dropped(report):
+        kit.reports.append(report)
+        kit.logs.credit(sum(len(text) for _, _, text in report.entries), report.owner)
+
+    kit.logs = Logs(kit.loop, "n0", dropped, kit._read)
+    out = kit.add()
+    out.write_text("short\n" + ("x" * 1023 + "\n") * 4096)
+    kit.logs.grew(["w"])
+    while not kit.reads:
+        kit.turns()
+    assert len(kit.lines()) == 4097
+    kit.logs.close()
+    kit.loop.close()
+
+
 def test_truncated_file_is_noted_and_read_from_its_start(kit):
     out = kit.add()
     out.write_text("one\ntwo\n")

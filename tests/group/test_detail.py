@@ -41,7 +41,7 @@ def attached_to(world, monkeypatch, text):
         coroutine.close()
         return done
 
-    runtime = types.SimpleNamespace(find=find, io=types.SimpleNamespace(submit=submit))
+    runtime = types.SimpleNamespace(groups=types.SimpleNamespace(find=find), io=types.SimpleNamespace(submit=submit))
     world.remote.owned = False
     current = types.SimpleNamespace(runtime=runtime, namespace="ns")
     monkeypatch.setattr("rlinf_actors.cluster.cluster.Cluster.current", lambda: current)

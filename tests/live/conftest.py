@@ -21,6 +21,6 @@ def cluster(shared_cluster: Cluster) -> Iterator[Cluster]:
     before = lost.count
     yield shared_cluster
     assert lost.count == before, "the test dropped a result with an error, which makes the whole run exit with 1"
-    for group in list(shared_cluster.runtime.groups.values()):
+    for group in shared_cluster.runtime.groups.all():
         if group.owned and not group.gone.done():
-            shared_cluster.runtime.io.submit(shared_cluster.runtime.stop_group(group, 0.0)).result(10)
+            shared_cluster.runtime.io.submit(shared_cluster.runtime.groups.stop(group, 0.0)).result(10)

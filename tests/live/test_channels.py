@@ -239,7 +239,7 @@ def test_made_in_a_worker_and_detached_from_it(rlinf_cluster):
         group.pid().wait()
     channel.put("more")
     assert [channel.get(), channel.get()] == ["made here", "more"]
-    assert rlinf_cluster.runtime.groups[(rlinf_cluster.namespace, "channel@ours")] is channel._backend._group
+    assert rlinf_cluster.runtime.groups.get(rlinf_cluster.namespace, "channel@ours") is channel._backend._group
 
 
 def test_mistakes_are_named(rlinf_cluster):

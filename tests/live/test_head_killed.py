@@ -217,7 +217,7 @@ def test_who_attaches_afterwards_hears_of_a_rank_that_had_ended_before(lab, loca
 
 def test_a_name_that_nobody_has_is_not_found_after_the_nodes_are_back(lab, local):
     with headless(local):
-        finding = later(lambda: lab.runtime.io.submit(lab.runtime.find("mine", "nobody")).result(15))
+        finding = later(lambda: lab.runtime.io.submit(lab.runtime.groups.find("mine", "nobody")).result(15))
     with pytest.raises(GroupNotFoundError):
         finding()
 

@@ -51,8 +51,8 @@ class Head:
 
     def launch(self) -> concurrent.futures.Future[None]:
         construction = Construction("m:C", [b""], 0, lambda raised, parts, peer: RlinfActorsError(raised.text))
-        group = self.runtime.new_group("ns", "g", ["n0", "n1"], construction)
-        return self.runtime.io.submit(self.runtime.launch(MESSAGE, group))
+        group = self.runtime.groups.new("ns", "g", ["n0", "n1"], construction)
+        return self.runtime.io.submit(self.runtime.groups.launch(MESSAGE, group))
 
 
 @pytest.fixture
@@ -128,8 +128,8 @@ async def test_a_group_that_is_being_shut_down_is_known_until_its_workers_are_go
     peer, asked = await head.next()
     head.server.reply(peer, asked.id, Launched(GroupState("ns", "g", "m:C", "d", "running", states())))
     await asyncio.wrap_future(launching)
-    group = head.runtime.groups["ns", "g"]
-    stopping = head.runtime.io.submit(head.runtime.stop_group(group, 5.0))
+    group = head.runtime.groups.get("ns", "g")
+    stopping = head.runtime.io.submit(head.runtime.groups.stop(group, 5.0))
     assert (await head.next())[1].body == StopGroup("ns", "g", 5.0, IDS)
     head.server.notify(peer, Beat(HELLO_AGAIN))
     peer = await head.welcome()

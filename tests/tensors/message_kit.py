@@ -78,6 +78,10 @@ class Member:
     async def connected(self):
         return self
 
+    @property
+    def groups(self):
+        return self
+
     async def find(self, _namespace, name, *, ended=False):
         await asyncio.sleep(0)  # the round trip to the head
         return self.world.find(self, name, ended)

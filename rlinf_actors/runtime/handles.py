@@ -1,0 +1,218 @@
+"""The groups that a process has handles of: those that it launched, and those that it looked up at the head."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+from rlinf_actors.errors import ClusterTimeoutError, RlinfActorsError
+from rlinf_actors.net.link import Network
+from rlinf_actors.net.loop import IoThread
+from rlinf_actors.runtime.headlink import HEAD_GRACE_S, HeadLink
+from rlinf_actors.runtime.remote import Construction, RemoteGroup
+from rlinf_actors.wire.clients import Done, FindGroup, Handles, Launch, Launched, StopGroup, WorkerChanged
+from rlinf_actors.wire.messages import Body
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+FIND_TIMEOUT_S = 30.0
+"""How long a look at a group waits for a head that is being restarted: for its start, and for the lease that it gives
+its nodes to come back.
+"""
+STOP_TIMEOUT_S = 30.0
+"""How long the end of a group may take beyond its grace, at least: a head that is away is waited for."""
+
+
+class Ask(Protocol):
+    """What the handles need of Runtime.ask."""
+
+    async def __call__(
+        self, body: Body, kind: type[T], timeout: float | None = None, on_reply: Callable[[Any], None] | None = None
+    ) -> T:
+        """See Runtime."""
+
+
+class GroupHandles:
+    """One process's groups. Loop thread, unless said otherwise.
+
+    Args:
+        network: for the links.
+        io: the process's I/O thread.
+        identity: of this process.
+        host: its host key.
+        ask: asks the head.
+        head: the session with it, None before there is one.
+
+    Attributes:
+        closed: the process is ending: nothing is begun any more.
+    """
+
+    def __init__(
+        self, network: Network, io: IoThread, identity: str, host: str, ask: Ask, head: Callable[[], HeadLink | None]
+    ) -> None:
+        self.closed = False
+        self._network = network
+        self._io = io
+        self._identity = identity
+        self._host = host
+        self._ask = ask
+        self._head = head
+        self._groups: dict[tuple[str, str], RemoteGroup] = {}
+        self._launching: list[RemoteGroup] = []
+        self._stopping: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._finding: dict[FindGroup, asyncio.Task[RemoteGroup]] = {}
+
+    def all(self) -> list[RemoteGroup]:
+        """Those that somebody here uses, or may."""
+        return list(self._groups.values())
+
+    def get(self, namespace: str, name: str) -> RemoteGroup | None:
+        """The handle of that group, None if this process has none."""
+        return self._groups.get((namespace, name))
+
+    def new(self, namespace: str, name: str, node_names: Sequence[str], construction: Construction) -> RemoteGroup:
+        """The owner's handle of a group that is about to be launched. Any thread."""
+        return RemoteGroup(
+            self._network,
+            self._identity,
+            self._host,
+            namespace,
+            name,
+            node_names,
+            construction,
+            self._construction_failed,
+        )
+
+    async def launch(self, message: Launch, group: RemoteGroup) -> None:
+        """Reserve the name and start the workers of *group* (made by `new`).
+
+        Raises:
+            NameInUseError: the name is taken in this namespace.
+            HardwareInUseError: another group holds a robot, and `wait_s` is over.
+        """
+        key = (message.namespace, message.group)
+
+        def adopt(launched: Launched) -> None:
+            self._groups[key] = group
+            group.adopt(launched.group)
+
+        try:
+            claims = any(spec.claims for spec in message.workers)
+            ending = [task for failed, task in self._stopping.items() if claims or failed == key]
+            if ending:  # groups that could not come up: one of them has this name, or may have the hardware
+                await asyncio.wait(ending)
+            head = self._head()
+            if head is not None and claims:
+                head.own_robots()
+            group.launched = [spec.id for spec in message.workers]
+            self._launching.append(group)
+            await self._ask(message, Launched, self._head_grace_s() + message.wait_s, adopt)
+        except BaseException as error:
+            unanswered = isinstance(error, (asyncio.CancelledError, ClusterTimeoutError))
+            if unanswered and group in self._launching and not self.closed:
+                self._stop_failed(group)  # withdrawn: the head may hold it, or have carried it out
+            group.close(error if isinstance(error, Exception) else None)
+            raise
+        finally:
+            if group in self._launching:
+                self._launching.remove(group)
+
+    async def find(self, namespace: str, name: str, *, ended: bool = False) -> RemoteGroup:
+        """A handle of a group.
+
+        Args:
+            namespace, name: of the group.
+            ended: whether one that has ended will do; every call on it fails and says how its worker ended.
+
+        Raises:
+            GroupNotFoundError: there is none of that name in the namespace.
+        """
+        known = self._groups.get((namespace, name))
+        if known is not None and not known.closing and not known.gone.done():
+            return known
+        asked = FindGroup(namespace, name, ended)
+        if asked not in self._finding:
+            self._finding[asked] = asyncio.get_running_loop().create_task(self._find(asked), name=f"find {name}")
+            self._finding[asked].add_done_callback(lambda _: self._finding.pop(asked, None))
+        return await asyncio.shield(self._finding[asked])
+
+    async def _find(self, asked: FindGroup) -> RemoteGroup:
+        """Ask for a group and subscribe to it; the handle is in place before the head's next notice."""
+        key = (asked.namespace, asked.group)
+        found: list[RemoteGroup] = []
+
+        def adopt(launched: Launched) -> None:
+            group = self._groups.get(key)
+            if group is None or group.closing or not group.holds(launched.group):
+                workers = sorted(launched.group.workers, key=lambda worker: worker.rank)
+                names = [worker.node_ip for worker in workers]
+                group = RemoteGroup(self._network, self._identity, self._host, *key, names, soon=self._io.call)
+                self._groups[key] = group
+            group.adopt(launched.group)
+            if group.gone.done() and not group.owned:
+                self._groups.pop(key, None)  # it had ended: nothing more will be said of it
+            found.append(group)
+
+        await self._ask(asked, Launched, FIND_TIMEOUT_S, adopt)
+        return found[0]
+
+    async def stop(self, group: RemoteGroup, grace_s: float) -> None:
+        """End the workers of a group and wait until they are gone."""
+        group.closing = True
+        try:
+            stop = StopGroup(group.namespace, group.name, grace_s, group.launched)
+            await self._ask(stop, Done, grace_s + max(STOP_TIMEOUT_S, self._head_grace_s()))
+        finally:
+            group.close()
+            if self._groups.get((group.namespace, group.name)) is group:
+                del self._groups[(group.namespace, group.name)]
+
+    def _construction_failed(self, group: RemoteGroup) -> None:
+        """A group that cannot come up does not stay half up. Loop thread or a user's."""
+        if self._io.inside():
+            self._stop_failed(group)  # at once: whoever launches again under its name waits for that
+        else:
+            self._io.call(self._stop_failed, group)
+
+    def _stop_failed(self, group: RemoteGroup) -> None:
+        async def stop() -> None:
+            try:
+                await self.stop(group, 1.0)
+            except RlinfActorsError as error:
+                log.debug("stopping the failed group %r: %s", group.name, error)
+
+        key = (group.namespace, group.name)
+        task = self._stopping[key] = asyncio.get_running_loop().create_task(stop(), name=f"stop {group.name}")
+        task.add_done_callback(lambda _: self._stopping.pop(key, None))
+
+    def _head_grace_s(self) -> float:
+        """How long a launch waits for a head that is being restarted."""
+        head = self._head()
+        welcome = head.welcome if head is not None else None
+        return welcome.head_grace_s if welcome is not None else HEAD_GRACE_S
+
+    def changed(self, body: WorkerChanged) -> None:
+        """The head says how workers are now."""
+        group = self.get(body.namespace, body.group)
+        if group is not None:
+            group.update(body.workers)
+            if group.gone.done() and not group.owned:
+                del self._groups[(body.namespace, body.group)]  # nothing more will be said of it
+
+    def told(self) -> Handles:
+        """What a head that was restarted, and has taken this process back, is to know of them."""
+        handles = [group.handle() for group in self._groups.values() if not group.gone.done()]
+        return Handles(handles, [id for group in self._launching for id in group.launched])
+
+    def close_all(self, error: Callable[[RemoteGroup], RlinfActorsError]) -> None:
+        """End every call on every group with that error."""
+        for group in self.all():
+            group.close(error(group))
+
+    def clear(self) -> None:
+        """Forget them all."""
+        self._groups.clear()
