@@ -71,6 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_only = options.pop("check_config")
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="agentd %(asctime)s %(levelname)s: %(message)s")
     from agentd.config import load
+    from agentd.security import check_addresses, security_of
+    from rlinf_actors.settings import Settings
 
     try:
         config = load(options, os.environ)
@@ -78,25 +80,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _say(USAGE, "say what to be: --head, --connect HOST:PORT, or [head] in the configuration file")
         if config.embedded and config.owner_pid is None:
             return _say(USAGE, "--embedded belongs to a driver: give --owner-pid too")
-        _check_security(config)
+        check_addresses(config, security_of(config, Settings.load()))
     except ConfigError as error:
         return _say(78, str(error), options.get("ready_fd"))
     if check_only:
         print("\n".join(config.files) or "no configuration file; defaults")  # noqa: T201 - what was asked for
         return 0
     return _run(config, options)
-
-
-def _check_security(config: Any) -> None:
-    """Refuse addresses outside loopback before anything is started."""
-    from rlinf_actors.net.address import endpoint_of
-    from rlinf_actors.net.security import Security
-
-    security = Security(config.insecure)
-    if config.listen is not None:
-        security.check(endpoint_of(config.listen, "--listen"), "listen on")
-    if config.connect is not None and not config.connect.startswith("ipc://"):
-        security.check(endpoint_of(config.connect, "--connect"), "connect to")
 
 
 def _run(config: Any, options: dict[str, Any]) -> int:

@@ -29,9 +29,9 @@ _LOAD_TIME = re.compile(
 
 _NOT_FOR_WORKERS = frozenset(
     {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "INVOCATION_ID",
-     "JOURNAL_STREAM", "MAINPID", "CREDENTIALS_DIRECTORY"}
+     "JOURNAL_STREAM", "MAINPID", "CREDENTIALS_DIRECTORY", "RLINF_ACTORS_KEY_FILE"}
 )  # fmt: skip
-"""What systemd tells agentd alone."""
+"""What is agentd's alone."""
 
 _TEMPLATE_ENV = {
     "OPENBLAS_NUM_THREADS": "1",  # a pool of threads would forbid the fork; workers get theirs afterwards

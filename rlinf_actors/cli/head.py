@@ -17,6 +17,7 @@ from rlinf_actors.head.server import HeadServer
 from rlinf_actors.head.store import Store
 from rlinf_actors.net import faultpoints
 from rlinf_actors.net.security import Security
+from rlinf_actors.security import own
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire.spawn import ROBOT_END_S
 
@@ -43,7 +44,8 @@ def head(listen: str, insecure_test_network: bool, state_dir: str | None, as_jso
     faultpoints.load(settings.faults)
     insecure = insecure_test_network or settings.insecure_test_network
     directory = state_dir or settings.state_dir or _default_state_dir(settings, int(port))
-    asyncio.run(_serve(f"tcp://{listen}", Security(insecure_test_network=insecure), directory, as_json))
+    security = Security.of(own.find(settings, "head"), insecure)
+    asyncio.run(_serve(f"tcp://{listen}", security, directory, as_json))
 
 
 def _default_state_dir(settings: Settings, port: int) -> str | None:

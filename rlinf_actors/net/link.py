@@ -8,6 +8,7 @@ look into). What goes out in one loop iteration to one peer leaves as one chunk.
 from __future__ import annotations
 
 import enum
+import secrets
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -21,6 +22,14 @@ OnTurnedAway = Callable[[str, bool], None]
 """(why, for good); on the network's loop: a handshake over TCP failed. For good: the link does not try again."""
 OnMessage = Callable[[bytes, bytes, "list[Buffer]"], None]
 """(peer, header, parts); runs on the network's loop. *peer* is b"" on a Link."""
+
+
+def secret_identity(name: str) -> bytes:
+    """What a listener shall know this process by: *name*, and a part that nobody can guess.
+
+    A ROUTER lets whoever says an identity take over the connection of who has it, and with it what is sent there.
+    """
+    return f"{name}#{secrets.token_hex(8)}".encode()
 
 
 class Sight(enum.Enum):

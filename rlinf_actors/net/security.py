@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.settings import INSECURE_TEST_NETWORK
+from rlinf_actors.settings import INSECURE_TEST_NETWORK, Settings
 
 if TYPE_CHECKING:  # loads zmq: not before something is started
     from rlinf_actors.security.keyfile import KeyFile
@@ -64,6 +64,19 @@ class Security:
         if key is None:
             return cls(insecure_test_network)
         return cls(insecure_test_network, key.pair, key.server)
+
+    @classmethod
+    def toward(cls, head: str, settings: Settings, *roles: str) -> Security:
+        """Of a process that connects to this head: with its key file of one of these roles, if it has any.
+
+        Raises:
+            ConfigError: there is a key file that cannot be used.
+        """
+        if not head.startswith("tcp://"):
+            return cls(settings.insecure_test_network)
+        from rlinf_actors.security import own
+
+        return cls.of(own.find(settings, *roles), settings.insecure_test_network)
 
     @classmethod
     def of_worker(cls, token: str, head: str, listen_ip: str) -> Security:

@@ -220,7 +220,7 @@ class Agent:
         return self.keeper
 
     def owns(self, identity: bytes) -> bool:
-        return identity == f"agent:{self._session._state.incarnation}".encode()
+        return identity == self._session.identity
 
     def kill(self) -> None:
         """kill -9 of agentd alone."""
@@ -267,8 +267,7 @@ class Driver:
         self.task = world.loop.create_task(self._live())
 
     def owns(self, identity: bytes) -> bool:
-        name = f"driver:{self._who}".encode()
-        return identity == name or identity.startswith(name + b"#")
+        return identity.startswith(f"driver:{self._who}#".encode())
 
     def kill(self) -> None:
         self._world.cut.add(self)
