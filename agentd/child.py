@@ -70,7 +70,17 @@ class Child:
         stat = procfs.stat(self.pid)
         return stat.started if stat is not None and (not ended or stat.state in "ZX") else 0
 
-    def revoke(self, loop: asyncio.AbstractEventLoop, reason: str) -> None:
+    def stop(self, loop: asyncio.AbstractEventLoop, grace_s: float, reason: str) -> None:
+        """SIGTERM, or the end of its lease, and SIGKILL after the grace; see Children.stop."""
+        if self.has_robots:
+            self._revoke(loop, reason or "its group was shut down")
+            self._kill_at(loop, loop.time() + max(grace_s, spawn.ROBOT_END_S))
+        else:
+            if grace_s > 0:
+                self.signal(signal.SIGTERM)
+            self._kill_at(loop, loop.time() + grace_s)
+
+    def _revoke(self, loop: asyncio.AbstractEventLoop, reason: str) -> None:
         """Tell a robot worker that its lease is over; SIGTERM says it to one whose template stands still."""
         self.template.send(spawn.Revoke(self.spec.id, reason))
         if self.term_timer is None:
@@ -90,7 +100,7 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, number)
 
-    def kill_at(self, loop: asyncio.AbstractEventLoop, when: float) -> None:
+    def _kill_at(self, loop: asyncio.AbstractEventLoop, when: float) -> None:
         """SIGKILL at that time of the loop, or earlier if it was to be earlier."""
         if self.kill_timer is not None:
             if self.kill_due <= when:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from agentd import launch
+from agentd import launch, orphans
 from agentd.adoption import Survivors, running
 from agentd.child import Child
 from agentd.devices import DeviceLocks
@@ -26,12 +26,11 @@ from agentd.events import Report
 from agentd.health import HealthTimes, HealthWatch
 from agentd.ledger import Ledger
 from agentd.logs import Logs, Position
+from agentd.orphans import Orphans
 from agentd.pool import TemplatePool
-from agentd.sweep import Sweep
 from agentd.templates import Template
 from rlinf_actors import procfs
 from rlinf_actors.cgroups.roots import Roots
-from rlinf_actors.cgroups.worker import leftovers
 from rlinf_actors.compat import timeout
 from rlinf_actors.errors import WorkerStartError
 from rlinf_actors.wire import spawn
@@ -41,8 +40,6 @@ from rlinf_actors.wire.values import ExitReport, ResourceReport, RunningWorker, 
 log = logging.getLogger(__name__)
 
 EARLIER_ENDED = "its agentd ended; robot workers do not go on without one"
-TEMPLATE_SILENT_S = 5.0
-"""How long after a worker's end its template may take to say how it ended."""
 TEMPLATE_END_S = 6.0
 """How long a template may take to end; it gives what it kills 5 s."""
 
@@ -119,9 +116,9 @@ class Children:
         self._report = report
         self._workers: dict[str, Child] = {}
         self._ended: dict[str, Template] = {}  # of workers whose end the head does not know yet
-        self._sweeps = 0
         self._closing = False
         self._changed = asyncio.Event()
+        self._orphans = Orphans(loop, self._rules.cgroups, self._end, self._changed.set)
         self._devices = DeviceLocks(loop, resources)
         self._logs = Logs(loop, node, report, self._on_logs_read)
         self._health = HealthWatch(loop, report, health or HealthTimes())
@@ -169,13 +166,8 @@ class Children:
                 worker.stopping, worker.reason = True, reason
             if not worker.asked:
                 self._end(worker, ExitReport("stopped"))
-            elif worker.has_robots:
-                worker.revoke(self._loop, reason or "its group was shut down")
-                worker.kill_at(self._loop, self._loop.time() + max(grace_s, spawn.ROBOT_END_S))
             else:
-                if grace_s > 0:
-                    worker.signal(signal.SIGTERM)
-                worker.kill_at(self._loop, self._loop.time() + grace_s)
+                worker.stop(self._loop, grace_s, reason)
 
     def renew(self, until: float, lease_s: float) -> None:
         """Robot workers may go on until that time of the loop, and new ones begin with such a lease."""
@@ -267,13 +259,13 @@ class Children:
         self._closing = True
         try:
             self.stop(list(self._workers), grace_s, reason)
-            await self._until(lambda: not self._workers, max(grace_s, spawn.ROBOT_END_S) + TEMPLATE_SILENT_S)
+            await self._until(lambda: not self._workers, max(grace_s, spawn.ROBOT_END_S) + orphans.TEMPLATE_SILENT_S)
             self._templates.shut_down()
             await self._until(lambda: not self._templates.running, TEMPLATE_END_S)
         finally:
             for template in self._templates.running:
                 template.kill()
-        await self._until(lambda: not self._templates.running and not self._sweeps, TEMPLATE_END_S)
+        await self._until(lambda: not self._templates.running and not self._orphans.sweeps, TEMPLATE_END_S)
         self._ledger.close()
         self._health.close()
         self._logs.close()
@@ -380,13 +372,8 @@ class Children:
         template.send(spawn.Watching(packet.id))
 
     def _on_worker_end(self, worker: Child) -> None:
-        """It has ended; its template says how within moments, unless that one is stopped or stuck."""
         self._loop.remove_reader(worker.pidfd)
-        if worker.template.gone:
-            self._sweep([worker])
-            return
-        # What it started may still be at work on a robot or an accelerator: it goes before the end is told.
-        worker.silence_timer = self._loop.call_later(TEMPLATE_SILENT_S, self._sweep, [worker])
+        self._orphans.ended(worker)
 
     def _on_template_end(self, template: Template) -> None:
         self._health.template_gone(template)
@@ -398,31 +385,10 @@ class Children:
         )
         for worker in [w for w in workers if not w.asked]:
             self._end(worker, ExitReport("start_failed", reason=reason))
-        orphans = [w for w in workers if w.asked]
-        if orphans:
+        started = [w for w in workers if w.asked]
+        if started:
             log.error("template %d ended (%s); its workers end with it", template.pid, template.last_words())
-            robots = [w for w in orphans if w.has_robots and not w.ended]
-            self._sweep([w for w in orphans if w not in robots])
-            self._loop.call_later(spawn.ROBOT_END_S, self._sweep, robots)  # their sockets to it tell them
-        self._changed.set()
-
-    def _sweep(self, orphans: list[Child]) -> None:
-        """Kill what workers of a template that ended, or does not answer, left, and themselves."""
-        orphans = [worker for worker in orphans if not worker.swept]
-        if not orphans:
-            return
-        for worker in orphans:
-            worker.swept = True
-        self._sweeps += 1
-        pids = {w.pid: w.started() for w in orphans if w.pid}
-        Sweep(self._loop, [w.spec.id for w in orphans], pids, partial(self._on_swept, orphans))
-
-    def _on_swept(self, orphans: list[Child], statuses: dict[int, int]) -> None:
-        self._sweeps -= 1
-        for left in leftovers(self._rules.cgroups):
-            left.remove()  # of the template that is gone
-        for worker in orphans:
-            self._end(worker, worker.ended_with_template(statuses.get(worker.pid)))
+            self._orphans.left(started)
         self._changed.set()
 
     def _of(self, template: Template) -> list[Child]:

@@ -1,19 +1,25 @@
-"""agentd's command line. Exit codes: 0, 64 usage, 69 unavailable, 77 permission, 78 configuration or keys."""
+"""agentd's command line. Exit codes: 0, 64 usage, 69 unavailable, 70 internal error, 77 permission, 78 configuration
+or keys.
+"""
 
 from __future__ import annotations
 
 import argparse
 import errno
-import logging
 import os
 import sys
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rlinf_actors import version
 from rlinf_actors.errors import ConfigError, RlinfActorsError
+from rlinf_actors.settings import Unit
+from rlinf_actors.systemd.journal import Voice
 
-USAGE = 64
+if TYPE_CHECKING:
+    import asyncio
+
+USAGE, UNAVAILABLE, NO_PERMISSION, CONFIGURATION = 64, 69, 77, 78
 
 
 class _Parser(argparse.ArgumentParser):
@@ -36,6 +42,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--listen", metavar="HOST:PORT", help="where the head listens (default 127.0.0.1:6380)")
     made.add_argument("--config", metavar="FILE", help="configuration file (also: RLINF_ACTORS_CONFIG)")
     made.add_argument("--check-config", action="store_true", help="check the configuration and exit")
+    made.add_argument(
+        "--reap", action="store_true", help="end what an agentd that is gone left here, and exit (for ExecStopPost=)"
+    )
     made.add_argument("--node-rank", type=int, dest="rank", metavar="N", help="its rank (also: RLINF_NODE_RANK)")
     made.add_argument("--node-id", metavar="ID", help="this node's id, the same after a restart")
     made.add_argument("--name", help="this node's name for people (default: the host's)")
@@ -68,37 +77,60 @@ def _modules(text: str) -> tuple[str, ...]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run agentd; returns its exit code."""
     options = vars(parser().parse_args(argv))
-    check_only = options.pop("check_config")
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="agentd %(asctime)s %(levelname)s: %(message)s")
-    from agentd.config import load
+    check_only, reap_only = options.pop("check_config"), options.pop("reap")
+    from agentd.config import check_files, for_reaping, load
     from agentd.security import check_addresses, security_of
     from rlinf_actors.settings import Settings
 
+    voice = Voice("agentd", sys.stderr, "")
     try:
-        config = load(options, os.environ)
-        if not config.head and config.connect is None and not check_only:
-            return _say(USAGE, "say what to be: --head, --connect HOST:PORT, or [head] in the configuration file")
+        unit = Unit.load()
+        voice = Voice("agentd", sys.stderr, unit.journal_stream)
+        voice.set_up_logging()
+        config = load(options, os.environ) if not reap_only else for_reaping(options, os.environ)
+        if not config.head and config.connect is None and not check_only and not reap_only:
+            return _say(
+                voice, USAGE, "say what to be: --head, --connect HOST:PORT, or [head] in the configuration file"
+            )
         if config.embedded and config.owner_pid is None:
-            return _say(USAGE, "--embedded belongs to a driver: give --owner-pid too")
-        check_addresses(config, security_of(config, Settings.load()))
+            return _say(voice, USAGE, "--embedded belongs to a driver: give --owner-pid too")
+        if not reap_only:
+            check_addresses(config, security_of(config, Settings.load()))
+        if check_only:
+            check_files(config)
     except ConfigError as error:
-        return _say(78, str(error), options.get("ready_fd"))
+        return _say(voice, CONFIGURATION, str(error), options.get("ready_fd"))
     if check_only:
         print("\n".join(config.files) or "no configuration file; defaults")  # noqa: T201 - what was asked for
         return 0
-    return _run(config, options)
+    if reap_only:
+        from agentd.reap import reap
+
+        return _ends(lambda loop: reap(loop, config, unit.result), voice, lambda code, text: None)
+    return _run(config, options, voice)
 
 
-def _run(config: Any, options: dict[str, Any]) -> int:
-    from agentd.daemon import CONFIGURATION, NO_PERMISSION, UNAVAILABLE, Daemon
-    from rlinf_actors.net.loop import new_event_loop
+def _run(config: Any, options: dict[str, Any], voice: Voice) -> int:
+    from agentd.daemon import Daemon
 
     daemon = Daemon(config, options)
-    loop = new_event_loop()
-    try:
+
+    def serve(loop: asyncio.AbstractEventLoop) -> int:
         code = loop.run_until_complete(daemon.run())
         daemon.fail(code, "agentd was stopped before it was ready")  # nothing to a driver that was told already
         return code
+
+    return _ends(serve, voice, daemon.fail)
+
+
+def _ends(work: Callable[[asyncio.AbstractEventLoop], int], voice: Voice, failed: Callable[[int, str], None]) -> int:
+    """Do *work* in an event loop; what it raises becomes an exit code and one line, which *failed* gets too."""
+    from rlinf_actors.net.loop import end_on_internal_error, new_event_loop
+
+    loop = new_event_loop()
+    end_on_internal_error(loop)
+    try:
+        return work(loop)
     except ConfigError as error:
         code, text = CONFIGURATION, str(error)
     except RlinfActorsError as error:
@@ -111,13 +143,13 @@ def _run(config: Any, options: dict[str, Any]) -> int:
     finally:
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
-    daemon.fail(code, text)
-    return _say(code, text)
+    failed(code, text)
+    return _say(voice, code, text)
 
 
-def _say(code: int, text: str, ready_fd: int | None = None) -> int:
+def _say(voice: Voice, code: int, text: str, ready_fd: int | None = None) -> int:
     """One line for people, and for the driver that waits."""
-    print(f"agentd: {text}", file=sys.stderr)  # noqa: T201 - the reason of the exit code
+    voice.say(text)
     if ready_fd is not None:
         import json
 

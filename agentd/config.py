@@ -1,11 +1,13 @@
 """agentd's configuration: the file, the environment and the command line, in one frozen value. Nothing is started here.
 
-The command line wins over the environment, the environment over the file, agentd.d/*.toml over agentd.toml.
+The command line wins over the environment, the environment over the file, agentd.d/*.toml over agentd.toml, and all of
+these over the directories that systemd made for the unit.
 """
 
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -13,10 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlinf_actors.cgroups import roots
 from rlinf_actors.compat import tomllib
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.net.address import DEFAULT_LISTEN, split_address
-from rlinf_actors.settings import Settings
+from rlinf_actors.settings import Settings, Unit
+
+log = logging.getLogger(__name__)
 
 DEFAULT_FILE = Path("/etc/rlinf-actors/agentd.toml")
 
@@ -47,9 +52,6 @@ KEYS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
 """Every table and key of agentd.toml, with the types of its value."""
 
 MIN_ROBOT_LEASE_S = 0.5
-
-RELOADABLE = ("env", "labels", "stop_grace_s")
-"""Fields that SIGHUP changes; the others need a restart."""
 
 _TYPE_NAMES = {
     bool: "true or false",
@@ -164,12 +166,30 @@ def load(arguments: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
         "insecure": settings.insecure_test_network or None,
     }
     values.update({name: value for name, value in from_environment.items() if value is not None})
-    if settings.state_dir is not None:
-        values.setdefault("state_dir", settings.state_dir)
     given = {name: value for name, value in arguments.items() if value is not None and name != "config"}
     values.update(given)
+    if not values.get("embedded"):  # a driver's unit is none of ours
+        unit = Unit.load(environ)
+        of_unit = {"state_dir": settings.state_dir, "run_dir": unit.run_dir, "log_dir": unit.log_dir}
+        values = {**{name: value for name, value in of_unit.items() if value is not None}, **values}
     _choose_role(values, given, settings)
     return _checked(Config(**values, files=tuple(map(str, files))))
+
+
+def for_reaping(arguments: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
+    """The same for `agentd --reap`: a file that is wrong must not keep it from its work where systemd names the place.
+
+    Raises:
+        ConfigError: as `load`, where nothing else says which run directory it is.
+    """
+    try:
+        return load(arguments, environ)
+    except ConfigError as error:
+        run_dir = arguments.get("run_dir") or Unit.load(environ).run_dir
+        if run_dir is None:
+            raise
+        log.warning("what is left in %s is looked for without the configuration: %s", run_dir, error)
+        return Config(run_dir=run_dir)
 
 
 def _choose_role(values: dict[str, Any], given: Mapping[str, Any], settings: Settings) -> None:
@@ -281,6 +301,20 @@ def _checked(config: Config) -> Config:
         if not getattr(config, name) >= 0:
             raise ConfigError(f"is {getattr(config, name)}; it must be 0 or more", path=name)
     return config
+
+
+def check_files(config: Config) -> None:
+    """Look at what the configuration names, as far as that starts nothing: for `agentd --check-config`.
+
+    Raises:
+        ConfigError: a file or directory is not what it must be.
+    """
+    if config.described is not None and not os.access(config.described, os.R_OK):
+        raise ConfigError(f"is {config.described!r}, which cannot be read", path="hardware.described")
+    try:
+        roots.find(config.cgroup)
+    except ValueError as error:
+        raise ConfigError(str(error), path="workers.cgroup") from None
 
 
 def default_interpreters() -> tuple[str, ...]:

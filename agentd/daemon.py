@@ -13,10 +13,12 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from agentd.config import Config, default_interpreters, load
-from agentd.notify import Notifier
+from agentd.reload import take_over
 from agentd.security import security_of
 from rlinf_actors.errors import ConfigError, RlinfActorsError
 from rlinf_actors.net.address import endpoint_of, split_address
+from rlinf_actors.settings import FOR_THE_UNIT_ALONE, Unit
+from rlinf_actors.systemd.notify import Manager
 
 if TYPE_CHECKING:  # loaded while the probe's process runs
     from agentd.adoption import Survivors
@@ -33,7 +35,7 @@ if TYPE_CHECKING:  # loaded while the probe's process runs
 
 log = logging.getLogger(__name__)
 
-OK, UNAVAILABLE, NO_PERMISSION, CONFIGURATION = 0, 69, 77, 78
+OK = 0
 
 
 class Daemon:
@@ -47,8 +49,12 @@ class Daemon:
     def __init__(self, config: Config, arguments: Mapping[str, object]) -> None:
         self._config = config
         self._arguments = arguments
-        self._notifier = Notifier()
-        self._started_with = dict(os.environ)
+        unit = Unit() if config.embedded else Unit.load()  # a driver's unit is none of ours
+        self._manager = Manager(unit.notify_socket, unit.watchdog_s)
+        self._environ = dict(os.environ)
+        self._started_with = {name: self._environ[name] for name in self._environ.keys() - FOR_THE_UNIT_ALONE}
+        self._run_dir: RunDir | None = None
+        self._standing = "starting"
         self._session: Session | None = None
         self._keeper: Children | None = None
         self._prestarting: asyncio.Task[None] | None = None
@@ -61,6 +67,7 @@ class Daemon:
         self._orphaned = False
         self._handing_over = False
         self._described_env: dict[str, str] = {}
+        self._hardware = ""
 
     async def run(self) -> int:
         """Serve until the end; returns the exit code.
@@ -72,6 +79,9 @@ class Daemon:
         loop = asyncio.get_running_loop()
         async with contextlib.AsyncExitStack() as stack:
             self._watch_owner(stack)
+            watchdog = self._manager.watch(loop)
+            if watchdog is not None:
+                stack.callback(watchdog.close)
             probing = loop.create_task(self._probe(), name="probe")
             stack.callback(probing.cancel)
             await asyncio.sleep(0)  # its processes start now; what follows loads modules meanwhile
@@ -98,11 +108,13 @@ class Daemon:
         from rlinf_actors import procfs
 
         procfs.set_subreaper()  # what a killed template leaves behind comes to us
-        directory = RunDir.open(self._config.run_dir, os.environ)
+        self._run_dir = directory = RunDir.open(self._config.run_dir, os.environ)
         stack.callback(self._close_run_dir, directory)
+        directory.begin()
         return directory.path
 
     def _close_run_dir(self, directory: RunDir) -> None:
+        self._run_dir = None
         directory.close()
         if self._config.embedded or self._orphaned:  # nobody is left who would remove it
             shutil.rmtree(directory.path, ignore_errors=True)
@@ -184,6 +196,7 @@ class Daemon:
         self._node_id = node.node_id(config, run_dir)
         self._node = lambda config: node.report(config, probe, described, ip, self._node_id, self._started_with)
         report = self._node(config)
+        self._hardware = node.summary(report)
         self._described_env = dict(described.env_vars) if described is not None else {}
         for fault in report.faults:
             log.warning("hardware: %s", fault)
@@ -209,7 +222,7 @@ class Daemon:
         end = await self._session.run()
         if self._handing_over and self._keeper is not None:
             self._keeper.abandon()
-        self._notifier.say(STOPPING=1, STATUS=end.text)
+        self._manager.stopping(end.text)
         if end.code != OK:
             if self._keeper is not None:
                 await self._keeper.close(0.0, end.text)  # refused: no agentd comes for them
@@ -298,7 +311,7 @@ class Daemon:
     def _registered(self, head: HeadServer | None) -> None:
         where = ", ".join(head.endpoints) if head is not None else self._head_endpoint
         log.info("node %s is registered; head: %s", self._node_id, where)
-        self._notifier.say(READY=1, STATUS=f"registered; head: {where}")
+        self._on_status(f"registered; head: {where}")
         endpoint = head.endpoints[-1] if head is not None else self._head_endpoint
         self._tell_driver({"head": endpoint, "node_id": self._node_id})
         if self._config.prestart is not None and self._keeper is not None and self._prestarting is None:
@@ -309,7 +322,8 @@ class Daemon:
     def _on_status(self, text: str) -> None:
         """For the service manager we are up once the head was tried: it may be down when this machine boots."""
         if not self._stopping.is_set():
-            self._notifier.say(READY=1, STATUS=text)
+            self._standing = f"{text}; {self._hardware}"
+            self._manager.ready(self._standing)
 
     def _tell_driver(self, line: Mapping[str, object]) -> None:
         """One line over the inherited pipe, once."""
@@ -322,7 +336,7 @@ class Daemon:
 
     def fail(self, code: int, text: str) -> None:
         """The process cannot start: tell the driver, if there is one."""
-        self._notifier.say(STATUS=text)
+        self._manager.status(text)
         self._tell_driver({"error": text, "code": code})
 
     # --- the end, and changes ---
@@ -351,7 +365,9 @@ class Daemon:
 
     def _stop(self, reason: str) -> None:
         self._stopping.set()
-        self._notifier.say(STOPPING=1, STATUS=f"stopping: {reason}")
+        if self._run_dir is not None and not self._config.embedded:
+            self._run_dir.stop_asked()
+        self._manager.stopping(f"stopping: {reason}")
         if self._session is not None:
             self._session.drain(reason, 0.0 if self._orphaned else None)
 
@@ -363,31 +379,31 @@ class Daemon:
             return
         self._handing_over = True
         self._stopping.set()
-        self._notifier.say(STOPPING=1, STATUS="handing over: workers go on for the next agentd")
+        self._manager.stopping("handing over: workers go on for the next agentd")
         log.info("handing over: workers without robots go on for the next agentd")
         if self._session is not None:
             self._session.hand_over("SIGUSR1")
 
     def _reload(self) -> None:
         """SIGHUP: read the configuration again; what needs a restart is named and stays."""
-        from dataclasses import fields, replace
-
-        from agentd.config import RELOADABLE
-
-        self._notifier.say(STATUS="reading the configuration again")
+        self._manager.reloading("reading the configuration again")
         try:
-            fresh = load(self._arguments, self._started_with)
+            changes = take_over(self._config, load(self._arguments, self._environ))
         except ConfigError as error:
             log.error("the configuration stays as it was: %s", error)
+            self._reloaded(f"the configuration stays as it was: {error}")
             return
-        changed = [f.name for f in fields(Config) if getattr(fresh, f.name) != getattr(self._config, f.name)]
-        restart = [name for name in changed if name not in (*RELOADABLE, "files")]
-        if restart:
-            log.warning("a restart is needed for: %s", ", ".join(restart))
-        self._config = replace(self._config, **{name: getattr(fresh, name) for name in RELOADABLE})
+        if changes.restart:
+            log.warning("a restart is needed for: %s", ", ".join(changes.restart))
+        self._config = changes.config
         if self._session is not None and self._node is not None:
             self._session.describe(self._node(self._config), self._config.stop_grace_s)
-        log.info("configuration read again; changed: %s", ", ".join(changed) or "nothing")
+        log.info("configuration read again; changed: %s", ", ".join(changes.changed) or "nothing")
+        self._reloaded(f"a restart is needed for: {', '.join(changes.restart)}" if changes.restart else "")
+
+    def _reloaded(self, trouble: str) -> None:
+        """For the service manager the reload is over, also if nothing came of it."""
+        self._manager.reloaded(f"{trouble}; {self._standing}" if trouble else self._standing)
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:

@@ -27,12 +27,6 @@ _LOAD_TIME = re.compile(
 )
 """Variables that an interpreter or its libraries read when they are loaded: changing them after a fork is too late."""
 
-_NOT_FOR_WORKERS = frozenset(
-    {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "INVOCATION_ID",
-     "JOURNAL_STREAM", "MAINPID", "CREDENTIALS_DIRECTORY", "RLINF_ACTORS_KEY_FILE"}
-)  # fmt: skip
-"""What is agentd's alone."""
-
 _TEMPLATE_ENV = {
     "OPENBLAS_NUM_THREADS": "1",  # a pool of threads would forbid the fork; workers get theirs afterwards
     "OMP_NUM_THREADS": "1",
@@ -119,13 +113,12 @@ def worker_environment(spec: WorkerSpec, node_env: Mapping[str, str], rules: Rul
 
 
 def process_environment(node_env: Mapping[str, str], asked: Mapping[str, str], merge_mode: str) -> dict[str, str]:
-    """The node's environment, without what is agentd's alone, and on top what is asked for.
+    """The node's environment, and on top what is asked for.
 
     Raises:
         ValueError: it cannot be passed to a process.
     """
-    base = {name: value for name, value in node_env.items() if name not in _NOT_FOR_WORKERS}
-    env = merge_paths(base, asked, merge_mode)
+    env = merge_paths(node_env, asked, merge_mode)
     for name, value in env.items():
         if not name or "=" in name or "\0" in name + value:
             raise ValueError(f"{name!r}={value!r} cannot be an environment variable")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
+import logging
 import os
 import platform
 import stat
@@ -25,8 +27,12 @@ from rlinf_actors.net.security import is_loopback
 from rlinf_actors.settings import COMM_NET_DEVICES
 from rlinf_actors.wire.values import NodeReport, ResourceReport
 
+log = logging.getLogger(__name__)
+
 MAX_RUN_DIR = 80
 """Bytes; a unix socket's path holds 107, and the names below add up to 25."""
+_STOPPING = "stopping"
+"""File in a run directory whose agentd was told to end; `agentd --reap` looks for it."""
 _OUTSIDE = "192.0.2.1"
 """A documentation address (RFC 5737): the route to it is the default route."""
 
@@ -94,6 +100,23 @@ class RunDir:
                 "is used by another agentd: give this one another --run-dir", path=f"run_dir {path}"
             ) from None
         return cls(path, lock)
+
+    @property
+    def was_stopping(self) -> bool:
+        """Whether the last agentd here was asked to end, and its workers with it, whether it came to that or not."""
+        return os.path.exists(os.path.join(self.path, _STOPPING))
+
+    def begin(self) -> None:
+        """An agentd begins here: what the last one was asked is over."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(self.path, _STOPPING))
+
+    def stop_asked(self) -> None:
+        """Write down that this agentd will end and no other takes its workers over; twice is fine."""
+        try:
+            os.close(os.open(os.path.join(self.path, _STOPPING), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        except OSError as error:  # a full disk must not keep it from ending
+            log.warning("cannot write down that this agentd was stopped: %s", error)
 
     def close(self) -> None:
         """Let it go. Twice is fine."""
@@ -193,6 +216,12 @@ def report(
         profilers=given.profilers,
         interface=interface_of(given.ip or ip),
     )
+
+
+def summary(report: NodeReport) -> str:
+    """What a node has, for people, in a few words."""
+    counts = [f"{len(one.infos)} {one.type}" for one in report.resources if one.infos]
+    return ", ".join(counts) or "no accelerators or robots"
 
 
 def _told_variables() -> set[str]:

@@ -19,10 +19,10 @@ EXEC_S = 0.002
 """When to look again at an orphan that is just executing a program: nothing tells that it has."""
 
 
-def clear_cgroups(loop: asyncio.AbstractEventLoop, roots: Roots, done: Callable[[], object] = lambda: None) -> None:
+def clear_cgroups(loop: asyncio.AbstractEventLoop, roots: Roots, done: Callable[[], object] = lambda: None) -> bool:
     """End what lives in the cgroups of templates that are gone, when their robots had the time to be made safe.
 
-    Does not wait for it; *done* is called after the ends of what lived.
+    Does not wait for it; *done* is called after the ends of what lived. Returns whether there was something.
     """
     left = [cgroup for cgroup in leftovers(roots) if not cgroup.remove()]
 
@@ -34,6 +34,7 @@ def clear_cgroups(loop: asyncio.AbstractEventLoop, roots: Roots, done: Callable[
     if left:
         ids = [cgroup.worker for cgroup in left]
         loop.call_later(ROBOT_END_S, lambda: Sweep(loop, ids, {}, remove))
+    return bool(left)
 
 
 class Sweep:

@@ -28,11 +28,19 @@ SEND_WINDOW = "RLINF_ACTORS_SEND_WINDOW"
 PATHS = "RLINF_ACTORS_PATHS"
 SHARED_MEMORY = "RLINF_ACTORS_SHARED_MEMORY"
 FAULTS = "RLINF_ACTORS_FAULTS"
+LISTEN = "RLINF_ACTORS_LISTEN"
 KEY_DIR = "RLINF_ACTORS_KEYS"
 KEY_FILE = "RLINF_ACTORS_KEY_FILE"
 HEAD_KEY = "RLINF_ACTORS_HEAD_KEY"
 STATE_DIR = "STATE_DIRECTORY"
 """Set by systemd for a unit with StateDirectory=."""
+FOR_THE_UNIT_ALONE = frozenset(
+    {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "INVOCATION_ID",
+     "JOURNAL_STREAM", "MAINPID", "SYSTEMD_EXEC_PID", "MEMORY_PRESSURE_WATCH", "MEMORY_PRESSURE_WRITE", "FDSTORE",
+     "CREDENTIALS_DIRECTORY", "RUNTIME_DIRECTORY", "LOGS_DIRECTORY", "CACHE_DIRECTORY", "CONFIGURATION_DIRECTORY",
+     STATE_DIR, LISTEN, KEY_FILE}
+)  # fmt: skip
+"""What systemd tells the process of a unit, and not what that starts: a worker would take them for its own."""
 NAMESPACE = "CLUSTER_NAMESPACE"
 WORKER_MARK = "RLINF_ACTORS_WORKER"
 """Set in every worker (its id), so that a sweep of /proc finds what a worker left behind."""
@@ -70,6 +78,7 @@ class Settings:
         run_dir: parent directory of sockets, None for the per-user default.
         log_dir: directory of worker logs, None for the default.
         state_dir: directory for what a head remembers across its restarts, None for the default.
+        listen: HOST:PORT where `rlinf-actors head` listens, None for loopback.
         insecure_test_network: whether sockets may leave loopback without keys (``=1``; closed test networks only).
         fail_on_lost_errors: whether a script whose calls failed unnoticed exits with 1 instead of 0
             (``RLINF_ACTORS_LOST_ERRORS=log`` switches it off).
@@ -94,6 +103,7 @@ class Settings:
     run_dir: str | None = None
     log_dir: str | None = None
     state_dir: str | None = None
+    listen: str | None = None
     insecure_test_network: bool = False
     fail_on_lost_errors: bool = True
     config_file: str | None = None
@@ -127,7 +137,8 @@ class Settings:
             timeout_minutes=_minutes(env.get(TIMEOUT_MINUTES)),
             run_dir=env.get(RUN_DIR) or None,
             log_dir=env.get(LOG_DIR) or None,
-            state_dir=(env.get(STATE_DIR) or "").partition(":")[0] or None,
+            state_dir=_first(env.get(STATE_DIR)),
+            listen=env.get(LISTEN) or None,
             insecure_test_network=env.get(INSECURE_TEST_NETWORK) == "1",
             fail_on_lost_errors=env.get(LOST_ERRORS) != "log",
             config_file=env.get(CONFIG_FILE) or None,
@@ -141,6 +152,67 @@ class Settings:
             key_dir=env.get(KEY_DIR) or None,
             config_home=env.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"),
         )
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What systemd tells the main process of a unit; nothing of it anywhere else.
+
+    Attributes:
+        notify_socket: where to say how the service is, "" where nobody listens.
+        watchdog_s: how long it may be silent there before it is killed, None without a watchdog.
+        journal_stream: ``DEVICE:INODE`` of the journal's socket, "" without one.
+        run_dir: of RuntimeDirectory=.
+        log_dir: of LogsDirectory=.
+        credentials_dir: where LoadCredential= put its files.
+        result: how the service ended, for its ExecStopPost=; "" anywhere else.
+    """
+
+    notify_socket: str = ""
+    watchdog_s: float | None = None
+    journal_stream: str = ""
+    run_dir: str | None = None
+    log_dir: str | None = None
+    credentials_dir: str | None = None
+    result: str = ""
+
+    @classmethod
+    def load(cls, environ: Mapping[str, str] | None = None, pid: int | None = None) -> Unit:
+        """Read the environment (``os.environ`` by default) of the process *pid* (this one by default).
+
+        Raises:
+            ConfigError: WATCHDOG_USEC is no number above 0.
+        """
+        env = os.environ if environ is None else environ
+        return cls(
+            notify_socket=env.get("NOTIFY_SOCKET", ""),
+            watchdog_s=_watchdog(env, os.getpid() if pid is None else pid),
+            journal_stream=journal_stream(env),
+            run_dir=_first(env.get("RUNTIME_DIRECTORY")),
+            log_dir=_first(env.get("LOGS_DIRECTORY")),
+            credentials_dir=env.get("CREDENTIALS_DIRECTORY") or None,
+            result=env.get("SERVICE_RESULT", ""),
+        )
+
+
+def journal_stream(environ: Mapping[str, str] | None = None) -> str:
+    """``DEVICE:INODE`` of the journal's socket, "" without one."""
+    return (os.environ if environ is None else environ).get("JOURNAL_STREAM", "")
+
+
+def _first(directories: str | None) -> str | None:
+    """Of a list that systemd gives with colons."""
+    return (directories or "").partition(":")[0] or None
+
+
+def _watchdog(env: Mapping[str, str], pid: int) -> float | None:
+    """None too if the variables were meant for another process, whose environment we inherited."""
+    text, meant = env.get("WATCHDOG_USEC"), env.get("WATCHDOG_PID")
+    if not text or (meant and meant != str(pid)):
+        return None
+    if not text.isdigit() or int(text) == 0:
+        raise ConfigError(f"is {text!r}; it must be a number of microseconds above 0", path="WATCHDOG_USEC")
+    return int(text) / 1e6
 
 
 def _rank(text: str | None) -> int | None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import click
 
-from rlinf_actors.cli import doctor, estop, events, groups, head, hw, node, nodes, paths, plan, status, workers
+from rlinf_actors.cli import doctor, estop, events, groups, head, hw, node, nodes, paths, plan, status, units, workers
 from rlinf_actors.cli.output import complain
 from rlinf_actors.errors import (
     AuthenticationError,
@@ -55,6 +55,7 @@ for _command in (
     estop.estop,
     doctor.doctor,
     events.events,
+    units.units,
 ):
     app.add_command(_command)
 

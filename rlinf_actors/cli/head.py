@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
 import signal
+import sys
 import tempfile
 
 import click
 from msgspec.structs import replace
 
-from rlinf_actors.cli.output import json_option, note, show_json
+from rlinf_actors.cli.output import json_option, show_json
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.head.commands import Timing
 from rlinf_actors.head.server import HeadServer
 from rlinf_actors.head.store import Store
 from rlinf_actors.net import faultpoints
+from rlinf_actors.net.loop import end_on_internal_error
 from rlinf_actors.net.security import Security
 from rlinf_actors.security import own
-from rlinf_actors.settings import Settings
+from rlinf_actors.settings import LISTEN, Settings, Unit
+from rlinf_actors.systemd.journal import Voice
+from rlinf_actors.systemd.notify import Manager
 from rlinf_actors.wire.spawn import ROBOT_END_S
+
+log = logging.getLogger(__name__)
 
 DEFAULT = "127.0.0.1:6380"
 
 
 @click.command()
-@click.option("--listen", default=DEFAULT, show_default=True, metavar="HOST:PORT", help="Where to listen; port 0: any.")
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    help=f"Where to listen; port 0: any. Default: {LISTEN}, else {DEFAULT}.",
+)
 @click.option(
     "--insecure-test-network", is_flag=True, help="Listen outside loopback without keys. Closed test networks only."
 )
@@ -35,17 +47,21 @@ DEFAULT = "127.0.0.1:6380"
     help="What it must know after a restart. Default: one per port; none for port 0.",
 )
 @json_option
-def head(listen: str, insecure_test_network: bool, state_dir: str | None, as_json: bool) -> None:
+def head(listen: str | None, insecure_test_network: bool, state_dir: str | None, as_json: bool) -> None:
     """Run a head without an agent, until SIGTERM or Ctrl-C. Nodes join it by `agentd --connect HOST:PORT`."""
-    host, _, port = listen.rpartition(":")
-    if not host or not port.isdigit():
-        raise ConfigError(f"is {listen!r}; it must be HOST:PORT, e.g. {DEFAULT}", path="--listen")
+    unit = Unit.load()
+    Voice("rlinf-actors head", sys.stderr, unit.journal_stream).set_up_logging()
     settings = Settings.load()
+    where, said_by = (listen, "--listen") if listen else (settings.listen or DEFAULT, LISTEN)
+    host, _, port = where.rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError(f"is {where!r}; it must be HOST:PORT, e.g. {DEFAULT}", path=said_by)
     faultpoints.load(settings.faults)
     insecure = insecure_test_network or settings.insecure_test_network
     directory = state_dir or settings.state_dir or _default_state_dir(settings, int(port))
     security = Security.of(own.find(settings, "head"), insecure)
-    asyncio.run(_serve(f"tcp://{listen}", security, directory, as_json))
+    manager = Manager(unit.notify_socket, unit.watchdog_s)
+    asyncio.run(_serve(f"tcp://{where}", security, directory, as_json, manager))
 
 
 def _default_state_dir(settings: Settings, port: int) -> str | None:
@@ -56,18 +72,24 @@ def _default_state_dir(settings: Settings, port: int) -> str | None:
     return os.path.join(parent, f"rlinf-actors-head-{os.getuid()}-{port}")
 
 
-async def _serve(endpoint: str, security: Security, state_dir: str | None, as_json: bool) -> None:
+async def _serve(endpoint: str, security: Security, state_dir: str | None, as_json: bool, manager: Manager) -> None:
     from rlinf_actors.net.transport import ZmqNetwork
 
     loop = asyncio.get_running_loop()
+    end_on_internal_error(loop)
     ended: asyncio.Future[str] = loop.create_future()
-    network = ZmqNetwork(loop, security)
 
     def end(reason: str) -> None:
         if not ended.done():
+            manager.stopping(f"stopping: {reason}")
             ended.set_result(reason)
 
-    try:
+    with contextlib.ExitStack() as stack:
+        watchdog = manager.watch(loop)
+        if watchdog is not None:
+            stack.callback(watchdog.close)
+        network = ZmqNetwork(loop, security)
+        stack.callback(network.close)
         timing = Timing()
         server = HeadServer(
             network,
@@ -78,12 +100,16 @@ async def _serve(endpoint: str, security: Security, state_dir: str | None, as_js
         address = server.start([endpoint])[0].removeprefix("tcp://")
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, end, number.name)
+        loop.add_signal_handler(signal.SIGHUP, _nothing_to_read)
         if as_json:
             show_json({"head": address})
         else:
             click.echo(address)
-        note(f"the head listens on {address}; nodes join by: agentd --connect {address}")
+        log.info("the head listens on %s; nodes join by: agentd --connect %s", address, address)
+        manager.ready(f"listens on {address}")
         reason = await ended
         server.close(f"the head was stopped ({reason})")
-    finally:
-        network.close()
+
+
+def _nothing_to_read() -> None:
+    log.warning("SIGHUP: the head has no file to read again; its options and variables need a restart")

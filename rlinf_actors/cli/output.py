@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
+
+from rlinf_actors.settings import journal_stream
+from rlinf_actors.systemd.journal import marked, reads
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -67,6 +71,9 @@ def note(text: str) -> None:
 
 def complain(text: str) -> None:
     """Say what went wrong; stderr."""
+    if reads(2, journal_stream()):
+        click.echo(marked(f"error: {text}", logging.ERROR), err=True)
+        return
     coloured = sys.stderr.isatty() and "NO_COLOR" not in os.environ
     click.echo(click.style("error: ", fg="red", bold=True) + text, err=True, color=coloured)
 

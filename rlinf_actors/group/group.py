@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, Union, cast
+from typing import Any, Generic, TypeVar
 
-from rlinf_actors.errors import PlacementError, UsageError
+from rlinf_actors.errors import PlacementError
 from rlinf_actors.group import launching
+from rlinf_actors.group.calls import Calls, yielding
 from rlinf_actors.group.control import GroupControl
-from rlinf_actors.group.limits import Limits
-from rlinf_actors.group.names import YIELDING, check_class, public_methods
-from rlinf_actors.group.result import WorkerGroupFuncResult
-from rlinf_actors.group.stream import StreamResult
-from rlinf_actors.model.restart import RestartPolicy
+from rlinf_actors.group.names import YIELDING
 from rlinf_actors.model.worker import WorkerInfo
-from rlinf_actors.wire import payload
-
-if TYPE_CHECKING:
-    from rlinf_actors.cluster.cluster import Cluster
-    from rlinf_actors.placement.strategy import PlacementStrategy
-    from rlinf_actors.runtime.peer import Peer
 
 T = TypeVar("T")
 
@@ -42,105 +33,7 @@ class WorkerRankInfo:
     info: WorkerInfo
 
 
-class RemoteMethod:
-    """One method of the worker class on some ranks; calling it sends the call."""
-
-    __slots__ = ("_control", "_name", "_ranks", "_streams", "_timeout")
-
-    def __init__(
-        self,
-        control: GroupControl,
-        name: str,
-        streams: bool,
-        ranks: Sequence[int] | None,
-        timeout: float | None,
-    ) -> None:
-        self._control = control
-        self._name = name
-        self._streams = streams
-        self._ranks = ranks
-        self._timeout = timeout
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Send the call to every rank; returns at once.
-
-        Returns:
-            A WorkerGroupFuncResult, or for an async generator method a StreamResult.
-
-        Raises:
-            SerializationError: an argument cannot be pickled; names its path.
-        """
-        self._control.runtime.check_usable()
-        parts = payload.encode_call(args, kwargs, copy=self._control.runtime.copy)
-        if self._streams:
-            if self._timeout is not None:
-                raise UsageError(
-                    f"{self._name}() streams, and a stream has no deadline: leave the loop when it has run long enough"
-                )
-            return StreamResult(self._name, self._peers(), parts)
-        result: WorkerGroupFuncResult[Any] = WorkerGroupFuncResult(
-            self._control.runtime, self._name, self._peers(), self._timeout
-        )
-        result._start(parts)
-        return result
-
-    def _peers(self) -> Sequence[Peer]:
-        """Those of now: a rank that was started again has another."""
-        peers = self._control.group.peers
-        return peers if self._ranks is None else [peers[rank] for rank in self._ranks]
-
-    def __repr__(self) -> str:
-        return f"<method {self._name}() of group {self._control.name!r}, ranks {[peer.rank for peer in self._peers()]}>"
-
-
-if TYPE_CHECKING:
-    _yielding = property
-else:
-
-    class _yielding:
-        """A property that an attribute of the instance hides: a worker's own method of that name."""
-
-        def __init__(self, read: Callable[[Any], Any]) -> None:
-            self._read = read
-            self.__doc__ = read.__doc__
-
-        def __get__(self, instance: Any, owner: type | None = None) -> Any:
-            return self if instance is None else self._read(instance)
-
-
-class _Calls:
-    """Turns attribute access into remote methods."""
-
-    _control: GroupControl
-
-    def _ranks_called(self) -> Sequence[int] | None:
-        """None for all."""
-        return None
-
-    def _timeout_of_calls(self) -> float | None:
-        return None
-
-    def _used(self) -> None:
-        """Somebody asked for a method."""
-
-    def __getattr__(self, name: str) -> Any:
-        control = self.__dict__.get("_control")
-        if control is None:
-            raise AttributeError(name)
-        streams = control.methods.get(name)
-        self._used()
-        if streams is None:
-            return _missing(control, name)
-        method = RemoteMethod(control, name, streams, self._ranks_called(), self._timeout_of_calls())
-        self.__dict__[name] = method
-        return method
-
-    def __dir__(self) -> list[str]:
-        self._used()
-        return sorted({*object.__dir__(self), *self._control.methods})
-
-
-class WorkerGroup(_Calls, Generic[T]):
+class WorkerGroup(Calls, Generic[T]):
     """A running group of workers. Make one by ``MyWorker.create_group(...).launch(cluster)``.
 
     ``await group`` waits until every worker is constructed and returns the group, or raises what
@@ -152,7 +45,7 @@ class WorkerGroup(_Calls, Generic[T]):
         self._control = control
         for name in YIELDING:
             if name in control.own_methods:
-                _Calls.__getattr__(self, name)  # kept on the instance, where it is found before the class's own
+                Calls.__getattr__(self, name)  # kept on the instance, where it is found before the class's own
 
     # --- what every group has ---
 
@@ -196,17 +89,17 @@ class WorkerGroup(_Calls, Generic[T]):
 
     # --- newer names ---
 
-    @_yielding
+    @yielding
     def control(self) -> GroupControl:
         """The group's own operations, whatever methods the worker class has."""
         return self._control
 
-    @_yielding
+    @yielding
     def world_size(self) -> int:
         """Number of ranks."""
         return self._control.world_size
 
-    @_yielding
+    @yielding
     def placements(self) -> list[Any]:
         """Where each rank was placed."""
         return self._control.placements
@@ -269,7 +162,7 @@ class WorkerGroup(_Calls, Generic[T]):
         return f"<WorkerGroup {control.name!r} of {control.world_size} {control.cls_name}>"
 
 
-class GroupView(_Calls, Generic[T]):
+class GroupView(Calls, Generic[T]):
     """Some ranks of a group; what `WorkerGroup.execute_on` returns. Holds no state on the group."""
 
     def __init__(
@@ -314,96 +207,6 @@ class GroupView(_Calls, Generic[T]):
         return f"<ranks {list(self._ranks)} of group {self._control.name!r}>"
 
 
-class GroupLauncher(Generic[T]):
-    """A group that is not running yet; what ``create_group`` returns."""
-
-    def __init__(self, cls: type[T], base: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        check_class(cls, base)
-        self._cls = cls
-        self._args = args
-        self._kwargs = kwargs
-
-    def launch(
-        self,
-        cluster: Cluster,
-        placement_strategy: PlacementStrategy | None = None,
-        name: str | None = None,
-        max_concurrency: int | None = None,
-        isolate_gpu: bool = True,
-        catch_system_failure: bool | None = None,
-        disable_distributed_log: bool = False,
-        *,
-        start_method: str = "fork",
-        preload: Sequence[str] | None = None,
-        env_vars: dict[str, str] | None = None,
-        wait_for_hardware: float = 0.0,
-        numa_bind: bool = False,
-        memory_limit: str | int | None = None,
-        pids_limit: int | None = None,
-        limits: str = "required",
-        restart: RestartPolicy | None = None,
-    ) -> Union[WorkerGroup[T], T]:
-        """Reserve the name, start the workers, and return without waiting for their constructors.
-
-        Args:
-            cluster: where.
-            placement_strategy: default: one worker per accelerator, else one worker on node 0.
-            name: default ``worker_group_<Class>``.
-            max_concurrency: threads for a class without ``async def``; coroutines at a time with.
-            isolate_gpu: whether a worker sees its own accelerators only.
-            catch_system_failure: accepted for older scripts; a failure always reaches the caller.
-            disable_distributed_log: keep this group's lines out of the terminal and of ``distributed_log_dir``.
-            start_method: "fork" from a prepared process, or "spawn" for libraries that do not survive a fork.
-            preload: modules imported before the fork; default: torch and numpy where this process has them.
-            env_vars: variables for this group alone. A visibility variable (CUDA_VISIBLE_DEVICES, ...) must name the
-                devices that the placement gives.
-            wait_for_hardware: seconds to wait for robots that other groups hold. In a plain script `launch`
-                blocks meanwhile; Ctrl-C, or ``shutdown()`` on the group, withdraws it.
-            numa_bind: run workers with accelerators on the CPUs of their accelerators' NUMA node, with memory from
-                there where it has some; a worker whose node cannot be known says so in its log.
-            memory_limit: what each worker and all that it starts may use, in bytes or as "8GiB": the kernel kills all
-                of them at once beyond it. Accelerators' memory does not count, shared memory that a worker wrote does.
-            pids_limit: how many processes and threads each worker may have, with all that it starts.
-            limits: "required": a worker does not start where its limits cannot hold (they need cgroups, see
-                ``rlinf-actors doctor``); "best_effort": it starts without them there, and says so in its log.
-            restart: when a worker that failed is started again, constructed with the same arguments: calls in flight
-                fail, later ones wait for it. Default: never.
-
-        Returns:
-            The group. In a plain script the name is reserved when this returns; in a running event loop
-            nothing blocks, and ``await group`` and every call raise what went wrong.
-
-        Raises:
-            NameInUseError: (a ValueError) the name is taken; plain script only, see above.
-            HardwareInUseError: another group holds a robot that this one was placed on; as above.
-            PlacementError: the placement does not fit the cluster.
-            ConfigError: *env_vars* and the placement show different devices.
-            SerializationError: a constructor argument cannot be pickled.
-        """
-        control = launching.launch(
-            self._cls,
-            self._args,
-            self._kwargs,
-            public_methods(self._cls),
-            cluster,
-            launching.Options(
-                strategy=placement_strategy,
-                name=name,
-                max_concurrency=max_concurrency,
-                isolate_accelerator=isolate_gpu,
-                show_logs=not disable_distributed_log,
-                start_method=start_method,
-                preload=preload,
-                env=env_vars or {},
-                wait_for_hardware=wait_for_hardware,
-                numa_bind=numa_bind,
-                limits=Limits.of(memory_limit, pids_limit, limits),
-                restart=restart or RestartPolicy.never(),
-            ),
-        )
-        return cast("WorkerGroup[T]", WorkerGroup(control))
-
-
 def _ranks(given: Sequence[int | Sequence[int]], control: GroupControl) -> tuple[int, ...]:
     flat: list[int] = []
     for item in given:
@@ -418,18 +221,3 @@ def _ranks(given: Sequence[int | Sequence[int]], control: GroupControl) -> tuple
                 f"rank {rank!r} is not in group {control.name!r}, which has ranks 0-{control.world_size - 1}"
             )
     return tuple(flat)
-
-
-def _missing(control: GroupControl, name: str) -> Callable[..., Any]:
-    """What an attribute that is no public method gives: ValueError on the call of a private one."""
-    if name.startswith("_") and not name.startswith("__") and callable(getattr(control.cls, name, None)):
-
-        def refuse(*_args: Any, **_kwargs: Any) -> Any:
-            raise ValueError(
-                f"{control.cls_name}.{name}() is private (its name begins with _) and cannot be called on a group"
-            )
-
-        return refuse
-    raise AttributeError(
-        f"{control.cls_name} has no public method {name!r}; it has {', '.join(sorted(control.own_methods)) or 'none'}"
-    )

@@ -63,14 +63,14 @@ class Admission:
             self._owners.popitem(last=False)
         return True
 
-    def _same(self, key: str, member: Member) -> bool:
-        """Whether whoever had *key* is that member, who has another one by now, or nobody any more."""
-        owner = self._gate.admit(key) if key else LOCAL
-        return owner is None or (owner.role, owner.name, owner.job) == (member.role, member.name, member.job)
-
     def member_of(self, peer: bytes) -> Member | None:
         """Who is behind an identity that was let in; None if its key is not admitted any more, or nobody came."""
         key = self._owners.get(peer)
         if key is None:
             return None
         return self._gate.admit(key) if key else LOCAL
+
+    def _same(self, key: str, member: Member) -> bool:
+        """Whether whoever had *key* is that member, who has another one by now, or nobody any more."""
+        owner = self._gate.admit(key) if key else LOCAL
+        return owner is None or owner.is_same(member)

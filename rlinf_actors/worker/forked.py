@@ -148,8 +148,12 @@ def _restore_signals() -> None:
 def _restore_limits(nofile: int | None) -> None:
     if nofile is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (nofile, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-    score = Path("/proc/self/oom_score_adj")
-    if int(score.read_text()) < 0:  # agentd is protected, its workers are not
+    unprotect(Path("/proc/self/oom_score_adj"))
+
+
+def unprotect(score: Path) -> None:
+    """Workers are not spared when memory runs out, as agentd and templates are (OOMScoreAdjust= of the unit)."""
+    if int(score.read_text()) < 0:
         score.write_text("0")
 
 

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from rlinf_actors.errors import UsageError
-from rlinf_actors.group.group import GroupLauncher
+from rlinf_actors.group.launcher import GroupLauncher
 from rlinf_actors.hardware.torch_platform import torch_platform
 from rlinf_actors.model.accelerator_table import facts_of
 from rlinf_actors.model.address import WorkerAddress

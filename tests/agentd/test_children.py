@@ -60,7 +60,7 @@ async def test_a_run_dir_of_an_agentd_that_was_installed_elsewhere(tmp_path):
 async def test_worker_is_a_process_of_its_own(tmp_path, method):
     extra = tmp_path / "extra"
     extra.mkdir()
-    async with children(tmp_path, env={"NOTIFY_SOCKET": "/x", "PATH": "/node", "OMP_NUM_THREADS": "3"}) as (
+    async with children(tmp_path, env={"PATH": "/node", "OMP_NUM_THREADS": "3"}) as (
         kids,
         reports,
     ):
@@ -76,7 +76,7 @@ async def test_worker_is_a_process_of_its_own(tmp_path, method):
     env = facts["env"]
     assert env[WORKER_MARK] == one.id
     assert (env["PATH"], env["RANK"], env["OMP_NUM_THREADS"]) == ("/ours:/node", "0", "3")
-    assert not env.keys() & {"NOTIFY_SOCKET", "OPENBLAS_NUM_THREADS", "GLIBC_TUNABLES"}
+    assert not env.keys() & {"OPENBLAS_NUM_THREADS", "GLIBC_TUNABLES"}
     assert facts["cwd"] == str(extra)
     assert facts["path"][0] == str(tmp_path / "run" / "pkg")
     assert str(extra) in facts["path"]
@@ -231,7 +231,7 @@ async def test_log_directory_that_cannot_be_made(tmp_path):
 
 
 async def test_template_that_does_not_answer_hides_no_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("agentd.children.TEMPLATE_SILENT_S", 0.05)
+    monkeypatch.setattr("agentd.orphans.TEMPLATE_SILENT_S", 0.05)
     async with children(tmp_path) as (kids, reports):
         left = "subprocess.Popen(['sleep', '600'], start_new_session=True)"
         one = spec(do=f"import subprocess; {left}; print('parent', os.getppid())")

@@ -8,7 +8,8 @@ import os
 import pytest
 
 from agentd import node
-from agentd.config import Config, load
+from agentd.config import Config, check_files, for_reaping, load
+from agentd.reload import Changes, take_over
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.net.address import DEFAULT_LISTEN, endpoint_of, split_address
 
@@ -153,6 +154,47 @@ def test_values_that_cannot_be(tmp_path, arguments, path):
     with pytest.raises(ConfigError) as error:
         load({**arguments, "config": written(tmp_path, "")}, {})
     assert error.value.path == path
+
+
+def test_directories_of_the_unit_are_below_everything_else(tmp_path):
+    unit = {"RUNTIME_DIRECTORY": "/run/u:/run/v", "LOGS_DIRECTORY": "/var/log/u", "STATE_DIRECTORY": "/var/lib/u"}
+    empty = {"config": written(tmp_path, "")}
+    loaded = load(empty, unit)
+    assert (loaded.run_dir, loaded.log_dir, loaded.state_dir) == ("/run/u", "/var/log/u", "/var/lib/u")
+    embedded = load({**empty, "embedded": True, "owner_pid": 1, "head": True}, unit)
+    assert (embedded.run_dir, embedded.log_dir) == (None, None), "a driver's unit is not agentd's"
+    whole = load({"config": written(tmp_path, WHOLE)}, {**unit, "RLINF_ACTORS_LOG_DIR": "/e"})
+    assert (whole.run_dir, whole.log_dir) == ("/run/x", "/e")
+
+
+def test_what_was_left_is_found_without_a_configuration_where_systemd_names_the_place(tmp_path):
+    wrong = {"config": written(tmp_path, "[haed]")}
+    assert for_reaping(wrong, {"RUNTIME_DIRECTORY": "/run/u"}).run_dir == "/run/u"
+    assert for_reaping({**wrong, "run_dir": "/c"}, {"RUNTIME_DIRECTORY": "/run/u"}).run_dir == "/c"
+    with pytest.raises(ConfigError, match="did you mean 'head'"):
+        for_reaping(wrong, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ('[hardware]\ndescribed = "/nowhere.json"', "hardware.described"),
+        ('[workers]\ncgroup = "/nowhere"', "workers.cgroup"),
+    ],
+)
+def test_check_config_looks_at_what_is_named(tmp_path, text, path):
+    with pytest.raises(ConfigError) as error:
+        check_files(load({"config": written(tmp_path, text)}, {}))
+    assert error.value.path == path
+
+
+def test_what_a_reload_takes_and_what_needs_a_restart():
+    current = Config(name="a", env={"X": "1"}, stop_grace_s=3, files=("a",))
+    fresh = Config(name="b", env={"X": "2"}, stop_grace_s=3, files=("a", "b"))
+    changes = take_over(current, fresh)
+    assert changes.config == Config(name="a", env={"X": "2"}, stop_grace_s=3, files=("a",))
+    assert (changes.changed, changes.restart) == (("name", "env", "files"), ("name",))
+    assert take_over(current, current) == Changes(current, (), ())
 
 
 def test_a_file_that_was_named_must_exist(tmp_path):

@@ -192,14 +192,20 @@ def test_nodes_join_a_head_and_a_rank_that_is_taken_is_refused(start):
     assert (node.stop(), head.stop()) == (0, 0)
 
 
-def test_an_agent_waits_for_its_head_and_can_be_stopped(place):
+def test_an_agent_waits_for_its_head_is_ready_meanwhile_and_can_be_stopped(place):
     away = ("--connect", "127.0.0.1:9", "--run-dir", str(place / "run"), "--hardware", str(place / "hw.json"))
-    process = subprocess.Popen(
-        command(place, *away),
-        env=environment(), stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    lines = iter(process.stderr.readline, "")
-    assert any("not registered yet: the head at tcp://127.0.0.1:9 did not answer" in line for line in lines)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(place / "notify"))
+        manager.settimeout(15)
+        process = subprocess.Popen(
+            command(place, *away),
+            env=environment(NOTIFY_SOCKET=str(place / "notify")), stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        ready, status = manager.recv(4096).decode().split("\n")
+    expected = "not registered yet: the head at tcp://127.0.0.1:9 did not answer"
+    assert (ready, status[: 7 + len(expected)]) == ("READY=1", f"STATUS={expected}")
+    assert status.endswith("; no accelerators or robots")
+    assert any(expected in line for line in iter(process.stderr.readline, ""))
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=15)
     assert process.returncode == 0

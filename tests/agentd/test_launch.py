@@ -19,7 +19,7 @@ def spec(**fields):
 
 
 def test_environment_is_the_nodes_with_ours_on_top():
-    node = {"HOME": "/home/node", "PATH": "/bin", "A": "node", "NOTIFY_SOCKET": "/s"}
+    node = {"HOME": "/home/node", "PATH": "/bin", "A": "node"}
     made = plan(spec(env={"PATH": "/ours:/bin", "A": "ours"}), node, RULES)
     assert made.env == {"HOME": "/home/node", "PATH": "/ours:/bin", "A": "ours", WORKER_MARK: "i"}
     override = plan(spec(env={"PATH": "/ours"}, path_env_merge_mode="override"), node, RULES)

@@ -159,11 +159,11 @@ class World:
 
     @property
     def node(self) -> str:
-        (node,) = self.head.status(None, self.now).nodes
+        (node,) = self.head.status(self.now).nodes
         return node.state
 
     def group(self, name: str) -> str:
-        return {group.name: group.state for group in self.head.status(None, self.now).groups}.get(name, "")
+        return {group.name: group.state for group in self.head.status(self.now).groups}.get(name, "")
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -7,7 +7,9 @@ import random
 from pathlib import Path
 
 import pytest
-from chaos_world import LIMIT_S, VirtualLoop, World
+from chaos_driver import LIMIT_S
+from chaos_loop import VirtualLoop
+from chaos_world import World
 
 from rlinf_actors.testing.chaos.invariants import Limits, faults, outcomes, violations
 

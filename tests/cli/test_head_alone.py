@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,10 +22,11 @@ COMMAND = (sys.executable, "-m", "rlinf_actors.cli.main")
 
 
 @contextmanager
-def head(directory: Path, listen: str = "127.0.0.1:0") -> Iterator[tuple[subprocess.Popen[str], str]]:
+def head(directory: Path, listen: str = "127.0.0.1:0", **env: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A head, and its address; killed at the end."""
-    command = [*COMMAND, "head", "--listen", listen, "--state-dir", str(directory)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    command = [*COMMAND, "head", "--state-dir", str(directory), *(["--listen", listen] if listen else [])]
+    environ = {**os.environ, **env}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ) as process:
         try:
             assert process.stdout is not None
             yield process, process.stdout.readline().strip()
@@ -68,3 +72,34 @@ def test_a_damaged_file_is_78_and_is_left_as_it_is(tmp_path):
     assert str(tmp_path / FILE) in said
     assert "see first that every robot is safe" in said
     assert (tmp_path / FILE).read_bytes() == b"rubbish" * 1000
+
+
+def test_what_the_service_manager_hears_of_a_head(tmp_path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(15)
+        told = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "400000"}
+        with head(tmp_path, "", RLINF_ACTORS_LISTEN="127.0.0.1:0", **told) as (process, address):
+            said = [manager.recv(4096).decode() for _ in range(4)]
+            process.send_signal(signal.SIGHUP)
+            lines = iter(process.stderr.readline, "")
+            assert any("SIGHUP: the head has no file to read again" in line for line in lines), "and it lives"
+            process.terminate()
+            assert process.wait(15) == 0
+            while not said[-1].startswith("STOPPING"):
+                said.append(manager.recv(4096).decode())
+    assert said[0] == "WATCHDOG=1"
+    assert f"READY=1\nSTATUS=listens on {address}" in said
+    assert said[-1] == "STOPPING=1\nSTATUS=stopping: SIGTERM"
+    assert len([one for one in said if one == "WATCHDOG=1"]) >= 3
+
+
+def test_what_keeps_a_head_from_starting_has_a_priority_in_the_journal(tmp_path):
+    with open(tmp_path / "journal", "w+") as journal:
+        found = os.fstat(journal.fileno())
+        env = {**os.environ, "JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}", "RLINF_ACTORS_LISTEN": "nowhere"}
+        done = subprocess.run([*COMMAND, "head"], env=env, stderr=journal, check=False, timeout=15)
+        journal.seek(0)
+        said = journal.read()
+    assert done.returncode == 78
+    assert said == "<3>error: RLINF_ACTORS_LISTEN: is 'nowhere'; it must be HOST:PORT, e.g. 127.0.0.1:6380\n"

@@ -7,7 +7,7 @@ import pytest
 from rlinf_actors import procfs
 from rlinf_actors.procfs import OomKills
 from rlinf_actors.worker.drain import TAIL_LINE_BYTES, TAIL_LINES, Drain, Tail
-from rlinf_actors.worker.forked import _count, import_path
+from rlinf_actors.worker.forked import _count, import_path, unprotect
 
 
 def test_a_tail_that_is_no_text_fits_into_a_packet_all_the_same():
@@ -136,3 +136,12 @@ def test_output_without_lines_is_bounded_too(tmp_path):
     again.pump()
     assert (tmp_path / "out").stat().st_size == 120, "what an earlier worker wrote counts"
     again.close()
+
+
+@pytest.mark.parametrize(("score", "expected"), [("-500\n", "0"), ("-1\n", "0"), ("0\n", "0\n"), ("300\n", "300\n")])
+def test_workers_are_not_spared_when_memory_runs_out(tmp_path, score, expected):
+    """A score below 0 needs a capability that not every machine gives its tests; test_unit_life has it for real."""
+    file = tmp_path / "oom_score_adj"
+    file.write_text(score)
+    unprotect(file)
+    assert file.read_text() == expected

@@ -1,0 +1,78 @@
+"""`agentd --reap`: end what an agentd that is gone left in its run directory. It is ExecStopPost= of the unit.
+
+systemd runs ExecStopPost= after every end of a service, also before it starts a crashed one again, and then workers are
+to go on. So the unit's own answer decides (`spared`); a person who runs this by hand means it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+
+from agentd.adoption import take_stock
+from agentd.config import Config
+from agentd.node import RunDir, default_run_dir
+from agentd.sweep import clear_cgroups
+from rlinf_actors import procfs
+from rlinf_actors.cgroups.roots import find
+from rlinf_actors.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+
+def spared(result: str, stop_asked: bool) -> str:
+    """Why nothing is to be ended, "" if it is. Pure.
+
+    Args:
+        result: $SERVICE_RESULT, "" where systemd does not run us.
+        stop_asked: whether that agentd was told to end with its workers.
+    """
+    if not result or stop_asked:
+        return ""
+    if result == "timeout":  # it did not even hear that it was to stop, and was killed for that
+        return ""
+    if result == "success":
+        return "it handed over: workers wait for the next agentd"
+    return f"it ended unasked ({result}): workers wait for the next agentd, and end by themselves if none comes"
+
+
+def reap(loop: asyncio.AbstractEventLoop, config: Config, result: str) -> int:
+    """End templates, workers and what they left; returns the exit code. Takes some seconds at most.
+
+    Args:
+        loop: does not run yet.
+        config: names the run directory and where cgroups are.
+        result: see `spared`.
+
+    Raises:
+        ConfigError: an agentd runs there, or the directory is not ours.
+        OSError: the directory cannot be read or written.
+    """
+    path = os.path.abspath(config.run_dir or default_run_dir(os.environ))
+    if not os.path.isdir(path):
+        log.info("there is nothing to reap: %s does not exist", path)
+        return 0
+    with contextlib.closing(RunDir.open(path, os.environ)) as directory:
+        why = spared(result, directory.was_stopping)
+        if why:
+            log.info("nothing is ended in %s: %s", path, why)
+            return 0
+        ended = loop.run_until_complete(_end(path, config))
+        directory.begin()
+    log.info("%d workers of an earlier agentd were left in %s, and are ended", ended, path)
+    return 0
+
+
+async def _end(path: str, config: Config) -> int:
+    """End all of it; returns how many workers there were."""
+    procfs.set_subreaper()  # what a template leaves behind comes to us
+    ended = (await take_stock(path, keep=False)).lost
+    cleared = asyncio.Event()
+    try:
+        if clear_cgroups(asyncio.get_running_loop(), find(config.cgroup), cleared.set):
+            await cleared.wait()
+    except ValueError as error:
+        raise ConfigError(str(error), path="workers.cgroup") from None
+    return len(ended)

@@ -1,0 +1,132 @@
+"""The unit files that come with this package, filled in for this installation, and their way into a directory.
+
+What is installed carries a stamp: the hash of what follows it. So a file of an earlier version is replaced, and one
+that somebody has changed is not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from rlinf_actors.errors import ConfigError
+from rlinf_actors.version import VERSION
+
+HEAD, AGENTD, HARDENED = "rlinf-head.service", "rlinf-agentd@.service", "rlinf-agentd@.service.d/hardened.conf"
+UNITS = (HEAD, AGENTD)
+"""What is installed without being asked for by name."""
+DIRECTORY = "/etc/systemd/system"
+
+_SOURCES = {HEAD: HEAD, AGENTD: AGENTD, HARDENED: "hardened.conf"}
+_STAMP = "# rlinf-actors"
+
+
+def commands() -> dict[str, str]:
+    """How a unit starts the programs of this installation, by their names in the files."""
+    return {
+        "@AGENTD@": _command("agentd", "agentd"),
+        "@RLINF_ACTORS@": _command("rlinf-actors", "rlinf_actors.cli.main"),
+    }
+
+
+def _command(script: str, module: str) -> str:
+    """The installed script; where there is none, this interpreter with the module."""
+    path = os.path.join(sysconfig.get_path("scripts"), script)
+    words = [path] if os.access(path, os.X_OK) else [sys.executable, "-m", module]
+    return " ".join(map(escaped, words))
+
+
+def escaped(word: str) -> str:
+    """One word of a command line in a unit file.
+
+    Raises:
+        ConfigError: systemd has no way to write it.
+    """
+    if any(ord(char) < 32 for char in word):
+        raise ConfigError(f"is {word!r}: a path with control characters cannot be in a unit file", path="installation")
+    word = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    return f'"{word}"' if " " in word or "'" in word or '"' in word else word
+
+
+def text(name: str, programs: Mapping[str, str] | None = None) -> str:
+    """A file as it is installed, with its stamp.
+
+    Args:
+        name: HEAD, AGENTD or HARDENED.
+        programs: as `commands`, which is the default.
+    """
+    body = resources.files("rlinf_actors.systemd").joinpath("files", _SOURCES[name]).read_text(encoding="utf-8")
+    for mark, command in (commands() if programs is None else programs).items():
+        body = body.replace(mark, command)
+    return f"{_STAMP} {VERSION} {_hash(body)}\n{body}"
+
+
+def _hash(body: str) -> str:
+    return hashlib.sha256(body.encode()).hexdigest()[:16]
+
+
+def is_ours(found: str) -> bool:
+    """Whether a file is as some version of this package wrote it."""
+    first, _, body = found.partition("\n")
+    words = first.split()
+    return first.startswith(_STAMP) and words[-1] == _hash(body)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One file of an installation. `what`: "written", "replaced" or "unchanged"."""
+
+    path: Path
+    text: str
+    what: str
+
+
+def plan(directory: Path, names: Sequence[str], force: bool) -> list[Step]:
+    """What an installation will do. Changes nothing.
+
+    Raises:
+        ConfigError: a file was changed by somebody, and *force* is not set.
+        OSError: a file cannot be read.
+    """
+    steps = []
+    for name in names:
+        path, wanted = directory / name, text(name)
+        try:
+            found = path.read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            steps.append(Step(path, wanted, "written"))
+            continue
+        if found != wanted and not is_ours(found) and not force:
+            raise ConfigError(
+                "was changed by somebody, and is left as it is: put changes into a drop-in "
+                f"(systemctl edit {name.partition('.d/')[0]}), or overwrite it with --force",
+                path=str(path),
+            )
+        steps.append(Step(path, wanted, "unchanged" if found == wanted else "replaced"))
+    return steps
+
+
+def carry_out(steps: Sequence[Step]) -> None:
+    """Write what a plan says, each file whole or not at all.
+
+    Raises:
+        OSError: a file cannot be written; those before it are.
+    """
+    for step in steps:
+        if step.what == "unchanged":
+            continue
+        step.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        fresh = step.path.with_name(step.path.name + ".rlinf-new")
+        try:
+            fresh.write_text(step.text, encoding="utf-8")
+            fresh.chmod(0o644)
+            fresh.replace(step.path)
+        except OSError:
+            fresh.unlink(missing_ok=True)
+            raise

@@ -1,0 +1,146 @@
+"""agentd under the shipped unit: what the service manager hears and when, what the journal gets, what a stop and a
+crash do to workers. systemd itself is stood in for by unit_kit; everything else is real.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import tempfile
+from pathlib import Path
+
+import pytest
+import unit_kit as kit
+
+from rlinf_actors import NodePlacementStrategy
+from rlinf_actors.testing import LocalCluster
+
+pytestmark = pytest.mark.live
+
+ON_IT = NodePlacementStrategy([1])
+
+
+@pytest.fixture(scope="module")
+def head():
+    """A head with a short lease, so that nothing waits long for what is gone."""
+    with LocalCluster(1, options={"timers": {"beat_s": 0.2, "lease_s": 5}}) as local:
+        yield local
+
+
+@pytest.fixture
+def place():
+    with tempfile.TemporaryDirectory(prefix="un-") as path:
+        yield Path(path)
+
+
+@pytest.fixture
+def unit(head, place):
+    stand_in = kit.StandIn(place, kit.configured(place, head.head))
+    yield stand_in
+    stand_in.close()
+
+
+@pytest.fixture
+def group(head, unit):
+    unit.start()
+    cluster = head.cluster(2)
+    yield kit.Sitting.create_group().launch(cluster, ON_IT).wait_ready()
+    cluster.shutdown()
+
+
+def gone(pidfds) -> None:
+    for pidfd in pidfds:
+        assert select.select([pidfd], [], [], 10)[0], "it runs still"
+        os.close(pidfd)
+
+
+def test_a_life_as_the_manager_hears_it(place, unit, head):
+    unit.start()
+    ready = unit.said[-1]
+    assert ready["STATUS"] == f"registered; head: tcp://{head.head}; no accelerators or robots"
+    (place / "agentd.d").mkdir()
+    (place / "agentd.d" / "10.toml").write_text('[node]\nname = "other"\nlabels = {a = "b"}\n')
+    unit.signal(signal.SIGHUP)
+    assert "MONOTONIC_USEC" in unit.wait_for("RELOADING")
+    assert unit.wait_for("READY")["STATUS"] == f"a restart is needed for: name; {ready['STATUS']}"
+    (place / "agentd.d" / "10.toml").write_text("[nodes]\n")
+    unit.signal(signal.SIGHUP)
+    unit.wait_for("RELOADING")
+    assert "did you mean 'node'" in unit.wait_for("READY")["STATUS"]
+    unit.stop()
+    assert unit.wait_for("STOPPING")["STATUS"] == "stopping: SIGTERM"
+    assert unit.said[0] == {"WATCHDOG": "1"}
+    lines = unit.written()
+    assert not [line for line in lines if line[:3] not in ("<3>", "<4>", "<6>", "<7>")]
+    assert "<4>WARNING: a restart is needed for: name" in lines
+    assert [line[:3] for line in lines if "the configuration stays as it was" in line] == ["<3>"]
+
+
+def test_the_watchdog_hears_a_loop_that_goes_on_and_none_that_stands_still(head, place):
+    with contextlib.closing(kit.StandIn(place, kit.configured(place, head.head), watchdog_s=0.2)) as unit:
+        unit.start()
+        for _ in range(3):
+            unit.wait_for("WATCHDOG")
+        unit.signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, unit.process.pid, os.WSTOPPED | os.WNOWAIT)
+        while select.select([unit.manager], [], [], 0)[0]:
+            unit.manager.recv(4096)
+        assert select.select([unit.manager], [], [], 0.5)[0] == [], "five beats are missing"
+        unit.signal(signal.SIGCONT)
+        unit.wait_for("WATCHDOG")
+        unit.stop()
+
+
+def test_workers_are_the_same_after_kill_9_and_after_a_hand_over(unit, group):
+    before = group.pids().wait()
+    for number in (signal.SIGKILL, signal.SIGUSR1):
+        unit.signal(number)
+        assert unit.ended(), "the unit starts it again"
+        unit.start()
+        assert group.pids().wait() == before
+    spared = [line for line in unit.written() if "nothing is ended" in line]
+    assert ["it ended unasked (signal)" in spared[0], "it handed over" in spared[1]] == [True, True]
+
+
+def test_a_stop_ends_workers_also_where_agentd_does_not_hear_it(unit, group):
+    pidfds = [os.pidfd_open(pid) for pid in group.pids().wait()[0]]
+    unit.signal(signal.SIGSTOP)
+    unit.signal(signal.SIGTERM)
+    unit.signal(signal.SIGKILL)  # TimeoutStopSec= is over
+    unit.ended("timeout")
+    gone(pidfds)
+    assert "<6>INFO: 1 workers of an earlier agentd were left in" in "\n".join(unit.written())
+    assert sorted(path.name for path in unit.run_dir.iterdir() if path.is_file()) == ["lock"]
+    unit.start()  # tells the head of it
+
+
+def test_a_crash_while_it_stops_leaves_nothing(unit, group):
+    pidfds = [os.pidfd_open(pid) for pid in group.pids().wait()[0]]
+    (unit.run_dir / "stopping").touch()  # it was asked, and is killed before it came to that
+    unit.signal(signal.SIGKILL)
+    unit.ended()
+    gone(pidfds)
+    unit.start()
+
+
+def test_what_workers_inherit(unit, group):
+    pid, template = group.pids().wait()[0]
+    environment = group.environment().wait()[0]
+    told = {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "INVOCATION_ID", "JOURNAL_STREAM", "RUNTIME_DIRECTORY",
+            "STATE_DIRECTORY", "LOGS_DIRECTORY", "SYSTEMD_EXEC_PID"}  # fmt: skip
+    assert not told & environment.keys()
+    if kit.oom_score(unit.process.pid) != -500:
+        pytest.skip("this user may not lower oom_score_adj (CAP_SYS_RESOURCE)")
+    assert (kit.oom_score(template), kit.oom_score(pid)) == (-500, 0)
+
+
+def test_a_configuration_that_cannot_be_is_not_started_again(place, unit):
+    (place / "agentd.toml").write_text("[haed]\n")
+    unit.begin()
+    assert unit.process.wait(15) == 78
+    (place / "agentd.toml").write_text("[head]\n")
+    assert unit.ended() is False
+    assert unit.written()[0].startswith("<3>")
+    assert "did you mean 'head'" in unit.written()[0]

@@ -1,0 +1,30 @@
+"""Where the head of a world is, and the network as one process sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from rlinf_actors.net.link import Sight
+
+if TYPE_CHECKING:
+    from chaos_world import World
+
+HEAD = "ipc:///head"
+
+
+class Seen:
+    """The network as one process sees it: behind a cut it finds nobody."""
+
+    def __init__(self, world: World, who: Any) -> None:
+        self._world = world
+        self._who = who
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._world.network, name)
+
+    async def look(self, endpoint: str, timeout_s: float = 1.0) -> Sight:
+        if self._who in self._world.cut:
+            await asyncio.sleep(timeout_s)
+            return Sight.SILENT
+        return await self._world.network.look(endpoint, timeout_s)

@@ -1,0 +1,185 @@
+"""The unit files: what they say, what systemd-analyze thinks of them, and how they get into a directory."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rlinf_actors.cli import app
+from rlinf_actors.errors import ConfigError
+from rlinf_actors.systemd import units
+
+ALL = (units.HEAD, units.AGENTD, units.HARDENED)
+PROGRAMS = {"@AGENTD@": "/bin/true", "@RLINF_ACTORS@": "/bin/true"}
+
+
+def service(name: str) -> dict[str, list[str]]:
+    """Keys of [Service], each with its values."""
+    section, found = "", {}
+    for line in units.text(name, PROGRAMS).splitlines():
+        if line.startswith("["):
+            section = line
+        elif "=" in line and not line.startswith("#") and section == "[Service]":
+            key, _, value = line.partition("=")
+            found.setdefault(key, []).append(value)
+    return found
+
+
+@pytest.fixture
+def analyze(tmp_path):
+    """systemd-analyze on the units, in a directory that has nothing else."""
+    tool = shutil.which("systemd-analyze")
+    if tool is None:
+        pytest.skip("systemd-analyze is not installed")
+
+    def run(verb: str, name: str, *, hardened: bool = False) -> subprocess.CompletedProcess[str]:
+        for one in ALL if hardened else units.UNITS:
+            path = tmp_path / one
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(units.text(one, PROGRAMS))
+        command = [tool, "--no-pager", *verb.split(), str(tmp_path / name)]
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
+
+    return run
+
+
+@pytest.mark.parametrize("name", units.UNITS)
+@pytest.mark.parametrize("hardened", [False, True])
+def test_systemd_finds_no_fault(analyze, name, hardened):
+    done = analyze("verify", name, hardened=hardened)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "hardened", "most"), [(units.HEAD, False, 5.2), (units.AGENTD, False, 5.2), (units.AGENTD, True, 3.5)]
+)
+def test_the_exposure_is_bounded(analyze, name, hardened, most):
+    done = analyze("security --offline=true", name, hardened=hardened)
+    found = re.search(r"Overall exposure level for \S+: ([\d.]+)", done.stdout)
+    assert found is not None, done.stderr
+    assert float(found[1]) <= most
+
+
+def test_nothing_that_breaks_workers():
+    """MemoryDenyWriteExecute ends CUDA's compiler, a list of devices the devices, and so on; workers inherit all."""
+    forbidden = {
+        "MemoryDenyWriteExecute", "PrivateTmp", "PrivateDevices", "PrivateIPC", "PrivateNetwork", "PrivateUsers",
+        "ProtectClock", "DevicePolicy", "DeviceAllow", "ProtectHome", "ProtectProc", "ProcSubset", "RestrictRealtime",
+        "ProtectControlGroups", "RemoveIPC", "DynamicUser", "DelegateSubgroup",
+    }  # fmt: skip
+    said = service(units.AGENTD) | service(units.HARDENED)
+    assert not said.keys() & forbidden
+    filters = " ".join(said["SystemCallFilter"])
+    assert not {"@resources", "@debug", "@ipc", "@memlock"} & set(filters.replace("~", "").split())
+
+
+def test_what_keeps_workers_through_a_restart():
+    said = {key: values[-1] for key, values in service(units.AGENTD).items()}
+    expected = {
+        "Type": "notify", "KillMode": "process", "RuntimeDirectoryPreserve": "restart", "Delegate": "yes",
+        "OOMPolicy": "continue", "Restart": "always", "User": "%i", "LimitMEMLOCK": "infinity",
+        "OOMScoreAdjust": "-500", "ExecStopPost": "/bin/true --reap",
+    }  # fmt: skip
+    assert {key: said.get(key) for key in expected} == expected
+    assert "78" in said["RestartPreventExitStatus"].split()
+    assert int(said["WatchdogSec"]) > 30
+    assert said["RuntimeDirectoryMode"] == "0700"
+
+
+def test_the_files_are_plain_ini_without_marks():
+    for name in ALL:
+        text = units.text(name)
+        assert "@AGENTD@" not in text
+        assert "@RLINF_ACTORS@" not in text
+        parser = configparser.RawConfigParser(strict=False, allow_no_value=True)
+        parser.optionxform = str
+        parser.read_string(text)
+        assert "Service" in parser
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("/opt/venv/bin/agentd", "/opt/venv/bin/agentd"),
+        ("/opt/my venv/agentd", '"/opt/my venv/agentd"'),
+        ("/opt/100%/$x", "/opt/100%%/$$x"),
+        ('/o"p', '"/o\\"p"'),
+    ],
+)
+def test_paths_are_written_as_systemd_reads_them(word, expected):
+    assert units.escaped(word) == expected
+
+
+def test_a_path_that_cannot_be_written_is_refused():
+    with pytest.raises(ConfigError, match="control characters"):
+        units.escaped("/opt/a\nExecStart=/bin/sh")
+
+
+# --- the command ---
+
+
+def run(capsys, *arguments: str) -> tuple[int, str, str]:
+    code = app.run(["units", *arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_install_writes_says_what_and_how_to_go_on(tmp_path, capsys):
+    code, out, err = run(capsys, "install", "--dir", str(tmp_path))
+    assert code == 0
+    assert out.splitlines() == [f"written: {tmp_path / name}" for name in units.UNITS]
+    assert "systemctl daemon-reload" in err
+    assert "systemctl enable --now rlinf-agentd@USER" in err
+    assert (tmp_path / units.AGENTD).read_text() == units.text(units.AGENTD)
+    assert (tmp_path / units.AGENTD).stat().st_mode & 0o777 == 0o644
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(units.UNITS)
+    code, out, _ = run(capsys, "install", "--dir", str(tmp_path), "--hardened")
+    assert out.splitlines()[-1] == f"written: {tmp_path / units.HARDENED}"
+    assert [line.split(":")[0] for line in out.splitlines()] == ["unchanged", "unchanged", "written"]
+
+
+def test_a_changed_file_is_left_alone_and_so_is_the_rest(tmp_path, capsys):
+    changed = tmp_path / units.AGENTD
+    changed.write_text(units.text(units.AGENTD) + "Nice=5\n")
+    before = changed.read_text()
+    code, out, err = run(capsys, "install", "--dir", str(tmp_path))
+    assert (code, out) == (78, "")
+    assert f"{changed}: was changed by somebody" in err
+    assert "systemctl edit rlinf-agentd@.service" in err
+    assert changed.read_text() == before
+    assert not (tmp_path / units.HEAD).exists()
+    code, out, _ = run(capsys, "install", "--dir", str(tmp_path), "--force")
+    assert code == 0
+    assert f"replaced: {changed}" in out
+    assert changed.read_text() == units.text(units.AGENTD)
+
+
+def test_a_file_of_an_earlier_version_is_replaced(tmp_path, capsys):
+    older = units.text(units.HEAD, {"@RLINF_ACTORS@": "/old/bin/rlinf-actors"})
+    (tmp_path / units.HEAD).write_text(older)
+    assert units.is_ours(older)
+    code, out, _ = run(capsys, "install", "--dir", str(tmp_path))
+    assert code == 0
+    assert f"replaced: {tmp_path / units.HEAD}" in out
+
+
+def test_a_directory_that_cannot_be_written_is_an_exit_code(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    code, _, err = run(capsys, "install", "--dir", str(tmp_path / "file" / "x"))
+    assert code == 69
+    assert "Not a directory" in err
+
+
+def test_print_fills_in_this_installation(capsys):
+    code, out, _ = run(capsys, "print", units.AGENTD)
+    assert (code, out) == (0, units.text(units.AGENTD))
+    start = next(line for line in out.splitlines() if line.startswith("ExecStart="))
+    program = start.removeprefix("ExecStart=").split()[0]
+    assert Path(program).is_file()
+    assert run(capsys, "print")[1].count("# --- ") == 3
+    assert run(capsys, "print", "nonsense.service")[0] == 64
