@@ -11,8 +11,10 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from rlinf_actors.head.commands import Emit, Ended, Notify, Refused, Timing
-from rlinf_actors.head.records import Client, Job, Node
+from rlinf_actors.head.jobs import Jobs
+from rlinf_actors.head.records import Client, Node
 from rlinf_actors.head.remembered import CLIENT, Remembered
+from rlinf_actors.security.members import LOCAL, Member
 from rlinf_actors.wire.agents import Unwatch, Watch
 from rlinf_actors.wire.clients import ClientGone
 from rlinf_actors.wire.session import ClientHello, Goodbye
@@ -26,7 +28,7 @@ class ClientTable:
     Args:
         timing: the head's timers.
         emit: takes commands.
-        new_token: makes a secret for a new job.
+        jobs: what they belong to.
         on_gone: called with the incarnation of a client that has ended, and with the client if it was here.
         before: what an earlier head at this place knew.
     """
@@ -35,18 +37,17 @@ class ClientTable:
         self,
         timing: Timing,
         emit: Emit,
-        new_token: Callable[[], str],
+        jobs: Jobs,
         on_gone: Callable[[str, Client | None], None],
         before: Remembered,
     ) -> None:
         self._timing = timing
         self._emit = emit
-        self._new_token = new_token
         self._on_gone = on_gone
         self._clients: dict[str, Client] = {}
         self._by_peer: dict[bytes, Client] = {}
         self._by_worker: dict[str, Client] = {}
-        self._jobs: dict[str, Job] = {}
+        self._jobs = jobs
         self._ended = Ended(CLIENT, emit, before)
         self._awaited: dict[str, float] = {}
         self._seen: dict[str, set[str]] = {}
@@ -87,21 +88,18 @@ class ClientTable:
 
     def token(self, namespace: str) -> str:
         """The membership token of a job; made on first use."""
-        job = self._jobs.get(namespace)
-        if job is None:
-            job = self._jobs[namespace] = Job(namespace, self._new_token())
-        return job.token
-
-    def adopt_token(self, namespace: str, token: str, in_use: bool = True) -> None:
-        """Running workers of a job prove membership with this token; it stays. Not *in_use*: they have ended, so that
-        it counts only where the job has no other.
-        """
-        if token and (in_use or namespace not in self._jobs):
-            self._jobs[namespace] = Job(namespace, token)
+        return self._jobs.token(namespace)
 
     # --- coming and going ---
 
-    def hello(self, peer: bytes, hello: ClientHello, now: float, worker_namespace: str | None) -> Client:
+    def hello(
+        self,
+        peer: bytes,
+        hello: ClientHello,
+        now: float,
+        worker_namespace: str | None,
+        member: Member = LOCAL,
+    ) -> Client:
         """A driver or worker introduces itself, or says again that it is there.
 
         Args:
@@ -109,6 +107,7 @@ class ClientTable:
             hello: what it said.
             now: the time.
             worker_namespace: of the worker that it claims to be; None if there is no such worker.
+            member: who it is.
 
         Raises:
             Refused: it has ended before, or is no member of the job.
@@ -122,7 +121,7 @@ class ClientTable:
         known = self._clients.get(hello.incarnation)
         if known is not None:
             del self._by_peer[known.peer]
-            known.peer, known.last_seen = peer, now
+            known.peer, known.last_seen, known.member = peer, now, member
             self._by_peer[peer] = known
             return known
         client = Client(
@@ -135,12 +134,15 @@ class ClientTable:
             hello.worker_id,
             peer,
             now,
+            member=member,
         )
         self._clients[client.incarnation] = self._by_peer[peer] = client
         if client.worker_id:
             self._by_worker[client.worker_id] = client
         elif hello.token and client.namespace not in self._jobs:
-            self.adopt_token(client.namespace, hello.token)  # it was welcomed by an earlier head: the job's stays
+            self._jobs.adopt(client.namespace, hello.token)  # it was welcomed by an earlier head: the job's stays
+        if member.role == "driver":
+            self._jobs.opened(client.namespace, member.name)
         self._awaited.pop(client.incarnation, None)
         self._seen.pop(client.incarnation, None)
         return client
@@ -148,8 +150,8 @@ class ClientTable:
     def may_join(self, hello: ClientHello, worker_namespace: str | None) -> str:
         """The one place that decides who is a member of a job; says why not, "" for yes.
 
-        On one machine (ipc, loopback) a driver joins by the namespace's name; a worker proves with the job's token
-        that an agent started it. Keys come with clusters of several machines.
+        Without keys a driver joins by the namespace's name; whose job it is where there are keys is looked at before
+        (head.authority). A worker proves with the job's token that an agent started it.
         """
         if hello.role not in ROLES:
             return f"{hello.role!r} is no role; the roles are {', '.join(ROLES)}"
@@ -211,7 +213,7 @@ class ClientTable:
         """Forget a job if it has no members; the caller knows that it has no groups."""
         if any(client.namespace == namespace for client in self._clients.values()):
             return False
-        self._jobs.pop(namespace, None)
+        self._jobs.forget(namespace)
         return True
 
     # --- watching ---

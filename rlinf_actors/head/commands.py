@@ -8,23 +8,34 @@ from typing import Union
 import msgspec
 
 from rlinf_actors.head.remembered import KEPT, Change, GaveUp, Remembered
+from rlinf_actors.security.members import LOCAL, Member
 from rlinf_actors.wire.messages import Body
 from rlinf_actors.wire.values import EventKind, ExitReport
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """A peer sent a request."""
+    """A peer sent a request; `member` is who that is."""
 
     peer: bytes
     id: int
     body: Body
+    member: Member = LOCAL
 
 
 class Told(msgspec.Struct, frozen=True):
-    """A peer sent a notice."""
+    """A peer sent a notice; `member` is who that is."""
 
     peer: bytes
     body: Body
+    member: Member = LOCAL
+
+
+class TurnedAway(msgspec.Struct, frozen=True):
+    """A connection was not let in; fields as the arguments of security.gate.Gate.refused."""
+
+    public: str
+    address: str
+    why: str = ""
 
 
 class Tick(msgspec.Struct, frozen=True):
@@ -104,7 +115,7 @@ class Keep(msgspec.Struct, frozen=True):
     instead: Union[Answer, None] = None
 
 
-Event = Union[Asked, Told, Tick, Stalled, Unreachable, NotWritten]
+Event = Union[Asked, Told, TurnedAway, Tick, Stalled, Unreachable, NotWritten]
 Command = Union[Notify, Answer, Refuse, EndCluster, Record, Keep]
 Emit = Callable[[Command], None]
 

@@ -86,9 +86,9 @@ class GroupTable:
         group = self._of_worker.get(worker_id)
         return None if group is None or group.workers[worker_id].gone else group.namespace
 
-    def states(self, namespace: str | None) -> list[GroupState]:
-        """Groups of one namespace, or all; without tokens."""
-        chosen = [group for group in self._groups.values() if namespace in (None, group.namespace)]
+    def states(self, sees: Callable[[str], bool]) -> list[GroupState]:
+        """Groups of the namespaces that somebody sees; without tokens."""
+        chosen = [group for group in self._groups.values() if sees(group.namespace)]
         return [group.state("") for group in sorted(chosen, key=lambda group: group.key)]
 
     def all(self) -> list[Group]:

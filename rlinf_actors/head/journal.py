@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 import msgspec
@@ -27,12 +28,18 @@ MAX_WAIT_S = 60.0
 MAX_READERS = 1024
 
 
+Sees = Callable[[str], bool]
+"""Whether a reader is shown the events of a namespace; it sees what belongs to none."""
+
+
 @dataclass(frozen=True)
 class _Reader:
     peer: bytes
     id: int
     asked: GetEvents
     deadline: float
+    sees: Sees
+    key: str
 
 
 class Journal:
@@ -65,8 +72,17 @@ class Journal:
         while len(self._events) > self._kept or (self._chars > self._kept_chars and len(self._events) > 1):
             self._chars -= _chars(self._events.popleft())
 
-    def ask(self, peer: bytes, id: int, asked: GetEvents, now: float, wall: float) -> Events | None:
-        """The answer, or None when it comes later.
+    def ask(
+        self,
+        peer: bytes,
+        id: int,
+        asked: GetEvents,
+        now: float,
+        wall: float,
+        sees: Sees = lambda namespace: True,
+        key: str = "",
+    ) -> Events | None:
+        """The answer, or None when it comes later; *key* is the asker's.
 
         Raises:
             Refused: too many wait already.
@@ -75,29 +91,33 @@ class Journal:
             asked = msgspec.structs.replace(asked, since=0)
         since = self._last if asked.since < 0 else min(asked.since, self._last)
         asked = msgspec.structs.replace(asked, since=since, log=self._log)
-        found = self._find(asked, wall)
+        found = self._find(asked, wall, sees)
         if found.events or found.missing or not asked.wait_s > 0:
             return found
         if len(self._readers) >= MAX_READERS:
             raise Refused("usage", f"{MAX_READERS} readers of the event log wait already")
-        self._readers.append(_Reader(peer, id, asked, now + min(asked.wait_s, MAX_WAIT_S)))
+        self._readers.append(_Reader(peer, id, asked, now + min(asked.wait_s, MAX_WAIT_S), sees, key))
         return None
 
     def flush(self, wall: float) -> None:
         """Answer the readers for whom something has happened since the last flush."""
         if self._flushed < self._last:
             self._flushed = self._last
-            self._answer([(reader, self._find(reader.asked, wall)) for reader in self._readers])
+            self._answer([(reader, self._find(reader.asked, wall, reader.sees)) for reader in self._readers])
 
     def tick(self, now: float, wall: float) -> None:
         """Answer the readers whose time is over: nothing has happened."""
         for reader in [reader for reader in self._readers if now >= reader.deadline]:
             self._readers.remove(reader)
-            self._emit(Answer(reader.peer, reader.id, self._find(reader.asked, wall)))
+            self._emit(Answer(reader.peer, reader.id, self._find(reader.asked, wall, reader.sees)))
 
     def forget(self, peer: bytes) -> None:
         """A client has ended: nobody reads there any more."""
         self._readers = [reader for reader in self._readers if reader.peer != peer]
+
+    def forget_keys(self, keys: Container[str]) -> None:
+        """Nobody with these keys reads any more."""
+        self._readers = [reader for reader in self._readers if reader.key not in keys]
 
     def next_deadline(self) -> float:
         """When `tick` has something to do, infinity for never."""
@@ -109,14 +129,14 @@ class Journal:
             if events.events:
                 self._emit(Answer(reader.peer, reader.id, events))
 
-    def _find(self, asked: GetEvents, wall: float) -> Events:
+    def _find(self, asked: GetEvents, wall: float, sees: Sees) -> Events:
         oldest = self._last - len(self._events) + 1
         missing = max(0, oldest - 1 - asked.since)
         limit, room = min(max(asked.limit, 1), ANSWER_EVENTS), ANSWER_CHARS
         chosen: list[ClusterEvent] = []
         seen = asked.since + missing
         for event in itertools.islice(self._events, seen - oldest + 1, None):
-            if asked.namespace is None or event.namespace in ("", asked.namespace):
+            if not event.namespace or (asked.namespace in (None, event.namespace) and sees(event.namespace)):
                 if chosen and (len(chosen) >= limit or room < _chars(event)):
                     break
                 chosen.append(event)

@@ -13,6 +13,7 @@ from rlinf_actors.head.records import Node
 from rlinf_actors.head.remembered import NODE, REPLACED, ForgetNode, KnownNode, Remembered
 from rlinf_actors.head.transitions import NodeLife
 from rlinf_actors.placement.node_order import missing_ranks, order_nodes
+from rlinf_actors.security.members import LOCAL, Member
 from rlinf_actors.wire.clients import GetNodes, Nodes
 from rlinf_actors.wire.session import AgentHello, Beat
 from rlinf_actors.wire.values import NodeState
@@ -111,7 +112,7 @@ class NodeTable:
 
     # --- coming and going ---
 
-    def hello(self, peer: bytes, hello: AgentHello, now: float) -> Node:
+    def hello(self, peer: bytes, hello: AgentHello, now: float, member: Member = LOCAL) -> Node:
         """An agent registers, or says again that it is there.
 
         Raises:
@@ -124,7 +125,7 @@ class NodeTable:
         if replaced is not None:
             raise Refused("config", f"{replaced}: two agentds run as one node; give each its own --node-id")
         known = self._nodes.get(hello.node.node_id)
-        node = Node(hello.node, hello.incarnation, peer, hello.is_head, now, now, hello.keeps)
+        node = Node(hello.node, hello.incarnation, peer, hello.is_head, now, now, hello.keeps, member=member)
         self._release(now)
         self._check_rank(node, now)
         if known is not None and known.incarnation != hello.incarnation:
@@ -205,6 +206,11 @@ class NodeTable:
             self._waiting.remove(waiting)
             self._time_out(waiting, now)
 
+    def revoked(self, node: Node, reason: str, now: float) -> None:
+        """The agent's key is not good any more: nothing that it says counts, and its workers end by themselves."""
+        self._lost.add(node.incarnation, f"was declared lost: {reason}")
+        self._end(node, "expired", reason, now)
+
     def unreachable(self, peer: bytes, now: float) -> None:
         """An agent is not connected: one that is silent as well has ended. One that was just heard is reconnecting.
 
@@ -250,7 +256,8 @@ class NodeTable:
 
     def _keep(self, node: Node) -> None:
         """Have a restarted head know this node, and its rank if it is frozen."""
-        known = KnownNode(node.report, node.incarnation, node.is_head, self._ranks.get(node.id), not node.alive)
+        member = node.member.name if node.member.role == "agent" else ""
+        known = KnownNode(node.report, node.incarnation, node.is_head, self._ranks.get(node.id), not node.alive, member)
         if self._kept.get(node.id) != known:
             self._kept[node.id] = known
             self._emit(Keep(known))
@@ -351,7 +358,8 @@ class NodeTable:
 
 def _awaited(known: KnownNode, now: float) -> Node:
     """A node of an earlier head, as long as it has not come back to this one."""
-    node = Node(known.report, known.incarnation, b"", known.is_head, now, now)
+    member = Member("agent", known.member) if known.member else LOCAL
+    node = Node(known.report, known.incarnation, b"", known.is_head, now, now, member=member)
     if known.lost:
         node.step("expired", now)
     return node

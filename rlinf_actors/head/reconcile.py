@@ -11,6 +11,7 @@ from rlinf_actors.head.clients import ClientTable
 from rlinf_actors.head.commands import Emit, Notify, Record, Timing
 from rlinf_actors.head.groups import GroupTable
 from rlinf_actors.head.happenings import of_group
+from rlinf_actors.head.jobs import Jobs
 from rlinf_actors.head.records import Client, Group, Node, Worker
 from rlinf_actors.head.transitions import WorkerLife
 from rlinf_actors.model.restart import rank_id
@@ -30,14 +31,15 @@ class Reconciler:
     Args:
         timing: the head's timers.
         emit: takes commands.
-        clients, groups: the tables.
+        clients, groups, jobs: the tables.
     """
 
-    def __init__(self, timing: Timing, emit: Emit, clients: ClientTable, groups: GroupTable) -> None:
+    def __init__(self, timing: Timing, emit: Emit, clients: ClientTable, groups: GroupTable, jobs: Jobs) -> None:
         self._timing = timing
         self._emit = emit
         self._clients = clients
         self._groups = groups
+        self._jobs = jobs
 
     def reconcile(self, node: Node, there: Sequence[RunningWorker], known: bool, now: float) -> None:
         """Bring our view of a node in line with its agent's; *known* if that is the one that we knew before.
@@ -168,7 +170,7 @@ class Reconciler:
                 return False
             group = Group(spec.namespace, spec.group, running.cls, running.owner, running.detail)
             group.detached, group.unclaimed = running.detached, True
-            self._clients.adopt_token(spec.namespace, spec.token, running.exit is None)
+            self._jobs.adopt(spec.namespace, spec.token, running.exit is None)
             self._emit(of_group("group_adopted", group, f"runs already, its agent on node {node.name} says"))
         elif running.exit is not None and (group.whole or spec.rank in group.ranks):
             return False  # an end that was told before: the name has been given again since

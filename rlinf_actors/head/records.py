@@ -8,6 +8,7 @@ from rlinf_actors.hardware.report import accelerator_type_of
 from rlinf_actors.head.transitions import NODE, WORKER, NodeLife, WorkerLife, step
 from rlinf_actors.model.restart import rank_id
 from rlinf_actors.placement.node_order import RegisteredNode
+from rlinf_actors.security.members import LOCAL, Member
 from rlinf_actors.wire.values import (
     Endpoint,
     ExitReport,
@@ -36,6 +37,7 @@ class Node:
     life: NodeLife = NodeLife.REGISTERING
     log_name: str = ""
     draining: str = ""
+    member: Member = LOCAL
 
     @property
     def id(self) -> str:
@@ -99,6 +101,7 @@ class Client:
     last_seen: float
     watcher: str | None = None
     watcher_peer: bytes = b""
+    member: Member = LOCAL
 
     def __str__(self) -> str:
         return f"{self.role} {self.incarnation[:8]}, process {self.pid}, namespace {self.namespace!r}"
@@ -222,11 +225,3 @@ class Group:
         workers = sorted(self.workers.values(), key=lambda worker: worker.spec.rank)
         states = [worker.state() for worker in workers]
         return GroupState(self.namespace, self.name, self.cls, self.owner, self.summary, states, token, self.detail)
-
-
-@dataclass
-class Job:
-    """A namespace. Whoever knows `token` is a member."""
-
-    namespace: str
-    token: str

@@ -10,6 +10,7 @@ from typing import Union
 
 import msgspec
 
+from rlinf_actors.wire.keys import KeyState
 from rlinf_actors.wire.values import NodeReport
 
 NODE, REPLACED, CLIENT, WORKER = "node", "replaced", "client", "worker"
@@ -19,19 +20,28 @@ KEPT = 4096
 
 
 class KnownNode(msgspec.Struct, frozen=True):
-    """A node that has registered. `rank` is None until it is frozen; a `lost` one is not waited for."""
+    """A node that has registered. `rank` is None until it is frozen; a `lost` one is not waited for; `member` is the
+    name of the agent's key, "" without one.
+    """
 
     report: NodeReport
     incarnation: str
     is_head: bool = False
     rank: Union[int, None] = None
     lost: bool = False
+    member: str = ""
 
 
 class ForgetNode(msgspec.Struct, frozen=True):
     """Its rank is free."""
 
     id: str
+
+
+class ForgetKey(msgspec.Struct, frozen=True):
+    """A key that has ended long ago: it is not listed any more, which is refused too."""
+
+    public: str
 
 
 class GaveUp(msgspec.Struct, frozen=True):
@@ -68,7 +78,7 @@ class Undrain(msgspec.Struct, frozen=True):
     id: str
 
 
-Change = Union[KnownNode, ForgetNode, GaveUp, Latch, Unlatch, Drain, Undrain]
+Change = Union[KnownNode, ForgetNode, GaveUp, Latch, Unlatch, Drain, Undrain, KeyState, ForgetKey]
 
 
 @dataclass
@@ -81,6 +91,7 @@ class Remembered:
         given_up: (kind, id) to the reason, the oldest first.
         stops: emergency stops in force.
         drained: ids of the nodes that take no new workers, and why.
+        keys: public keys, also those that have ended.
     """
 
     epoch: int = 0
@@ -88,3 +99,4 @@ class Remembered:
     given_up: dict[tuple[str, str], str] = field(default_factory=dict)
     stops: dict[str, str] = field(default_factory=dict)
     drained: dict[str, str] = field(default_factory=dict)
+    keys: list[KeyState] = field(default_factory=list)

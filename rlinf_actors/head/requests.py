@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from rlinf_actors.head.checks import own_namespace
-from rlinf_actors.head.commands import Answer, Asked, EndCluster, Notify, Record, Refuse, Refused
+from rlinf_actors.head.commands import Answer, Asked, EndCluster, Notify, Refuse, Refused
 from rlinf_actors.head.happenings import of_driver, of_node
+from rlinf_actors.head.keyrequests import KeyRequests, who
 from rlinf_actors.head.records import Client
 from rlinf_actors.head.tables import Tables
 from rlinf_actors.wire.clients import Done, EnumerateHardware, FindGroup, GetNodes, Launch, StopCluster, StopGroup
+from rlinf_actors.wire.keys import AddKey, Enroll, GetKeys, RevokeKey, RotateKey
 from rlinf_actors.wire.messages import Body
 from rlinf_actors.wire.operators import DrainNode, EStop, GetEvents, GetStatus
 from rlinf_actors.wire.protocol import PROTOCOL
@@ -23,6 +27,7 @@ class Requests:
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
+        self._keys = KeyRequests(tables)
         self._ending: list[tuple[bytes, int]] = []
 
     def answer(self, event: Asked) -> None:
@@ -34,7 +39,8 @@ class Requests:
             tables.emit(Refuse(event.peer, event.id, error.kind, error.text, (), error.path))
             if isinstance(event.body, (AgentHello, ClientHello)):
                 who = event.peer.decode(errors="replace")
-                tables.emit(Record("refused", f"refused {who} ({error.kind}): {error.text}"))
+                text = f"refused {who} ({error.kind}): {error.text}"
+                tables.refusals.note(who, error.kind, text, tables.now)
         else:
             if answer is not None:
                 tables.emit(Answer(event.peer, event.id, answer))
@@ -53,17 +59,20 @@ class Requests:
         tables = self._tables
         body = event.body
         if isinstance(body, AgentHello):
-            return self._agent_hello(event.peer, body)
+            return self._agent_hello(event, body)
         if isinstance(body, ClientHello):
-            return self._client_hello(event.peer, body)
+            return self._client_hello(event, body)
         if isinstance(body, GetStatus):
-            return tables.status(body.namespace, tables.now)
+            sees = tables.authority.sees(event.member)
+            return tables.status(tables.now, lambda name: body.namespace in (None, name) and sees(name))
         if isinstance(body, DrainNode):
-            tables.drains.ask(event.peer, event.id, body, tables.now)
+            tables.drains.ask(event.peer, event.id, replace(body, by=who(event.member, body.by)), tables.now)
             return None
         if isinstance(body, EStop):
-            tables.robots.estop(event.peer, event.id, body)
+            tables.robots.estop(event.peer, event.id, replace(body, by=who(event.member, body.by)))
             return None
+        if isinstance(body, (Enroll, RotateKey, AddKey, RevokeKey, GetKeys)):
+            return self._keys.answer(event)
         if isinstance(body, EnumerateHardware):  # of an observer too: `rlinf-actors plan` has no session
             tables.looks.ask(event.peer, event.id, body, tables.now)
             return None
@@ -71,7 +80,8 @@ class Requests:
         if isinstance(body, GetEvents):  # of an observer too: `rlinf-actors events`
             if client is not None:
                 own_namespace(client, body.namespace or "")
-            return tables.journal.ask(event.peer, event.id, body, tables.now, tables.wall)
+            sees = tables.authority.sees(event.member) if client is None else _everything
+            return tables.journal.ask(event.peer, event.id, body, tables.now, tables.wall, sees, event.member.key)
         if client is None:
             tables.emit(Notify(event.peer, Beat(HELLO_AGAIN)))
             raise Refused("hello", "the head does not know this process: it was restarted, or no hello was sent")
@@ -101,11 +111,11 @@ class Requests:
             return None
         raise Refused("protocol", f"the head does not answer a {type(body).__name__}")
 
-    def _agent_hello(self, peer: bytes, hello: AgentHello) -> Welcome:
+    def _agent_hello(self, event: Asked, hello: AgentHello) -> Welcome:
         tables = self._tables
         self._check_protocol("agentd", hello.protocol, hello.version)
         known = tables.nodes.get(hello.node.node_id)
-        node = tables.nodes.hello(peer, hello, tables.now)
+        node = tables.nodes.hello(event.peer, hello, tables.now, event.member)
         same = known is not None and known.incarnation == node.incarnation
         if not same:
             tables.emit(of_node("node_joined", node, f"is here, incarnation {node.incarnation}"))
@@ -118,11 +128,12 @@ class Requests:
         tables.clients.watch(tables.nodes.alive())
         return self._welcome("")
 
-    def _client_hello(self, peer: bytes, hello: ClientHello) -> Welcome:
+    def _client_hello(self, event: Asked, hello: ClientHello) -> Welcome:
         tables = self._tables
         self._check_protocol(f"this {hello.role}", hello.protocol, hello.version)
         known = tables.clients.get(hello.incarnation) is not None
-        client = tables.clients.hello(peer, hello, tables.now, tables.groups.namespace_of(hello.worker_id))
+        namespace = tables.groups.namespace_of(hello.worker_id)
+        client = tables.clients.hello(event.peer, hello, tables.now, namespace, event.member)
         if client.role == "driver" and not known:
             tables.emit(of_driver("driver_joined", client, "is here"))
         tables.groups.tell_all(client)
@@ -149,3 +160,8 @@ class Requests:
             robot_lease_s=timing.robot_lease_s,
             head_grace_s=timing.head_grace_s,
         )
+
+
+def _everything(namespace: str) -> bool:
+    """What a client sees is checked otherwise: it asks for its own namespace."""
+    return True

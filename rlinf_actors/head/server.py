@@ -28,13 +28,17 @@ from rlinf_actors.head.commands import (
     Tick,
     Timing,
     Told,
+    TurnedAway,
     Unreachable,
 )
+from rlinf_actors.head.keys import OwnKeys
 from rlinf_actors.head.remembered import Remembered
 from rlinf_actors.head.supervisor import Supervisor
+from rlinf_actors.head.tables import Tables
 from rlinf_actors.net.link import Network
 from rlinf_actors.net.rpc import ControlServer
 from rlinf_actors.net.silence import STALL_S
+from rlinf_actors.security.members import Member
 from rlinf_actors.wire.messages import Envelope, Notice, Request
 from rlinf_actors.wire.operators import Status
 
@@ -42,6 +46,27 @@ if TYPE_CHECKING:  # a private head remembers nothing, and need not load a datab
     from rlinf_actors.head.store import Store
 
 log = logging.getLogger(__name__)
+
+
+class HeadGate:
+    """Who may come in: `security.gate.Gate`, by what the supervisor knows.
+
+    Args:
+        supervisor: knows the keys.
+        handle: takes events; loop thread.
+    """
+
+    def __init__(self, supervisor: Supervisor, handle: Callable[[Event], None]) -> None:
+        self._supervisor = supervisor
+        self._handle = handle
+
+    def admit(self, public_key: str) -> Member | None:
+        """As Gate.admit."""
+        return self._supervisor.admit(public_key, time.time())
+
+    def refused(self, public_key: str, address: str, why: str = "") -> None:
+        """As Gate.refused."""
+        self._handle(TurnedAway(public_key, address, why))
 
 
 class HeadServer:
@@ -52,6 +77,7 @@ class HeadServer:
         timing: the head's timers.
         embedded: whether a driver owns it, and may end it.
         store: what it remembers across restarts, None for a head whose life is its driver's; closed with the head.
+        own: the head's own keys, None without.
         on_end: called once when a driver has ended the cluster.
     """
 
@@ -62,15 +88,17 @@ class HeadServer:
         timing: Timing | None = None,
         embedded: bool = False,
         store: Store | None = None,
+        own: OwnKeys | None = None,
         on_end: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         before = store.remembered if store is not None else Remembered()
         epoch = f"{before.epoch}-{uuid.uuid4().hex[:12]}" if store is not None else uuid.uuid4().hex
         identity = Identity(epoch, version.VERSION, embedded)
-        self._supervisor = Supervisor(
-            identity, timing or Timing(), lambda: secrets.token_hex(16), self._loop.time(), before
-        )
+        new_token, now = lambda: secrets.token_hex(16), self._loop.time()
+        tables = Tables(identity, timing or Timing(), new_token, now, before, own or OwnKeys(), job_key)
+        self._supervisor = Supervisor(tables)
+        self.gate = HeadGate(self._supervisor, self._handle)
         self._store = store
         self._server = ControlServer(network, self._received, lambda peer: self._handle(Unreachable(peer)))
         self._on_end = on_end
@@ -104,12 +132,12 @@ class HeadServer:
         """
         for endpoint in endpoints:
             self.endpoints.append(self._server.bind(endpoint))
-        self._supervisor.started(time.time())
+        self._act(self._supervisor.started(self.endpoints, time.time()))
         return self.endpoints
 
     def status(self) -> Status:
         """Everything, for people."""
-        return self._supervisor.status(None, self._loop.time())
+        return self._supervisor.status(self._loop.time())
 
     def close(self, reason: str = "") -> None:
         """Stop listening; with a *reason* the clients are told that the cluster ends. Twice is fine."""
@@ -171,3 +199,10 @@ class HeadServer:
                 self._keep(command)
             elif isinstance(command, EndCluster):
                 self._on_end(command.reason)
+
+
+def job_key(token: str) -> str:
+    """The public key of the job with this token."""
+    from rlinf_actors.security.job import job_pair
+
+    return job_pair(token).public

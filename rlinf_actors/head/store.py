@@ -22,6 +22,7 @@ from rlinf_actors.head.remembered import (
     KEPT,
     Change,
     Drain,
+    ForgetKey,
     ForgetNode,
     GaveUp,
     KnownNode,
@@ -29,6 +30,7 @@ from rlinf_actors.head.remembered import (
     Remembered,
     Unlatch,
 )
+from rlinf_actors.wire.keys import KeyState
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +46,7 @@ _TABLES = """
     );
     CREATE TABLE IF NOT EXISTS stops (key TEXT PRIMARY KEY, text TEXT NOT NULL);
     CREATE TABLE IF NOT EXISTS drains (id TEXT PRIMARY KEY, why TEXT NOT NULL);
+    CREATE TABLE IF NOT EXISTS keys (public TEXT PRIMARY KEY, key BLOB NOT NULL);
 """
 _TRIM = """
     DELETE FROM given_up WHERE kind = ?1 AND n <=
@@ -72,7 +75,7 @@ class Store:
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         except OSError as error:
             raise ConfigError(
-                f"cannot be written: {error.strerror}. The head keeps emergency stops and ranks there: give it a "
+                f"cannot be written: {error.strerror}. The head keeps emergency stops, ranks and keys there: give it a "
                 "directory that it may write to ([paths] state_dir, --state-dir)",
                 path=self.path,
             ) from None
@@ -113,6 +116,7 @@ class Store:
         with self._transaction():
             database.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", [("format", FORMAT), ("epoch", epoch)])
         decode = msgspec.msgpack.Decoder(KnownNode).decode
+        decode_key = msgspec.msgpack.Decoder(KeyState).decode
         return Remembered(
             epoch,
             [decode(node) for (node,) in database.execute("SELECT node FROM nodes ORDER BY id")],
@@ -122,6 +126,7 @@ class Store:
             },
             dict(database.execute("SELECT key, text FROM stops ORDER BY rowid")),
             dict(database.execute("SELECT id, why FROM drains ORDER BY rowid")),
+            [decode_key(key) for (key,) in database.execute("SELECT key FROM keys ORDER BY rowid")],
         )
 
     @contextlib.contextmanager
@@ -170,6 +175,10 @@ class Store:
             run("DELETE FROM stops WHERE key = ?", (change.key,))
         elif isinstance(change, Drain):
             run("INSERT OR REPLACE INTO drains VALUES (?, ?)", (change.id, change.why))
+        elif isinstance(change, KeyState):
+            run("INSERT OR REPLACE INTO keys VALUES (?, ?)", (change.public, msgspec.msgpack.encode(change)))
+        elif isinstance(change, ForgetKey):
+            run("DELETE FROM keys WHERE public = ?", (change.public,))
         else:
             run("DELETE FROM drains WHERE id = ?", (change.id,))
 
@@ -181,6 +190,6 @@ def _advice(error: Exception) -> str:
     if isinstance(error, sqlite3.OperationalError):
         return f"cannot be used: {text}. Free space on that disk, or give the head a directory that it may write to"
     return (
-        f"is damaged ({text}). Move it away and start the head again: emergency stops that were in force and the "
-        "nodes' ranks are forgotten then, so see first that every robot is safe"
+        f"is damaged ({text}). Move it away and start the head again: emergency stops that were in force, the "
+        "nodes' ranks and all keys are forgotten then, so see first that every robot is safe"
     )

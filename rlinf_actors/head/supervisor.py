@@ -7,66 +7,66 @@ counted and dropped, and a peer that is not known is asked to say hello.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 from rlinf_actors.head.commands import (
     Asked,
     Command,
     Event,
-    Identity,
     Notify,
     NotWritten,
     Record,
+    Refuse,
+    Refused,
     Stalled,
-    Timing,
     Told,
+    TurnedAway,
     Unreachable,
 )
 from rlinf_actors.head.notices import Notices
-from rlinf_actors.head.remembered import Remembered
 from rlinf_actors.head.requests import Requests
 from rlinf_actors.head.tables import Tables
 from rlinf_actors.head.transitions import NodeLife
+from rlinf_actors.security.members import Member
 from rlinf_actors.wire.agents import LogCredit, LogLines
 from rlinf_actors.wire.operators import Status
 from rlinf_actors.wire.session import Beat, Goodbye
 
 
 class Supervisor:
-    """The whole state of a head.
+    """What a head decides.
 
     Args:
-        identity: of this head.
-        timing: its timers.
-        new_token: makes a secret; the only thing here that is random.
-        now: when it started.
-        before: what an earlier head at this place knew.
+        tables: what it knows; changed by nobody else.
     """
 
-    def __init__(
-        self,
-        identity: Identity,
-        timing: Timing,
-        new_token: Callable[[], str],
-        now: float,
-        before: Remembered | None = None,
-    ) -> None:
-        self.identity = identity
-        self.timing = timing
+    def __init__(self, tables: Tables) -> None:
+        self.identity = tables.identity
         self._deadline: float | None = None
-        self._tables = Tables(identity, timing, new_token, now, before or Remembered())
-        self._requests = Requests(self._tables)
-        self._notices = Notices(self._tables)
+        self._tables = tables
+        self._requests = Requests(tables)
+        self._notices = Notices(tables)
 
     @property
     def unexpected(self) -> int:
         """How many notices did not fit what the head knows."""
         return self._notices.unexpected
 
-    def started(self, wall: float) -> None:
-        """The head listens: the first event, and no line in its own log. *wall* as in `handle`."""
+    @property
+    def refused(self) -> int:
+        """How many messages and connections were refused."""
+        return self._tables.refusals.count
+
+    def started(self, endpoints: Sequence[str], wall: float) -> list[Command]:
+        """The head listens at *endpoints*: the first event, and no line in its own log. *wall* as in `handle`."""
+        tables = self._tables
         text = f"the head has started: rlinf-actors {self.identity.version}"
-        self._tables.journal.add(Record("head_started", text), wall)
+        tables.journal.add(Record("head_started", text), wall)
+        tables.begin(tables.now, wall)
+        tables.listens = [endpoint for endpoint in endpoints if endpoint.startswith("tcp://")]
+        tables.keys.begin(wall)
+        tables.keys.flush()
+        return tables.out
 
     def handle(self, event: Event, now: float, wall: float = 0.0) -> list[Command]:
         """What to do about *event*, in order.
@@ -78,11 +78,15 @@ class Supervisor:
         """
         tables = self._tables
         tables.begin(now, wall)
+        if wall >= tables.keys.next_expiry():
+            tables.expire_keys()
         if not self._is_routine(event):
             self._deadline = None
         if isinstance(event, (Asked, Told)):
-            if not tables.settling.holds(event):
+            if self._passes(event) and not tables.settling.holds(event):
                 self._said(event)
+        elif isinstance(event, TurnedAway):
+            self._turned_away(event)
         elif isinstance(event, NotWritten):
             tables.trouble = [event.trouble] if event.trouble else []
         elif isinstance(event, Unreachable):
@@ -94,7 +98,8 @@ class Supervisor:
         tables.look_settled()
         while ready := tables.settling.take():  # what one says may be what another waits for
             for held in ready:
-                self._said(held)
+                if self._passes(held):  # once more: whose job it is may have come out meanwhile
+                    self._said(held)
         tables.groups.restart_due(now)
         tables.journal.tick(now, wall)
         tables.groups.flush()
@@ -103,6 +108,24 @@ class Supervisor:
         tables.drains.flush()
         tables.journal.flush(wall)
         return tables.out
+
+    def _passes(self, event: Asked | Told) -> bool:
+        """Whether a peer may say this; if not it is refused, and that is noted."""
+        tables = self._tables
+        try:
+            tables.authority.check(event)
+        except Refused as error:
+            if isinstance(event, Asked):
+                tables.emit(Refuse(event.peer, event.id, error.kind, error.text))
+            tables.refusals.note(str(event.member), type(event.body).__name__, f"refused: {error.text}", tables.now)
+            return False
+        return True
+
+    def _turned_away(self, event: TurnedAway) -> None:
+        tables = self._tables
+        why = event.why or tables.keys.why_not(event.public, tables.wall)
+        text = f"refused a connection from {event.address or 'somebody'}: {why}"
+        tables.refusals.note(event.address, "connection", text, tables.now)
 
     def _said(self, event: Asked | Told) -> None:
         """A peer said something, now or when it was too early to answer."""
@@ -124,9 +147,13 @@ class Supervisor:
         node = self._tables.nodes.of_peer(event.peer)
         return node is None or node.life is NodeLife.READY
 
-    def status(self, namespace: str | None, now: float) -> Status:
+    def status(self, now: float) -> Status:
         """Everything, for people."""
-        return self._tables.status(namespace, now)
+        return self._tables.status(now)
+
+    def admit(self, public: str, wall: float) -> Member | None:
+        """Whose key this is; None if it is not good. Any thread; *wall* in seconds since the epoch."""
+        return self._tables.keys.admit(public, wall)
 
     def farewell(self, reason: str) -> list[Command]:
         """The head ends on purpose, and the cluster with it: tell the clients."""

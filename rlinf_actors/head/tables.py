@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlinf_actors.head.clients import ClientTable
-from rlinf_actors.head.commands import Command, Identity, Record, Timing
+from rlinf_actors.head.authority import Authority
+from rlinf_actors.head.clients import ClientTable, given_up
+from rlinf_actors.head.commands import Command, Identity, Notify, Record, Timing
 from rlinf_actors.head.drains import DrainTable
 from rlinf_actors.head.groups import GroupTable
 from rlinf_actors.head.happenings import of_driver, of_node
 from rlinf_actors.head.health import HealthNotes
+from rlinf_actors.head.jobs import Jobs
 from rlinf_actors.head.journal import Journal
+from rlinf_actors.head.keys import NO_OWN_KEYS, KeyRegistry, OwnKeys
 from rlinf_actors.head.launches import Launches
 from rlinf_actors.head.looks import HardwareLooks
 from rlinf_actors.head.nodes import NodeTable
 from rlinf_actors.head.reconcile import Reconciler
 from rlinf_actors.head.records import Client, Node
+from rlinf_actors.head.refusals import Refusals
 from rlinf_actors.head.remembered import Remembered
 from rlinf_actors.head.robots import RobotTable
 from rlinf_actors.head.settling import Settling
+from rlinf_actors.wire.agents import StopWorkers
 from rlinf_actors.wire.operators import Status
 from rlinf_actors.wire.session import AgentHello
 
@@ -32,28 +37,45 @@ class Tables:
         new_token: makes a secret; the only thing here that is random.
         now: when it started.
         before: what an earlier head at this place knew.
+        own: the head's own keys.
+        job_key: makes the public key of a job from its token; only used where the head has keys.
 
     Attributes:
         now: the observer's monotonic time at the event at hand, in seconds.
         wall: seconds since the epoch then, for the event log alone.
         out: what is to be done about it so far, in order.
         trouble: what is wrong with the head itself, a line each.
+        listens: the head's TCP endpoints.
     """
 
     def __init__(
-        self, identity: Identity, timing: Timing, new_token: Callable[[], str], now: float, before: Remembered
+        self,
+        identity: Identity,
+        timing: Timing,
+        new_token: Callable[[], str],
+        now: float,
+        before: Remembered | None = None,
+        own: OwnKeys = NO_OWN_KEYS,
+        job_key: Callable[[str], str] = lambda token: "",
     ) -> None:
+        before = before or Remembered()
         self.identity = identity
         self.timing = timing
         self.now = now
         self.wall = 0.0
         self.out: list[Command] = []
         self.trouble: list[str] = []
+        self.listens: list[str] = []
         self._started = now
         self.journal = Journal(identity.epoch, self.emit)
         self.nodes = NodeTable(timing, self.emit, self._node_lost, before, now)
         self.looks = HardwareLooks(identity.epoch, self.emit, self.nodes)
-        self.clients = ClientTable(timing, self.emit, new_token, self._client_gone, before)
+        self.refusals = Refusals(self.emit)
+        self.keys = KeyRegistry(self.emit, before, own, self._keys_ended)
+        self._job_key = job_key
+        self.jobs = Jobs(new_token, self._job_token)
+        self.clients = ClientTable(timing, self.emit, self.jobs, self._client_gone, before)
+        self.authority = Authority(self.nodes, self.clients, self.jobs)
         self.groups = GroupTable(
             timing,
             self.emit,
@@ -71,7 +93,7 @@ class Tables:
             lambda worker_id: self.groups.namespace_of(worker_id) is not None,
             self.groups.unclaimed,
         )
-        self.reconciler = Reconciler(timing, self.emit, self.clients, self.groups)
+        self.reconciler = Reconciler(timing, self.emit, self.clients, self.groups, self.jobs)
         self.launches = Launches(
             timing, self.emit, self.nodes, self.clients, self.groups, lambda asked: self.robots.check(asked)
         )
@@ -95,6 +117,13 @@ class Tables:
         self.clients.tick(self.now)
         self.robots.tick(self.now)
         self.looks.tick(self.now)
+        self.refusals.tick(self.now)
+        self.expire_keys()
+
+    def expire_keys(self) -> None:
+        """End what has expired by now."""
+        self.keys.tick(self.wall)
+        self.keys.flush()
 
     def stalled(self, seconds: float) -> None:
         """The head stood still: nobody was silent."""
@@ -113,22 +142,43 @@ class Tables:
     def next_deadline(self) -> float:
         """When the first of them has something to do, infinity for never."""
         tables = (self.nodes, self.clients, self.groups, self.launches, self.looks, self.settling, self.journal)
-        return min(*(table.next_deadline() for table in tables), self.robots.next_deadline(self.now))
+        expiry = self.now + self.keys.next_expiry() - self.wall
+        deadlines = [table.next_deadline() for table in (*tables, self.refusals)]
+        return min(*deadlines, self.robots.next_deadline(self.now), expiry)
 
-    def status(self, namespace: str | None, now: float) -> Status:
-        """Everything, for people."""
+    def status(self, now: float, sees: Callable[[str], bool] = lambda namespace: True) -> Status:
+        """What somebody may know, for people; *sees*: of which namespaces."""
         return Status(
             self.identity.epoch,
             self.identity.version,
             now - self._started,
             self.nodes.states(now),
-            self.groups.states(namespace),
-            [str(client) for client in self.clients.alive() if namespace in (None, client.namespace)],
+            self.groups.states(sees),
+            [str(client) for client in self.clients.alive() if sees(client.namespace)],
             self.groups.leases(now),
             self.robots.stopped(),
             self.trouble,
             self.wall,
         )
+
+    def _job_token(self, namespace: str, token: str | None) -> None:
+        if token is None:
+            self.keys.forget_job(namespace)
+        elif self.keys.own.public:
+            self.keys.add_job(namespace, self._job_key(token))
+
+    def _keys_ended(self, keys: frozenset[str], why: str) -> None:
+        """Sessions that came with these keys end; what the peers say from now on is not heard any more."""
+        reason = f"its key is not good any more: {why}"
+        self.journal.forget_keys(keys)
+        for node in [node for node in self.nodes.alive() if node.member.key in keys]:
+            running = [worker.id for _, workers in self.groups.on_node(node.id) for worker in workers]
+            self.emit(Notify(node.peer, StopWorkers(running, self.timing.orphan_grace_s, reason)))
+            self.settling.forget(node.peer)
+            self.nodes.revoked(node, reason, self.now)
+        for client in [client for client in self.clients.alive() if client.member.key in keys]:
+            self.emit(Notify(client.peer, given_up(reason)))
+            self.clients.gone(client, reason)
 
     def _node_lost(self, node: Node, reason: str, certain: bool, next: AgentHello | None) -> None:
         self.looks.node_lost(node, reason)

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.security.keypair import KeyPair, check_public
+from rlinf_actors.security.keypair import KeyPair
+from rlinf_actors.security.publickey import check_name, check_public
 from rlinf_actors.settings import Settings
 
 ROLES = ("head", "agent", "driver")
@@ -145,6 +146,7 @@ def _parse(data: bytes, where: str) -> KeyFile:
         raise ConfigError(f"is no key file of rlinf-actors: it lacks {', '.join(missing)}", path=where)
     if found["role"] not in ROLES:
         raise ConfigError(f"has role {found['role']!r}; the roles are {', '.join(ROLES)}", path=where)
+    check_name(found["name"], where)
     if found["role"] != "head":
         check_public(found["head"], where)
     pair = KeyPair.of_text(found["public"], found["secret"], where)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 
 import zmq
 from zmq.utils import z85
 
 from rlinf_actors.errors import ConfigError
+from rlinf_actors.security.publickey import KEY_CHARS, check_public, is_key
 
-KEY_CHARS = 40
-"""A key of 32 bytes as Z85 text (ZeroMQ RFC 32)."""
 SECRET_BYTES = 32
-
-_Z85 = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 
 
 @dataclass(frozen=True)
@@ -51,23 +47,8 @@ class KeyPair:
             ConfigError: they are no keys, or not of one pair. The message has no secret in it.
         """
         check_public(public, path)
-        if not _Z85.fullmatch(secret):
+        if not is_key(secret):
             raise ConfigError(f"the secret key is not {KEY_CHARS} characters of Z85: copy the file again", path=path)
         if zmq.curve_public(secret.encode()).decode() != public:
             raise ConfigError("the secret key is not that of the public key: copy the file again", path=path)
         return cls(public, secret)
-
-
-def check_public(public: str, path: str) -> None:
-    """Refuse what is no public key; *path* says where it was written.
-
-    Raises:
-        ConfigError: it is no key.
-    """
-    if not _Z85.fullmatch(public):
-        raise ConfigError(f"is {public[:60]!r}; a public key has {KEY_CHARS} characters of Z85", path=path)
-
-
-def fingerprint(public: str) -> str:
-    """The start of a public key, by which people tell keys apart."""
-    return public[:8]

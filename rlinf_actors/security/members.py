@@ -34,6 +34,10 @@ class Member:
     job: str = ""
     key: str = ""
 
+    def is_same(self, other: Member) -> bool:
+        """Whether the other is this member too, whichever of its keys it came with."""
+        return (self.role, self.name, self.job) == (other.role, other.name, other.job)
+
     def __str__(self) -> str:
         if self.role == "local":
             return "a local process"
@@ -50,7 +54,7 @@ _AGENT = frozenset({"agent"})
 _CLIENTS = frozenset({"driver", "worker"})
 _DRIVER = frozenset({"driver"})
 _PEERS = frozenset({"head", "agent", "driver", "worker"})
-_ADMIN = _HEAD
+_ENROLL = frozenset({"enroll"})
 
 VERBS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
@@ -70,8 +74,8 @@ VERBS: Mapping[str, frozenset[str]] = MappingProxyType(
         "StopGroup": _CLIENTS,
         "WatchClients": _CLIENTS,
         "LogCredit": _DRIVER | _HEAD,
-        # looking; a driver sees its own jobs (head.authority)
-        "GetStatus": _DRIVER | _HEAD,
+        # looking; everybody sees the nodes, and of the jobs its own (head.authority)
+        "GetStatus": _PEERS,
         "Status": _HEAD,
         "GetEvents": _CLIENTS | _HEAD,
         "Events": _HEAD,
@@ -80,7 +84,7 @@ VERBS: Mapping[str, frozenset[str]] = MappingProxyType(
         # running the cluster
         "EStop": _PEERS,  # whoever sees danger; only a driver or the head may release it
         "EStopped": _HEAD,
-        "DrainNode": _ADMIN,
+        "DrainNode": _AGENT | _HEAD,  # an agent its own node
         "Drained": _HEAD,
         "StopCluster": _DRIVER | _HEAD,  # of its own cluster: the head refuses any other
         "Done": _HEAD,
@@ -101,6 +105,14 @@ VERBS: Mapping[str, frozenset[str]] = MappingProxyType(
         "WorkerChanged": _HEAD,
         "ClientGone": _HEAD,
         "Warn": _HEAD,
+        # keys
+        "Enroll": _ENROLL,
+        "RotateKey": _AGENT | _DRIVER,
+        "Enrolled": _HEAD,
+        "AddKey": _HEAD,
+        "RevokeKey": _HEAD,
+        "GetKeys": _HEAD,
+        "Keys": _HEAD,
     }
 )
 """By verb the roles that may say it; `local` may say everything."""

@@ -1,7 +1,7 @@
 """All control messages, and the envelopes they travel in: what `wire.codec` knows.
 
 Who says what stands by speaker: `wire.session` (every peer of the head), `wire.clients` (drivers and workers),
-`wire.agents`, `wire.operators` (people).
+`wire.agents`, `wire.operators` and `wire.keys` (people).
 
 House rules: a message is a frozen struct in one of these files; user data never rides in one. Decoding
 validates types, so that a message that got past the door is well formed. `Notice` needs no
@@ -44,6 +44,7 @@ from rlinf_actors.wire.clients import (
     WatchClients,
     WorkerChanged,
 )
+from rlinf_actors.wire.keys import AddKey, Enroll, Enrolled, GetKeys, Keys, RevokeKey, RotateKey
 from rlinf_actors.wire.operators import Drained, DrainNode, EStop, EStopped, Events, GetEvents, GetStatus, Status
 from rlinf_actors.wire.protocol import Message
 from rlinf_actors.wire.session import AgentHello, Beat, ClientHello, Goodbye, Welcome
@@ -55,6 +56,7 @@ Body = Union[
     GetStatus, Status, GetEvents, Events, EStop, EStopped, DrainNode, Drained,
     StartWorkers, StopWorkers, LookForHardware, HardwareFound, StopLooking, Watch, Unwatch, ProcessGone, WorkerReady,
     WorkerExited, WorkersHealth, LogLines, LogCredit,
+    Enroll, RotateKey, Enrolled, AddKey, RevokeKey, GetKeys, Keys,
 ]  # fmt: skip
 """Every control message."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Raised whenever two versions of the control messages (`wire.messages`), of values.py or of frames.py, would not
 understand one another."""
 

@@ -315,6 +315,7 @@ EventKind = Literal[
     "group_launched", "group_adopted", "group_ended",
     "worker_started", "worker_unresponsive", "worker_responsive", "worker_restarted", "worker_stopped", "worker_died",
     "lease_lost", "robot_conflict", "estop", "estop_released",
+    "key_added", "key_enrolled", "key_rotated", "key_ended",
 ]  # fmt: skip
 """What can happen in a cluster. `events_missing` is said by a reader in place of those that the head does not keep any
 more; `node_heard` ends node_suspect, `node_drained` says that nothing runs on a draining node any more; a worker that

@@ -24,10 +24,24 @@ from rlinf_actors.head.commands import (
     Told,
     Unreachable,
 )
-from rlinf_actors.head.remembered import Change, Drain, ForgetNode, GaveUp, KnownNode, Latch, Remembered, Unlatch
+from rlinf_actors.head.keys import OwnKeys
+from rlinf_actors.head.remembered import (
+    Change,
+    Drain,
+    ForgetKey,
+    ForgetNode,
+    GaveUp,
+    KnownNode,
+    Latch,
+    Remembered,
+    Unlatch,
+)
 from rlinf_actors.head.supervisor import Supervisor
+from rlinf_actors.head.tables import Tables
+from rlinf_actors.security.members import LOCAL, Member
 from rlinf_actors.wire.agents import WorkerExited, WorkerReady
 from rlinf_actors.wire.clients import GetNodes, Launch
+from rlinf_actors.wire.keys import KeyState
 from rlinf_actors.wire.messages import Body
 from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.wire.session import AgentHello, ClientHello
@@ -68,10 +82,15 @@ def specs(group: str, nodes: list[int], namespace: str = "ns", launch: str = "")
 
 
 class HeadKit:
-    """Peers are named by text: agents "a:<id>", clients by incarnation. What the head keeps is in `disk`."""
+    """Peers are named by text: agents "a:<id>", clients by incarnation. What the head keeps is in `disk`.
 
-    def __init__(self, embedded: bool = False, **timing: float) -> None:
+    Peers in `keyed` have a public key; the others are local.
+    """
+
+    def __init__(self, embedded: bool = False, own: OwnKeys | None = None, **timing: float) -> None:
         self.now = 1000.0
+        self.own = own or OwnKeys()
+        self.keyed: dict[str, str] = {}
         self.disk = Remembered()
         self.full = False
         self.ids = itertools.count(1)
@@ -87,7 +106,19 @@ class HeadKit:
         epoch = "epoch" if self.disk.epoch == 1 else f"epoch{self.disk.epoch}"
         identity = Identity(epoch, "1.0", self.embedded)
         before = copy.deepcopy(self.disk)
-        self.head = Supervisor(identity, self.timing, lambda: next(self.tokens), self.now, before)
+        tokens = lambda: next(self.tokens)  # noqa: E731
+        self.head = Supervisor(Tables(identity, self.timing, tokens, self.now, before, self.own, job_key))
+        if self.own.public:
+            self.out = self._keep(self.head.started(["ipc:///run/head", "tcp://10.0.0.1:6380"], self.wall))
+
+    @property
+    def wall(self) -> float:
+        """The head's clock, where keys are what it is about."""
+        return self.now + 1_000_000 if self.own.public else 0.0
+
+    def member(self, peer: str) -> Member | None:
+        """Who a peer is, as the transport says it."""
+        return self.head.admit(self.keyed[peer], self.wall) if peer in self.keyed else LOCAL
 
     restart = start
 
@@ -109,15 +140,20 @@ class HeadKit:
 
     def ask(self, peer: str, body: Body) -> Body | Refuse | None:
         """The answer, if it came at once; everything else is in `out`."""
-        id = next(self.ids)
-        self.out = self._keep(self.head.handle(Asked(peer.encode(), id, body), self.now))
+        id, member = next(self.ids), self.member(peer)
+        if member is None:
+            self.out = []  # the transport drops it
+            return None
+        self.out = self._keep(self.head.handle(Asked(peer.encode(), id, body, member), self.now, self.wall))
         for command in self.out:
             if isinstance(command, (Answer, Refuse)) and command.id == id:
                 return command.body if isinstance(command, Answer) else command
         return None
 
     def tell(self, peer: str, body: Body) -> list[Command]:
-        self.out = self._keep(self.head.handle(Told(peer.encode(), body), self.now))
+        member = self.member(peer)
+        told = [] if member is None else self.head.handle(Told(peer.encode(), body, member), self.now, self.wall)
+        self.out = self._keep(told)
         return self.out
 
     def wait(self, seconds: float) -> list[Command]:
@@ -125,7 +161,7 @@ class HeadKit:
         end, everything = self.now + seconds, []
         while self.head.next_deadline() <= end:
             self.now = self.head.next_deadline()
-            everything += self._keep(self.head.handle(Tick(), self.now))
+            everything += self._keep(self.head.handle(Tick(), self.now, self.wall))
         self.now = end
         self.out = everything
         return everything
@@ -188,16 +224,20 @@ class HeadKit:
         return any(isinstance(c, EndCluster) for c in self.out)
 
     def node_states(self) -> dict[str, str]:
-        return {state.report.node_id: state.state for state in self.head.status(None, self.now).nodes}
+        return {state.report.node_id: state.state for state in self.head.status(self.now).nodes}
 
     def ranks(self) -> dict[str, int]:
-        return {state.report.node_id: state.rank for state in self.head.status(None, self.now).nodes}
+        return {state.report.node_id: state.rank for state in self.head.status(self.now).nodes}
 
     def group_states(self) -> dict[str, str]:
-        return {group.name: group.state for group in self.head.status(None, self.now).groups}
+        return {group.name: group.state for group in self.head.status(self.now).groups}
 
     def clients(self) -> int:
-        return len(self.head.status(None, self.now).clients)
+        return len(self.head.status(self.now).clients)
+
+
+def job_key(token: str) -> str:
+    return f"key of {token}"
 
 
 def running(spec: WorkerSpec, owner: str, **more: Any) -> RunningWorker:
@@ -218,5 +258,8 @@ def keep(disk: Remembered, change: Change) -> None:
         disk.stops.pop(change.key, None)
     elif isinstance(change, Drain):
         disk.drained[change.id] = change.why
+    elif isinstance(change, (KeyState, ForgetKey)):
+        disk.keys = [key for key in disk.keys if key.public != change.public]
+        disk.keys += [change] if isinstance(change, KeyState) else []
     else:
         disk.drained.pop(change.id, None)

@@ -31,7 +31,7 @@ class Lab(HeadKit):
         return self.ask(peer, Launch(namespace, group, "m:C", workers, wait_s=wait_s))
 
     def leases(self) -> list[LeaseState]:
-        return self.head.status(None, self.now).leases
+        return self.head.status(self.now).leases
 
 
 def refused(answer) -> str:
@@ -211,16 +211,16 @@ def test_of_two_groups_that_say_they_hold_a_robot_the_second_is_stopped_and_both
     assert line == "Franka 10.0.1.1 is held by two groups, ('ns', 'g') and ('other', 'h'): the second is stopped"
     assert kit.group_states() == {"g": "running", "h": "stopping"}
     kit.exited("a:n0", "g-0")
-    (lease,) = kit.head.status(None, kit.now).leases
+    (lease,) = kit.head.status(kit.now).leases
     assert (lease.group, lease.workers) == ("h", ["h:0"])
     kit.exited("a:n1", "h-0")
-    assert kit.head.status(None, kit.now).leases == []
+    assert kit.head.status(kit.now).leases == []
 
 
 def test_a_worker_that_ended_while_no_head_listened_holds_nothing():
     kit = HeadKit()
     kit.node("n0", workers=[running(arm_spec(), "d1", pid=5, exit=ExitReport("exited", 0))])
-    assert kit.head.status(None, kit.now).leases == []
+    assert kit.head.status(kit.now).leases == []
 
 
 # --- waiting ---

@@ -134,6 +134,6 @@ def test_a_robot_is_one_groups_and_free_when_nobody_can_be_moving_it(history):
             "return": model.come_back,
             "wait": model.wait,
         }[name](*rest)
-        held = {lease.key for lease in model.kit.head.status(None, model.kit.now).leases}
+        held = {lease.key for lease in model.kit.head.status(model.kit.now).leases}
         assert held == set().union(*(keys for _, keys, _ in model.running.values()))
         assert all(wanted & held for wanted, _ in model.waiting.values()), "who waits, waits for something"

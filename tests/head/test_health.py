@@ -20,7 +20,7 @@ def running_group() -> HeadKit:
 
 
 def pulses(kit: HeadKit) -> list[WorkerPulse | None]:
-    (group,) = kit.head.status(None, kit.now).groups
+    (group,) = kit.head.status(kit.now).groups
     return [worker.pulse for worker in group.workers]
 
 

@@ -150,7 +150,7 @@ def story(kit: HeadKit, peer: str = "cli", **question: object) -> list[tuple[str
 
 def test_a_job_from_its_start_to_its_end():
     kit = HeadKit()
-    kit.head.started(1.0)
+    kit.head.started([], 1.0)
     kit.cluster()
     kit.launch("g", [0, 0])
     kit.ready("a:n0", "g-0")

@@ -216,7 +216,7 @@ def test_a_head_that_was_restarted_knows_the_later_of_two_incarnations():
     ended = running(spec, "d1", exit=ExitReport("signalled", signal=9))
     kit.ask("a:n0", agent_hello("n0", is_head=True, workers=[running(later, "d1", pid=5), ended]))
     kit.ask("d1", client_hello("d1"))
-    (group,) = kit.head.status(None, kit.now).groups
+    (group,) = kit.head.status(kit.now).groups
     assert [(worker.id, worker.restarts) for worker in group.workers] == [("g-0.1", 1)]
 
 
@@ -263,7 +263,7 @@ def test_never_more_restarts_in_any_window_than_the_policy_says(ends):
 
 
 def _specs_of(kit: HeadKit):
-    groups = kit.head.status(None, kit.now).groups
+    groups = kit.head.status(kit.now).groups
     (spec,) = specs("g", [0])
     return [msgspec.structs.replace(spec, id=worker.id) for group in groups for worker in group.workers]
 

@@ -184,7 +184,7 @@ class TestTheEmergencyStop:
         (hit,) = answer.hits
         assert (hit.worker, hit.namespace, hit.robots, hit.reached) == ("env:0", "ns", ["Franka 10.10.10.1"], True)
         assert kit.sent(StopWorkers) == [StopWorkers(["env-0"], 0.0, "emergency stop by kim@lab: a hand in the cell")]
-        assert kit.head.status(None, kit.now).stopped == answer.stopped
+        assert kit.head.status(kit.now).stopped == answer.stopped
         assert answer.stopped == ["emergency stop by kim@lab: a hand in the cell (all namespaces)"]
 
     def test_a_silent_node_is_named_as_not_reached(self):

@@ -64,7 +64,7 @@ def test_nor_does_that_of_a_rank_which_its_namesake_does_not_have():
     assert isinstance(kit.ask("d1", Launch("ns", "g", "m:C", lasting([0], "new"))), Launched)
     new = running(lasting([0], "new")[0], "d1", pid=5)
     back(kit, new, running(lasting([0, 0], "old")[1], "d1", exit=KILLED))
-    (group,) = kit.head.status(None, kit.now).groups
+    (group,) = kit.head.status(kit.now).groups
     assert [worker.id for worker in group.workers] == ["new-0"]
 
 

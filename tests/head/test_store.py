@@ -8,11 +8,15 @@ import sqlite3
 
 import pytest
 from head_kit import node_report
+from msgspec.structs import replace
 
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.head.remembered import KEPT, Drain, ForgetNode, GaveUp, KnownNode, Latch, Undrain, Unlatch
+from rlinf_actors.head.remembered import KEPT, Drain, ForgetKey, ForgetNode, GaveUp, KnownNode, Latch, Undrain, Unlatch
 from rlinf_actors.head.store import FILE, Store
+from rlinf_actors.wire.keys import KeyState
 
+KEY = KeyState("x", "agent", "n0", 17.5, "kim", True, 917.5)
+ENDED = replace(KEY, ended_at=20.0, why="it was used")
 NODE = KnownNode(node_report("n0"), "n0-1", True, 3)
 
 
@@ -35,8 +39,11 @@ async def test_the_next_head_knows_all_of_it(tmp_path):
     assert await write(store, Latch("*", "emergency stop by kim"), Latch("ns", "another"), ForgetNode("n1"))
     assert await write(store, Drain("n0", "new disk"), Drain("n1", "old disk"), Drain("n0", "no disk"))
     assert await write(store, KnownNode(NODE.report, "n0-2", True, 3, True), Unlatch("ns"), Undrain("n1"))
+    assert await write(store, KEY, replace(KEY, public="y"), replace(KEY, public="z"))
+    assert await write(store, ENDED, ForgetKey("y"))
     store.close()
     found = opened(tmp_path)
+    assert found.keys == [replace(KEY, public="z"), ENDED]
     assert found.epoch == 2
     assert found.nodes == [KnownNode(NODE.report, "n0-2", True, 3, True)]
     assert found.given_up == {("client", "d1"): "it was silent"}

@@ -43,6 +43,7 @@ from rlinf_actors.wire.clients import (
     WatchClients,
     WorkerChanged,
 )
+from rlinf_actors.wire.keys import AddKey, Enroll, Enrolled, GetKeys, Keys, KeyState, RevokeKey, RotateKey
 from rlinf_actors.wire.messages import Body, Failed, Notice, Reply, Request
 from rlinf_actors.wire.operators import Drained, DrainNode, EStop, EStopped, Events, GetEvents, GetStatus, Status
 from rlinf_actors.wire.session import AgentHello, Beat, ClientHello, Goodbye, Welcome
@@ -116,6 +117,13 @@ BODIES = [
     Events("e", 1.5, [ClusterEvent(4, 1.25, "worker_died", "it died", exit=ExitReport("signalled", None, 9))], 4, 2),
     EStop("somebody on host", "smoke", "ns"),
     EStopped([RobotStop("w-0", "ns", ["Franka ip"], "n0", True)], ["all robots"]),
+    Enroll("x" * 40),
+    RotateKey("x" * 40, 60.0),
+    Enrolled("agent", "n1", "not written"),
+    AddKey("x" * 40, "driver", "kim", "root@head", 900.0),
+    RevokeKey("kim", "root@head", "driver"),
+    GetKeys(),
+    Keys([KeyState("x" * 40, "agent", "n1", 1.5, "kim", True, 2.5, 3.5, "used")], "h", ["tcp://10.0.0.1:6380"], 4.5),
 ]
 
 

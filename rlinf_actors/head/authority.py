@@ -1,0 +1,105 @@
+"""Who may say what to a head: the one place that decides, before anything else looks at a message. Pure.
+
+Two questions: may a member of this role say this at all (security.members), and is what the message claims true of
+this member: its node, its role and job, whose session it speaks in. `LOCAL` members, who come without a key, may say
+and claim everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rlinf_actors.head.clients import ClientTable
+from rlinf_actors.head.commands import Asked, Refused, Told
+from rlinf_actors.head.jobs import Jobs
+from rlinf_actors.head.nodes import NodeTable
+from rlinf_actors.head.records import Client
+from rlinf_actors.security.members import LOCAL, Member, may
+from rlinf_actors.wire.agents import LogCredit
+from rlinf_actors.wire.operators import DrainNode, EStop
+from rlinf_actors.wire.session import AgentHello, ClientHello
+
+KIND = "authentication"
+
+
+class Authority:
+    """Judges what peers say.
+
+    Args:
+        nodes, clients, jobs: who is there, and whose they are.
+    """
+
+    def __init__(self, nodes: NodeTable, clients: ClientTable, jobs: Jobs) -> None:
+        self._nodes = nodes
+        self._clients = clients
+        self._jobs = jobs
+
+    def check(self, event: Asked | Told) -> None:
+        """Whether a peer may say this.
+
+        Raises:
+            Refused: it may not; says who, what and why.
+        """
+        member, body = event.member, event.body
+        verb = type(body).__name__
+        if not may(member, verb):
+            raise Refused(KIND, f"{member} may not say {verb}")
+        session = self._nodes.of_peer(event.peer) or self._clients.of_peer(event.peer)
+        if session is not None and not session.member.is_same(member):
+            raise Refused(KIND, f"{member} speaks as {session.member}: a session belongs to the key that began it")
+        if member.role == "local":
+            return
+        if isinstance(body, AgentHello):
+            self._agent(member, body)
+        elif isinstance(body, ClientHello):
+            self._client(member, body)
+        elif isinstance(body, DrainNode) and member.role == "agent":
+            node = self._nodes.known(body.node_id)
+            if node is None or not node.member.is_same(member):
+                raise Refused(KIND, f"{member} may drain its own node only, and {body.node_id!r} is not")
+        elif isinstance(body, EStop) and body.release and member.role not in ("driver", "head"):
+            raise Refused(KIND, f"{member} may not release an emergency stop: a driver may, or the head's machine")
+        elif isinstance(body, LogCredit) and isinstance(session, Client) and session.namespace != body.owner:
+            raise Refused(KIND, f"{member} has nothing to do with the output of namespace {body.owner!r}")
+
+    def sees(self, member: Member) -> Callable[[str], bool]:
+        """Which namespaces *member* is shown; what belongs to none is for everybody."""
+        if member.role in ("local", "head"):
+            return lambda namespace: True
+        if member.role == "worker":
+            return lambda namespace: namespace == member.job
+        if member.role == "driver":
+            return lambda namespace: self._jobs.owner_of(namespace) == member.name
+        return lambda namespace: False
+
+    def _agent(self, member: Member, hello: AgentHello) -> None:
+        report = hello.node
+        if hello.is_head:
+            raise Refused(KIND, f"{member} says that the head runs in its process; that agent needs no key")
+        if member.name not in (report.hostname, report.node_id):
+            raise Refused(
+                KIND,
+                f"{member} calls its node {report.hostname!r} (id {report.node_id}): a node has the name of its key "
+                "([node] name), or its id ([node] id, --node-id)",
+            )
+        known = self._nodes.known(report.node_id)
+        if known is None or known.member.is_same(member):
+            return
+        if known.member == LOCAL and not known.is_head and not known.alive:
+            return  # it was here before this cluster had keys
+        raise Refused(
+            KIND, f"{member} says that it is node {known.name} (id {known.id}), which belongs to {known.member}"
+        )
+
+    def _client(self, member: Member, hello: ClientHello) -> None:
+        if hello.role != member.role:
+            raise Refused(KIND, f"{member} says that it is a {hello.role}")
+        if member.role == "worker" and hello.namespace != member.job:
+            raise Refused(KIND, f"{member} says that it belongs to namespace {hello.namespace!r}")
+        known = self._clients.get(hello.incarnation)
+        if known is not None and not known.member.is_same(member):
+            raise Refused(KIND, f"{member} says that it is {known}, which is {known.member}")
+        if member.role == "driver":
+            why_not = self._jobs.may_open(hello.namespace, member.name, hello.token)
+            if why_not:
+                raise Refused(KIND, f"{member} may not join namespace {hello.namespace!r}: {why_not}")

@@ -1,0 +1,52 @@
+"""A head with keys. A key is a letter, forty times."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from head_kit import HeadKit
+
+from rlinf_actors.head.keys import OwnKeys
+from rlinf_actors.wire.keys import AddKey, Enroll, Enrolled, GetKeys, Keys, KeyState, RevokeKey
+
+
+def key(letter: str) -> str:
+    return letter * 40
+
+
+OWN = OwnKeys(key("H"), key("D"), "here")
+
+
+class KeysKit(HeadKit):
+    """Peer "admin" is local; others get keys by `give`."""
+
+    def __init__(self, own: OwnKeys = OWN, **more: Any) -> None:
+        super().__init__(own=own, **more)
+        self.keyed["here"] = own.driver
+
+    def give(self, peer: str, letter: str, name: str = "", role: str = "agent") -> None:
+        """Lists a key for a member, with which *peer* comes from now on."""
+        answer = self.ask("admin", AddKey(key(letter), role, name or peer.removeprefix("a:"), "me"))
+        assert isinstance(answer, Keys), answer
+        self.keyed[peer] = key(letter)
+
+    def token(self, letter: str, name: str, role: str = "agent", seconds: float = 900.0) -> Any:
+        """A join token; whoever has it is peer "join"."""
+        self.keyed["join"] = key(letter)
+        return self.ask("admin", AddKey(key(letter), role, name, "me", seconds))
+
+    def enroll(self, letter: str) -> Enrolled | Any:
+        return self.ask("join", Enroll(key(letter)))
+
+    def revoke(self, name: str, **more: Any) -> Any:
+        return self.ask("admin", RevokeKey(name, "me", **more))
+
+    def listed(self, peer: str = "admin") -> dict[str, KeyState]:
+        """By the letter of the key."""
+        answer = self.ask(peer, GetKeys())
+        assert isinstance(answer, Keys), answer
+        return {state.public[0]: state for state in answer.keys}
+
+    def good(self) -> str:
+        """The letters of the keys that are admitted."""
+        return "".join(sorted(letter for letter in self.listed() if self.head.admit(key(letter), self.wall)))

@@ -1,0 +1,340 @@
+"""Who may say what to a head with keys, what may be claimed, what a revoked key leaves, and what the log says of it."""
+
+from __future__ import annotations
+
+import pytest
+from head_kit import agent_hello, client_hello, job_key, running, specs
+from keys_kit import KeysKit, key
+
+from rlinf_actors.head import refusals
+from rlinf_actors.head.commands import Notify, Record, Refuse, TurnedAway
+from rlinf_actors.security.members import Member
+from rlinf_actors.wire.agents import LogCredit, LogLines, StopWorkers
+from rlinf_actors.wire.clients import EnumerateHardware, GetNodes, Launch, Launched, StopCluster
+from rlinf_actors.wire.keys import AddKey, Enroll, GetKeys, Keys, RevokeKey, RotateKey
+from rlinf_actors.wire.operators import Drained, DrainNode, EStop, EStopped, Events, GetEvents, GetStatus, Status
+from rlinf_actors.wire.session import Beat, Goodbye, Welcome
+from rlinf_actors.wire.values import HardwareQuestion
+
+
+@pytest.fixture
+def kit() -> KeysKit:
+    """Nodes n0 (the head's own) and n1, drivers "ann" and "bob", a worker of ann's job."""
+    kit = KeysKit()
+    kit.node("n0", is_head=True)
+    kit.give("a:n1", "a", "n1")
+    assert isinstance(kit.node("n1"), Welcome)
+    for name, letter in (("ann", "A"), ("bob", "B")):
+        kit.give(name, letter, role="driver")
+        assert isinstance(kit.driver(name, namespace=name), Welcome)
+    kit.ask("ann", GetNodes(2))
+    assert isinstance(kit.launch("g", [0, 1], "ann", "ann"), Launched)
+    kit.keyed["w"] = job_key("token1")
+    return kit
+
+
+def refused(answer: object) -> str:
+    assert isinstance(answer, Refuse), answer
+    assert answer.kind == "authentication", answer
+    return answer.text
+
+
+# --- verbs ---
+
+QUESTION = HardwareQuestion("Arm", "m", [])
+REQUESTS = {
+    "GetStatus": GetStatus(),
+    "GetEvents": GetEvents(),
+    "EStop": EStop("me"),
+    "EnumerateHardware": EnumerateHardware("n1", QUESTION),
+    "DrainNode": DrainNode("n1", "me"),
+    "GetNodes": GetNodes(),
+    "Launch": Launch("ann", "h", "m:C", specs("h", [0], "ann")),
+    "AddKey": AddKey(key("x"), "agent", "n9", "me"),
+    "RevokeKey": RevokeKey("ann", "me"),
+    "RotateKey": RotateKey(key("x")),
+    "Enroll": Enroll(key("x")),
+    "GetKeys": GetKeys(),
+    "StopCluster": StopCluster(),
+}
+MAY = {
+    "a:n1": {"GetStatus", "EStop", "DrainNode", "RotateKey"},
+    "ann": {"GetStatus", "GetEvents", "EStop", "EnumerateHardware", "GetNodes", "Launch", "RotateKey", "StopCluster"},
+    "w": {"GetStatus", "GetEvents", "EStop", "EnumerateHardware", "GetNodes", "Launch"},
+    "join": {"Enroll"},
+    "root": {"GetStatus", "GetEvents", "EStop", "EnumerateHardware", "DrainNode", "AddKey", "RevokeKey", "GetKeys",
+             "StopCluster"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", REQUESTS)
+@pytest.mark.parametrize("peer", MAY)
+def test_what_each_role_may_ask(kit, peer, verb):
+    kit.token("t", "n3")
+    kit.keyed["root"] = key("H")
+    kit.ask("w", client_hello("w", role="worker", namespace="ann", worker_id="g-0", token="token1"))
+    answer = kit.ask(peer, REQUESTS[verb])
+    forbidden = isinstance(answer, Refuse) and "may not say" in answer.text
+    assert forbidden is (verb not in MAY[peer]), answer
+
+
+def test_what_a_role_may_not_say_is_in_the_log_with_who_and_what(kit):
+    refused(kit.ask("a:n1", GetKeys()))
+    assert kit.records() == ["refused: agent 'n1' may not say GetKeys"]
+
+
+def test_a_notice_that_may_not_be_said_is_dropped_and_counted(kit):
+    before = kit.head.refused
+    assert [type(command) for command in kit.tell("ann", LogLines("ann", "n1", [("g:0", "stdout", "x")]))] == [Record]
+    assert kit.head.refused == before + 1
+
+
+# --- claims of agents ---
+
+
+def test_an_agent_is_the_node_that_its_key_names(kit):
+    kit.give("a:n2", "b", "n2")
+    assert "a node has the name of its key" in refused(kit.ask("a:n2", agent_hello("n7")))
+    assert "that agent needs no key" in refused(kit.ask("a:n2", agent_hello("n2", is_head=True)))
+    assert isinstance(kit.ask("a:n2", agent_hello("7f3a", hostname="n2")), Welcome)
+
+
+def test_an_agent_cannot_be_another_node(kit):
+    kit.give("a:n2", "b", "n2")
+    for other in ("n1", "n0"):
+        text = refused(kit.ask("a:n2", agent_hello(other, f"{other}-9", hostname="n2")))
+        assert "belongs to" in text
+    assert kit.node_states() == {"n0": "ready", "n1": "ready"}
+
+
+def test_a_restarted_head_knows_whose_a_node_is(kit):
+    kit.give("a:n2", "b", "n2")
+    kit.restart()
+    assert "belongs to agent 'n1'" in refused(kit.ask("a:n2", agent_hello("n1", "n1-9", hostname="n2")))
+
+
+def test_a_node_from_before_there_were_keys_gets_one(kit):
+    kit.node("n2")
+    kit.give("a:n2-2", "b", "n2")
+    assert "belongs to a local process" in refused(kit.node("n2", "-2"))
+    kit.wait(30)
+    assert isinstance(kit.node("n2", "-2"), Welcome)
+
+
+def test_an_agent_drains_its_own_node_only(kit):
+    kit.give("a:n2", "b", "n2")
+    kit.node("n2")
+    assert "its own node only" in refused(kit.ask("a:n2", DrainNode("n1", "me")))
+    answer = kit.ask("a:n2", DrainNode("n2", "root@n2", "a fan"))
+    assert isinstance(answer, Drained)
+    assert "root@n2 (agent 'n2')" in answer.node.draining
+
+
+# --- claims of clients ---
+
+
+def test_a_driver_is_no_worker_and_a_worker_no_driver(kit):
+    hello = client_hello("x", role="worker", namespace="ann", worker_id="g-0", token="token1")
+    assert "says that it is a worker" in refused(kit.ask("bob", hello))
+    assert "says that it is a driver" in refused(kit.ask("w", client_hello("x", namespace="ann")))
+
+
+def test_a_job_belongs_to_the_driver_that_opened_it(kit):
+    kit.keyed["bob2"] = kit.keyed["bob"]
+    assert "it is the job of driver 'ann'" in refused(kit.ask("bob2", client_hello("bob2", namespace="ann")))
+    wrong = client_hello("bob2", namespace="ann", token="guess")
+    assert "it is the job of driver 'ann'" in refused(kit.ask("bob2", wrong))
+    assert isinstance(kit.ask("bob2", client_hello("bob2", namespace="ann", token="token1")), Welcome)
+
+
+def test_another_process_of_the_driver_attaches_by_the_name_alone(kit):
+    kit.keyed["ann2"] = kit.keyed["ann"]
+    assert isinstance(kit.ask("ann2", client_hello("ann2", namespace="ann")), Welcome)
+
+
+def test_a_job_that_has_ended_is_anybody_s_name(kit):
+    kit.tell("bob", Goodbye())
+    kit.keyed["ann2"] = kit.keyed["ann"]
+    assert isinstance(kit.ask("ann2", client_hello("ann2", namespace="bob")), Welcome)
+
+
+def test_after_a_restart_only_its_token_joins_a_job(kit):
+    kit.restart()
+    hello = client_hello("bob", namespace="ann")
+    kit.node("n0", is_head=True)
+    worker = running(specs("g", [0, 1], "ann")[1], "ann")
+    kit.ask("a:n1", agent_hello("n1", workers=[worker]))
+    assert "it is another's job" in refused(kit.ask("bob", hello))
+    assert isinstance(kit.ask("ann", client_hello("ann", namespace="ann", token="old")), Welcome)
+
+
+def test_an_agent_cannot_choose_the_token_of_a_job(kit):
+    worker = running(specs("h", [1], "ann")[0], "ann")  # with the token "old"
+    kit.ask("a:n1", agent_hello("n1", workers=[worker]))
+    assert kit.head.admit(job_key("token1"), kit.wall) == Member("worker", "ann", "ann", job_key("token1"))
+    assert kit.head.admit(job_key("old"), kit.wall) is None
+
+
+def test_a_session_belongs_to_the_key_that_began_it(kit):
+    kit.keyed["ann"] = key("B")
+    assert "driver 'bob' speaks as driver 'ann'" in refused(kit.ask("ann", GetNodes()))
+    del kit.keyed["ann"]
+    assert "a local process speaks as driver 'ann'" in refused(kit.ask("ann", GetNodes()))
+
+
+def test_nobody_takes_over_an_incarnation(kit):
+    kit.keyed["bob2"] = kit.keyed["bob"]
+    assert "which is driver 'ann'" in refused(kit.ask("bob2", client_hello("ann", namespace="ann", token="token1")))
+
+
+def test_a_worker_of_another_job_has_another_key(kit):
+    kit.keyed["bob's"] = job_key("token2")
+    hello = client_hello("x", role="worker", namespace="ann", worker_id="g-0", token="token1")
+    assert "a worker of namespace 'bob' says that it belongs to namespace 'ann'" in refused(kit.ask("bob's", hello))
+
+
+def test_credit_for_output_is_given_by_whom_it_goes_to(kit):
+    assert [type(command) for command in kit.tell("bob", LogCredit("ann", "n1", 10))] == [Record]
+    assert not kit.sent(LogCredit)
+
+
+def test_the_key_of_a_job_ends_with_it(kit):
+    assert kit.head.admit(job_key("token2"), kit.wall)
+    kit.tell("bob", Goodbye())
+    assert kit.head.admit(job_key("token2"), kit.wall) is None
+
+
+# --- who sees what ---
+
+
+def test_everybody_sees_the_nodes_and_its_own_jobs(kit):
+    kit.launch("k", [0], "bob", "bob")
+    kit.keyed["root"] = key("H")
+    seen = {}
+    for peer in ("ann", "bob", "w", "a:n1", "root", "admin"):
+        status = kit.ask(peer, GetStatus())
+        assert isinstance(status, Status)
+        assert len(status.nodes) == 2
+        seen[peer] = "".join(group.name for group in status.groups), len(status.clients)
+    own = {"ann": ("g", 1), "bob": ("k", 1), "w": ("g", 1), "a:n1": ("", 0), "root": ("gk", 2), "admin": ("gk", 2)}
+    assert seen == own
+
+
+def test_a_driver_reads_what_happened_in_its_own_jobs(kit):
+    kit.keyed["bob's terminal"] = kit.keyed["bob"]
+    for asked in (GetEvents(), GetEvents(namespace="ann")):
+        events = kit.ask("bob's terminal", asked)
+        assert isinstance(events, Events)
+        assert {event.namespace for event in events.events} <= {"", "bob"}
+    kit.tell("bob", Goodbye())
+    events = kit.ask("bob's terminal", GetEvents(namespace="bob"))
+    assert [event.kind for event in events.events if event.namespace] == ["driver_joined", "driver_ended"]
+
+
+# --- the emergency stop ---
+
+
+@pytest.mark.parametrize(("peer", "may"), [("a:n1", False), ("w", False), ("bob", True), ("admin", True)])
+def test_whoever_sees_danger_stops_and_a_driver_or_the_head_releases(kit, peer, may):
+    assert isinstance(kit.ask(peer, EStop("me", "smoke")), EStopped)
+    answer = kit.ask(peer, EStop("me", release=True))
+    assert isinstance(answer, EStopped if may else Refuse)
+
+
+def test_the_log_says_by_which_key_a_stop_was_pressed(kit):
+    kit.ask("a:n1", EStop("root@n1", "smoke"))
+    assert kit.records()[0].startswith("emergency stop by root@n1 (agent 'n1'): smoke")
+
+
+# --- revoking ---
+
+
+def test_revoking_an_agent_s_key_loses_its_node(kit):
+    kit.revoke("n1")
+    assert kit.node_states()["n1"] == "lost"
+    assert [said.ids for said in kit.sent(StopWorkers, "a:n1")] == [["g-1"]]
+    assert any("node n1 (10.0.0.1) is gone: its key is not good any more: me revoked it" in r for r in kit.records())
+    assert kit.tell("a:n1", Beat("n1-1")) == []  # not heard
+    kit.give("a:n1", "z", "n1")
+    assert isinstance(kit.node("n1", incarnation="n1-1"), Refuse)  # that one has ended
+    assert isinstance(kit.ask("a:n1", agent_hello("n1", "n1-2")), Welcome)
+
+
+def test_revoking_a_driver_s_key_ends_it_and_its_groups(kit):
+    kit.revoke("ann")
+    (goodbye,) = kit.sent(Goodbye, "ann")
+    assert goodbye.lost
+    assert "me revoked it" in goodbye.reason
+    assert {said.ids[0] for said in kit.sent(StopWorkers)} == {"g-0", "g-1"}
+    assert kit.clients() == 1
+    assert kit.ask("ann", GetNodes()) is None
+
+
+def test_a_reader_whose_key_is_revoked_is_not_answered_any_more(kit):
+    kit.keyed["bob's terminal"] = kit.keyed["bob"]
+    kit.ask("bob's terminal", GetEvents(since=-1, wait_s=60))
+    kit.revoke("bob")
+    assert not [command for command in kit.out if getattr(command, "peer", b"") == b"bob's terminal"]
+
+
+def test_an_expired_key_ends_its_sessions_at_the_first_word_of_anybody(kit):
+    kit.ask("bob", RotateKey(key("Z"), 5.0))
+    kit.now += 5  # and no tick
+    kit.tell("ann", Beat("ann"))
+    assert [type(c.body) for c in kit.out if isinstance(c, Notify) and c.peer == b"bob"] == [Goodbye]
+
+
+def test_a_restarted_head_does_not_wait_for_a_revoked_driver(kit):
+    kit.revoke("ann")
+    kit.restart()
+    assert kit.ask("ann", client_hello("ann", namespace="ann", token="token1")) is None
+
+
+# --- the log of refusals ---
+
+
+def turned_away(kit: KeysKit, public: str = "", address: str = "10.0.0.9", why: str = "") -> list[str]:
+    kit.out = kit.head.handle(TurnedAway(public, address, why), kit.now, kit.wall)
+    return kit.records()
+
+
+def test_a_connection_that_was_turned_away_is_in_the_log_with_the_reason(kit):
+    kit.token("t", "n5", seconds=30)
+    kit.wait(30)
+    kit.revoke("bob")
+    reasons = {
+        key("x"): "key xxxxxxxx is not listed",
+        key("t"): "the join token of agent 'n5' (tttttttt) has ended 0 s ago: its time was over",
+        key("B"): "the key of driver 'bob' (BBBBBBBB) has ended 0 s ago: me revoked it",
+    }
+    for n, (public, why) in enumerate(reasons.items()):
+        assert turned_away(kit, public, f"10.0.0.{n}") == [f"refused a connection from 10.0.0.{n}: {why}"]
+    assert turned_away(kit, "", "10.0.1.1", "it came without CURVE")[0].endswith("10.0.1.1: it came without CURVE")
+
+
+def test_repetitions_are_counted_and_said_once_a_minute(kit):
+    assert len(turned_away(kit)) == 1
+    for _ in range(1000):
+        assert turned_away(kit) == []
+    lines = [command.text for command in kit.wait(refusals.WINDOW_S) if "refused" in getattr(command, "text", "")]
+    assert lines == ["refused a connection from 10.0.0.9: it has no key (1000 more in the last 60 s)"]
+    assert not [command for command in kit.wait(200) if "refused" in getattr(command, "text", "")]
+    assert len(turned_away(kit)) == 1
+
+
+def test_strangers_from_everywhere_do_not_fill_the_log(kit):
+    lines = sum(len(turned_away(kit, "", f"10.1.{n // 250}.{n % 250}", "it came without CURVE")) for n in range(5000))
+    assert lines == refusals.KINDS
+    out = [command.text for command in kit.wait(refusals.WINDOW_S) if "refused" in getattr(command, "text", "")]
+    assert [line.split(",")[0] for line in out] == [
+        f"{5000 - refusals.KINDS} more refusals of other kinds in the last 60 s"
+    ]
+
+
+def test_the_administrator_sees_keys_by_the_head_s_own_pair(kit):
+    kit.keyed["root"] = key("H")
+    answer = kit.ask("root", GetKeys())
+    assert isinstance(answer, Keys)
+    assert {state.name for state in answer.keys} == {"here", "n1", "ann", "bob"}
+    kit.ask("root", RevokeKey("bob", "root@head"))
+    assert "root@head (head 'head') revoked it" in kit.listed()["B"].why
