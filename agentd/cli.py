@@ -92,7 +92,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         if config.embedded and config.owner_pid is None:
             return _say(voice, USAGE, "--embedded belongs to a driver: give --owner-pid too")
-        _check_security(config)
+        if not reap_only:
+            _check_security(config)
         if check_only:
             check_files(config)
     except ConfigError as error:
