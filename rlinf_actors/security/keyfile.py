@@ -63,8 +63,8 @@ def path_of(folder: Path, role: str) -> Path:
 
 
 def locate(settings: Settings, role: str) -> Path | None:
-    """The file of an identity, None if there is none: in RLINF_ACTORS_KEYS where that is set, else among the credentials
-    of our unit, else in the user's directory.
+    """The file of an identity, None if there is none: in RLINF_ACTORS_KEYS where that is set, else among the
+    credentials of our unit, else in the user's directory.
 
     A credential that is blank is none: it stands for a file that systemd did not find (SetCredential= in the units).
 
