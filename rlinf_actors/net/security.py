@@ -76,16 +76,17 @@ class Security:
         return cls.of(key_at(head, settings, *roles, insecure=insecure), insecure) if is_tcp(head) else cls(insecure)
 
     @classmethod
-    def of_worker(cls, token: str, head: str, endpoint: str) -> Security:
+    def of_worker(cls, token: str, head: str, endpoint: str, listen_ip: str) -> Security:
         """A worker's.
 
         Args:
             token: of its job.
             head: the head's public key; "" in a private cluster, which has no TCP, and in a closed test network.
             endpoint: of the head, where its agent has it connect, who would not be there if it might not.
+            listen_ip: where its agent has it listen; likewise.
         """
         if not head:
-            return cls(insecure_test_network=is_tcp(endpoint))
+            return cls(insecure_test_network=is_tcp(endpoint) or bool(listen_ip))
         from rlinf_actors.security.job import job_pair
 
         return cls(False, job_pair(token), head)
@@ -106,7 +107,7 @@ class Security:
         if verb != "listen on":
             fix += " and `rlinf-actors keys enroll` for this one"
         raise ConfigError(
-            f"refusing to {verb} {endpoint}: it is outside loopback, and there is no key here. {fix}; "
+            f"refusing to {verb} {endpoint}: TCP outside loopback needs keys, and there is none here. {fix}; "
             f"or use 127.0.0.1. In a closed test network only: --insecure-test-network for agentd, "
             f"{INSECURE_TEST_NETWORK}=1 for drivers"
         )
