@@ -1,4 +1,6 @@
-"""agentd's command line. Exit codes: 0, 64 usage, 69 unavailable, 77 permission, 78 configuration or keys."""
+"""agentd's command line. Exit codes: 0, 64 usage, 69 unavailable, 70 internal error, 77 permission, 78 configuration
+or keys.
+"""
 
 from __future__ import annotations
 
@@ -132,9 +134,10 @@ def _run(config: Any, options: dict[str, Any], voice: Voice) -> int:
 
 def _ends(work: Callable[[asyncio.AbstractEventLoop], int], voice: Voice, failed: Callable[[int, str], None]) -> int:
     """Do *work* in an event loop; what it raises becomes an exit code and one line, which *failed* gets too."""
-    from rlinf_actors.net.loop import new_event_loop
+    from rlinf_actors.net.loop import end_on_internal_error, new_event_loop
 
     loop = new_event_loop()
+    end_on_internal_error(loop)
     try:
         return work(loop)
     except ConfigError as error:

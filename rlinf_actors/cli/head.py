@@ -19,6 +19,7 @@ from rlinf_actors.head.commands import Timing
 from rlinf_actors.head.server import HeadServer
 from rlinf_actors.head.store import Store
 from rlinf_actors.net import faultpoints
+from rlinf_actors.net.loop import end_on_internal_error
 from rlinf_actors.net.security import Security
 from rlinf_actors.settings import LISTEN, Settings, Unit
 from rlinf_actors.systemd.journal import Voice
@@ -73,6 +74,7 @@ async def _serve(endpoint: str, security: Security, state_dir: str | None, as_js
     from rlinf_actors.net.transport import ZmqNetwork
 
     loop = asyncio.get_running_loop()
+    end_on_internal_error(loop)
     ended: asyncio.Future[str] = loop.create_future()
 
     def end(reason: str) -> None:

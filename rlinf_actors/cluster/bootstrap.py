@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 import rlinf_actors
@@ -148,21 +148,30 @@ async def _nobody_to_ask() -> bool:
 
 
 def _spawn(run_dir: str, tell: int, arguments: list[str]) -> subprocess.Popen[bytes]:
+    return start_agentd(["--head", "--embedded", *arguments], run_dir, tell, {**os.environ, CLUSTER_MARK: run_dir})
+
+
+def start_agentd(arguments: Sequence[str], run_dir: str, tell: int, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """An agentd that ends with this process, from the same package; its output goes to agentd.log in *run_dir*.
+
+    Args:
+        arguments: added to its command line.
+        run_dir: its own; exists.
+        tell: the pipe's end where it says that its node is registered.
+        env: its environment.
+
+    Raises:
+        OSError: it cannot be started.
+    """
     root = str(Path(rlinf_actors.__file__).resolve().parent.parent)
     command = [
-        sys.executable, "-c", _BOOT.format(root=root), "--head", "--embedded",
+        sys.executable, "-c", _BOOT.format(root=root), *arguments,
         "--owner-pid", str(os.getpid()), "--owner-start", str(pid_start(os.getpid())),
-        "--run-dir", run_dir, "--ready-fd", str(tell), *arguments,
+        "--run-dir", run_dir, "--ready-fd", str(tell),
     ]  # fmt: skip
     with open(os.path.join(run_dir, "agentd.log"), "ab") as log:
         return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=(tell,),
-            start_new_session=True,
-            env={**os.environ, CLUSTER_MARK: run_dir},
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(tell,), start_new_session=True, env=env
         )
 
 

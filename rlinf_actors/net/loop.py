@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import logging
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -11,6 +13,11 @@ from typing import Any, TypeVar
 from rlinf_actors.errors import UsageError
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+INTERNAL_ERROR = 70
+"""EX_SOFTWARE of sysexits.h."""
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
@@ -21,6 +28,23 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
         return asyncio.new_event_loop()
     loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
     return loop
+
+
+def end_on_internal_error(loop: asyncio.AbstractEventLoop) -> None:
+    """End this process, a daemon, when an exception escapes a callback of *loop*: a bug of ours.
+
+    Its state is half changed by then: it would look alive, and answer nobody. The end is like that of kill -9, with
+    exit code `INTERNAL_ERROR`: whoever starts it anew gets one that takes over what the first one had.
+    """
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        loop.default_exception_handler(context)
+        if "handle" in context and isinstance(context.get("exception"), Exception):
+            log.critical("internal error (above): this process ends, since it cannot know its state any more")
+            logging.shutdown()
+            os._exit(INTERNAL_ERROR)
+
+    loop.set_exception_handler(handle)
 
 
 class IoThread:

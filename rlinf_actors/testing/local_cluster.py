@@ -11,7 +11,6 @@ import selectors
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -19,17 +18,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import rlinf_actors
 from rlinf_actors import procfs
+from rlinf_actors.cluster.bootstrap import start_agentd
 from rlinf_actors.errors import ClusterTimeoutError, ConfigError, RlinfActorsError
-from rlinf_actors.net.host import pid_start
 from rlinf_actors.settings import CONFIG_FILE, HEAD, LOG_DIR, NAMESPACE, NODE_RANK, RUN_DIR, WORKER_MARK, Settings
 from rlinf_actors.testing.described import NodeHardware, per_node
 
 if TYPE_CHECKING:
     from rlinf_actors.cluster.cluster import Cluster
 
-_BOOT = "import sys; sys.path.append({root!r}); from agentd.cli import main; sys.exit(main())"
 _NOT_INHERITED = (HEAD, NODE_RANK, RUN_DIR, LOG_DIR, CONFIG_FILE, NAMESPACE, WORKER_MARK)
 _MAX_BASE = 40
 """Bytes of the directory that ours is made in: a unix socket's path holds 107."""
@@ -246,26 +243,14 @@ class LocalCluster:
         hardware = f"{run_dir}/hardware.json"
         Path(hardware).write_text(json.dumps({**self._described[rank], "ip": node.ip}))
         Path(run_dir, "agentd.toml").write_text(_toml(self._options))
-        root = str(Path(rlinf_actors.__file__).resolve().parent.parent)
-        heard, tell = os.pipe()
-        command = [
-            sys.executable, "-c", _BOOT.format(root=root), *role, "--config", f"{run_dir}/agentd.toml",
-            "--node-rank", str(rank), "--name", f"node{rank}", "--node-id", f"node-{rank}", "--hardware", hardware,
-            "--run-dir", run_dir, "--log-dir", node.log_dir, "--ready-fd", str(tell),
-            "--owner-pid", str(os.getpid()), "--owner-start", str(pid_start(os.getpid())),
+        arguments = [
+            *role, "--config", f"{run_dir}/agentd.toml", "--node-rank", str(rank), "--name", f"node{rank}",
+            "--node-id", f"node-{rank}", "--hardware", hardware, "--log-dir", node.log_dir,
         ]  # fmt: skip
         env = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+        heard, tell = os.pipe()
         try:
-            with open(f"{run_dir}/agentd.log", "ab") as log:
-                node.process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    pass_fds=(tell,),
-                    start_new_session=True,
-                    env={**env, **self._env},
-                )
+            node.process = start_agentd(arguments, run_dir, tell, {**env, **self._env})
         except BaseException:
             os.close(heard)
             raise

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 import lane_workers as lanes  # noqa: E402
 
-from rlinf_actors import Cluster, WorkerDiedError  # noqa: E402
+from rlinf_actors import WorkerDiedError  # noqa: E402
 from rlinf_actors.settings import PATHS, SEND_WINDOW, TIMEOUT_MINUTES  # noqa: E402
 
 pytestmark = [pytest.mark.live, pytest.mark.torch, pytest.mark.timeout(60)]
@@ -20,25 +20,14 @@ pytestmark = [pytest.mark.live, pytest.mark.torch, pytest.mark.timeout(60)]
 BY_LANE = {PATHS: "cpu=lane"}
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    made = Cluster(num_nodes=1)
-    yield made
-    made.shutdown()
-
-
 @pytest.fixture
 def launched(cluster):
-    groups = []
+    """Launches groups that talk by lane."""
 
     def launch(name, count=1, cls=lanes.LaneTalker, env_vars=None):
-        group = lw.many(cluster, cls, count, name=name, env_vars={**BY_LANE, **(env_vars or {})})
-        groups.append(group)
-        return group
+        return lw.many(cluster, cls, count, name=name, env_vars={**BY_LANE, **(env_vars or {})})
 
-    yield launch
-    for group in groups:
-        group.shutdown()
+    return launch
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import message_workers as mw
 import numpy as np
 import pytest
 
-from rlinf_actors import Cluster, GroupNotFoundError, PeerDiedError, PlacementError, SerializationError, UsageError
+from rlinf_actors import GroupNotFoundError, PeerDiedError, PlacementError, SerializationError, UsageError
 from rlinf_actors.settings import MIN_SEND_WINDOW, SEND_WINDOW
 
 pytestmark = pytest.mark.live
@@ -20,26 +20,14 @@ MIB = 1 << 20
 SMALL_WINDOW = {SEND_WINDOW: str(4 * MIB)}
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    made = Cluster(num_nodes=1)
-    yield made
-    made.shutdown()
-
-
 @pytest.fixture
 def launched(cluster):
-    """Launches groups that end with the test."""
-    groups = []
+    """Launches groups that talk."""
 
     def launch(name, count=1, cls=mw.Talker, **options):
-        group = lw.many(cluster, cls, count, name=name, **options)
-        groups.append(group)
-        return group
+        return lw.many(cluster, cls, count, name=name, **options)
 
-    yield launch
-    for group in groups:
-        group.shutdown()
+    return launch
 
 
 @pytest.fixture

@@ -9,24 +9,12 @@ torch = pytest.importorskip("torch")
 
 import tensor_workers as tw  # noqa: E402
 
-from rlinf_actors import Cluster  # noqa: E402
-
 pytestmark = [pytest.mark.live, pytest.mark.torch, pytest.mark.timeout(60)]
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    made = Cluster(num_nodes=1)
-    yield made
-    made.shutdown()
 
 
 @pytest.fixture
 def pair(cluster):
-    groups = [lw.many(cluster, tw.TensorTalker, 1, name=name) for name in "ab"]
-    yield groups
-    for group in groups:
-        group.shutdown()
+    return [lw.many(cluster, tw.TensorTalker, 1, name=name) for name in "ab"]
 
 
 def test_into_a_tensor(pair):

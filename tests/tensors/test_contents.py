@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import content_types as ct
+import message_zoo as zoo
 import numpy as np
 import pytest
 
@@ -28,9 +28,9 @@ def there_and_back(value, piggyback=None):
         b"bytes",
         b"x" * 100_000,
         (1, [2, {"three": (4,)}]),
-        {"a": {"b": [ct.Step(1, 2.0)]}, (1, 2): {3, 4}},
-        ct.FrozenSlots(1, ct.FrozenSlots(2)),
-        ct.Tree(a=1, b=[2, 3]),
+        {"a": {"b": [zoo.Step(1, 2.0, done=False)]}, (1, 2): {3, 4}},
+        zoo.Frozen(1, zoo.Frozen(2)),
+        zoo.Tree(a=1, b=[2, 3]),
     ],
     ids=repr,
 )
@@ -41,14 +41,14 @@ def test_comes_back_as_sent(value):
 
 
 def test_a_dataclass_is_not_constructed_again():
-    sent = ct.Counted(3, 5)
-    made = ct.Counted.made
+    sent = zoo.Made(3, 5)
+    made = zoo.Made.made
     back = there_and_back({"item": [sent]})["item"][0]
-    assert (back.value, back.scaled, back.extra) == (3, 15, "set after")
-    assert ct.Counted.made == made
+    assert (back.value, back.scaled, back.late) == (3, 15, "set after")
+    assert zoo.Made.made == made
 
 
-@pytest.mark.parametrize("error", [ValueError("x"), ct.NeedsTwo(4, "four"), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize("error", [ValueError("x"), zoo.TwoArguments(4, "four"), KeyboardInterrupt()], ids=repr)
 def test_exceptions(error):
     back = there_and_back(error)
     assert type(back) is type(error)

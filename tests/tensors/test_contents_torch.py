@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import content_types as ct
+import message_zoo as zoo
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -41,8 +41,8 @@ BAD = torch.arange(12).reshape(3, 4).t()
         (BAD, "object"),
         ([1, BAD], r"object\[1\]"),
         ({"w": BAD}, r"object\['w'\]"),
-        (ct.Batch(rewards=BAD), r"object\.rewards"),
-        (ct.FrozenSlots(1, BAD), r"object\.b"),
+        (zoo.Batch(None, BAD), r"object\.rewards"),
+        (zoo.Frozen(1, BAD), r"object\.b"),
     ],
     ids=["top", "list", "dict", "dataclass", "slots"],
 )
@@ -51,7 +51,7 @@ def test_not_contiguous_is_refused_by_place(value, place):
         contents.check_contiguous(value)
 
 
-@pytest.mark.parametrize("value", [[[BAD]], {"a": {"b": BAD}}, (BAD,), ct.Step(BAD, 0)], ids=repr)
+@pytest.mark.parametrize("value", [[[BAD]], {"a": {"b": BAD}}, (BAD,), zoo.Step(BAD, 0, done=True)], ids=repr)
 def test_deeper_ones_are_made_contiguous(value):
     contents.check_contiguous(value)
     back = there_and_back(value)

@@ -1,4 +1,4 @@
-"""Objects of every kind that messages carry, made anew in each process, and how to compare them."""
+"""Objects of every kind that travel, made anew in each process, their classes, and how to compare them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import enum
 import pathlib
 from collections import OrderedDict, defaultdict, deque, namedtuple
 from dataclasses import InitVar, dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -43,9 +43,10 @@ class Made:
     value: Any
     scale: InitVar[int] = 2
     scaled: Any = field(init=False)
-    built_here: int = field(init=False, compare=False, default=0)
+    made: ClassVar[int] = 0
 
     def __post_init__(self, scale: int) -> None:
+        type(self).made += 1
         self.scaled = self.value * scale
         self.late = "set after"
 
@@ -61,6 +62,11 @@ class Tree:
             return self.__dict__["leaves"][name]
         except KeyError:
             raise AttributeError(name) from None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Tree) and self.leaves == other.leaves
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 class Slotted:
