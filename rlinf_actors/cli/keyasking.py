@@ -1,4 +1,4 @@
-"""Whom `rlinf-actors keys` asks: a head that runs, as administrator or as a member, or the state of one that does not."""
+"""Whom `rlinf-actors keys` asks: a head that runs, as administrator or member, or the state of one that does not."""
 
 from __future__ import annotations
 
@@ -82,12 +82,12 @@ def as_member(key: KeyFile, head: str | None, question: RotateKey) -> Enrolled:
     return asyncio.run(_as(key, endpoint, question))
 
 
-def join_address(answer: Keys, given: str | None, name: str) -> str:
-    """HOST:PORT by which a machine reaches the head.
+def join_address(head: str | None, state_dir: str | None, given: str | None, name: str) -> str:
+    """HOST:PORT by which a machine reaches the head. Blocks.
 
     Args:
-        answer: of the head.
-        given: by the option, None to take the first at which it listens.
+        head, state_dir: as for `administer`.
+        given: by the option, None to ask the head where it listens.
         name: of the machine, for the error.
 
     Raises:
@@ -96,13 +96,13 @@ def join_address(answer: Keys, given: str | None, name: str) -> str:
     if given is not None:
         host, port = split_address(given, "--address")
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    for endpoint in answer.listens:
+    listens = administer(head, state_dir, GetKeys()).listens
+    for endpoint in listens:
         if split_address(endpoint, "the head")[0] not in WILDCARDS:
             return endpoint.removeprefix("tcp://")
-    if answer.listens:
+    if listens:
         raise ConfigError(
-            f"the head listens on every address ({answer.listens[0].removeprefix('tcp://')}): say by which {name} "
-            "reaches it",
+            f"the head listens on every address ({listens[0].removeprefix('tcp://')}): say by which {name} reaches it",
             path="--address",
         )
     raise ConfigError("the head does not listen on TCP: start it with --listen HOST:PORT")

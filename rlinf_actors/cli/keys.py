@@ -98,6 +98,7 @@ def enroll(
         raise UsageError(f"{file} is there already")
     if file is None and address is None and state_dir is not None:
         raise UsageError("with --state-dir, say by --address where the head will listen")
+    where = "" if file is not None else join_address(head, state_dir, address, name)
     asked = AddKey(pair.public, "driver" if driver else "agent", name, _who(), None if file is not None else TOKEN_S)
     answer = administer(head, state_dir, asked)
     data: dict[str, Any] = {"name": name, "role": role, "head": answer.head}
@@ -106,7 +107,6 @@ def enroll(
         data["file"] = file
         note(f"copy {file} to {role}.key in that machine's key directory (mode 0700), and delete it here")
     else:
-        where = join_address(answer, address, name)
         data |= {"token": JoinToken(where, answer.head, pair, role, name).text(), "expires_s": TOKEN_S}
         note(f"on {name}, within {TOKEN_S / 60:.0f} minutes: rlinf-actors keys join TOKEN (or -, to paste it)")
     if as_json:

@@ -1,4 +1,4 @@
-"""`rlinf-actors keys` without a network: key files, the state of a head that is not running, and a head's unix socket."""
+"""`rlinf-actors keys` without a network: key files, the state of a head that is away, a head's unix socket."""
 
 from __future__ import annotations
 
