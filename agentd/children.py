@@ -56,6 +56,7 @@ class Children:
         node_ip: its address.
         host: equal for processes that can talk over ipc.
         listen_ip: where workers bind TCP, "" for ipc only.
+        head_key: the head's public key, "" in a cluster without keys.
         owner_pid: process whose end is the end of every worker; None without one.
         allowed_interpreters: prefixes; None allows any.
         environment: the node's environment, asked for at every launch.
@@ -84,6 +85,7 @@ class Children:
         node_ip: str,
         host: str,
         listen_ip: str = "",
+        head_key: str = "",
         owner_pid: int | None = None,
         allowed_interpreters: Sequence[str] | None = None,
         environment: Callable[[], Mapping[str, str]],
@@ -108,6 +110,7 @@ class Children:
             node=node,
             node_ip=node_ip,
             listen_ip=listen_ip,
+            head_key=head_key,
         )
         self._environment = environment
         self._report = report

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from agentd.config import Config, default_interpreters, load
 from agentd.reload import take_over
+from agentd.security import security_of
 from rlinf_actors.errors import ConfigError, RlinfActorsError
 from rlinf_actors.net.address import endpoint_of, split_address
 from rlinf_actors.settings import FOR_THE_UNIT_ALONE, Unit
@@ -59,6 +60,7 @@ class Daemon:
         self._prestarting: asyncio.Task[None] | None = None
         self._node: Callable[[Config], NodeReport] | None = None
         self._head_endpoint = ""
+        self._head_key = ""
         self._node_id = ""
         self._told_driver = config.ready_fd < 0
         self._stopping = asyncio.Event()
@@ -119,12 +121,14 @@ class Daemon:
 
     def _open_network(self, stack: contextlib.AsyncExitStack) -> ZmqNetwork:
         from rlinf_actors.net import faultpoints
-        from rlinf_actors.net.security import Security
         from rlinf_actors.net.transport import ZmqNetwork
         from rlinf_actors.settings import Settings
 
-        faultpoints.load(Settings.load().faults)
-        network = ZmqNetwork(asyncio.get_running_loop(), Security(self._config.insecure))
+        settings = Settings.load()
+        faultpoints.load(settings.faults)
+        security = security_of(self._config, settings)
+        self._head_key = security.head
+        network = ZmqNetwork(asyncio.get_running_loop(), security)
         stack.callback(network.close)
         return network
 
@@ -271,6 +275,7 @@ class Daemon:
             node_ip=report.ip,
             host=report.host,
             listen_ip=report.ip if outside else "",
+            head_key=self._head_key,
             owner_pid=config.owner_pid,
             allowed_interpreters=self._allowed_interpreters(report),
             environment=self._environment,

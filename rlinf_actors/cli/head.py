@@ -21,6 +21,7 @@ from rlinf_actors.head.store import Store
 from rlinf_actors.net import faultpoints
 from rlinf_actors.net.loop import end_on_internal_error
 from rlinf_actors.net.security import Security
+from rlinf_actors.security import own
 from rlinf_actors.settings import LISTEN, Settings, Unit
 from rlinf_actors.systemd.journal import Voice
 from rlinf_actors.systemd.notify import Manager
@@ -58,8 +59,9 @@ def head(listen: str | None, insecure_test_network: bool, state_dir: str | None,
     faultpoints.load(settings.faults)
     insecure = insecure_test_network or settings.insecure_test_network
     directory = state_dir or settings.state_dir or _default_state_dir(settings, int(port))
+    security = Security.of(own.find(settings, "head"), insecure)
     manager = Manager(unit.notify_socket, unit.watchdog_s)
-    asyncio.run(_serve(f"tcp://{where}", Security(insecure_test_network=insecure), directory, as_json, manager))
+    asyncio.run(_serve(f"tcp://{where}", security, directory, as_json, manager))
 
 
 def _default_state_dir(settings: Settings, port: int) -> str | None:
