@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agentd.config import Config, default_interpreters, load
@@ -17,6 +18,7 @@ from agentd.reload import take_over
 from agentd.security import security_of
 from rlinf_actors.errors import ConfigError, RlinfActorsError
 from rlinf_actors.net.address import endpoint_of, split_address
+from rlinf_actors.net.security import Security
 from rlinf_actors.settings import FOR_THE_UNIT_ALONE, Unit
 from rlinf_actors.systemd.notify import Manager
 
@@ -60,7 +62,7 @@ class Daemon:
         self._prestarting: asyncio.Task[None] | None = None
         self._node: Callable[[Config], NodeReport] | None = None
         self._head_endpoint = ""
-        self._head_key = ""
+        self._security = Security()
         self._node_id = ""
         self._told_driver = config.ready_fd < 0
         self._stopping = asyncio.Event()
@@ -126,9 +128,8 @@ class Daemon:
 
         settings = Settings.load()
         faultpoints.load(settings.faults)
-        security = security_of(self._config, settings)
-        self._head_key = security.head
-        network = ZmqNetwork(asyncio.get_running_loop(), security)
+        self._security = security_of(self._config, settings)
+        network = ZmqNetwork(asyncio.get_running_loop(), self._security)
         stack.callback(network.close)
         return network
 
@@ -141,8 +142,10 @@ class Daemon:
             self._head_endpoint = config.connect if given else endpoint_of(config.connect, "--connect")
             return None
         from rlinf_actors.head.commands import Timing
+        from rlinf_actors.head.ownkeys import own_keys
         from rlinf_actors.head.server import HeadServer
         from rlinf_actors.head.store import Store
+        from rlinf_actors.settings import Settings
         from rlinf_actors.wire.spawn import ROBOT_END_S
 
         timing = Timing(
@@ -155,7 +158,14 @@ class Daemon:
             rank_hold_s=max(config.lease_s, config.head_grace_s),
         )
         store = None if config.embedded else Store(config.state_dir or run_dir)
-        head = HeadServer(network, timing=timing, embedded=config.embedded, store=store, on_end=self._stop)
+        head = HeadServer(
+            network,
+            timing=timing,
+            embedded=config.embedded,
+            store=store,
+            own=own_keys(self._security.public, Settings.load()),
+            on_end=self._stop,
+        )
         # only an embedded cluster ends with its head: drivers of others wait for a head that comes back
         stack.callback(head.close, "the cluster was stopped" if config.embedded else "")
         endpoints = [f"ipc://{run_dir}/head"]
@@ -194,7 +204,10 @@ class Daemon:
         remote = self._head_endpoint.startswith("tcp://")
         ip = node.address(config, listen, split_address(self._head_endpoint, "--connect")[0] if remote else "")
         self._node_id = node.node_id(config, run_dir)
-        self._node = lambda config: node.report(config, probe, described, ip, self._node_id, self._started_with)
+        named = self._security.name  # the head insists on the key's name
+        self._node = lambda config: node.report(
+            replace(config, name=config.name or named or None), probe, described, ip, self._node_id, self._started_with
+        )
         report = self._node(config)
         self._hardware = node.summary(report)
         self._described_env = dict(described.env_vars) if described is not None else {}
@@ -275,7 +288,7 @@ class Daemon:
             node_ip=report.ip,
             host=report.host,
             listen_ip=report.ip if outside else "",
-            head_key=self._head_key,
+            head_key=self._security.head,
             owner_pid=config.owner_pid,
             allowed_interpreters=self._allowed_interpreters(report),
             environment=self._environment,

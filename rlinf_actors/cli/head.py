@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from rlinf_actors.cli.output import json_option, show_json
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.head.commands import Timing
+from rlinf_actors.head.ownkeys import own_keys
 from rlinf_actors.head.server import HeadServer
 from rlinf_actors.head.store import Store
 from rlinf_actors.net import faultpoints
@@ -95,6 +96,7 @@ async def _serve(endpoint: str, security: Security, state_dir: str | None, as_js
             network,
             timing=replace(timing, robot_settle_s=timing.robot_lease_s + ROBOT_END_S),
             store=Store(state_dir) if state_dir is not None else None,
+            own=own_keys(security.public, Settings.load()),
             on_end=end,
         )
         address = server.start([endpoint])[0].removeprefix("tcp://")
