@@ -79,7 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = vars(parser().parse_args(argv))
     check_only, reap_only = options.pop("check_config"), options.pop("reap")
     from agentd.config import check_files, for_reaping, load
-    from agentd.security import check_addresses, security_of
+    from agentd.security import check_addresses, own_key
+    from rlinf_actors.net.security import Security
     from rlinf_actors.settings import Settings
 
     voice = Voice("agentd", sys.stderr, "")
@@ -95,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if config.embedded and config.owner_pid is None:
             return _say(voice, USAGE, "--embedded belongs to a driver: give --owner-pid too")
         if not reap_only:
-            check_addresses(config, security_of(config, Settings.load()))
+            check_addresses(config, Security.of(own_key(config, Settings.load()), config.insecure))
         if check_only:
             check_files(config)
     except ConfigError as error:

@@ -10,15 +10,13 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agentd.config import Config, default_interpreters, load
 from agentd.reload import take_over
-from agentd.security import security_of
+from agentd.security import named, own_key
 from rlinf_actors.errors import ConfigError, RlinfActorsError
 from rlinf_actors.net.address import endpoint_of, split_address
-from rlinf_actors.net.security import Security
 from rlinf_actors.settings import FOR_THE_UNIT_ALONE, Unit
 from rlinf_actors.systemd.notify import Manager
 
@@ -33,6 +31,7 @@ if TYPE_CHECKING:  # loaded while the probe's process runs
     from rlinf_actors.hardware.report import ProbeReport
     from rlinf_actors.head.server import HeadServer
     from rlinf_actors.net.transport import ZmqNetwork
+    from rlinf_actors.security.keyfile import KeyFile
     from rlinf_actors.wire.values import NodeReport
 
 log = logging.getLogger(__name__)
@@ -62,7 +61,7 @@ class Daemon:
         self._prestarting: asyncio.Task[None] | None = None
         self._node: Callable[[Config], NodeReport] | None = None
         self._head_endpoint = ""
-        self._security = Security()
+        self._key: KeyFile | None = None
         self._node_id = ""
         self._told_driver = config.ready_fd < 0
         self._stopping = asyncio.Event()
@@ -123,13 +122,14 @@ class Daemon:
 
     def _open_network(self, stack: contextlib.AsyncExitStack) -> ZmqNetwork:
         from rlinf_actors.net import faultpoints
+        from rlinf_actors.net.security import Security
         from rlinf_actors.net.transport import ZmqNetwork
         from rlinf_actors.settings import Settings
 
         settings = Settings.load()
         faultpoints.load(settings.faults)
-        self._security = security_of(self._config, settings)
-        network = ZmqNetwork(asyncio.get_running_loop(), self._security)
+        self._key = own_key(self._config, settings)
+        network = ZmqNetwork(asyncio.get_running_loop(), Security.of(self._key, self._config.insecure))
         stack.callback(network.close)
         return network
 
@@ -158,14 +158,8 @@ class Daemon:
             rank_hold_s=max(config.lease_s, config.head_grace_s),
         )
         store = None if config.embedded else Store(config.state_dir or run_dir)
-        head = HeadServer(
-            network,
-            timing=timing,
-            embedded=config.embedded,
-            store=store,
-            own=own_keys(self._security.public, Settings.load()),
-            on_end=self._stop,
-        )
+        keys = own_keys(self._key, Settings.load())
+        head = HeadServer(network, timing=timing, embedded=config.embedded, store=store, own=keys, on_end=self._stop)
         # only an embedded cluster ends with its head: drivers of others wait for a head that comes back
         stack.callback(head.close, "the cluster was stopped" if config.embedded else "")
         endpoints = [f"ipc://{run_dir}/head"]
@@ -204,9 +198,8 @@ class Daemon:
         remote = self._head_endpoint.startswith("tcp://")
         ip = node.address(config, listen, split_address(self._head_endpoint, "--connect")[0] if remote else "")
         self._node_id = node.node_id(config, run_dir)
-        named = self._security.name  # the head insists on the key's name
         self._node = lambda config: node.report(
-            replace(config, name=config.name or named or None), probe, described, ip, self._node_id, self._started_with
+            named(config, self._key), probe, described, ip, self._node_id, self._started_with
         )
         report = self._node(config)
         self._hardware = node.summary(report)
@@ -288,7 +281,7 @@ class Daemon:
             node_ip=report.ip,
             host=report.host,
             listen_ip=report.ip if outside else "",
-            head_key=self._security.head,
+            head_key=self._key.server if self._key is not None else "",
             owner_pid=config.owner_pid,
             allowed_interpreters=self._allowed_interpreters(report),
             environment=self._environment,

@@ -106,7 +106,7 @@ class Session:
         self._children = children(self._reported)
         self._hello_timeout_s = hello_timeout_s
         self._client: ControlClient | None = None
-        self.identity = b""  # how the head knows this connection
+        self.identity = b""  # how the head knows this incarnation's connections
         self._greeting: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._due = math.inf
@@ -250,7 +250,9 @@ class Session:
             self._client.close()
             self._client = None
         if self._client is None:
-            self.identity = secret_identity(f"agent:{action.incarnation}")
+            name = f"agent:{action.incarnation}"
+            if not self.identity.startswith(f"{name}#".encode()):  # each incarnation has one
+                self.identity = secret_identity(name)
             self._client = ControlClient(self._network, self._endpoint, self.identity, self._noticed)
         running = self._state.running()
         hello = AgentHello(

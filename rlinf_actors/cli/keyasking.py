@@ -130,7 +130,7 @@ async def _as(key: KeyFile, endpoint: str, question: Body) -> Enrolled:
 async def _offline(state_dir: str, settings: Settings, question: Question) -> Keys:
     """The same change to the state of a head that is not running; its file is ours as long as we have it open."""
     path = keyfile.path_of(keyfile.directory(settings), "head")
-    own = own_keys(keyfile.load(path).pair.public if path.exists() else "", settings)
+    own = own_keys(keyfile.load(path) if path.exists() else None, settings)
     if not (Path(state_dir) / FILE).exists():
         note(f"no head has had its state in {state_dir} yet")
     try:

@@ -51,21 +51,19 @@ class Security:
     Attributes:
         insecure_test_network: allow TCP outside loopback without keys (network namespaces of tests).
         pair: this process's key pair, None without; a worker's is its job's.
-        name: of the agent or driver that has it, "" without.
         head: the head's public key, "" without.
     """
 
     insecure_test_network: bool = False
     pair: KeyPair | None = field(default=None)
     head: str = ""
-    name: str = ""
 
     @classmethod
     def of(cls, key: KeyFile | None, insecure_test_network: bool = False) -> Security:
         """What a process with this key file, or without any, may do."""
         if key is None:
             return cls(insecure_test_network)
-        return cls(insecure_test_network, key.pair, key.server, "" if key.role == "head" else key.name)
+        return cls(insecure_test_network, key.pair, key.server)
 
     @classmethod
     def toward(cls, head: str, settings: Settings, *roles: str) -> Security:
@@ -94,11 +92,6 @@ class Security:
         from rlinf_actors.security.job import job_pair
 
         return cls(False, job_pair(token), head)
-
-    @property
-    def public(self) -> str:
-        """This process's public key, "" without."""
-        return self.pair.public if self.pair is not None else ""
 
     def mechanism(self, endpoint: str, verb: str) -> Mechanism:
         """How a socket at *endpoint* is protected; *verb* is "listen on" or "connect to".

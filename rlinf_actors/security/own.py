@@ -8,7 +8,7 @@ from pathlib import Path
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.security import keyfile
 from rlinf_actors.security.keyfile import KeyFile
-from rlinf_actors.security.keypair import check_public
+from rlinf_actors.security.publickey import check_public
 from rlinf_actors.settings import HEAD_KEY, Settings
 
 

@@ -151,7 +151,7 @@ def running_head(tmp_path):
 
     async def start():
         settings = Settings.load()
-        own = own_keys(keyfile.load(tmp_path / "keys" / "head.key").pair.public, settings)
+        own = own_keys(keyfile.load(tmp_path / "keys" / "head.key"), settings)
         network = ZmqNetwork(loop)
         head = HeadServer(network, store=Store(str(tmp_path / "state")), own=own)
         head.start([f"ipc://{run}/head"])

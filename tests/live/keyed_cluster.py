@@ -45,7 +45,9 @@ class KeyedCluster:
         """Run `rlinf-actors` as a member."""
         command = [sys.executable, "-m", "rlinf_actors.cli.main", *arguments]
         more = {"RLINF_HEAD": self.address} if hasattr(self, "address") else {}
-        done = subprocess.run(command, env=self.env(at, **more), capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(
+            command, env=self.env(at, **more), capture_output=True, text=True, timeout=30, check=False
+        )
         assert done.returncode == code, done.stderr
         return done
 
@@ -97,7 +99,9 @@ class KeyedCluster:
 class Agentd:
     """An agentd and what it said when it was up."""
 
-    def __init__(self, cluster: KeyedCluster, stack: contextlib.ExitStack, name: str, arguments: tuple[str, ...]) -> None:
+    def __init__(
+        self, cluster: KeyedCluster, stack: contextlib.ExitStack, name: str, arguments: tuple[str, ...]
+    ) -> None:
         read, write = os.pipe()
         place = cluster.place
         command = [
@@ -124,7 +128,9 @@ class Agentd:
 class Driver:
     """keyed_driver.py and its lines."""
 
-    def __init__(self, cluster: KeyedCluster, stack: contextlib.ExitStack, name: str, arguments: tuple[str, ...]) -> None:
+    def __init__(
+        self, cluster: KeyedCluster, stack: contextlib.ExitStack, name: str, arguments: tuple[str, ...]
+    ) -> None:
         command = [sys.executable, str(Path(__file__).with_name("keyed_driver.py")), *arguments]
         self.process = stack.enter_context(
             subprocess.Popen(
