@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import io
 import json
 import os
+import select
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
+
+from rlinf_actors.cli import app
+from rlinf_actors.cli.session import observing
+from rlinf_actors.settings import Settings
+from rlinf_actors.wire.messages import Body
+from rlinf_actors.wire.operators import Events, GetEvents
 
 ROOT = Path(__file__).parents[2]
 TIMERS = "[timers]\nbeat_s = 0.2\nlease_s = 5.0\n"
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command has written."""
+
+    out: str
+    err: str
 
 
 class KeyedCluster:
@@ -26,44 +45,74 @@ class KeyedCluster:
 
     def __init__(self, place: Path, stack: contextlib.ExitStack) -> None:
         self.place = place
+        self.address = ""
         self._stack = stack
         (place / "hw.json").write_text("{}")
         (place / "agentd.toml").write_text(TIMERS)
-        self.keys("init", "--name", "kim", at="head")
+        self.keys("init", "--name", "kim")
         self.head = self.agentd("head", "--head", "--listen", "127.0.0.1:0")
         self.address = self.head.said["head"].removeprefix("tcp://")
 
-    def keys_of(self, member: str) -> str:
+    def folder(self, member: str) -> Path:
         """The key directory of a member."""
-        return str(self.place / member)
+        return self.place / member
 
-    def env(self, at: str, **more: str) -> dict[str, str]:
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(("RLINF", "NOTIFY"))}
-        return {**clean, "PYTHONPATH": f"{ROOT}:{Path(__file__).parent}", "RLINF_ACTORS_KEYS": self.keys_of(at), **more}
+    def env(self, at: str) -> dict[str, str]:
+        """The environment of a member."""
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("RLINF_", "NOTIFY"))}
+        mark = {name: value for name, value in os.environ.items() if name == "RLINF_ACTORS_TEST"}
+        head = {"RLINF_HEAD": self.address} if self.address else {}
+        return {**clean, **mark, **head, "PYTHONPATH": str(ROOT), "RLINF_ACTORS_KEYS": str(self.folder(at))}
 
-    def cli(self, *arguments: str, at: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    # --- commands ---
+
+    def cli(self, *arguments: str, at: str = "head", code: int = 0) -> Said:
         """Run `rlinf-actors` as a member."""
-        command = [sys.executable, "-m", "rlinf_actors.cli.main", *arguments]
-        more = {"RLINF_HEAD": self.address} if hasattr(self, "address") else {}
-        done = subprocess.run(
-            command, env=self.env(at, **more), capture_output=True, text=True, timeout=30, check=False
-        )
-        assert done.returncode == code, done.stderr
-        return done
+        out, err = io.StringIO(), io.StringIO()
+        with mock.patch.dict(os.environ, self.env(at), clear=True):
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                found = app.run(arguments)
+        assert found == code, err.getvalue()
+        return Said(out.getvalue(), err.getvalue())
 
     def keys(self, *arguments: str, at: str = "head") -> Any:
         """`rlinf-actors keys ... --json`."""
-        return json.loads(self.cli("keys", *arguments, "--json", at=at).stdout)
+        return json.loads(self.cli("keys", *arguments, "--json", at=at).out)
 
     def token(self, name: str, *more: str) -> str:
-        return self.keys("enroll", name, *more)["token"]
+        """A join token."""
+        return str(self.keys("enroll", name, *more)["token"])
 
     def join(self, name: str, *more: str) -> None:
         """Enroll a member, by a token."""
-        self.keys("join", self.token(name, *more), "--dir", self.keys_of(name), at=name)
+        self.keys("join", self.token(name, *more), at=name)
+
+    def ask(self, body: Body, at: str = "head") -> Body:
+        """Ask the head as a member; raises what it refuses with."""
+
+        async def ask() -> Body:
+            async with observing(f"tcp://{self.address}", Settings.load()) as client:
+                return await client.request(body, 30)
+
+        with mock.patch.dict(os.environ, self.env(at), clear=True):
+            return asyncio.run(ask())
+
+    def until(self, kind: str, *words: str) -> str:
+        """Wait for an event whose text has these words; its text."""
+        since = 0
+        while True:
+            answer = self.ask(GetEvents(since, wait_s=20.0))
+            assert isinstance(answer, Events)
+            assert answer.events, f"no {kind} with {words}"
+            since = answer.next
+            for event in answer.events:
+                if event.kind == kind and all(word in event.text for word in words):
+                    return event.text
+
+    # --- processes ---
 
     def agentd(self, name: str, *arguments: str) -> Agentd:
-        """Start an agentd as a member; back when it is registered."""
+        """Start an agentd as a member; back when it is registered, or will not be."""
         return Agentd(self, self._stack, name, arguments)
 
     def node(self, name: str) -> Agentd:
@@ -75,26 +124,6 @@ class KeyedCluster:
         """Start keyed_driver.py as a member."""
         return Driver(self, self._stack, name, arguments)
 
-    def events(self) -> list[dict[str, Any]]:
-        """The whole event log, as the administrator reads it."""
-        lines = self.cli("events", "--json", at="head").stdout.splitlines()
-        return [json.loads(line) for line in lines]
-
-    def until(self, kind: str, *words: str) -> str:
-        """Wait for an event whose text has these words; its text."""
-        command = [sys.executable, "-m", "rlinf_actors.cli.main", "events", "--follow", "--json"]
-        env = self.env("head", RLINF_HEAD=self.address, PYTHONUNBUFFERED="1")
-        with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            try:
-                for line in process.stdout:
-                    event = json.loads(line)
-                    if event["kind"] == kind and all(word in event["text"] for word in words):
-                        return str(event["text"])
-            finally:
-                process.kill()
-        raise AssertionError(f"no {kind} with {words}")
-
 
 class Agentd:
     """An agentd and what it said when it was up."""
@@ -104,19 +133,19 @@ class Agentd:
     ) -> None:
         read, write = os.pipe()
         place = cluster.place
-        command = [
-            sys.executable, "-m", "agentd", "--config", str(place / "agentd.toml"), "--run-dir", str(place / f"r-{name}"),
-            "--log-dir", str(place / "log"), "--hardware", str(place / "hw.json"), "--ready-fd", str(write), *arguments,
-        ]  # fmt: skip
-        self.log = place / f"{name}.log"
-        with open(self.log, "w") as log:
+        options = {"config": "agentd.toml", "run-dir": f"r-{name}", "log-dir": "log", "hardware": "hw.json"}
+        command = [sys.executable, "-m", "agentd", "--ready-fd", str(write), *arguments]
+        for option, path in options.items():
+            command += [f"--{option}", str(place / path)]
+        with open(place / f"{name}.log", "a") as log:
             self.process = subprocess.Popen(command, env=cluster.env(name), pass_fds=(write,), stderr=log)
-        stack.callback(self._end)
+        stack.callback(self.end)
         os.close(write)
         with os.fdopen(read) as pipe:
-            self.said = json.loads(pipe.readline() or "{}")
+            self.said: dict[str, Any] = json.loads(pipe.readline() or "{}")
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """SIGTERM, and SIGKILL to one that does not end by that."""
         self.process.terminate()
         try:
             self.process.wait(10)
@@ -132,16 +161,9 @@ class Driver:
         self, cluster: KeyedCluster, stack: contextlib.ExitStack, name: str, arguments: tuple[str, ...]
     ) -> None:
         command = [sys.executable, str(Path(__file__).with_name("keyed_driver.py")), *arguments]
-        self.process = stack.enter_context(
-            subprocess.Popen(
-                command,
-                env=cluster.env(name, RLINF_HEAD=cluster.address),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                stdin=subprocess.PIPE,
-                text=True,
-            )
-        )
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, env=cluster.env(name), stdout=pipe, stderr=pipe, text=True)
+        stack.callback(self.end)
         stack.callback(self.process.kill)
 
     def line(self) -> str:
@@ -151,8 +173,22 @@ class Driver:
 
     def end(self) -> tuple[int, str]:
         """Its exit code and what it said to stderr, once it has ended."""
+        if self.process.stderr is not None and self.process.stderr.closed:
+            return self.process.returncode, ""
         _, err = self.process.communicate(timeout=30)
         return self.process.returncode, err
+
+
+def gone(pid: int) -> None:
+    """Back when a process has ended that is not our child."""
+    try:
+        watch = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        assert select.select([watch], [], [], 30)[0], f"process {pid} is still there"
+    finally:
+        os.close(watch)
 
 
 @contextlib.contextmanager
