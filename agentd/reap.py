@@ -61,7 +61,7 @@ def reap(loop: asyncio.AbstractEventLoop, config: Config, result: str) -> int:
             return 0
         ended = loop.run_until_complete(_end(path, config))
         directory.begin()
-    log.info("%d workers of an earlier agentd were left in %s, and are ended", ended, path)
+    log.info("workers of an earlier agentd that were left in %s, and are ended: %d", path, ended)
     return 0
 
 

@@ -70,8 +70,8 @@ class Driver:
 
     def kill(self) -> None:
         self._world.cut.add(self)
+        self.task.add_done_callback(lambda _: self._link.close(""))
         self.task.cancel()
-        self._link.close("")
         self._world.write(SCENE, "ended", pid=self._pid, who=self._who)
 
     # --- the glue that Runtime is in a real driver ---

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -133,3 +134,63 @@ def test_the_robot_arm_is_stopped_last(tmp_path, fault):
     out = succeeds(tmp_path, "robot_arm.py", "--fault", fault)
     assert re.search(r"commands in the arm's record; the last two: move \d\.\d+, stop\n", out)
     assert fault == "none" or f"after its {fault} was killed" in out
+
+
+# --- Slurm: srun and scontrol are stood in for by plain processes ---
+
+SRUN = """#!{python}
+import os, signal, subprocess, sys
+command = [word for word in sys.argv[1:] if not word.startswith("--") or word == "--node"]
+count = int(next(word for word in sys.argv if word.startswith("--ntasks=")).partition("=")[2])
+tasks = [
+    subprocess.Popen(command, env={{**os.environ, "SLURM_PROCID": str(n), "SLURMD_NODENAME": f"127.0.0.{{n + 1}}"}})
+    for n in range(count)
+]
+signal.signal(signal.SIGTERM, lambda *_: [task.terminate() for task in tasks])
+sys.exit(max(task.wait() for task in tasks))
+"""
+
+
+@pytest.fixture
+def slurm(tmp_path):
+    """A batch script runs as Slurm runs it; gives its result."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    nodes = {"srun": SRUN.format(python=sys.executable), "scontrol": "#!/bin/sh\necho 127.0.0.1 127.0.0.2\n"}
+    for name, text in nodes.items():
+        (tools / name).write_text(text)
+        (tools / name).chmod(0o755)
+    shutil.copytree(EXAMPLES / "slurm", tmp_path / "submit")
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("RLINF_", "SLURM"))}
+    env = {
+        **clean, "PATH": f"{tools}:{clean['PATH']}", "PYTHON": sys.executable, "HOME": str(tmp_path),
+        "SLURM_JOB_ID": str(os.getpid()), "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_SUBMIT_DIR": str(tmp_path / "submit"),
+    }  # fmt: skip
+
+    def batch(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["bash", str(EXAMPLES / "slurm" / "job.sbatch"), *arguments],
+            env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=18,
+        )  # fmt: skip
+
+    return batch
+
+
+def test_the_batch_script_is_bash():
+    subprocess.run(["bash", "-n", str(EXAMPLES / "slurm" / "job.sbatch")], check=True)
+
+
+def test_a_slurm_job_runs_its_program_on_all_nodes_and_leaves_nothing(slurm, tmp_path):
+    done = slurm()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines() == ["rank 0 runs on node 0", "rank 1 runs on node 1"]
+    assert [path.name for path in Path("/tmp").glob(f"rlinf-*{os.getpid()}*")] == []
+    assert sorted(path.name for path in (tmp_path / "submit" / f"logs-{os.getpid()}").iterdir()) == [
+        "127.0.0.1",
+        "127.0.0.2",
+    ]
+
+
+def test_a_slurm_job_ends_with_the_exit_code_of_its_program(slurm):
+    done = slurm(sys.executable, "-c", "import os, sys; sys.exit(3 + (os.environ['NUM_NODES'] != '2'))")
+    assert done.returncode == 3, done.stderr
