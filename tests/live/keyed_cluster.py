@@ -69,9 +69,9 @@ class KeyedCluster:
     def cli(self, *arguments: str, at: str = "head", code: int = 0) -> Said:
         """Run `rlinf-actors` as a member."""
         out, err = io.StringIO(), io.StringIO()
-        with mock.patch.dict(os.environ, self.env(at), clear=True):
-            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-                found = app.run(arguments)
+        environment = mock.patch.dict(os.environ, self.env(at), clear=True)
+        with environment, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            found = app.run(arguments)
         assert found == code, err.getvalue()
         return Said(out.getvalue(), err.getvalue())
 
