@@ -57,6 +57,7 @@ class Children:
         node_ip: its address.
         host: equal for processes that can talk over ipc.
         listen_ip: where workers bind TCP, "" for ipc only.
+        head_key: the head's public key, "" in a cluster without keys.
         owner_pid: process whose end is the end of every worker; None without one.
         allowed_interpreters: prefixes; None allows any.
         environment: the node's environment, asked for at every launch.
@@ -85,6 +86,7 @@ class Children:
         node_ip: str,
         host: str,
         listen_ip: str = "",
+        head_key: str = "",
         owner_pid: int | None = None,
         allowed_interpreters: Sequence[str] | None = None,
         environment: Callable[[], Mapping[str, str]],
@@ -122,6 +124,7 @@ class Children:
             node=node,
             node_ip=node_ip,
             listen_ip=listen_ip,
+            head_key=head_key,
         )
         self._starter = Starter(self._rules, place, environment, self._templates, self._logs)
         self._ledger = ledger or Ledger(self._run_dir / "l" if keep_s is not None else None)

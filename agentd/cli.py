@@ -79,6 +79,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = vars(parser().parse_args(argv))
     check_only, reap_only = options.pop("check_config"), options.pop("reap")
     from agentd.config import check_files, for_reaping, load
+    from agentd.security import check_addresses, own_key
+    from rlinf_actors.net.security import Security
+    from rlinf_actors.settings import Settings
 
     voice = Voice("agentd", sys.stderr, "")
     try:
@@ -92,7 +95,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         if config.embedded and config.owner_pid is None:
             return _say(voice, USAGE, "--embedded belongs to a driver: give --owner-pid too")
-        _check_security(config)
+        if not reap_only:
+            check_addresses(config, Security.of(own_key(config, Settings.load()), config.insecure))
         if check_only:
             check_files(config)
     except ConfigError as error:
@@ -105,18 +109,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return _ends(lambda loop: reap(loop, config, unit.result), voice, lambda code, text: None)
     return _run(config, options, voice)
-
-
-def _check_security(config: Any) -> None:
-    """Refuse addresses outside loopback before anything is started."""
-    from rlinf_actors.net.address import endpoint_of
-    from rlinf_actors.net.security import Security
-
-    security = Security(config.insecure)
-    if config.listen is not None:
-        security.check(endpoint_of(config.listen, "--listen"), "listen on")
-    if config.connect is not None and not config.connect.startswith("ipc://"):
-        security.check(endpoint_of(config.connect, "--connect"), "connect to")
 
 
 def _run(config: Any, options: dict[str, Any], voice: Voice) -> int:

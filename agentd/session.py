@@ -15,7 +15,7 @@ from agentd import events as e
 from agentd import state as s
 from rlinf_actors import procfs, version
 from rlinf_actors.errors import ProtocolError, RlinfActorsError
-from rlinf_actors.net.link import Network, Sight
+from rlinf_actors.net.link import Network, Sight, secret_identity
 from rlinf_actors.net.rpc import ControlClient
 from rlinf_actors.net.silence import STALL_S
 from rlinf_actors.wire.agents import HardwareFound, StartWorkers
@@ -106,6 +106,7 @@ class Session:
         self._children = children(self._reported)
         self._hello_timeout_s = hello_timeout_s
         self._client: ControlClient | None = None
+        self.identity = b""  # how the head knows this incarnation's connections
         self._greeting: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._due = math.inf
@@ -249,8 +250,10 @@ class Session:
             self._client.close()
             self._client = None
         if self._client is None:
-            identity = f"agent:{action.incarnation}".encode()
-            self._client = ControlClient(self._network, self._endpoint, identity, self._noticed)
+            name = f"agent:{action.incarnation}"
+            if not self.identity.startswith(f"{name}#".encode()):  # each incarnation has one
+                self.identity = secret_identity(name)
+            self._client = ControlClient(self._network, self._endpoint, self.identity, self._noticed)
         running = self._state.running()
         hello = AgentHello(
             PROTOCOL,

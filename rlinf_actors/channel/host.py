@@ -125,7 +125,7 @@ class ChannelHost:
 
     def _met(self, peer: bytes) -> str:
         """A link's identity is ``role:incarnation#number``; the head knows the incarnation's end."""
-        owner = self._owners[peer] = peer.rpartition(b"#")[0].decode(errors="replace")
+        owner = self._owners[peer] = peer.partition(b"#")[0].decode(errors="replace")
         if owner not in self._watched:
             self._watched.add(owner)
             self._watch(owner.partition(":")[2], partial(self._gone, owner))

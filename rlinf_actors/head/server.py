@@ -100,7 +100,7 @@ class HeadServer:
         self._supervisor = Supervisor(tables)
         self.gate = HeadGate(self._supervisor, self._handle)
         self._store = store
-        self._server = ControlServer(network, self._received, lambda peer: self._handle(Unreachable(peer)))
+        self._server = ControlServer(network, self._received, lambda peer: self._handle(Unreachable(peer)), self.gate)
         self._on_end = on_end
         self._timer: asyncio.TimerHandle | None = None
         self._due = math.inf
@@ -152,10 +152,13 @@ class HeadServer:
             store.close()
 
     def _received(self, peer: bytes, envelope: Envelope) -> None:
+        member = self._server.member_of(peer)
+        if member is None:
+            return  # its key has ended since it came: whoever that was, they are nobody any more
         if isinstance(envelope, Request):
-            self._handle(Asked(peer, envelope.id, envelope.body))
+            self._handle(Asked(peer, envelope.id, envelope.body, member))
         elif isinstance(envelope, Notice):
-            self._handle(Told(peer, envelope.body))
+            self._handle(Told(peer, envelope.body, member))
         else:
             log.warning("%r sent a %s; the head asked for nothing", peer, type(envelope).__name__)
 

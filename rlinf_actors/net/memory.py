@@ -3,7 +3,7 @@
 Everything above the seam runs unchanged on it. `cut` stops all messages of a peer in both
 directions (they are lost, as on a cut cable); `heal` lets later ones through; `delay` holds
 messages back for some seconds of the loop's time; `drop` loses those a function picks. A look at
-an endpoint in `dark` finds it silent, as behind a cut cable.
+an endpoint in `dark` finds it silent, as behind a cut cable. `members` says who a peer is that has a key.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from rlinf_actors.errors import ConfigError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net import faultpoints
 from rlinf_actors.net.arena import Arena
-from rlinf_actors.net.link import OnMessage, Sight
+from rlinf_actors.net.link import OnMessage, OnTurnedAway, Sight
 from rlinf_actors.net.silence import LOOK_TIMEOUT_S
+from rlinf_actors.security.gate import Gate
+from rlinf_actors.security.members import LOCAL, Member
 
 
 class MemoryNetwork:
@@ -36,12 +38,21 @@ class MemoryNetwork:
         self.memory: Arena | None = None
         self.delay = 0.0
         self.dark: set[str] = set()
+        self.members: dict[bytes, Member | None] = {}
         self.drop: Callable[[bytes, bytes], bool] = lambda _identity, _header: False
 
-    def listener(self, on_message: OnMessage, *, max_bytes: int = -1) -> MemoryListener:
+    def listener(self, on_message: OnMessage, *, max_bytes: int = -1, gate: Gate | None = None) -> MemoryListener:
         return MemoryListener(self, on_message)
 
-    def link(self, endpoint: str, identity: bytes, on_message: OnMessage) -> MemoryLink:
+    def link(
+        self,
+        endpoint: str,
+        identity: bytes,
+        on_message: OnMessage,
+        *,
+        token: str = "",
+        on_turned_away: OnTurnedAway | None = None,
+    ) -> MemoryLink:
         return MemoryLink(self, endpoint, identity, on_message)
 
     def cut(self, identity: bytes) -> None:
@@ -123,6 +134,9 @@ class MemoryListener:
                 self.on_unreachable(peer)
 
         self._network._leave(self, peer, peer.decode(errors="replace"), header, peer, arrive)
+
+    def member_of(self, peer: bytes) -> Member | None:
+        return self._network.members.get(peer, LOCAL)
 
     def close(self, linger_ms: int = 0) -> None:
         self.open = False

@@ -16,7 +16,7 @@ from rlinf_actors.errors import (
     ProtocolError,
     RlinfActorsError,
 )
-from rlinf_actors.net.link import Network, Sight
+from rlinf_actors.net.link import Network, Sight, secret_identity
 from rlinf_actors.net.outage import Outage
 from rlinf_actors.net.rpc import ControlClient
 from rlinf_actors.net.silence import STALL_S, Silence
@@ -77,8 +77,8 @@ class HeadLink:
         self._greeting: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
         self._network = network
-        identity = f"{hello.role}:{hello.incarnation}".encode()
-        self._client = ControlClient(network, endpoint, identity, self._noticed)
+        self.identity = secret_identity(f"{hello.role}:{hello.incarnation}")
+        self._client = ControlClient(network, endpoint, self.identity, self._noticed)
 
     async def start(self, timeout: float | None) -> Welcome:
         """Introduce this process.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import secrets
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from rlinf_actors import version
 from rlinf_actors.errors import AuthenticationError, ProtocolMismatchError, RemoteWireError, RlinfActorsError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.lending import Lending
-from rlinf_actors.net.link import Link, Network
+from rlinf_actors.net.link import Link, Network, secret_identity
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.wire.values import Endpoint
@@ -121,9 +120,8 @@ class Peer:
                 )
             )
             return
-        # the number that nobody can guess keeps others from taking the link over at the worker
-        identity = f"{self._identity}#{next(_links)}-{secrets.token_hex(8)}".encode()
-        link = self._network.link(address, identity, self._received)
+        identity = secret_identity(f"{self._identity}#{next(_links)}")
+        link = self._network.link(address, identity, self._received, token=token)
         join = frames.Join(PROTOCOL, version.VERSION, PYTHON, self._identity, token, self.worker_id)
         link.send(frames.encode(join))
         self._joined = link

@@ -22,6 +22,7 @@ from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.lending import Lending
 from rlinf_actors.net.link import Network
+from rlinf_actors.security.gate import Gate
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.payload import Copy
 from rlinf_actors.wire.protocol import PROTOCOL
@@ -60,6 +61,7 @@ class WorkerServer:
         name: for messages.
         token: of the job.
         on_closed: called (by the executor) when the instance's `_close` has returned.
+        gate: whom it lets in over TCP where the cluster has keys.
 
     Attributes:
         far: who is told of drivers, and of peers that are served streams and are not on this machine; if set.
@@ -72,8 +74,9 @@ class WorkerServer:
         name: str,
         token: str,
         on_closed: Callable[[], None] = lambda: None,
+        gate: Gate | None = None,
     ) -> None:
-        self._listener = network.listener(self._received)
+        self._listener = network.listener(self._received, gate=gate)
         self._copy: Copy = bytes if network.memory is None else network.memory.copy
         self._worker_id = worker_id
         self._name = name

@@ -116,7 +116,7 @@ def test_what_this_process_is_to_be(tmp_path, arguments, environ, text, expected
 @pytest.mark.parametrize(
     ("text", "where", "what"),
     [
-        ("[nodes]", "nodes", "did you mean 'node'? Known: head, node, paths"),
+        ("[nodes]", "nodes", "did you mean 'node'? Known: head, node, security, paths"),
         ('[node]\nnme = "x"', "node.nme", "is not a key here; did you mean 'name'?"),
         ("node = 3", "node", "is 3; it must be a table: [node]"),
         ("[node]\nname = 3", "node.name", "is 3; it must be a text"),

@@ -108,7 +108,7 @@ def test_usage_is_64(place, arguments, text):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("--head", "--listen", "0.0.0.0:0"), "outside loopback and this cluster has no keys"),
+        (("--head", "--listen", "0.0.0.0:0"), "there is no key here. Run `rlinf-actors keys init`"),
         (("--connect", "192.0.2.1:7000"), "refusing to connect to tcp://192.0.2.1:7000"),
         (("--head", "--listen", "nonsense"), "it must be HOST:PORT"),
         (("--head", "--hardware", "/nowhere.json"), "/nowhere.json: cannot be read"),

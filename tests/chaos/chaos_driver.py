@@ -66,8 +66,7 @@ class Driver:
         self.task = world.loop.create_task(self._live())
 
     def owns(self, identity: bytes) -> bool:
-        name = f"driver:{self._who}".encode()
-        return identity == name or identity.startswith(name + b"#")
+        return identity.startswith(f"driver:{self._who}#".encode())
 
     def kill(self) -> None:
         self._world.cut.add(self)
