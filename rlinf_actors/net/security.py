@@ -107,7 +107,7 @@ class Security:
         if verb != "listen on":
             fix += " and `rlinf-actors keys enroll` for this one"
         raise ConfigError(
-            f"refusing to {verb} {endpoint}: TCP outside loopback needs keys, and there is none here. {fix}; "
+            f"refusing to {verb} {endpoint}: it is outside loopback, and there is no key here. {fix}; "
             f"or use 127.0.0.1. In a closed test network only: --insecure-test-network for agentd, "
             f"{INSECURE_TEST_NETWORK}=1 for drivers"
         )
