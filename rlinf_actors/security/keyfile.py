@@ -79,15 +79,21 @@ def load(path: Path) -> KeyFile:
     return _parse(data, where)
 
 
-def save(path: Path, key: KeyFile) -> None:
+def save(path: Path, key: KeyFile, in_private: bool = True) -> None:
     """Write a key file (mode 0600) at once or not at all; its directory is made with mode 0700.
+
+    Args:
+        path: the file.
+        key: what it says.
+        in_private: refuse a directory that others can look into; a file to be copied elsewhere may be in any.
 
     Raises:
         ConfigError: others can read the directory.
         OSError: it cannot be written.
     """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _check_owner(path.parent, os.stat(path.parent), "chmod 700")
+    if in_private:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_owner(path.parent, os.stat(path.parent), "chmod 700")
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
