@@ -62,6 +62,28 @@ def path_of(folder: Path, role: str) -> Path:
     return folder / f"{role}.key"
 
 
+def locate(settings: Settings, role: str) -> Path | None:
+    """The file of an identity, None if there is none: in RLINF_ACTORS_KEYS where that is set, else among the
+    credentials of our unit, else in the user's directory.
+
+    A credential that is blank is none: it stands for a file that systemd did not find (SetCredential= in the units).
+
+    Raises:
+        ConfigError: a credential cannot be read.
+    """
+    if settings.credentials_dir and not settings.key_dir:
+        path = path_of(Path(settings.credentials_dir), role)
+        try:
+            if path.read_bytes().strip():
+                return path
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise ConfigError(f"cannot be read: {error.strerror}", path=str(path)) from None
+    path = path_of(directory(settings), role)
+    return path if path.exists() else None
+
+
 def load(path: Path) -> KeyFile:
     """Read a key file.
 
