@@ -57,6 +57,7 @@ DRIVER = f"""
             "echo": group.echo(marker).wait(20),
             "swap": group.swap(marker).wait(20),
             "through": group.through(channel, marker).wait(20),
+            "sockets": group.listening().wait(20),
             "large": len(group.execute_on(1).echo(marker * 50_000).wait(20)[0]),
         }}
         group.shutdown()
@@ -126,6 +127,7 @@ def test_two_nodes_with_keys_work_and_nothing_on_the_wire_can_be_read(
         result = json.loads(line.removeprefix("RESULT "))
         assert result["ips"] == [head.ip, far.ip]
         assert result["echo"] == result["swap"] == result["through"] == [MARKER, MARKER]
+        check_sockets(*result["sockets"])
         assert result["large"] == len(MARKER) * 50_000
         assert f"output: {MARKER}" in done.stdout + done.stderr  # it came to the driver from both
         stranger(head, place, address)
@@ -140,6 +142,17 @@ def test_two_nodes_with_keys_work_and_nothing_on_the_wire_can_be_read(
             process.wait(30)
             if process.stdout is not None:
                 process.stdout.close()
+
+
+def check_sockets(*nodes: list[list[str]]) -> None:
+    """Every TCP socket is a CURVE server, and every unix socket in a directory that is ours alone."""
+    for node, tcp in zip(nodes, (3, 1), strict=True):  # the head, its worker and the channel; the other's worker
+        addresses = [(name, how) for name, how in node if not name.startswith(("/", "@"))]
+        assert [how for _, how in addresses] == ["CURVE"] * tcp, addresses
+        assert not any(name.startswith("0.0.0.0") for name, _ in addresses)
+        paths = [(name, how) for name, how in node if name.startswith(("/", "@"))]
+        assert len(paths) >= 2  # a worker's, and its template's
+        assert {how for _, how in paths} == {"0o40700"}, paths
 
 
 SAY = """
