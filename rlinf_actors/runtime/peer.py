@@ -66,7 +66,7 @@ class Peer:
         rank: int,
         node: str,
         needed: Callable[[], object] = lambda: None,
-        lost: Callable[[Peer], object] = lambda peer: None,
+        lost: Callable[[Peer], None] = lambda peer: None,
         me: str = "",
     ) -> None:
         self.name = name
