@@ -142,8 +142,10 @@ class Daemon:
             self._head_endpoint = config.connect if given else endpoint_of(config.connect, "--connect")
             return None
         from rlinf_actors.head.commands import Timing
+        from rlinf_actors.head.ownkeys import own_keys
         from rlinf_actors.head.server import HeadServer
         from rlinf_actors.head.store import Store
+        from rlinf_actors.settings import Settings
         from rlinf_actors.wire.spawn import ROBOT_END_S
 
         timing = Timing(
@@ -156,7 +158,8 @@ class Daemon:
             rank_hold_s=max(config.lease_s, config.head_grace_s),
         )
         store = None if config.embedded else Store(config.state_dir or run_dir)
-        head = HeadServer(network, timing=timing, embedded=config.embedded, store=store, on_end=self._stop)
+        keys = own_keys(self._key, Settings.load())
+        head = HeadServer(network, timing=timing, embedded=config.embedded, store=store, own=keys, on_end=self._stop)
         # only an embedded cluster ends with its head: drivers of others wait for a head that comes back
         stack.callback(head.close, "the cluster was stopped" if config.embedded else "")
         endpoints = [f"ipc://{run_dir}/head"]

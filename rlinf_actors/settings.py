@@ -88,6 +88,7 @@ class Settings:
         send_window_bytes: how many bytes a worker may have sent to another one that were not received yet.
         paths: kind of buffer to the path that it takes where that is possible (``cpu=lane,accelerator=staged``).
         faults: rules of fault points in JSON, None for none; net.faultpoints reads them.
+        credentials_dir: where systemd put the credentials of our unit, None without one.
         key_file: this process's key file, None for the one in the key directory.
         head_key: public key of the head, None for what the key file says.
         key_dir: directory of this user's key files, None for the default; see security.keyfile.
@@ -112,6 +113,7 @@ class Settings:
     shared_memory_bytes: int = DEFAULT_SHARED_MEMORY
     channel_bytes: int = DEFAULT_CHANNEL_BYTES
     faults: str | None = None
+    credentials_dir: str | None = None
     key_file: str | None = None
     head_key: str | None = None
     key_dir: str | None = None
@@ -147,6 +149,7 @@ class Settings:
             channel_bytes=_bytes(env.get(CHANNEL_BYTES), CHANNEL_BYTES, DEFAULT_CHANNEL_BYTES, 0),
             paths=_paths(env.get(PATHS)),
             faults=env.get(FAULTS) or None,
+            credentials_dir=env.get("CREDENTIALS_DIRECTORY") or None,
             key_file=env.get(KEY_FILE) or None,
             head_key=env.get(HEAD_KEY) or None,
             key_dir=env.get(KEY_DIR) or None,
@@ -164,7 +167,6 @@ class Unit:
         journal_stream: ``DEVICE:INODE`` of the journal's socket, "" without one.
         run_dir: of RuntimeDirectory=.
         log_dir: of LogsDirectory=.
-        credentials_dir: where LoadCredential= put its files.
         result: how the service ended, for its ExecStopPost=; "" anywhere else.
     """
 
@@ -173,7 +175,6 @@ class Unit:
     journal_stream: str = ""
     run_dir: str | None = None
     log_dir: str | None = None
-    credentials_dir: str | None = None
     result: str = ""
 
     @classmethod
@@ -190,7 +191,6 @@ class Unit:
             journal_stream=journal_stream(env),
             run_dir=_first(env.get("RUNTIME_DIRECTORY")),
             log_dir=_first(env.get("LOGS_DIRECTORY")),
-            credentials_dir=env.get("CREDENTIALS_DIRECTORY") or None,
             result=env.get("SERVICE_RESULT", ""),
         )
 

@@ -125,7 +125,8 @@ class Supervisor:
         tables = self._tables
         why = event.why or tables.keys.why_not(event.public, tables.wall)
         text = f"refused a connection from {event.address or 'somebody'}: {why}"
-        tables.refusals.note(event.address, "connection", text, tables.now)
+        kind = event.why or (event.public if tables.keys.knows(event.public) else "")  # else: anybody makes new keys
+        tables.refusals.note(event.address, f"connection {kind}", text, tables.now)
 
     def _said(self, event: Asked | Told) -> None:
         """A peer said something, now or when it was too early to answer."""

@@ -169,7 +169,7 @@ class Runtime:
         return answer
 
     async def nodes(self, num_nodes: int, timeout: float | None) -> Nodes:
-        """Wait for nodes; see messages.GetNodes. Loop thread."""
+        """Wait for nodes; see wire.clients.GetNodes. Loop thread."""
         # the head keeps the time and knows who is missing; ours is only for a head that went away
         return await self.ask(GetNodes(num_nodes, timeout), Nodes, None if timeout is None else timeout + 5.0)
 

@@ -17,7 +17,7 @@ def find(settings: Settings, *roles: str, given: str | None = None, head: str | 
 
     Args:
         settings: the environment's.
-        roles: what it is, the best first: the file of the first of them that there is in the key directory is taken.
+        roles: what it is, the best first: the file of the first of them that there is (keyfile.locate) is taken.
         given: path of the file, by configuration; it must be there.
         head: public key of the head, by configuration, where the file's own is not to be believed (any more).
 
@@ -30,11 +30,10 @@ def find(settings: Settings, *roles: str, given: str | None = None, head: str | 
         if found.role not in roles:
             raise ConfigError(f"is the key of a {found.role}; one of {' or '.join(roles)} is needed here", path=path)
     else:
-        folder = keyfile.directory(settings)
-        there = [keyfile.path_of(folder, role) for role in roles if keyfile.path_of(folder, role).exists()]
-        if not there:
+        there = next(filter(None, (keyfile.locate(settings, role) for role in roles)), None)
+        if there is None:
             return None
-        found = keyfile.load(there[0])
+        found = keyfile.load(there)
     expected = head or settings.head_key
     if expected and found.role != "head":
         check_public(expected, "head_key" if head else HEAD_KEY)
