@@ -19,9 +19,9 @@ from rlinf_actors.head.store import FILE, Store
 from rlinf_actors.net.address import endpoint_of, split_address
 from rlinf_actors.net.rpc import ControlClient, refusal
 from rlinf_actors.net.security import Security
-from rlinf_actors.security import keyfile
 from rlinf_actors.security.jointoken import PATH, JoinToken
 from rlinf_actors.security.keyfile import KeyFile
+from rlinf_actors.security.own import find as find_key
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire.keys import AddKey, Enroll, Enrolled, GetKeys, Keys, KeyState, RevokeKey, RotateKey
 from rlinf_actors.wire.messages import Body, Failed
@@ -129,8 +129,7 @@ async def _as(key: KeyFile, endpoint: str, question: Body) -> Enrolled:
 
 async def _offline(state_dir: str, settings: Settings, question: Question) -> Keys:
     """The same change to the state of a head that is not running; its file is ours as long as we have it open."""
-    path = keyfile.path_of(keyfile.directory(settings), "head")
-    own = own_keys(keyfile.load(path) if path.exists() else None, settings)
+    own = own_keys(find_key(settings, "head"), settings)
     if not (Path(state_dir) / FILE).exists():
         note(f"no head has had its state in {state_dir} yet")
     try:

@@ -1,4 +1,4 @@
-"""What a head with keys finds in its key directory."""
+"""What a head with keys finds beside its key file."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def own_keys(head: KeyFile | None, settings: Settings) -> OwnKeys:
     """
     if head is None:
         return NO_OWN_KEYS
-    path = keyfile.path_of(keyfile.directory(settings), "driver")
-    if path.exists():
+    path = keyfile.locate(settings, "driver")
+    if path is not None:
         driver = keyfile.load(path)
         if driver.head == head.pair.public:  # else this user drives another cluster
             return OwnKeys(head.pair.public, driver.pair.public, driver.name)

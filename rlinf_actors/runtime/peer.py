@@ -129,7 +129,14 @@ class Peer:
             )
             return
         identity = secret_identity(f"{self._identity}#{next(_links)}")
-        link = self._network.link(address, identity, self._received, token=token, on_reset=lambda: self._lost(self))
+        link = self._network.link(
+            address,
+            identity,
+            self._received,
+            token=token,
+            on_turned_away=self._turned_away,
+            on_reset=lambda: self._lost(self),
+        )
         self.link_identity = identity
         join = frames.Join(
             PROTOCOL, version.VERSION, PYTHON, self._identity, token, self.worker_id, self.succeeds, self._me
@@ -243,6 +250,10 @@ class Peer:
         self._lending.close()
         if link is not None:
             link.close()
+
+    def _turned_away(self, why: str, for_good: bool) -> None:
+        if for_good:  # else it is tried again: a worker that ends in a handshake looks the same
+            self.fail(AuthenticationError(f"{self.name} on {self.node} refused: {why}"))
 
     def _tell(self, frame: frames.AnyFrame) -> None:
         """Send what concerns the link itself. Loop thread."""

@@ -214,7 +214,7 @@ def test_an_agent_waits_for_its_head_is_ready_meanwhile_and_can_be_stopped(place
 def test_a_driver_is_told_why_it_failed(start):
     failed = start("--head", "--listen", "0.0.0.0:1")
     assert failed.said["code"] == 78
-    assert "no keys" in failed.said["error"]
+    assert "there is no key here" in failed.said["error"]
     assert failed.end() == 78
 
 
