@@ -21,7 +21,7 @@ from rlinf_actors.net.silence import STALL_S
 from rlinf_actors.wire.agents import HardwareFound, StartWorkers
 from rlinf_actors.wire.messages import Body
 from rlinf_actors.wire.protocol import PROTOCOL
-from rlinf_actors.wire.session import AgentHello, Welcome
+from rlinf_actors.wire.session import HELLO_AGAIN, AgentHello, Beat, Welcome
 from rlinf_actors.wire.values import HardwareAnswer, HardwareQuestion, NodeReport, RunningWorker
 
 log = logging.getLogger(__name__)
@@ -162,6 +162,10 @@ class Session:
     def _noticed(self, body: Body) -> None:
         self._handle(e.Heard(body))
 
+    def _connection_lost(self) -> None:
+        """What we or the head said may be lost: as if it had asked who we are, a hello brings both up to date."""
+        self._handle(e.Heard(Beat(HELLO_AGAIN)))
+
     def _handle(self, event: e.Event) -> None:
         if self._done.done():
             return
@@ -253,7 +257,9 @@ class Session:
             name = f"agent:{action.incarnation}"
             if not self.identity.startswith(f"{name}#".encode()):  # each incarnation has one
                 self.identity = secret_identity(name)
-            self._client = ControlClient(self._network, self._endpoint, self.identity, self._noticed)
+            self._client = ControlClient(
+                self._network, self._endpoint, self.identity, self._noticed, self._connection_lost
+            )
         running = self._state.running()
         hello = AgentHello(
             PROTOCOL,

@@ -1,4 +1,4 @@
-"""Handshakes that failed, as libzmq tells of them on a socket's monitor.
+"""Handshakes of ZeroMQ, those that failed above all, as libzmq tells of them on a socket's monitor.
 
 It names neither the peer nor its key (that is in a draft of libzmq), only what went wrong.
 """
@@ -14,6 +14,7 @@ from zmq.utils.monitor import parse_monitor_message
 FAILED = int(
     zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
+SUCCEEDED = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
 _MISMATCH = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
 _REASONS = {
     _MISMATCH: "it came without a key",

@@ -20,6 +20,8 @@ from rlinf_actors.security.members import Member
 
 OnTurnedAway = Callable[[str, bool], None]
 """(why, for good); on the network's loop: a handshake over TCP failed. For good: the link does not try again."""
+OnReset = Callable[[], None]
+"""Runs on the network's loop: the connection over TCP was lost, and is there again. What was under way may be lost."""
 OnMessage = Callable[[bytes, bytes, "list[Buffer]"], None]
 """(peer, header, parts); runs on the network's loop. *peer* is b"" on a Link."""
 
@@ -103,6 +105,7 @@ class Network(Protocol):
         *,
         token: str = "",
         on_turned_away: OnTurnedAway | None = None,
+        on_reset: OnReset | None = None,
     ) -> Link:
         """A link to *endpoint*; the listener knows it as *identity*, unique per process and purpose, and best unknown
         to others. To a worker it is the job's *token* that proves membership, to the head this process's own key.

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import weakref
 from collections.abc import Callable, Sequence
 
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net import faultpoints
 from rlinf_actors.net.arena import Arena
-from rlinf_actors.net.link import OnMessage, OnTurnedAway, Sight
+from rlinf_actors.net.link import OnMessage, OnReset, OnTurnedAway, Sight
 from rlinf_actors.net.silence import LOOK_TIMEOUT_S
 from rlinf_actors.security.gate import Gate
 from rlinf_actors.security.members import LOCAL, Member
@@ -32,6 +33,7 @@ class MemoryNetwork:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._listeners: dict[str, MemoryListener] = {}
+        self._links: weakref.WeakValueDictionary[bytes, MemoryLink] = weakref.WeakValueDictionary()
         self._cut: set[bytes] = set()
         self._ports = 0
         self.forked = False
@@ -52,8 +54,16 @@ class MemoryNetwork:
         *,
         token: str = "",
         on_turned_away: OnTurnedAway | None = None,
+        on_reset: OnReset | None = None,
     ) -> MemoryLink:
-        return MemoryLink(self, endpoint, identity, on_message)
+        link = self._links[identity] = MemoryLink(self, endpoint, identity, on_message, on_reset)
+        return link
+
+    def reset(self, identity: bytes) -> None:
+        """The connection of the link of this identity is lost, and there again."""
+        link = self._links.get(identity)
+        if link is not None and link.open and link.on_reset is not None:
+            self._loop.call_soon(link.on_reset)
 
     def cut(self, identity: bytes) -> None:
         """Lose everything from and to the link of this identity from now on."""
@@ -146,11 +156,19 @@ class MemoryListener:
 class MemoryLink:
     """The twin of ZmqLink; messages to a listener that is not there are lost (a restart, seen from a peer)."""
 
-    def __init__(self, network: MemoryNetwork, endpoint: str, identity: bytes, on_message: OnMessage) -> None:
+    def __init__(
+        self,
+        network: MemoryNetwork,
+        endpoint: str,
+        identity: bytes,
+        on_message: OnMessage,
+        on_reset: OnReset | None,
+    ) -> None:
         self._network = network
         self._endpoint = endpoint
         self._identity = identity
         self.on_message = on_message
+        self.on_reset = on_reset
         self.open = True
         if faultpoints.active is not None:
             faultpoints.active.connecting(self, endpoint, network._loop)

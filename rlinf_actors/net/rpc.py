@@ -145,9 +145,18 @@ class ControlClient:
         endpoint: the head's.
         identity: unique per process, e.g. ``b"driver:3f2a..."``.
         on_notice: called with each notice of the head.
+        on_reset: called when the connection was lost and is there again: what was under way may be lost. A head that
+            was restarted at its address begins like that too.
     """
 
-    def __init__(self, network: Network, endpoint: str, identity: bytes, on_notice: Callable[[Body], None]) -> None:
+    def __init__(
+        self,
+        network: Network,
+        endpoint: str,
+        identity: bytes,
+        on_notice: Callable[[Body], None],
+        on_reset: Callable[[], None] | None = None,
+    ) -> None:
         self.endpoint = endpoint
         self._on_notice = on_notice
         self._pending: dict[int, _Asked] = {}
@@ -156,7 +165,7 @@ class ControlClient:
         self._trouble = ""
         self._heard = False
         self._open: Callable[[], Link] = lambda: network.link(
-            endpoint, identity, self._received, on_turned_away=self._turned_away
+            endpoint, identity, self._received, on_turned_away=self._turned_away, on_reset=on_reset
         )
         self._link = self._open()
 

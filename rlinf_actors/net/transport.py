@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import itertools
 import os
 import random
@@ -19,7 +18,7 @@ from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net import curve, faultpoints, handshakes
 from rlinf_actors.net.admission import Admission
 from rlinf_actors.net.arena import Arena
-from rlinf_actors.net.link import OnMessage, OnTurnedAway, Sight
+from rlinf_actors.net.link import OnMessage, OnReset, OnTurnedAway, Sight
 from rlinf_actors.net.look import look_at
 from rlinf_actors.net.security import Mechanism, Proof, Security
 from rlinf_actors.net.silence import LOOK_TIMEOUT_S
@@ -70,9 +69,10 @@ class ZmqNetwork:
         *,
         token: str = "",
         on_turned_away: OnTurnedAway | None = None,
+        on_reset: OnReset | None = None,
     ) -> ZmqLink:
         proof = self._security.proof(endpoint, token)
-        return _open(lambda: ZmqLink(self, endpoint, identity, on_message, proof, on_turned_away))
+        return _open(lambda: ZmqLink(self, endpoint, identity, on_message, proof, on_turned_away, on_reset))
 
     def _ask_for(self, domain: str, gate: Gate) -> None:
         """Have *gate* decide about connections to this domain, before anything listens there."""
@@ -200,6 +200,7 @@ class ZmqLink(Socket):
         on_message: OnMessage,
         proof: Proof | None,
         on_turned_away: OnTurnedAway | None,
+        on_reset: OnReset | None,
     ) -> None:
         super().__init__(network, zmq.DEALER, on_message)
         self._socket.setsockopt(zmq.ROUTING_ID, identity)
@@ -212,9 +213,13 @@ class ZmqLink(Socket):
         self._endpoint = endpoint
         if proof is not None:
             curve.before_connect(self._socket, proof)
-        if on_turned_away is not None and endpoint.startswith("tcp://"):
-            told = functools.partial(_tell, on_turned_away, proof is not None)
-            self._handshakes = handshakes.Handshakes(self._socket, self._loop, handshakes.FAILED, told)
+        self._on_turned_away = on_turned_away
+        self._on_reset = on_reset
+        self._keyed = proof is not None
+        self._connected = False
+        if endpoint.startswith("tcp://") and (on_turned_away is not None or on_reset is not None):
+            events = handshakes.FAILED | handshakes.SUCCEEDED
+            self._handshakes = handshakes.Handshakes(self._socket, self._loop, events, self._shook_hands)
         faults = faultpoints.active
         if faults is not None:
             faults.connecting(self, endpoint, self._loop)
@@ -230,6 +235,11 @@ class ZmqLink(Socket):
         else:
             self._send_with_faults(b"", header, parts, now)
 
-
-def _tell(on_turned_away: OnTurnedAway, keyed: bool, event: int, value: int) -> None:
-    on_turned_away(*handshakes.at_client(event, value, keyed))
+    def _shook_hands(self, event: int, value: int) -> None:
+        if event != handshakes.SUCCEEDED:
+            if self._on_turned_away is not None:
+                self._on_turned_away(*handshakes.at_client(event, value, self._keyed))
+        elif not self._connected:
+            self._connected = True
+        elif self._on_reset is not None:
+            self._on_reset()

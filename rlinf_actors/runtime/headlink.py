@@ -78,7 +78,7 @@ class HeadLink:
         self._looking: asyncio.Task[None] | None = None
         self._network = network
         self.identity = secret_identity(f"{hello.role}:{hello.incarnation}")
-        self._client = ControlClient(network, endpoint, self.identity, self._noticed)
+        self._client = ControlClient(network, endpoint, self.identity, self._noticed, self._greet_again)
 
     async def start(self, timeout: float | None) -> Welcome:
         """Introduce this process.
@@ -190,6 +190,7 @@ class HeadLink:
         self._on_notice(body)
 
     def _greet_again(self) -> None:
+        """The head does not know us, or what we or it said may be lost: a hello brings both up to date."""
         if not self._away and self._beats is not None:
             self._client.hold()
             self._greeting = asyncio.get_running_loop().create_task(self._again(), name="hello again")

@@ -54,6 +54,8 @@ class Peer:
         rank: its rank.
         node: its node, for messages to people.
         needed: called once, when the first message waits for the link. Any thread.
+        lost: called with this peer when the connection of its link was lost and is there again. Loop thread.
+        me: the worker id of this process, "" of a driver.
     """
 
     def __init__(
@@ -64,16 +66,22 @@ class Peer:
         rank: int,
         node: str,
         needed: Callable[[], object] = lambda: None,
+        lost: Callable[[Peer], None] = lambda peer: None,
+        me: str = "",
     ) -> None:
         self.name = name
         self.rank = rank
         self.node = node
         self.worker_id = ""
+        self.link_identity = b""
+        self.succeeds = b""  # the identity of an earlier link to this worker, which was lost
         self.error: Exception | None = None
         self.pending: dict[int, Pending] = {}
         self.wanted = False  # whether there was something to send
         self.received = 0  # messages: whether anything comes at all is seen by a change
         self._needed = needed
+        self._lost = lost
+        self._me = me
         self._listeners: dict[int, Callable[[frames.AnyFrame], object]] = {}
         self._watchers: list[Callable[[Exception], object]] = []
         self._network = network
@@ -121,8 +129,18 @@ class Peer:
             )
             return
         identity = secret_identity(f"{self._identity}#{next(_links)}")
-        link = self._network.link(address, identity, self._received, token=token)
-        join = frames.Join(PROTOCOL, version.VERSION, PYTHON, self._identity, token, self.worker_id)
+        link = self._network.link(
+            address,
+            identity,
+            self._received,
+            token=token,
+            on_turned_away=self._turned_away,
+            on_reset=lambda: self._lost(self),
+        )
+        self.link_identity = identity
+        join = frames.Join(
+            PROTOCOL, version.VERSION, PYTHON, self._identity, token, self.worker_id, self.succeeds, self._me
+        )
         link.send(frames.encode(join))
         self._joined = link
         self._first = first
@@ -232,6 +250,10 @@ class Peer:
         self._lending.close()
         if link is not None:
             link.close()
+
+    def _turned_away(self, why: str, for_good: bool) -> None:
+        if for_good:  # else it is tried again: a worker that ends in a handshake looks the same
+            self.fail(AuthenticationError(f"{self.name} on {self.node} refused: {why}"))
 
     def _tell(self, frame: frames.AnyFrame) -> None:
         """Send what concerns the link itself. Loop thread."""

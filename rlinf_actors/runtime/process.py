@@ -99,7 +99,9 @@ class Runtime:
         self.io = IoThread(f"rlinf-actors-{role}-io")
         self.network: Network = self.io.submit(_made(lambda: ZmqNetwork(self.io.loop, security))).result()
         self.network.memory = self._memory = shared_memory(settings.shared_memory_bytes, self.io)
-        self.groups = GroupHandles(self.network, self.io, self.identity, self.host, self.ask, lambda: self._head)
+        self.groups = GroupHandles(
+            self.network, self.io, self.identity, self.host, worker_id, self.ask, lambda: self._head
+        )
         self._paths = PathWatch(self.network, self.host, self.groups.all)
         self._head: HeadLink | None = None
         self._gone: RlinfActorsError | None = None

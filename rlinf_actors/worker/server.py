@@ -27,11 +27,13 @@ from rlinf_actors.wire import frames
 from rlinf_actors.wire.payload import Copy
 from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.worker.executor import Activity, Executor
-from rlinf_actors.worker.farpeers import FarPeers
+from rlinf_actors.worker.farpeers import FarPeers, client_of
 from rlinf_actors.worker.invocation import Invocation
 
 log = logging.getLogger(__name__)
 
+LinkLost = Callable[[bytes, str], object]
+"""(identity of the link, id of the worker at its other end or ""), on the I/O thread."""
 Handler = Callable[[bytes, Any, "list[Buffer]"], None]
 """(peer, a frame of the kinds that it serves, parts), on the I/O thread."""
 
@@ -94,6 +96,7 @@ class WorkerServer:
         self._lock = threading.Lock()
         self._handlers: dict[type[frames.Frame], Handler] = {}
         self._near: set[bytes] = set()
+        self._on_link_lost: list[LinkLost] = []
         self.far: FarPeers | None = None
         self._early: list[tuple[bytes, frames.AnyFrame, list[Buffer]]] = []
         self.creations: queue.SimpleQueue[Creation] = queue.SimpleQueue()
@@ -126,6 +129,10 @@ class WorkerServer:
         early, self._early = self._early, []
         for peer, frame, parts in early:
             self._other(peer, frame, parts)
+
+    def on_link_lost(self, callback: LinkLost) -> None:
+        """Call *callback* when the connection of a member's link was lost: what came by it may have gaps."""
+        self._on_link_lost.append(callback)
 
     def send(self, peer: bytes, frame: frames.AnyFrame, parts: Sequence[Buffer] = (), *, alone: bool = True) -> None:
         """Send to a member, together with what else goes there in this turn of the loop. Any thread.
@@ -301,3 +308,12 @@ class WorkerServer:
             )
             if self.far is not None and peer.startswith(b"driver:"):  # drivers come and go; workers of the job are few
                 self.far.met(peer)
+            if frame.succeeds and client_of(frame.succeeds) == client_of(peer):
+                self._link_lost(frame.succeeds, frame.worker)
+
+    def _link_lost(self, link: bytes, worker: str) -> None:
+        """Nobody waits at its other end any more."""
+        log.warning("the connection of %r was lost, and there is another", link)
+        self.peer_gone(link)
+        for callback in self._on_link_lost:
+            callback(link, worker)

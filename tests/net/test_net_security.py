@@ -44,7 +44,9 @@ def test_to_the_head_goes_our_key_and_to_workers_that_of_their_job() -> None:
     job = job_pair("token")
     assert KEYED.proof("tcp://10.0.0.1:1", "token") == Proof(job, job.public)
     assert job != job_pair("token2")
-    assert Security().proof("tcp://127.0.0.1:1", "token") is None
+    assert Security().proof("tcp://10.0.0.1:1", "token") == Proof(job, job.public)  # came to the head by ipc
+    assert Security(insecure_test_network=True).proof("tcp://10.0.0.1:1", "token") is None
+    assert Security(True, OURS, HEAD.public).proof("tcp://10.0.0.1:1", "token") == Proof(job, job.public)
 
 
 def test_a_worker_has_its_jobs_pair_where_the_cluster_has_keys() -> None:
