@@ -113,6 +113,8 @@ class Supervisor:
         """Whether a peer may say this; if not it is refused, and that is noted."""
         tables = self._tables
         try:
+            if event.member.key and tables.keys.admit(event.member.key, tables.wall) is None:  # ended while it was held
+                raise Refused("authentication", tables.keys.why_not(event.member.key, tables.wall))
             tables.authority.check(event)
         except Refused as error:
             if isinstance(event, Asked):

@@ -92,6 +92,7 @@ class Tables:
             self.groups.whole,
             lambda worker_id: self.groups.namespace_of(worker_id) is not None,
             self.groups.unclaimed,
+            self.jobs.has,
         )
         self.reconciler = Reconciler(timing, self.emit, self.clients, self.groups, self.jobs)
         self.launches = Launches(

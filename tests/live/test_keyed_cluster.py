@@ -94,10 +94,20 @@ def test_who_has_no_key_is_told_so(cluster):
         cluster.ask(GetStatus(), at="nobody")
 
 
-def test_keys_are_known_to_the_head_s_next_incarnation(cluster):
+def test_a_head_that_was_killed_knows_its_keys_and_whose_a_job_is(cluster):
+    cluster.join("gail", "--driver")
+    gail = cluster.driver("gail", "1", "gail's job", "pids")
+    assert gail.line().isdigit()
     before = {key["public"]: key["state"] for key in cluster.keys("list")["keys"]}
-    cluster.head.end()
+    cluster.head.process.kill()
+    cluster.head.process.wait()
+    thief = cluster.driver("head", "1", "gail's job", "more")
     cluster.head = cluster.agentd("head", "--head", "--listen", cluster.address)
     assert {key["public"]: key["state"] for key in cluster.keys("list")["keys"]} == before
-    answer = cluster.ask(GetStatus(), at="ann")
-    assert isinstance(answer, Status)
+    cluster.until("driver_joined", "gail's job")
+    status = cluster.ask(GetStatus(), at="gail")
+    assert isinstance(status, Status)
+    assert [(group.name, group.state) for group in status.groups] == [("pids", "running")]
+    assert thief.line() == "AuthenticationError"
+    cluster.keys("revoke", "gail")
+    assert gail.end()[0] == 3
