@@ -44,6 +44,10 @@ _REFUSALS: dict[str, type[RlinfActorsError]] = {
 }
 
 
+class KeyRefusedError(AuthenticationError):
+    """The head's socket does not let this process's key in: nobody there has heard what was asked."""
+
+
 def refusal(failed: Failed) -> RlinfActorsError:
     """The exception that a Failed stands for."""
     if failed.kind in ("timeout", "unreachable"):
@@ -261,7 +265,7 @@ class ControlClient:
             return
         for asked in self._pending.values():
             if (asked.first or not self._heard) and not asked.future.done():
-                asked.future.set_exception(AuthenticationError(f"the head at {self.endpoint} refused: {why}"))
+                asked.future.set_exception(KeyRefusedError(f"the head at {self.endpoint} refused: {why}"))
 
     def _received(self, peer: bytes, header: bytes, parts: list[Buffer]) -> None:
         self._trouble, self._heard = "", True

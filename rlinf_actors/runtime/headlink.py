@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Callable
 
@@ -18,7 +19,7 @@ from rlinf_actors.errors import (
 )
 from rlinf_actors.net.link import Network, Sight, secret_identity
 from rlinf_actors.net.outage import Outage
-from rlinf_actors.net.rpc import ControlClient
+from rlinf_actors.net.rpc import ControlClient, KeyRefusedError
 from rlinf_actors.net.silence import STALL_S, Silence
 from rlinf_actors.wire.messages import Body
 from rlinf_actors.wire.session import HELLO_AGAIN, Beat, ClientHello, Goodbye, Welcome
@@ -87,7 +88,7 @@ class HeadLink:
             ClusterTimeoutError: the head did not answer in *timeout* seconds.
             ProtocolMismatchError, AuthenticationError: it refused.
         """
-        welcome = await self._greet(timeout)
+        welcome = await self._first_welcome(timeout)
         self._beat_s = welcome.beat_s
         if self._hello.role == "driver":
             self._hello = replace(self._hello, token=welcome.token)  # a head that is restarted learns it from us
@@ -126,6 +127,21 @@ class HeadLink:
                 task.cancel()
         self._client.notify(Goodbye(reason))
         self._client.close(linger_ms)
+
+    async def _first_welcome(self, timeout: float | None) -> Welcome:
+        """A worker comes with its job's key, and a head that was restarted knows that when it has its agents back."""
+        loop = asyncio.get_running_loop()
+        until = math.inf if timeout is None else loop.time() + timeout
+        while True:
+            left = None if timeout is None else max(0.0, until - loop.time())
+            try:
+                return await self._greet(left)
+            except KeyRefusedError as error:
+                if self._hello.role != "worker" or loop.time() + self._silence.beat_s >= until:
+                    raise
+                log.debug("trying again: %s", error)
+            await asyncio.sleep(self._outage.pause())
+            self._client.reopen()
 
     async def _greet(self, timeout: float | None) -> Welcome:
         answer = await self._client.request(self._hello, timeout, first=True)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
 from rlinf_actors.errors import AuthenticationError, ClusterTimeoutError
@@ -15,6 +16,7 @@ from rlinf_actors.net.link import secret_identity
 from rlinf_actors.net.rpc import ControlClient
 from rlinf_actors.net.security import Security
 from rlinf_actors.net.transport import ZmqNetwork
+from rlinf_actors.runtime.headlink import HeadLink
 from rlinf_actors.security.job import JobGate, job_pair
 from rlinf_actors.security.keypair import KeyPair
 from rlinf_actors.wire import frames
@@ -35,17 +37,17 @@ class KeyedHead:
     def __init__(self) -> None:
         self._networks: list[ZmqNetwork] = []
         self._clients: list[ControlClient] = []
-        self.server = HeadServer(self._net(HEAD), own=OwnKeys(HEAD.public))
+        self.server = HeadServer(self.net(HEAD), own=OwnKeys(HEAD.public))
         (self.endpoint,) = self.server.start(["tcp://127.0.0.1:0"])
         self.admin = self.client(HEAD)
 
-    def _net(self, pair: KeyPair | None, head: str = HEAD.public) -> ZmqNetwork:
+    def net(self, pair: KeyPair | None, head: str = HEAD.public) -> ZmqNetwork:
         network = ZmqNetwork(asyncio.get_running_loop(), Security() if pair is None else Security(pair=pair, head=head))
         self._networks.append(network)
         return network
 
     def client(self, pair: KeyPair | None, head: str = HEAD.public) -> ControlClient:
-        client = ControlClient(self._net(pair, head), self.endpoint, secret_identity("x"), lambda notice: None)
+        client = ControlClient(self.net(pair, head), self.endpoint, secret_identity("x"), lambda notice: None)
         self._clients.append(client)
         return client
 
@@ -154,6 +156,21 @@ async def test_in_another_role(head: KeyedHead) -> None:
 async def test_with_the_key_of_a_job_that_is_not_here(head: KeyedHead) -> None:
     assert "not listed, or revoked" in await refused(head.client(job_pair("a token of another head's")))
     await head.noted("is not listed")
+
+
+async def test_a_worker_waits_for_a_restarted_head_that_does_not_know_its_job_yet(head: KeyedHead) -> None:
+    token = "a token from before the restart"
+    hello = ClientHello(PROTOCOL, "1", "w1", "worker", "ns", "elsewhere", 0, 0, "g-0", token)
+    link = HeadLink(head.net(job_pair(token)), head.endpoint, hello, lambda notice: None)
+    starting = asyncio.ensure_future(link.start(15))
+    try:
+        await head.noted("is not listed")
+        driver = head.client(await head.listed("driver", "ann"))
+        await driver.request(msgspec.structs.replace(driver_hello(), token=token), 10)  # it knows the job
+        with pytest.raises(AuthenticationError, match="worker 'g-0' is not known here"):  # so it was heard
+            await starting
+    finally:
+        link.close("the test ends")
 
 
 # --- a worker's socket -----------------------------------------------------------------------------
