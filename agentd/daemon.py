@@ -25,7 +25,8 @@ if TYPE_CHECKING:  # loaded while the probe's process runs
     from agentd.children import Children
     from agentd.events import Report
     from agentd.looking import Looker
-    from agentd.node import Described, RunDir
+    from agentd.node import Described
+    from agentd.rundir import RunDir
     from agentd.session import Session
     from rlinf_actors.cgroups.roots import Roots
     from rlinf_actors.hardware.report import ProbeReport
@@ -105,7 +106,7 @@ class Daemon:
     # --- setting up ---
 
     def _open_run_dir(self, stack: contextlib.AsyncExitStack) -> str:
-        from agentd.node import RunDir
+        from agentd.rundir import RunDir
         from rlinf_actors import procfs
 
         procfs.set_subreaper()  # what a killed template leaves behind comes to us
