@@ -338,7 +338,7 @@ def test_the_administrator_sees_keys_by_the_head_s_own_pair(kit):
     assert isinstance(answer, Keys)
     assert {state.name for state in answer.keys} == {"here", "n1", "ann", "bob"}
     kit.ask("root", RevokeKey("bob", "root@head"))
-    assert "root@head (head 'head') revoked it" in kit.listed()["B"].why
+    assert "root@head (the head's own key) revoked it" in kit.listed()["B"].why
 
 
 # --- a head that was restarted ---
