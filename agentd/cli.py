@@ -9,15 +9,12 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from rlinf_actors import version
 from rlinf_actors.errors import ConfigError, RlinfActorsError
 from rlinf_actors.settings import Unit
 from rlinf_actors.systemd.journal import Voice
-
-if TYPE_CHECKING:
-    import asyncio
 
 USAGE, UNAVAILABLE, NO_PERMISSION, CONFIGURATION = 64, 69, 77, 78
 
@@ -107,31 +104,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     if reap_only:
         from agentd.reap import reap
 
-        return _ends(lambda loop: reap(loop, config, unit.result), voice, lambda code, text: None)
+        return _ends(lambda: reap(config, unit.result), voice, lambda code, text: None)
     return _run(config, options, voice)
 
 
 def _run(config: Any, options: dict[str, Any], voice: Voice) -> int:
     from agentd.daemon import Daemon
+    from rlinf_actors.net.loop import end_on_internal_error, new_event_loop
 
     daemon = Daemon(config, options)
 
-    def serve(loop: asyncio.AbstractEventLoop) -> int:
-        code = loop.run_until_complete(daemon.run())
-        daemon.fail(code, "agentd was stopped before it was ready")  # nothing to a driver that was told already
+    def serve() -> int:
+        loop = new_event_loop()
+        end_on_internal_error(loop)
+        try:
+            code = loop.run_until_complete(daemon.run())
+        finally:
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
+        daemon.standing.failed(
+            code, "agentd was stopped before it was ready"
+        )  # nothing to a driver that was told already
         return code
 
-    return _ends(serve, voice, daemon.fail)
+    return _ends(serve, voice, daemon.standing.failed)
 
 
-def _ends(work: Callable[[asyncio.AbstractEventLoop], int], voice: Voice, failed: Callable[[int, str], None]) -> int:
-    """Do *work* in an event loop; what it raises becomes an exit code and one line, which *failed* gets too."""
-    from rlinf_actors.net.loop import end_on_internal_error, new_event_loop
-
-    loop = new_event_loop()
-    end_on_internal_error(loop)
+def _ends(work: Callable[[], int], voice: Voice, failed: Callable[[int, str], None]) -> int:
+    """Do *work*; what it raises becomes an exit code and one line, which *failed* gets too."""
     try:
-        return work(loop)
+        return work()
     except ConfigError as error:
         code, text = CONFIGURATION, str(error)
     except RlinfActorsError as error:
@@ -141,9 +143,6 @@ def _ends(work: Callable[[asyncio.AbstractEventLoop], int], voice: Voice, failed
     except OSError as error:
         code = CONFIGURATION if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL) else UNAVAILABLE
         text = error.strerror or str(error)
-    finally:
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.close()
     failed(code, text)
     return _say(voice, code, text)
 

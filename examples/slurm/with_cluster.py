@@ -31,15 +31,16 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         keys = Path.home() / f".rlinf-actors-job-{job}"
         env = {**os.environ, "RLINF_ACTORS_KEYS": str(keys)}
-        if not own.startswith("127."):
-            stack.callback(shutil.rmtree, keys, ignore_errors=True)
+        stack.callback(shutil.rmtree, keys, ignore_errors=True)
+        with_keys = not own.startswith("127.")
+        if with_keys:
             subprocess.run([*TOOL, "keys", "init"], env=env, check=True, stdout=subprocess.DEVNULL)
         state = stack.enter_context(temporary(f"/tmp/rlinf-head-{job}"))
         head = stack.enter_context(process([*TOOL, "head", "--listen", f"{own}:0", "--state-dir", state], env, True))
         address = head.stdout.readline().decode().strip()
         if not address:
             return head.wait()  # it has said why
-        if keys.exists():
+        if with_keys:
             for node in nodes:
                 file = keys / node / "agent.key"
                 file.parent.mkdir(mode=0o700)
@@ -55,7 +56,8 @@ def main() -> int:
 def be_node(address: str, keys: str) -> int:
     """Run this node's agentd: its sockets in a directory of this job's and node's own, workers' output beside us."""
     name, job = os.environ["SLURMD_NODENAME"], os.environ["SLURM_JOB_ID"]
-    env = {**os.environ, "RLINF_ACTORS_KEYS": f"{keys}/{name}"}
+    own = os.path.join(keys, name)
+    env = {**os.environ, "RLINF_ACTORS_KEYS": own if os.path.isdir(own) else keys}
     with temporary(f"/tmp/rlinf-{job}-{os.environ['SLURM_PROCID']}") as place:
         where = [
             "--connect",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -16,18 +17,33 @@ pytestmark = [pytest.mark.live, pytest.mark.skipif(bool(systemd_box.unusable()),
 
 HERE = Path(__file__).resolve().parent
 AGENT = "rlinf-agentd@root"
-PROGRAMS = {"@AGENTD@": f"{sys.executable} -m agentd", "@RLINF_ACTORS@": f"{sys.executable} -m rlinf_actors.cli.main"}
+CLI = (sys.executable, "-m", "rlinf_actors.cli.main")
+PROGRAMS = {"@AGENTD@": f"{sys.executable} -m agentd", "@RLINF_ACTORS@": " ".join(CLI)}
 
 
 @pytest.fixture
-def box(tmp_path):
+def keys(tmp_path):
+    """The key directory of the machine; gives `keys(...)`, the command, for it."""
+
+    def command(*arguments: str) -> str:
+        env = {**os.environ, "RLINF_ACTORS_KEYS": str(tmp_path / "keys")}
+        done = subprocess.run([*CLI, "keys", *arguments], env=env, stdout=subprocess.PIPE, text=True, check=True)
+        return done.stdout.strip()
+
+    command("init")
+    return command
+
+
+@pytest.fixture
+def box(tmp_path, keys):  # docs/operations.md, "Install", in short
     alone = "[Unit]\nDefaultDependencies=no\n[Service]\nRestartSec=100ms\nEnvironment=PYTHONDONTWRITEBYTECODE=1\n"
     paths = f"{alone}Environment=PYTHONPATH={HERE.parents[1]}\n"
-    files = {name: units.text(name, PROGRAMS) for name in units.UNITS}
+    files = {
+        name: units.text(name, PROGRAMS).replace("/etc/rlinf-actors/keys", f"{tmp_path}/keys") for name in units.UNITS
+    }
     # a checkout may be below /tmp or /root, and there is no user rlinf-head
-    files[f"{units.HEAD}.d/test.conf"] = (
-        f"{paths}User=root\nPrivateTmp=no\nProtectSystem=full\nEnvironment=RLINF_ACTORS_LISTEN=127.0.0.1:0\n"
-    )
+    head = "User=root\nPrivateTmp=no\nProtectSystem=full\nEnvironment=RLINF_ACTORS_LISTEN=127.0.0.1:0\n"
+    files[f"{units.HEAD}.d/test.conf"] = paths + head
     files[f"{units.AGENTD}.d/test.conf"] = f"{paths}Environment=RLINF_ACTORS_CONFIG={tmp_path}/agentd.toml\n"
     files["network-online.target"] = ""  # masked: nothing of a whole machine is started
     with systemd_box.box(files) as started:
@@ -35,16 +51,19 @@ def box(tmp_path):
 
 
 @pytest.mark.timeout(60)  # a whole systemd, and two restarts of a daemon
-def test_a_life(box, tmp_path):
+def test_a_life(box, tmp_path, keys):
     box.ctl("start", "rlinf-head")
     address = box.ctl("show", "-P", "StatusText", "rlinf-head").removeprefix("listens on ")
     (tmp_path / "hw.json").write_text("{}")
     (tmp_path / "agentd.toml").write_text(
         f'[head]\nconnect = "{address}"\n[hardware]\ndescribed = "{tmp_path}/hw.json"\n'
     )
+    keys("join", keys("enroll", "n1", "--head", address))
     box.ctl("start", AGENT)
     assert box.ctl("show", "-P", "StatusText", AGENT) == f"registered; head: tcp://{address}; no accelerators or robots"
-    driver = box.popen(sys.executable, str(HERE / "under_systemd_driver.py"), RLINF_HEAD=address)
+    driver = box.popen(
+        sys.executable, str(HERE / "under_systemd_driver.py"), RLINF_HEAD=address, RLINF_ACTORS_KEYS=f"{tmp_path}/keys"
+    )
 
     def ask():
         driver.stdin.write("\n")
