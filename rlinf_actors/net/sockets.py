@@ -288,7 +288,6 @@ def _key_of(frame: zmq.Frame) -> str:
     On a CURVE server's connections it is always there: our ZAP handler gives it back with each that it lets in.
     """
     try:
-        key: str = frame.get(_USER_ID)
-        return key
+        return str(frame.get(_USER_ID))
     except zmq.ZMQError:
         return ""
