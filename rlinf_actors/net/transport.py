@@ -168,7 +168,7 @@ class ZmqListener(Socket):
             self._socket,
             self._loop,
             int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL),
-            lambda event, value: gate.refused("", "", handshakes.at_server(value)),
+            handshakes.Tally(gate, self._loop).failed,
         )
 
     def member_of(self, peer: bytes) -> Member | None:

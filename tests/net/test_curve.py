@@ -62,7 +62,7 @@ async def test_who_comes_without_a_key_is_noted(world: Guarded) -> None:
     host, _, port = world.bind().removeprefix("tcp://").rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(GREETING)
-    assert (await world.gate.refused.until())[0] == ("", "", "it came without a key")
+    assert (await world.gate.refused.until())[0] == ("", "", "it came without a key", 1)
     while await reader.read(100):  # it is closed
         pass
     writer.close()
@@ -150,7 +150,7 @@ async def test_an_identity_belongs_to_who_used_it_first(world: Guarded, caplog: 
         await world.inbox.until(len(world.inbox.messages) + 1)
     assert b"stolen" not in world.inbox.headers
     assert world.listener.member_of(b"driver:1").name == "ann"
-    assert "driver 'bob' uses b'driver:1', the identity of another" in caplog.text
+    assert "driver 'bob' uses 'driver:1', the identity of another" in caplog.text
 
 
 async def test_a_unix_socket_beside_needs_no_key(world: Guarded, short_dir: str) -> None:
