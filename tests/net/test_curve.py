@@ -93,16 +93,17 @@ async def test_an_unlisted_key_does_not_come_in(world: Guarded) -> None:
 async def test_a_revoked_key_is_not_heard_any_more_nor_let_in_again(world: Guarded) -> None:
     world.bind()
     pair = world.gate.enlist()
-    link, _, _ = world.link(pair)
+    link, _, turned_away = world.link(pair)
     link.send(b"before")
     await world.inbox.until(1)
     del world.gate.members[pair.public]
     assert world.listener.member_of(b"me") is None
     link.send(b"after")
+    assert (await turned_away.until())[0][1]  # its connection was closed, and the next one refused
     await arrives(world, b"somebody else")
-    again, _, turned_away = world.link(pair, b"again")
+    again, _, refused = world.link(pair, b"again")
     again.send(b"again")
-    assert (await turned_away.until())[0][1]
+    assert (await refused.until())[0][1]
     await arrives(world, b"and another")
 
 
