@@ -8,11 +8,15 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from rlinf_actors import Cluster, RlinfActorsError, Worker
+from rlinf_actors.cli import session
+from rlinf_actors.settings import Settings
+from rlinf_actors.wire.operators import Drained, DrainNode, EStop, EStopped
 
-CLI = [sys.executable, "-m", "rlinf_actors.cli.main"]
+session.TIMEOUT_S = 2.0  # of what `rlinf-actors` asks; nobody will answer
 
 
 class Mine(Worker):
@@ -20,19 +24,6 @@ class Mine(Worker):
 
     def uid(self) -> int:
         return os.getuid()
-
-
-def start(command: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    out, _ = process.communicate()
-    return process.returncode, out
-
-
-def cli(*arguments: str) -> tuple[int, str]:
-    return ended(start([*CLI, *arguments]))
 
 
 def outcome(attempt: Callable[[], Any]) -> str:
@@ -49,28 +40,33 @@ def connect(path: str) -> None:
 
 def main() -> None:
     facts = json.loads(sys.argv[1])
-    head, run_dir = facts["head"], facts["run_dir"]
+    head = facts["head"]
     os.environ["CLUSTER_NAMESPACE"] = facts["namespace"]
+    node = ["--connect", head, "--run-dir", f"{os.environ['HOME']}/r", "--node-id", "x", "--name", "strange"]
+    pipe = subprocess.PIPE
+    agent = subprocess.Popen([sys.executable, "-m", "agentd", *node], stderr=pipe, text=True)
     said: dict[str, Any] = {"uid": os.getuid()}
     said["sockets"] = [outcome(lambda path=path: connect(path)) for path in facts["sockets"]]
     said["processes"] = [outcome(lambda pid=pid: os.kill(pid, 0)) for pid in facts["pids"]]
     said["memory"] = [outcome(lambda pid=pid: os.listdir(f"/proc/{pid}/fd")) for pid in facts["pids"]]
     said["key"] = outcome(lambda: open(facts["key"]).read())  # noqa: SIM115
-    here = [start([*CLI, "status"]), start([*CLI, "status", "--head", run_dir])]
-    node = ["--connect", head, "--run-dir", f"{os.environ['HOME']}/r", "--node-id", "x", "--name", "strange"]
-    agent = start([sys.executable, "-m", "agentd", *node])
+    said["status"] = outcome(lambda: session.find_head(None, Settings.load()))
+    said["by directory"] = outcome(lambda: session.status_of(facts["run_dir"]))
     tries = [
-        start([*CLI, *command, "--head", head])
-        for command in (["status"], ["estop", "--reason", "me"], ["node", "drain", "node0"])
+        lambda: session.status_of(head),
+        lambda: session.ask_head(head, EStop(session.who(), "", None), EStopped),
+        lambda: session.ask_head(head, DrainNode("node-0", session.who(), ""), Drained),
+        lambda: Cluster(num_nodes=1, head=head, timeout=session.TIMEOUT_S),
     ]
-    said["driver"] = outcome(lambda: Cluster(num_nodes=1, head=head, timeout=1))
-    said["by port"] = [ended(one) for one in tries]
-    agent.terminate()  # it has tried as long as they have
-    said["agentd"] = ended(agent)
-    said["status"], said["by directory"] = (ended(one) for one in here)
+    with ThreadPoolExecutor(len(tries)) as pool:
+        said["by port"] = list(pool.map(outcome, tries))
     with Cluster(num_nodes=1) as cluster:  # the defaults, and the same names
         said["mine"] = Mine.create_group().launch(cluster, name="theirs").uid().wait()
-        said["my status"] = cli("groups", "--json")
+        mine, status = session.status_of(None)
+        said["my groups"] = [mine, [group.name for group in status.groups]]
+    agent.terminate()  # it has tried as long as all of this took
+    _, log = agent.communicate()
+    said["agentd"] = [agent.returncode, log]
     print(json.dumps(said))
 
 
