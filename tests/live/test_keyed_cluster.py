@@ -89,7 +89,7 @@ def test_the_head_s_machine_needs_no_enrolment(cluster):
 
 def test_who_has_no_key_is_told_so(cluster):
     nobody = cluster.driver("nobody", "1", "job", "pids")
-    assert nobody.line() == "KeyRefusedError"
+    assert nobody.line() == "AuthenticationError"
     with pytest.raises(AuthenticationError):
         cluster.ask(GetStatus(), at="nobody")
 
