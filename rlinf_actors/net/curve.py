@@ -28,7 +28,7 @@ def before_bind(socket: zmq.Socket[bytes], mechanism: Mechanism, pair: KeyPair |
         pair: of the listener, for CURVE.
         domain: of ZAP, where a handler decides about every connection.
     """
-    socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_S * 1000)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
     if mechanism is Mechanism.IPC:
         socket.setsockopt(zmq.IPC_FILTER_UID, os.geteuid())  # beside the directory's mode
     if mechanism is Mechanism.CURVE:
@@ -44,7 +44,7 @@ def before_bind(socket: zmq.Socket[bytes], mechanism: Mechanism, pair: KeyPair |
 
 def before_connect(socket: zmq.Socket[bytes], proof: Proof) -> None:
     """Have the next connection prove who it is, and insist on its server's key."""
-    socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_S * 1000)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
     socket.setsockopt(zmq.CURVE_SERVERKEY, proof.server.encode())
     socket.setsockopt(zmq.CURVE_PUBLICKEY, proof.pair.public.encode())
     socket.setsockopt(zmq.CURVE_SECRETKEY, proof.pair.secret.encode())

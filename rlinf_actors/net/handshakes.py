@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import errno
 from collections.abc import Callable
 
 import zmq
@@ -107,6 +108,11 @@ class Tally:
 def at_server(value: int) -> str:
     """What the value of HANDSHAKE_FAILED_PROTOCOL means at a CURVE server, of whoever came."""
     return _REASONS.get(value, "its handshake was malformed")
+
+
+def unanswered(event: int, value: int) -> bool:
+    """Whether a handshake failed only because nobody answered in time: a process that stands still refuses nobody."""
+    return event == int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL) and value not in (errno.EPIPE, errno.ECONNRESET)
 
 
 def at_client(event: int, value: int, keyed: bool) -> tuple[str, bool]:

@@ -240,7 +240,7 @@ class ZmqLink(Socket):
 
     def _shook_hands(self, event: int, value: int) -> None:
         if event != handshakes.SUCCEEDED:
-            if self._on_turned_away is not None:
+            if self._on_turned_away is not None and not handshakes.unanswered(event, value):
                 self._on_turned_away(*handshakes.at_client(event, value, self._keyed))
         elif not self._connected:
             self._connected = True

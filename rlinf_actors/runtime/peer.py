@@ -26,6 +26,8 @@ from rlinf_actors.wire.vouched import Vouched
 log = logging.getLogger(__name__)
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
+HANDSHAKES = 5
+"""So many that fail, and none that does not: whoever listens there is not a worker of this job."""
 _links = itertools.count(1)
 new_call = itertools.count(1).__next__
 """The next call's number: unique in the process, so that one header serves every rank of a group call. Any thread."""
@@ -80,6 +82,7 @@ class Peer:
         self.pending: dict[int, Pending] = {}
         self.wanted = False  # whether there was something to send
         self.received = 0  # messages: whether anything comes at all is seen by a change
+        self._handshakes_failed = 0
         self._needed = needed
         self._lost = lost
         self._me = me
@@ -253,7 +256,9 @@ class Peer:
             link.close()
 
     def _turned_away(self, why: str, for_good: bool) -> None:
-        if for_good:  # else it is tried again: a worker that ends in a handshake looks the same
+        """It is tried again, unless it is for good. A worker that ends in a handshake looks the same, but only once."""
+        self._handshakes_failed += 1
+        if for_good or (self._handshakes_failed >= HANDSHAKES and not self.received):
             self.fail(AuthenticationError(f"{self.name} on {self.node} refused: {why}"))
 
     def _tell(self, frame: frames.AnyFrame) -> None:

@@ -17,6 +17,7 @@ from rlinf_actors.net.rpc import ControlClient
 from rlinf_actors.net.security import Security
 from rlinf_actors.net.transport import ZmqNetwork
 from rlinf_actors.runtime.headlink import HeadLink
+from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.security.job import JobGate, job_pair
 from rlinf_actors.security.keypair import KeyPair
 from rlinf_actors.wire import frames
@@ -25,7 +26,7 @@ from rlinf_actors.wire.messages import Body
 from rlinf_actors.wire.operators import GetEvents, GetStatus, Status
 from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.wire.session import AgentHello, ClientHello, Welcome
-from rlinf_actors.wire.values import NodeReport
+from rlinf_actors.wire.values import Endpoint, NodeReport
 from rlinf_actors.worker.server import WorkerServer
 
 HEAD = KeyPair.make()
@@ -184,12 +185,12 @@ class KeyedWorker:
         security = Security.of_worker("ours", HEAD.public, "tcp://127.0.0.1:1", "10.0.0.1")
         assert security.pair is not None
         self.job = security.pair
-        network = self._net(security)
+        network = self.net(security)
         self._server = WorkerServer(network, "id-0", "g:0", "ours", gate=JobGate(self.job.public, "ns"))
         self._server.refuse(ValueError("there is no class: a member is told so"))
         self.endpoint = self._server.bind("tcp://127.0.0.1:0")
 
-    def _net(self, security: Security) -> ZmqNetwork:
+    def net(self, security: Security) -> ZmqNetwork:
         network = ZmqNetwork(asyncio.get_running_loop(), security)
         self._networks.append(network)
         return network
@@ -202,7 +203,7 @@ class KeyedWorker:
             frame = frames.decode(header)
             told.put_nowait("" if isinstance(frame, frames.Raised) else frame.text)
 
-        link = self._net(security).link(
+        link = self.net(security).link(
             self.endpoint,
             secret_identity("driver:x#1"),
             received,
@@ -257,3 +258,31 @@ async def test_another_server_in_mind(worker: KeyedWorker) -> None:
 
 async def test_the_pair_without_the_token(worker: KeyedWorker) -> None:
     assert "is not a member of the job" in await worker.join(Security(), link_token="ours", token="guess")
+
+
+class Answer:
+    """Waits for the end of a call."""
+
+    def __init__(self) -> None:
+        self.ended: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+
+    def answer(self, frame: frames.AnyFrame, parts: list) -> bool:
+        self.ended.set_result(None)
+        return True
+
+    def fail(self, error: Exception) -> None:
+        if not self.ended.done():
+            self.ended.set_result(error)
+
+
+async def test_a_call_to_a_worker_of_another_job_ends(worker: KeyedWorker) -> None:
+    """As after its job has got another token: libzmq would try for ever."""
+    peer = Peer(worker.net(Security()), "driver:x", "g:0", 0, "n0")
+    peer.connect(Endpoint("there", "", worker.endpoint), "here", "theirs", lambda: None)
+    waiter = Answer()
+    number = peer.open(waiter)
+    peer.send(frames.Call(number, "step"))
+    error = await asyncio.wait_for(waiter.ended, 20)
+    assert isinstance(error, AuthenticationError)
+    assert "g:0 on n0 refused: what listens there does not have the key that is expected" in str(error)
+    peer.close()

@@ -180,6 +180,23 @@ async def test_a_worker_takes_no_link_without_a_token(world: Guarded) -> None:
         job_pair("")
 
 
+async def test_a_server_that_stands_still_refuses_nobody(world: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlinf_actors.net.curve.HANDSHAKE_S", 0.2)
+    tries: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
+    silent = await asyncio.start_server(lambda _, writer: tries.put_nowait(writer), "127.0.0.1")
+    host, port = silent.sockets[0].getsockname()
+    world.endpoint = f"tcp://{host}:{port}"
+    link, _, turned_away = world.link(world.gate.enlist())
+    link.send(b"hello")
+    writers = [await asyncio.wait_for(tries.get(), 10) for _ in range(3)]  # it has given up twice, and tries again
+    link.close()
+    silent.close()
+    for writer in writers:
+        writer.transport.abort()
+    await silent.wait_closed()
+    assert turned_away.all == []
+
+
 OTHER_USER = """
 import os, sys, zmq
 from zmq.utils.monitor import parse_monitor_message
