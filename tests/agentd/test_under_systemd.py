@@ -13,8 +13,10 @@ import systemd_box
 
 from rlinf_actors.systemd import units
 
-pytestmark = [pytest.mark.live, pytest.mark.skipif(bool(systemd_box.unusable()), reason=systemd_box.unusable())]
+WHY_NOT = systemd_box.unusable()
+pytestmark = [pytest.mark.live, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
 
+ALL = (units.HEAD, units.AGENTD, units.HARDENED)
 HERE = Path(__file__).resolve().parent
 AGENT = "rlinf-agentd@root"
 CLI = (sys.executable, "-m", "rlinf_actors.cli.main")
