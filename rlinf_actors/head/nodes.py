@@ -87,6 +87,10 @@ class NodeTable:
         """All living nodes."""
         return self._by_peer.values()
 
+    def all(self) -> Iterable[Node]:
+        """All nodes that are known, lost ones too."""
+        return self._nodes.values()
+
     def missing(self) -> list[Node]:
         """Nodes of an earlier head that have not come back to this one yet."""
         return [node for node in self._nodes.values() if node.life is NodeLife.REGISTERING]
@@ -124,6 +128,9 @@ class NodeTable:
         replaced = self._replaced.get(hello.incarnation)
         if replaced is not None:
             raise Refused("config", f"{replaced}: two agentds run as one node; give each its own --node-id")
+        other = self._by_peer.get(peer)
+        if other is not None and other.id != hello.node.node_id:
+            raise Refused("usage", f"the agent of node {other.name} says that it is {hello.node.node_id!r} as well")
         known = self._nodes.get(hello.node.node_id)
         node = Node(hello.node, hello.incarnation, peer, hello.is_head, now, now, hello.keeps, member=member)
         if known is not None:
