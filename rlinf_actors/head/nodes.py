@@ -128,9 +128,6 @@ class NodeTable:
         replaced = self._replaced.get(hello.incarnation)
         if replaced is not None:
             raise Refused("config", f"{replaced}: two agentds run as one node; give each its own --node-id")
-        other = self._by_peer.get(peer)
-        if other is not None and other.id != hello.node.node_id:
-            raise Refused("usage", f"the agent of node {other.name} says that it is {hello.node.node_id!r} as well")
         known = self._nodes.get(hello.node.node_id)
         node = Node(hello.node, hello.incarnation, peer, hello.is_head, now, now, hello.keeps, member=member)
         if known is not None:

@@ -12,6 +12,7 @@ from rlinf_actors.head.happenings import of_driver, of_node, printable
 from rlinf_actors.head.keyrequests import KeyRequests, who
 from rlinf_actors.head.records import Client
 from rlinf_actors.head.tables import Tables
+from rlinf_actors.net.admission import known_as
 from rlinf_actors.security.members import LOCAL
 from rlinf_actors.wire.clients import Done, EnumerateHardware, FindGroup, GetNodes, Launch, StopCluster, StopGroup
 from rlinf_actors.wire.keys import AddKey, Enroll, GetKeys, RevokeKey, RotateKey
@@ -21,6 +22,8 @@ from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.wire.session import HELLO_AGAIN, AgentHello, Beat, ClientHello, Welcome
 
 Signed = TypeVar("Signed", DrainNode, EStop)
+MAX_NODES = 100_000
+"""More than any cluster has: a wait names each that is missing."""
 
 
 class Requests:
@@ -43,7 +46,7 @@ class Requests:
         except Refused as error:
             tables.emit(Refuse(event.peer, event.id, error.kind, error.text, (), error.path))
             if isinstance(event.body, (AgentHello, ClientHello)):
-                who = event.peer.decode(errors="replace") if event.member == LOCAL else str(event.member)
+                who = known_as(event.peer) if event.member == LOCAL else str(event.member)
                 text = f"refused {who} ({error.kind}): {error.text}"
                 tables.refusals.note(who, error.kind, text, tables.now)
         else:
@@ -99,6 +102,8 @@ class Requests:
         tables = self._tables
         body = event.body
         if isinstance(body, GetNodes):
+            if not 0 <= body.num_nodes <= MAX_NODES:
+                raise Refused("usage", f"num_nodes is {body.num_nodes}; it must be 0 to {MAX_NODES}")
             tables.nodes.wait(event.peer, event.id, body, tables.now)
             return None
         if isinstance(body, Launch):

@@ -142,12 +142,6 @@ def test_an_agent_writes_to_the_terminals_of_those_who_have_workers_there(kit):
     assert kit.sent(LogLines, "ann")
 
 
-def test_one_connection_is_one_node(kit):
-    answer = kit.ask("a:n1", agent_hello("7f3a", hostname="n1"))
-    assert isinstance(answer, Refuse)
-    assert "as well" in answer.text
-
-
 def test_an_agent_is_not_shown_which_nodes_are_one_machine(kit):
     status = kit.ask("a:n1", GetStatus())
     assert {node.report.host for node in status.nodes} == {""}
