@@ -107,7 +107,9 @@ class Reconciler:
         else:
             ranks = group.ranks
             for state in handle.workers:
-                if state.rank not in ranks:
+                known = self._groups.of_worker(state.id)
+                if 0 <= state.rank < group.world_size and state.rank not in ranks and known is None:
+                    ranks.add(state.rank)
                     self._add_ended(group, state)
             if client.incarnation != group.owner:
                 group.subscribers[client.incarnation] = None
@@ -142,7 +144,7 @@ class Reconciler:
         unseen = self._groups.ended_unseen(spec.id)
         if unseen is not None:
             if running.exit is not None:
-                self._groups.ended_after_all(spec.id)
+                self._groups.ended_after_all(spec.id, node.id)
             else:
                 self._emit(Notify(node.peer, StopWorkers([spec.id], 0.0, unseen)))
             return

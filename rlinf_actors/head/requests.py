@@ -19,6 +19,9 @@ from rlinf_actors.wire.operators import DrainNode, EStop, GetEvents, GetStatus
 from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.wire.session import HELLO_AGAIN, AgentHello, Beat, ClientHello, Welcome
 
+MAX_NODES = 100_000
+"""More than any cluster has: a wait names each that is missing."""
+
 
 class Requests:
     """Answers requests.
@@ -94,6 +97,8 @@ class Requests:
         tables = self._tables
         body = event.body
         if isinstance(body, GetNodes):
+            if not 0 <= body.num_nodes <= MAX_NODES:
+                raise Refused("usage", f"num_nodes is {body.num_nodes}; it must be 0 to {MAX_NODES}")
             tables.nodes.wait(event.peer, event.id, body, tables.now)
             return None
         if isinstance(body, Launch):
