@@ -23,9 +23,11 @@ from rlinf_actors.head.remembered import (
     KEPT,
     Change,
     Drain,
+    ForgetJob,
     ForgetKey,
     ForgetNode,
     GaveUp,
+    KnownJob,
     KnownNode,
     Latch,
     Remembered,
@@ -48,6 +50,7 @@ _TABLES = """
     CREATE TABLE IF NOT EXISTS stops (key TEXT PRIMARY KEY, text TEXT NOT NULL);
     CREATE TABLE IF NOT EXISTS drains (id TEXT PRIMARY KEY, why TEXT NOT NULL);
     CREATE TABLE IF NOT EXISTS keys (public TEXT PRIMARY KEY, key BLOB NOT NULL);
+    CREATE TABLE IF NOT EXISTS jobs (namespace TEXT PRIMARY KEY, proof TEXT NOT NULL, owner TEXT NOT NULL);
 """
 _TRIM = """
     DELETE FROM given_up WHERE kind = ?1 AND n <=
@@ -73,8 +76,10 @@ class Store:
         self._unwritten: list[Change] = []
         try:
             os.makedirs(directory, mode=0o700, exist_ok=True)
-            _check_owner(directory)
-            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            _check_owner(directory, os.stat(directory))
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            with contextlib.closing(os.fdopen(fd, "rb")):
+                _check_owner(self.path, os.fstat(fd))
         except OSError as error:
             raise ConfigError(
                 f"cannot be written: {error.strerror}. The head keeps emergency stops, ranks and keys there: give it a "
@@ -129,6 +134,7 @@ class Store:
             dict(database.execute("SELECT key, text FROM stops ORDER BY rowid")),
             dict(database.execute("SELECT id, why FROM drains ORDER BY rowid")),
             [decode_key(key) for (key,) in database.execute("SELECT key FROM keys ORDER BY rowid")],
+            [KnownJob(*row) for row in database.execute("SELECT namespace, proof, owner FROM jobs ORDER BY rowid")],
         )
 
     @contextlib.contextmanager
@@ -181,18 +187,21 @@ class Store:
             run("INSERT OR REPLACE INTO keys VALUES (?, ?)", (change.public, msgspec.msgpack.encode(change)))
         elif isinstance(change, ForgetKey):
             run("DELETE FROM keys WHERE public = ?", (change.public,))
+        elif isinstance(change, KnownJob):
+            run("INSERT OR REPLACE INTO jobs VALUES (?, ?, ?)", (change.namespace, change.proof, change.owner))
+        elif isinstance(change, ForgetJob):
+            run("DELETE FROM jobs WHERE namespace = ?", (change.namespace,))
         else:
             run("DELETE FROM drains WHERE id = ?", (change.id,))
 
 
-def _check_owner(directory: str) -> None:
+def _check_owner(path: str, found: os.stat_result) -> None:
     """A default directory lies in /tmp: whoever made it first could choose whose keys are good."""
-    found = os.stat(directory)
     if found.st_uid not in (os.geteuid(), 0) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ConfigError(
             f"can be written by others (mode {stat.S_IMODE(found.st_mode):04o}, owner {found.st_uid}), and the head "
             "keeps there whose keys are good: give it one of this user's alone ([paths] state_dir, --state-dir)",
-            path=directory,
+            path=path,
         )
 
 

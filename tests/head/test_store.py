@@ -11,7 +11,19 @@ from head_kit import node_report
 from msgspec.structs import replace
 
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.head.remembered import KEPT, Drain, ForgetKey, ForgetNode, GaveUp, KnownNode, Latch, Undrain, Unlatch
+from rlinf_actors.head.remembered import (
+    KEPT,
+    Drain,
+    ForgetJob,
+    ForgetKey,
+    ForgetNode,
+    GaveUp,
+    KnownJob,
+    KnownNode,
+    Latch,
+    Undrain,
+    Unlatch,
+)
 from rlinf_actors.head.store import FILE, Store
 from rlinf_actors.wire.keys import KeyState
 
@@ -41,8 +53,10 @@ async def test_the_next_head_knows_all_of_it(tmp_path):
     assert await write(store, KnownNode(NODE.report, "n0-2", True, 3, True), Unlatch("ns"), Undrain("n1"))
     assert await write(store, KEY, replace(KEY, public="y"), replace(KEY, public="z"))
     assert await write(store, ENDED, ForgetKey("y"))
+    assert await write(store, KnownJob("a", "p", "kim"), KnownJob("b", "q", ""), KnownJob("a", "r", ""), ForgetJob("b"))
     store.close()
     found = opened(tmp_path)
+    assert found.jobs == [KnownJob("a", "r", "")]
     assert found.keys == [replace(KEY, public="z"), ENDED]
     assert found.epoch == 2
     assert found.nodes == [KnownNode(NODE.report, "n0-2", True, 3, True)]
@@ -126,9 +140,18 @@ def test_others_may_not_read_it(tmp_path):
     assert os.stat(tmp_path / "state" / FILE).st_mode & 0o777 == 0o600
 
 
-def test_a_directory_that_others_can_write_to_is_refused(tmp_path):
+@pytest.mark.parametrize(("where", "mode"), [("state", 0o777), ("state", 0o720), ("state/head.sqlite3", 0o666)])
+def test_what_others_can_write_to_is_refused(tmp_path, where, mode):
     (tmp_path / "state").mkdir()
-    (tmp_path / "state").chmod(0o777)
-    with pytest.raises(ConfigError, match=r"can be written by others \(mode 0777.*--state-dir"):
+    (tmp_path / "state" / "head.sqlite3").touch()
+    (tmp_path / where).chmod(mode)
+    with pytest.raises(ConfigError, match=rf"can be written by others \(mode 0{mode:o}.*--state-dir"):
         Store(str(tmp_path / "state"))
-    assert not list((tmp_path / "state").iterdir())
+
+
+def test_a_link_to_another_file_is_not_followed(tmp_path):
+    (tmp_path / "another").touch()
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "head.sqlite3").symlink_to(tmp_path / "another")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        Store(str(tmp_path / "state"))
