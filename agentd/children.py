@@ -28,6 +28,7 @@ from agentd.ledger import Ledger
 from agentd.logs import Logs, Position
 from agentd.orphans import Orphans
 from agentd.pool import TemplatePool
+from agentd.starting import Starter
 from agentd.templates import Template
 from rlinf_actors import procfs
 from rlinf_actors.cgroups.roots import Roots
@@ -56,6 +57,7 @@ class Children:
         node_ip: its address.
         host: equal for processes that can talk over ipc.
         listen_ip: where workers bind TCP, "" for ipc only.
+        head_key: the head's public key, "" in a cluster without keys.
         owner_pid: process whose end is the end of every worker; None without one.
         allowed_interpreters: prefixes; None allows any.
         environment: the node's environment, asked for at every launch.
@@ -84,6 +86,7 @@ class Children:
         node_ip: str,
         host: str,
         listen_ip: str = "",
+        head_key: str = "",
         owner_pid: int | None = None,
         allowed_interpreters: Sequence[str] | None = None,
         environment: Callable[[], Mapping[str, str]],
@@ -100,16 +103,6 @@ class Children:
         self._run_dir = Path(run_dir)
         allowed = None if allowed_interpreters is None else tuple(allowed_interpreters)
         self._rules = launch.Rules(node, log_dir, sys.executable, allowed, cgroups or Roots(), log_bytes)
-        self._place = partial(
-            spawn.WorkerPlace,
-            run_dir=run_dir,
-            host=host,
-            head=head,
-            node=node,
-            node_ip=node_ip,
-            listen_ip=listen_ip,
-        )
-        self._environment = environment
         self._report = report
         self._workers: dict[str, Child] = {}
         self._ended: dict[str, Template] = {}  # of workers whose end the head does not know yet
@@ -123,6 +116,17 @@ class Children:
         self._templates = TemplatePool(
             loop, self._run_dir, self._rules, entry, self._owner, keep_s, self._on_packet, self._on_template_end
         )
+        place = partial(
+            spawn.WorkerPlace,
+            run_dir=run_dir,
+            host=host,
+            head=head,
+            node=node,
+            node_ip=node_ip,
+            listen_ip=listen_ip,
+            head_key=head_key,
+        )
+        self._starter = Starter(self._rules, place, environment, self._templates, self._logs)
         self._ledger = ledger or Ledger(self._run_dir / "l" if keep_s is not None else None)
         procfs.set_subreaper()  # what a killed template leaves behind comes to us
 
@@ -134,12 +138,11 @@ class Children:
         Raises:
             OSError: it cannot be started.
         """
-        env = self._environment()
-        self._templates.get(launch.template_key(self._rules.own, env, preload), env)
+        self._starter.prestart(preload)
 
     def start(self, order: StartWorkers) -> None:
         """Start workers. Each one's fate follows through *report*: WorkerReady, then or instead one WorkerExited."""
-        env = self._environment()
+        env = self._starter.environment()
         try:
             self._ledger.write(order)
         except OSError as error:
@@ -168,7 +171,7 @@ class Children:
 
     def renew(self, until: float, lease_s: float) -> None:
         """Robot workers may go on until that time of the loop, and new ones begin with such a lease."""
-        self._place = partial(self._place, lease_until=until, lease_s=lease_s)
+        self._starter.renew(until, lease_s)
         for template in {id(w.template): w.template for w in self._workers.values() if w.has_robots}.values():
             template.send(spawn.Renew(until))
 
@@ -281,36 +284,19 @@ class Children:
     # --- starting ---
 
     def _start(self, spec: WorkerSpec, node_env: Mapping[str, str]) -> None:
-        where = f"{spec.group}:{spec.rank} cannot be started on node {self._rules.node}"
         if self._closing:
-            raise WorkerStartError(f"{where}: its agentd is shutting down")
+            name = f"{spec.group}:{spec.rank}"
+            raise WorkerStartError(f"{name} cannot be started on node {self._rules.node}: its agentd is shutting down")
         if spec.id in self._workers:
             log.error("worker %s was to be started twice; the second request is dropped", spec.id)
             return
-        plan = launch.plan(spec, node_env, self._rules)
-        try:
-            template = self._templates.get(plan.key, node_env)
-        except OSError as error:
-            raise WorkerStartError(f"{where}: {plan.key.interpreter}: {error.strerror}") from None
-        try:
-            os.makedirs(os.path.dirname(plan.out_path), exist_ok=True)
-        except OSError as error:
-            text = (
-                f"its log directory {os.path.dirname(plan.out_path)} cannot be used ({error.strerror}): choose another"
-            )
-            raise WorkerStartError(f"{where}: {text}") from None
-        if spec.forward_logs:
-            self._logs.add(spec.id, f"{spec.group}:{spec.rank}", spec.namespace, plan.out_path, plan.err_path)
-        worker = Child(spec, plan, template)
-        self._workers[spec.id] = worker
-        if template.ready:
+        worker = self._workers[spec.id] = self._starter.prepare(spec, node_env)
+        if worker.template.ready:
             self._ask(worker)
 
     def _ask(self, worker: Child) -> None:
-        worker.asked = True
-        place = self._place(out_path=worker.plan.out_path, err_path=worker.plan.err_path)
         try:
-            worker.template.send(spawn.Fork(worker.spec, place, worker.plan.env))
+            self._starter.ask(worker)
         except OSError as error:
             self._end(worker, ExitReport("start_failed", reason=f"its environment cannot be passed on: {error}"))
 

@@ -9,15 +9,12 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from rlinf_actors import version
 from rlinf_actors.errors import ConfigError, RlinfActorsError
 from rlinf_actors.settings import Unit
 from rlinf_actors.systemd.journal import Voice
-
-if TYPE_CHECKING:
-    import asyncio
 
 USAGE, UNAVAILABLE, NO_PERMISSION, CONFIGURATION = 64, 69, 77, 78
 
@@ -79,6 +76,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = vars(parser().parse_args(argv))
     check_only, reap_only = options.pop("check_config"), options.pop("reap")
     from agentd.config import check_files, for_reaping, load
+    from agentd.security import check_addresses, own_key
+    from rlinf_actors.net.security import Security
+    from rlinf_actors.settings import Settings
 
     voice = Voice("agentd", sys.stderr, "")
     try:
@@ -92,7 +92,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         if config.embedded and config.owner_pid is None:
             return _say(voice, USAGE, "--embedded belongs to a driver: give --owner-pid too")
-        _check_security(config)
+        if not reap_only:
+            check_addresses(config, Security.of(own_key(config, Settings.load()), config.insecure))
         if check_only:
             check_files(config)
     except ConfigError as error:
@@ -103,43 +104,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     if reap_only:
         from agentd.reap import reap
 
-        return _ends(lambda loop: reap(loop, config, unit.result), voice, lambda code, text: None)
+        return _ends(lambda: reap(config, unit.result), voice, lambda code, text: None)
     return _run(config, options, voice)
-
-
-def _check_security(config: Any) -> None:
-    """Refuse addresses outside loopback before anything is started."""
-    from rlinf_actors.net.address import endpoint_of
-    from rlinf_actors.net.security import Security
-
-    security = Security(config.insecure)
-    if config.listen is not None:
-        security.check(endpoint_of(config.listen, "--listen"), "listen on")
-    if config.connect is not None and not config.connect.startswith("ipc://"):
-        security.check(endpoint_of(config.connect, "--connect"), "connect to")
 
 
 def _run(config: Any, options: dict[str, Any], voice: Voice) -> int:
     from agentd.daemon import Daemon
+    from rlinf_actors.net.loop import end_on_internal_error, new_event_loop
 
     daemon = Daemon(config, options)
 
-    def serve(loop: asyncio.AbstractEventLoop) -> int:
-        code = loop.run_until_complete(daemon.run())
+    def serve() -> int:
+        loop = new_event_loop()
+        end_on_internal_error(loop)
+        try:
+            code = loop.run_until_complete(daemon.run())
+        finally:
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
         daemon.fail(code, "agentd was stopped before it was ready")  # nothing to a driver that was told already
         return code
 
     return _ends(serve, voice, daemon.fail)
 
 
-def _ends(work: Callable[[asyncio.AbstractEventLoop], int], voice: Voice, failed: Callable[[int, str], None]) -> int:
-    """Do *work* in an event loop; what it raises becomes an exit code and one line, which *failed* gets too."""
-    from rlinf_actors.net.loop import end_on_internal_error, new_event_loop
-
-    loop = new_event_loop()
-    end_on_internal_error(loop)
+def _ends(work: Callable[[], int], voice: Voice, failed: Callable[[int, str], None]) -> int:
+    """Do *work*; what it raises becomes an exit code and one line, which *failed* gets too."""
     try:
-        return work(loop)
+        return work()
     except ConfigError as error:
         code, text = CONFIGURATION, str(error)
     except RlinfActorsError as error:
@@ -149,9 +141,6 @@ def _ends(work: Callable[[asyncio.AbstractEventLoop], int], voice: Voice, failed
     except OSError as error:
         code = CONFIGURATION if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL) else UNAVAILABLE
         text = error.strerror or str(error)
-    finally:
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.close()
     failed(code, text)
     return _say(voice, code, text)
 

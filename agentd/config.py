@@ -28,6 +28,7 @@ DEFAULT_FILE = Path("/etc/rlinf-actors/agentd.toml")
 KEYS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "head": {"listen": str, "connect": str},
     "node": {"name": str, "id": str, "rank": int, "ip": str, "labels": dict, "env": dict},
+    "security": {"key_file": str, "head_key": str},
     "paths": {"run_dir": str, "log_dir": str, "state_dir": str},
     "workers": {
         "interpreters": list,
@@ -86,6 +87,8 @@ class Config:
         interpreters: prefixes of interpreters that workers may have; None for the default.
         described: JSON file that stands in for the hardware.
         probe_timeout_s: seconds that each vendor's library may take.
+        key_file: this agentd's key file, None for that in the key directory, if there is one.
+        head_key: public key of the head, None for what the key file says.
         insecure: allow TCP outside loopback without keys.
         beat_s: how often nodes and drivers say that they are there (head only).
         lease_s: silence after which they are lost (head only).
@@ -121,6 +124,8 @@ class Config:
     interpreters: tuple[str, ...] | None = None
     described: str | None = None
     probe_timeout_s: float = 8.0
+    key_file: str | None = None
+    head_key: str | None = None
     insecure: bool = False
     beat_s: float = 1.0
     lease_s: float = 10.0
@@ -156,6 +161,8 @@ def load(arguments: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
         "rank": settings.node_rank,
         "run_dir": settings.run_dir,
         "log_dir": settings.log_dir,
+        "key_file": settings.key_file,
+        "head_key": settings.head_key,
         "insecure": settings.insecure_test_network or None,
     }
     values.update({name: value for name, value in from_environment.items() if value is not None})

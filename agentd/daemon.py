@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from agentd.config import Config, default_interpreters, load
 from agentd.reload import take_over
+from agentd.security import named, own_key
 from rlinf_actors.errors import ConfigError, RlinfActorsError
 from rlinf_actors.net.address import endpoint_of, split_address
 from rlinf_actors.settings import FOR_THE_UNIT_ALONE, Unit
@@ -24,12 +25,14 @@ if TYPE_CHECKING:  # loaded while the probe's process runs
     from agentd.children import Children
     from agentd.events import Report
     from agentd.looking import Looker
-    from agentd.node import Described, RunDir
+    from agentd.node import Described
+    from agentd.rundir import RunDir
     from agentd.session import Session
     from rlinf_actors.cgroups.roots import Roots
     from rlinf_actors.hardware.report import ProbeReport
     from rlinf_actors.head.server import HeadServer
     from rlinf_actors.net.transport import ZmqNetwork
+    from rlinf_actors.security.keyfile import KeyFile
     from rlinf_actors.wire.values import NodeReport
 
 log = logging.getLogger(__name__)
@@ -59,6 +62,7 @@ class Daemon:
         self._prestarting: asyncio.Task[None] | None = None
         self._node: Callable[[Config], NodeReport] | None = None
         self._head_endpoint = ""
+        self._key: KeyFile | None = None
         self._node_id = ""
         self._told_driver = config.ready_fd < 0
         self._stopping = asyncio.Event()
@@ -102,7 +106,7 @@ class Daemon:
     # --- setting up ---
 
     def _open_run_dir(self, stack: contextlib.AsyncExitStack) -> str:
-        from agentd.node import RunDir
+        from agentd.rundir import RunDir
         from rlinf_actors import procfs
 
         procfs.set_subreaper()  # what a killed template leaves behind comes to us
@@ -123,8 +127,10 @@ class Daemon:
         from rlinf_actors.net.transport import ZmqNetwork
         from rlinf_actors.settings import Settings
 
-        faultpoints.load(Settings.load().faults)
-        network = ZmqNetwork(asyncio.get_running_loop(), Security(self._config.insecure))
+        settings = Settings.load()
+        faultpoints.load(settings.faults)
+        self._key = own_key(self._config, settings)
+        network = ZmqNetwork(asyncio.get_running_loop(), Security.of(self._key, self._config.insecure))
         stack.callback(network.close)
         return network
 
@@ -137,8 +143,10 @@ class Daemon:
             self._head_endpoint = config.connect if given else endpoint_of(config.connect, "--connect")
             return None
         from rlinf_actors.head.commands import Timing
+        from rlinf_actors.head.ownkeys import own_keys
         from rlinf_actors.head.server import HeadServer
         from rlinf_actors.head.store import Store
+        from rlinf_actors.settings import Settings
         from rlinf_actors.wire.spawn import ROBOT_END_S
 
         timing = Timing(
@@ -151,7 +159,8 @@ class Daemon:
             rank_hold_s=max(config.lease_s, config.head_grace_s),
         )
         store = None if config.embedded else Store(config.state_dir or run_dir)
-        head = HeadServer(network, timing=timing, embedded=config.embedded, store=store, on_end=self._stop)
+        keys = own_keys(self._key, Settings.load())
+        head = HeadServer(network, timing=timing, embedded=config.embedded, store=store, own=keys, on_end=self._stop)
         # only an embedded cluster ends with its head: drivers of others wait for a head that comes back
         stack.callback(head.close, "the cluster was stopped" if config.embedded else "")
         endpoints = [f"ipc://{run_dir}/head"]
@@ -190,7 +199,9 @@ class Daemon:
         remote = self._head_endpoint.startswith("tcp://")
         ip = node.address(config, listen, split_address(self._head_endpoint, "--connect")[0] if remote else "")
         self._node_id = node.node_id(config, run_dir)
-        self._node = lambda config: node.report(config, probe, described, ip, self._node_id, self._started_with)
+        self._node = lambda config: node.report(
+            named(config, self._key), probe, described, ip, self._node_id, self._started_with
+        )
         report = self._node(config)
         self._hardware = node.summary(report)
         self._described_env = dict(described.env_vars) if described is not None else {}
@@ -271,6 +282,7 @@ class Daemon:
             node_ip=report.ip,
             host=report.host,
             listen_ip=report.ip if outside else "",
+            head_key=self._key.server if self._key is not None else "",
             owner_pid=config.owner_pid,
             allowed_interpreters=self._allowed_interpreters(report),
             environment=self._environment,

@@ -1,17 +1,12 @@
-"""What this node is: its directories, its address, its report."""
+"""What this node is: its address, its report, where its workers write."""
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
-import logging
 import os
 import platform
-import stat
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Union
 
@@ -27,12 +22,6 @@ from rlinf_actors.net.security import is_loopback
 from rlinf_actors.settings import COMM_NET_DEVICES
 from rlinf_actors.wire.values import NodeReport, ResourceReport
 
-log = logging.getLogger(__name__)
-
-MAX_RUN_DIR = 80
-"""Bytes; a unix socket's path holds 107, and the names below add up to 25."""
-_STOPPING = "stopping"
-"""File in a run directory whose agentd was told to end; `agentd --reap` looks for it."""
 _OUTSIDE = "192.0.2.1"
 """A documentation address (RFC 5737): the route to it is the default route."""
 
@@ -62,75 +51,6 @@ def read_described(path: str) -> Described:
         raise ConfigError(f"cannot be read: {error.strerror}", path=path) from None
     except msgspec.DecodeError as error:
         raise ConfigError(f"does not describe hardware: {error}", path=path) from None
-
-
-@dataclass
-class RunDir:
-    """A directory of mode 0700 that is ours alone, held by a lock until `close`."""
-
-    path: str
-    lock: int
-
-    @classmethod
-    def open(cls, wanted: str | None, environ: Mapping[str, str]) -> RunDir:
-        """Make it, or take the one that is there.
-
-        Raises:
-            ConfigError: its path is too long for unix sockets, others can read it, or another agentd uses it.
-            OSError: it cannot be made.
-        """
-        path = os.path.abspath(wanted or default_run_dir(environ))
-        if len(os.fsencode(path)) > MAX_RUN_DIR:
-            raise ConfigError(
-                f"is {len(os.fsencode(path))} bytes long; unix sockets allow {MAX_RUN_DIR}: choose a shorter one",
-                path=f"run_dir {path}",
-            )
-        os.makedirs(path, mode=0o700, exist_ok=True)
-        found = os.stat(path)
-        if found.st_uid != os.getuid():
-            raise ConfigError(f"belongs to user {found.st_uid}, not to us ({os.getuid()})", path=f"run_dir {path}")
-        if stat.S_IMODE(found.st_mode) & 0o077:
-            raise ConfigError(f"can be used by others: chmod 700 {path}", path=f"run_dir {path}")
-        lock = os.open(os.path.join(path, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            raise ConfigError(
-                "is used by another agentd: give this one another --run-dir", path=f"run_dir {path}"
-            ) from None
-        return cls(path, lock)
-
-    @property
-    def was_stopping(self) -> bool:
-        """Whether the last agentd here was asked to end, and its workers with it, whether it came to that or not."""
-        return os.path.exists(os.path.join(self.path, _STOPPING))
-
-    def begin(self) -> None:
-        """An agentd begins here: what the last one was asked is over."""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(self.path, _STOPPING))
-
-    def stop_asked(self) -> None:
-        """Write down that this agentd will end and no other takes its workers over; twice is fine."""
-        try:
-            os.close(os.open(os.path.join(self.path, _STOPPING), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        except OSError as error:  # a full disk must not keep it from ending
-            log.warning("cannot write down that this agentd was stopped: %s", error)
-
-    def close(self) -> None:
-        """Let it go. Twice is fine."""
-        if self.lock >= 0:
-            os.close(self.lock)
-            self.lock = -1
-
-
-def default_run_dir(environ: Mapping[str, str]) -> str:
-    """The user's."""
-    runtime = environ.get("XDG_RUNTIME_DIR")
-    if runtime and os.path.isdir(runtime) and os.stat(runtime).st_uid == os.getuid():
-        return os.path.join(runtime, "rlinf-actors")
-    return f"/tmp/rlinf-actors-{os.getuid()}"
 
 
 def default_log_dir(config: Config, run_dir: str, environ: Mapping[str, str]) -> str:

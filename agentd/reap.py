@@ -6,17 +6,12 @@ to go on. So the unit's own answer decides (`spared`); a person who runs this by
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
 
-from agentd.adoption import take_stock
 from agentd.config import Config
-from agentd.node import RunDir, default_run_dir
-from agentd.sweep import clear_cgroups
-from rlinf_actors import procfs
-from rlinf_actors.cgroups.roots import find
+from agentd.rundir import RunDir, default_run_dir, was_stopping
 from rlinf_actors.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -38,11 +33,12 @@ def spared(result: str, stop_asked: bool) -> str:
     return f"it ended unasked ({result}): workers wait for the next agentd, and end by themselves if none comes"
 
 
-def reap(loop: asyncio.AbstractEventLoop, config: Config, result: str) -> int:
+def reap(config: Config, result: str) -> int:
     """End templates, workers and what they left; returns the exit code. Takes some seconds at most.
 
+    Where they are spared it takes no time: systemd starts the next agentd after this.
+
     Args:
-        loop: does not run yet.
         config: names the run directory and where cgroups are.
         result: see `spared`.
 
@@ -51,22 +47,31 @@ def reap(loop: asyncio.AbstractEventLoop, config: Config, result: str) -> int:
         OSError: the directory cannot be read or written.
     """
     path = os.path.abspath(config.run_dir or default_run_dir(os.environ))
+    why = spared(result, was_stopping(path))
+    if why:
+        log.info("nothing is ended in %s: %s", path, why)
+        return 0
     if not os.path.isdir(path):
         log.info("there is nothing to reap: %s does not exist", path)
         return 0
+    import asyncio  # what follows loads much of agentd
+
     with contextlib.closing(RunDir.open(path, os.environ)) as directory:
-        why = spared(result, directory.was_stopping)
-        if why:
-            log.info("nothing is ended in %s: %s", path, why)
-            return 0
-        ended = loop.run_until_complete(_end(path, config))
+        ended = asyncio.run(_end(path, config))
         directory.begin()
-    log.info("%d workers of an earlier agentd were left in %s, and are ended", ended, path)
+    log.info("workers of an earlier agentd that were left in %s, and are ended: %d", path, ended)
     return 0
 
 
 async def _end(path: str, config: Config) -> int:
     """End all of it; returns how many workers there were."""
+    import asyncio
+
+    from agentd.adoption import take_stock
+    from agentd.sweep import clear_cgroups
+    from rlinf_actors import procfs
+    from rlinf_actors.cgroups.roots import find
+
     procfs.set_subreaper()  # what a template leaves behind comes to us
     ended = (await take_stock(path, keep=False)).lost
     cleared = asyncio.Event()

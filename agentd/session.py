@@ -15,13 +15,13 @@ from agentd import events as e
 from agentd import state as s
 from rlinf_actors import procfs, version
 from rlinf_actors.errors import ProtocolError, RlinfActorsError
-from rlinf_actors.net.link import Network, Sight
+from rlinf_actors.net.link import Network, Sight, secret_identity
 from rlinf_actors.net.rpc import ControlClient
 from rlinf_actors.net.silence import STALL_S
 from rlinf_actors.wire.agents import HardwareFound, StartWorkers
 from rlinf_actors.wire.messages import Body
 from rlinf_actors.wire.protocol import PROTOCOL
-from rlinf_actors.wire.session import AgentHello, Welcome
+from rlinf_actors.wire.session import HELLO_AGAIN, AgentHello, Beat, Welcome
 from rlinf_actors.wire.values import HardwareAnswer, HardwareQuestion, NodeReport, RunningWorker
 
 log = logging.getLogger(__name__)
@@ -106,6 +106,7 @@ class Session:
         self._children = children(self._reported)
         self._hello_timeout_s = hello_timeout_s
         self._client: ControlClient | None = None
+        self.identity = b""  # how the head knows this incarnation's connections
         self._greeting: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._due = math.inf
@@ -160,6 +161,10 @@ class Session:
 
     def _noticed(self, body: Body) -> None:
         self._handle(e.Heard(body))
+
+    def _connection_lost(self) -> None:
+        """What we or the head said may be lost: as if it had asked who we are, a hello brings both up to date."""
+        self._handle(e.Heard(Beat(HELLO_AGAIN)))
 
     def _handle(self, event: e.Event) -> None:
         if self._done.done():
@@ -249,8 +254,12 @@ class Session:
             self._client.close()
             self._client = None
         if self._client is None:
-            identity = f"agent:{action.incarnation}".encode()
-            self._client = ControlClient(self._network, self._endpoint, identity, self._noticed)
+            name = f"agent:{action.incarnation}"
+            if not self.identity.startswith(f"{name}#".encode()):  # each incarnation has one
+                self.identity = secret_identity(name)
+            self._client = ControlClient(
+                self._network, self._endpoint, self.identity, self._noticed, self._connection_lost
+            )
         running = self._state.running()
         hello = AgentHello(
             PROTOCOL,

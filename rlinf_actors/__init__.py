@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rlinf_actors.errors import ChannelClosedError as ChannelClosedError
     from rlinf_actors.errors import ClusterTimeoutError as ClusterTimeoutError
     from rlinf_actors.errors import ConfigError as ConfigError
+    from rlinf_actors.errors import ConnectionLostError as ConnectionLostError
     from rlinf_actors.errors import GroupClosedError as GroupClosedError
     from rlinf_actors.errors import GroupNotFoundError as GroupNotFoundError
     from rlinf_actors.errors import HardwareInUseError as HardwareInUseError
@@ -83,6 +84,7 @@ _MODULES = {
         "ChannelClosedError",
         "ClusterTimeoutError",
         "ConfigError",
+        "ConnectionLostError",
         "GroupClosedError",
         "GroupNotFoundError",
         "HardwareInUseError",

@@ -63,6 +63,14 @@ class NodeLostError(RlinfActorsError):
         self.node_rank = node_rank
 
 
+class ConnectionLostError(NodeLostError):
+    """A connection between two nodes was lost and made anew: what was under way on it may have run or not.
+
+    Both ends are there. Later calls go over the new connection; workers that exchange messages over the old one cannot
+    go on with them, for one may be missing.
+    """
+
+
 class WorkerError(RlinfActorsError):
     """A method of a worker raised.
 

@@ -30,13 +30,15 @@ SHARED_MEMORY = "RLINF_ACTORS_SHARED_MEMORY"
 FAULTS = "RLINF_ACTORS_FAULTS"
 LISTEN = "RLINF_ACTORS_LISTEN"
 KEY_DIR = "RLINF_ACTORS_KEYS"
+KEY_FILE = "RLINF_ACTORS_KEY_FILE"
+HEAD_KEY = "RLINF_ACTORS_HEAD_KEY"
 STATE_DIR = "STATE_DIRECTORY"
 """Set by systemd for a unit with StateDirectory=."""
 FOR_THE_UNIT_ALONE = frozenset(
     {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "INVOCATION_ID",
      "JOURNAL_STREAM", "MAINPID", "SYSTEMD_EXEC_PID", "MEMORY_PRESSURE_WATCH", "MEMORY_PRESSURE_WRITE", "FDSTORE",
      "CREDENTIALS_DIRECTORY", "RUNTIME_DIRECTORY", "LOGS_DIRECTORY", "CACHE_DIRECTORY", "CONFIGURATION_DIRECTORY",
-     STATE_DIR, LISTEN}
+     STATE_DIR, LISTEN, KEY_FILE}
 )  # fmt: skip
 """What systemd tells the process of a unit, and not what that starts: a worker would take them for its own."""
 NAMESPACE = "CLUSTER_NAMESPACE"
@@ -86,6 +88,9 @@ class Settings:
         send_window_bytes: how many bytes a worker may have sent to another one that were not received yet.
         paths: kind of buffer to the path that it takes where that is possible (``cpu=lane,accelerator=staged``).
         faults: rules of fault points in JSON, None for none; net.faultpoints reads them.
+        credentials_dir: where systemd put the credentials of our unit, None without one.
+        key_file: this process's key file, None for the one in the key directory.
+        head_key: public key of the head, None for what the key file says.
         key_dir: directory of this user's key files, None for the default; see security.keyfile.
         config_home: parent directory of this user's configuration.
     """
@@ -108,6 +113,9 @@ class Settings:
     shared_memory_bytes: int = DEFAULT_SHARED_MEMORY
     channel_bytes: int = DEFAULT_CHANNEL_BYTES
     faults: str | None = None
+    credentials_dir: str | None = None
+    key_file: str | None = None
+    head_key: str | None = None
     key_dir: str | None = None
     config_home: str = "~/.config"
 
@@ -141,6 +149,9 @@ class Settings:
             channel_bytes=_bytes(env.get(CHANNEL_BYTES), CHANNEL_BYTES, DEFAULT_CHANNEL_BYTES, 0),
             paths=_paths(env.get(PATHS)),
             faults=env.get(FAULTS) or None,
+            credentials_dir=env.get("CREDENTIALS_DIRECTORY") or None,
+            key_file=env.get(KEY_FILE) or None,
+            head_key=env.get(HEAD_KEY) or None,
             key_dir=env.get(KEY_DIR) or None,
             config_home=env.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"),
         )
@@ -156,7 +167,6 @@ class Unit:
         journal_stream: ``DEVICE:INODE`` of the journal's socket, "" without one.
         run_dir: of RuntimeDirectory=.
         log_dir: of LogsDirectory=.
-        credentials_dir: where LoadCredential= put its files.
         result: how the service ended, for its ExecStopPost=; "" anywhere else.
     """
 
@@ -165,7 +175,6 @@ class Unit:
     journal_stream: str = ""
     run_dir: str | None = None
     log_dir: str | None = None
-    credentials_dir: str | None = None
     result: str = ""
 
     @classmethod
@@ -182,7 +191,6 @@ class Unit:
             journal_stream=journal_stream(env),
             run_dir=_first(env.get("RUNTIME_DIRECTORY")),
             log_dir=_first(env.get("LOGS_DIRECTORY")),
-            credentials_dir=env.get("CREDENTIALS_DIRECTORY") or None,
             result=env.get("SERVICE_RESULT", ""),
         )
 

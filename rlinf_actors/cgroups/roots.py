@@ -14,6 +14,10 @@ from pathlib import Path
 PARENT = "rlinf-actors"
 """Directory in a root that holds nothing but workers' cgroups."""
 CONTROLLERS = ("memory", "pids")
+_OTHER_WAYS = (
+    "set cgroup in [workers] to a directory that is delegated to this user, or start agentd with "
+    "systemd-run --scope -p Delegate=yes"
+)
 
 
 @dataclass(frozen=True)
@@ -93,11 +97,10 @@ def find(wanted: str = "auto", proc: str = "/proc", under_systemd: bool | None =
         if why:
             raise ValueError(why)
         return _unified(wanted, own_processes=False)
-    if under_systemd and not _is_delegated_scope(here):
-        return _none(
-            "systemd manages the cgroups here: set cgroup in [workers] to a directory that is delegated to this user, "
-            "or start it with systemd-run --scope -p Delegate=yes"
-        )
+    if under_systemd and not _is_delegated(here):
+        return _none(f"systemd manages the cgroups here: {_OTHER_WAYS}")
+    if under_systemd and here.endswith(".service"):
+        return _in_service(here)
     if two is None:
         found = _none("cgroup v2 is not mounted: mount -t cgroup2 none /sys/fs/cgroup")
     elif not here or not _writable(here):
@@ -135,14 +138,24 @@ def _writable(directory: str) -> bool:
     return os.access(directory, os.W_OK) and os.access(f"{directory}/cgroup.procs", os.W_OK)
 
 
-def _is_delegated_scope(directory: str) -> bool:
-    """Of systemd's units only a scope: a service with cgroups below it could not be restarted (systemd 249 to 255)."""
-    if not directory.endswith(".scope"):
+def _is_delegated(directory: str) -> bool:
+    """Whether systemd left the cgroup of this process, a unit's, to that unit (Delegate=yes)."""
+    if not directory.endswith((".scope", ".service")):
         return False
     for name in ("user.delegate", "trusted.delegate"):
         with contextlib.suppress(OSError):
             return os.getxattr(directory, name) == b"1"
     return False
+
+
+def _in_service(directory: str) -> Roots:
+    """A delegated service: cgroups, so that nothing hides, and no limits. With a controller passed on, systemd (249 to
+    255) could not put a new main process beside the workers that are left: the service could not be restarted.
+    """
+    if not _writable(directory):
+        return _none(f"{directory} cannot be written: {_OTHER_WAYS}")
+    why = f"a service with limits for workers could not be restarted while they run: {_OTHER_WAYS}"
+    return Roots(directory, why=dict.fromkeys(CONTROLLERS, why))
 
 
 def _unusable(wanted: str, here: str, mounts: Sequence[_Mount]) -> str:

@@ -86,6 +86,14 @@ class ChannelHost:
         if self._queue.closed and self._queue.drained:
             self._on_drained()
 
+    def link_lost(self, peer: bytes, _worker: str) -> None:
+        """The connection of a member was lost. It has one to us: what it waited for has ended there, and what it was
+        sent, and has not acknowledged, it may not have.
+        """
+        owner = self._owners.pop(peer, None)
+        if owner is not None:
+            self._run(self._queue.owner_gone(owner))
+
     def _put(self, owner: str, peer: bytes, frame: frames.ChannelPut, parts: list[Buffer]) -> None:
         self._run(self._queue.put(Ticket(owner, peer, frame.id), frame.key, self._item(frame, parts), frame.nowait))
 
@@ -125,7 +133,7 @@ class ChannelHost:
 
     def _met(self, peer: bytes) -> str:
         """A link's identity is ``role:incarnation#number``; the head knows the incarnation's end."""
-        owner = self._owners[peer] = peer.rpartition(b"#")[0].decode(errors="replace")
+        owner = self._owners[peer] = peer.partition(b"#")[0].decode(errors="replace")
         if owner not in self._watched:
             self._watched.add(owner)
             self._watch(owner.partition(":")[2], partial(self._gone, owner))

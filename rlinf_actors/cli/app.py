@@ -10,7 +10,22 @@ from collections.abc import Sequence
 
 import click
 
-from rlinf_actors.cli import doctor, estop, events, groups, head, hw, node, nodes, paths, plan, status, units, workers
+from rlinf_actors.cli import (
+    doctor,
+    estop,
+    events,
+    groups,
+    head,
+    hw,
+    keys,
+    node,
+    nodes,
+    paths,
+    plan,
+    status,
+    units,
+    workers,
+)
 from rlinf_actors.cli.output import complain
 from rlinf_actors.errors import (
     AuthenticationError,
@@ -55,6 +70,7 @@ for _command in (
     estop.estop,
     doctor.doctor,
     events.events,
+    keys.keys,
     units.units,
 ):
     app.add_command(_command)

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import tempfile
+from dataclasses import dataclass
 
 import click
 from msgspec.structs import replace
@@ -16,11 +17,14 @@ from msgspec.structs import replace
 from rlinf_actors.cli.output import json_option, show_json
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.head.commands import Timing
+from rlinf_actors.head.keys import OwnKeys
+from rlinf_actors.head.ownkeys import own_keys
 from rlinf_actors.head.server import HeadServer
 from rlinf_actors.head.store import Store
 from rlinf_actors.net import faultpoints
 from rlinf_actors.net.loop import end_on_internal_error
 from rlinf_actors.net.security import Security
+from rlinf_actors.security import own
 from rlinf_actors.settings import LISTEN, Settings, Unit
 from rlinf_actors.systemd.journal import Voice
 from rlinf_actors.systemd.notify import Manager
@@ -58,8 +62,18 @@ def head(listen: str | None, insecure_test_network: bool, state_dir: str | None,
     faultpoints.load(settings.faults)
     insecure = insecure_test_network or settings.insecure_test_network
     directory = state_dir or settings.state_dir or _default_state_dir(settings, int(port))
+    key = own.find(settings, "head")
+    protected = Protected(Security.of(key, insecure), own_keys(key, settings))
     manager = Manager(unit.notify_socket, unit.watchdog_s)
-    asyncio.run(_serve(f"tcp://{where}", Security(insecure_test_network=insecure), directory, as_json, manager))
+    asyncio.run(_serve(f"tcp://{where}", protected, directory, as_json, manager))
+
+
+@dataclass(frozen=True)
+class Protected:
+    """How the head's socket is protected, and whom it lets in from the start."""
+
+    security: Security
+    keys: OwnKeys
 
 
 def _default_state_dir(settings: Settings, port: int) -> str | None:
@@ -70,7 +84,7 @@ def _default_state_dir(settings: Settings, port: int) -> str | None:
     return os.path.join(parent, f"rlinf-actors-head-{os.getuid()}-{port}")
 
 
-async def _serve(endpoint: str, security: Security, state_dir: str | None, as_json: bool, manager: Manager) -> None:
+async def _serve(endpoint: str, protected: Protected, state_dir: str | None, as_json: bool, manager: Manager) -> None:
     from rlinf_actors.net.transport import ZmqNetwork
 
     loop = asyncio.get_running_loop()
@@ -86,13 +100,14 @@ async def _serve(endpoint: str, security: Security, state_dir: str | None, as_js
         watchdog = manager.watch(loop)
         if watchdog is not None:
             stack.callback(watchdog.close)
-        network = ZmqNetwork(loop, security)
+        network = ZmqNetwork(loop, protected.security)
         stack.callback(network.close)
         timing = Timing()
         server = HeadServer(
             network,
             timing=replace(timing, robot_settle_s=timing.robot_lease_s + ROBOT_END_S),
             store=Store(state_dir) if state_dir is not None else None,
+            own=protected.keys,
             on_end=end,
         )
         address = server.start([endpoint])[0].removeprefix("tcp://")

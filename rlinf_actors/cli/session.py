@@ -36,6 +36,8 @@ SOCKET = "head"
 """Name of the head's socket in its agentd's run directory."""
 PARENTS = (tempfile.gettempdir(), "/tmp", os.environ.get("XDG_RUNTIME_DIR") or "/run")
 """Where agentds have their run directories, when RLINF_ACTORS_RUN_DIR names no other place."""
+OBSERVERS = ("head", "driver", "agent")
+"""Whose key serves to ask a head: the administrator's first."""
 TIMEOUT_S = 5.0
 
 head_option: Callable[[F], F] = click.option(
@@ -132,8 +134,7 @@ async def observing(endpoint: str, settings: Settings) -> AsyncIterator[ControlC
     """A connection to the head at *endpoint* that nobody there keeps account of."""
     from rlinf_actors.net.transport import ZmqNetwork
 
-    security = Security(insecure_test_network=settings.insecure_test_network)
-    network = ZmqNetwork(asyncio.get_running_loop(), security)
+    network = ZmqNetwork(asyncio.get_running_loop(), Security.toward(endpoint, settings, *OBSERVERS))
     try:
         client = ControlClient(network, endpoint, f"observer:{uuid.uuid4().hex}".encode(), lambda notice: None)
         try:

@@ -173,7 +173,7 @@ class Cluster:
             self.runtime = job.runtime
         else:
             self.namespace = asked.namespace or os.environ.get(NAMESPACE) or f"job-{uuid.uuid4().hex[:12]}"
-            security = Security(insecure_test_network=settings.insecure_test_network)
+            security = Security.toward(self._endpoint, settings, "driver")
             self.runtime = Runtime("driver", self.namespace, security=security, on_lost=self._head_said_goodbye)
 
     async def _start(self, timeout: float | None) -> None:

@@ -62,6 +62,18 @@ class Jobs:
 
     # --- owners ---
 
+    def has(self, namespace: str, token: str) -> bool:
+        """Whether this is the token of that job."""
+        job = self._jobs.get(namespace)
+        return job is not None and job.token == token
+
+    def denies(self, namespace: str, token: str) -> bool:
+        """Whether a worker with this token is none of that job's, whatever its agent says: a driver with a key has
+        opened the job, and the token is another.
+        """
+        job = self._jobs.get(namespace)
+        return job is not None and job.owner != "" and job.token != token
+
     def may_open(self, namespace: str, driver: str, token: str) -> str:
         """Whether the driver with the key of this name may join; says why not, "" for yes."""
         job = self._jobs.get(namespace)
@@ -86,6 +98,8 @@ class Jobs:
 
     def _put(self, namespace: str, token: str, owner: str = "") -> Job:
         before = self._jobs.get(namespace)
+        if before is None:
+            self._owners.pop(namespace, None)  # of an earlier job of that name
         owner = owner or (before.owner if before is not None else "")
         self._jobs[namespace] = job = Job(namespace, token, owner)
         if before is None or before.token != token:

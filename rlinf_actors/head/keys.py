@@ -81,6 +81,10 @@ class KeyRegistry:
                 return None  # `tick` tells everybody
         return member
 
+    def knows(self, public: str) -> bool:
+        """Whether a key is, or was, in the list."""
+        return public in self._keys
+
     def why_not(self, public: str, wall: float) -> str:
         """Why a key is not admitted, for people."""
         key = self._keys.get(public)

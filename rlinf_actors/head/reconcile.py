@@ -164,6 +164,11 @@ class Reconciler:
     def _adopt(self, node: Node, running: RunningWorker, now: float) -> bool:
         """Whether a worker that we did not know is one of ours from now on."""
         spec = running.spec
+        if self._jobs.denies(spec.namespace, spec.token):
+            if running.exit is None:
+                why = f"it is no member of the job that namespace {spec.namespace!r} is now"
+                self._emit(Notify(node.peer, StopWorkers([spec.id], self._timing.orphan_grace_s, why)))
+            return False
         group = self._groups.get(spec.namespace, spec.group)
         if group is None:
             if running.exit is not None and (self._clients.ended(running.owner) is not None or self._has_ended(spec)):

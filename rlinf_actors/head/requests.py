@@ -10,6 +10,7 @@ from rlinf_actors.head.happenings import of_driver, of_node
 from rlinf_actors.head.keyrequests import KeyRequests, who
 from rlinf_actors.head.records import Client
 from rlinf_actors.head.tables import Tables
+from rlinf_actors.security.members import LOCAL
 from rlinf_actors.wire.clients import Done, EnumerateHardware, FindGroup, GetNodes, Launch, StopCluster, StopGroup
 from rlinf_actors.wire.keys import AddKey, Enroll, GetKeys, RevokeKey, RotateKey
 from rlinf_actors.wire.messages import Body
@@ -38,7 +39,7 @@ class Requests:
         except Refused as error:
             tables.emit(Refuse(event.peer, event.id, error.kind, error.text, (), error.path))
             if isinstance(event.body, (AgentHello, ClientHello)):
-                who = event.peer.decode(errors="replace")
+                who = event.peer.decode(errors="replace") if event.member == LOCAL else str(event.member)
                 text = f"refused {who} ({error.kind}): {error.text}"
                 tables.refusals.note(who, error.kind, text, tables.now)
         else:

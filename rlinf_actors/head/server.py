@@ -34,6 +34,7 @@ from rlinf_actors.head.commands import (
 from rlinf_actors.head.keys import OwnKeys
 from rlinf_actors.head.remembered import Remembered
 from rlinf_actors.head.supervisor import Supervisor
+from rlinf_actors.head.tables import Tables
 from rlinf_actors.net.link import Network
 from rlinf_actors.net.rpc import ControlServer
 from rlinf_actors.net.silence import STALL_S
@@ -94,18 +95,12 @@ class HeadServer:
         before = store.remembered if store is not None else Remembered()
         epoch = f"{before.epoch}-{uuid.uuid4().hex[:12]}" if store is not None else uuid.uuid4().hex
         identity = Identity(epoch, version.VERSION, embedded)
-        self._supervisor = Supervisor(
-            identity,
-            timing or Timing(),
-            lambda: secrets.token_hex(16),
-            self._loop.time(),
-            before,
-            own or OwnKeys(),
-            job_key,
-        )
+        new_token, now = lambda: secrets.token_hex(16), self._loop.time()
+        tables = Tables(identity, timing or Timing(), new_token, now, before, own or OwnKeys(), job_key)
+        self._supervisor = Supervisor(tables)
         self.gate = HeadGate(self._supervisor, self._handle)
         self._store = store
-        self._server = ControlServer(network, self._received, lambda peer: self._handle(Unreachable(peer)))
+        self._server = ControlServer(network, self._received, lambda peer: self._handle(Unreachable(peer)), self.gate)
         self._on_end = on_end
         self._timer: asyncio.TimerHandle | None = None
         self._due = math.inf
@@ -157,10 +152,13 @@ class HeadServer:
             store.close()
 
     def _received(self, peer: bytes, envelope: Envelope) -> None:
+        member = self._server.member_of(peer)
+        if member is None:
+            return  # its key has ended since it came: whoever that was, they are nobody any more
         if isinstance(envelope, Request):
-            self._handle(Asked(peer, envelope.id, envelope.body))
+            self._handle(Asked(peer, envelope.id, envelope.body, member))
         elif isinstance(envelope, Notice):
-            self._handle(Told(peer, envelope.body))
+            self._handle(Told(peer, envelope.body, member))
         else:
             log.warning("%r sent a %s; the head asked for nothing", peer, type(envelope).__name__)
 

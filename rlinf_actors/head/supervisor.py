@@ -7,27 +7,23 @@ counted and dropped, and a peer that is not known is asked to say hello.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from rlinf_actors.head.commands import (
     Asked,
     Command,
     Event,
-    Identity,
     Notify,
     NotWritten,
     Record,
     Refuse,
     Refused,
     Stalled,
-    Timing,
     Told,
     TurnedAway,
     Unreachable,
 )
-from rlinf_actors.head.keys import NO_OWN_KEYS, OwnKeys
 from rlinf_actors.head.notices import Notices
-from rlinf_actors.head.remembered import Remembered
 from rlinf_actors.head.requests import Requests
 from rlinf_actors.head.tables import Tables
 from rlinf_actors.head.transitions import NodeLife
@@ -38,34 +34,18 @@ from rlinf_actors.wire.session import Beat, Goodbye
 
 
 class Supervisor:
-    """The whole state of a head.
+    """What a head decides.
 
     Args:
-        identity: of this head.
-        timing: its timers.
-        new_token: makes a secret; the only thing here that is random.
-        now: when it started.
-        before: what an earlier head at this place knew.
-        own: the head's own keys.
-        job_key: makes the public key of a job from its token; needed where the head has keys.
+        tables: what it knows; changed by nobody else.
     """
 
-    def __init__(
-        self,
-        identity: Identity,
-        timing: Timing,
-        new_token: Callable[[], str],
-        now: float,
-        before: Remembered | None = None,
-        own: OwnKeys = NO_OWN_KEYS,
-        job_key: Callable[[str], str] = lambda token: "",
-    ) -> None:
-        self.identity = identity
-        self.timing = timing
+    def __init__(self, tables: Tables) -> None:
+        self.identity = tables.identity
         self._deadline: float | None = None
-        self._tables = Tables(identity, timing, new_token, now, before or Remembered(), own, job_key)
-        self._requests = Requests(self._tables)
-        self._notices = Notices(self._tables)
+        self._tables = tables
+        self._requests = Requests(tables)
+        self._notices = Notices(tables)
 
     @property
     def unexpected(self) -> int:
@@ -133,6 +113,8 @@ class Supervisor:
         """Whether a peer may say this; if not it is refused, and that is noted."""
         tables = self._tables
         try:
+            if event.member.key and tables.keys.admit(event.member.key, tables.wall) is None:  # ended while it was held
+                raise Refused("authentication", tables.keys.why_not(event.member.key, tables.wall))
             tables.authority.check(event)
         except Refused as error:
             if isinstance(event, Asked):
@@ -145,7 +127,8 @@ class Supervisor:
         tables = self._tables
         why = event.why or tables.keys.why_not(event.public, tables.wall)
         text = f"refused a connection from {event.address or 'somebody'}: {why}"
-        tables.refusals.note(event.address, "connection", text, tables.now)
+        kind = event.why or (event.public if tables.keys.knows(event.public) else "")  # else: anybody makes new keys
+        tables.refusals.note(event.address, f"connection {kind}", text, tables.now)
 
     def _said(self, event: Asked | Told) -> None:
         """A peer said something, now or when it was too early to answer."""

@@ -13,7 +13,7 @@ from rlinf_actors.head.happenings import of_driver, of_node
 from rlinf_actors.head.health import HealthNotes
 from rlinf_actors.head.jobs import Jobs
 from rlinf_actors.head.journal import Journal
-from rlinf_actors.head.keys import KeyRegistry, OwnKeys
+from rlinf_actors.head.keys import NO_OWN_KEYS, KeyRegistry, OwnKeys
 from rlinf_actors.head.launches import Launches
 from rlinf_actors.head.looks import HardwareLooks
 from rlinf_actors.head.nodes import NodeTable
@@ -54,10 +54,11 @@ class Tables:
         timing: Timing,
         new_token: Callable[[], str],
         now: float,
-        before: Remembered,
-        own: OwnKeys,
-        job_key: Callable[[str], str],
+        before: Remembered | None = None,
+        own: OwnKeys = NO_OWN_KEYS,
+        job_key: Callable[[str], str] = lambda token: "",
     ) -> None:
+        before = before or Remembered()
         self.identity = identity
         self.timing = timing
         self.now = now
@@ -91,6 +92,7 @@ class Tables:
             self.groups.whole,
             lambda worker_id: self.groups.namespace_of(worker_id) is not None,
             self.groups.unclaimed,
+            self.jobs.has,
         )
         self.reconciler = Reconciler(timing, self.emit, self.clients, self.groups, self.jobs)
         self.launches = Launches(

@@ -8,15 +8,30 @@ look into). What goes out in one loop iteration to one peer leaves as one chunk.
 from __future__ import annotations
 
 import enum
+import secrets
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.arena import Arena
 from rlinf_actors.net.silence import LOOK_TIMEOUT_S
+from rlinf_actors.security.gate import Gate
+from rlinf_actors.security.members import Member
 
+OnTurnedAway = Callable[[str, bool], None]
+"""(why, for good); on the network's loop: a handshake over TCP failed. For good: the link does not try again."""
+OnReset = Callable[[], None]
+"""Runs on the network's loop: the connection over TCP was lost, and is there again. What was under way may be lost."""
 OnMessage = Callable[[bytes, bytes, "list[Buffer]"], None]
 """(peer, header, parts); runs on the network's loop. *peer* is b"" on a Link."""
+
+
+def secret_identity(name: str) -> bytes:
+    """What a listener shall know this process by: *name*, and a part that nobody can guess.
+
+    A ROUTER lets whoever says an identity take over the connection of who has it, and with it what is sent there.
+    """
+    return f"{name}#{secrets.token_hex(8)}".encode()
 
 
 class Sight(enum.Enum):
@@ -46,6 +61,11 @@ class Listener(Protocol):
         (saves a wake-up of the loop's thread; costs the batching).
         """
 
+    def member_of(self, peer: bytes) -> Member | None:
+        """Who sent what came from this peer, by the key of its connection; LOCAL where none was needed. None: its key
+        is not admitted any more. Loop thread.
+        """
+
     def close(self, linger_ms: int = 0) -> None:
         """Stop listening; what is not sent after *linger_ms* ms is dropped. Loop thread only; twice is fine."""
 
@@ -71,11 +91,25 @@ class Network(Protocol):
     forked: bool
     memory: Arena | None
 
-    def listener(self, on_message: OnMessage, *, max_bytes: int = -1) -> Listener:
-        """A listener that is not bound yet; frames above *max_bytes* end the connection (-1: no limit)."""
+    def listener(self, on_message: OnMessage, *, max_bytes: int = -1, gate: Gate | None = None) -> Listener:
+        """A listener that is not bound yet; frames above *max_bytes* end the connection (-1: no limit).
 
-    def link(self, endpoint: str, identity: bytes, on_message: OnMessage) -> Link:
-        """A link to *endpoint*; the listener knows it as *identity* (unique per process and purpose)."""
+        Where its TCP side is a CURVE server, *gate* decides whom it lets in.
+        """
+
+    def link(
+        self,
+        endpoint: str,
+        identity: bytes,
+        on_message: OnMessage,
+        *,
+        token: str = "",
+        on_turned_away: OnTurnedAway | None = None,
+        on_reset: OnReset | None = None,
+    ) -> Link:
+        """A link to *endpoint*; the listener knows it as *identity*, unique per process and purpose, and best unknown
+        to others. To a worker it is the job's *token* that proves membership, to the head this process's own key.
+        """
 
     async def look(self, endpoint: str, timeout_s: float = LOOK_TIMEOUT_S) -> Sight:
         """Whether anything listens at *endpoint*; see net.look. Loop thread."""

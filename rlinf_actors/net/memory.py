@@ -3,21 +3,24 @@
 Everything above the seam runs unchanged on it. `cut` stops all messages of a peer in both
 directions (they are lost, as on a cut cable); `heal` lets later ones through; `delay` holds
 messages back for some seconds of the loop's time; `drop` loses those a function picks. A look at
-an endpoint in `dark` finds it silent, as behind a cut cable.
+an endpoint in `dark` finds it silent, as behind a cut cable. `members` says who a peer is that has a key.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import weakref
 from collections.abc import Callable, Sequence
 
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net import faultpoints
 from rlinf_actors.net.arena import Arena
-from rlinf_actors.net.link import OnMessage, Sight
+from rlinf_actors.net.link import OnMessage, OnReset, OnTurnedAway, Sight
 from rlinf_actors.net.silence import LOOK_TIMEOUT_S
+from rlinf_actors.security.gate import Gate
+from rlinf_actors.security.members import LOCAL, Member
 
 
 class MemoryNetwork:
@@ -30,19 +33,37 @@ class MemoryNetwork:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._listeners: dict[str, MemoryListener] = {}
+        self._links: weakref.WeakValueDictionary[bytes, MemoryLink] = weakref.WeakValueDictionary()
         self._cut: set[bytes] = set()
         self._ports = 0
         self.forked = False
         self.memory: Arena | None = None
         self.delay = 0.0
         self.dark: set[str] = set()
+        self.members: dict[bytes, Member | None] = {}
         self.drop: Callable[[bytes, bytes], bool] = lambda _identity, _header: False
 
-    def listener(self, on_message: OnMessage, *, max_bytes: int = -1) -> MemoryListener:
+    def listener(self, on_message: OnMessage, *, max_bytes: int = -1, gate: Gate | None = None) -> MemoryListener:
         return MemoryListener(self, on_message)
 
-    def link(self, endpoint: str, identity: bytes, on_message: OnMessage) -> MemoryLink:
-        return MemoryLink(self, endpoint, identity, on_message)
+    def link(
+        self,
+        endpoint: str,
+        identity: bytes,
+        on_message: OnMessage,
+        *,
+        token: str = "",
+        on_turned_away: OnTurnedAway | None = None,
+        on_reset: OnReset | None = None,
+    ) -> MemoryLink:
+        link = self._links[identity] = MemoryLink(self, endpoint, identity, on_message, on_reset)
+        return link
+
+    def reset(self, identity: bytes) -> None:
+        """The connection of the link of this identity is lost, and there again."""
+        link = self._links.get(identity)
+        if link is not None and link.open and link.on_reset is not None:
+            self._loop.call_soon(link.on_reset)
 
     def cut(self, identity: bytes) -> None:
         """Lose everything from and to the link of this identity from now on."""
@@ -124,6 +145,9 @@ class MemoryListener:
 
         self._network._leave(self, peer, peer.decode(errors="replace"), header, peer, arrive)
 
+    def member_of(self, peer: bytes) -> Member | None:
+        return self._network.members.get(peer, LOCAL)
+
     def close(self, linger_ms: int = 0) -> None:
         self.open = False
         self._network._listeners.pop(self._endpoint, None)
@@ -132,11 +156,19 @@ class MemoryListener:
 class MemoryLink:
     """The twin of ZmqLink; messages to a listener that is not there are lost (a restart, seen from a peer)."""
 
-    def __init__(self, network: MemoryNetwork, endpoint: str, identity: bytes, on_message: OnMessage) -> None:
+    def __init__(
+        self,
+        network: MemoryNetwork,
+        endpoint: str,
+        identity: bytes,
+        on_message: OnMessage,
+        on_reset: OnReset | None,
+    ) -> None:
         self._network = network
         self._endpoint = endpoint
         self._identity = identity
         self.on_message = on_message
+        self.on_reset = on_reset
         self.open = True
         if faultpoints.active is not None:
             faultpoints.active.connecting(self, endpoint, network._loop)

@@ -25,6 +25,8 @@ from rlinf_actors.errors import (
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net import faultpoints
 from rlinf_actors.net.link import Link, Network
+from rlinf_actors.security.gate import Gate
+from rlinf_actors.security.members import Member
 from rlinf_actors.wire import codec
 from rlinf_actors.wire.messages import Body, Envelope, Failed, Notice, Reply, Request
 
@@ -40,6 +42,10 @@ _REFUSALS: dict[str, type[RlinfActorsError]] = {
     "usage": UsageError,
     "node_lost": NodeLostError,
 }
+
+
+class KeyRefusedError(AuthenticationError):
+    """The head's socket does not let this process's key in: nobody there has heard what was asked."""
 
 
 def refusal(failed: Failed) -> RlinfActorsError:
@@ -58,6 +64,7 @@ class ControlServer:
         network: where to listen.
         on_envelope: called with the peer's identity and each well-formed Request or Notice.
         on_unreachable: called with a peer that something was sent to and that is not connected.
+        gate: whom it lets in where there are keys.
     """
 
     def __init__(
@@ -65,8 +72,9 @@ class ControlServer:
         network: Network,
         on_envelope: Callable[[bytes, Envelope], None],
         on_unreachable: Callable[[bytes], None] | None = None,
+        gate: Gate | None = None,
     ) -> None:
-        self._listener = network.listener(self._received, max_bytes=codec.MAX_CONTROL_BYTES)
+        self._listener = network.listener(self._received, max_bytes=codec.MAX_CONTROL_BYTES, gate=gate)
         self._listener.on_unreachable = on_unreachable
         self._on_envelope = on_envelope
         self.malformed = 0
@@ -74,6 +82,10 @@ class ControlServer:
     def bind(self, endpoint: str) -> str:
         """Listen; returns the endpoint with the actual port."""
         return self._listener.bind(endpoint)
+
+    def member_of(self, peer: bytes) -> Member | None:
+        """See Listener.member_of."""
+        return self._listener.member_of(peer)
 
     def notify(self, peer: bytes, body: Body) -> None:
         """Send a notice; to a peer that is gone it is dropped."""
@@ -137,15 +149,28 @@ class ControlClient:
         endpoint: the head's.
         identity: unique per process, e.g. ``b"driver:3f2a..."``.
         on_notice: called with each notice of the head.
+        on_reset: called when the connection was lost and is there again: what was under way may be lost. A head that
+            was restarted at its address begins like that too.
     """
 
-    def __init__(self, network: Network, endpoint: str, identity: bytes, on_notice: Callable[[Body], None]) -> None:
+    def __init__(
+        self,
+        network: Network,
+        endpoint: str,
+        identity: bytes,
+        on_notice: Callable[[Body], None],
+        on_reset: Callable[[], None] | None = None,
+    ) -> None:
         self.endpoint = endpoint
         self._on_notice = on_notice
         self._pending: dict[int, _Asked] = {}
         self._next = 0
         self._closed = self._holding = False
-        self._open: Callable[[], Link] = lambda: network.link(endpoint, identity, self._received)
+        self._trouble = ""
+        self._heard = False
+        self._open: Callable[[], Link] = lambda: network.link(
+            endpoint, identity, self._received, on_turned_away=self._turned_away, on_reset=on_reset
+        )
         self._link = self._open()
 
     async def request(
@@ -183,7 +208,7 @@ class ControlClient:
                 raise
             raise ClusterTimeoutError(
                 f"the head at {self.endpoint} did not answer {type(body).__name__} within {timeout:g} s; "
-                f"is it running, and is the address right?"
+                f"{self._trouble or 'is it running, and is the address right?'}"
             ) from None
         finally:
             self._pending.pop(request_id, None)
@@ -233,7 +258,17 @@ class ControlClient:
             one = functools.partial(self._link.send, codec.encode(envelope))
             faults.carry(point, self, b"", type(body).__name__, one, asyncio.get_running_loop())
 
+    def _turned_away(self, why: str, for_good: bool) -> None:
+        """Nobody reads what is sent on this link. For good: whoever waits for a first word need not wait longer."""
+        self._trouble = why
+        if not for_good:
+            return
+        for asked in self._pending.values():
+            if (asked.first or not self._heard) and not asked.future.done():
+                asked.future.set_exception(KeyRefusedError(f"the head at {self.endpoint} refused: {why}"))
+
     def _received(self, peer: bytes, header: bytes, parts: list[Buffer]) -> None:
+        self._trouble, self._heard = "", True
         try:
             envelope = codec.decode(header)
         except RemoteWireError as error:

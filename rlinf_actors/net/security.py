@@ -1,16 +1,48 @@
-"""Who may listen where: the one place that decides, for every socket of this project.
+"""Who may listen and connect where: the one place that decides, for every ZeroMQ socket of this project.
 
-Two modes: ipc in a directory of mode 0700, and TCP. Keys come with TCP's mode; until a cluster has
-them, TCP is for loopback, unless a test asks for more by an explicit flag.
+| endpoint | protected by |
+|---|---|
+| ipc | its directory (0700), and the kernel's word that the peer is this user (`Mechanism.IPC`) |
+| TCP, this process has a key | CURVE, and a gate for each key (`Mechanism.CURVE`) |
+| TCP of a worker | CURVE, with the pair that its job's token gives |
+| TCP on loopback, no key | nothing (`Mechanism.PLAIN`) |
+| other TCP, no key | refused; a closed test network may lift that |
 """
 
 from __future__ import annotations
 
+import enum
 import ipaddress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.settings import INSECURE_TEST_NETWORK
+from rlinf_actors.settings import INSECURE_TEST_NETWORK, Settings
+
+if TYPE_CHECKING:  # loads zmq: not before something is started
+    from rlinf_actors.security.keyfile import KeyFile
+    from rlinf_actors.security.keypair import KeyPair
+
+
+class Mechanism(enum.Enum):
+    """How a socket is protected."""
+
+    IPC = "ipc"
+    CURVE = "curve"
+    PLAIN = "plain"
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What a link proves itself with, and whom it expects at the other end.
+
+    Attributes:
+        pair: its own.
+        server: public key of the listener.
+    """
+
+    pair: KeyPair
+    server: str
 
 
 @dataclass(frozen=True)
@@ -19,25 +51,93 @@ class Security:
 
     Attributes:
         insecure_test_network: allow TCP outside loopback without keys (network namespaces of tests).
+        pair: this process's key pair, None without; a worker's is its job's.
+        head: the head's public key, "" without.
     """
 
     insecure_test_network: bool = False
+    pair: KeyPair | None = field(default=None)
+    head: str = ""
 
-    def check(self, endpoint: str, verb: str) -> None:
-        """Refuse an endpoint that these settings do not protect; *verb* is "listen on" or "connect to".
+    @classmethod
+    def of(cls, key: KeyFile | None, insecure_test_network: bool = False) -> Security:
+        """What a process with this key file, or without any, may do."""
+        if key is None:
+            return cls(insecure_test_network)
+        return cls(insecure_test_network, key.pair, key.server)
+
+    @classmethod
+    def toward(cls, head: str, settings: Settings, *roles: str) -> Security:
+        """Of a process that connects to this head: with its key file of one of these roles, if it has any.
+
+        Raises:
+            ConfigError: there is a key file that cannot be used.
+        """
+        if not head.startswith("tcp://"):
+            return cls(settings.insecure_test_network)
+        from rlinf_actors.security import own
+
+        return cls.of(own.find(settings, *roles), settings.insecure_test_network)
+
+    @classmethod
+    def of_worker(cls, token: str, head: str, listen_ip: str) -> Security:
+        """A worker's.
+
+        Args:
+            token: of its job.
+            head: the head's public key, "" in a cluster without keys.
+            listen_ip: where its agent has it listen, who would not be there if it might not.
+        """
+        if not head:
+            return cls(insecure_test_network=bool(listen_ip))
+        from rlinf_actors.security.job import job_pair
+
+        return cls(False, job_pair(token), head)
+
+    def mechanism(self, endpoint: str, verb: str) -> Mechanism:
+        """How a socket at *endpoint* is protected; *verb* is "listen on" or "connect to".
 
         Raises:
             ConfigError: the endpoint leaves this machine and there are no keys.
         """
-        if endpoint.startswith(("ipc://", "inproc://")) or self.insecure_test_network:
-            return
-        host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
-        if not is_loopback(host):
-            raise ConfigError(
-                f"refusing to {verb} {endpoint}: it is outside loopback and this cluster has no keys. "
-                f"Use 127.0.0.1, or, in a closed test network only, pass --insecure-test-network to agentd "
-                f"and set {INSECURE_TEST_NETWORK}=1 for drivers"
-            )
+        if endpoint.startswith(("ipc://", "inproc://")):
+            return Mechanism.IPC
+        if self.pair is not None:
+            return Mechanism.CURVE
+        if self.insecure_test_network or is_loopback(endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")):
+            return Mechanism.PLAIN
+        fix = "Run `rlinf-actors keys init` on the head's machine"
+        if verb != "listen on":
+            fix += " and `rlinf-actors keys enroll` for this one"
+        raise ConfigError(
+            f"refusing to {verb} {endpoint}: it is outside loopback, and there is no key here. {fix}; "
+            f"or use 127.0.0.1. In a closed test network only: --insecure-test-network for agentd, "
+            f"{INSECURE_TEST_NETWORK}=1 for drivers"
+        )
+
+    def check(self, endpoint: str, verb: str) -> None:
+        """Refuse an endpoint that these settings do not protect; as `mechanism`."""
+        self.mechanism(endpoint, verb)
+
+    def proof(self, endpoint: str, token: str = "") -> Proof | None:
+        """What a link to *endpoint* needs; None for nothing.
+
+        Args:
+            endpoint: of the head, or of a worker.
+            token: of the worker's job; "" for the head.
+
+        Raises:
+            ConfigError: as `mechanism`.
+        """
+        if not token:
+            curve = self.mechanism(endpoint, "connect to") is Mechanism.CURVE
+            return Proof(self.pair, self.head) if curve and self.pair is not None else None
+        if endpoint.startswith(("ipc://", "inproc://")) or (self.insecure_test_network and self.pair is None):
+            return None
+        from rlinf_actors.security.job import job_pair
+
+        job = job_pair(token)  # a member has it, also one that reached the head by a unix socket and has no key itself
+        return Proof(job, job.public)
 
 
 def is_loopback(host: str) -> bool:

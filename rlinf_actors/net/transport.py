@@ -1,53 +1,34 @@
-"""ZeroMQ: the only module that imports zmq.
-
-House rules:
-* A socket is guarded by one lock, so that any thread may send; only the loop's thread receives.
-  Queueing takes no lock: deque.append is atomic, and the flush clears its flag before it looks.
-* The socket's FD is edge-triggered, and any call on the socket may eat the edge: after every send
-  the events are read again, and every wake-up receives until they, or EAGAIN, say that there is nothing
-  left. `_drain` is the one place.
-* High-water marks are off (a full ROUTER drops without a word); memory is bounded above, by credits.
-* What is queued for a peer leaves as one chunk (`net.chunks`).
-"""
+"""ZeroMQ as the network of a process: one context, its listeners and its links. See net.sockets for the rules."""
 
 from __future__ import annotations
 
 import asyncio
-import collections
 import contextlib
-import functools
-import logging
+import itertools
 import os
 import random
-import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import zmq
 
+from rlinf_actors.errors import ConfigError
 from rlinf_actors.model.buffers import Buffer
-from rlinf_actors.net import faultpoints
+from rlinf_actors.net import curve, faultpoints, handshakes
+from rlinf_actors.net.admission import Admission
 from rlinf_actors.net.arena import Arena
-from rlinf_actors.net.chunks import pack, unpack
-from rlinf_actors.net.link import OnMessage, Sight
+from rlinf_actors.net.link import OnMessage, OnReset, OnTurnedAway, Sight
 from rlinf_actors.net.look import look_at
-from rlinf_actors.net.security import Security
+from rlinf_actors.net.security import Mechanism, Proof, Security
 from rlinf_actors.net.silence import LOOK_TIMEOUT_S
+from rlinf_actors.net.sockets import Socket
+from rlinf_actors.net.zap import ZapHandler
 from rlinf_actors.scarce import explain
-
-log = logging.getLogger(__name__)
+from rlinf_actors.security.gate import Gate
+from rlinf_actors.security.members import LOCAL, Member
 
 T = TypeVar("T")
-
-DRAIN = 256
-"""Messages taken from a socket before other callbacks of the loop get a turn."""
-
-# plain ints: pyzmq's enums cost as much as the calls they are given to
-_NOBLOCK = int(zmq.NOBLOCK)
-_MORE = int(zmq.SNDMORE) | _NOBLOCK
-_EVENTS = int(zmq.EVENTS)
-_POLLIN = int(zmq.POLLIN)
 
 
 def start_shared_thread() -> None:
@@ -71,17 +52,33 @@ class ZmqNetwork:
         self._security = security or Security()
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, min(65536, self._context.get(zmq.SOCKET_LIMIT)))
-        self._sockets: set[_Socket] = set()
+        self._sockets: set[Socket] = set()
+        self._zap: ZapHandler | None = None
         self.memory: Arena | None = None
         self.forked = False
         _networks.add(self)
 
-    def listener(self, on_message: OnMessage, *, max_bytes: int = -1) -> ZmqListener:
-        return _open(lambda: ZmqListener(self, on_message, max_bytes))
+    def listener(self, on_message: OnMessage, *, max_bytes: int = -1, gate: Gate | None = None) -> ZmqListener:
+        return _open(lambda: ZmqListener(self, on_message, max_bytes, gate))
 
-    def link(self, endpoint: str, identity: bytes, on_message: OnMessage) -> ZmqLink:
-        self._security.check(endpoint, "connect to")
-        return _open(lambda: ZmqLink(self, endpoint, identity, on_message))
+    def link(
+        self,
+        endpoint: str,
+        identity: bytes,
+        on_message: OnMessage,
+        *,
+        token: str = "",
+        on_turned_away: OnTurnedAway | None = None,
+        on_reset: OnReset | None = None,
+    ) -> ZmqLink:
+        proof = self._security.proof(endpoint, token)
+        return _open(lambda: ZmqLink(self, endpoint, identity, on_message, proof, on_turned_away, on_reset))
+
+    def _ask_for(self, domain: str, gate: Gate) -> None:
+        """Have *gate* decide about connections to this domain, before anything listens there."""
+        if self._zap is None:
+            self._zap = _open(lambda: ZapHandler(self._context, self._loop))
+        self._zap.serve(domain, gate)
 
     async def look(self, endpoint: str, timeout_s: float = LOOK_TIMEOUT_S) -> Sight:
         return await look_at(endpoint, timeout_s)
@@ -97,6 +94,8 @@ class ZmqNetwork:
     def close(self) -> None:
         for socket in list(self._sockets):
             socket.close()
+        if self._zap is not None:
+            self._zap.close()
         self._context.term()
 
 
@@ -109,6 +108,7 @@ def _open(make: Callable[[], T]) -> T:
 
 
 _networks: weakref.WeakSet[ZmqNetwork] = weakref.WeakSet()
+_domains = itertools.count(1)
 
 
 def _note_fork() -> None:
@@ -120,239 +120,14 @@ def _note_fork() -> None:
 os.register_at_fork(after_in_child=_note_fork)  # once: what is registered stays for the life of the process
 
 
-class _Socket:
-    """What a listener and a link share: the lock, the outgoing queues, the drain."""
-
-    def __init__(self, network: ZmqNetwork, kind: int, on_message: OnMessage) -> None:
-        self._network = network
-        self._loop = network._loop
-        self._on_message = on_message
-        self._lock = threading.Lock()
-        self._out: collections.deque[tuple[bytes, bytes, Sequence[Buffer]]] = collections.deque()
-        self._flush_due = False
-        self._drain_due = False
-        self._delivering = False
-        self._closed = False
-        self.on_unreachable: Callable[[bytes], None] | None = None
-        self._routed = kind == zmq.ROUTER
-        self._thread = 0
-        self._socket: zmq.Socket[bytes] = network._context.socket(kind)
-        self._socket.setsockopt(zmq.SNDHWM, 0)  # a full ROUTER drops without a word; we bound above
-        self._socket.setsockopt(zmq.RCVHWM, 0)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        # A machine that vanished without a word leaves a connection that is open for ever. But no heartbeats of ZeroMQ
-        # and no TCP_USER_TIMEOUT: those end the connection of a process that is stopped, and lose what was under way.
-        self._socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
-        self._socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 60)  # seconds
-        self._socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 10)
-        self._socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 6)
-        self._fd = int(self._socket.getsockopt(zmq.FD))
-        network._sockets.add(self)
-
-    def _start(self) -> None:
-        self._loop.add_reader(self._fd, self._drain)
-        self._loop.call_soon(self._drain)
-
-    # --- out ---
-
-    def _send(self, peer: bytes, header: bytes, parts: Sequence[Buffer], now: bool) -> None:
-        if self._network.forked:
-            return  # the sockets are the parent's
-        if now and not self._out and self._lock.acquire(blocking=False):
-            try:
-                if self._closed:
-                    return
-                self._write(peer, [(header, parts)])
-                if self._drain_due or not self._readable():
-                    return
-                self._drain_due = True  # our send may have eaten the edge that announced these
-            finally:
-                self._lock.release()
-            self._wake(self._drain)
-            return
-        self._out.append((peer, header, parts))
-        if not self._flush_due:
-            self._flush_due = True
-            if not (self._delivering and threading.get_ident() == self._thread):
-                self._wake(self._flush)
-
-    def _readable(self) -> bool:
-        """Whether there is something to receive; if not, the socket's FD will say when there is. With the lock held."""
-        return bool(int(self._socket.getsockopt(_EVENTS)) & _POLLIN)
-
-    def _wake(self, callback: Callable[[], None]) -> None:
-        if threading.get_ident() == self._thread:
-            self._loop.call_soon(callback)
-            return
-        try:
-            self._loop.call_soon_threadsafe(callback)
-        except RuntimeError:
-            if not self._loop.is_closed():  # a closed loop: the process is ending, and nobody listens
-                raise
-
-    def _flush(self) -> None:
-        self._flush_due = False
-        with self._lock:
-            self._write_queued()
-            if self._closed or self._drain_due or not self._readable():
-                return
-        self._drain()
-
-    def _write_queued(self) -> None:
-        """Send what is queued, one chunk per peer. Called with the lock held."""
-        out = self._out
-        if self._closed or not out:
-            return
-        if not self._routed:
-            self._write(b"", [(header, parts) for _, header, parts in _all(out)])
-            return
-        queues: dict[bytes, list[tuple[bytes, Sequence[Buffer]]]] = {}
-        for peer, header, parts in _all(out):
-            queues.setdefault(peer, []).append((header, parts))
-        for peer, records in queues.items():
-            self._write(peer, records)
-
-    def _write(self, peer: bytes, records: list[tuple[bytes, Sequence[Buffer]]]) -> None:
-        """Send one chunk. Called with the lock held."""
-        chunk, big = pack(records)
-        socket = self._socket
-        try:
-            if self._routed:
-                socket.send(peer, _MORE)
-            if not big:
-                socket.send(chunk, _NOBLOCK)
-                return
-            socket.send(chunk, _MORE)
-            last = len(big) - 1
-            for n, part in enumerate(big):
-                socket.send(part, _MORE if n < last else _NOBLOCK, copy=False)
-        except zmq.ZMQError as error:
-            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
-                raise
-            log.debug("dropped %d messages to %r, which is not connected", len(records), peer)
-            if self.on_unreachable is not None:
-                self._loop.call_soon_threadsafe(self.on_unreachable, peer)
-
-    # --- in ---
-
-    def _drain(self) -> None:
-        """Receive until there is nothing left, or give the loop a turn after DRAIN chunks.
-
-        Delivers after the last receive: whoever is woken by a message and answers at once finds the lock free.
-        What is sent while that goes on leaves at its end, in one chunk for each peer.
-        """
-        self._thread = threading.get_ident()
-        chunks = []
-        more = False
-        with self._lock:
-            self._drain_due = False
-            if self._closed:
-                return
-            try:
-                for n in range(DRAIN):
-                    chunk = self._receive()
-                    if chunk is not None:
-                        chunks.append(chunk)
-                    if n == 0 and not self._readable():  # cheaper than the exception that ends a longer run
-                        break
-                else:
-                    more = self._drain_due = True
-            except zmq.Again:
-                pass
-        if more:
-            self._loop.call_soon(self._drain)
-        if not chunks:
-            return
-        self._delivering = True
-        try:
-            for chunk in chunks:
-                self._deliver(*chunk)
-        finally:
-            self._delivering = False
-        if self._flush_due:
-            self._flush_due = False
-            with self._lock:
-                self._write_queued()
-                again = not self._closed and not self._drain_due and self._readable()
-                self._drain_due |= again
-            if again:
-                self._loop.call_soon(self._drain)  # our send ate the edge that announced these
-
-    def _receive(self) -> tuple[bytes, bytes, list[Buffer]] | None:
-        receive = self._socket.recv
-        peer = b""
-        frame = receive(_NOBLOCK, copy=False)
-        if self._routed:
-            if not frame.more:
-                return None
-            peer = frame.bytes
-            frame = receive(_NOBLOCK, copy=False)
-        chunk = frame.bytes
-        big: list[Buffer] = []
-        while frame.more:
-            frame = receive(_NOBLOCK, copy=False)
-            big.append(frame.buffer)
-        return peer, chunk, big
-
-    def _deliver(self, peer: bytes, chunk: bytes, big: list[Buffer]) -> None:
-        for header, parts in unpack(peer, chunk, big):
-            faults = faultpoints.active
-            if faults is not None:
-                one = functools.partial(self._hand_over, peer, header, parts)
-                faults.carry("transport.receive", self, peer, self._name(peer), one, self._loop)
-                continue
-            try:
-                self._on_message(peer, header, parts)
-            except Exception:
-                # a bug of ours; the messages behind this one belong to others and must not be lost with it
-                log.exception("handling a message from %r failed", peer)
-
-    # --- with faults ---
-
-    def _send_with_faults(self, peer: bytes, header: bytes, parts: Sequence[Buffer], now: bool) -> None:
-        one = functools.partial(self._send, peer, header, parts, now)
-        faults = faultpoints.active
-        if faults is None:
-            one()  # another thread has just ended the last of them
-        else:
-            faults.carry("transport.send", self, peer, self._name(peer), one, self._loop)
-
-    def _hand_over(self, peer: bytes, header: bytes, parts: list[Buffer]) -> None:
-        """What may come late is no part of a loop over messages."""
-        if self._closed:
-            return
-        try:
-            self._on_message(peer, header, parts)
-        except Exception:
-            log.exception("handling a message from %r failed", peer)
-
-    def _name(self, peer: bytes) -> str:
-        """What rules of fault points call the other end."""
-        return peer.decode(errors="replace")
-
-    def close(self, linger_ms: int = 0) -> None:
-        with self._lock:
-            if self._closed:
-                return
-            self._write_queued()
-            self._closed = True
-            self._loop.remove_reader(self._fd)
-            self._socket.close(linger=linger_ms)
-        self._network._sockets.discard(self)
-
-
-def _all(queue: collections.deque[T]) -> Iterator[T]:
-    """Take everything that is in *queue* now; others may append meanwhile."""
-    for _ in range(len(queue)):
-        yield queue.popleft()
-
-
-class ZmqListener(_Socket):
+class ZmqListener(Socket):
     """A ROUTER."""
 
-    def __init__(self, network: ZmqNetwork, on_message: OnMessage, max_bytes: int) -> None:
+    def __init__(self, network: ZmqNetwork, on_message: OnMessage, max_bytes: int, gate: Gate | None) -> None:
         super().__init__(network, zmq.ROUTER, on_message)
         self._paths: list[tuple[str, int]] = []
+        self._gate = gate
+        self._domain = f"rlinf-actors.{next(_domains)}"
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # an unknown peer raises instead of vanishing
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a peer that reconnects replaces its half-dead connection
         self._socket.setsockopt(zmq.MAXMSGSIZE, max_bytes)
@@ -361,9 +136,13 @@ class ZmqListener(_Socket):
         self._start()
 
     def bind(self, endpoint: str) -> str:
-        self._network._security.check(endpoint, "listen on")
+        security = self._network._security
+        mechanism = security.mechanism(endpoint, "listen on")
+        if mechanism is Mechanism.CURVE:
+            self._guard(endpoint)
         try:
             with self._lock:
+                curve.before_bind(self._socket, mechanism, security.pair, self._domain)
                 self._socket.setsockopt(zmq.IPV6, int("[" in endpoint))  # off: else IPv4 ports read ::ffff:a.b.c.d
                 self._socket.bind(endpoint)
                 actual = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
@@ -375,6 +154,25 @@ class ZmqListener(_Socket):
             path = actual.removeprefix("ipc://")
             self._paths.append((path, os.stat(path).st_ino))
         return actual
+
+    def _guard(self, endpoint: str) -> None:
+        """From now on the gate decides about connections over TCP, and about every frame. Before the first bind."""
+        gate = self._gate
+        if gate is None:
+            raise ConfigError(f"refusing to listen on {endpoint}: nobody knows whose keys may come in there")
+        if self._admission is not None:
+            return
+        self._network._ask_for(self._domain, gate)
+        self._admission = Admission(gate)
+        self._handshakes = handshakes.Handshakes(
+            self._socket,
+            self._loop,
+            int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL),
+            lambda event, value: gate.refused("", "", handshakes.at_server(value)),
+        )
+
+    def member_of(self, peer: bytes) -> Member | None:
+        return LOCAL if self._admission is None else self._admission.member_of(peer)
 
     def close(self, linger_ms: int = 0) -> None:
         super().close(linger_ms)
@@ -391,10 +189,19 @@ class ZmqListener(_Socket):
             self._send_with_faults(peer, header, parts, now)
 
 
-class ZmqLink(_Socket):
+class ZmqLink(Socket):
     """A DEALER connected to one ROUTER."""
 
-    def __init__(self, network: ZmqNetwork, endpoint: str, identity: bytes, on_message: OnMessage) -> None:
+    def __init__(
+        self,
+        network: ZmqNetwork,
+        endpoint: str,
+        identity: bytes,
+        on_message: OnMessage,
+        proof: Proof | None,
+        on_turned_away: OnTurnedAway | None,
+        on_reset: OnReset | None,
+    ) -> None:
         super().__init__(network, zmq.DEALER, on_message)
         self._socket.setsockopt(zmq.ROUTING_ID, identity)
         # milliseconds; doubles from the one to the other, and libzmq adds no chance then: many links that one restart
@@ -404,6 +211,15 @@ class ZmqLink(_Socket):
         self._socket.setsockopt(zmq.CONNECT_TIMEOUT, 2000)  # else a SYN into a cut is repeated after up to a minute
         self._socket.setsockopt(zmq.IPV6, int("[" in endpoint))
         self._endpoint = endpoint
+        if proof is not None:
+            curve.before_connect(self._socket, proof)
+        self._on_turned_away = on_turned_away
+        self._on_reset = on_reset
+        self._keyed = proof is not None
+        self._connected = False
+        if endpoint.startswith("tcp://") and (on_turned_away is not None or on_reset is not None):
+            events = handshakes.FAILED | handshakes.SUCCEEDED
+            self._handshakes = handshakes.Handshakes(self._socket, self._loop, events, self._shook_hands)
         faults = faultpoints.active
         if faults is not None:
             faults.connecting(self, endpoint, self._loop)
@@ -418,3 +234,12 @@ class ZmqLink(_Socket):
             self._send(b"", header, parts, now)
         else:
             self._send_with_faults(b"", header, parts, now)
+
+    def _shook_hands(self, event: int, value: int) -> None:
+        if event != handshakes.SUCCEEDED:
+            if self._on_turned_away is not None:
+                self._on_turned_away(*handshakes.at_client(event, value, self._keyed))
+        elif not self._connected:
+            self._connected = True
+        elif self._on_reset is not None:
+            self._on_reset()

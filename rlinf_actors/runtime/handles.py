@@ -44,6 +44,7 @@ class GroupHandles:
         io: the process's I/O thread.
         identity: of this process.
         host: its host key.
+        me: its worker id, "" of a driver.
         ask: asks the head.
         head: the session with it, None before there is one.
 
@@ -52,13 +53,21 @@ class GroupHandles:
     """
 
     def __init__(
-        self, network: Network, io: IoThread, identity: str, host: str, ask: Ask, head: Callable[[], HeadLink | None]
+        self,
+        network: Network,
+        io: IoThread,
+        identity: str,
+        host: str,
+        me: str,
+        ask: Ask,
+        head: Callable[[], HeadLink | None],
     ) -> None:
         self.closed = False
         self._network = network
         self._io = io
         self._identity = identity
         self._host = host
+        self._me = me
         self._ask = ask
         self._head = head
         self._groups: dict[tuple[str, str], RemoteGroup] = {}
@@ -85,6 +94,7 @@ class GroupHandles:
             node_names,
             construction,
             self._construction_failed,
+            me=self._me,
         )
 
     async def launch(self, message: Launch, group: RemoteGroup) -> None:
@@ -150,7 +160,9 @@ class GroupHandles:
             if group is None or group.closing or not group.holds(launched.group):
                 workers = sorted(launched.group.workers, key=lambda worker: worker.rank)
                 names = [worker.node_ip for worker in workers]
-                group = RemoteGroup(self._network, self._identity, self._host, *key, names, soon=self._io.call)
+                group = RemoteGroup(
+                    self._network, self._identity, self._host, *key, names, soon=self._io.call, me=self._me
+                )
                 self._groups[key] = group
             group.adopt(launched.group)
             if group.gone.done() and not group.owned:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Callable
 
@@ -16,9 +17,9 @@ from rlinf_actors.errors import (
     ProtocolError,
     RlinfActorsError,
 )
-from rlinf_actors.net.link import Network, Sight
+from rlinf_actors.net.link import Network, Sight, secret_identity
 from rlinf_actors.net.outage import Outage
-from rlinf_actors.net.rpc import ControlClient
+from rlinf_actors.net.rpc import ControlClient, KeyRefusedError
 from rlinf_actors.net.silence import STALL_S, Silence
 from rlinf_actors.wire.messages import Body
 from rlinf_actors.wire.session import HELLO_AGAIN, Beat, ClientHello, Goodbye, Welcome
@@ -77,8 +78,8 @@ class HeadLink:
         self._greeting: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
         self._network = network
-        identity = f"{hello.role}:{hello.incarnation}".encode()
-        self._client = ControlClient(network, endpoint, identity, self._noticed)
+        self.identity = secret_identity(f"{hello.role}:{hello.incarnation}")
+        self._client = ControlClient(network, endpoint, self.identity, self._noticed, self._greet_again)
 
     async def start(self, timeout: float | None) -> Welcome:
         """Introduce this process.
@@ -87,7 +88,7 @@ class HeadLink:
             ClusterTimeoutError: the head did not answer in *timeout* seconds.
             ProtocolMismatchError, AuthenticationError: it refused.
         """
-        welcome = await self._greet(timeout)
+        welcome = await self._first_welcome(timeout)
         self._beat_s = welcome.beat_s
         if self._hello.role == "driver":
             self._hello = replace(self._hello, token=welcome.token)  # a head that is restarted learns it from us
@@ -126,6 +127,21 @@ class HeadLink:
                 task.cancel()
         self._client.notify(Goodbye(reason))
         self._client.close(linger_ms)
+
+    async def _first_welcome(self, timeout: float | None) -> Welcome:
+        """A worker comes with its job's key, and a head that was restarted knows that when it has its agents back."""
+        loop = asyncio.get_running_loop()
+        until = math.inf if timeout is None else loop.time() + timeout
+        while True:
+            left = None if timeout is None else max(0.0, until - loop.time())
+            try:
+                return await self._greet(left)
+            except KeyRefusedError as error:
+                if self._hello.role != "worker" or loop.time() + self._silence.beat_s >= until:
+                    raise
+                log.debug("trying again: %s", error)
+            await asyncio.sleep(self._outage.pause())
+            self._client.reopen()
 
     async def _greet(self, timeout: float | None) -> Welcome:
         answer = await self._client.request(self._hello, timeout, first=True)
@@ -190,6 +206,7 @@ class HeadLink:
         self._on_notice(body)
 
     def _greet_again(self) -> None:
+        """The head does not know us, or what we or it said may be lost: a hello brings both up to date."""
         if not self._away and self._beats is not None:
             self._client.hold()
             self._greeting = asyncio.get_running_loop().create_task(self._again(), name="hello again")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import secrets
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from rlinf_actors import version
 from rlinf_actors.errors import AuthenticationError, ProtocolMismatchError, RemoteWireError, RlinfActorsError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.lending import Lending
-from rlinf_actors.net.link import Link, Network
+from rlinf_actors.net.link import Link, Network, secret_identity
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.wire.values import Endpoint
@@ -55,6 +54,8 @@ class Peer:
         rank: its rank.
         node: its node, for messages to people.
         needed: called once, when the first message waits for the link. Any thread.
+        lost: called with this peer when the connection of its link was lost and is there again. Loop thread.
+        me: the worker id of this process, "" of a driver.
     """
 
     def __init__(
@@ -65,16 +66,22 @@ class Peer:
         rank: int,
         node: str,
         needed: Callable[[], object] = lambda: None,
+        lost: Callable[[Peer], None] = lambda peer: None,
+        me: str = "",
     ) -> None:
         self.name = name
         self.rank = rank
         self.node = node
         self.worker_id = ""
+        self.link_identity = b""
+        self.succeeds = b""  # the identity of an earlier link to this worker, which was lost
         self.error: Exception | None = None
         self.pending: dict[int, Pending] = {}
         self.wanted = False  # whether there was something to send
         self.received = 0  # messages: whether anything comes at all is seen by a change
         self._needed = needed
+        self._lost = lost
+        self._me = me
         self._listeners: dict[int, Callable[[frames.AnyFrame], object]] = {}
         self._watchers: list[Callable[[Exception], object]] = []
         self._network = network
@@ -121,10 +128,19 @@ class Peer:
                 )
             )
             return
-        # the number that nobody can guess keeps others from taking the link over at the worker
-        identity = f"{self._identity}#{next(_links)}-{secrets.token_hex(8)}".encode()
-        link = self._network.link(address, identity, self._received)
-        join = frames.Join(PROTOCOL, version.VERSION, PYTHON, self._identity, token, self.worker_id)
+        identity = secret_identity(f"{self._identity}#{next(_links)}")
+        link = self._network.link(
+            address,
+            identity,
+            self._received,
+            token=token,
+            on_turned_away=self._turned_away,
+            on_reset=lambda: self._lost(self),
+        )
+        self.link_identity = identity
+        join = frames.Join(
+            PROTOCOL, version.VERSION, PYTHON, self._identity, token, self.worker_id, self.succeeds, self._me
+        )
         link.send(frames.encode(join))
         self._joined = link
         self._first = first
@@ -234,6 +250,10 @@ class Peer:
         self._lending.close()
         if link is not None:
             link.close()
+
+    def _turned_away(self, why: str, for_good: bool) -> None:
+        if for_good:  # else it is tried again: a worker that ends in a handshake looks the same
+            self.fail(AuthenticationError(f"{self.name} on {self.node} refused: {why}"))
 
     def _tell(self, frame: frames.AnyFrame) -> None:
         """Send what concerns the link itself. Loop thread."""

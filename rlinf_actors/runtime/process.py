@@ -99,7 +99,9 @@ class Runtime:
         self.io = IoThread(f"rlinf-actors-{role}-io")
         self.network: Network = self.io.submit(_made(lambda: ZmqNetwork(self.io.loop, security))).result()
         self.network.memory = self._memory = shared_memory(settings.shared_memory_bytes, self.io)
-        self.groups = GroupHandles(self.network, self.io, self.identity, self.host, self.ask, lambda: self._head)
+        self.groups = GroupHandles(
+            self.network, self.io, self.identity, self.host, worker_id, self.ask, lambda: self._head
+        )
         self._paths = PathWatch(self.network, self.host, self.groups.all)
         self._head: HeadLink | None = None
         self._gone: RlinfActorsError | None = None
@@ -167,7 +169,7 @@ class Runtime:
         return answer
 
     async def nodes(self, num_nodes: int, timeout: float | None) -> Nodes:
-        """Wait for nodes; see messages.GetNodes. Loop thread."""
+        """Wait for nodes; see wire.clients.GetNodes. Loop thread."""
         # the head keeps the time and knows who is missing; ours is only for a head that went away
         return await self.ask(GetNodes(num_nodes, timeout), Nodes, None if timeout is None else timeout + 5.0)
 

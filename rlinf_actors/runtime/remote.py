@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from rlinf_actors.errors import (
+    ConnectionLostError,
     GroupClosedError,
     NodeLostError,
     RlinfActorsError,
@@ -43,6 +44,7 @@ class Construction:
         decode_failure: makes the caller's exception of a Raised.
         extensions: what registers the types of the workers' hardware.
         again: whether workers that fail are started, and constructed, again.
+        constructed: the worker of each rank that was.
     """
 
     cls: str
@@ -51,7 +53,7 @@ class Construction:
     decode_failure: Callable[[frames.Raised, Sequence[Buffer], Peer], Exception]
     extensions: Sequence[Extension] = ()
     again: bool = False
-    constructed: set[int] = field(default_factory=set)
+    constructed: dict[int, str] = field(default_factory=dict)
 
 
 class RemoteGroup:
@@ -69,6 +71,7 @@ class RemoteGroup:
         on_failure: called once if the construction fails.
         soon: runs a function on the loop; where it is given, the link to a worker is made when there is something
             to send to it. Otherwise all links are made as the workers come up.
+        me: the worker id of this process, "" of a driver.
 
     Attributes:
         launched: ids of its workers, of whichever incarnation: what tells it from a namesake.
@@ -85,12 +88,13 @@ class RemoteGroup:
         construction: Construction | None = None,
         on_failure: Callable[[RemoteGroup], None] = lambda group: None,
         soon: Callable[..., object] | None = None,
+        me: str = "",
     ) -> None:
         self.namespace = namespace
         self.name = name
         self.token = ""
         self.detail = ""
-        self._new_peer = partial(Peer, network, identity)
+        self._new_peer = partial(Peer, network, identity, me=me)
         self.peers = [self._peer(rank, node) for rank, node in enumerate(node_names)]
         self.states: dict[int, WorkerState] = {}
         self.ready: Promise[None] = Promise(f"group {name!r}")
@@ -145,18 +149,39 @@ class RemoteGroup:
         old, before = self.peers[worker.rank], self.states[worker.rank]
         if rank_id(old.worker_id) != rank_id(worker.id) or worker.restarts <= before.restarts:
             return False
-        peer = self._peer(worker.rank, old.node)
+        peer = self._replace(old, death(worker.exit or ExitReport("exited"), old.name, old.rank, old.node))
         peer.worker_id = worker.id
-        # first: who hears of the old one's end calls again, and is to find the new one; calls under way keep theirs
-        self.peers = [*self.peers[: worker.rank], peer, *self.peers[worker.rank + 1 :]]
-        old.fail(death(worker.exit or ExitReport("exited"), old.name, old.rank, old.node))
-        old.close()
         if self.closing:
             peer.fail(GroupClosedError(f"group {self.name!r} was shut down"))
         return True
 
+    def _replace(self, old: Peer, error: Exception) -> Peer:
+        """From now on calls of a rank go to another peer; those under way end with *error*."""
+        peer = self._peer(old.rank, old.node)
+        # first: who hears of the old one's end calls again, and is to find the new one; calls under way keep theirs
+        self.peers = [*self.peers[: old.rank], peer, *self.peers[old.rank + 1 :]]
+        old.fail(error)
+        old.close()
+        return peer
+
+    def _lost(self, old: Peer) -> None:
+        """The connection to a worker was lost, and is there again: requests and answers may be missing."""
+        if self.peers[old.rank] is not old or old.error is not None:
+            return
+        error = ConnectionLostError(
+            f"the connection to {old.name} on {old.node} was lost, and is there again: how far it got with what was "
+            "under way is not known. It runs, and can be called again"
+        )
+        if not self.ready.done():  # nobody knows whether it was constructed
+            old.fail(error)
+            self.construction_failed(error)
+            return
+        peer = self._replace(old, error)
+        peer.worker_id, peer.succeeds, peer.wanted = old.worker_id, old.link_identity, True
+        self._connect_rank(old.rank)  # at once: the worker is to hear of it
+
     def _peer(self, rank: int, node: str) -> Peer:
-        return self._new_peer(f"{self.name}:{rank}", rank, node, partial(self._needed, rank))
+        return self._new_peer(f"{self.name}:{rank}", rank, node, partial(self._needed, rank), self._lost)
 
     def fail(self, error: Exception) -> None:
         """End every call on this group, now and later. Any thread."""
@@ -211,7 +236,7 @@ class RemoteGroup:
 
     def _create(self, peer: Peer, first: WorkerState | None) -> tuple[frames.AnyFrame, Sequence[Buffer]] | None:
         construction = self._construction
-        if construction is None or first is None:
+        if construction is None or first is None or construction.constructed.get(peer.rank) == peer.worker_id:
             return None
         env = {"MASTER_ADDR": first.node_ip, "MASTER_PORT": str(first.master_port)}
         call = peer.open(_Constructed(self, peer, construction))
@@ -232,10 +257,10 @@ class RemoteGroup:
         if not self.ready.done():
             self.construction_failed(peer.error or error)
 
-    def constructed(self, rank: int) -> None:
+    def constructed(self, peer: Peer) -> None:
         """One worker's class is constructed."""
         assert self._construction is not None
-        self._construction.constructed.add(rank)
+        self._construction.constructed[peer.rank] = peer.worker_id
         if len(self._construction.constructed) == len(self.peers):
             if not self._construction.again:
                 self._construction.parts = ()  # the arguments may be large, and are not needed again
@@ -265,7 +290,7 @@ class _Constructed:
             )
             decoding.add_done_callback(self._decoded)
         else:
-            self._group.constructed(self._peer.rank)
+            self._group.constructed(self._peer)
         return True
 
     def fail(self, error: Exception) -> None:

@@ -1,10 +1,14 @@
-"""The key pair that the members of a job share: its workers, and its drivers on the links to them."""
+"""The key pair that the members of a job share, its workers and its drivers on the links to them; and its gate."""
 
 from __future__ import annotations
 
 import hashlib
+import logging
 
 from rlinf_actors.security.keypair import KeyPair
+from rlinf_actors.security.members import Member
+
+log = logging.getLogger(__name__)
 
 _PURPOSE = b"rlinf-actors job pair\0"
 
@@ -21,3 +25,32 @@ def job_pair(token: str) -> KeyPair:
     if not token:
         raise ValueError("a job without a token has no key pair")
     return KeyPair.of_secret(hashlib.sha256(_PURPOSE + token.encode()).digest())
+
+
+class JobGate:
+    """At a worker's listening socket: lets in who has its job's pair, and nobody else.
+
+    Args:
+        public: the job's public key.
+        namespace: of the job.
+    """
+
+    def __init__(self, public: str, namespace: str) -> None:
+        self._public = public
+        self._member = Member("worker", namespace, namespace, public)
+        self._refused = 0
+
+    def admit(self, public_key: str) -> Member | None:
+        """See Gate."""
+        return self._member if public_key == self._public else None
+
+    def refused(self, public_key: str, address: str, why: str = "") -> None:
+        """See Gate. Said the 1st, 10th, 100th, ... time: who floods the socket shall not flood the log too."""
+        self._refused += 1
+        if str(self._refused).strip("0") == "1":
+            log.warning(
+                "refused a connection%s: %s (%d by now)",
+                f" from {address}" if address else "",
+                why or "it has the key of another",
+                self._refused,
+            )

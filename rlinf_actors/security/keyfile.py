@@ -62,6 +62,28 @@ def path_of(folder: Path, role: str) -> Path:
     return folder / f"{role}.key"
 
 
+def locate(settings: Settings, role: str) -> Path | None:
+    """The file of an identity, None if there is none: in RLINF_ACTORS_KEYS where that is set, else among the
+    credentials of our unit, else in the user's directory.
+
+    A credential that is blank is none: it stands for a file that systemd did not find (SetCredential= in the units).
+
+    Raises:
+        ConfigError: a credential cannot be read.
+    """
+    if settings.credentials_dir and not settings.key_dir:
+        path = path_of(Path(settings.credentials_dir), role)
+        try:
+            if path.read_bytes().strip():
+                return path
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise ConfigError(f"cannot be read: {error.strerror}", path=str(path)) from None
+    path = path_of(directory(settings), role)
+    return path if path.exists() else None
+
+
 def load(path: Path) -> KeyFile:
     """Read a key file.
 
@@ -79,15 +101,21 @@ def load(path: Path) -> KeyFile:
     return _parse(data, where)
 
 
-def save(path: Path, key: KeyFile) -> None:
+def save(path: Path, key: KeyFile, in_private: bool = True) -> None:
     """Write a key file (mode 0600) at once or not at all; its directory is made with mode 0700.
+
+    Args:
+        path: the file.
+        key: what it says.
+        in_private: refuse a directory that others can look into; a file to be copied elsewhere may be in any.
 
     Raises:
         ConfigError: others can read the directory.
         OSError: it cannot be written.
     """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _check_owner(path.parent, os.stat(path.parent), "chmod 700")
+    if in_private:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_owner(path.parent, os.stat(path.parent), "chmod 700")
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:

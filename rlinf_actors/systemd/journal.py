@@ -60,7 +60,7 @@ class Voice:
     def __init__(self, program: str, stream: TextIO, journal_stream: str) -> None:
         self._program = program
         self._stream = stream
-        self._journal = reads(stream.fileno(), journal_stream)
+        self._journal = bool(journal_stream) and reads(stream.fileno(), journal_stream)
 
     def set_up_logging(self, level: int = logging.INFO) -> None:
         """Send all that is logged here."""

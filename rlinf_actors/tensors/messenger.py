@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from rlinf_actors.errors import CallTimeoutError, GroupNotFoundError
+from rlinf_actors.errors import CallTimeoutError, ConnectionLostError, GroupNotFoundError
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.asyncwork import AsyncWork
@@ -72,6 +72,7 @@ class Messenger:
         self._returns = Returns()
         self._outboxes: dict[Peer, Outbox] = {}
         self._watched: set[Peer] = set()
+        self._broken: dict[str, Exception] = {}
         self._unread: collections.deque[tuple[Key, Arrived]] = collections.deque()
         self.peer_gone: Callable[[Peer], None] = lambda peer: None
         """Called with a peer given to `watch` that is gone; set before the first message. Any thread."""
@@ -136,7 +137,14 @@ class Messenger:
                     box = self._outboxes[peer] = Outbox(peer, self.name, self.worker_id, self._window)
                 if peer.error is not None:
                     del self._outboxes[peer]  # its end was told before the outbox was there
+            broken = self._broken.get(peer.worker_id)
+            if broken is not None:
+                box.fail(broken)
         return box
+
+    def error_of(self, peer: Peer) -> Exception | None:
+        """Why no more messages can be exchanged with this worker: it is gone, or one may be missing. Any thread."""
+        return peer.error or self._broken.get(peer.worker_id)
 
     # --- receiving ---
 
@@ -172,7 +180,7 @@ class Messenger:
             if slot.abandoned:
                 return
             message, stale = self._mailbox.posted(slot.key, slot)
-            dead = message is None and peer is not None and peer.error is not None
+            dead = message is None and peer is not None and self.error_of(peer) is not None
             if dead:
                 self._mailbox.withdraw(slot.key, slot)
         if stale:
@@ -300,16 +308,32 @@ class Messenger:
             self._watched.add(peer)
         peer.on_gone(lambda _error: self._gone(peer))
 
+    def link_lost(self, _link: bytes, worker_id: str) -> None:
+        """A worker's connection to this one was lost: a message of its may be missing. Loop thread."""
+        with self._lock:
+            peers = [peer for peer in self._watched if peer.worker_id == worker_id]
+            if worker_id:
+                self._broken[worker_id] = ConnectionLostError(
+                    "the connection over which it sends was lost, and is there again: a message may be missing. "
+                    "It runs, but no more messages can be exchanged with it: launch one of the groups again"
+                )
+        for peer in peers:
+            self._gone(peer)
+
     def _gone(self, peer: Peer) -> None:
         with self._lock:
+            if isinstance(peer.error, ConnectionLostError):  # other messages go to another peer of the same worker
+                self._broken.setdefault(peer.worker_id, peer.error)
             slots = self._mailbox.sender_gone(peer.name, peer.worker_id)
             self._watched.discard(peer)
-            self._outboxes.pop(peer, None)
+            box = self._outboxes.pop(peer, None)
+        if box is not None and peer.error is None:
+            box.fail(self._broken[peer.worker_id])
         self._died(slots, peer)
         self.peer_gone(peer)
 
     def _died(self, slots: list[Slot], peer: Peer) -> None:
-        error = peer.error
+        error = self.error_of(peer)
         assert error is not None
         self._fail(slots, lambda what: gone(peer, error, what))
 

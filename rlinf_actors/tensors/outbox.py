@@ -67,7 +67,7 @@ class Outbox:
         self._numbers = itertools.count(1)
         self._error: Exception | None = None
         self._id = peer.listen(self._answered)
-        peer.on_gone(self._fail)
+        peer.on_gone(self.fail)
 
     def post(self, letter: Letter, *, now: bool = False) -> None:
         """Send as soon as the window lets it. *now*: somebody waits for it."""
@@ -93,8 +93,8 @@ class Outbox:
         for letter in ended:
             letter.work.resolve(None)
 
-    def _fail(self, error: Exception) -> None:
-        """The receiver is gone. Any thread."""
+    def fail(self, error: Exception) -> None:
+        """The receiver is gone, or out of step with this end. Any thread."""
         with self._lock:
             self._error = self._error or error
             lost = [*self._unheld.values(), *self._window.drain()]

@@ -143,7 +143,7 @@ class Ring:
 
     def gone(self, peer: Peer) -> None:
         """If this is a member, and it is dead, no broadcast can end well any more."""
-        error = peer.error
+        error = self._messenger.error_of(peer)
         if error is not None and peer in self._others:
             self.fail(lambda what: gone(peer, error, what))
 

@@ -22,9 +22,10 @@ class WorkerPlace(Message, frozen=True):
     """What a worker process is told of where it runs; the agent's part beside the WorkerSpec.
 
     `run_dir` is where its ipc socket goes, `listen_ip` the address to bind TCP on ("" for ipc
-    only), `head` the coordinator's endpoint, `node` the node's name for messages to people,
-    `out_path`/`err_path` the files its stdout and stderr are drained to. A robot worker's lease lasts `lease_s` from
-    the last beat that the head answered; `lease_until` is its end as known so far (CLOCK_MONOTONIC, in seconds).
+    only), `head` the coordinator's endpoint, `head_key` its public key where the cluster has keys, `node` the node's
+    name for messages to people, `out_path`/`err_path` the files its stdout and stderr are drained to. A robot worker's
+    lease lasts `lease_s` from the last beat that the head answered; `lease_until` is its end as known so far
+    (CLOCK_MONOTONIC, in seconds).
     """
 
     run_dir: str
@@ -37,6 +38,7 @@ class WorkerPlace(Message, frozen=True):
     err_path: str
     lease_until: float = 0.0
     lease_s: float = 0.0
+    head_key: str = ""
 
 
 # --- agentd to template ---

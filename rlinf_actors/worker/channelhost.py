@@ -50,6 +50,7 @@ class ChannelHost(Worker):
 
         async def serve() -> None:
             server.serve(typing.get_args(frames.ChannelFrame), host.handle)
+            server.on_link_lost(host.link_lost)
 
         runtime.io.submit(serve()).result()
 

@@ -24,6 +24,7 @@ from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.hardware import AcceleratorType
 from rlinf_actors.net.security import Security
 from rlinf_actors.runtime.process import Runtime
+from rlinf_actors.security.job import JobGate
 from rlinf_actors.settings import EXT_MODULE, Settings
 from rlinf_actors.tensors.broadcast import Broadcaster
 from rlinf_actors.tensors.devices import LazyDevices
@@ -85,7 +86,7 @@ def _start(
 ) -> tuple[worker_context.WorkerContext, WorkerServer]:
     """Bring the runtime up and say so; nothing of the user's has run yet."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    security = Security(insecure_test_network=bool(place.listen_ip))
+    security = Security.of_worker(spec.token, place.head_key, place.listen_ip)
     runtime = Runtime(
         "worker",
         spec.namespace,
@@ -100,7 +101,8 @@ def _start(
 
     async def listen() -> tuple[WorkerServer, Endpoint, Messenger]:
         on_closed = guard.closed if guard is not None else lambda: None
-        server = WorkerServer(runtime.network, spec.id, name, spec.token, on_closed)
+        gate = JobGate(security.pair.public, spec.namespace) if security.pair is not None else None
+        server = WorkerServer(runtime.network, spec.id, name, spec.token, on_closed, gate)
         server.far = FarPeers(runtime.watched.watch, job.connected, server.peer_gone)
         settings = Settings.load()
         station = Station(
@@ -116,6 +118,7 @@ def _start(
         )
         messenger = Messenger(runtime, name, spec.id, job.connected, server.answer, settings.send_window_bytes, station)
         server.serve((frames.Message,), messenger.arrived)
+        server.on_link_lost(messenger.link_lost)
         server.serve((frames.Ask, frames.LaneEnded), messenger.freight.said)
         ipc = server.bind(f"ipc://{place.run_dir}/w/{spec.id}")
         tcp = server.bind(f"tcp://{place.listen_ip}:0") if place.listen_ip else ""

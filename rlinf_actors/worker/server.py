@@ -22,15 +22,18 @@ from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.lending import Lending
 from rlinf_actors.net.link import Network
+from rlinf_actors.security.gate import Gate
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.payload import Copy
 from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.worker.executor import Activity, Executor
-from rlinf_actors.worker.farpeers import FarPeers
+from rlinf_actors.worker.farpeers import FarPeers, client_of
 from rlinf_actors.worker.invocation import Invocation
 
 log = logging.getLogger(__name__)
 
+LinkLost = Callable[[bytes, str], object]
+"""(identity of the link, id of the worker at its other end or ""), on the I/O thread."""
 Handler = Callable[[bytes, Any, "list[Buffer]"], None]
 """(peer, a frame of the kinds that it serves, parts), on the I/O thread."""
 
@@ -60,6 +63,7 @@ class WorkerServer:
         name: for messages.
         token: of the job.
         on_closed: called (by the executor) when the instance's `_close` has returned.
+        gate: whom it lets in over TCP where the cluster has keys.
 
     Attributes:
         far: who is told of drivers, and of peers that are served streams and are not on this machine; if set.
@@ -72,8 +76,9 @@ class WorkerServer:
         name: str,
         token: str,
         on_closed: Callable[[], None] = lambda: None,
+        gate: Gate | None = None,
     ) -> None:
-        self._listener = network.listener(self._received)
+        self._listener = network.listener(self._received, gate=gate)
         self._copy: Copy = bytes if network.memory is None else network.memory.copy
         self._worker_id = worker_id
         self._name = name
@@ -91,6 +96,7 @@ class WorkerServer:
         self._lock = threading.Lock()
         self._handlers: dict[type[frames.Frame], Handler] = {}
         self._near: set[bytes] = set()
+        self._on_link_lost: list[LinkLost] = []
         self.far: FarPeers | None = None
         self._early: list[tuple[bytes, frames.AnyFrame, list[Buffer]]] = []
         self.creations: queue.SimpleQueue[Creation] = queue.SimpleQueue()
@@ -123,6 +129,10 @@ class WorkerServer:
         early, self._early = self._early, []
         for peer, frame, parts in early:
             self._other(peer, frame, parts)
+
+    def on_link_lost(self, callback: LinkLost) -> None:
+        """Call *callback* when the connection of a member's link was lost: what came by it may have gaps."""
+        self._on_link_lost.append(callback)
 
     def send(self, peer: bytes, frame: frames.AnyFrame, parts: Sequence[Buffer] = (), *, alone: bool = True) -> None:
         """Send to a member, together with what else goes there in this turn of the loop. Any thread.
@@ -298,3 +308,12 @@ class WorkerServer:
             )
             if self.far is not None and peer.startswith(b"driver:"):  # drivers come and go; workers of the job are few
                 self.far.met(peer)
+            if frame.succeeds and client_of(frame.succeeds) == client_of(peer):
+                self._link_lost(frame.succeeds, frame.worker)
+
+    def _link_lost(self, link: bytes, worker: str) -> None:
+        """Nobody waits at its other end any more."""
+        log.warning("the connection of %r was lost, and there is another", link)
+        self.peer_gone(link)
+        for callback in self._on_link_lost:
+            callback(link, worker)

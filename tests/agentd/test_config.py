@@ -10,6 +10,7 @@ import pytest
 from agentd import node
 from agentd.config import Config, check_files, for_reaping, load
 from agentd.reload import Changes, take_over
+from agentd.rundir import RunDir, default_run_dir
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.net.address import DEFAULT_LISTEN, endpoint_of, split_address
 
@@ -116,7 +117,7 @@ def test_what_this_process_is_to_be(tmp_path, arguments, environ, text, expected
 @pytest.mark.parametrize(
     ("text", "where", "what"),
     [
-        ("[nodes]", "nodes", "did you mean 'node'? Known: head, node, paths"),
+        ("[nodes]", "nodes", "did you mean 'node'? Known: head, node, security, paths"),
         ('[node]\nnme = "x"', "node.nme", "is not a key here; did you mean 'name'?"),
         ("node = 3", "node", "is 3; it must be a table: [node]"),
         ("[node]\nname = 3", "node.name", "is 3; it must be a text"),
@@ -276,26 +277,26 @@ def test_a_node_id_stays_and_differs_between_run_directories(tmp_path):
 
 def test_a_run_directory_is_made_private_and_used_by_one(tmp_path):
     path = str(tmp_path / "run")
-    first = node.RunDir.open(path, {})
+    first = RunDir.open(path, {})
     assert os.stat(path).st_mode & 0o777 == 0o700
     with pytest.raises(ConfigError, match="another --run-dir"):
-        node.RunDir.open(path, {})
+        RunDir.open(path, {})
     first.close()
     first.close()
-    node.RunDir.open(path, {}).close()
+    RunDir.open(path, {}).close()
 
 
 def test_a_run_directory_that_others_may_enter_is_refused(tmp_path):
     tmp_path.chmod(0o755)
     with pytest.raises(ConfigError, match="chmod 700"):
-        node.RunDir.open(str(tmp_path), {})
+        RunDir.open(str(tmp_path), {})
 
 
 def test_a_run_directory_too_long_for_sockets_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="unix sockets allow"):
-        node.RunDir.open(str(tmp_path / ("x" * 100)), {})
+        RunDir.open(str(tmp_path / ("x" * 100)), {})
 
 
 def test_the_users_own_run_directory(tmp_path):
-    assert node.default_run_dir({"XDG_RUNTIME_DIR": str(tmp_path)}) == f"{tmp_path}/rlinf-actors"
-    assert node.default_run_dir({"XDG_RUNTIME_DIR": "/nowhere"}) == f"/tmp/rlinf-actors-{os.getuid()}"
+    assert default_run_dir({"XDG_RUNTIME_DIR": str(tmp_path)}) == f"{tmp_path}/rlinf-actors"
+    assert default_run_dir({"XDG_RUNTIME_DIR": "/nowhere"}) == f"/tmp/rlinf-actors-{os.getuid()}"

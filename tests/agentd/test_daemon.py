@@ -108,7 +108,7 @@ def test_usage_is_64(place, arguments, text):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("--head", "--listen", "0.0.0.0:0"), "outside loopback and this cluster has no keys"),
+        (("--head", "--listen", "0.0.0.0:0"), "there is no key here. Run `rlinf-actors keys init`"),
         (("--connect", "192.0.2.1:7000"), "refusing to connect to tcp://192.0.2.1:7000"),
         (("--head", "--listen", "nonsense"), "it must be HOST:PORT"),
         (("--head", "--hardware", "/nowhere.json"), "/nowhere.json: cannot be read"),
@@ -214,7 +214,7 @@ def test_an_agent_waits_for_its_head_is_ready_meanwhile_and_can_be_stopped(place
 def test_a_driver_is_told_why_it_failed(start):
     failed = start("--head", "--listen", "0.0.0.0:1")
     assert failed.said["code"] == 78
-    assert "no keys" in failed.said["error"]
+    assert "there is no key here" in failed.said["error"]
     assert failed.end() == 78
 
 

@@ -19,6 +19,7 @@ from rlinf_actors.errors import ClusterTimeoutError
 from rlinf_actors.head.commands import Answer, Asked, Command, Identity, Notify, Refuse, Tick, Timing, Told
 from rlinf_actors.head.remembered import Remembered
 from rlinf_actors.head.supervisor import Supervisor
+from rlinf_actors.head.tables import Tables
 from rlinf_actors.net.rpc import refusal
 from rlinf_actors.wire.agents import WorkerExited, WorkerReady
 from rlinf_actors.wire.clients import GetNodes, Launch
@@ -40,7 +41,7 @@ class World:
         self.cut: set[str] = set()  # "to head", "from head"
         self.now = 0.0
         self.timing = Timing()
-        self.head = Supervisor(Identity("epoch", "1"), self.timing, lambda: "token", 0.0, Remembered())
+        self.head = Supervisor(Tables(Identity("epoch", "1"), self.timing, lambda: "token", 0.0, Remembered()))
         names = (f"life{n}" for n in itertools.count(1))
         self.agent = AgentState(lambda: next(names), self.random.random, Policy())
         self.alive: dict[str, str] = {}  # workers, and the incarnation that started each

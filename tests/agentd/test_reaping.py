@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agentd.node import RunDir
 from agentd.reap import spared
+from agentd.rundir import RunDir, was_stopping
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -72,12 +72,10 @@ def test_the_mark_of_a_stop_goes_with_what_it_was_for(run_dir):
     held = RunDir.open(run_dir, {})
     held.stop_asked()
     held.stop_asked()
-    assert held.was_stopping
+    assert was_stopping(run_dir)
     held.close()
     assert reap(run_dir, SERVICE_RESULT="success").returncode == 0
-    again = RunDir.open(run_dir, {})
-    assert not again.was_stopping
-    again.close()
+    assert not was_stopping(run_dir)
 
 
 def test_an_agentd_that_begins_forgets_what_the_last_one_was_told(run_dir):
@@ -85,5 +83,5 @@ def test_an_agentd_that_begins_forgets_what_the_last_one_was_told(run_dir):
     held.stop_asked()
     held.begin()
     held.begin()
-    assert not held.was_stopping
+    assert not was_stopping(run_dir)
     held.close()

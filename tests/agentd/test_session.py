@@ -106,7 +106,7 @@ class Agent:
 
     @property
     def identity(self):
-        return f"agent:{self.session._state.incarnation}".encode()
+        return self.session.identity
 
 
 class Driver:

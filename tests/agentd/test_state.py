@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from state_kit import GONE, LOOK, Kit
 
 from agentd import events as e
 from agentd import state as s
@@ -19,61 +20,9 @@ from rlinf_actors.errors import (
     ProtocolMismatchError,
 )
 from rlinf_actors.net.outage import RETRY_MIN_S
-from rlinf_actors.wire.agents import (
-    LogCredit,
-    LogLines,
-    ProcessGone,
-    StartWorkers,
-    StopWorkers,
-    Unwatch,
-    Watch,
-    WorkerExited,
-    WorkerReady,
-    WorkersHealth,
-)
-from rlinf_actors.wire.clients import Done
+from rlinf_actors.wire.agents import ProcessGone, WorkerExited
 from rlinf_actors.wire.session import HELLO_AGAIN, Beat, Goodbye, Welcome
-from rlinf_actors.wire.values import Endpoint, ExitReport, RunningWorker, WorkerHealth, WorkerSpec
-
-UP = Endpoint("h", "ipc://x")
-GONE = ExitReport("exited", 0)
-LOOK = e.LookAtHead(2.0)
-
-
-def spec(id: str) -> WorkerSpec:
-    return WorkerSpec(id, "g", "ns", 0, 1, 0, {})
-
-
-def order(*specs: WorkerSpec) -> StartWorkers:
-    return StartWorkers(list(specs), "d1", "m:C", "{}")
-
-
-class Kit:
-    def __init__(self) -> None:
-        names = (f"life{n}" for n in itertools.count(1))
-        self.state = s.AgentState(lambda: next(names), lambda: 0.5, s.Policy(head_grace_s=120.0, stop_grace_s=3.0))
-        self.now = 100.0
-
-    def do(self, event: e.Event, after: float = 0.0) -> list[e.Action]:
-        self.now += after
-        return self.state.handle(event, self.now)
-
-    def join(self) -> Kit:
-        self.do(e.Start())
-        self.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0)))
-        return self
-
-    def start(self, *ids: str) -> list[e.Action]:
-        return self.do(e.Heard(order(*map(spec, ids))))
-
-    def silence(self) -> list[e.Action]:
-        """Tick at every deadline until the head is looked for."""
-        while True:
-            self.now = self.state.next_deadline()
-            out = self.state.handle(e.Tick(), self.now)
-            if LOOK in out:
-                return out
-
+from rlinf_actors.wire.values import ExitReport
 
 # --- the phases ---
 
@@ -285,86 +234,6 @@ def test_a_stand_still_of_ours_is_not_the_heads_silence():
     assert kit.do(e.Tick()) == [e.Send(Beat("life1", kit.now))]
 
 
-# --- workers ---
-
-
-def test_workers_are_started_once():
-    kit = Kit().join()
-    assert kit.start("w1", "w2") == [e.StartChildren(order(spec("w1"), spec("w2")))]
-    assert kit.start("w2", "w3") == [e.StartChildren(order(spec("w3")))]
-    kit.do(e.FromWorkers(WorkerExited("w3", GONE)))
-    told_again = e.Send(WorkerExited("w3", GONE))  # whoever asks for it has not heard that
-    assert kit.start("w3") == [told_again, e.StartChildren(order())]
-
-
-def test_reports_are_sent_and_kept_for_the_next_hello():
-    kit = Kit().join()
-    kit.start("w1", "w2")
-    ready = WorkerReady("w1", 5, UP, 0, 7)
-    gone = WorkerExited("w2", GONE)
-    assert kit.do(e.FromWorkers(ready)) == [e.Send(ready)]
-    assert kit.do(e.FromWorkers(gone)) == [e.Send(gone)]
-    assert kit.state.running() == [
-        RunningWorker(spec("w1"), "d1", "m:C", "{}", 5, UP, 0, 7),
-        RunningWorker(spec("w2"), "d1", "m:C", "{}", exit=GONE),
-    ]
-
-
-def test_an_end_is_told_until_a_later_beat_was_answered():
-    kit = Kit().join()
-    kit.start("w1")
-    kit.do(e.Tick(), 0.5)
-    first = kit.now
-    kit.do(e.FromWorkers(WorkerExited("w1", GONE)))
-    kit.do(e.Tick(), 1.0)
-    kit.do(e.Heard(Beat("epoch", first)))  # answers a beat from before the end
-    assert len(kit.state.running()) == 1
-    assert kit.do(e.Heard(Beat("epoch", kit.now))) == [e.Settled(["w1"])]
-    assert kit.state.running() == []
-
-
-def test_what_happens_while_the_head_is_away_is_told_afterwards():
-    kit = Kit().join()
-    kit.start("w1")
-    kit.do(e.Heard(Beat(HELLO_AGAIN)))
-    gone = WorkerExited("w1", GONE)
-    assert kit.do(e.FromWorkers(gone)) == []
-    assert kit.do(e.ProcessEnded("d1")) == []
-    registered, *sent = kit.do(e.Welcomed(Welcome("epoch2", "1.0", 1.0, 10.0)))
-    assert registered == e.Registered("epoch2", 10.0)
-    assert sent == [e.Send(ProcessGone("d1")), e.Send(gone)]
-
-
-def test_output_flows_and_is_dropped_with_credit_while_the_head_is_away():
-    kit = Kit().join()
-    lines = LogLines("ns", "node", [("g:0", "out", "hello")])
-    assert kit.do(e.FromWorkers(lines)) == [e.Send(lines)]
-    kit.do(e.Heard(Beat(HELLO_AGAIN)))
-    assert kit.do(e.FromWorkers(lines)) == [e.Credit(5, "ns")]
-
-
-@pytest.mark.parametrize(
-    ("body", "action"),
-    [
-        (StopWorkers(["w1"], 2.0), e.StopChildren(["w1"], 2.0)),
-        (LogCredit("ns", "node", 9), e.Credit(9, "ns")),
-        (Watch("d1", 3, 4), e.WatchProcess("d1", 3, 4)),
-        (Unwatch("d1"), e.UnwatchProcess("d1")),
-    ],
-)
-def test_orders_of_the_head(body, action):
-    assert Kit().join().do(e.Heard(body)) == [action]
-
-
-def test_an_unexpected_notice_is_said():
-    (says,) = Kit().join().do(e.Heard(Done()))
-    assert "Done" in says.text
-
-
-def test_the_end_of_a_watched_process_is_sent():
-    assert Kit().join().do(e.ProcessEnded("d1")) == [e.Send(ProcessGone("d1"))]
-
-
 # --- the end ---
 
 
@@ -397,92 +266,3 @@ def test_answers_after_the_drain_change_nothing(late):
     kit.do(e.Drain("SIGINT"))
     assert kit.do(late) == []
     assert kit.state.phase is P.DRAINING
-
-
-# --- workers that do not answer ---
-
-
-def test_a_head_that_did_not_hear_who_is_silent_is_told_when_it_knows_us():
-    kit = Kit().join()
-    kit.start("w1", "w2")
-    silent = WorkerHealth("w1", "it does not answer", for_s=5.0)
-    assert kit.do(e.FromWorkers(WorkersHealth([silent]))) == [e.Send(WorkersHealth([silent]))]
-    kit.do(e.Heard(Beat(HELLO_AGAIN)))
-    assert kit.do(e.FromWorkers(WorkersHealth([WorkerHealth("w2", "it does not answer", for_s=5.0)])), after=1.0) == []
-    actions = kit.do(e.Welcomed(Welcome("epoch2", "1.0", 1.0, 10.0)), after=2.0)
-    (told,) = [a.body for a in actions if isinstance(a, e.Send) and isinstance(a.body, WorkersHealth)]
-    assert [(one.id, one.for_s) for one in told.workers] == [("w1", 8.0), ("w2", 7.0)]
-
-
-def test_who_answers_again_while_no_head_listens_is_told_of_once():
-    kit = Kit().join()
-    kit.start("w1")
-    kit.do(e.FromWorkers(WorkersHealth([WorkerHealth("w1", "it does not answer", for_s=5.0)])))
-    kit.do(e.Heard(Beat(HELLO_AGAIN)))
-    kit.do(e.FromWorkers(WorkersHealth([WorkerHealth("w1")])))
-    told = []
-    for _ in range(2):
-        actions = kit.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0)))
-        told += [a.body for a in actions if isinstance(a, e.Send)]
-    assert told == [WorkersHealth([WorkerHealth("w1")])]
-
-
-def test_who_answers_again_or_has_ended_is_forgotten():
-    kit = Kit().join()
-    kit.start("w1", "w2")
-    for id in ("w1", "w2"):
-        kit.do(e.FromWorkers(WorkersHealth([WorkerHealth(id, "it does not answer", for_s=5.0)])))
-    kit.do(e.FromWorkers(WorkersHealth([WorkerHealth("w1")])))
-    kit.do(e.FromWorkers(WorkerExited("w2", GONE)))
-    actions = kit.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0)))
-    assert not [a for a in actions if isinstance(a, e.Send) and isinstance(a.body, WorkersHealth)]
-
-
-# --- another agentd before or after this one ---
-
-
-def adopted(kit: Kit, *workers: RunningWorker) -> None:
-    kit.do(e.Adopted(list(workers)))
-    kit.do(e.Start())
-
-
-def test_what_was_taken_over_is_said_and_lives_as_what_was_started():
-    kit = Kit()
-    kit.now = 500.0
-    adopted(kit, RunningWorker(spec("w1"), "d1", pid=5, endpoint=UP), RunningWorker(spec("w2"), "d1", exit=GONE))
-    assert [(one.spec.id, one.exit) for one in kit.state.running()] == [("w1", None), ("w2", GONE)]
-    assert kit.do(e.Tick()) == [], "the head has its grace from now on"
-    kit.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0)))
-    assert kit.start("w1") == [e.StartChildren(order())], "it was started once"
-    gone = WorkerExited("w1", GONE)
-    assert kit.do(e.FromWorkers(gone)) == [e.Send(gone)]
-
-
-def test_ends_that_were_taken_over_are_settled_when_the_head_has_answered():
-    kit = Kit()
-    adopted(kit, RunningWorker(spec("w2"), "d1", exit=GONE))
-    kit.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0)))
-    kit.do(e.Tick(), 1.0)
-    assert kit.do(e.Heard(Beat("epoch", kit.now))) == [e.Settled(["w2"])]
-    assert kit.state.running() == []
-
-
-def test_agentds_that_come_and_go_without_a_head_win_no_time_for_their_workers():
-    kit = Kit()
-    kit.now = 500.0
-    kit.do(e.Adopted([RunningWorker(spec("w1"), "d1", pid=5, endpoint=UP)], since=391.0))
-    kit.do(e.Start())
-    assert kit.state.next_deadline() <= 511.0
-    out = []
-    while not any(isinstance(action, e.StopChildren) for action in out):
-        kit.now = max(kit.state.next_deadline(), kit.now)
-        assert kit.now < 391.0 + 120.0 + 10.0
-        out = kit.do(e.Tick())
-        if LOOK in out:
-            out = kit.do(e.HeadLooked(there=True))
-
-
-def test_a_hand_over_stops_nobody_and_says_nothing():
-    kit = Kit().join()
-    kit.start("w1")
-    assert kit.do(e.HandOver("SIGUSR1")) == [e.Exit(0, "workers go on: SIGUSR1")]

@@ -92,6 +92,18 @@ def test_a_scope_that_systemd_delegated(machine):
     assert made.find(under_systemd=True).unified == str(made.own)
 
 
+def test_a_service_that_systemd_delegated_has_cgroups_and_no_limits(machine):
+    made = machine("unified", own="system.slice/rlinf-agentd@lab.service", enabled="", processes="1\n")
+    try:
+        os.setxattr(made.own, "user.delegate", b"1")
+    except OSError:
+        pytest.skip("this file system has no user attributes")
+    found = made.find(under_systemd=True)
+    assert (found.unified, found.enforced, prepare(found).enforced) == (str(made.own), (), ())
+    assert "could not be restarted while they run" in found.missing(1 << 30, None)
+    assert (made.own / "cgroup.subtree_control").read_text() == ""
+
+
 def test_switched_off(machine):
     found = machine("unified").find("off")
     assert found.directories() == []

@@ -58,6 +58,7 @@ class World:
         self.host = ChannelHost(self.queue, self.server.send, self.watched.__setitem__, keep, self._drained)
         self.users: list[User] = []
         self.server.serve(typing.get_args(frames.ChannelFrame), self._handle)
+        self.server.on_link_lost(self.host.link_lost)
         self.endpoint = self.server.bind("ipc://host")
 
     def user(self, name: str, linked: bool = True) -> User:
@@ -77,6 +78,10 @@ class World:
             if peer.startswith(user.identity.encode()):
                 self.network.cut(peer)
         self.watched.pop(user.identity.partition(":")[2])()
+
+    def lose(self, user: User) -> None:
+        """The connection of a user to the host is lost, and there again."""
+        self.network.reset(user.group.peers[0].link_identity)
 
     def host_dies(self, **how) -> None:
         """The head tells the users."""

@@ -80,6 +80,24 @@ async def test_a_dead_consumers_item_goes_to_the_next():
     assert waiting.redelivered
 
 
+async def test_a_lost_connection_loses_no_item_and_ends_what_waits():
+    world = World()
+    user, other = world.user("a"), world.user("b")
+    await other.put("x")
+    unread, waiting = user.get(), user.get()
+    await settle()
+    assert unread.done()
+    world.lose(user)
+    await settle()
+    with pytest.raises(PeerDiedError, match="was lost, and is there again"):
+        await waiting
+    again = user.get()
+    assert await again == "x", "nobody had taken it"
+    assert again.redelivered
+    await other.put("y")
+    assert await user.get() == "y"
+
+
 async def test_acknowledgements_of_a_busy_consumer_go_in_lumps():
     world = World()
     user, other = world.user("a"), world.user("b")

@@ -66,13 +66,12 @@ class Driver:
         self.task = world.loop.create_task(self._live())
 
     def owns(self, identity: bytes) -> bool:
-        name = f"driver:{self._who}".encode()
-        return identity == name or identity.startswith(name + b"#")
+        return identity.startswith(f"driver:{self._who}#".encode())
 
     def kill(self) -> None:
         self._world.cut.add(self)
+        self.task.add_done_callback(lambda _: self._link.close(""))
         self.task.cancel()
-        self._link.close("")
         self._world.write(SCENE, "ended", pid=self._pid, who=self._who)
 
     # --- the glue that Runtime is in a real driver ---

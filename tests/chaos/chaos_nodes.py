@@ -147,7 +147,7 @@ class Agent:
         return self.keeper
 
     def owns(self, identity: bytes) -> bool:
-        return identity == f"agent:{self._session._state.incarnation}".encode()
+        return identity == self._session.identity
 
     def kill(self) -> None:
         """kill -9 of agentd alone."""

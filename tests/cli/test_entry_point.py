@@ -52,7 +52,7 @@ def test_help(arguments, capsys):
 
 def test_a_head_outside_loopback_needs_keys(capsys):
     assert app.run(["head", "--listen", "0.0.0.0:0"]) == 78
-    assert "it is outside loopback and this cluster has no keys" in capsys.readouterr().err
+    assert "it is outside loopback, and there is no key here" in capsys.readouterr().err
 
 
 def test_a_head_somewhere_is_no_address(capsys):

@@ -37,6 +37,7 @@ from rlinf_actors.head.remembered import (
     Unlatch,
 )
 from rlinf_actors.head.supervisor import Supervisor
+from rlinf_actors.head.tables import Tables
 from rlinf_actors.security.members import LOCAL, Member
 from rlinf_actors.wire.agents import WorkerExited, WorkerReady
 from rlinf_actors.wire.clients import GetNodes, Launch
@@ -106,7 +107,7 @@ class HeadKit:
         identity = Identity(epoch, "1.0", self.embedded)
         before = copy.deepcopy(self.disk)
         tokens = lambda: next(self.tokens)  # noqa: E731
-        self.head = Supervisor(identity, self.timing, tokens, self.now, before, self.own, job_key)
+        self.head = Supervisor(Tables(identity, self.timing, tokens, self.now, before, self.own, job_key))
         if self.own.public:
             self.out = self._keep(self.head.started(["ipc:///run/head", "tcp://10.0.0.1:6380"], self.wall))
 

@@ -307,8 +307,9 @@ def test_a_connection_that_was_turned_away_is_in_the_log_with_the_reason(kit):
         key("t"): "the join token of agent 'n5' (tttttttt) has ended 0 s ago: its time was over",
         key("B"): "the key of driver 'bob' (BBBBBBBB) has ended 0 s ago: me revoked it",
     }
-    for n, (public, why) in enumerate(reasons.items()):
-        assert turned_away(kit, public, f"10.0.0.{n}") == [f"refused a connection from 10.0.0.{n}: {why}"]
+    for public, why in reasons.items():
+        assert turned_away(kit, public) == [f"refused a connection from 10.0.0.9: {why}"]
+    assert turned_away(kit, key("y")) == []  # another stranger's: a repetition
     assert turned_away(kit, "", "10.0.1.1", "it came without CURVE")[0].endswith("10.0.1.1: it came without CURVE")
 
 
@@ -338,3 +339,46 @@ def test_the_administrator_sees_keys_by_the_head_s_own_pair(kit):
     assert {state.name for state in answer.keys} == {"here", "n1", "ann", "bob"}
     kit.ask("root", RevokeKey("bob", "root@head"))
     assert "root@head (head 'head') revoked it" in kit.listed()["B"].why
+
+
+# --- a head that was restarted ---
+
+
+def test_a_restarted_head_gives_no_job_away_before_its_workers_are_back(kit):
+    kit.restart()
+    thief = client_hello("bob", namespace="ann", token="guess")
+    assert kit.ask("bob", thief) is None  # held
+    kit.node("n0", is_head=True)
+    worker = running(specs("g", [0, 1], "ann")[1], "ann")
+    kit.ask("a:n1", agent_hello("n1", workers=[worker]))
+    (refusal,) = kit.refusals()
+    assert refusal.peer == b"bob"
+    assert "it is another's job" in refusal.text
+    assert kit.sent(StopWorkers) == []
+    assert isinstance(kit.ask("ann", client_hello("ann", namespace="ann", token="old")), Welcome)
+
+
+def test_what_was_held_of_a_key_that_was_revoked_meanwhile_is_refused(kit):
+    kit.restart()
+    assert kit.ask("bob", client_hello("bob", namespace="new")) is None
+    kit.revoke("bob")
+    kit.wait(10)
+    kit.node("n0", is_head=True)
+    kit.node("n1")
+    assert kit.clients() == 0
+
+
+def test_an_agent_adds_no_worker_to_a_job_that_is_not_its(kit):
+    stranger = running(specs("h", [1], "ann", launch="x")[0], "ann")  # with the token "old"
+    kit.ask("a:n1", agent_hello("n1", workers=[stranger]))
+    assert [said.ids for said in kit.sent(StopWorkers, "a:n1")] == [["x-0"]]
+    assert "h" not in kit.group_states()
+
+
+def test_a_job_that_takes_the_name_of_one_that_has_ended_is_not_shown_to_its_driver(kit):
+    kit.tell("bob", Goodbye())
+    kit.driver("local", namespace="bob")
+    kit.keyed["bob's terminal"] = kit.keyed["bob"]
+    status = kit.ask("bob's terminal", GetStatus())
+    assert isinstance(status, Status)
+    assert status.clients == []

@@ -30,7 +30,7 @@ class Network:
         self.memory = memory
         self.made = Link()
 
-    def link(self, *_arguments):
+    def link(self, *_arguments, **_options):
         return self.made
 
     def soon(self, function):

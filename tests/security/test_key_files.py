@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.security import keyfile
+from rlinf_actors.security import keyfile, own
 from rlinf_actors.security.keyfile import KeyFile
 from rlinf_actors.security.keypair import KeyPair
 from rlinf_actors.settings import Settings
@@ -117,3 +117,32 @@ def test_where_key_files_are(tmp_path):
     chosen = Settings.load({"RLINF_ACTORS_KEYS": "/k"})
     assert str(keyfile.directory(chosen)) == "/k"
     assert str(keyfile.directory(Settings.load({"XDG_CONFIG_HOME": "/c"}))) == "/c/rlinf-actors/keys"
+
+
+def test_where_an_identity_is_looked_for(tmp_path):
+    home, credentials, named = (tmp_path / name for name in ("home", "credentials", "named"))
+    settings = Settings(config_home=str(home), credentials_dir=str(credentials))
+    assert keyfile.locate(settings, "agent") is None
+    assert own.find(settings, "agent") is None
+    usual = keyfile.directory(settings) / "agent.key"
+    keyfile.save(usual, AGENT)
+    assert keyfile.locate(settings, "agent") == usual
+    keyfile.save(credentials / "agent.key", replace(AGENT, name="of-the-unit"))
+    assert own.find(settings, "head", "agent").name == "of-the-unit"
+    keyfile.save(named / "agent.key", replace(AGENT, name="named"))
+    assert own.find(replace(settings, key_dir=str(named)), "agent").name == "named"
+    assert keyfile.locate(replace(settings, key_dir=str(tmp_path)), "agent") is None
+
+
+def test_a_blank_credential_stands_for_a_file_that_is_not_there(tmp_path):
+    (tmp_path / "credentials").mkdir(mode=0o700)
+    (tmp_path / "credentials" / "agent.key").write_text("\n")
+    settings = Settings(config_home=str(tmp_path), credentials_dir=str(tmp_path / "credentials"))
+    assert keyfile.locate(settings, "agent") is None
+    assert own.find(settings, "agent") is None
+
+
+def test_a_credential_that_cannot_be_read_is_an_error(tmp_path):
+    (tmp_path / "agent.key").mkdir()
+    with pytest.raises(ConfigError, match=r"agent.key: cannot be read"):
+        keyfile.locate(Settings(credentials_dir=str(tmp_path)), "agent")

@@ -50,6 +50,7 @@ class Member:
         self.messenger = Messenger(self, self.name, self.id, self.connected, self.server.answer, world.window, station)
         self.messages: list[frames.Message] = []
         self.server.serve((frames.Message,), self.arrived)
+        self.server.on_link_lost(self.messenger.link_lost)
         self.endpoint = self.server.bind(f"ipc://{self.id}")
         self.broadcaster = Broadcaster(self.messenger, WorkerAddress(group, rank))
 
@@ -122,7 +123,7 @@ class World:
         state = GroupState("ns", name, "m:C", "o", "running", [worker.describe() for worker in workers], "token")
         if known is None or not known.holds(state):
             names = [f"node{worker.node}" for worker in workers]
-            known = RemoteGroup(self.network, asker.name, "here", "ns", name, names, soon=asker.io.call)
+            known = RemoteGroup(self.network, asker.name, "here", "ns", name, names, soon=asker.io.call, me=asker.id)
             asker.known[name] = known
         known.adopt(state)
         return known
@@ -133,6 +134,10 @@ class World:
         member.server._listener.close()
         if tell:
             self.tell(member)
+
+    def lose(self, sender: Member, receiver: Member) -> None:
+        """The connection that one sends to the other by is lost, and there again."""
+        self.network.reset(sender.known[receiver.group].peers[receiver.rank].link_identity)
 
     def tell(self, member: Member, *hearers: Member) -> None:
         """The head announces how this worker is."""

@@ -272,3 +272,59 @@ async def test_a_time_limit_ends_a_recv_that_sleeps_too(pair):
         await work
     await a.send("b:0", 1)
     assert await b.recv("a:0") == 1
+
+
+# --- a connection that was lost between two who live ---
+
+
+async def test_who_waits_for_a_message_that_may_be_lost_is_told_and_so_is_who_sends_more(world):
+    (a,), (b,) = world.launch("a"), world.launch("b")
+    await a.send("b:0", "before")
+    assert await b.recv("a:0") == "before"
+    waiting = b.recv("a:0")
+    await settle()
+    world.lose(a, b)
+    with pytest.raises(PeerDiedError, match=r"recv\(\) from a:0: .* a message may be missing"):
+        await waiting
+    with pytest.raises(PeerDiedError, match="a message may be missing"):
+        await b.recv("a:0")
+    with pytest.raises(PeerDiedError, match=r"send\(\) to b:0: .* was lost, and is there again"):
+        await a.send("b:0", "more")
+    with pytest.raises(PeerDiedError, match=r"send\(\) to a:0: .* a message may be missing"):
+        await b.send("a:0", "back")
+
+
+async def test_what_came_before_the_loss_is_received(world):
+    (a,), (b,) = world.launch("a"), world.launch("b")
+    await a.send("b:0", "before")
+    await settle()
+    world.lose(a, b)
+    await settle()
+    assert await b.recv("a:0") == "before"
+    with pytest.raises(PeerDiedError):
+        await b.recv("a:0")
+
+
+async def test_a_broadcast_over_a_lost_connection_ends_in_all_that_wait(world):
+    world.launch("g", 2)
+    a, b = world.groups["g"]
+    groups = [("g", [0, 1])]
+    assert [await one.broadcast("x" if one is a else None, groups) for one in (a, b)] == ["x", "x"]
+    waiting = b.broadcast(None, groups)
+    await settle()
+    world.lose(a, b)
+    with pytest.raises(PeerDiedError):
+        await waiting
+    with pytest.raises(PeerDiedError):
+        await a.broadcast("y", groups)
+
+
+async def test_others_go_on(world):
+    (a,), (b,), (c,) = world.launch("a"), world.launch("b"), world.launch("c")
+    await a.send("b:0", 1)
+    await a.send("c:0", 2)
+    await settle()
+    world.lose(a, b)
+    await settle()
+    await a.send("c:0", 3)
+    assert [await c.recv("a:0"), await c.recv("a:0")] == [2, 3]

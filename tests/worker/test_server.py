@@ -227,3 +227,26 @@ async def test_a_call_that_comes_twice_while_the_class_is_made_runs_once(ends):
     await ends.until(1)
     await ends.settled()
     assert [answer.id for answer, _ in ends.came] == [1]
+
+
+async def test_a_link_that_takes_the_place_of_a_lost_one_ends_what_that_was_served(ends):
+    told = []
+    ends.server.on_link_lost(lambda link, worker: told.append((link, worker)))
+    executor = Inline()
+    executor.paused = True
+    ends.server.open(executor)
+    ends.join()
+    ends.say(frames.Stream(1, "numbers", 4), payload.encode_call((), {}))
+    await ends.settled()
+    (stream,) = executor.queue
+    again = ends.network.link(ends.endpoint, b"driver#2", ends._received)
+    good = frames.Join(PROTOCOL, "0", "3", "driver", "token", "id-0")
+    again.send(frames.encode(msgspec.structs.replace(good, succeeds=b"another", worker="w")))
+    await ends.settled()
+    assert told == [], "that was another process's"
+    again.send(frames.encode(msgspec.structs.replace(good, succeeds=b"driver", worker="w")))
+    third = ends.network.link(ends.endpoint, b"driver#3", ends._received)
+    third.send(frames.encode(msgspec.structs.replace(good, succeeds=b"driver", worker="w")))
+    await ends.settled()
+    assert told == [(b"driver", "w")]
+    assert stream.cancelled

@@ -1,0 +1,25 @@
+"""A program for job.sbatch: one worker on each node says where it is."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from rlinf_actors import Cluster, NodePlacementStrategy, Worker
+
+
+class Where(Worker):
+    def node(self) -> tuple[int, int]:
+        return self._rank, self._cluster_node_rank
+
+
+async def main() -> None:
+    num_nodes = int(os.environ["NUM_NODES"])
+    async with Cluster.connect(num_nodes=num_nodes) as cluster:
+        group = await Where.create_group().launch(cluster, NodePlacementStrategy(list(range(num_nodes))))
+        for rank, node in await group.node():
+            print(f"rank {rank} runs on node {node}")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

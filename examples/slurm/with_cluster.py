@@ -1,0 +1,110 @@
+"""Run a program with a cluster on the nodes of a Slurm job: a head here, an agentd on each node by srun.
+
+    python with_cluster.py PROGRAM ARGUMENT...      in a batch script; its exit code is the program's
+    python with_cluster.py --node ADDRESS KEYS      what srun runs on each node
+
+The head listens on an address that the other nodes reach, so it has keys: made for this job, in a directory of mode
+0700 in the (shared) home directory, and removed with it. A job of one node stays on loopback and needs none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+TOOL = [sys.executable, "-m", "rlinf_actors.cli.main"]
+
+
+def main() -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # scancel, or our own end: what follows is ended in order
+    if sys.argv[1:2] == ["--node"]:
+        return be_node(*sys.argv[2:])
+    job = os.environ["SLURM_JOB_ID"]
+    nodes = hostnames(os.environ["SLURM_JOB_NODELIST"])
+    own = address_towards(nodes[1]) if len(nodes) > 1 else "127.0.0.1"
+    with contextlib.ExitStack() as stack:
+        keys = Path.home() / f".rlinf-actors-job-{job}"
+        env = {**os.environ, "RLINF_ACTORS_KEYS": str(keys)}
+        stack.callback(shutil.rmtree, keys, ignore_errors=True)
+        with_keys = not own.startswith("127.")
+        if with_keys:
+            subprocess.run([*TOOL, "keys", "init"], env=env, check=True, stdout=subprocess.DEVNULL)
+        state = stack.enter_context(temporary(f"/tmp/rlinf-head-{job}"))
+        head = stack.enter_context(process([*TOOL, "head", "--listen", f"{own}:0", "--state-dir", state], env, True))
+        address = head.stdout.readline().decode().strip()
+        if not address:
+            return head.wait()  # it has said why
+        if with_keys:
+            for node in nodes:
+                file = keys / node / "agent.key"
+                file.parent.mkdir(mode=0o700)
+                enroll = [*TOOL, "keys", "enroll", node, "--head", address, "--file", str(file)]
+                subprocess.run(enroll, env=env, check=True, stdout=subprocess.DEVNULL)
+        one_each = ["srun", f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1", "--overlap"]
+        command = [*one_each, sys.executable, os.path.abspath(__file__), "--node", address, str(keys)]
+        stack.enter_context(process(command, dict(os.environ)))
+        env |= {"RLINF_HEAD": address, "NUM_NODES": str(len(nodes))}
+        return subprocess.run(sys.argv[1:], env=env, check=False).returncode
+
+
+def be_node(address: str, keys: str) -> int:
+    """Run this node's agentd: its sockets in a directory of this job's and node's own, workers' output beside us."""
+    name, job = os.environ["SLURMD_NODENAME"], os.environ["SLURM_JOB_ID"]
+    own = os.path.join(keys, name)
+    env = {**os.environ, "RLINF_ACTORS_KEYS": own if os.path.isdir(own) else keys}
+    with temporary(f"/tmp/rlinf-{job}-{os.environ['SLURM_PROCID']}") as place:
+        where = [
+            "--connect",
+            address,
+            "--name",
+            name,
+            "--run-dir",
+            place,
+            "--log-dir",
+            f"{os.getcwd()}/logs-{job}/{name}",
+        ]
+        with process([sys.executable, "-m", "agentd", *where], env) as agentd:
+            return agentd.wait()
+
+
+def hostnames(nodelist: str) -> list[str]:
+    """The names in Slurm's short form, such as gpu[01-04]."""
+    done = subprocess.run(["scontrol", "show", "hostnames", nodelist], capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+def address_towards(host: str) -> str:
+    """Our address on the network that leads to *host*; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))
+        return str(probe.getsockname()[0])
+
+
+@contextlib.contextmanager
+def process(command: list[str], env: dict[str, str], read: bool = False):
+    """A process that is asked to end, and waited for, at the end of the block."""
+    stdout = subprocess.PIPE if read else None
+    with subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=stdout) as started:
+        try:
+            yield started
+        finally:
+            started.terminate()
+
+
+@contextlib.contextmanager
+def temporary(path: str):
+    os.mkdir(path, 0o700)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

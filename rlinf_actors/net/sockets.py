@@ -1,0 +1,290 @@
+"""What ZeroMQ listeners and links share: a socket on an event loop.
+
+House rules:
+* A socket is guarded by one lock, so that any thread may send; only the loop's thread receives.
+  Queueing takes no lock: deque.append is atomic, and the flush clears its flag before it looks.
+* The socket's FD is edge-triggered, and any call on the socket may eat the edge: after every send
+  the events are read again, and every wake-up receives until they, or EAGAIN, say that there is nothing
+  left. `_drain` is the one place.
+* High-water marks are off (a full ROUTER drops without a word); memory is bounded above, by credits.
+* What is queued for a peer leaves as one chunk (`net.chunks`).
+* Where a listener's TCP side is a CURVE server (`net.security` decides), each frame is judged by its key.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import zmq
+
+from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.net import faultpoints
+from rlinf_actors.net.admission import Admission
+from rlinf_actors.net.chunks import pack, unpack
+from rlinf_actors.net.handshakes import Handshakes
+from rlinf_actors.net.link import OnMessage
+
+if TYPE_CHECKING:
+    from rlinf_actors.net.transport import ZmqNetwork
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+DRAIN = 256
+"""Messages taken from a socket before other callbacks of the loop get a turn."""
+
+# plain ints: pyzmq's enums cost as much as the calls they are given to
+_NOBLOCK = int(zmq.NOBLOCK)
+_MORE = int(zmq.SNDMORE) | _NOBLOCK
+_EVENTS = int(zmq.EVENTS)
+_POLLIN = int(zmq.POLLIN)
+
+
+class Socket:
+    """What a listener and a link share: the lock, the outgoing queues, the drain."""
+
+    def __init__(self, network: ZmqNetwork, kind: int, on_message: OnMessage) -> None:
+        self._network = network
+        self._loop = network._loop
+        self._on_message = on_message
+        self._lock = threading.Lock()
+        self._out: collections.deque[tuple[bytes, bytes, Sequence[Buffer]]] = collections.deque()
+        self._flush_due = False
+        self._drain_due = False
+        self._delivering = False
+        self._closed = False
+        self.on_unreachable: Callable[[bytes], None] | None = None
+        self._admission: Admission | None = None
+        self._handshakes: Handshakes | None = None
+        self._routed = kind == zmq.ROUTER
+        self._thread = 0
+        self._socket: zmq.Socket[bytes] = network._context.socket(kind)
+        self._socket.setsockopt(zmq.SNDHWM, 0)  # a full ROUTER drops without a word; we bound above
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        # A machine that vanished without a word leaves a connection that is open for ever. But no heartbeats of ZeroMQ
+        # and no TCP_USER_TIMEOUT: those end the connection of a process that is stopped, and lose what was under way.
+        self._socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        self._socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 60)  # seconds
+        self._socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 10)
+        self._socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 6)
+        self._fd = int(self._socket.getsockopt(zmq.FD))
+        network._sockets.add(self)
+
+    def _start(self) -> None:
+        self._loop.add_reader(self._fd, self._drain)
+        self._loop.call_soon(self._drain)
+
+    # --- out ---
+
+    def _send(self, peer: bytes, header: bytes, parts: Sequence[Buffer], now: bool) -> None:
+        if self._network.forked:
+            return  # the sockets are the parent's
+        if now and not self._out and self._lock.acquire(blocking=False):
+            try:
+                if self._closed:
+                    return
+                self._write(peer, [(header, parts)])
+                if self._drain_due or not self._readable():
+                    return
+                self._drain_due = True  # our send may have eaten the edge that announced these
+            finally:
+                self._lock.release()
+            self._wake(self._drain)
+            return
+        self._out.append((peer, header, parts))
+        if not self._flush_due:
+            self._flush_due = True
+            if not (self._delivering and threading.get_ident() == self._thread):
+                self._wake(self._flush)
+
+    def _readable(self) -> bool:
+        """Whether there is something to receive; if not, the socket's FD will say when there is. With the lock held."""
+        return bool(int(self._socket.getsockopt(_EVENTS)) & _POLLIN)
+
+    def _wake(self, callback: Callable[[], None]) -> None:
+        if threading.get_ident() == self._thread:
+            self._loop.call_soon(callback)
+            return
+        try:
+            self._loop.call_soon_threadsafe(callback)
+        except RuntimeError:
+            if not self._loop.is_closed():  # a closed loop: the process is ending, and nobody listens
+                raise
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        with self._lock:
+            self._write_queued()
+            if self._closed or self._drain_due or not self._readable():
+                return
+        self._drain()
+
+    def _write_queued(self) -> None:
+        """Send what is queued, one chunk per peer. Called with the lock held."""
+        out = self._out
+        if self._closed or not out:
+            return
+        if not self._routed:
+            self._write(b"", [(header, parts) for _, header, parts in _all(out)])
+            return
+        queues: dict[bytes, list[tuple[bytes, Sequence[Buffer]]]] = {}
+        for peer, header, parts in _all(out):
+            queues.setdefault(peer, []).append((header, parts))
+        for peer, records in queues.items():
+            self._write(peer, records)
+
+    def _write(self, peer: bytes, records: list[tuple[bytes, Sequence[Buffer]]]) -> None:
+        """Send one chunk. Called with the lock held."""
+        chunk, big = pack(records)
+        socket = self._socket
+        try:
+            if self._routed:
+                socket.send(peer, _MORE)
+            if not big:
+                socket.send(chunk, _NOBLOCK)
+                return
+            socket.send(chunk, _MORE)
+            last = len(big) - 1
+            for n, part in enumerate(big):
+                socket.send(part, _MORE if n < last else _NOBLOCK, copy=False)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+            log.debug("dropped %d messages to %r, which is not connected", len(records), peer)
+            if self.on_unreachable is not None:
+                self._loop.call_soon_threadsafe(self.on_unreachable, peer)
+
+    # --- in ---
+
+    def _drain(self) -> None:
+        """Receive until there is nothing left, or give the loop a turn after DRAIN chunks.
+
+        Delivers after the last receive: whoever is woken by a message and answers at once finds the lock free.
+        What is sent while that goes on leaves at its end, in one chunk for each peer.
+        """
+        self._thread = threading.get_ident()
+        chunks = []
+        more = False
+        with self._lock:
+            self._drain_due = False
+            if self._closed:
+                return
+            try:
+                for n in range(DRAIN):
+                    chunk = self._receive()
+                    if chunk is not None:
+                        chunks.append(chunk)
+                    if n == 0 and not self._readable():  # cheaper than the exception that ends a longer run
+                        break
+                else:
+                    more = self._drain_due = True
+            except zmq.Again:
+                pass
+        if more:
+            self._loop.call_soon(self._drain)
+        if not chunks:
+            return
+        self._delivering = True
+        try:
+            for chunk in chunks:
+                self._deliver(*chunk)
+        finally:
+            self._delivering = False
+        if self._flush_due:
+            self._flush_due = False
+            with self._lock:
+                self._write_queued()
+                again = not self._closed and not self._drain_due and self._readable()
+                self._drain_due |= again
+            if again:
+                self._loop.call_soon(self._drain)  # our send ate the edge that announced these
+
+    def _receive(self) -> tuple[bytes, bytes, list[Buffer]] | None:
+        receive = self._socket.recv
+        peer = b""
+        frame = receive(_NOBLOCK, copy=False)
+        if self._routed:
+            if not frame.more:
+                return None
+            peer = frame.bytes
+            frame = receive(_NOBLOCK, copy=False)
+        chunk = frame.bytes
+        admitted = self._admission is None or self._admission.admits(peer, _key_of(frame))
+        big: list[Buffer] = []
+        while frame.more:
+            frame = receive(_NOBLOCK, copy=False)
+            big.append(frame.buffer)
+        return (peer, chunk, big) if admitted else None
+
+    def _deliver(self, peer: bytes, chunk: bytes, big: list[Buffer]) -> None:
+        for header, parts in unpack(peer, chunk, big):
+            faults = faultpoints.active
+            if faults is not None:
+                one = functools.partial(self._hand_over, peer, header, parts)
+                faults.carry("transport.receive", self, peer, self._name(peer), one, self._loop)
+                continue
+            try:
+                self._on_message(peer, header, parts)
+            except Exception:
+                # a bug of ours; the messages behind this one belong to others and must not be lost with it
+                log.exception("handling a message from %r failed", peer)
+
+    # --- with faults ---
+
+    def _send_with_faults(self, peer: bytes, header: bytes, parts: Sequence[Buffer], now: bool) -> None:
+        one = functools.partial(self._send, peer, header, parts, now)
+        faults = faultpoints.active
+        if faults is None:
+            one()  # another thread has just ended the last of them
+        else:
+            faults.carry("transport.send", self, peer, self._name(peer), one, self._loop)
+
+    def _hand_over(self, peer: bytes, header: bytes, parts: list[Buffer]) -> None:
+        """What may come late is no part of a loop over messages."""
+        if self._closed:
+            return
+        try:
+            self._on_message(peer, header, parts)
+        except Exception:
+            log.exception("handling a message from %r failed", peer)
+
+    def _name(self, peer: bytes) -> str:
+        """What rules of fault points call the other end."""
+        return peer.decode(errors="replace")
+
+    def close(self, linger_ms: int = 0) -> None:
+        """See net.link."""
+        with self._lock:
+            if self._closed:
+                return
+            self._write_queued()
+            self._closed = True
+            self._loop.remove_reader(self._fd)
+            if self._handshakes is not None:
+                self._handshakes.close()
+            self._socket.close(linger=linger_ms)
+        self._network._sockets.discard(self)
+
+
+def _all(queue: collections.deque[T]) -> Iterator[T]:
+    """Take everything that is in *queue* now; others may append meanwhile."""
+    for _ in range(len(queue)):
+        yield queue.popleft()
+
+
+def _key_of(frame: zmq.Frame) -> str:
+    """The public key that the connection of this frame proved to have, "" on a unix socket.
+
+    On a CURVE server's connections it is always there: our ZAP handler gives it back with each that it lets in.
+    """
+    try:
+        return str(frame.get("User-Id"))
+    except zmq.ZMQError:
+        return ""

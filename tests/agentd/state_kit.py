@@ -1,0 +1,50 @@
+"""An agent's state, with a clock in hand."""
+
+from __future__ import annotations
+
+import itertools
+
+from agentd import events as e
+from agentd import state as s
+from rlinf_actors.wire.agents import StartWorkers
+from rlinf_actors.wire.session import Welcome
+from rlinf_actors.wire.values import Endpoint, ExitReport, WorkerSpec
+
+UP = Endpoint("h", "ipc://x")
+GONE = ExitReport("exited", 0)
+LOOK = e.LookAtHead(2.0)
+
+
+def spec(id: str) -> WorkerSpec:
+    return WorkerSpec(id, "g", "ns", 0, 1, 0, {})
+
+
+def order(*specs: WorkerSpec) -> StartWorkers:
+    return StartWorkers(list(specs), "d1", "m:C", "{}")
+
+
+class Kit:
+    def __init__(self) -> None:
+        names = (f"life{n}" for n in itertools.count(1))
+        self.state = s.AgentState(lambda: next(names), lambda: 0.5, s.Policy(head_grace_s=120.0, stop_grace_s=3.0))
+        self.now = 100.0
+
+    def do(self, event: e.Event, after: float = 0.0) -> list[e.Action]:
+        self.now += after
+        return self.state.handle(event, self.now)
+
+    def join(self) -> Kit:
+        self.do(e.Start())
+        self.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0)))
+        return self
+
+    def start(self, *ids: str) -> list[e.Action]:
+        return self.do(e.Heard(order(*map(spec, ids))))
+
+    def silence(self) -> list[e.Action]:
+        """Tick at every deadline until the head is looked for."""
+        while True:
+            self.now = self.state.next_deadline()
+            out = self.state.handle(e.Tick(), self.now)
+            if LOOK in out:
+                return out

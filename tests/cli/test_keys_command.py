@@ -1,0 +1,205 @@
+"""`rlinf-actors keys` without a network: key files, the state of a head that is away, a head's unix socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import threading
+
+import pytest
+
+from rlinf_actors.cli import app
+from rlinf_actors.head.ownkeys import own_keys
+from rlinf_actors.head.server import HeadServer
+from rlinf_actors.head.store import Store
+from rlinf_actors.net.transport import ZmqNetwork
+from rlinf_actors.security import jointoken, keyfile
+from rlinf_actors.settings import Settings
+
+
+@pytest.fixture
+def keys(tmp_path, monkeypatch, capsys):
+    """Run `rlinf-actors keys ...` with a key directory and a state directory of the test's own; JSON is parsed."""
+    monkeypatch.delenv("RLINF_HEAD", raising=False)
+    monkeypatch.setenv("RLINF_ACTORS_KEYS", str(tmp_path / "keys"))
+
+    def run(*arguments: str, code: int = 0):
+        found = app.run(["keys", *arguments])
+        out, err = capsys.readouterr()
+        assert found == code, err
+        return json.loads(out) if "--json" in arguments else (out, err)
+
+    return run
+
+
+@pytest.fixture
+def state(tmp_path):
+    return ("--state-dir", str(tmp_path / "state"))
+
+
+def names(listing) -> dict[str, str]:
+    return {key["name"]: key["state"] for key in listing["keys"]}
+
+
+# --- key files ---
+
+
+def test_init_makes_the_head_s_pair_and_a_driver_s(keys, tmp_path):
+    made = keys("init", "--name", "kim", "--json")
+    head = keyfile.load(tmp_path / "keys" / "head.key")
+    driver = keyfile.load(tmp_path / "keys" / "driver.key")
+    assert made == {
+        "dir": str(tmp_path / "keys"), "head": head.pair.public, "driver": driver.pair.public, "name": "kim"
+    }  # fmt: skip
+    assert (driver.role, driver.name, driver.head) == ("driver", "kim", head.pair.public)
+
+
+def test_init_never_overwrites(keys, tmp_path):
+    keys("init")
+    before = (tmp_path / "keys" / "head.key").read_text()
+    _, err = keys("init", code=64)
+    assert "is there already" in err
+    assert (tmp_path / "keys" / "head.key").read_text() == before
+
+
+def test_no_command_prints_a_secret(keys, tmp_path, state):
+    said = [*keys("init"), *keys("enroll", "n1", "--file", str(tmp_path / "n1.key"), *state)]
+    said += [*keys("list", *state), *keys("rotate", "--role", "head"), json.dumps(keys("list", "--json", *state))]
+    for file in (tmp_path / "keys" / "head.key", tmp_path / "keys" / "driver.key", tmp_path / "n1.key"):
+        assert not any(keyfile.load(file).pair.secret in text for text in said)
+
+
+def test_a_directory_that_others_can_read_ends_with_78_and_the_fix(keys, tmp_path):
+    (tmp_path / "keys").mkdir(mode=0o755)
+    os.chmod(tmp_path / "keys", 0o755)
+    _, err = keys("init", code=78)
+    assert f"chmod 700 {tmp_path / 'keys'}" in err
+    assert os.listdir(tmp_path / "keys") == []
+
+
+def test_a_new_head_key_is_trusted_by_command(keys, tmp_path):
+    keys("init")
+    new = keys("rotate", "--role", "head", "--json")
+    assert keyfile.load(tmp_path / "keys" / "driver.key").head == new["public"]
+    assert keys("trust", "x" * 40, "--json")["files"] == [str(tmp_path / "keys" / "driver.key")]
+    assert keyfile.load(tmp_path / "keys" / "driver.key").head == "x" * 40
+    keys("trust", "short", code=78)
+
+
+def test_rotate_wants_to_know_whose_key(keys, tmp_path):
+    _, err = keys("rotate", code=64)
+    assert "there is no agent.key or driver.key" in err
+
+
+def test_a_damaged_token_is_refused_before_anything_is_made(keys, tmp_path):
+    _, err = keys("join", "rlinf-join-abc", code=78)
+    assert "copy the whole line again" in err
+    assert not (tmp_path / "keys").exists()
+
+
+# --- the state of a head that is not running ---
+
+
+def test_a_head_that_does_not_run_is_told_by_its_state(keys, state, tmp_path):
+    keys("init", "--name", "kim")
+    token = jointoken.parse(keys("enroll", "n1", "--address", "10.0.0.1:6380", "--json", *state)["token"])
+    assert (token.address, token.role, token.name) == ("10.0.0.1:6380", "agent", "n1")
+    assert token.head == keyfile.load(tmp_path / "keys" / "head.key").pair.public
+    keys("enroll", "bob", "--driver", "--file", str(tmp_path / "bob.key"), *state)
+    listing = keys("list", "--json", *state)
+    assert names(listing) == {"kim": "good", "n1": "token", "bob": "good"}
+    assert listing["head"] == token.head
+    _, err = keys("revoke", "bob", *state)
+    assert "no head is asked" in err
+    assert names(keys("list", "--json", *state))["bob"] == "ended"
+    _, err = keys("revoke", "bbo", *state, code=1)
+    assert "no key or join token of 'bbo'" in err
+
+
+def test_a_list_for_people_hides_what_has_ended(keys, state, tmp_path):
+    keys("init", "--name", "kim")
+    keys("enroll", "n1", "--file", str(tmp_path / "n1.key"), *state)
+    keys("revoke", "n1", *state)
+    assert [line.split()[0] for line in keys("list", *state)[0].splitlines()] == ["NAME", "kim"]
+    assert "revoked it" in keys("list", "--all", *state)[0]
+
+
+def test_without_a_head_s_pair_nothing_is_listed(keys, state):
+    _, err = keys("enroll", "n1", "--address", "10.0.0.1:6380", *state, code=64)
+    assert "rlinf-actors keys init" in err
+
+
+def test_an_offline_enrolment_needs_the_address(keys, state):
+    keys("init")
+    _, err = keys("enroll", "n1", *state, code=64)
+    assert "--address" in err
+
+
+# --- a head that runs ---
+
+
+@contextlib.contextmanager
+def running_head(tmp_path):
+    """A head with keys on a unix socket, in a thread with a loop of its own."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="head")
+    thread.start()
+    run = tmp_path / "run"
+    run.mkdir(mode=0o700)
+
+    async def start():
+        settings = Settings.load()
+        own = own_keys(keyfile.load(tmp_path / "keys" / "head.key"), settings)
+        network = ZmqNetwork(loop)
+        head = HeadServer(network, store=Store(str(tmp_path / "state")), own=own)
+        head.start([f"ipc://{run}/head"])
+        return network, head
+
+    async def stop():
+        head.close()
+        network.close()
+
+    network, head = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
+    try:
+        yield "--head", str(run)
+    finally:
+        asyncio.run_coroutine_threadsafe(stop(), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()
+
+
+def test_a_head_that_runs_is_asked_by_its_socket(keys, state, tmp_path):
+    keys("init", "--name", "kim")
+    with running_head(tmp_path) as head:
+        _, err = keys("enroll", "n1", *head, code=78)
+        assert "does not listen on TCP" in err
+        made = keys("enroll", "n1", "--address", "10.0.0.1:6380", "--json", *head)
+        assert jointoken.parse(made["token"]).name == "n1"
+        assert names(keys("list", "--json", *head)) == {"kim": "good", "n1": "token"}
+        assert [key["name"] for key in keys("revoke", "n1", "--json", *head)["revoked"]] == ["n1"]
+        _, err = keys("list", *state, code=78)
+        assert "A head that runs is asked without --state-dir" in err
+    assert names(keys("list", "--json", *state)) == {"kim": "good", "n1": "ended"}
+
+
+def test_what_is_asked_is_in_the_event_log(keys, tmp_path, capsys):
+    keys("init")
+    with running_head(tmp_path) as head:
+        keys("enroll", "n1", "--address", "10.0.0.1:6380", *head)
+        keys("revoke", "n1", *head)
+        assert app.run(["events", "--json", *head]) == 0
+        kinds = [json.loads(line)["kind"] for line in capsys.readouterr().out.splitlines()]
+    assert kinds == ["head_started", "key_added", "key_added", "key_ended"]
+
+
+def test_a_key_is_changed_by_who_has_it(keys, tmp_path):
+    keys("init")
+    before = (tmp_path / "keys" / "driver.key").read_text()
+    with running_head(tmp_path) as head:
+        _, err = keys("rotate", *head, code=78)
+    assert "over TCP" in err
+    assert (tmp_path / "keys" / "driver.key").read_text() == before
+    assert sorted(os.listdir(tmp_path / "keys")) == ["driver.key", "head.key"]

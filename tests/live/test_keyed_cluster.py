@@ -1,0 +1,113 @@
+"""Keys from their first day to their last, with real processes over CURVE on loopback."""
+
+from __future__ import annotations
+
+import pytest
+from keyed_cluster import gone, keyed_cluster
+
+from rlinf_actors.errors import AuthenticationError
+from rlinf_actors.security import keyfile
+from rlinf_actors.wire.keys import RevokeKey
+from rlinf_actors.wire.operators import GetStatus, Status
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(60)]
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with keyed_cluster() as made:
+        yield made
+
+
+def test_a_join_token_is_good_once(cluster):
+    token = cluster.token("n1")
+    cluster.keys("join", token, at="n1")
+    again = cluster.cli("keys", "join", token, at="thief", code=77)
+    assert "refused" in again.err
+    assert not (cluster.folder("thief") / "agent.key").exists()
+    assert "was used for key" in cluster.until("refused", "join token of agent 'n1'")
+
+
+def test_members_work_together_until_the_node_s_key_is_revoked(cluster):
+    cluster.node("n2")
+    cluster.join("ann", "--driver")
+    ann = cluster.driver("ann", "2", "ann's job", "pids")
+    first, second = (int(pid) for pid in ann.line().split())
+
+    cluster.join("bob", "--driver")
+    seen = {name: cluster.ask(GetStatus(), at=name) for name in ("ann", "bob")}
+    assert {name: [group.name for group in status.groups] for name, status in seen.items()} == {
+        "ann": ["pids"], "bob": []
+    }  # fmt: skip
+    thief = cluster.driver("bob", "1", "ann's job", "more")
+    assert thief.line() == "AuthenticationError"
+    assert "it is the job of driver 'ann'" in thief.end()[1]
+    with pytest.raises(AuthenticationError, match="driver 'bob' may not say RevokeKey"):
+        cluster.ask(RevokeKey("ann", "bob"), at="bob")
+
+    cluster.keys("revoke", "n2")
+    cluster.until("node_lost", "node n2", "revoked it")
+    gone(second)
+    assert ann.line() == "NodeLostError"
+    code, err = ann.end()
+    assert code == 3
+    assert "its key is not good any more" in err
+    gone(first)
+
+
+def test_revoking_a_driver_s_key_ends_it_and_its_workers(cluster):
+    cluster.join("eve", "--driver")
+    eve = cluster.driver("eve", "1", "eve's job", "pids")
+    pid = int(eve.line())
+    cluster.keys("revoke", "eve")
+    assert eve.line().endswith("Error")
+    code, err = eve.end()
+    assert code == 3
+    assert "revoked it" in err
+    gone(pid)
+    with pytest.raises(AuthenticationError):
+        cluster.ask(GetStatus(), at="eve")
+    cluster.until("refused", "key of driver 'eve'", "revoked it")
+
+
+def test_a_node_changes_its_key_and_the_old_one_goes_on_for_a_while(cluster):
+    before = cluster.node("n3")
+    old = keyfile.load(cluster.folder("n3") / "agent.key")
+    new = cluster.keys("rotate", at="n3")
+    assert new["public"] == keyfile.load(cluster.folder("n3") / "agent.key").pair.public != old.pair.public
+    states = {key["public"]: key["state"] for key in cluster.keys("list")["keys"]}
+    assert (states[old.pair.public], states[new["public"]]) == ("retiring", "good")
+    assert before.process.poll() is None
+    before.end()
+    assert "node_id" in cluster.agentd("n3", "--connect", cluster.address).said
+
+
+def test_the_head_s_machine_needs_no_enrolment(cluster):
+    assert cluster.driver("head", "1", "kim's job", "pids").line().isdigit()
+    assert "kim" in cluster.cli("keys", "list", "--head", str(cluster.place / "r-head"), at="nobody").out
+
+
+def test_who_has_no_key_is_told_so(cluster):
+    nobody = cluster.driver("nobody", "1", "job", "pids")
+    assert nobody.line() == "AuthenticationError"
+    with pytest.raises(AuthenticationError):
+        cluster.ask(GetStatus(), at="nobody")
+
+
+def test_a_head_that_was_killed_knows_its_keys_and_whose_a_job_is(cluster):
+    cluster.join("gail", "--driver")
+    gail = cluster.driver("gail", "1", "gail's job", "pids")
+    assert gail.line().isdigit()
+    before = {key["public"]: key["state"] for key in cluster.keys("list")["keys"]}
+    cluster.head.process.kill()
+    cluster.head.process.wait()
+    thief = cluster.driver("head", "1", "gail's job", "more")
+    cluster.head = cluster.agentd("head", "--head", "--listen", cluster.address)
+    assert {key["public"]: key["state"] for key in cluster.keys("list")["keys"]} == before
+    cluster.until("driver_joined", "gail's job")
+    status = cluster.ask(GetStatus(), at="gail")
+    assert isinstance(status, Status)
+    assert [(group.name, group.state) for group in status.groups] == [("pids", "running")]
+    assert thief.line() == "AuthenticationError"
+    cluster.keys("revoke", "gail")
+    assert gail.end()[0] == 3

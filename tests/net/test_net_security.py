@@ -1,0 +1,63 @@
+"""Which endpoint is protected how."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlinf_actors.errors import ConfigError
+from rlinf_actors.net.security import Mechanism, Proof, Security
+from rlinf_actors.security.job import job_pair
+from rlinf_actors.security.keyfile import KeyFile
+from rlinf_actors.security.keypair import KeyPair
+
+OURS, HEAD = KeyPair.make(), KeyPair.make()
+KEYED = Security.of(KeyFile("driver", "ann", OURS, HEAD.public))
+
+
+@pytest.mark.parametrize("verb", ["listen on", "connect to"])
+@pytest.mark.parametrize(
+    "endpoint", ["tcp://10.0.0.1:6380", "tcp://0.0.0.0:1", "tcp://[::]:1", "tcp://*:1", "tcp://x:1"]
+)
+def test_tcp_outside_loopback_needs_keys(endpoint: str, verb: str) -> None:
+    with pytest.raises(ConfigError, match=f"refusing to {verb} .*rlinf-actors keys init"):
+        Security().mechanism(endpoint, verb)
+    assert KEYED.mechanism(endpoint, verb) is Mechanism.CURVE
+    assert Security(insecure_test_network=True).mechanism(endpoint, verb) is Mechanism.PLAIN
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:0", "tcp://localhost:1", "tcp://[::1]:5", "tcp://127.8.1.2:3"])
+def test_loopback_is_plain_without_a_key_and_never_with_one(endpoint: str) -> None:
+    assert Security().mechanism(endpoint, "listen on") is Mechanism.PLAIN
+    assert KEYED.mechanism(endpoint, "listen on") is Mechanism.CURVE
+    assert Security(True, OURS, HEAD.public).mechanism(endpoint, "connect to") is Mechanism.CURVE
+
+
+def test_unix_sockets_need_no_key() -> None:
+    for security in (Security(), KEYED):
+        assert security.mechanism("ipc:///run/x", "listen on") is Mechanism.IPC
+        assert security.proof("ipc:///run/x") is None
+        assert security.proof("ipc:///run/x", "token") is None
+
+
+def test_to_the_head_goes_our_key_and_to_workers_that_of_their_job() -> None:
+    assert KEYED.proof("tcp://10.0.0.1:1") == Proof(OURS, HEAD.public)
+    job = job_pair("token")
+    assert KEYED.proof("tcp://10.0.0.1:1", "token") == Proof(job, job.public)
+    assert job != job_pair("token2")
+    assert Security().proof("tcp://10.0.0.1:1", "token") == Proof(job, job.public)  # came to the head by ipc
+    assert Security(insecure_test_network=True).proof("tcp://10.0.0.1:1", "token") is None
+    assert Security(True, OURS, HEAD.public).proof("tcp://10.0.0.1:1", "token") == Proof(job, job.public)
+
+
+def test_a_worker_has_its_jobs_pair_where_the_cluster_has_keys() -> None:
+    assert Security.of_worker("token", HEAD.public, "10.0.0.1") == Security(False, job_pair("token"), HEAD.public)
+    assert Security.of_worker("token", "", "10.0.0.1") == Security(insecure_test_network=True)
+    assert Security.of_worker("token", "", "") == Security()
+
+
+def test_the_heads_own_key_file_is_its_server_key_too() -> None:
+    assert Security.of(KeyFile("head", "head", HEAD)) == Security(False, HEAD, HEAD.public)
+
+
+def test_no_secret_is_shown() -> None:
+    assert OURS.secret not in repr(KEYED) + repr(KEYED.proof("tcp://10.0.0.1:1"))

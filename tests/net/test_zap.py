@@ -1,0 +1,105 @@
+"""What the ZAP handler answers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import zmq
+from keyed_kit import ListGate
+from zmq.utils import z85
+
+from rlinf_actors.net.zap import ENDPOINT, ZapHandler, judge
+from rlinf_actors.security.keypair import KeyPair
+
+DOMAIN = "rlinf-actors.1"
+
+
+def request(*credentials: bytes, domain: bytes = DOMAIN.encode(), mechanism: bytes = b"CURVE") -> list[bytes]:
+    return [b"1.0", b"7", domain, b"10.0.0.9", b"", mechanism, *credentials]
+
+
+def code(frames: list[bytes], gate: ListGate) -> bytes:
+    reply = judge(frames, {DOMAIN: gate}).reply
+    assert len(reply) == 6
+    assert reply[0] == b"1.0"
+    assert reply[4] == b"" or reply[2] == b"200"  # no user id for who is turned away
+    return reply[2]
+
+
+def test_a_listed_key_gets_its_user_id() -> None:
+    gate = ListGate()
+    pair = gate.enlist()
+    verdict = judge(request(z85.decode(pair.public)), {DOMAIN: gate})
+    assert verdict.reply == [b"1.0", b"7", b"200", b"", pair.public.encode(), b""]
+
+
+def test_who_is_turned_away_is_named() -> None:
+    stranger = KeyPair.make()
+    verdict = judge(request(z85.decode(stranger.public)), {DOMAIN: ListGate()})
+    assert verdict.reply[1:3] == [b"7", b"400"]
+    assert (verdict.key, verdict.address, verdict.why) == (stranger.public, "10.0.0.9", "")
+
+
+@pytest.mark.parametrize("mechanism", [b"NULL", b"PLAIN", b"GSSAPI", b""])
+def test_only_curve_is_taken_however_it_looks(mechanism: bytes) -> None:
+    gate = ListGate()
+    key = z85.decode(gate.enlist().public)
+    assert code(request(key, mechanism=mechanism), gate) == b"400"
+    assert code(request(mechanism=mechanism), gate) == b"400"
+
+
+@pytest.mark.parametrize("domain", [b"", b"rlinf-actors.10", b"rlinf-actors", b"*", b"\xff"])
+def test_only_the_exact_domain_is_served(domain: bytes) -> None:
+    gate = ListGate()
+    assert code(request(z85.decode(gate.enlist().public), domain=domain), gate) == b"400"
+
+
+def test_malformed_requests_are_refused() -> None:
+    gate = ListGate()
+    key = z85.decode(gate.enlist().public)
+    good = request(key)
+    assert code(good, gate) == b"200"
+    for size in range(len(good) - 1):
+        assert code(good[:size], gate) == b"500"
+    assert code(good[:6], gate) == b"400"  # no credentials
+    assert code([b"2.0", *good[1:]], gate) == b"500"
+    assert code([*good, b"more"], gate) == b"400"
+    for wrong in (b"", key[:31], key + b"x", b"\0" * 32, b"\xff" * 32):
+        assert code(request(wrong), gate) == b"400"
+
+
+class BrokenGate(ListGate):
+    def admit(self, public_key: str) -> None:
+        raise RuntimeError("a bug")
+
+
+async def test_a_bug_lets_nobody_in_and_the_next_is_answered(
+    rlinf_leak_check, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = asyncio.get_running_loop()
+    context = zmq.Context()
+    handler = ZapHandler(context, loop)
+    handler.serve("broken", BrokenGate())
+    handler.serve("good", good := ListGate())
+    asking = context.socket(zmq.REQ)
+    asking.setsockopt(zmq.LINGER, 0)
+    try:
+        asking.connect(ENDPOINT)
+        key = z85.decode(good.enlist().public)
+        replies = []
+        for frames in (request(key, domain=b"broken"), request(key, domain=b"good"), [b"nonsense"]):
+            asking.send_multipart(frames)
+            assert await loop.run_in_executor(None, asking.poll, 10_000)
+            replies.append(asking.recv_multipart()[2])
+        handler.leave("good")
+        asking.send_multipart(request(key, domain=b"good"))
+        assert await loop.run_in_executor(None, asking.poll, 10_000)
+        replies.append(asking.recv_multipart()[2])
+    finally:
+        asking.close()
+        handler.close()
+        context.term()
+    assert replies == [b"500", b"200", b"500", b"400"]
+    assert "deciding about it failed" in caplog.text
+    assert "a malformed request" in caplog.text

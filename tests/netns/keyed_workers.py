@@ -1,0 +1,69 @@
+"""What the driver of test_keyed_nodes launches."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from pathlib import Path
+
+from rlinf_actors import Worker
+
+LISTEN, ACCEPTS = "0A", 0x10000
+GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
+"""Of ZMTP 3.1, as one who has a key and goes away before it proves that."""
+
+
+def listening() -> list[tuple[str, str]]:
+    """Every socket that listens in this network namespace: its address or path, and what protects it."""
+    found = []
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        _, local, _, state = line.split()[:4]
+        if state == LISTEN:
+            ip, port = local.split(":")
+            host = socket.inet_ntoa(struct.pack("<I", int(ip, 16)))
+            found.append((f"{host}:{int(port, 16)}", _mechanism(host, int(port, 16))))
+    found += [(line, "tcp6") for line in Path("/proc/net/tcp6").read_text().splitlines()[1:] if f" {LISTEN} " in line]
+    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+        words = line.split(maxsplit=7)
+        if int(words[3], 16) & ACCEPTS:
+            path = words[7]
+            found.append((path, "nothing" if path.startswith("@") else oct(os.stat(os.path.dirname(path)).st_mode)))
+    return found
+
+
+def _mechanism(host: str, port: int) -> str:
+    """What a ZeroMQ socket insists on."""
+    with socket.create_connection((host, port), timeout=10) as probe:
+        probe.sendall(GREETING)
+        said = b""
+        while len(said) < len(GREETING):
+            more = probe.recv(100)
+            if not more:
+                return f"said {said!r}"
+            said += more
+        return said[12:32].rstrip(b"\0").decode()
+
+
+class Carrier(Worker):
+    def echo(self, text: str) -> str:
+        self.log_info(f"log line: {text}")
+        print(f"output: {text}", flush=True)
+        return text
+
+    def listening(self) -> list[tuple[str, str]]:
+        return listening()
+
+    def swap(self, text: str) -> str:
+        """Send to the other rank and receive what that sends."""
+        other = 1 - self._rank
+        sent = self.send({"text": text}, self._group_name, other, async_op=True)
+        got = self.recv(self._group_name, other)
+        sent.wait()
+        return got["text"]
+
+    def through(self, channel, text: str) -> str:
+        if self._rank == 0:
+            channel.put({"text": text})
+            return text
+        return channel.get()["text"]

@@ -1,0 +1,174 @@
+"""Two nodes in two network namespaces, with keys: everything works, and nothing on the wire can be read."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import netns_kit
+import pytest
+
+pytestmark = [
+    pytest.mark.netns,
+    pytest.mark.live,
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(not netns_kit.can_make_namespaces(), reason="needs root and ip netns"),
+]
+
+HERE = Path(__file__).resolve().parent
+MARKER = "a-marker-that-nobody-may-read"
+PLAIN, STOP = "a-word-that-everybody-may-read", "the-sniffer-may-stop"
+NAMES = ("AgentHello", "ClientHello", "StartWorkers")
+
+
+@pytest.fixture
+def network() -> Iterator[list[netns_kit.Host]]:
+    with netns_kit.hosts(2) as made:
+        yield made
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory whose path leaves room for unix sockets' names."""
+    with tempfile.TemporaryDirectory(prefix="rlk-", dir="/tmp") as made:
+        yield Path(made)
+
+
+DRIVER = f"""
+    import json
+    from rlinf_actors import Channel, Cluster, NodePlacementStrategy
+    import keyed_workers
+
+    marker = {MARKER!r}
+    with Cluster(num_nodes=2, timeout=30) as cluster:
+        ips = [cluster.get_node_ip(rank) for rank in range(2)]
+        group = keyed_workers.Carrier.create_group().launch(
+            cluster, placement_strategy=NodePlacementStrategy([0, 1]), name="carriers")
+        group.wait_ready(30)
+        channel = Channel.create("items")
+        result = {{
+            "ips": ips,
+            "echo": group.echo(marker).wait(20),
+            "swap": group.swap(marker).wait(20),
+            "through": group.through(channel, marker).wait(20),
+            "sockets": group.listening().wait(20),
+            "large": len(group.execute_on(1).echo(marker * 50_000).wait(20)[0]),
+        }}
+        group.shutdown()
+    print("RESULT " + json.dumps(result))
+"""
+
+
+def environment(place: Path, name: str, **more: str) -> dict[str, str]:
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("RLINF", "NOTIFY"))}
+    return {**clean, "PYTHONPATH": f"{netns_kit.PROJECT}:{HERE}", "RLINF_ACTORS_KEYS": str(place / name), **more}
+
+
+def cli(host: netns_kit.Host, env: dict[str, str], *arguments: str) -> dict:
+    command = host.command([sys.executable, "-m", "rlinf_actors.cli.main", *arguments, "--json"])
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def agentd(host: netns_kit.Host, place: Path, name: str, *arguments: str) -> subprocess.Popen[str]:
+    """Back when it is registered."""
+    read, write = os.pipe()
+    command = [
+        sys.executable, "-m", "agentd", "--run-dir", str(place / f"r-{name}"), "--ready-fd", str(write), *arguments,
+    ]  # fmt: skip
+    process = subprocess.Popen(host.command(command), env=environment(place, name), pass_fds=(write,), text=True)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        said = json.loads(pipe.readline() or "{}")
+    assert "head" in said, said
+    return process
+
+
+def test_two_nodes_with_keys_work_and_nothing_on_the_wire_can_be_read(
+    network: list[netns_kit.Host], place: Path
+) -> None:
+    head, far = network
+    address = f"{head.ip}:6399"
+    processes: list[subprocess.Popen[str]] = []
+    try:
+        cli(head, environment(place, "head"), "keys", "init")
+        sniff = subprocess.Popen(
+            far.command([sys.executable, str(HERE / "sniffer.py"), STOP, PLAIN, MARKER, *NAMES]),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        processes.append(sniff)
+        assert sniff.stdout is not None
+        assert sniff.stdout.readline() == "listening\n"
+        processes.append(agentd(head, place, "head", "--head", "--listen", address, "--node-rank", "0"))
+        run_dir = str(place / "r-head")
+        token = cli(head, environment(place, "head"), "keys", "enroll", "far", "--address", address, "--head", run_dir)
+        cli(far, environment(place, "far"), "keys", "join", token["token"])
+        processes.append(agentd(far, place, "far", "--connect", address, "--node-rank", "1"))
+        script = place / "driver.py"
+        script.write_text(textwrap.dedent(DRIVER))
+        done = subprocess.run(
+            head.command([sys.executable, str(script)]),
+            env=environment(place, "head", RLINF_HEAD=address),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))
+        result = json.loads(line.removeprefix("RESULT "))
+        assert result["ips"] == [head.ip, far.ip]
+        assert result["echo"] == result["swap"] == result["through"] == [MARKER, MARKER]
+        check_sockets(*result["sockets"])
+        assert result["large"] == len(MARKER) * 50_000
+        assert f"output: {MARKER}" in done.stdout + done.stderr  # it came to the driver from both
+        stranger(head, place, address)
+        subprocess.run(head.command([sys.executable, "-c", SAY, far.ip, f"{PLAIN} {STOP}"]), check=True)
+        heard = json.loads(sniff.stdout.readline())
+        assert heard["seen"] == [PLAIN]  # it would have seen the others
+        assert heard["curve"] >= 4  # both directions of the agent's, the drivers' and the workers' connections
+        assert heard["bytes"] > len(MARKER) * 50_000
+    finally:
+        for process in reversed(processes):
+            process.terminate()
+            process.wait(30)
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+def check_sockets(*nodes: list[list[str]]) -> None:
+    """Every TCP socket is a CURVE server, and every unix socket in a directory that is ours alone."""
+    for node, tcp in zip(nodes, (3, 1), strict=True):  # the head, its worker and the channel; the other's worker
+        addresses = [(name, how) for name, how in node if not name.startswith(("/", "@"))]
+        assert [how for _, how in addresses] == ["CURVE"] * tcp, addresses
+        assert not any(name.startswith("0.0.0.0") for name, _ in addresses)
+        paths = [(name, how) for name, how in node if name.startswith(("/", "@"))]
+        assert len(paths) >= 2  # a worker's, and its template's
+        assert {how for _, how in paths} == {"0o40700"}, paths
+
+
+SAY = """
+import socket, sys
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as plain:
+    plain.sendto(sys.argv[2].encode(), (sys.argv[1], 9))
+"""
+
+
+def stranger(host: netns_kit.Host, place: Path, address: str) -> None:
+    """A driver without a key is told so at once."""
+    script = f"from rlinf_actors import Cluster; Cluster(num_nodes=1, head={address!r}, timeout=5)"
+    done = subprocess.run(
+        host.command([sys.executable, "-c", script]),
+        env=environment(place, "stranger", RLINF_ACTORS_INSECURE_TEST_NETWORK="1"),
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "what listens there wants a key, and this process has none" in done.stderr

@@ -1,0 +1,72 @@
+"""Connections between nodes that are reset, as by a firewall that was restarted: both ends live, nothing hangs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+
+import netns_kit
+import partition_kit as pk
+import pytest
+
+pytestmark = [
+    pytest.mark.netns,
+    pytest.mark.live,
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(not netns_kit.can_make_namespaces(), reason="needs root and ip netns"),
+]
+
+A, B = 1, 2
+"""Ranks of the nodes beside the head's."""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pk.Site]:
+    with pk.site(tmp_path_factory.mktemp("site"), 3, 0, pk.SHORT) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def driver(site: pk.Site) -> Iterator[pk.Driver]:
+    with site.driver(site.hosts[0]) as made:
+        yield made
+
+
+def reset(host: netns_kit.Host) -> None:
+    """All connections of a node: those of its agentd and of its workers, both ways."""
+    done = subprocess.run(host.command(["ss", "-K", "-t", "state", "established"]), capture_output=True, text=True)
+    assert "ESTAB" in done.stdout or len(done.stdout.splitlines()) > 1, done
+
+
+def test_a_call_under_way_ends_and_later_ones_arrive(site, driver, tmp_path):
+    workers = driver.ask(f"launch('calls', [{A}, {B}])")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    driver.ask(f"start('read', group('calls').execute_on(0).read({str(pipe)!r}))")
+    assert driver.ask("group('calls').execute_on(1).count().wait(30)") == [1]
+    reset(site.hosts[A])
+    told = driver.fails("end('read')")
+    assert told.kind == "ConnectionLostError"
+    assert "the connection to calls:0" in told.text
+    pipe.write_text("what nobody waits for")
+    assert driver.ask("group('calls').pid().wait(30)") == workers
+    driver.ask("group('calls').shutdown()")
+    pk.ended(workers)
+    driver.ask(f"launch('more', [{A}, {B}])")
+    assert driver.ask("group('more').count().wait(30)") == [1, 1]
+    driver.ask("group('more').shutdown()")
+
+
+def test_a_receive_whose_message_may_be_lost_ends(site, driver):
+    driver.ask(f"launch('pair', [{A}, {B}])")
+    driver.ask("start('first', group('pair').execute_on(1).take('pair', 0))")
+    driver.ask("group('pair').execute_on(0).give('before', 'pair', 1).wait(30)")
+    assert driver.ask("end('first')") == ["before"]
+    driver.ask("start('recv', group('pair').execute_on(1).take('pair', 0))")
+    reset(site.hosts[A])
+    received = driver.fails("end('recv')")
+    assert received.kind == "PeerDiedError"
+    assert "a message may be missing" in received.text
+    assert driver.ask("group('pair').count().wait(30)") == [1, 1]
+    driver.ask("group('pair').shutdown()")

@@ -1,0 +1,55 @@
+"""Join tokens: what is pasted whole is understood, and nothing else; a token does not show its secret."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from rlinf_actors.errors import ConfigError
+from rlinf_actors.security import jointoken
+from rlinf_actors.security.jointoken import JoinToken
+from rlinf_actors.security.keypair import KeyPair
+
+HEAD, PAIR = KeyPair.make(), KeyPair.make()
+TOKEN = JoinToken("10.0.0.1:6380", HEAD.public, PAIR, "agent", "gpu-1")
+
+
+@pytest.mark.parametrize("token", [TOKEN, JoinToken("[fd00::1]:1", HEAD.public, PAIR, "driver", "kim@lab")])
+def test_a_token_is_one_word_that_comes_back(token):
+    assert token.text().split() == [token.text()]
+    assert jointoken.parse(f"  {token.text()}\n") == token
+
+
+def test_a_token_is_not_shown():
+    assert PAIR.secret not in repr(TOKEN) + str(TOKEN)
+
+
+def test_a_token_that_is_cut_off_or_changed_is_refused_and_not_repeated():
+    text = TOKEN.text()
+    for n in range(len(text)):
+        with pytest.raises(ConfigError) as caught:
+            jointoken.parse(text[:n])
+        assert text[:n][20:] == "" or text[20:n] not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        JoinToken("10.0.0.1:1", HEAD.public, PAIR, "head", "n1"),
+        JoinToken("10.0.0.1:1", HEAD.public, PAIR, "agent", "a b"),
+        JoinToken("10.0.0.1:1", "x", PAIR, "agent", "n1"),
+        JoinToken("10.0.0.1:1", HEAD.public, KeyPair(HEAD.public, PAIR.secret), "agent", "n1"),
+    ],
+)
+def test_what_a_token_must_not_say_is_refused(token):
+    with pytest.raises(ConfigError):
+        jointoken.parse(token.text())
+
+
+@given(st.text() | st.text().map(lambda text: jointoken.PREFIX + text))
+@example("")
+@example(jointoken.PREFIX)
+def test_anything_else_is_no_token(text):
+    with pytest.raises(ConfigError):
+        jointoken.parse(text)
