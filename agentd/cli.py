@@ -122,10 +122,12 @@ def _run(config: Any, options: dict[str, Any], voice: Voice) -> int:
         finally:
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()
-        daemon.fail(code, "agentd was stopped before it was ready")  # nothing to a driver that was told already
+        daemon.standing.failed(
+            code, "agentd was stopped before it was ready"
+        )  # nothing to a driver that was told already
         return code
 
-    return _ends(serve, voice, daemon.fail)
+    return _ends(serve, voice, daemon.standing.failed)
 
 
 def _ends(work: Callable[[], int], voice: Voice, failed: Callable[[int, str], None]) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import shutil
@@ -15,7 +14,8 @@ from typing import TYPE_CHECKING
 from agentd.config import Config, default_interpreters, load
 from agentd.reload import take_over
 from agentd.security import named, own_key
-from rlinf_actors.errors import ConfigError, RlinfActorsError
+from agentd.standing import Standing
+from rlinf_actors.errors import ConfigError
 from rlinf_actors.net.address import endpoint_of, split_address
 from rlinf_actors.settings import FOR_THE_UNIT_ALONE, Unit
 from rlinf_actors.systemd.notify import Manager
@@ -53,10 +53,10 @@ class Daemon:
         self._arguments = arguments
         unit = Unit() if config.embedded else Unit.load()  # a driver's unit is none of ours
         self._manager = Manager(unit.notify_socket, unit.watchdog_s)
+        self.standing = Standing(self._manager, config.ready_fd)
         self._environ = dict(os.environ)
         self._started_with = {name: self._environ[name] for name in self._environ.keys() - FOR_THE_UNIT_ALONE}
         self._run_dir: RunDir | None = None
-        self._standing = "starting"
         self._session: Session | None = None
         self._keeper: Children | None = None
         self._prestarting: asyncio.Task[None] | None = None
@@ -64,12 +64,10 @@ class Daemon:
         self._head_endpoint = ""
         self._key: KeyFile | None = None
         self._node_id = ""
-        self._told_driver = config.ready_fd < 0
         self._stopping = asyncio.Event()
         self._orphaned = False
         self._handing_over = False
         self._described_env: dict[str, str] = {}
-        self._hardware = ""
 
     async def run(self) -> int:
         """Serve until the end; returns the exit code.
@@ -80,7 +78,10 @@ class Daemon:
         """
         loop = asyncio.get_running_loop()
         async with contextlib.AsyncExitStack() as stack:
-            self._watch_owner(stack)
+            if self._config.owner_pid is not None:
+                from agentd import owner
+
+                owner.watch(self._config.owner_pid, self._config.owner_start, self._owner_ended, stack)
             watchdog = self._manager.watch(loop)
             if watchdog is not None:
                 stack.callback(watchdog.close)
@@ -203,7 +204,7 @@ class Daemon:
             named(config, self._key), probe, described, ip, self._node_id, self._started_with
         )
         report = self._node(config)
-        self._hardware = node.summary(report)
+        self.standing.has(node.summary(report))
         self._described_env = dict(described.env_vars) if described is not None else {}
         for fault in report.faults:
             log.warning("hardware: %s", fault)
@@ -220,7 +221,7 @@ class Daemon:
             look=self._looker(run_dir, report, described is not None).look,
             policy=Policy(config.head_grace_s, config.stop_grace_s),
             on_registered=lambda epoch: self._registered(head),
-            on_status=self._on_status,
+            on_status=self.standing.up,
         )
         if survivors is not None and self._keeper is not None:
             self._session.adopt(self._keeper.adopt(survivors), survivors.lost, survivors.since)
@@ -229,12 +230,12 @@ class Daemon:
         end = await self._session.run()
         if self._handing_over and self._keeper is not None:
             self._keeper.abandon()
-        self._manager.stopping(end.text)
+        self.standing.ending(end.text)
         if end.code != OK:
             if self._keeper is not None:
                 await self._keeper.close(0.0, end.text)  # refused: no agentd comes for them
             log.error("%s", end.text)
-            self._tell_driver({"error": end.text, "code": end.code})
+            self.standing.failed(end.code, end.text)
         return end.code
 
     def _looker(self, run_dir: str, report: NodeReport, described: bool) -> Looker:
@@ -318,55 +319,16 @@ class Daemon:
     def _registered(self, head: HeadServer | None) -> None:
         where = ", ".join(head.endpoints) if head is not None else self._head_endpoint
         log.info("node %s is registered; head: %s", self._node_id, where)
-        self._on_status(f"registered; head: {where}")
-        endpoint = head.endpoints[-1] if head is not None else self._head_endpoint
-        self._tell_driver({"head": endpoint, "node_id": self._node_id})
+        self.standing.up(f"registered; head: {where}")
+        self.standing.registered(head.endpoints[-1] if head is not None else self._head_endpoint, self._node_id)
         if self._config.prestart is not None and self._keeper is not None and self._prestarting is None:
             prestart = self._keeper.prestart(self._config.prestart)
             self._prestarting = asyncio.get_running_loop().create_task(prestart, name="prestart")
             self._prestarting.add_done_callback(_log_failure)
 
-    def _on_status(self, text: str) -> None:
-        """For the service manager we are up once the head was tried: it may be down when this machine boots."""
-        if not self._stopping.is_set():
-            self._standing = f"{text}; {self._hardware}"
-            self._manager.ready(self._standing)
-
-    def _tell_driver(self, line: Mapping[str, object]) -> None:
-        """One line over the inherited pipe, once."""
-        if self._told_driver:
-            return
-        self._told_driver = True
-        with contextlib.suppress(BrokenPipeError):  # nobody waits any more
-            os.write(self._config.ready_fd, json.dumps(line).encode() + b"\n")
-        os.close(self._config.ready_fd)
-
-    def fail(self, code: int, text: str) -> None:
-        """The process cannot start: tell the driver, if there is one."""
-        self._manager.status(text)
-        self._tell_driver({"error": text, "code": code})
-
     # --- the end, and changes ---
 
-    def _watch_owner(self, stack: contextlib.AsyncExitStack) -> None:
-        pid = self._config.owner_pid
-        if pid is None:
-            return
-        from rlinf_actors.net.host import pid_start
-
-        loop = asyncio.get_running_loop()
-        try:
-            owner = os.pidfd_open(pid)
-        except ProcessLookupError:
-            raise RlinfActorsError(f"the owner, process {pid}, is gone already") from None
-        stack.callback(os.close, owner)
-        if self._config.owner_start not in (0, pid_start(pid)):
-            raise RlinfActorsError(f"the owner, process {pid}, is gone already; its pid is another's now")
-        loop.add_reader(owner, self._owner_ended, owner)
-        stack.callback(loop.remove_reader, owner)
-
-    def _owner_ended(self, owner: int) -> None:
-        asyncio.get_running_loop().remove_reader(owner)
+    def _owner_ended(self) -> None:
         self._orphaned = True
         self._stop("the driver ended")
 
@@ -374,7 +336,7 @@ class Daemon:
         self._stopping.set()
         if self._run_dir is not None and not self._config.embedded:
             self._run_dir.stop_asked()
-        self._manager.stopping(f"stopping: {reason}")
+        self.standing.ending(f"stopping: {reason}")
         if self._session is not None:
             self._session.drain(reason, 0.0 if self._orphaned else None)
 
@@ -386,19 +348,19 @@ class Daemon:
             return
         self._handing_over = True
         self._stopping.set()
-        self._manager.stopping("handing over: workers go on for the next agentd")
+        self.standing.ending("handing over: workers go on for the next agentd")
         log.info("handing over: workers without robots go on for the next agentd")
         if self._session is not None:
             self._session.hand_over("SIGUSR1")
 
     def _reload(self) -> None:
         """SIGHUP: read the configuration again; what needs a restart is named and stays."""
-        self._manager.reloading("reading the configuration again")
+        self.standing.reloading()
         try:
             changes = take_over(self._config, load(self._arguments, self._environ))
         except ConfigError as error:
             log.error("the configuration stays as it was: %s", error)
-            self._reloaded(f"the configuration stays as it was: {error}")
+            self.standing.reloaded(f"the configuration stays as it was: {error}")
             return
         if changes.restart:
             log.warning("a restart is needed for: %s", ", ".join(changes.restart))
@@ -406,11 +368,7 @@ class Daemon:
         if self._session is not None and self._node is not None:
             self._session.describe(self._node(self._config), self._config.stop_grace_s)
         log.info("configuration read again; changed: %s", ", ".join(changes.changed) or "nothing")
-        self._reloaded(f"a restart is needed for: {', '.join(changes.restart)}" if changes.restart else "")
-
-    def _reloaded(self, trouble: str) -> None:
-        """For the service manager the reload is over, also if nothing came of it."""
-        self._manager.reloaded(f"{trouble}; {self._standing}" if trouble else self._standing)
+        self.standing.reloaded(f"a restart is needed for: {', '.join(changes.restart)}" if changes.restart else "")
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:

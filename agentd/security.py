@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from agentd.config import Config
 from rlinf_actors.net.address import endpoint_of
-from rlinf_actors.net.security import Security
+from rlinf_actors.net.security import Security, key_at
 from rlinf_actors.settings import Settings
 
 if TYPE_CHECKING:  # loads zmq
@@ -15,16 +15,17 @@ if TYPE_CHECKING:  # loads zmq
 
 
 def own_key(config: Config, settings: Settings) -> KeyFile | None:
-    """The key file of this agentd, None without one.
+    """The key file of this agentd, None without one; this user's own on loopback where nobody has made keys.
 
     Raises:
         ConfigError: there is one that cannot be used.
     """
     if config.embedded:  # unix sockets only
         return None
-    from rlinf_actors.security import own
-
-    return own.find(settings, "head" if config.head else "agent", given=config.key_file, head=config.head_key)
+    role = "head" if config.head else "agent"
+    return key_at(
+        _endpoint(config), settings, role, insecure=config.insecure, given=config.key_file, head=config.head_key
+    )
 
 
 def named(config: Config, key: KeyFile | None) -> Config:
@@ -42,7 +43,15 @@ def check_addresses(config: Config, security: Security) -> None:
     Raises:
         ConfigError: there is one.
     """
-    if config.listen is not None:
-        security.check(endpoint_of(config.listen, "--listen"), "listen on")
-    if config.connect is not None and not config.connect.startswith("ipc://"):
-        security.check(endpoint_of(config.connect, "--connect"), "connect to")
+    endpoint = _endpoint(config)
+    if endpoint:
+        security.check(endpoint, "listen on" if config.head else "connect to")
+
+
+def _endpoint(config: Config) -> str:
+    """Of the head, here or elsewhere; "" without TCP."""
+    if config.head:
+        return endpoint_of(config.listen, "--listen") if config.listen is not None else ""
+    if config.connect is None or config.connect.startswith("ipc://"):
+        return ""
+    return endpoint_of(config.connect, "--connect")

@@ -12,7 +12,7 @@ import collections
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from rlinf_actors.channel.backend import Shown
@@ -28,12 +28,12 @@ from rlinf_actors.errors import (
     RlinfActorsError,
     WorkerDiedError,
 )
-from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.asyncwork import AsyncWork
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.process import Runtime
 from rlinf_actors.runtime.remote import RemoteGroup
 from rlinf_actors.wire import frames, payload
+from rlinf_actors.wire.vouched import Vouched
 
 CONFIRM_S = 5.0
 """How long a put or get whose time is up waits for the host to say whether it still came true."""
@@ -209,7 +209,7 @@ class RemoteChannel:
         self,
         peer: Peer,
         frame: Callable[[int], frames.AnyFrame],
-        decode: Callable[[Sequence[Buffer]], Any] | None = None,
+        decode: Callable[[Vouched], Any] | None = None,
     ) -> AsyncWork[Any]:
         self._acknowledge()  # what was taken before is not to be seen as waiting
         work = Asked(f"a request to channel {self._name!r}", decode)
@@ -260,7 +260,7 @@ class _Waits:
         self._channel = channel
         self._work = work
 
-    def answer(self, frame: frames.AnyFrame, parts: list[Buffer]) -> bool:
+    def answer(self, frame: frames.AnyFrame, parts: Vouched) -> bool:
         """The host answered. Loop thread."""
         work = self._work()
         if work is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import msgspec
@@ -10,10 +10,10 @@ import msgspec
 from rlinf_actors.channel.backend import Shown
 from rlinf_actors.channel.keys import key_of
 from rlinf_actors.channel.taking import Taking
-from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.asyncwork import AsyncWork
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.wire import payload
+from rlinf_actors.wire.vouched import Vouched
 
 _unpack = msgspec.msgpack.Decoder().decode
 
@@ -37,10 +37,10 @@ class Get(Taking[Any]):
         self.call = 0
         self._giver = giver
 
-    def _decode(self, arrived: Sequence[Buffer]) -> tuple[Any, bool]:
-        return payload.decode(arrived[1:]), _unpack(arrived[0])[0][2]
+    def _decode(self, arrived: Vouched) -> tuple[Any, bool]:
+        return payload.decode(arrived.cut(1)), _unpack(arrived[0])[0][2]
 
-    def _acknowledge(self, arrived: Sequence[Buffer]) -> None:
+    def _acknowledge(self, arrived: Vouched) -> None:
         if len(arrived[0]) > 1:  # an empty batch has nothing to acknowledge
             self._giver.taken(self.peer, self.call)
 
@@ -51,10 +51,10 @@ class Get(Taking[Any]):
 class Batch(Get):
     """A get_batch under way."""
 
-    def _decode(self, arrived: Sequence[Buffer]) -> tuple[Any, bool]:
+    def _decode(self, arrived: Vouched) -> tuple[Any, bool]:
         found, at, any_again = [], 1, False
         for count, _, again in _unpack(arrived[0]):
-            found.append(payload.decode(arrived[at : at + count]))
+            found.append(payload.decode(arrived.cut(at, at + count)))
             at += count
             any_again |= again
         return found, any_again
@@ -63,7 +63,7 @@ class Batch(Get):
 class Asked(AsyncWork[Any]):
     """A question whose answer is decoded by who waits."""
 
-    def __init__(self, what: str, decode: Callable[[Sequence[Buffer]], Any] | None) -> None:
+    def __init__(self, what: str, decode: Callable[[Vouched], Any] | None) -> None:
         super().__init__(what)
         self._decode = decode
 
@@ -72,7 +72,7 @@ class Asked(AsyncWork[Any]):
         return _unpack(parts[0]) if self._decode is None else self._decode(parts)
 
 
-def opened(parts: Sequence[Buffer]) -> tuple[bool, list[tuple[Any, int, list[Shown]]]]:
+def opened(parts: Vouched) -> tuple[bool, list[tuple[Any, int, list[Shown]]]]:
     """The answer to a ChannelShow."""
     closed, rows = _unpack(parts[0])
     at, shown = 1, []
@@ -82,7 +82,7 @@ def opened(parts: Sequence[Buffer]) -> tuple[bool, list[tuple[Any, int, list[Sho
             if number < 0:
                 items.append(Shown(None, nbytes, weight, again, whole=False))
                 continue
-            items.append(Shown(payload.decode(parts[at : at + number]), nbytes, weight, again))
+            items.append(Shown(payload.decode(parts.cut(at, at + number)), nbytes, weight, again))
             at += number
         shown.append((key_of(key), count, items))
     return closed, shown

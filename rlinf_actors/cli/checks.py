@@ -53,6 +53,16 @@ class Directory:
 
 
 @dataclass(frozen=True)
+class KeyOnDisk:
+    """A key file, or the directory of some (`whose` is "" then). `private`: nobody else can read it."""
+
+    path: str
+    private: bool
+    whose: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True)
 class Machine:
     """What there is. Each field is looked up by `cli.machine`, and can be made up.
 
@@ -74,6 +84,7 @@ class Machine:
         head_error: why it cannot be used, "" where it answered.
         head_version: of the head that answered.
         version: ours.
+        keys: key files of this user, and their directory.
         accelerators: type to number.
         faults: of vendors' libraries.
         stale: run directories whose agentd is gone.
@@ -98,6 +109,7 @@ class Machine:
     head_error: str = ""
     head_version: str = ""
     version: str = ""
+    keys: Sequence[KeyOnDisk] = ()
     accelerators: dict[str, int] = field(default_factory=dict)
     faults: Sequence[str] = ()
     stale: Sequence[str] = ()
@@ -243,6 +255,22 @@ def head(machine: Machine) -> list[Finding]:
     return [Finding("head", PASS, f"the head at {machine.head} answers (version {machine.head_version})")]
 
 
+def keys(machine: Machine) -> list[Finding]:
+    """What this machine comes into clusters with."""
+    found = []
+    for key in machine.keys:
+        if not key.private:
+            mode = 600 if key.whose or key.error else 700
+            fix = f"chown {machine.user} {key.path} && chmod {mode} {key.path}; if others may have read it: "
+            found.append(Finding("keys", FAIL, f"others can read {key.path}", fix + "rlinf-actors keys rotate"))
+        elif key.error:
+            fix = "copy it again, or move it away and use a new join token"
+            found.append(Finding("keys", FAIL, f"{key.path} {key.error}", fix))
+    names = [key.whose for key in machine.keys if key.whose]
+    text = f"keys of {', '.join(names)}" if names else "no keys: clusters on this machine only"
+    return found or [Finding("keys", PASS, text)]
+
+
 def accelerators(machine: Machine) -> list[Finding]:
     """What vendors' libraries said."""
     faults = [
@@ -270,7 +298,7 @@ def leftovers(machine: Machine) -> list[Finding]:
 
 
 CHECKS: tuple[Callable[[Machine], list[Finding]], ...] = (
-    python, run_directories, shared_memory, limits, cgroups, clock, head, accelerators, leftovers,
+    python, run_directories, shared_memory, limits, cgroups, clock, head, keys, accelerators, leftovers,
 )  # fmt: skip
 
 

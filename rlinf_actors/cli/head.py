@@ -22,9 +22,9 @@ from rlinf_actors.head.ownkeys import own_keys
 from rlinf_actors.head.server import HeadServer
 from rlinf_actors.head.store import Store
 from rlinf_actors.net import faultpoints
+from rlinf_actors.net.address import endpoint_of
 from rlinf_actors.net.loop import end_on_internal_error
-from rlinf_actors.net.security import Security
-from rlinf_actors.security import own
+from rlinf_actors.net.security import Security, key_at
 from rlinf_actors.settings import LISTEN, Settings, Unit
 from rlinf_actors.systemd.journal import Voice
 from rlinf_actors.systemd.notify import Manager
@@ -62,10 +62,11 @@ def head(listen: str | None, insecure_test_network: bool, state_dir: str | None,
     faultpoints.load(settings.faults)
     insecure = insecure_test_network or settings.insecure_test_network
     directory = state_dir or settings.state_dir or _default_state_dir(settings, int(port))
-    key = own.find(settings, "head")
+    endpoint = endpoint_of(where, said_by)
+    key = key_at(endpoint, settings, "head", insecure=insecure)
     protected = Protected(Security.of(key, insecure), own_keys(key, settings))
     manager = Manager(unit.notify_socket, unit.watchdog_s)
-    asyncio.run(_serve(f"tcp://{where}", protected, directory, as_json, manager))
+    asyncio.run(_serve(endpoint, protected, directory, as_json, manager))
 
 
 @dataclass(frozen=True)

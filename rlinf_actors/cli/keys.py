@@ -249,6 +249,7 @@ def key_dict(key: KeyState) -> dict[str, Any]:
         "name": key.name,
         "role": key.role,
         "state": state_of(key),
+        "token": key.token,
         "public": key.public,
         "added_at": key.added_at,
         "added_by": key.added_by,

@@ -19,13 +19,14 @@ from pathlib import Path
 from rlinf_actors import procfs
 from rlinf_actors.cgroups.roots import Roots, find
 from rlinf_actors.cgroups.worker import leftovers
-from rlinf_actors.cli.checks import Directory, Machine, Process
+from rlinf_actors.cli.checks import Directory, KeyOnDisk, Machine, Process
 from rlinf_actors.cli.session import PARENTS, fetch_status
 from rlinf_actors.compat import tomllib
 from rlinf_actors.errors import ConfigError, RlinfActorsError
 from rlinf_actors.hardware.probe import run_probe
 from rlinf_actors.net.address import endpoint_of
 from rlinf_actors.net.host import route_ip
+from rlinf_actors.security import keyfile
 from rlinf_actors.settings import HEAD, Settings
 from rlinf_actors.version import VERSION
 
@@ -65,6 +66,7 @@ def look(settings: Settings, head: str | None = None) -> Machine:
         head_error=head_error,
         head_version=head_version,
         version=VERSION,
+        keys=key_files(settings),
         accelerators={one.type: len(one.infos) for one in report.resources},
         faults=report.faults,
         stale=stale_run_dirs(settings),
@@ -95,6 +97,25 @@ def stale_run_dirs(settings: Settings, parents: Iterable[str] = PARENTS) -> list
                 if not used and (os.path.exists(f"{path}/head") or any(os.scandir(f"{path}/w"))):
                     found.append(path)
     return found
+
+
+def key_files(settings: Settings) -> list[KeyOnDisk]:
+    """This user's key files, and the directories that they are in."""
+    paths = [path for role in keyfile.ROLES if (path := keyfile.locate(settings, role)) is not None]
+    found = [KeyOnDisk(str(folder), _private(folder)) for folder in sorted({path.parent for path in paths})]
+    for path in paths:
+        try:
+            key = keyfile.load(path)
+        except ConfigError as error:
+            found.append(KeyOnDisk(str(path), _private(path), error=str(error.args[0])))
+        else:
+            found.append(KeyOnDisk(str(path), True, f"{key.role} {key.name!r}"))
+    return found
+
+
+def _private(path: Path) -> bool:
+    found = path.stat()
+    return keyfile.is_private(found.st_mode, found.st_uid, os.geteuid())
 
 
 def processes() -> list[Process]:

@@ -6,7 +6,6 @@ import uuid
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.placement.environment import GroupLayout, worker_environment
 from rlinf_actors.placement.strategies import NodePlacementStrategy
 from rlinf_actors.placement.view import find_group
@@ -15,6 +14,7 @@ from rlinf_actors.runtime.remote import Construction, RemoteGroup
 from rlinf_actors.wire import failure, frames, payload
 from rlinf_actors.wire.clients import Launch
 from rlinf_actors.wire.values import WorkerSpec
+from rlinf_actors.wire.vouched import Vouched
 
 if TYPE_CHECKING:
     from rlinf_actors.cluster.cluster import Cluster
@@ -76,5 +76,5 @@ def launch_service(
     return made
 
 
-def _failure(raised: frames.Raised, parts: Sequence[Buffer], peer: Peer) -> Exception:
+def _failure(raised: frames.Raised, parts: Vouched, peer: Peer) -> Exception:
     return failure.decode(raised, parts, worker=peer.name, rank=peer.rank, node=peer.node)

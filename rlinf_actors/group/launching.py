@@ -27,6 +27,7 @@ from rlinf_actors.runtime.remote import Construction, RemoteGroup
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire import failure, frames, payload
 from rlinf_actors.wire.clients import Launch
+from rlinf_actors.wire.vouched import Vouched
 
 if TYPE_CHECKING:
     from rlinf_actors.cluster.cluster import Cluster
@@ -165,7 +166,7 @@ def _encode(
         raise
 
 
-def _failure(raised: frames.Raised, parts: Sequence[Buffer], peer: Peer) -> Exception:
+def _failure(raised: frames.Raised, parts: Vouched, peer: Peer) -> Exception:
     return failure.decode(raised, parts, worker=peer.name, rank=peer.rank, node=peer.node)
 
 

@@ -14,6 +14,7 @@ from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.peer import Peer, new_call
 from rlinf_actors.runtime.work import Work
 from rlinf_actors.wire import failure, frames, payload
+from rlinf_actors.wire.vouched import Vouched
 
 if TYPE_CHECKING:
     from rlinf_actors.runtime.process import Runtime
@@ -29,7 +30,7 @@ class _Value:
     seconds: float
 
 
-_Answer = Union[tuple[frames.AnyFrame, list[Buffer]], _Value, Exception, None]
+_Answer = Union[tuple[frames.AnyFrame, Vouched], _Value, Exception, None]
 
 REDUCTIONS: dict[str, Callable[[list[float]], float]] = {
     "max": max,
@@ -48,7 +49,7 @@ class Slot:
         self._result = result
         self._index = index
 
-    def answer(self, frame: frames.AnyFrame, parts: list[Buffer]) -> bool:
+    def answer(self, frame: frames.AnyFrame, parts: Vouched) -> bool:
         """The rank answered. Loop thread."""
         self._result._arrived(self._index, (frame, parts), type(frame) is not frames.Ok)
         return True

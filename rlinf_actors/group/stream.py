@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.wire import failure, frames, payload
+from rlinf_actors.wire.vouched import Vouched
 
 T = TypeVar("T")
 
@@ -31,12 +32,12 @@ class _Slot:
         self.peer = peer
         self.taken = 0
 
-    def answer(self, frame: frames.AnyFrame, parts: list[Buffer]) -> bool:
+    def answer(self, frame: frames.AnyFrame, parts: Vouched) -> bool:
         self._feed.put(self, frame, parts)
         return not isinstance(frame, frames.Item)
 
     def fail(self, error: Exception) -> None:
-        self._feed.put(self, error, [])
+        self._feed.put(self, error, Vouched())
 
 
 class _Feed:
@@ -47,7 +48,7 @@ class _Feed:
         self.calls: list[tuple[_Slot, int]] = []
         self._peers = peers
         self._lock = threading.Lock()
-        self._items: collections.deque[tuple[_Slot, frames.AnyFrame | Exception, list[Buffer]]] = collections.deque()
+        self._items: collections.deque[tuple[_Slot, frames.AnyFrame | Exception, Vouched]] = collections.deque()
         self._wake: Callable[[], object] | None = None
         self._left = len(peers)
         self._closed = False
@@ -59,7 +60,7 @@ class _Feed:
             self.calls.append((slot, call))
             peer.send(frames.Stream(call, self.method, WINDOW), parts, now=True, alone=len(self._peers) == 1)
 
-    def put(self, slot: _Slot, frame: frames.AnyFrame | Exception, parts: list[Buffer]) -> None:
+    def put(self, slot: _Slot, frame: frames.AnyFrame | Exception, parts: Vouched) -> None:
         with self._lock:
             self._items.append((slot, frame, parts))
             wake, self._wake = self._wake, None

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from rlinf_actors.head.commands import Answer, Emit, Keep, Record, Refused
 from rlinf_actors.head.remembered import KEPT, Change, ForgetKey, Remembered
-from rlinf_actors.security.members import Member
+from rlinf_actors.security.members import LOCAL, Member
 from rlinf_actors.security.publickey import NAME_RULE, fingerprint, is_key, is_name
 from rlinf_actors.wire.keys import AddKey, Enroll, KeyState, RevokeKey, RotateKey
 
@@ -37,11 +37,13 @@ class OwnKeys:
         public: its own public key, "" for a head without keys.
         driver: public key of the driver on its machine, "" without.
         driver_name: of that driver.
+        local: public key of this user, where it is all that a head without keys has; see security.thisuser.
     """
 
     public: str = ""
     driver: str = ""
     driver_name: str = ""
+    local: str = ""
 
 
 NO_OWN_KEYS = OwnKeys()
@@ -269,6 +271,8 @@ class KeyRegistry:
         members.update({public: Member("worker", job, job, public) for job, public in self._jobs.items()})
         if self.own.public:
             members[self.own.public] = Member("head", "head", "", self.own.public)
+        if self.own.local:
+            members[self.own.local] = LOCAL
         self._next = min((k.expires_at for k in good if k.expires_at is not None), default=math.inf)
         self._members = members
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlinf_actors.head.keys import NO_OWN_KEYS, OwnKeys
-from rlinf_actors.security import keyfile
+from rlinf_actors.security import keyfile, thisuser
 from rlinf_actors.security.keyfile import KeyFile
 from rlinf_actors.settings import Settings
 
@@ -12,7 +12,7 @@ def own_keys(head: KeyFile | None, settings: Settings) -> OwnKeys:
     """The head's own keys: its pair's, and that of the driver on its machine, which `keys init` makes beside it.
 
     Args:
-        head: its own key file, None for a head without keys.
+        head: its own key file, or its user's; None for a head without keys.
         settings: the environment's.
 
     Raises:
@@ -20,6 +20,8 @@ def own_keys(head: KeyFile | None, settings: Settings) -> OwnKeys:
     """
     if head is None:
         return NO_OWN_KEYS
+    if head.role == thisuser.ROLE:
+        return OwnKeys(local=head.pair.public)
     path = keyfile.locate(settings, "driver")
     if path is not None:
         driver = keyfile.load(path)

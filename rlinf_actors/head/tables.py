@@ -38,7 +38,7 @@ class Tables:
         now: when it started.
         before: what an earlier head at this place knew.
         own: the head's own keys.
-        job_key: makes the public key of a job from its token; only used where the head has keys.
+        job_key: makes the public key of a job from its token; only used where TCP needs keys.
 
     Attributes:
         now: the observer's monotonic time at the event at hand, in seconds.
@@ -165,7 +165,7 @@ class Tables:
     def _job_token(self, namespace: str, token: str | None) -> None:
         if token is None:
             self.keys.forget_job(namespace)
-        elif self.keys.own.public:
+        elif self.keys.own.public or self.keys.own.local:
             self.keys.add_job(namespace, self._job_key(token))
 
     def _keys_ended(self, keys: frozenset[str], why: str) -> None:

@@ -88,4 +88,7 @@ def at_client(event: int, value: int, keyed: bool) -> tuple[str, bool]:
         return "what listens there wants a key, and this process has none (`rlinf-actors keys enroll`)", mismatch
     if mismatch:
         return "what listens there takes no keys, and this process insists on them", True
-    return "what listens there does not have the key that is expected of it", False
+    return (
+        "what listens there does not have the key that is expected of it: it is the head of another user or cluster",
+        False,
+    )

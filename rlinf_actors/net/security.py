@@ -5,8 +5,8 @@
 | ipc | its directory (0700), and the kernel's word that the peer is this user (`Mechanism.IPC`) |
 | TCP, this process has a key | CURVE, and a gate for each key (`Mechanism.CURVE`) |
 | TCP of a worker | CURVE, with the pair that its job's token gives |
-| TCP on loopback, no key | nothing (`Mechanism.PLAIN`) |
-| other TCP, no key | refused; a closed test network may lift that |
+| TCP on loopback, nobody has made keys | the same, with this user's own (`security.thisuser`) |
+| other TCP, no key | refused; in a closed test network nothing may protect TCP (`Mechanism.PLAIN`) |
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Security:
     """The settings that every socket gets.
 
     Attributes:
-        insecure_test_network: allow TCP outside loopback without keys (network namespaces of tests).
+        insecure_test_network: allow TCP without keys (network namespaces of tests).
         pair: this process's key pair, None without; a worker's is its job's.
         head: the head's public key, "" without.
     """
@@ -73,23 +73,21 @@ class Security:
         Raises:
             ConfigError: there is a key file that cannot be used.
         """
-        if not head.startswith("tcp://"):
-            return cls(settings.insecure_test_network)
-        from rlinf_actors.security import own
-
-        return cls.of(own.find(settings, *roles), settings.insecure_test_network)
+        insecure = settings.insecure_test_network
+        return cls.of(key_at(head, settings, *roles, insecure=insecure), insecure) if is_tcp(head) else cls(insecure)
 
     @classmethod
-    def of_worker(cls, token: str, head: str, listen_ip: str) -> Security:
+    def of_worker(cls, token: str, head: str, endpoint: str, listen_ip: str) -> Security:
         """A worker's.
 
         Args:
             token: of its job.
-            head: the head's public key, "" in a cluster without keys.
-            listen_ip: where its agent has it listen, who would not be there if it might not.
+            head: the head's public key; "" in a private cluster, which has no TCP, and in a closed test network.
+            endpoint: of the head, where its agent has it connect, who would not be there if it might not.
+            listen_ip: where its agent has it listen; likewise.
         """
         if not head:
-            return cls(insecure_test_network=bool(listen_ip))
+            return cls(insecure_test_network=is_tcp(endpoint) or bool(listen_ip))
         from rlinf_actors.security.job import job_pair
 
         return cls(False, job_pair(token), head)
@@ -104,7 +102,7 @@ class Security:
             return Mechanism.IPC
         if self.pair is not None:
             return Mechanism.CURVE
-        if self.insecure_test_network or is_loopback(endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")):
+        if self.insecure_test_network:
             return Mechanism.PLAIN
         fix = "Run `rlinf-actors keys init` on the head's machine"
         if verb != "listen on":
@@ -138,6 +136,42 @@ class Security:
 
         job = job_pair(token)  # a member has it, also one that reached the head by a unix socket and has no key itself
         return Proof(job, job.public)
+
+
+def key_at(
+    endpoint: str,
+    settings: Settings,
+    *roles: str,
+    insecure: bool,
+    given: str | None = None,
+    head: str | None = None,
+) -> KeyFile | None:
+    """The key file of a process that listens on, or connects to, this endpoint of a head; None without one.
+
+    Args:
+        endpoint: where.
+        settings: the environment's.
+        roles, given, head: see security.own.find.
+        insecure: whether TCP needs no key.
+
+    Raises:
+        ConfigError: there is one that cannot be used.
+    """
+    from rlinf_actors.security import own
+
+    found = own.find(settings, *roles, given=given, head=head)
+    if found is not None or insecure or not is_tcp(endpoint):
+        return found
+    if not is_loopback(endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")):
+        return None
+    from rlinf_actors.security import thisuser
+
+    return thisuser.key(settings)
+
+
+def is_tcp(endpoint: str) -> bool:
+    """Whether others could reach this endpoint whom no directory keeps away."""
+    return endpoint.startswith("tcp://")
 
 
 def is_loopback(host: str) -> bool:

@@ -21,6 +21,7 @@ from rlinf_actors.net.link import Link, Network, secret_identity
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.wire.values import Endpoint
+from rlinf_actors.wire.vouched import Vouched
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ _HEARD = (frames.Held, frames.Returned, frames.Facts, frames.Released, frames.La
 class Pending(Protocol):
     """Who waits for an answer."""
 
-    def answer(self, frame: frames.AnyFrame, parts: list[Buffer]) -> bool:
+    def answer(self, frame: frames.AnyFrame, parts: Vouched) -> bool:
         """An Ok, Item or Raised came; True if that was the last. Loop thread."""
 
     def fail(self, error: Exception) -> None:
@@ -278,7 +279,7 @@ class Peer:
             return
         if isinstance(frame, (frames.Ok, frames.Item, frames.Raised)):
             pending = self.pending.get(frame.id)
-            if pending is not None and pending.answer(frame, parts):
+            if pending is not None and pending.answer(frame, Vouched(parts)):  # of the worker that the head named
                 self.pending.pop(frame.id, None)
             return
         if isinstance(frame, frames.Dropped):

@@ -29,6 +29,7 @@ from rlinf_actors.runtime.work import Promise
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.endings import ending
 from rlinf_actors.wire.values import Endpoint, ExitReport, Extension, GroupHandle, GroupState, WorkerState
+from rlinf_actors.wire.vouched import Vouched
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class Construction:
     cls: str
     parts: Sequence[Buffer]
     max_concurrency: int
-    decode_failure: Callable[[frames.Raised, Sequence[Buffer], Peer], Exception]
+    decode_failure: Callable[[frames.Raised, Vouched, Peer], Exception]
     extensions: Sequence[Extension] = ()
     again: bool = False
     constructed: dict[int, str] = field(default_factory=dict)
@@ -282,7 +283,7 @@ class _Constructed:
         self._peer = peer
         self._construction = construction
 
-    def answer(self, frame: frames.AnyFrame, parts: list[Buffer]) -> bool:
+    def answer(self, frame: frames.AnyFrame, parts: Vouched) -> bool:
         if isinstance(frame, frames.Raised):
             # unpickling runs the user's code: not on this thread
             decoding = asyncio.get_running_loop().run_in_executor(

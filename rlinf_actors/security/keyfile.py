@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from rlinf_actors.security.keypair import KeyPair
 from rlinf_actors.security.publickey import check_name, check_public
 from rlinf_actors.settings import Settings
 
-ROLES = ("head", "agent", "driver")
+ROLES = ("head", "agent", "driver", "local")
 MAX_BYTES = 4096
 _FIELDS = ("role", "name", "public", "secret", "head")
 
@@ -33,7 +34,7 @@ class KeyFile:
     """What one file says.
 
     Attributes:
-        role: head, agent or driver.
+        role: head, agent, driver, or local (security.thisuser).
         name: of the node or driver, as the head lists it.
         pair: the identity.
         head: the head's public key; "" in the head's own file.
@@ -127,6 +128,20 @@ def save(path: Path, key: KeyFile, in_private: bool = True) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(beside)
         raise
+
+
+def save_new(path: Path, key: KeyFile) -> None:
+    """As `save`, where there is no such file yet.
+
+    Raises:
+        FileExistsError: there is: another process was as fast.
+    """
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    save(beside, key)
+    try:
+        os.link(beside, path)
+    finally:
+        os.unlink(beside)
 
 
 def is_private(mode: int, owner: int, user: int) -> bool:

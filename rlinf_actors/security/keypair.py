@@ -1,11 +1,10 @@
-"""CURVE key pairs as values; the only module beside net's that imports zmq, for its Curve25519."""
+"""CURVE key pairs as values; the only module beside net's that imports zmq, for its Curve25519, and when it is needed:
+whoever looks at key files only does not load it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-
-import zmq
-from zmq.utils import z85
 
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.security.publickey import KEY_CHARS, check_public, is_key
@@ -28,6 +27,8 @@ class KeyPair:
     @classmethod
     def make(cls) -> KeyPair:
         """A new one, from the system's randomness."""
+        import zmq
+
         public, secret = zmq.curve_keypair()
         return cls(public.decode(), secret.decode())
 
@@ -36,6 +37,9 @@ class KeyPair:
         """The pair with this secret of 32 bytes."""
         if len(secret) != SECRET_BYTES:
             raise ValueError(f"a secret key has {SECRET_BYTES} bytes, not {len(secret)}")
+        import zmq
+        from zmq.utils import z85
+
         text: bytes = z85.encode(secret)
         return cls(zmq.curve_public(text).decode(), text.decode())
 
@@ -46,6 +50,8 @@ class KeyPair:
         Raises:
             ConfigError: they are no keys, or not of one pair. The message has no secret in it.
         """
+        import zmq
+
         check_public(public, path)
         if not is_key(secret):
             raise ConfigError(f"the secret key is not {KEY_CHARS} characters of Z85: copy the file again", path=path)

@@ -41,6 +41,8 @@ class Member:
     def __str__(self) -> str:
         if self.role == "local":
             return "a local process"
+        if self.role == "head":
+            return "the head's own key"
         if self.role == "worker":
             return f"a worker of namespace {self.job!r}"
         return f"{self.role} {self.name!r}"

@@ -10,7 +10,6 @@ from typing import Any
 
 from rlinf_actors.errors import CallTimeoutError, PeerDiedError
 from rlinf_actors.model.address import WorkerAddress
-from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.remote import RemoteGroup
 from rlinf_actors.tensors import groups, ipc
 from rlinf_actors.tensors.cargo import Arriving, Hold
@@ -20,6 +19,7 @@ from rlinf_actors.tensors.options import CollectiveGroupOptions
 from rlinf_actors.tensors.outlanes import broken
 from rlinf_actors.tensors.station import Station
 from rlinf_actors.wire import frames
+from rlinf_actors.wire.vouched import Vouched
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class Arrivals:
         accelerator = devices.accelerator.value
         return frames.Facts(ask.id, self._station.host, accelerator, list(devices.own), devices.backends, shared)
 
-    def arrived(self, link: bytes, frame: frames.Message, parts: Sequence[Buffer]) -> Arriving:
+    def arrived(self, link: bytes, frame: frames.Message, parts: Vouched) -> Arriving:
         """A message with a cargo came. Loop thread."""
         cargo = frame.cargo
         assert cargo is not None

@@ -17,6 +17,7 @@ from rlinf_actors.tensors.contents import LARGE
 from rlinf_actors.tensors.devices import Devices, LazyDevices
 from rlinf_actors.tensors.groups import Wire
 from rlinf_actors.wire import frames, payload
+from rlinf_actors.wire.vouched import Vouched
 
 
 class Hold:
@@ -138,7 +139,7 @@ class Arriving(Promise[None]):
         self,
         what: str,
         cargo: frames.Cargo,
-        parts: Sequence[Buffer],
+        parts: Vouched,
         devices: LazyDevices,
         local: Callable[[int, int], tuple[Hold, Sequence[Any]]],
         release: Callable[[], None],
@@ -146,7 +147,7 @@ class Arriving(Promise[None]):
         super().__init__(what)
         self.cargo = cargo
         staged = sum(crate.path == paths.STAGED for crate in cargo.crates)
-        self.parts = list(parts[: len(parts) - staged])
+        self.parts = parts.cut(0, len(parts) - staged)
         self._staged = iter(parts[len(parts) - staged :])
         self._devices = devices
         self._local = local

@@ -11,6 +11,7 @@ from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.arena import SHARED_FROM
 from rlinf_actors.wire import failure, frames, payload
+from rlinf_actors.wire.vouched import Vouched
 
 LARGE = SHARED_FROM
 """Parts below this size are copied when they are sent; of larger ones the sender's own memory is read
@@ -83,13 +84,13 @@ def encode_failure(error: BaseException) -> tuple[list[Buffer], bool]:
     return settled([_FAILED + frames.encode(raised), *parts])
 
 
-def failure_in(parts: Sequence[Buffer], source: WorkerAddress, node: str) -> Exception | None:
+def failure_in(parts: Vouched, source: WorkerAddress, node: str) -> Exception | None:
     """The WorkerError that *parts* are, with its original; None if they are an object. Unpickles."""
     if not parts or bytes(parts[0][:1]) != _FAILED:
         return None
     raised = frames.decode(bytes(parts[0][1:]))
     assert isinstance(raised, frames.Raised)
-    return failure.decode(raised, parts[1:], worker=source.get_name(), rank=source.rank, node=node)
+    return failure.decode(raised, parts.cut(1), worker=source.get_name(), rank=source.rank, node=node)
 
 
 def settled(parts: Sequence[Buffer]) -> tuple[list[Buffer], bool]:

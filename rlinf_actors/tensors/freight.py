@@ -17,6 +17,7 @@ from rlinf_actors.tensors.options import CollectiveGroupOptions
 from rlinf_actors.tensors.outbox import Letter, Outbox
 from rlinf_actors.tensors.station import Station
 from rlinf_actors.wire import frames
+from rlinf_actors.wire.vouched import Vouched
 
 
 class Freight:
@@ -68,7 +69,7 @@ class Freight:
         with self._lock:
             self._gates.pop(gate.peer, None)
 
-    def arrived(self, link: bytes, frame: frames.Message, parts: Sequence[Buffer]) -> Arriving | None:
+    def arrived(self, link: bytes, frame: frames.Message, parts: Vouched) -> Arriving | None:
         """What comes with a message by other ways, None if nothing does. Loop thread."""
         return None if frame.cargo is None else self._arrivals.arrived(link, frame, parts)
 

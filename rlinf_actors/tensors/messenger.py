@@ -17,7 +17,6 @@ from typing import Any
 
 from rlinf_actors.errors import CallTimeoutError, ConnectionLostError, GroupNotFoundError
 from rlinf_actors.model.address import WorkerAddress
-from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.asyncwork import AsyncWork
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.process import Runtime
@@ -33,6 +32,7 @@ from rlinf_actors.tensors.receive import Body, Received, Slot
 from rlinf_actors.tensors.station import Station
 from rlinf_actors.tensors.window import Returns
 from rlinf_actors.wire import frames
+from rlinf_actors.wire.vouched import Vouched
 
 log = logging.getLogger(__name__)
 
@@ -232,7 +232,7 @@ class Messenger:
             self._put_back()
         return True
 
-    def arrived(self, link: bytes, frame: frames.Message, parts: list[Buffer]) -> None:
+    def arrived(self, link: bytes, frame: frames.Message, parts: Vouched) -> None:
         """A message came. Loop thread."""
         if frame.n:
             self._reply(link, frames.Held(frame.id, frame.n))

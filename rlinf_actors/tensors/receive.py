@@ -10,11 +10,11 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.asyncwork import AsyncWork
 from rlinf_actors.tensors.cargo import Arriving
 from rlinf_actors.tensors.mailbox import Arrived, Key
 from rlinf_actors.wire import payload
+from rlinf_actors.wire.vouched import Vouched
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Body:
 
     link: bytes
     outbox: int
-    parts: list[Buffer]
+    parts: Vouched
     cargo: Arriving | None = None
 
     def decoded(self) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import traceback
-from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from rlinf_actors.errors import CallTimeoutError, SerializationError, UsageError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.wire import payload
 from rlinf_actors.wire.frames import Raised
+from rlinf_actors.wire.vouched import Vouched
 
 _HERE = str(Path(__file__).parent.parent)  # not resolved: in workers it is a link, and tracebacks name that
 _MAX_TEXT = 256 << 10
@@ -47,7 +47,7 @@ def encode_exception(error: BaseException) -> list[Buffer]:
     name = type(error).__name__
     with contextlib.suppress(Exception):
         parts = payload.encode(error, name)
-        if type(payload.decode(parts)) is type(error):
+        if type(payload.decode(Vouched(parts))) is type(error):
             return parts
     with contextlib.suppress(SerializationError):
         args = error.args if _travels(error.args) else tuple(str(arg) for arg in error.args)
@@ -81,13 +81,13 @@ def _blank(cls: type[BaseException], *args: Any) -> Any:
 
 def _travels(value: Any) -> bool:
     try:
-        payload.decode(payload.encode(value))
+        payload.decode(Vouched(payload.encode(value)))
     except Exception:  # noqa: BLE001 - that it does not is the answer
         return False
     return True
 
 
-def decode(raised: Raised, parts: Sequence[Buffer], *, worker: str, rank: int, node: str) -> Exception:
+def decode(raised: Raised, parts: Vouched, *, worker: str, rank: int, node: str) -> Exception:
     """The exception that the caller gets; see WorkerError for what it is."""
     if raised.kind == "start":
         return WorkerStartError(f"{worker} on {node} could not be started: {raised.text}", worker=worker, node=node)

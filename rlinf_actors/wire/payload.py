@@ -1,6 +1,6 @@
 """User data to buffers and back: the one module that pickles and unpickles.
 
-Only drivers and workers import it, and only for peers that proved to be members of the same job.
+Only drivers and workers import it, and what it unpickles is `Vouched`: a proven member of the same job has sent it.
 
 An encoded object is a list of parts. Nothing at all stands for None (or for a call without
 arguments). The first byte of the first part says what follows:
@@ -30,6 +30,7 @@ import msgspec
 
 from rlinf_actors.errors import ProtocolMismatchError, SerializationError
 from rlinf_actors.model.buffers import Buffer, keepable
+from rlinf_actors.wire.vouched import Vouched
 
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 _SMALL = 16 << 10
@@ -91,7 +92,7 @@ def encode(value: Any, what: str = "value", *, copy: Copy | None = bytes, taker:
             pass  # beyond 64 bits, or a lone surrogate: pickle takes both
     before, _hooks.taker = _hooks.taker, taker
     try:
-        return _pickle(value, what, copy)
+        return _pickled(value, what, copy)
     finally:
         _hooks.taker = before
 
@@ -111,20 +112,23 @@ def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any], *, copy: Copy = b
                 return [packed]
         except (OverflowError, UnicodeEncodeError):
             pass
-    return _pickle((args, kwargs), "", copy)
+    return _pickled((args, kwargs), "", copy)
 
 
-def decode(parts: Sequence[Buffer], given: Sequence[Any] = ()) -> Any:
+def decode(parts: Vouched, given: Sequence[Any] = ()) -> Any:
     """The object that `encode` made *parts* of. Unpickles: authenticated members of the same job only.
 
     Args:
-        parts: what `encode` returned.
+        parts: what `encode` returned, from a member of this job.
         given: the tensors that its taker took out, by number.
 
     Raises:
+        TypeError: nobody has vouched for the parts; nothing was unpickled.
         ProtocolMismatchError: it was pickled by value by another minor version of Python.
         Exception: whatever unpickling raises (ImportError where a module is missing here).
     """
+    if type(parts) is not Vouched:
+        raise TypeError(f"refused to unpickle a {type(parts).__name__}: only what a member of this job sent is read")
     if not parts:
         return None
     head = parts[0]
@@ -154,9 +158,9 @@ def _unpickle(head: Buffer, kind: Buffer, parts: Sequence[Buffer]) -> Any:
     raise SerializationError(f"data of unknown form {bytes(kind)!r}: the sender is of another version")
 
 
-def decode_call(parts: Sequence[Buffer]) -> tuple[Sequence[Any], dict[str, Any]]:
-    """The arguments that `encode_call` made *parts* of."""
-    if not parts:
+def decode_call(parts: Vouched) -> tuple[Sequence[Any], dict[str, Any]]:
+    """The arguments that `encode_call` made *parts* of. Raises as `decode`."""
+    if type(parts) is Vouched and not parts:
         return (), {}
     args, kwargs = decode(parts)
     return args, kwargs
@@ -166,7 +170,7 @@ def _writable(parts: Sequence[Buffer]) -> list[Buffer]:
     return [keepable(part) for part in parts[1:]]
 
 
-def _pickle(value: Any, what: str, copy: Copy | None) -> list[Buffer]:
+def _pickled(value: Any, what: str, copy: Copy | None) -> list[Buffer]:
     buffers: list[Buffer] = []
 
     def keep(buffer: pickle.PickleBuffer) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from rlinf_actors.errors import SerializationError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.wire import failure, frames, payload
+from rlinf_actors.wire.vouched import Vouched
 from rlinf_actors.worker.parking import Unwound
 
 Reply = Callable[["Invocation", frames.AnyFrame, Sequence[Buffer]], None]
@@ -51,7 +52,7 @@ class Invocation:
         peer: bytes,
         call: int,
         method: str,
-        parts: list[Buffer],
+        parts: Vouched,
         reply: Reply,
         copy: payload.Copy,
         deadline_s: float,
@@ -60,7 +61,7 @@ class Invocation:
         self.peer = peer
         self.id = call
         self.method = method
-        self.parts: Sequence[Buffer] = parts
+        self.parts = parts
         self.deadline = time.monotonic() + deadline_s if deadline_s else 0.0
         self.window = window
         self.cancelled = False
@@ -103,7 +104,7 @@ class Invocation:
         if not callable(method):
             raise CallRefusedError(f"{type(instance).__name__} has no method {self.method}()")
         args, kwargs = payload.decode_call(self.parts)
-        self.parts = ()
+        self.parts = Vouched()
         return method, args, kwargs
 
     def succeed(self, value: Any, seconds: float) -> None:

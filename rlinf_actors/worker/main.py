@@ -86,7 +86,7 @@ def _start(
 ) -> tuple[worker_context.WorkerContext, WorkerServer]:
     """Bring the runtime up and say so; nothing of the user's has run yet."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    security = Security.of_worker(spec.token, place.head_key, place.listen_ip)
+    security = Security.of_worker(spec.token, place.head_key, place.head, place.listen_ip)
     runtime = Runtime(
         "worker",
         spec.namespace,

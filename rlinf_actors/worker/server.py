@@ -26,6 +26,7 @@ from rlinf_actors.security.gate import Gate
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.payload import Copy
 from rlinf_actors.wire.protocol import PROTOCOL
+from rlinf_actors.wire.vouched import Vouched
 from rlinf_actors.worker.executor import Activity, Executor
 from rlinf_actors.worker.farpeers import FarPeers, client_of
 from rlinf_actors.worker.invocation import Invocation
@@ -34,7 +35,7 @@ log = logging.getLogger(__name__)
 
 LinkLost = Callable[[bytes, str], object]
 """(identity of the link, id of the worker at its other end or ""), on the I/O thread."""
-Handler = Callable[[bytes, Any, "list[Buffer]"], None]
+Handler = Callable[[bytes, Any, Vouched], None]
 """(peer, a frame of the kinds that it serves, parts), on the I/O thread."""
 
 
@@ -51,7 +52,7 @@ class Creation:
 
     peer: bytes
     frame: frames.Create
-    parts: list[Buffer]
+    parts: Vouched
 
 
 class WorkerServer:
@@ -98,7 +99,7 @@ class WorkerServer:
         self._near: set[bytes] = set()
         self._on_link_lost: list[LinkLost] = []
         self.far: FarPeers | None = None
-        self._early: list[tuple[bytes, frames.AnyFrame, list[Buffer]]] = []
+        self._early: list[tuple[bytes, frames.AnyFrame, Vouched]] = []
         self.creations: queue.SimpleQueue[Creation] = queue.SimpleQueue()
 
     def bind(self, endpoint: str) -> str:
@@ -189,7 +190,11 @@ class WorkerServer:
             return
         if lending is None:
             self._join(peer, frame)
-        elif type(frame) in self._handlers:
+        else:
+            self._said(peer, lending, frame, Vouched(parts))  # it has joined: a member of this job
+
+    def _said(self, peer: bytes, lending: Lending, frame: frames.AnyFrame, parts: Vouched) -> None:
+        if type(frame) in self._handlers:
             self._handlers[type(frame)](peer, frame, parts)
         elif type(frame) is frames.Call:
             self._take(Invocation(peer, frame.id, frame.method, parts, self._reply, self._copy, frame.deadline_s, 0))
@@ -217,7 +222,7 @@ class WorkerServer:
         else:
             self._other(peer, frame, parts)
 
-    def _other(self, peer: bytes, frame: frames.AnyFrame, parts: list[Buffer]) -> None:
+    def _other(self, peer: bytes, frame: frames.AnyFrame, parts: Vouched) -> None:
         handler = self._handlers.get(type(frame))
         if handler is not None:
             handler(peer, frame, parts)

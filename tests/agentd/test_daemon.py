@@ -222,13 +222,18 @@ def owner():
     return subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
 
 
-def test_an_embedded_cluster_ends_with_its_owner_and_leaves_nothing(start):
+def test_an_embedded_cluster_ends_with_its_owner_and_leaves_nothing(start, place):
     driver = owner()
-    daemon = start("--head", "--embedded", "--owner-pid", str(driver.pid))
-    assert daemon.said["head"] == f"ipc://{daemon.run_dir}/head"
-    driver.kill()
-    driver.communicate()
-    assert daemon.end() == 0
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:  # of the driver's unit
+        manager.bind(str(place / "notify"))
+        manager.setblocking(False)
+        daemon = start("--head", "--embedded", "--owner-pid", str(driver.pid), NOTIFY_SOCKET=str(place / "notify"))
+        assert daemon.said["head"] == f"ipc://{daemon.run_dir}/head"
+        driver.kill()
+        driver.communicate()
+        assert daemon.end() == 0
+        with pytest.raises(BlockingIOError):
+            manager.recv(4096)
     assert not daemon.run_dir.exists()
 
 

@@ -19,6 +19,7 @@ from rlinf_actors.wire.clients import Handles, Launch, StopGroup, WorkerChanged
 from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.wire.session import ClientHello, Goodbye
 from rlinf_actors.wire.values import WorkerSpec
+from rlinf_actors.wire.vouched import Vouched
 
 if TYPE_CHECKING:
     from chaos_world import World
@@ -38,7 +39,7 @@ class _Answer:
     def answer(self, frame: Any, parts: Any) -> bool:
         self.ends += 1
         if not self._future.done():
-            self._future.set_result(payload.decode(parts))
+            self._future.set_result(payload.decode(Vouched(parts)))
         return True
 
     def fail(self, error: Exception) -> None:

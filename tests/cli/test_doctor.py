@@ -14,8 +14,8 @@ import pytest
 
 from rlinf_actors.cgroups.roots import Roots
 from rlinf_actors.cli import app, checks, doctor
-from rlinf_actors.cli.checks import Directory, Finding, Machine, Process, diagnose
-from rlinf_actors.cli.machine import directory, look, processes, stale_run_dirs
+from rlinf_actors.cli.checks import Directory, Finding, KeyOnDisk, Machine, Process, diagnose
+from rlinf_actors.cli.machine import directory, key_files, look, processes, stale_run_dirs
 from rlinf_actors.settings import WORKER_MARK, Settings
 
 GOOD = Machine(
@@ -67,6 +67,10 @@ def test_a_good_machine_passes_everything():
         ({"clock_synchronized": False}, "clock", "warn", "not synchronized", "set-ntp"),
         ({"head_error": "no answer in 5 s"}, "head", "fail", "no answer", "agentd --head --listen 10.0.0.1:6380"),
         ({"head_version": "0.9"}, "head", "warn", "version 0.9, this is 1.0", "rlinf-actors==0.9"),
+        ({"keys": [KeyOnDisk("/k", True), KeyOnDisk("/k/a", True, "agent 'n1'")]}, "keys", "pass", "agent 'n1'", ""),
+        ({"keys": [KeyOnDisk("/k", False)]}, "keys", "fail", "others can read /k", "chown 1000 /k && chmod 700 /k;"),
+        ({"keys": [KeyOnDisk("/k/a", False, error="x")]}, "keys", "fail", "others can", "chmod 600 /k/a;"),
+        ({"keys": [KeyOnDisk("/k/a", True, error="is no key")]}, "keys", "fail", "is no key", "copy it again"),
         ({"head": ""}, "head", "pass", "private cluster", ""),
         ({"faults": ["NVML: driver mismatch"]}, "accelerators", "warn", "driver mismatch", "hw scan"),
         ({"stale": ["/tmp/rlinf-a"]}, "leftover_run_dir", "warn", "no agentd uses", "rm -r /tmp/rlinf-a"),
@@ -170,3 +174,16 @@ def test_a_worker_without_its_template_is_an_orphan(tmp_path):
 
 def test_counts():
     assert doctor.counts([Finding("a", "warn", "")]) == {"pass": 0, "warn": 1, "fail": 0}
+
+
+def test_key_files_are_looked_at(tmp_path):
+    settings = Settings(key_dir=str(tmp_path / "k"))
+    assert key_files(settings) == []
+    assert app.run(["keys", "init", "--dir", str(tmp_path / "k"), "--name", "kim"]) == 0
+    assert [(key.whose, key.private) for key in key_files(settings)] == [
+        ("", True), ("head 'head'", True), ("driver 'kim'", True)
+    ]  # fmt: skip
+    (tmp_path / "k" / "driver.key").chmod(0o644)
+    (tmp_path / "k" / "head.key").write_text("x")
+    fixes = [finding.fix for finding in checks.keys(dataclasses.replace(GOOD, keys=key_files(settings)))]
+    assert ["chmod 600" in fix for fix in fixes] == [False, True]

@@ -15,6 +15,7 @@ from rlinf_actors.runtime.lost import LostErrors
 from rlinf_actors.runtime.remote import RemoteGroup
 from rlinf_actors.wire import failure, frames, payload
 from rlinf_actors.wire.values import Endpoint, ExitReport, WorkerState
+from rlinf_actors.wire.vouched import Vouched
 from rlinf_actors.worker.worker import Worker
 
 
@@ -50,7 +51,7 @@ class FakeRank:
             return
         self.calls.append(frame)
         if isinstance(frame, (frames.Call, frames.Stream)):
-            args, kwargs = payload.decode_call(parts)
+            args, kwargs = payload.decode_call(Vouched(parts))
             self.args.append((tuple(args), kwargs))
         self._came.set()
 

@@ -42,7 +42,7 @@ class KeyedHead:
         self.admin = self.client(HEAD)
 
     def net(self, pair: KeyPair | None, head: str = HEAD.public) -> ZmqNetwork:
-        network = ZmqNetwork(asyncio.get_running_loop(), Security() if pair is None else Security(pair=pair, head=head))
+        network = ZmqNetwork(asyncio.get_running_loop(), Security(pair is None, pair, head))
         self._networks.append(network)
         return network
 
@@ -181,7 +181,7 @@ class KeyedWorker:
 
     def __init__(self) -> None:
         self._networks: list[ZmqNetwork] = []
-        security = Security.of_worker("ours", HEAD.public, "10.0.0.1")
+        security = Security.of_worker("ours", HEAD.public, "tcp://127.0.0.1:1", "10.0.0.1")
         assert security.pair is not None
         self.job = security.pair
         network = self._net(security)

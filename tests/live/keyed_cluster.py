@@ -62,6 +62,8 @@ class KeyedCluster:
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("RLINF_", "NOTIFY"))}
         mark = {name: value for name, value in os.environ.items() if name == "RLINF_ACTORS_TEST"}
         head = {"RLINF_HEAD": self.address} if self.address else {}
+        if at == "nobody":  # not even this user's own key
+            head["RLINF_ACTORS_INSECURE_TEST_NETWORK"] = "1"
         return {**clean, **mark, **head, "PYTHONPATH": str(ROOT), "RLINF_ACTORS_KEYS": str(self.folder(at))}
 
     # --- commands ---

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 
-from rlinf_actors import Cluster, NodePlacementStrategy, RlinfActorsError, Worker
+from rlinf_actors import AuthenticationError, Cluster, NodePlacementStrategy, RlinfActorsError, Worker
 
 
 class Pid(Worker):
@@ -28,7 +28,7 @@ def main() -> int:
         print(*group.pid().wait(), flush=True)
         group.sleep().wait()
     except RlinfActorsError as error:
-        print(type(error).__name__, flush=True)
+        print("AuthenticationError" if isinstance(error, AuthenticationError) else type(error).__name__, flush=True)
         print(error, file=sys.stderr)
         return 3
     return 0

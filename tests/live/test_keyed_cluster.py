@@ -111,3 +111,13 @@ def test_a_head_that_was_killed_knows_its_keys_and_whose_a_job_is(cluster):
     assert thief.line() == "AuthenticationError"
     cluster.keys("revoke", "gail")
     assert gail.end()[0] == 3
+
+
+def test_a_new_head_key_reaches_the_others_by_trust(cluster):
+    cluster.join("hal", "--driver")
+    new = cluster.keys("rotate", "--role", "head")
+    cluster.head.end()
+    cluster.head = cluster.agentd("head", "--head", "--listen", cluster.address)
+    assert "does not have the key that is expected" in cluster.cli("status", at="hal", code=69).err
+    cluster.keys("trust", new["public"], at="hal")
+    assert isinstance(cluster.ask(GetStatus(), at="hal"), Status)

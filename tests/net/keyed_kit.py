@@ -71,7 +71,7 @@ class Guarded:
 
     def link(self, pair: KeyPair | None, identity: bytes = b"me", server: str = ""):
         """A link of a process of its own, what it receives, and whether it was turned away."""
-        security = Security() if pair is None else Security(pair=pair, head=server or self.pair.public)
+        security = Security(True) if pair is None else Security(pair=pair, head=server or self.pair.public)
         inbox, turned_away = Inbox(), Facts()
         network = self.net(security)
         return network.link(self.endpoint, identity, inbox, on_turned_away=turned_away), inbox, turned_away

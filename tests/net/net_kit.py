@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from rlinf_actors.net.memory import MemoryNetwork
+from rlinf_actors.net.security import Security
 from rlinf_actors.net.transport import ZmqNetwork
 
 KINDS = ("memory", "ipc", "tcp")
@@ -41,7 +42,7 @@ class Wire:
     def __init__(self, kind: str, folder: str) -> None:
         loop = asyncio.get_running_loop()
         self.kind = kind
-        self.network = MemoryNetwork(loop) if kind == "memory" else ZmqNetwork(loop)
+        self.network = MemoryNetwork(loop) if kind == "memory" else ZmqNetwork(loop, Security(True))
         self._folder = folder
         self._made = 0
 

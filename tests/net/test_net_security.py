@@ -26,8 +26,9 @@ def test_tcp_outside_loopback_needs_keys(endpoint: str, verb: str) -> None:
 
 
 @pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:0", "tcp://localhost:1", "tcp://[::1]:5", "tcp://127.8.1.2:3"])
-def test_loopback_is_plain_without_a_key_and_never_with_one(endpoint: str) -> None:
-    assert Security().mechanism(endpoint, "listen on") is Mechanism.PLAIN
+def test_loopback_needs_a_key_too(endpoint: str) -> None:
+    with pytest.raises(ConfigError, match="refusing to listen on"):
+        Security().mechanism(endpoint, "listen on")
     assert KEYED.mechanism(endpoint, "listen on") is Mechanism.CURVE
     assert Security(True, OURS, HEAD.public).mechanism(endpoint, "connect to") is Mechanism.CURVE
 
@@ -50,9 +51,12 @@ def test_to_the_head_goes_our_key_and_to_workers_that_of_their_job() -> None:
 
 
 def test_a_worker_has_its_jobs_pair_where_the_cluster_has_keys() -> None:
-    assert Security.of_worker("token", HEAD.public, "10.0.0.1") == Security(False, job_pair("token"), HEAD.public)
-    assert Security.of_worker("token", "", "10.0.0.1") == Security(insecure_test_network=True)
-    assert Security.of_worker("token", "", "") == Security()
+    ipc, tcp = "ipc:///run/x", "tcp://127.0.0.1:1"
+    for head in (ipc, tcp):
+        assert Security.of_worker("token", HEAD.public, head, "") == Security(False, job_pair("token"), HEAD.public)
+    assert Security.of_worker("token", "", ipc, "10.0.0.1") == Security(insecure_test_network=True)
+    assert Security.of_worker("token", "", tcp, "") == Security(insecure_test_network=True)
+    assert Security.of_worker("token", "", ipc, "") == Security()
 
 
 def test_the_heads_own_key_file_is_its_server_key_too() -> None:

@@ -15,6 +15,8 @@ from rlinf_actors.net.chunks import BIG
 from rlinf_actors.net.security import Security, is_loopback
 from rlinf_actors.net.transport import ZmqNetwork
 
+OPEN = Security(insecure_test_network=True)
+
 
 async def test_there_and_back(wire):
     listener, endpoint, inbox = wire.listen()
@@ -143,7 +145,7 @@ class TestZeroMq:
         assert inbox.headers == [b"first", b"goodbye"]
 
     async def test_messages_wait_for_a_listener_that_comes_later(self, zmq_wire):
-        first = ZmqNetwork(asyncio.get_running_loop())
+        first = ZmqNetwork(asyncio.get_running_loop(), OPEN)
         endpoint = first.listener(net_kit.Inbox()).bind(zmq_wire.endpoint())
         first.close()  # a whole network: a socket alone gives its port back some time later
         inbox = net_kit.Inbox()
@@ -155,7 +157,7 @@ class TestZeroMq:
         assert inbox.headers == [b"early"]
 
     async def test_a_link_finds_a_listener_that_was_restarted(self, zmq_wire):
-        first, inbox = ZmqNetwork(asyncio.get_running_loop()), net_kit.Inbox()
+        first, inbox = ZmqNetwork(asyncio.get_running_loop(), OPEN), net_kit.Inbox()
         endpoint = first.listener(inbox).bind(zmq_wire.endpoint())
         link, answers = zmq_wire.link(endpoint)
         link.send(b"one")
@@ -294,9 +296,10 @@ async def test_garbage_costs_nothing_but_itself(short_dir, rlinf_leak_check, fra
 
 class TestSecurity:
     @pytest.mark.parametrize(
-        "endpoint", ["tcp://0.0.0.0:0", "tcp://*:0", "tcp://10.0.0.1:5", "tcp://[::]:0", "tcp://host:1"]
+        "endpoint",
+        ["tcp://0.0.0.0:0", "tcp://*:0", "tcp://10.0.0.1:5", "tcp://[::]:0", "tcp://host:1", "tcp://127.0.0.1:0"],
     )
-    async def test_nothing_leaves_loopback_without_keys(self, endpoint):
+    async def test_no_tcp_without_keys(self, endpoint):
         network = ZmqNetwork(asyncio.get_running_loop())
         try:
             with pytest.raises(ConfigError, match=r"refusing to connect to .*--insecure-test-network"):

@@ -12,11 +12,12 @@ import pytest
 from rlinf_actors import SerializationError
 from rlinf_actors.tensors import contents
 from rlinf_actors.wire import payload
+from rlinf_actors.wire.vouched import Vouched
 
 
 def there_and_back(value, piggyback=None):
     parts, _ = contents.encode(value, piggyback)
-    return payload.decode([bytes(part) for part in parts])
+    return payload.decode(Vouched([bytes(part) for part in parts]))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 
 from rlinf_actors.tensors import contents  # noqa: E402
 from rlinf_actors.wire import payload  # noqa: E402
+from rlinf_actors.wire.vouched import Vouched  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -20,7 +21,7 @@ DTYPES = [getattr(torch, name) for name in (
 
 def there_and_back(value):
     parts, _ = contents.encode(value)
-    return payload.decode([bytes(part) for part in parts])
+    return payload.decode(Vouched([bytes(part) for part in parts]))
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3), (3, 4)], ids=str)

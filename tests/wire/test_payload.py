@@ -21,11 +21,12 @@ from hypothesis import strategies as st
 
 from rlinf_actors.errors import ProtocolMismatchError, SerializationError
 from rlinf_actors.wire import payload
+from rlinf_actors.wire.vouched import Vouched
 
 
 def there(value):
     """What arrives: parts as the transport hands them over, small ones as bytes."""
-    return payload.decode([bytes(part) for part in payload.encode(value)])
+    return payload.decode(Vouched([bytes(part) for part in payload.encode(value)]))
 
 
 VALUES = [
@@ -100,7 +101,7 @@ def test_shared_and_cyclic_references_survive():
 class TestCalls:
     def test_no_arguments_take_no_bytes(self):
         assert payload.encode_call((), {}) == []
-        assert payload.decode_call([]) == ((), {})
+        assert payload.decode_call(Vouched([])) == ((), {})
 
     @pytest.mark.parametrize(
         ("args", "kwargs"),
@@ -114,12 +115,12 @@ class TestCalls:
         ],
     )
     def test_arguments_come_back(self, args, kwargs):
-        back_args, back_kwargs = payload.decode_call([bytes(p) for p in payload.encode_call(args, kwargs)])
+        back_args, back_kwargs = payload.decode_call(Vouched([bytes(p) for p in payload.encode_call(args, kwargs)]))
         assert tuple(back_args) == args
         assert back_kwargs == kwargs
 
     def test_a_tuple_among_plain_arguments_stays_one(self):
-        args, _ = payload.decode_call(payload.encode_call((1, (2, 3)), {}))
+        args, _ = payload.decode_call(Vouched(payload.encode_call((1, (2, 3)), {})))
         assert args[1] == (2, 3)
         assert type(args[1]) is tuple
 
@@ -143,7 +144,7 @@ def test_any_tree_comes_back(value):
 @given(st.lists(_LEAVES, max_size=4), st.dictionaries(st.text(max_size=5), _LEAVES, max_size=3))
 @settings(max_examples=80, deadline=None)
 def test_any_plain_call_comes_back(args, kwargs):
-    back_args, back_kwargs = payload.decode_call([bytes(p) for p in payload.encode_call(tuple(args), kwargs)])
+    back_args, back_kwargs = payload.decode_call(Vouched([bytes(p) for p in payload.encode_call(tuple(args), kwargs)]))
     assert list(back_args) == args
     assert back_kwargs == kwargs
 
@@ -225,8 +226,8 @@ class TestByValue:
                 def double(self): return self.x * 2
             parts = [bytes(part) for part in payload.encode([Mine(21)])]
             assert parts[0][:1] == b"C", parts[0][:1]
-            code = "import sys; from rlinf_actors.wire.payload import decode; "
-            code += "print(decode([sys.stdin.buffer.read()])[0].double())"
+            code = "import sys; from rlinf_actors.wire.payload import decode; from rlinf_actors.wire.vouched import *; "
+            code += "print(decode(Vouched([sys.stdin.buffer.read()]))[0].double())"
             sys.exit(subprocess.run([sys.executable, "-c", code], input=parts[0], check=True).returncode)
         """
         command = [sys.executable, "-c", textwrap.dedent(script)]
@@ -239,7 +240,7 @@ class TestByValue:
         other = b"C" + bytes((3, 99)) + bytes(parts[0][3:])
         ours = f"{sys.version_info[0]}.{sys.version_info[1]}"
         with pytest.raises(ProtocolMismatchError, match=rf"3\.99.*{ours}"):
-            payload.decode([other])
+            payload.decode(Vouched([other]))
 
     def test_what_is_importable_goes_by_reference_and_minds_no_version(self):
         assert payload.encode(kinds.Frozen(1))[0][:1] == b"P"
@@ -300,20 +301,28 @@ class TestUnpicklable:
 
 def test_unknown_form_is_an_error():
     with pytest.raises(SerializationError, match="unknown form"):
-        payload.decode([b"?x"])
+        payload.decode(Vouched([b"?x"]))
 
 
 def test_module_that_is_missing_here_is_an_import_error():
     stream = b"P" + pickle.dumps(kinds.Frozen(1)).replace(b"payload_types", b"payload_typos")
     with pytest.raises(ModuleNotFoundError, match="payload_typos"):
-        payload.decode([stream])
+        payload.decode(Vouched([stream]))
 
 
 def test_encoding_plain_values_loads_neither_cloudpickle_nor_torch():
     code = (
         "import sys; from rlinf_actors.wire import payload as p; "
-        "p.decode(p.encode([1, {'x': (2,)}])); p.decode_call(p.encode_call((1,), {'a': b'2'})); "
+        "from rlinf_actors.wire.vouched import Vouched as V; "
+        "p.decode(V(p.encode([1, {'x': (2,)}]))); p.decode_call(V(p.encode_call((1,), {'a': b'2'}))); "
         "print({'cloudpickle', 'torch', 'numpy', 'zmq'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("parts", [[b"Pabc"], (b"Pabc",), [], b"Pabc", None])
+def test_nothing_is_read_that_nobody_vouched_for(parts):
+    for read in (payload.decode, payload.decode_call):
+        with pytest.raises(TypeError, match="refused to unpickle"):
+            read(parts)

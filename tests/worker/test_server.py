@@ -13,6 +13,7 @@ from rlinf_actors.net.memory import MemoryNetwork
 from rlinf_actors.testing import faults
 from rlinf_actors.wire import frames, payload
 from rlinf_actors.wire.protocol import PROTOCOL
+from rlinf_actors.wire.vouched import Vouched
 from rlinf_actors.worker.server import WorkerServer
 
 
@@ -90,7 +91,7 @@ async def test_calls_of_a_member_are_answered(ends):
     ends.call(1, 21)
     (answer, parts), *_ = await ends.until(1)
     assert isinstance(answer, frames.Ok)
-    assert payload.decode(parts) == 42
+    assert payload.decode(Vouched(parts)) == 42
     assert ends.server._calls == {}
 
 

@@ -8,6 +8,7 @@ import threading
 from typing import Any
 
 from rlinf_actors.wire import failure, frames, payload
+from rlinf_actors.wire.vouched import Vouched
 from rlinf_actors.worker.invocation import Invocation
 
 
@@ -34,8 +35,8 @@ class Answers:
             assert self._came.wait_for(lambda: any(self._last(a, call) for a in self.all), 10), f"only {self.all}"
             _, frame, parts = next(answer for answer in self.all if self._last(answer, call))
         if isinstance(frame, frames.Raised):
-            raise failure.decode(frame, parts, worker="g:0", rank=0, node="n")
-        return payload.decode(parts)
+            raise failure.decode(frame, Vouched(parts), worker="g:0", rank=0, node="n")
+        return payload.decode(Vouched(parts))
 
     @staticmethod
     def _last(answer: tuple, call: int) -> bool:
@@ -44,7 +45,9 @@ class Answers:
     def items(self, call: int) -> list[Any]:
         with self._came:
             return [
-                payload.decode(parts) for who, frame, parts in self.all if who == call and type(frame) is frames.Item
+                payload.decode(Vouched(parts))
+                for who, frame, parts in self.all
+                if who == call and type(frame) is frames.Item
             ]
 
     def order(self) -> list[int]:

@@ -1,0 +1,70 @@
+"""What the head's log says of who was refused: the first of its kind at once, repetitions by their number."""
+
+from __future__ import annotations
+
+import pytest
+from keys_kit import KeysKit, key
+
+from rlinf_actors.head import refusals
+from rlinf_actors.head.commands import Command, TurnedAway
+from rlinf_actors.wire.keys import GetKeys
+
+
+@pytest.fixture
+def kit() -> KeysKit:
+    made = KeysKit()
+    made.give("bob", "B", role="driver")
+    return made
+
+
+def refused(commands: list[Command]) -> list[str]:
+    return [command.text for command in commands if "refuse" in getattr(command, "text", "")]
+
+
+def turned_away(kit: KeysKit, public: str = "", address: str = "10.0.0.9", why: str = "") -> list[str]:
+    kit.out = kit.head.handle(TurnedAway(public, address, why), kit.now, kit.wall)
+    return kit.records()
+
+
+def test_a_connection_that_was_turned_away_is_in_the_log_with_the_reason(kit):
+    kit.token("t", "n5", seconds=30)
+    kit.wait(30)
+    kit.revoke("bob")
+    reasons = {
+        key("x"): "key xxxxxxxx is not listed",
+        key("t"): "the join token of agent 'n5' (tttttttt) has ended 0 s ago: its time was over",
+        key("B"): "the key of driver 'bob' (BBBBBBBB) has ended 0 s ago: me revoked it",
+    }
+    for public, why in reasons.items():
+        assert turned_away(kit, public) == [f"refused a connection from 10.0.0.9: {why}"]
+    assert turned_away(kit, key("y")) == []  # another stranger's: a repetition
+    assert turned_away(kit, "", "10.0.1.1", "it came without CURVE")[0].endswith("10.0.1.1: it came without CURVE")
+
+
+def test_repetitions_are_counted_and_said_once_a_minute(kit):
+    assert len(turned_away(kit)) == 1
+    for _ in range(1000):
+        assert turned_away(kit) == []
+    assert refused(kit.wait(refusals.WINDOW_S)) == [
+        "refused a connection from 10.0.0.9: it has no key (1000 more in the last 60 s)"
+    ]
+    assert refused(kit.wait(200)) == []
+    assert len(turned_away(kit)) == 1
+
+
+def test_strangers_from_everywhere_do_not_fill_the_log(kit):
+    lines = sum(len(turned_away(kit, "", f"10.1.{n // 250}.{n % 250}", "it came without CURVE")) for n in range(5000))
+    assert lines == refusals.KINDS
+    out = refused(kit.wait(refusals.WINDOW_S))
+    assert [line.split(",")[0] for line in out] == [
+        f"{5000 - refusals.KINDS} more refusals of other kinds in the last 60 s"
+    ]
+
+
+def test_a_member_that_asks_again_and_again_is_one_line(kit):
+    for _ in range(50):
+        kit.ask("bob", GetKeys())
+    assert kit.head.refused == 50
+    assert refused(kit.wait(refusals.WINDOW_S)) == [
+        "refused: driver 'bob' may not say GetKeys (49 more in the last 60 s)"
+    ]

@@ -1,0 +1,84 @@
+"""The key by which processes of one user know one another on loopback."""
+
+from __future__ import annotations
+
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from rlinf_actors.errors import ConfigError
+from rlinf_actors.head.keys import OwnKeys
+from rlinf_actors.head.ownkeys import own_keys
+from rlinf_actors.net.security import Mechanism, Proof, Security, key_at
+from rlinf_actors.security import keyfile, thisuser
+from rlinf_actors.security.keyfile import KeyFile
+from rlinf_actors.security.keypair import KeyPair
+from rlinf_actors.settings import Settings
+
+LOOPBACK = "tcp://127.0.0.1:6380"
+
+
+@pytest.fixture
+def settings(tmp_path) -> Settings:
+    return Settings(key_dir=str(tmp_path / "keys"))
+
+
+def test_it_makes_itself_once_for_this_user_alone(settings, tmp_path):
+    made = thisuser.key(settings)
+    assert thisuser.key(settings) == made
+    assert (made.role, made.server) == ("local", made.pair.public)
+    path = tmp_path / "keys" / "local.key"
+    assert [path] == list(path.parent.iterdir()), "nothing is left beside it"
+    assert (stat.S_IMODE(path.stat().st_mode), stat.S_IMODE(path.parent.stat().st_mode)) == (0o600, 0o700)
+
+
+def test_processes_that_need_it_at_one_moment_get_the_same(settings):
+    script = (
+        "import sys; from rlinf_actors.security import thisuser; from rlinf_actors.settings import Settings; "
+        "settings = Settings(key_dir=sys.argv[1]); sys.stdin.read(); print(thisuser.key(settings).pair.public)"
+    )
+    command = [sys.executable, "-c", script, settings.key_dir]
+    several = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    for one in several:  # they have loaded what they need, or soon have
+        one.stdin.close()
+    said = {one.stdout.read() for one in several}
+    for one in several:
+        one.stdout.close()
+        assert one.wait() == 0
+    assert said == {thisuser.key(settings).pair.public + "\n"}
+
+
+def test_one_that_others_can_read_is_refused(settings, tmp_path):
+    thisuser.key(settings)
+    (tmp_path / "keys" / "local.key").chmod(0o604)
+    with pytest.raises(ConfigError, match=r"not this user's alone (?s:.*)chmod 600"):
+        thisuser.key(settings)
+
+
+def test_where_it_cannot_be_made_the_fix_is_said(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"cannot be made.*set RLINF_ACTORS_KEYS"):
+        thisuser.key(Settings(key_dir=str(tmp_path / "file" / "keys")))
+
+
+@pytest.mark.parametrize("endpoint", [LOOPBACK, "tcp://[::1]:1", "tcp://127.9.9.9:5"])
+def test_both_ends_of_loopback_have_it_where_nobody_made_keys(settings, endpoint):
+    key = key_at(endpoint, settings, "head", insecure=False)
+    assert key == thisuser.key(settings)
+    security = Security.of(key)
+    assert security.mechanism(endpoint, "listen on") is Mechanism.CURVE
+    toward = Security.toward(endpoint, settings, "driver")
+    assert toward.proof(endpoint) == Proof(key.pair, key.pair.public)
+    assert own_keys(key, settings) == OwnKeys(local=key.pair.public)
+
+
+def test_keys_that_were_made_come_first_and_others_need_none(settings, tmp_path):
+    head = KeyPair.make()
+    for endpoint in ("ipc:///run/x", "", "tcp://10.0.0.1:6380", "tcp://0.0.0.0:6380"):
+        assert key_at(endpoint, settings, "head", insecure=False) is None
+    assert key_at(LOOPBACK, settings, "head", insecure=True) is None
+    assert not (tmp_path / "keys").exists()
+    keyfile.save(tmp_path / "keys" / "driver.key", KeyFile("driver", "ann", KeyPair.make(), head.public))
+    assert key_at(LOOPBACK, settings, "driver", insecure=False).server == head.public
