@@ -11,6 +11,7 @@ from rlinf_actors.head.keyrequests import KeyRequests, who
 from rlinf_actors.head.records import Client
 from rlinf_actors.head.tables import Tables
 from rlinf_actors.security.members import LOCAL
+from rlinf_actors.wire.bounds import MAX_SIZE
 from rlinf_actors.wire.clients import Done, EnumerateHardware, FindGroup, GetNodes, Launch, StopCluster, StopGroup
 from rlinf_actors.wire.keys import AddKey, Enroll, GetKeys, RevokeKey, RotateKey
 from rlinf_actors.wire.messages import Body
@@ -93,6 +94,8 @@ class Requests:
         tables = self._tables
         body = event.body
         if isinstance(body, GetNodes):
+            if body.num_nodes > MAX_SIZE:
+                raise Refused("config", f"is {body.num_nodes}; a cluster has at most {MAX_SIZE} nodes", "num_nodes")
             tables.nodes.wait(event.peer, event.id, body, tables.now)
             return None
         if isinstance(body, Launch):

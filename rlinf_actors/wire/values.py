@@ -10,7 +10,7 @@ from typing import Literal, Union
 import msgspec
 
 from rlinf_actors.model.restart import RestartPolicy
-from rlinf_actors.wire.bounds import Number, Pid
+from rlinf_actors.wire.bounds import Number, Pid, Size
 
 
 class Value(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -165,7 +165,7 @@ class WorkerSpec(Value, frozen=True):
     group: str
     namespace: str
     rank: int
-    world_size: int
+    world_size: Size
     node_rank: int
     env: dict[str, str]
     path_env_merge_mode: str = "append"
