@@ -195,6 +195,9 @@ class GroupTable:
 
     def adopt(self, group: Group, worker: Worker) -> None:
         """A worker that is there, of a group from before this head started or one that was taken over already."""
+        node = self._nodes.get(worker.node_id)
+        if node is not None:
+            node.jobs.add(group.namespace)
         self._groups[group.key] = group
         self.add(group, worker)
         group.changed[worker.id] = worker
@@ -304,6 +307,8 @@ class GroupTable:
         """Forget a job if it has neither groups nor members."""
         if not self.uses(namespace) and self._clients.forget_job(namespace):
             self._ended.forget_job(namespace)
+            for node in self._nodes.alive():
+                node.jobs.discard(namespace)
 
     # --- inside ---
 
@@ -319,6 +324,7 @@ class GroupTable:
         """Ask a node for workers of a group."""
         node = self._nodes.get(node_id)
         if specs and node is not None:
+            node.jobs.add(group.namespace)
             self._emit(Notify(node.peer, StartWorkers(specs, group.owner, group.cls, group.detail, group.detached)))
 
     def stop_group(self, group: Group, reason: str) -> None:

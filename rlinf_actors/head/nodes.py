@@ -129,6 +129,8 @@ class NodeTable:
             raise Refused("protocol", f"this connection is node {other.name}'s; another node's agentd has its own")
         known = self._nodes.get(hello.node.node_id)
         node = Node(hello.node, hello.incarnation, peer, hello.is_head, now, now, hello.keeps, member=member)
+        if known is not None:
+            node.jobs = known.jobs
         self._release(now)
         self._check_rank(node, now)
         if known is not None and known.incarnation != hello.incarnation:

@@ -9,6 +9,7 @@ from rlinf_actors.head.clients import given_up
 from rlinf_actors.head.commands import Notify, Told
 from rlinf_actors.head.records import Client, Node
 from rlinf_actors.head.tables import Tables
+from rlinf_actors.security.members import LOCAL
 from rlinf_actors.wire.agents import (
     HardwareFound,
     LogCredit,
@@ -97,11 +98,13 @@ class Notices:
             self.unexpected += 1
 
     def _route_lines(self, node: Node, lines: LogLines) -> None:
-        """To the job's driver; without one they are dropped, and more may come (they stay in the files)."""
+        """To the job's driver; without one they are dropped, and more may come (they stay in the files). A node with a
+        key writes to the terminals of those alone whose workers it has, or had.
+        """
         tables = self._tables
         node.log_name = lines.node
         driver = tables.clients.driver_of(lines.owner)
-        if driver is not None:
+        if driver is not None and (node.member == LOCAL or lines.owner in node.jobs):
             tables.emit(Notify(driver.peer, lines))
         else:
             chars = sum(len(text) for _, _, text in lines.entries)

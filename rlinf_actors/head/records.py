@@ -24,7 +24,8 @@ from rlinf_actors.wire.values import (
 @dataclass
 class Node:
     """One incarnation of an agent. `since` is when its state last changed, `log_name` what its LogLines call it,
-    `draining` why it takes no new workers; with `keeps` its workers may outlive it, for its next incarnation.
+    `draining` why it takes no new workers; with `keeps` its workers may outlive it, for its next incarnation. `jobs`
+    are the namespaces that have, or had, workers there.
     """
 
     report: NodeReport
@@ -38,6 +39,7 @@ class Node:
     log_name: str = ""
     draining: str = ""
     member: Member = LOCAL
+    jobs: set[str] = field(default_factory=set)
 
     @property
     def id(self) -> str:

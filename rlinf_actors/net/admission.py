@@ -39,7 +39,7 @@ class Admission:
         self.stolen = 0
 
     def admits(self, peer: bytes, key: str) -> bool:
-        """Whether a frame is handed on. Any thread that receives; one at a time.
+        """Whether a frame is handed on, now. Loop thread.
 
         Args:
             peer: the identity that it came from.

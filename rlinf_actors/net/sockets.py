@@ -50,6 +50,7 @@ _NOBLOCK = int(zmq.NOBLOCK)
 _MORE = int(zmq.SNDMORE) | _NOBLOCK
 _EVENTS = int(zmq.EVENTS)
 _POLLIN = int(zmq.POLLIN)
+_USER_ID = "User-Id"
 
 
 class Socket:
@@ -216,7 +217,7 @@ class Socket:
             if again:
                 self._loop.call_soon(self._drain)  # our send ate the edge that announced these
 
-    def _receive(self) -> tuple[bytes, bytes, list[Buffer]] | None:
+    def _receive(self) -> tuple[bytes, bytes, list[Buffer], str] | None:
         receive = self._socket.recv
         peer = b""
         frame = receive(_NOBLOCK, copy=False)
@@ -226,14 +227,16 @@ class Socket:
             peer = frame.bytes
             frame = receive(_NOBLOCK, copy=False)
         chunk = frame.bytes
-        admitted = self._admission is None or self._admission.admits(peer, _key_of(frame))
+        key = "" if self._admission is None else _key_of(frame)
         big: list[Buffer] = []
         while frame.more:
             frame = receive(_NOBLOCK, copy=False)
             big.append(frame.buffer)
-        return (peer, chunk, big) if admitted else None
+        return peer, chunk, big, key
 
-    def _deliver(self, peer: bytes, chunk: bytes, big: list[Buffer]) -> None:
+    def _deliver(self, peer: bytes, chunk: bytes, big: list[Buffer], key: str) -> None:
+        if self._admission is not None and not self._admission.admits(peer, key):
+            return
         try:
             messages = unpack(chunk, big)
         except RemoteWireError as error:
@@ -301,6 +304,6 @@ def _key_of(frame: zmq.Frame) -> str:
     On a CURVE server's connections it is always there: our ZAP handler gives it back with each that it lets in.
     """
     try:
-        return str(frame.get("User-Id"))
+        return str(frame.get(_USER_ID))
     except zmq.ZMQError:
         return ""

@@ -50,7 +50,7 @@ def box(tmp_path, keys):  # docs/operations.md, "Install", in short
         yield started
 
 
-@pytest.mark.timeout(60)  # a whole systemd, and two restarts of a daemon
+@pytest.mark.timeout(120)  # a whole systemd, and two restarts of a daemon
 def test_a_life(box, tmp_path, keys):
     box.ctl("start", "rlinf-head")
     address = box.ctl("show", "-P", "StatusText", "rlinf-head").removeprefix("listens on ")

@@ -17,7 +17,8 @@ import unit_kit as kit
 from rlinf_actors import NodePlacementStrategy
 from rlinf_actors.testing import LocalCluster
 
-pytestmark = pytest.mark.live
+# each is several processes that start one after the other; three copies of this at once took 17 s a test
+pytestmark = [pytest.mark.live, pytest.mark.timeout(60)]
 
 ON_IT = NodePlacementStrategy([1])
 

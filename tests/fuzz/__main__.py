@@ -7,14 +7,22 @@ changed at random. An exception that is not the expected one ends it, with the b
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))  # as pytest does
 
-from decoders import DECODERS, Decoder, mutated
+try:
+    import atheris
+except ImportError:
+    atheris = None
+
+with atheris.instrument_imports(include=["rlinf_actors"]) if atheris else contextlib.nullcontext():
+    from decoders import DECODERS, Decoder, mutated
 
 
 def plain(decoder: Decoder, seconds: float, seed: int) -> int:
@@ -32,14 +40,14 @@ def plain(decoder: Decoder, seconds: float, seed: int) -> int:
 
 
 def guided(name: str, seconds: float, options: list[str]) -> None:
-    """Does not return."""
-    import atheris
-
-    with atheris.instrument_imports(include=["rlinf_actors", "msgspec"]):
-        decoder = DECODERS[name]
-    atheris.instrument_all()
-    atheris.Setup([name, f"-max_total_time={int(seconds)}", *options], lambda data: decoder.check(bytes(data)) and None)
-    atheris.Fuzz()
+    """Does not return: libFuzzer ends the process."""
+    decoder = DECODERS[name]
+    with tempfile.TemporaryDirectory() as corpus:
+        for number, seed in enumerate(decoder.seeds):
+            Path(corpus, str(number)).write_bytes(seed)
+        arguments = [name, f"-max_total_time={int(seconds)}", *options, corpus]
+        atheris.Setup(arguments, lambda data: decoder.check(bytes(data)) and None)
+        atheris.Fuzz()
 
 
 def main() -> None:
@@ -49,11 +57,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="of the random changes")
     parser.add_argument("--plain", action="store_true", help="without atheris")
     chosen, options = parser.parse_known_args()
-    if not chosen.plain and chosen.name != "all":
-        try:
-            guided(chosen.name, chosen.seconds, options)
-        except ImportError:
-            print("atheris is not installed: seeds are changed at random")
+    if atheris and not chosen.plain and chosen.name != "all":
+        guided(chosen.name, chosen.seconds, options)
     for name in DECODERS if chosen.name == "all" else [chosen.name]:
         print(f"{name}: {plain(DECODERS[name], chosen.seconds, chosen.seed)} inputs, all taken or refused")
 

@@ -129,6 +129,18 @@ def test_an_agent_drains_its_own_node_only(kit):
     assert "root@n2 (agent 'n2')" in answer.node.draining
 
 
+def test_an_agent_writes_to_the_terminals_of_those_who_have_workers_there(kit):
+    kit.tell("a:n1", LogLines("bob", "n1", [("g:0", "stdout", "x")]))
+    assert not kit.sent(LogLines)
+    assert [said.chars for said in kit.sent(LogCredit, "a:n1")] == [1]
+    kit.tell("a:n1", LogLines("ann", "n1", [("g:1", "stdout", "x")]))
+    assert kit.sent(LogLines, "ann")
+    kit.exited("a:n1", "g-1")
+    kit.ask("a:n1", agent_hello("n1"))
+    kit.tell("a:n1", LogLines("ann", "n1", [("g:1", "stdout", "its last words")]))
+    assert kit.sent(LogLines, "ann")
+
+
 # --- claims of clients ---
 
 
