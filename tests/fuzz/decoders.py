@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import random
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,29 +60,29 @@ def _unchunk(data: bytes) -> object:
 
 
 def _lent(data: bytes) -> object:
-    near, offer = _borrower()
-    near.heard(offer)
-    parts: list[Any] = [b"first", b"second"]
-    return near.unpack(data, parts)
+    with _borrower() as near:
+        parts: list[Any] = [b"first", b"second"]
+        return near.unpack(data, parts)
 
 
-@functools.lru_cache(maxsize=1)
-def _arena() -> Arena:
-    return Arena(4 * SHARED_FROM)
-
-
-def _borrower() -> tuple[Lending, frames.Memory]:
-    offer = _arena().offer
-    memory = frames.Memory(offer.pid, offer.fd, offer.device, offer.inode, offer.size, True)
-    return Lending(_arena(), lambda function: None, lambda frame: None, "peer"), memory
+@contextlib.contextmanager
+def _borrower() -> Iterator[Lending]:
+    """An end that lends to itself."""
+    arena = Arena(4 * SHARED_FROM)
+    try:
+        offer = arena.offer
+        near = Lending(arena, lambda function: None, lambda frame: None, "peer")
+        near.heard(frames.Memory(offer.pid, offer.fd, offer.device, offer.inode, offer.size, True))
+        yield near
+    finally:
+        arena.close()
 
 
 def _leases() -> tuple[bytes, ...]:
-    lender, offer = _borrower()
-    lender.heard(offer)
-    header, _ = lender.pack(b"header", [b"", bytes(SHARED_FROM)])
-    assert header != b"header"
-    return (header,)
+    with _borrower() as lender:
+        header, _ = lender.pack(b"header", [b"", bytes(SHARED_FROM)])
+        assert header != b"header"
+        return (header,)
 
 
 _PAIR = KeyPair.make()
