@@ -241,7 +241,7 @@ class Socket:
             messages = unpack(chunk, big)
         except RemoteWireError as error:
             if self._malformed.note():
-                log.warning("dropped what %r sent (%d times by now): %s", peer, self._malformed.count, error)
+                log.warning("dropped what %.40r sent (%d times by now): %s", peer, self._malformed.count, error)
             return
         for header, parts in messages:
             faults = faultpoints.active

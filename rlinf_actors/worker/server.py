@@ -189,7 +189,7 @@ class WorkerServer:
             frame = frames.decode(header if lending is None else lending.unpack(header, parts))
         except RemoteWireError as error:
             if self._dropped.note():
-                log.warning("dropped a message from %r (%d dropped by now): %s", peer, self._dropped.count, error)
+                log.warning("dropped a message from %.60r (%d dropped by now): %s", peer, self._dropped.count, error)
             return
         if lending is None:
             self._join(peer, frame)
@@ -297,7 +297,7 @@ class WorkerServer:
             if self._dropped.note():
                 what = type(frame).__name__
                 count = self._dropped.count
-                log.warning("dropped a %s from %r, which has not joined (%d dropped by now)", what, peer, count)
+                log.warning("dropped a %s from %.60r, which has not joined (%d dropped by now)", what, peer, count)
         elif frame.protocol != PROTOCOL:
             text = (
                 f"protocol {frame.protocol} (rlinf-actors {frame.version}) does not match protocol {PROTOCOL} "
