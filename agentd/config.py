@@ -260,11 +260,9 @@ def _merge(values: dict[str, Any], more: Mapping[str, Any]) -> None:
 
 def _files(path: Path, must_exist: bool) -> list[Path]:
     """The file and what is beside it in agentd.d, in the order of their names."""
-    if not path.exists():
-        if must_exist:
-            raise ConfigError("does not exist", path=str(path))
-        return []
-    return [path, *sorted((path.parent / "agentd.d").glob("*.toml"))]
+    if must_exist and not path.exists():
+        raise ConfigError("does not exist", path=str(path))
+    return [*([path] if path.exists() else []), *sorted((path.parent / "agentd.d").glob("*.toml"))]
 
 
 def _unknown(key: str, known: Mapping[str, Any]) -> str:

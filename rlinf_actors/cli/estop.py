@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import getpass
-import socket
 from typing import Any
 
 import click
 
 from rlinf_actors.cli.output import json_option, note, show_json, show_table
-from rlinf_actors.cli.session import ask_head, head_option
+from rlinf_actors.cli.session import ask_head, head_option, who
 from rlinf_actors.wire.operators import EStop, EStopped
 
 
@@ -24,8 +22,7 @@ def estop(reason: str, namespace: str | None, release: bool, head: str | None, a
 
     It is no replacement for the robot's own emergency stop: it needs this machine, the network and the head.
     """
-    by = f"{getpass.getuser()}@{socket.gethostname()}"
-    _, found = ask_head(head, EStop(by, reason, namespace, release), EStopped)
+    _, found = ask_head(head, EStop(who(), reason, namespace, release), EStopped)
     if as_json:
         show_json(summary(found))
         return

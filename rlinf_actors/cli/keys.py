@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import getpass
 import re
-import socket
 import sys
 import time
 from dataclasses import replace
@@ -15,7 +13,7 @@ import click
 
 from rlinf_actors.cli.keyasking import administer, as_holder, as_member, join_address
 from rlinf_actors.cli.output import json_option, note, seconds, show_fields, show_json, show_table
-from rlinf_actors.cli.session import head_option
+from rlinf_actors.cli.session import head_option, who
 from rlinf_actors.errors import ClusterTimeoutError, UsageError
 from rlinf_actors.head.keys import TOKEN_S
 from rlinf_actors.security import jointoken, keyfile
@@ -51,7 +49,7 @@ def init(folder: str | None, name: str | None, as_json: bool) -> None:
     """Make the head's key pair, and one for drivers on its machine. Once per cluster, as the head's user."""
     directory = _directory(folder)
     path = keyfile.path_of(directory, "head")
-    name = name or _portable(_who())
+    name = name or _portable(who())
     check_name(name, "--name")
     for role in ("head", "driver"):
         there = keyfile.path_of(directory, role)
@@ -99,7 +97,7 @@ def enroll(
     if file is None and address is None and state_dir is not None:
         raise UsageError("with --state-dir, say by --address where the head will listen")
     where = "" if file is not None else join_address(head, state_dir, address, name)
-    asked = AddKey(pair.public, "driver" if driver else "agent", name, _who(), None if file is not None else TOKEN_S)
+    asked = AddKey(pair.public, "driver" if driver else "agent", name, who(), None if file is not None else TOKEN_S)
     answer = administer(head, state_dir, asked)
     data: dict[str, Any] = {"name": name, "role": role, "head": answer.head}
     if file is not None:
@@ -181,7 +179,7 @@ def revoke(name: str, role: Any, state_dir: str | None, head: str | None, as_jso
 
     A node is lost, with the workers on it; a driver's groups are stopped.
     """
-    answer = administer(head, state_dir, RevokeKey(name, _who(), role))
+    answer = administer(head, state_dir, RevokeKey(name, who(), role))
     if as_json:
         show_json({"revoked": [key_dict(key) for key in answer.keys]})
     else:
@@ -319,10 +317,6 @@ def _one_of(directory: Path, role: str | None) -> Path:
 
 def _directory(folder: str | None) -> Path:
     return Path(folder) if folder else keyfile.directory(Settings.load())
-
-
-def _who() -> str:
-    return f"{getpass.getuser()}@{socket.gethostname()}"
 
 
 def _portable(name: str) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import getpass
-import socket
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +11,7 @@ import click
 from rlinf_actors.cli.events import read_events
 from rlinf_actors.cli.nodes import node_dict
 from rlinf_actors.cli.output import json_option, note, show_fields, show_json, show_table, size
-from rlinf_actors.cli.session import ask_head, head_option, status_of
+from rlinf_actors.cli.session import ask_head, head_option, status_of, who
 from rlinf_actors.cluster.events import EventCursor
 from rlinf_actors.errors import ClusterTimeoutError, NodeLostError, RlinfActorsError, UsageError
 from rlinf_actors.wire.operators import Drained, DrainNode, Events, Status
@@ -58,7 +56,7 @@ def drain(node: str, reason: str, wait_s: float | None, head: str | None, as_jso
     """
     endpoint, status = status_of(head)
     chosen = find_node(status.nodes, node)
-    _, answer = ask_head(endpoint, DrainNode(chosen.report.node_id, _who(), reason), Drained)
+    _, answer = ask_head(endpoint, DrainNode(chosen.report.node_id, who(), reason), Drained)
     _show(answer.node or chosen, status, as_json)
     if answer.warning:
         note(f"warning: {answer.warning}")
@@ -74,7 +72,7 @@ def undrain(node: str, head: str | None) -> None:
     """Let a node that was drained take new workers again."""
     endpoint, status = status_of(head)
     chosen = find_node(status.nodes, node)
-    _, answer = ask_head(endpoint, DrainNode(chosen.report.node_id, _who(), undo=True), Drained)
+    _, answer = ask_head(endpoint, DrainNode(chosen.report.node_id, who(), undo=True), Drained)
     if answer.warning:
         note(f"warning: {answer.warning}")
     note(f"node {chosen.report.hostname} takes new workers again")
@@ -98,10 +96,6 @@ def find_node(nodes: Sequence[NodeState], name: str) -> NodeState:
             raise UsageError(f"{len(matches)} nodes are called {name!r}: name one by its id ({ids})")
     known = ", ".join(f"{node.report.hostname} (id {node.report.node_id})" for node in nodes) or "none at all"
     raise UsageError(f"there is no node {name!r}; there are: {known}")
-
-
-def _who() -> str:
-    return f"{getpass.getuser()}@{socket.gethostname()}"
 
 
 def _show(node: NodeState, status: Status, as_json: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import getpass
 import os
 import socket
 import stat
@@ -145,6 +146,15 @@ async def observing(endpoint: str, settings: Settings) -> AsyncIterator[ControlC
         network.close()
 
 
+def who() -> str:
+    """``USER@HOST`` of whoever asks, for others to read. A container's user may have no name."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # the latter since Python 3.13
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
+
+
 def expected(answer: Body, kind: type[T]) -> T:
     """The answer, as what it must be."""
     if not isinstance(answer, kind):
@@ -154,6 +164,9 @@ def expected(answer: Body, kind: type[T]) -> T:
 
 def _endpoint(text: str, source: str) -> str:
     if os.path.isdir(text):
+        if not os.access(text, os.X_OK):
+            owner = os.stat(text).st_uid
+            raise ConfigError(f"{text!r} is a cluster of user {owner}, not of yours ({os.getuid()})", path=source)
         return f"ipc://{os.path.join(os.path.abspath(text), SOCKET)}"
     try:
         return endpoint_of(text, source)

@@ -31,11 +31,12 @@ class Told(msgspec.Struct, frozen=True):
 
 
 class TurnedAway(msgspec.Struct, frozen=True):
-    """A connection was not let in; fields as the arguments of security.gate.Gate.refused."""
+    """Connections were not let in; fields as the arguments of security.gate.Gate.refused."""
 
     public: str
     address: str
     why: str = ""
+    times: int = 1
 
 
 class Tick(msgspec.Struct, frozen=True):

@@ -39,8 +39,8 @@ class Refusals:
         self._others = _Kind(math.inf)
         self.count = 0
 
-    def note(self, who: str, kind: str, text: str, now: float) -> None:
-        """Something was refused.
+    def note(self, who: str, kind: str, text: str, now: float, times: int = 1) -> None:
+        """Something was refused, *times* times.
 
         Args:
             who: was refused; a refusal is a repetition of the one before if *who* and *kind* are the same.
@@ -48,16 +48,16 @@ class Refusals:
             text: one line for people.
             now: the time.
         """
-        self.count += 1
+        self.count += times
         known = self._kinds.get((who, kind))
         if known is not None:
-            known.text, known.more = text, known.more + 1
+            known.text, known.more = text, known.more + times
         elif len(self._kinds) < KINDS:
-            self._kinds[who, kind] = _Kind(now + WINDOW_S)
+            self._kinds[who, kind] = _Kind(now + WINDOW_S, text, times - 1)
             self._emit(Record("refused", text))
         else:
             self._others.until = min(self._others.until, now + WINDOW_S)
-            self._others.text, self._others.more = text, self._others.more + 1
+            self._others.text, self._others.more = text, self._others.more + times
 
     def tick(self, now: float) -> None:
         """Time has passed: say how often what was said has happened since."""

@@ -10,6 +10,7 @@ from rlinf_actors.head.happenings import of_driver, of_node
 from rlinf_actors.head.keyrequests import KeyRequests, who
 from rlinf_actors.head.records import Client
 from rlinf_actors.head.tables import Tables
+from rlinf_actors.net.admission import known_as
 from rlinf_actors.security.members import LOCAL
 from rlinf_actors.wire.bounds import MAX_SIZE
 from rlinf_actors.wire.clients import Done, EnumerateHardware, FindGroup, GetNodes, Launch, StopCluster, StopGroup
@@ -40,7 +41,7 @@ class Requests:
         except Refused as error:
             tables.emit(Refuse(event.peer, event.id, error.kind, error.text, (), error.path))
             if isinstance(event.body, (AgentHello, ClientHello)):
-                who = event.peer.decode(errors="replace") if event.member == LOCAL else str(event.member)
+                who = known_as(event.peer) if event.member == LOCAL else str(event.member)
                 text = f"refused {who} ({error.kind}): {error.text}"
                 tables.refusals.note(who, error.kind, text, tables.now)
         else:

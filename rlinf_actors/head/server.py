@@ -64,9 +64,9 @@ class HeadGate:
         """As Gate.admit."""
         return self._supervisor.admit(public_key, time.time())
 
-    def refused(self, public_key: str, address: str, why: str = "") -> None:
+    def refused(self, public_key: str, address: str, why: str = "", times: int = 1) -> None:
         """As Gate.refused."""
-        self._handle(TurnedAway(public_key, address, why))
+        self._handle(TurnedAway(public_key, address, why, times))
 
 
 class HeadServer:

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import sqlite3
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -61,8 +62,8 @@ class Store:
         directory: made (mode 0700) if it is not there; the file in it is head.sqlite3.
 
     Raises:
-        ConfigError: the file cannot be read or written, is damaged, or belongs to a head that runs; the message
-            says what to do.
+        ConfigError: the file cannot be read or written, is damaged, or belongs to a head that runs, or others can write
+            to its directory; the message says what to do.
     """
 
     def __init__(self, directory: str) -> None:
@@ -72,6 +73,7 @@ class Store:
         self._unwritten: list[Change] = []
         try:
             os.makedirs(directory, mode=0o700, exist_ok=True)
+            _check_owner(directory)
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         except OSError as error:
             raise ConfigError(
@@ -181,6 +183,17 @@ class Store:
             run("DELETE FROM keys WHERE public = ?", (change.public,))
         else:
             run("DELETE FROM drains WHERE id = ?", (change.id,))
+
+
+def _check_owner(directory: str) -> None:
+    """A default directory lies in /tmp: whoever made it first could choose whose keys are good."""
+    found = os.stat(directory)
+    if found.st_uid not in (os.geteuid(), 0) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ConfigError(
+            f"can be written by others (mode {stat.S_IMODE(found.st_mode):04o}, owner {found.st_uid}), and the head "
+            "keeps there whose keys are good: give it one of this user's alone ([paths] state_dir, --state-dir)",
+            path=directory,
+        )
 
 
 def _advice(error: Exception) -> str:

@@ -128,7 +128,7 @@ class Supervisor:
         why = event.why or tables.keys.why_not(event.public, tables.wall)
         text = f"refused a connection from {event.address or 'somebody'}: {why}"
         kind = event.why or (event.public if tables.keys.knows(event.public) else "")  # else: anybody makes new keys
-        tables.refusals.note(event.address, f"connection {kind}", text, tables.now)
+        tables.refusals.note(event.address, f"connection {kind}", text, tables.now, event.times)
 
     def _said(self, event: Asked | Told) -> None:
         """A peer said something, now or when it was too early to answer."""

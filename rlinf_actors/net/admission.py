@@ -19,6 +19,11 @@ KEPT = 65536
 not know, so that nobody takes over one that was forgotten."""
 
 
+def known_as(identity: bytes) -> str:
+    """What others may read of an identity: not its secret part, which is all that keeps it from being taken over."""
+    return identity.partition(b"#")[0].decode(errors="replace")
+
+
 class Admission:
     """Judges the frames of one listener.
 
@@ -56,7 +61,8 @@ class Admission:
         if owner is not None and not self._same(owner, member):
             self.stolen += 1
             if self.stolen == 1 or self.stolen % 1000 == 0:
-                log.error("%s uses %r, the identity of another (%d times by now): dropped", member, peer, self.stolen)
+                whose = known_as(peer)
+                log.error("%s uses %r, the identity of another (%d times by now): dropped", member, whose, self.stolen)
             return False
         self._owners[peer] = key
         if len(self._owners) > self._kept:

@@ -13,9 +13,10 @@ import zmq
 from rlinf_actors.net.security import Mechanism, Proof
 from rlinf_actors.security.keypair import KeyPair
 
-HANDSHAKE_S = 10
+HANDSHAKE_S = 5
 """How long a new connection may take until it has proved itself (libzmq's default is 30 s): a stranger who says
-nothing holds a descriptor that long. libzmq has no limit of connections; see docs/security.md."""
+nothing holds a descriptor that long, and one who says much holds memory. libzmq has no limit of connections; see
+docs/security.md."""
 
 
 def before_bind(socket: zmq.Socket[bytes], mechanism: Mechanism, pair: KeyPair | None, domain: str) -> None:

@@ -6,10 +6,13 @@ It names neither the peer nor its key (that is in a draft of libzmq), only what 
 from __future__ import annotations
 
 import asyncio
+import collections
 from collections.abc import Callable
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
+
+from rlinf_actors.security.gate import Gate
 
 FAILED = int(
     zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -20,6 +23,10 @@ _REASONS = {
     _MISMATCH: "it came without a key",
     int(zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC): "it expected a server with another key than this one's",
 }
+
+
+BATCH = 64
+"""Events that are taken before other callbacks of the loop get a turn: strangers can make any number of them."""
 
 
 class Handshakes:
@@ -61,12 +68,40 @@ class Handshakes:
         self._socket.close()
 
     def _drain(self) -> None:
-        while not self._socket.closed:
+        for _ in range(BATCH):
+            if self._socket.closed:
+                return
             try:
                 message = parse_monitor_message(self._socket.recv_multipart(zmq.NOBLOCK))
             except zmq.Again:
                 return
             self._on_event(int(message["event"]), int(message["value"]))
+        self._loop.call_soon(self._drain)  # the FD says nothing of what is there already
+
+
+class Tally:
+    """Tells a gate of handshakes that failed at a server: each kind once in a turn of the loop, with their number.
+
+    Args:
+        gate: is told.
+        loop: whose turns they are.
+    """
+
+    def __init__(self, gate: Gate, loop: asyncio.AbstractEventLoop) -> None:
+        self._gate = gate
+        self._loop = loop
+        self._counts: collections.Counter[str] = collections.Counter()
+
+    def failed(self, event: int, value: int) -> None:
+        """For Handshakes."""
+        if not self._counts:
+            self._loop.call_soon(self._tell)
+        self._counts[at_server(value)] += 1
+
+    def _tell(self) -> None:
+        counts, self._counts = self._counts, collections.Counter()
+        for why, times in counts.items():
+            self._gate.refused("", "", why, times)
 
 
 def at_server(value: int) -> str:

@@ -29,6 +29,7 @@ from rlinf_actors.net import faultpoints
 from rlinf_actors.net.admission import Admission
 from rlinf_actors.net.chunks import pack, unpack
 from rlinf_actors.net.handshakes import Handshakes
+from rlinf_actors.net.hangup import HangUps
 from rlinf_actors.net.link import OnMessage
 from rlinf_actors.net.tally import Tally
 
@@ -69,6 +70,7 @@ class Socket:
         self._malformed = Tally()
         self.on_unreachable: Callable[[bytes], None] | None = None
         self._admission: Admission | None = None
+        self._hang_ups: HangUps | None = None
         self._handshakes: Handshakes | None = None
         self._routed = kind == zmq.ROUTER
         self._thread = 0
@@ -217,7 +219,7 @@ class Socket:
             if again:
                 self._loop.call_soon(self._drain)  # our send ate the edge that announced these
 
-    def _receive(self) -> tuple[bytes, bytes, list[Buffer], str] | None:
+    def _receive(self) -> tuple[bytes, zmq.Frame, list[Buffer]] | None:
         receive = self._socket.recv
         peer = b""
         frame = receive(_NOBLOCK, copy=False)
@@ -226,19 +228,20 @@ class Socket:
                 return None
             peer = frame.bytes
             frame = receive(_NOBLOCK, copy=False)
-        chunk = frame.bytes
-        key = "" if self._admission is None else _key_of(frame)
+        first = frame
         big: list[Buffer] = []
         while frame.more:
             frame = receive(_NOBLOCK, copy=False)
             big.append(frame.buffer)
-        return peer, chunk, big, key
+        return peer, first, big
 
-    def _deliver(self, peer: bytes, chunk: bytes, big: list[Buffer], key: str) -> None:
-        if self._admission is not None and not self._admission.admits(peer, key):
+    def _deliver(self, peer: bytes, first: zmq.Frame, big: list[Buffer]) -> None:
+        if self._admission is not None and not self._admission.admits(peer, _key_of(first)):
+            if self._hang_ups is not None:
+                self._hang_ups.soon(peer, first)
             return
         try:
-            messages = unpack(chunk, big)
+            messages = unpack(first.bytes, big)
         except RemoteWireError as error:
             if self._malformed.note():
                 log.warning("dropped what %.40r sent (%d times by now): %s", peer, self._malformed.count, error)
@@ -288,6 +291,8 @@ class Socket:
             self._loop.remove_reader(self._fd)
             if self._handshakes is not None:
                 self._handshakes.close()
+            if self._hang_ups is not None:
+                self._hang_ups.close()
             self._socket.close(linger=linger_ms)
         self._network._sockets.discard(self)
 

@@ -18,6 +18,7 @@ from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net import curve, faultpoints, handshakes
 from rlinf_actors.net.admission import Admission
 from rlinf_actors.net.arena import Arena
+from rlinf_actors.net.hangup import HangUps
 from rlinf_actors.net.link import OnMessage, OnReset, OnTurnedAway, Sight
 from rlinf_actors.net.look import look_at
 from rlinf_actors.net.security import Mechanism, Proof, Security
@@ -154,6 +155,8 @@ class ZmqListener(Socket):
         if actual.startswith("ipc://"):
             path = actual.removeprefix("ipc://")
             self._paths.append((path, os.stat(path).st_ino))
+        elif self._hang_ups is not None:
+            self._hang_ups.ports.add(int(actual.rpartition(":")[2]))
         return actual
 
     def _guard(self, endpoint: str) -> None:
@@ -164,12 +167,12 @@ class ZmqListener(Socket):
         if self._admission is not None:
             return
         self._network._ask_for(self._domain, gate)
-        self._admission = Admission(gate)
+        self._admission, self._hang_ups = Admission(gate), HangUps(self._loop)
         self._handshakes = handshakes.Handshakes(
             self._socket,
             self._loop,
             int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL),
-            lambda event, value: gate.refused("", "", handshakes.at_server(value)),
+            handshakes.Tally(gate, self._loop).failed,
         )
 
     def member_of(self, peer: bytes) -> Member | None:

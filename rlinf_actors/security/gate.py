@@ -13,11 +13,12 @@ class Gate(Protocol):
     def admit(self, public_key: str) -> Member | None:
         """Who the holder of this key is; None: it must not come in. Any thread, and cheap: every frame asks."""
 
-    def refused(self, public_key: str, address: str, why: str = "") -> None:
-        """A connection was turned away. Loop thread.
+    def refused(self, public_key: str, address: str, why: str = "", times: int = 1) -> None:
+        """A connection was turned away, or several. Loop thread.
 
         Args:
             public_key: that it came with; "" if it never got so far (no key, no CURVE, wrong server key).
             address: of the peer, "" if unknown.
             why: what is known of it beside what `admit` knows.
+            times: so many were.
         """

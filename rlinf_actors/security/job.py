@@ -44,10 +44,10 @@ class JobGate:
         """See Gate."""
         return self._member if public_key == self._public else None
 
-    def refused(self, public_key: str, address: str, why: str = "") -> None:
+    def refused(self, public_key: str, address: str, why: str = "", times: int = 1) -> None:
         """See Gate. Said the 1st, 10th, 100th, ... time: who floods the socket shall not flood the log too."""
-        self._refused += 1
-        if str(self._refused).strip("0") == "1":
+        said, self._refused = len(str(self._refused)) if self._refused else 0, self._refused + times
+        if len(str(self._refused)) > said:
             log.warning(
                 "refused a connection%s: %s (%d by now)",
                 f" from {address}" if address else "",

@@ -95,6 +95,12 @@ def test_drop_ins_come_later_in_the_order_of_their_names(tmp_path):
     assert [os.path.basename(file) for file in loaded.files] == ["agentd.toml", "10.toml", "20.toml"]
 
 
+def test_drop_ins_need_no_file_beside_them(tmp_path, monkeypatch):
+    monkeypatch.setattr("agentd.config.DEFAULT_FILE", tmp_path / "agentd.toml")
+    path = written(tmp_path, '[node]\nname = "a"\n', "agentd.d/10.toml")
+    assert (load({}, {}).name, load({}, {}).files) == ("a", (path,))
+
+
 @pytest.mark.parametrize(
     ("arguments", "environ", "text", "expected"),
     [

@@ -124,3 +124,11 @@ def test_others_may_not_read_it(tmp_path):
     Store(str(tmp_path / "state")).close()
     assert os.stat(tmp_path / "state").st_mode & 0o777 == 0o700
     assert os.stat(tmp_path / "state" / FILE).st_mode & 0o777 == 0o600
+
+
+def test_a_directory_that_others_can_write_to_is_refused(tmp_path):
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state").chmod(0o777)
+    with pytest.raises(ConfigError, match=r"can be written by others \(mode 0777.*--state-dir"):
+        Store(str(tmp_path / "state"))
+    assert not list((tmp_path / "state").iterdir())

@@ -62,7 +62,7 @@ async def test_who_comes_without_a_key_is_noted(world: Guarded) -> None:
     host, _, port = world.bind().removeprefix("tcp://").rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(GREETING)
-    assert (await world.gate.refused.until())[0] == ("", "", "it came without a key")
+    assert (await world.gate.refused.until())[0] == ("", "", "it came without a key", 1)
     while await reader.read(100):  # it is closed
         pass
     writer.close()
@@ -93,16 +93,17 @@ async def test_an_unlisted_key_does_not_come_in(world: Guarded) -> None:
 async def test_a_revoked_key_is_not_heard_any_more_nor_let_in_again(world: Guarded) -> None:
     world.bind()
     pair = world.gate.enlist()
-    link, _, _ = world.link(pair)
+    link, _, turned_away = world.link(pair)
     link.send(b"before")
     await world.inbox.until(1)
     del world.gate.members[pair.public]
     assert world.listener.member_of(b"me") is None
     link.send(b"after")
+    assert (await turned_away.until())[0][1]  # its connection was closed, and the next one refused
     await arrives(world, b"somebody else")
-    again, _, turned_away = world.link(pair, b"again")
+    again, _, refused = world.link(pair, b"again")
     again.send(b"again")
-    assert (await turned_away.until())[0][1]
+    assert (await refused.until())[0][1]
     await arrives(world, b"and another")
 
 
@@ -150,7 +151,7 @@ async def test_an_identity_belongs_to_who_used_it_first(world: Guarded, caplog: 
         await world.inbox.until(len(world.inbox.messages) + 1)
     assert b"stolen" not in world.inbox.headers
     assert world.listener.member_of(b"driver:1").name == "ann"
-    assert "driver 'bob' uses b'driver:1', the identity of another" in caplog.text
+    assert "driver 'bob' uses 'driver:1', the identity of another" in caplog.text
 
 
 async def test_a_unix_socket_beside_needs_no_key(world: Guarded, short_dir: str) -> None:

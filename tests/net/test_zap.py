@@ -9,7 +9,8 @@ import zmq
 from keyed_kit import ListGate
 from zmq.utils import z85
 
-from rlinf_actors.net.zap import ENDPOINT, ZapHandler, judge
+from rlinf_actors.net.handshakes import Tally
+from rlinf_actors.net.zap import BATCH, ENDPOINT, ZapHandler, judge
 from rlinf_actors.security.keypair import KeyPair
 
 DOMAIN = "rlinf-actors.1"
@@ -103,3 +104,45 @@ async def test_a_bug_lets_nobody_in_and_the_next_is_answered(
     assert replies == [b"500", b"200", b"500", b"400"]
     assert "deciding about it failed" in caplog.text
     assert "a malformed request" in caplog.text
+
+
+async def test_many_that_ask_at_once_leave_turns_for_others(rlinf_leak_check) -> None:
+    context = zmq.Context()
+    handler = ZapHandler(context, asyncio.get_running_loop())
+    handler.serve(DOMAIN, gate := ListGate())
+    frames = request(z85.decode(gate.enlist().public))
+    asking = context.socket(zmq.DEALER)
+    asking.setsockopt(zmq.LINGER, 0)
+    try:
+        asking.connect(ENDPOINT)
+        for _ in range(2 * BATCH + 1):
+            asking.send_multipart([b"", *frames])
+        handler._drain()
+        assert answers(asking) == BATCH
+        got = BATCH
+        while got < 2 * BATCH + 1:  # in later turns, without another word of the socket's FD
+            await asyncio.sleep(0)
+            got += answers(asking)
+    finally:
+        asking.close()
+        handler.close()
+        context.term()
+
+
+def answers(asking: zmq.Socket[bytes]) -> int:
+    """How many are there."""
+    count = 0
+    while asking.poll(0):
+        assert asking.recv_multipart()[3] == b"200"
+        count += 1
+    return count
+
+
+async def test_failed_handshakes_are_counted_and_told_once_a_turn() -> None:
+    tally = Tally(gate := ListGate(), asyncio.get_running_loop())
+    for _ in range(1000):
+        tally.failed(0, int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH))
+    tally.failed(0, 12345)
+    assert gate.refused.all == []
+    await gate.refused.until(2)
+    assert gate.refused.all == [("", "", "it came without a key", 1000), ("", "", "its handshake was malformed", 1)]

@@ -1,10 +1,11 @@
-"""docs/settings.md names every variable that settings.py reads, and no other."""
+"""docs/settings.md names every variable that settings.py reads and every key of agentd.toml, and no other."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+from agentd.config import KEYS, Config
 from rlinf_actors import settings
 
 DOC = Path(__file__).parents[2] / "docs" / "settings.md"
@@ -18,3 +19,12 @@ def test_every_variable_is_documented():
     }
     named = set(re.findall(r"`((?:RLINF|CLUSTER)_[A-Z_]+)`", DOC.read_text()))
     assert named == read
+
+
+def test_every_key_of_agentd_toml_is_documented_with_its_default():
+    rows = dict(re.findall(r"^\| `(\w+\.\w+)` \| ([^|]+) \|", DOC.read_text(), re.MULTILINE))
+    assert rows.keys() == {f"{table}.{key}" for table, keys in KEYS.items() for key in keys}
+    for name, said in rows.items():
+        default = getattr(Config(), name.partition(".")[2], None)
+        if isinstance(default, (bool, float)):
+            assert said == (str(default).lower() if isinstance(default, bool) else f"{default:g}"), name
