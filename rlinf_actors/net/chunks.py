@@ -67,7 +67,7 @@ def unpack(records: bytes, big: Sequence[Buffer]) -> list[tuple[bytes, list[Buff
         header = row[0] if row else 0
         if type(header) is not bytes:
             raise RemoteWireError("a message of a chunk has no header")
-        parts: list[Buffer] = row[1:]  # type: ignore[assignment]
+        parts: list[Buffer] = row[1:]
         for n, part in enumerate(parts):
             if type(part) is not bytes:
                 if not 0 <= part < len(big):  # type: ignore[operator]

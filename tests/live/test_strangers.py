@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import multiprocessing
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,12 +21,22 @@ from rlinf_actors.testing import LocalCluster
 
 pytestmark = pytest.mark.live
 
+FEW = 256
 GROWTH = 20 << 20
 """Bytes that strangers may cost a process."""
 
 
 @pytest.fixture
-def local() -> Iterator[LocalCluster]:
+def few_files() -> Iterator[None]:
+    """Few descriptors for what is started: those who listen have to raise that themselves."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (FEW, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.fixture
+def local(few_files: None) -> Iterator[LocalCluster]:
     with LocalCluster(2, env={"PYTHONPATH": str(Path(__file__).parent)}) as made:
         yield made
 
@@ -77,6 +88,7 @@ def test_idle_connections_keep_no_node_from_joining(local: LocalCluster, request
     head = [one for one in listening([local.nodes[0].pid]) if one.path == "" or one.path.endswith("/head")]
     assert len(head) == 2
     local.stop_node(1)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard := resource.getrlimit(resource.RLIMIT_NOFILE)[1], hard))
     idle = []
     try:
         for number in range(count):
