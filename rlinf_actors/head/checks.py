@@ -15,11 +15,22 @@ def check_launch(asked: Launch, taken: Callable[[str], bool], by_rank: Mapping[i
 
     Args:
         asked: the launch.
-        taken: whether a worker's id is known already.
+        taken: whether a worker's id is another group's.
         by_rank: living nodes by their ranks.
 
     Raises:
         Refused: says what does not fit, or which node is not there.
+    """
+    check_workers(asked, taken)
+    for spec in asked.workers:
+        node_for(spec, by_rank)
+
+
+def check_workers(asked: Launch, taken: Callable[[str], bool]) -> None:
+    """Refuse workers that make no sense, wherever they are to run; arguments as of `check_launch`.
+
+    Raises:
+        Refused: says what does not fit.
     """
     ids = {spec.id for spec in asked.workers}
     if not asked.workers:
@@ -31,7 +42,6 @@ def check_launch(asked: Launch, taken: Callable[[str], bool], by_rank: Mapping[i
     for spec in asked.workers:
         if (spec.namespace, spec.group) != (asked.namespace, asked.group):
             raise Refused("usage", f"worker {spec.id} of group {asked.group!r} says that it is {spec.group!r}'s")
-        node_for(spec, by_rank)
 
 
 def own_namespace(client: Client, namespace: str) -> None:

@@ -117,10 +117,10 @@ class ClaimTable:
                 del self._holds[claim.key]
                 self._freed = True
 
-    def ended(self, worker_id: str) -> None:
-        """An agent tells of the end of a worker that was lost before."""
+    def ended(self, worker_id: str, node_id: str) -> None:
+        """The agent of a node tells of the end of a worker that was lost with it."""
         for hold in self._all():
-            if hold.worker.id == worker_id:
+            if hold.worker.id == worker_id and hold.worker.node_id == node_id:
                 self.free(hold.worker)
 
     def lose(self, worker: Worker, certain: bool, now: float) -> None:

@@ -127,6 +127,9 @@ class ClientTable:
             known.peer, known.last_seen, known.member = peer, now, member
             self._by_peer[peer] = known
             return known
+        before = self._by_worker.get(hello.worker_id) if hello.worker_id else None
+        if before is not None:
+            self.gone(before, "another process says that it is this worker", certain=False)
         client = Client(
             hello.incarnation,
             hello.role,

@@ -154,12 +154,12 @@ class GroupTable:
         if worker is not None and worker.life is not WorkerLife.RESTARTING:  # that one has no process yet
             self._finish(worker, node, exit_report, now)
         elif self._unseen.get(id) is not None:
-            self.ended_after_all(id)
+            self.ended_after_all(id, node.id)
 
-    def ended_after_all(self, id: str) -> None:
-        """A worker that we lost from sight has ended: what it held is free."""
-        self.claims.ended(id)
-        self.names.ended(id)
+    def ended_after_all(self, id: str, node_id: str) -> None:
+        """A worker that we lost from sight has ended, its node's agent says: what it held there is free."""
+        self.claims.ended(id, node_id)
+        self.names.ended(id, node_id)
 
     def missing(self, worker: Worker, node: Node, reason: str, now: float) -> None:
         """A worker's agent is there, and the worker is certainly not."""
@@ -290,7 +290,8 @@ class GroupTable:
         self._causes.forget(group)
         self._with_robots.pop(group.key, None)
         for worker_id in group.workers:
-            del self._of_worker[worker_id]
+            if self._of_worker.get(worker_id) is group:
+                del self._of_worker[worker_id]
         self._ended.add(group.state(""))
         self._emit(of_end(group))
         self.forget_job(group.namespace)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from rlinf_actors.head.commands import Record
 from rlinf_actors.head.records import Client, Group, Node, Worker
 from rlinf_actors.head.transitions import WorkerLife
@@ -63,3 +65,22 @@ def of_end(group: Group) -> Record:
     count = len(group.workers)
     how = f"{len(died)} of its {count} workers died" if died else f"its workers ({count}) were stopped"
     return of_group("group_ended", group, f"has ended; {how}")
+
+
+TEXT_CHARS = 1000
+"""Most of a line of the event log, and of what a person gave as a reason: no message pushes other events out."""
+
+NAME_CHARS = 200
+
+
+def printable(text: str, limit: int = TEXT_CHARS) -> str:
+    """A text of somebody else's as part of one line: it does nothing to a terminal, and begins no line of its own."""
+    cut = text if len(text) <= limit else f"{text[: limit - 1]}…"
+    return cut if cut.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in cut)
+
+
+def shown(record: Record) -> Record:
+    """An entry of the log as it may be kept and shown."""
+    fields = ("node", "node_id", "namespace", "group", "worker_id")
+    names = {name: printable(getattr(record, name), NAME_CHARS) for name in fields}
+    return msgspec.structs.replace(record, text=printable(record.text), **names)

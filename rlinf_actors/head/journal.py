@@ -26,6 +26,8 @@ ANSWER_CHARS = 1 << 20
 """Most of one answer; a reader asks again for the rest."""
 MAX_WAIT_S = 60.0
 MAX_READERS = 1024
+MAX_READERS_OF_ONE = 32
+"""With one key: there is room for others."""
 
 
 Sees = Callable[[str], bool]
@@ -96,6 +98,8 @@ class Journal:
             return found
         if len(self._readers) >= MAX_READERS:
             raise Refused("usage", f"{MAX_READERS} readers of the event log wait already")
+        if key and sum(reader.key == key for reader in self._readers) >= MAX_READERS_OF_ONE:
+            raise Refused("usage", f"{MAX_READERS_OF_ONE} readers of the event log with your key wait already")
         self._readers.append(_Reader(peer, id, asked, now + min(asked.wait_s, MAX_WAIT_S), sees, key))
         return None
 

@@ -7,6 +7,7 @@ who sits at the head's machine: on its unix socket, or with its own key.
 from __future__ import annotations
 
 from rlinf_actors.head.commands import Answer, Asked
+from rlinf_actors.head.happenings import printable
 from rlinf_actors.head.tables import Tables
 from rlinf_actors.security.members import Member
 from rlinf_actors.wire.keys import AddKey, Enroll, Enrolled, GetKeys, Keys, KeyState, RevokeKey, RotateKey
@@ -65,4 +66,5 @@ class KeyRequests:
 
 def who(member: Member, said: str) -> str:
     """Who asks, for people: what it says of itself, and what its key says."""
+    said = printable(said)
     return said if member.role == "local" else f"{said} ({member})"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -56,11 +56,11 @@ class KeyRegistry:
         emit: takes commands.
         before: what an earlier head at this place knew.
         own: the head's own keys.
-        on_ended: called with public keys that are not good any more, and why: sessions with them end.
+        on_ended: called with keys that are not good any more, and why: sessions with them end.
     """
 
     def __init__(
-        self, emit: Emit, before: Remembered, own: OwnKeys, on_ended: Callable[[frozenset[str], str], None]
+        self, emit: Emit, before: Remembered, own: OwnKeys, on_ended: Callable[[Sequence[KeyState], str], None]
     ) -> None:
         self._emit = emit
         self._on_ended = on_ended
@@ -82,6 +82,10 @@ class KeyRegistry:
             if key is not None and key.expires_at is not None and wall >= key.expires_at:
                 return None  # `tick` tells everybody
         return member
+
+    def has(self, role: str, name: str) -> bool:
+        """Whether a member has a key that is good."""
+        return any(not key.token for key in self._of(role, name))
 
     def knows(self, public: str) -> bool:
         """Whether a key is, or was, in the list."""
@@ -255,7 +259,7 @@ class KeyRegistry:
             self._emit(Record("key_ended", f"{_called(key)} is not good any more: {why}"))
         if ended:
             self._trim()
-            self._on_ended(frozenset(key.public for key in ended), why)
+            self._on_ended(ended, why)
         return ended
 
     def _trim(self) -> None:

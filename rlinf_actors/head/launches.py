@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from rlinf_actors.head.checks import check_launch, node_for, own_namespace
+from rlinf_actors.head.checks import check_launch, check_workers, node_for, own_namespace
 from rlinf_actors.head.claims import IN_USE
 from rlinf_actors.head.clients import ClientTable
 from rlinf_actors.head.commands import Answer, Emit, Refused, Timing
@@ -105,6 +105,7 @@ class Launches:
         """The answer to this launch was lost, with an earlier head or a connection: worker ids are a launch's own."""
         if group.stopping:
             raise Refused("usage", f"group {group.name!r} is being stopped: launch it again when it has ended")
+        check_workers(asked, lambda id: self._groups.of_worker(id) not in (None, group))
         by_rank, token = self._nodes.by_rank(), self._clients.token(asked.namespace)
         if client.incarnation != group.owner:
             group.subscribers[client.incarnation] = None

@@ -36,10 +36,11 @@ class HeldNames:
         one = _Lost(f"{group.name}:{worker.spec.rank}", node.id, node.name, now + self._hold_s)
         self._lost.setdefault(group.key, {})[worker.id] = one
 
-    def ended(self, worker_id: str) -> None:
-        """Its agent says that it has ended."""
-        for key in [key for key, lost in self._lost.items() if worker_id in lost]:
-            self._free(key, worker_id)
+    def ended(self, worker_id: str, node_id: str) -> None:
+        """The agent of its node says that it has ended."""
+        for key, lost in list(self._lost.items()):
+            if worker_id in lost and lost[worker_id].node_id == node_id:
+                self._free(key, worker_id)
 
     def node_is_back(self, node_id: str, running: Container[str]) -> None:
         """A node is there again, with these workers: others of it have ended."""

@@ -87,6 +87,10 @@ class NodeTable:
         """All living nodes."""
         return self._by_peer.values()
 
+    def all(self) -> Iterable[Node]:
+        """All nodes that are known, lost ones too."""
+        return self._nodes.values()
+
     def missing(self) -> list[Node]:
         """Nodes of an earlier head that have not come back to this one yet."""
         return [node for node in self._nodes.values() if node.life is NodeLife.REGISTERING]

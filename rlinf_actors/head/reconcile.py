@@ -15,6 +15,7 @@ from rlinf_actors.head.jobs import Jobs
 from rlinf_actors.head.records import Client, Group, Node, Worker
 from rlinf_actors.head.transitions import WorkerLife
 from rlinf_actors.model.restart import rank_id
+from rlinf_actors.security.members import LOCAL
 from rlinf_actors.wire.agents import StopWorkers, WorkerReady
 from rlinf_actors.wire.clients import Handles, WorkerChanged
 from rlinf_actors.wire.session import AgentHello
@@ -107,7 +108,9 @@ class Reconciler:
         else:
             ranks = group.ranks
             for state in handle.workers:
-                if state.rank not in ranks:
+                known = self._groups.of_worker(state.id)
+                if 0 <= state.rank < group.world_size and state.rank not in ranks and known is None:
+                    ranks.add(state.rank)
                     self._add_ended(group, state)
             if client.incarnation != group.owner:
                 group.subscribers[client.incarnation] = None
@@ -142,7 +145,7 @@ class Reconciler:
         unseen = self._groups.ended_unseen(spec.id)
         if unseen is not None:
             if running.exit is not None:
-                self._groups.ended_after_all(spec.id)
+                self._groups.ended_after_all(spec.id, node.id)
             else:
                 self._emit(Notify(node.peer, StopWorkers([spec.id], 0.0, unseen)))
             return
@@ -164,7 +167,8 @@ class Reconciler:
     def _adopt(self, node: Node, running: RunningWorker, now: float) -> bool:
         """Whether a worker that we did not know is one of ours from now on."""
         spec = running.spec
-        if self._jobs.denies(spec.namespace, spec.token):
+        believed = node.member == LOCAL and not self._jobs.settled  # from before this cluster had keys
+        if not self._jobs.vouches(spec.namespace, spec.token, believed):
             if running.exit is None:
                 why = f"it is no member of the job that namespace {spec.namespace!r} is now"
                 self._emit(Notify(node.peer, StopWorkers([spec.id], self._timing.orphan_grace_s, why)))
@@ -175,7 +179,7 @@ class Reconciler:
                 return False
             group = Group(spec.namespace, spec.group, running.cls, running.owner, running.detail)
             group.detached, group.unclaimed = running.detached, True
-            self._jobs.adopt(spec.namespace, spec.token, running.exit is None)
+            self._jobs.adopt(spec.namespace, spec.token, running.exit is None, believed)
             self._emit(of_group("group_adopted", group, f"runs already, its agent on node {node.name} says"))
         elif running.exit is not None and (group.whole or spec.rank in group.ranks):
             return False  # an end that was told before: the name has been given again since

@@ -44,6 +44,20 @@ class ForgetKey(msgspec.Struct, frozen=True):
     public: str
 
 
+class KnownJob(msgspec.Struct, frozen=True):
+    """A job of a head with keys: `proof` tells its token from others, `owner` is the name of the driver's key."""
+
+    namespace: str
+    proof: str
+    owner: str
+
+
+class ForgetJob(msgspec.Struct, frozen=True):
+    """A job has ended."""
+
+    namespace: str
+
+
 class GaveUp(msgspec.Struct, frozen=True):
     """Others were told that this one has ended; if it is still there, it is refused for that reason."""
 
@@ -78,7 +92,7 @@ class Undrain(msgspec.Struct, frozen=True):
     id: str
 
 
-Change = Union[KnownNode, ForgetNode, GaveUp, Latch, Unlatch, Drain, Undrain, KeyState, ForgetKey]
+Change = Union[KnownNode, ForgetNode, GaveUp, Latch, Unlatch, Drain, Undrain, KeyState, ForgetKey, KnownJob, ForgetJob]
 
 
 @dataclass
@@ -92,6 +106,7 @@ class Remembered:
         stops: emergency stops in force.
         drained: ids of the nodes that take no new workers, and why.
         keys: public keys, also those that have ended.
+        jobs: of a head with keys.
     """
 
     epoch: int = 0
@@ -100,3 +115,4 @@ class Remembered:
     stops: dict[str, str] = field(default_factory=dict)
     drained: dict[str, str] = field(default_factory=dict)
     keys: list[KeyState] = field(default_factory=list)
+    jobs: list[KnownJob] = field(default_factory=list)

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from msgspec.structs import replace
 
 from rlinf_actors.head.checks import own_namespace
 from rlinf_actors.head.commands import Answer, Asked, EndCluster, Notify, Refuse, Refused
-from rlinf_actors.head.happenings import of_driver, of_node
+from rlinf_actors.head.happenings import of_driver, of_node, printable
 from rlinf_actors.head.keyrequests import KeyRequests, who
 from rlinf_actors.head.records import Client
 from rlinf_actors.head.tables import Tables
 from rlinf_actors.net.admission import known_as
 from rlinf_actors.security.members import LOCAL
-from rlinf_actors.wire.bounds import MAX_SIZE
 from rlinf_actors.wire.clients import Done, EnumerateHardware, FindGroup, GetNodes, Launch, StopCluster, StopGroup
 from rlinf_actors.wire.keys import AddKey, Enroll, GetKeys, RevokeKey, RotateKey
 from rlinf_actors.wire.messages import Body
 from rlinf_actors.wire.operators import DrainNode, EStop, GetEvents, GetStatus
 from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.wire.session import HELLO_AGAIN, AgentHello, Beat, ClientHello, Welcome
+
+Signed = TypeVar("Signed", DrainNode, EStop)
+MAX_NODES = 100_000
+"""More than any cluster has: a wait names each that is missing."""
 
 
 class Requests:
@@ -67,12 +72,14 @@ class Requests:
             return self._client_hello(event, body)
         if isinstance(body, GetStatus):
             sees = tables.authority.sees(event.member)
-            return tables.status(tables.now, lambda name: body.namespace in (None, name) and sees(name))
+            # who knows of another's machine could pose as an agent there, who sees the ends of its drivers
+            hosts = event.member.role != "agent"
+            return tables.status(tables.now, lambda name: body.namespace in (None, name) and sees(name), hosts)
         if isinstance(body, DrainNode):
-            tables.drains.ask(event.peer, event.id, replace(body, by=who(event.member, body.by)), tables.now)
+            tables.drains.ask(event.peer, event.id, _signed(event, body), tables.now)
             return None
         if isinstance(body, EStop):
-            tables.robots.estop(event.peer, event.id, replace(body, by=who(event.member, body.by)))
+            tables.robots.estop(event.peer, event.id, _signed(event, body))
             return None
         if isinstance(body, (Enroll, RotateKey, AddKey, RevokeKey, GetKeys)):
             return self._keys.answer(event)
@@ -95,8 +102,8 @@ class Requests:
         tables = self._tables
         body = event.body
         if isinstance(body, GetNodes):
-            if body.num_nodes > MAX_SIZE:
-                raise Refused("config", f"is {body.num_nodes}; a cluster has at most {MAX_SIZE} nodes", "num_nodes")
+            if not 0 <= body.num_nodes <= MAX_NODES:
+                raise Refused("usage", f"num_nodes is {body.num_nodes}; it must be 0 to {MAX_NODES}")
             tables.nodes.wait(event.peer, event.id, body, tables.now)
             return None
         if isinstance(body, Launch):
@@ -170,3 +177,8 @@ class Requests:
 def _everything(namespace: str) -> bool:
     """What a client sees is checked otherwise: it asks for its own namespace."""
     return True
+
+
+def _signed(event: Asked, body: Signed) -> Signed:
+    """What a person asks, with who that is by the key, and in words that can be shown."""
+    return replace(body, by=who(event.member, body.by), reason=printable(body.reason))

@@ -25,7 +25,6 @@ class Settling:
         whole: whether a group, by namespace and name, is known with all its workers.
         worker_known: whether a worker, by its id, is known.
         owner_away: whether the owner of a group, by namespace and name, is still to say what it knows of it.
-        has_token: whether a job, by its namespace, is known with this token.
     """
 
     def __init__(
@@ -35,7 +34,6 @@ class Settling:
         whole: Callable[[str, str], bool],
         worker_known: Callable[[str], bool],
         owner_away: Callable[[str, str], bool],
-        has_token: Callable[[str, str], bool],
     ) -> None:
         self.until = until
         self.over = not missing()
@@ -43,7 +41,6 @@ class Settling:
         self._whole = whole
         self._worker_known = worker_known
         self._owner_away = owner_away
-        self._has_token = has_token
         self._late = False
         self._held: list[Asked | Told] = []
 
@@ -93,10 +90,7 @@ class Settling:
             return False
         if isinstance(body, ClientHello):
             # a worker is a member if an agent has it; a new driver must not be given a token that is not the job's
-            if body.role == "worker":
-                return not self._worker_known(body.worker_id)
-            # where drivers have keys, whoever came first with any token would own a job whose workers are not back yet
-            return not body.token or (event.member.role == "driver" and not self._has_token(body.namespace, body.token))
+            return not self._worker_known(body.worker_id) if body.role == "worker" else not body.token
         if isinstance(body, StopGroup) and any(e.peer == event.peer and _launches(e.body, body) for e in self._held):
             return True  # what is to stop has not begun
         if isinstance(body, StopGroup):

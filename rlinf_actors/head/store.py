@@ -23,9 +23,11 @@ from rlinf_actors.head.remembered import (
     KEPT,
     Change,
     Drain,
+    ForgetJob,
     ForgetKey,
     ForgetNode,
     GaveUp,
+    KnownJob,
     KnownNode,
     Latch,
     Remembered,
@@ -48,6 +50,7 @@ _TABLES = """
     CREATE TABLE IF NOT EXISTS stops (key TEXT PRIMARY KEY, text TEXT NOT NULL);
     CREATE TABLE IF NOT EXISTS drains (id TEXT PRIMARY KEY, why TEXT NOT NULL);
     CREATE TABLE IF NOT EXISTS keys (public TEXT PRIMARY KEY, key BLOB NOT NULL);
+    CREATE TABLE IF NOT EXISTS jobs (namespace TEXT PRIMARY KEY, proof TEXT NOT NULL, owner TEXT NOT NULL);
 """
 _TRIM = """
     DELETE FROM given_up WHERE kind = ?1 AND n <=
@@ -129,6 +132,7 @@ class Store:
             dict(database.execute("SELECT key, text FROM stops ORDER BY rowid")),
             dict(database.execute("SELECT id, why FROM drains ORDER BY rowid")),
             [decode_key(key) for (key,) in database.execute("SELECT key FROM keys ORDER BY rowid")],
+            [KnownJob(*row) for row in database.execute("SELECT namespace, proof, owner FROM jobs ORDER BY rowid")],
         )
 
     @contextlib.contextmanager
@@ -181,6 +185,10 @@ class Store:
             run("INSERT OR REPLACE INTO keys VALUES (?, ?)", (change.public, msgspec.msgpack.encode(change)))
         elif isinstance(change, ForgetKey):
             run("DELETE FROM keys WHERE public = ?", (change.public,))
+        elif isinstance(change, KnownJob):
+            run("INSERT OR REPLACE INTO jobs VALUES (?, ?, ?)", (change.namespace, change.proof, change.owner))
+        elif isinstance(change, ForgetJob):
+            run("DELETE FROM jobs WHERE namespace = ?", (change.namespace,))
         else:
             run("DELETE FROM drains WHERE id = ?", (change.id,))
 

@@ -64,6 +64,8 @@ class Supervisor:
         tables.journal.add(Record("head_started", text), wall)
         tables.begin(tables.now, wall)
         tables.listens = [endpoint for endpoint in endpoints if endpoint.startswith("tcp://")]
+        if tables.settling.over:
+            tables.jobs.settle()
         tables.keys.begin(wall)
         tables.keys.flush()
         return tables.out

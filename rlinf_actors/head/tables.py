@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
 
 from rlinf_actors.head.authority import Authority
 from rlinf_actors.head.clients import ClientTable, given_up
 from rlinf_actors.head.commands import Command, Identity, Notify, Record, Timing
 from rlinf_actors.head.drains import DrainTable
 from rlinf_actors.head.groups import GroupTable
-from rlinf_actors.head.happenings import of_driver, of_node
+from rlinf_actors.head.happenings import of_driver, of_node, shown
 from rlinf_actors.head.health import HealthNotes
 from rlinf_actors.head.jobs import Jobs
 from rlinf_actors.head.journal import Journal
@@ -23,7 +25,9 @@ from rlinf_actors.head.refusals import Refusals
 from rlinf_actors.head.remembered import Remembered
 from rlinf_actors.head.robots import RobotTable
 from rlinf_actors.head.settling import Settling
+from rlinf_actors.security.members import Member
 from rlinf_actors.wire.agents import StopWorkers
+from rlinf_actors.wire.keys import KeyState
 from rlinf_actors.wire.operators import Status
 from rlinf_actors.wire.session import AgentHello
 
@@ -73,7 +77,7 @@ class Tables:
         self.refusals = Refusals(self.emit)
         self.keys = KeyRegistry(self.emit, before, own, self._keys_ended)
         self._job_key = job_key
-        self.jobs = Jobs(new_token, self._job_token)
+        self.jobs = Jobs(new_token, self.emit, before, bool(own.public), self._job_token)
         self.clients = ClientTable(timing, self.emit, self.jobs, self._client_gone, before)
         self.authority = Authority(self.nodes, self.clients, self.jobs)
         self.groups = GroupTable(
@@ -92,7 +96,6 @@ class Tables:
             self.groups.whole,
             lambda worker_id: self.groups.namespace_of(worker_id) is not None,
             self.groups.unclaimed,
-            self.jobs.has,
         )
         self.reconciler = Reconciler(timing, self.emit, self.clients, self.groups, self.jobs)
         self.launches = Launches(
@@ -109,6 +112,7 @@ class Tables:
     def emit(self, command: Command) -> None:
         """Do *command* about the event at hand; a Record goes into the event log too."""
         if isinstance(command, Record):
+            command = shown(command)
             self.journal.add(command, self.wall)
         self.out.append(command)
 
@@ -138,6 +142,7 @@ class Tables:
         if self.settling.look(self.now):
             self.nodes.give_up_missing(self.now - self._started, self.now)
             self.groups.settle()
+            self.jobs.settle()
             self.groups.flush()  # what ended meanwhile: its name is free for a launch that was held
 
     def next_deadline(self) -> float:
@@ -147,13 +152,16 @@ class Tables:
         deadlines = [table.next_deadline() for table in (*tables, self.refusals)]
         return min(*deadlines, self.robots.next_deadline(self.now), expiry)
 
-    def status(self, now: float, sees: Callable[[str], bool] = lambda namespace: True) -> Status:
-        """What somebody may know, for people; *sees*: of which namespaces."""
+    def status(self, now: float, sees: Callable[[str], bool] = lambda namespace: True, hosts: bool = True) -> Status:
+        """What somebody may know, for people; *sees*: of which namespaces, *hosts*: which nodes are one machine."""
+        nodes = self.nodes.states(now)
+        if not hosts:
+            nodes = [replace(node, report=replace(node.report, host="")) for node in nodes]
         return Status(
             self.identity.epoch,
             self.identity.version,
             now - self._started,
-            self.nodes.states(now),
+            nodes,
             self.groups.states(sees),
             [str(client) for client in self.clients.alive() if sees(client.namespace)],
             self.groups.leases(now),
@@ -168,8 +176,11 @@ class Tables:
         elif self.keys.own.public or self.keys.own.local:
             self.keys.add_job(namespace, self._job_key(token))
 
-    def _keys_ended(self, keys: frozenset[str], why: str) -> None:
-        """Sessions that came with these keys end; what the peers say from now on is not heard any more."""
+    def _keys_ended(self, ended: Sequence[KeyState], why: str) -> None:
+        """Sessions that came with these keys end; what the peers say from now on is not heard any more. The jobs of a
+        member that has no key left end too: whoever knows their tokens could go on in their names.
+        """
+        keys = {key.public for key in ended}
         reason = f"its key is not good any more: {why}"
         self.journal.forget_keys(keys)
         for node in [node for node in self.nodes.alive() if node.member.key in keys]:
@@ -180,6 +191,28 @@ class Tables:
         for client in [client for client in self.clients.alive() if client.member.key in keys]:
             self.emit(Notify(client.peer, given_up(reason)))
             self.clients.gone(client, reason)
+        for key in ended:
+            if not key.token and not self.keys.has(key.role, key.name):
+                self._disown(key, why)
+
+    def _disown(self, key: KeyState, why: str) -> None:
+        member = Member(key.role, key.name)
+        if key.role == "driver":
+            for namespace in self.jobs.of_driver(key.name):
+                self._end_job(namespace, f"the key of its driver is not good any more: {why}")
+        for node in [node for node in self.nodes.all() if node.member.is_same(member)]:
+            for namespace in sorted(node.jobs):
+                self._end_job(namespace, f"node {node.name} knows its token, and has no good key any more: {why}")
+
+    def _end_job(self, namespace: str, reason: str) -> None:
+        """Nobody is a member any more, at once; what runs of it is stopped."""
+        for client in [client for client in self.clients.alive() if client.namespace == namespace]:
+            if self.clients.get(client.incarnation) is client:  # the end of one may be that of another
+                self.emit(Notify(client.peer, given_up(reason)))
+                self.clients.gone(client, reason)
+        for group in [group for group in self.groups.all() if group.namespace == namespace and not group.stopping]:
+            self.groups.stop_group(group, reason)
+        self.jobs.forget(namespace)
 
     def _node_lost(self, node: Node, reason: str, certain: bool, next: AgentHello | None) -> None:
         self.looks.node_lost(node, reason)

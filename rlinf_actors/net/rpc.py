@@ -228,6 +228,12 @@ class ControlClient:
         if not self._closed:
             self._send("rpc.notice", body, Notice(body))
 
+    def repeat_first(self) -> None:
+        """Say again what opens the session, if it has no answer yet: the first may be lost."""
+        for request_id, asked in list(self._pending.items()):
+            if asked.first:
+                self._send("rpc.request", asked.body, Request(request_id, asked.body))
+
     def hold(self) -> None:
         """The head does not know this process (any more): requests wait for `resume`."""
         self._holding = True

@@ -207,7 +207,9 @@ class HeadLink:
 
     def _greet_again(self) -> None:
         """The head does not know us, or what we or it said may be lost: a hello brings both up to date."""
-        if not self._away and self._beats is not None:
+        if self._beats is None:
+            self._client.repeat_first()  # lost before it was answered
+        elif not self._away:
             self._client.hold()
             self._greeting = asyncio.get_running_loop().create_task(self._again(), name="hello again")
 

@@ -75,7 +75,7 @@ class Peer:
         self.node = node
         self.worker_id = ""
         self.link_identity = b""
-        self.succeeds = b""  # the identity of an earlier link to this worker, which was lost
+        self.succeeds: list[bytes] = []  # identities of earlier links to this worker, which were lost
         self.error: Exception | None = None
         self.pending: dict[int, Pending] = {}
         self.wanted = False  # whether there was something to send

@@ -178,7 +178,9 @@ class RemoteGroup:
             self.construction_failed(error)
             return
         peer = self._replace(old, error)
-        peer.worker_id, peer.succeeds, peer.wanted = old.worker_id, old.link_identity, True
+        peer.worker_id, peer.wanted = old.worker_id, True
+        # one that brought nothing may never have joined there: its predecessors are not known to be lost either
+        peer.succeeds = [*([] if old.received else old.succeeds), old.link_identity]
         self._connect_rank(old.rank)  # at once: the worker is to hear of it
 
     def _peer(self, rank: int, node: str) -> Peer:

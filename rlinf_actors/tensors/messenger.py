@@ -310,13 +310,14 @@ class Messenger:
 
     def link_lost(self, _link: bytes, worker_id: str) -> None:
         """A worker's connection to this one was lost: a message of its may be missing. Loop thread."""
+        if not worker_id:
+            return  # a driver sends no messages
         with self._lock:
             peers = [peer for peer in self._watched if peer.worker_id == worker_id]
-            if worker_id:
-                self._broken[worker_id] = ConnectionLostError(
-                    "the connection over which it sends was lost, and is there again: a message may be missing. "
-                    "It runs, but no more messages can be exchanged with it: launch one of the groups again"
-                )
+            self._broken[worker_id] = ConnectionLostError(
+                "the connection over which it sends was lost, and is there again: a message may be missing. "
+                "It runs, but no more messages can be exchanged with it: launch one of the groups again"
+            )
         for peer in peers:
             self._gone(peer)
 

@@ -11,7 +11,7 @@ from typing import Annotated
 from msgspec import Meta
 
 MAX_SIZE = 100_000
-"""Nodes of a cluster, and ranks of a group: a head that is asked for more would count them one by one."""
+"""Ranks of a group: a head that is told of more would count them one by one."""
 
 Number = Annotated[float, Meta(ge=-sys.float_info.max)]
 """Any number but NaN and minus infinity. No comparison holds for NaN: a timer that is due then never is, or always."""

@@ -22,8 +22,8 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
 
 class Join(Frame, frozen=True, tag=0):
     """First on every link. `token` proves membership of the job; `python` is "3.11"; `worker_id`
-    is whom the sender means to reach, so that a recycled address is noticed. `succeeds` is the identity of a link of
-    the same process whose connection was lost, `worker` that process's own worker id, "" for a driver.
+    is whom the sender means to reach, so that a recycled address is noticed. `succeeds` are the identities of links
+    of the same process whose connections were lost, `worker` is that process's own worker id, "" for a driver.
     """
 
     protocol: int
@@ -32,7 +32,7 @@ class Join(Frame, frozen=True, tag=0):
     name: str
     token: str
     worker_id: str
-    succeeds: bytes = b""
+    succeeds: list[bytes] = []
     worker: str = ""
 
 

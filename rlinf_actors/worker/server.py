@@ -319,8 +319,9 @@ class WorkerServer:
             )
             if self.far is not None and peer.startswith(b"driver:"):  # drivers come and go; workers of the job are few
                 self.far.met(peer)
-            if frame.succeeds and client_of(frame.succeeds) == client_of(peer):
-                self._link_lost(frame.succeeds, frame.worker)
+            for link in frame.succeeds:
+                if client_of(link) == client_of(peer):
+                    self._link_lost(link, frame.worker)
 
     def _link_lost(self, link: bytes, worker: str) -> None:
         """Nobody waits at its other end any more."""

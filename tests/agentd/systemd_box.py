@@ -45,6 +45,8 @@ def unusable() -> str:
         return f"{', '.join(missing)} is not installed"
     if os.path.isdir("/run/systemd/system"):
         return "this machine's own systemd has the cgroups"
+    if subprocess.run(["unshare", "-mpuiC", "--fork", "true"], capture_output=True, check=False).returncode:
+        return "no namespaces can be made"
     point = unified()
     return "" if point and os.access(f"{point}/cgroup.procs", os.W_OK) else "cgroup v2 is not here, or not writable"
 

@@ -4,31 +4,34 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import systemd_box
 
+from rlinf_actors.cli import app
 from rlinf_actors.systemd import units
 
-pytestmark = [pytest.mark.live, pytest.mark.skipif(bool(systemd_box.unusable()), reason=systemd_box.unusable())]
+WHY_NOT = systemd_box.unusable()
+pytestmark = [pytest.mark.live, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
 
+ALL = (units.HEAD, units.AGENTD, units.HARDENED)
 HERE = Path(__file__).resolve().parent
 AGENT = "rlinf-agentd@root"
-CLI = (sys.executable, "-m", "rlinf_actors.cli.main")
-PROGRAMS = {"@AGENTD@": f"{sys.executable} -m agentd", "@RLINF_ACTORS@": " ".join(CLI)}
+PROGRAMS = {"@AGENTD@": f"{sys.executable} -m agentd", "@RLINF_ACTORS@": f"{sys.executable} -m rlinf_actors.cli.main"}
 
 
 @pytest.fixture
-def keys(tmp_path):
-    """The key directory of the machine; gives `keys(...)`, the command, for it."""
+def keys(tmp_path, monkeypatch, capsys):
+    """The key directory of the machine; gives `rlinf-actors keys` for it."""
+    monkeypatch.setenv("RLINF_ACTORS_KEYS", str(tmp_path / "keys"))
 
     def command(*arguments: str) -> str:
-        env = {**os.environ, "RLINF_ACTORS_KEYS": str(tmp_path / "keys")}
-        done = subprocess.run([*CLI, "keys", *arguments], env=env, stdout=subprocess.PIPE, text=True, check=True)
-        return done.stdout.strip()
+        code = app.run(["keys", *arguments])
+        said = capsys.readouterr()
+        assert code == 0, said.err
+        return said.out.strip()
 
     command("init")
     return command

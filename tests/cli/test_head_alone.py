@@ -16,7 +16,8 @@ import pytest
 
 from rlinf_actors.head.store import FILE
 
-pytestmark = pytest.mark.live
+# some run half a dozen processes one after the other
+pytestmark = [pytest.mark.live, pytest.mark.timeout(60)]
 
 COMMAND = (sys.executable, "-m", "rlinf_actors.cli.main")
 

@@ -28,9 +28,11 @@ from rlinf_actors.head.keys import OwnKeys
 from rlinf_actors.head.remembered import (
     Change,
     Drain,
+    ForgetJob,
     ForgetKey,
     ForgetNode,
     GaveUp,
+    KnownJob,
     KnownNode,
     Latch,
     Remembered,
@@ -261,5 +263,8 @@ def keep(disk: Remembered, change: Change) -> None:
     elif isinstance(change, (KeyState, ForgetKey)):
         disk.keys = [key for key in disk.keys if key.public != change.public]
         disk.keys += [change] if isinstance(change, KeyState) else []
+    elif isinstance(change, (KnownJob, ForgetJob)):
+        disk.jobs = [job for job in disk.jobs if job.namespace != change.namespace]
+        disk.jobs += [change] if isinstance(change, KnownJob) else []
     else:
         disk.drained.pop(change.id, None)

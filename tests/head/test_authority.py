@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from head_kit import agent_hello, client_hello, job_key, running, specs
 from keys_kit import KeysKit, key
+from msgspec.structs import replace
 
 from rlinf_actors.head.commands import Notify, Record, Refuse
 from rlinf_actors.security.members import Member
@@ -13,7 +14,7 @@ from rlinf_actors.wire.clients import EnumerateHardware, GetNodes, Launch, Launc
 from rlinf_actors.wire.keys import AddKey, Enroll, GetKeys, Keys, RevokeKey, RotateKey
 from rlinf_actors.wire.operators import Drained, DrainNode, EStop, EStopped, Events, GetEvents, GetStatus, Status
 from rlinf_actors.wire.session import Beat, Goodbye, Welcome
-from rlinf_actors.wire.values import HardwareQuestion
+from rlinf_actors.wire.values import HardwareQuestion, RunningWorker
 
 
 @pytest.fixture
@@ -141,6 +142,28 @@ def test_an_agent_writes_to_the_terminals_of_those_who_have_workers_there(kit):
     assert kit.sent(LogLines, "ann")
 
 
+def test_an_agent_is_not_shown_which_nodes_are_one_machine(kit):
+    status = kit.ask("a:n1", GetStatus())
+    assert {node.report.host for node in status.nodes} == {""}
+
+
+def test_what_a_member_says_is_one_line_of_the_log_and_not_a_long_one(kit):
+    kit.ask("a:n1", EStop("x" * 10**6, "a\nforged line \x1b[2J"))
+    (line,) = kit.records()
+    assert len(line) <= 1001
+    kit.ask("a:n1", EStop("me", "a\nforged line \x1b[2J"))
+    assert "a\\nforged line \\x1b[2J" in kit.records()[0]
+    kit.ask("a:n1", agent_hello("n" * 10**6))
+    assert all(len(line) <= 1001 for line in kit.records())
+
+
+def test_one_member_does_not_take_all_places_of_readers(kit):
+    kit.keyed["bob's terminal"] = kit.keyed["bob"]
+    answers = [kit.ask("bob's terminal", GetEvents(since=-1, wait_s=60)) for _ in range(40)]
+    assert [answer is None for answer in answers] == [n < 32 for n in range(40)]
+    assert kit.ask("admin", GetEvents(since=-1, wait_s=60)) is None
+
+
 # --- claims of clients ---
 
 
@@ -169,14 +192,15 @@ def test_a_job_that_has_ended_is_anybody_s_name(kit):
     assert isinstance(kit.ask("ann2", client_hello("ann2", namespace="bob")), Welcome)
 
 
-def test_after_a_restart_only_its_token_joins_a_job(kit):
+def test_after_a_restart_a_job_belongs_to_whom_it_did(kit):
     kit.restart()
-    hello = client_hello("bob", namespace="ann")
     kit.node("n0", is_head=True)
-    worker = running(specs("g", [0, 1], "ann")[1], "ann")
-    kit.ask("a:n1", agent_hello("n1", workers=[worker]))
-    assert "it is another's job" in refused(kit.ask("bob", hello))
-    assert isinstance(kit.ask("ann", client_hello("ann", namespace="ann", token="old")), Welcome)
+    kit.ask("a:n1", agent_hello("n1", workers=[member_of_ann()]))
+    assert "it is the job of driver 'ann'" in refused(kit.ask("bob", client_hello("bob", namespace="ann")))
+    welcome = kit.ask("ann", client_hello("ann", namespace="ann", token="token1"))
+    assert isinstance(welcome, Welcome)
+    assert welcome.token == "token1"
+    assert kit.head.admit(job_key("token1"), kit.wall)
 
 
 def test_an_agent_cannot_choose_the_token_of_a_job(kit):
@@ -288,6 +312,39 @@ def test_a_reader_whose_key_is_revoked_is_not_answered_any_more(kit):
     assert not [command for command in kit.out if getattr(command, "peer", b"") == b"bob's terminal"]
 
 
+def test_a_member_of_its_job_does_not_outlive_a_driver_s_key(kit):
+    for incarnation in ("w1", "w2"):
+        kit.keyed[incarnation] = job_key("token1")
+        hello = client_hello(incarnation, role="worker", namespace="ann", worker_id="g-0", token="token1")
+        assert isinstance(kit.ask(incarnation, hello), Welcome)
+    assert kit.clients() == 3  # ann, bob and the second: a worker is one process
+    kit.revoke("ann")
+    assert kit.clients() == 1
+    assert kit.head.admit(job_key("token1"), kit.wall) is None
+    assert kit.disk.jobs[0].namespace == "bob"
+
+
+def test_the_jobs_that_ran_on_a_revoked_node_end(kit):
+    assert isinstance(kit.launch("k", [0], "bob", "bob"), Launched)
+    kit.revoke("n1")
+    (goodbye,) = kit.sent(Goodbye, "ann")
+    assert "node n1 (10.0.0.1) knows its token" in goodbye.reason
+    assert kit.head.admit(job_key("token1"), kit.wall) is None
+    assert kit.head.admit(job_key("token2"), kit.wall)  # it was never there
+    assert kit.sent(Goodbye, "bob") == []
+
+
+def test_a_key_that_was_replaced_ends_without_the_jobs(kit):
+    kit.ask("ann", RotateKey(key("Z"), 5.0))
+    kit.keyed["ann2"] = key("Z")
+    assert isinstance(kit.ask("ann2", client_hello("ann2", namespace="ann")), Welcome)
+    kit.now += 5
+    kit.tell("ann2", Beat("ann2"))
+    assert kit.sent(Goodbye, "ann")
+    assert not kit.sent(Goodbye, "ann2")
+    assert kit.head.admit(job_key("token1"), kit.wall)
+
+
 def test_an_expired_key_ends_its_sessions_at_the_first_word_of_anybody(kit):
     kit.ask("bob", RotateKey(key("Z"), 5.0))
     kit.now += 5  # and no tick
@@ -313,18 +370,47 @@ def test_the_administrator_sees_keys_by_the_head_s_own_pair(kit):
 # --- a head that was restarted ---
 
 
+def member_of_ann(token: str = "token1", id: str = "g") -> RunningWorker:
+    one = running(specs("g", [0, 1], "ann", launch=id)[1], "ann")
+    return replace(one, spec=replace(one.spec, token=token))
+
+
 def test_a_restarted_head_gives_no_job_away_before_its_workers_are_back(kit):
     kit.restart()
-    thief = client_hello("bob", namespace="ann", token="guess")
-    assert kit.ask("bob", thief) is None  # held
+    for hello in (client_hello("bob", namespace="ann", token="guess"), client_hello("bob", namespace="ann")):
+        assert "it is the job of driver 'ann'" in refused(kit.ask("bob", hello))
     kit.node("n0", is_head=True)
-    worker = running(specs("g", [0, 1], "ann")[1], "ann")
-    kit.ask("a:n1", agent_hello("n1", workers=[worker]))
-    (refusal,) = kit.refusals()
-    assert refusal.peer == b"bob"
-    assert "it is another's job" in refusal.text
+    kit.ask("a:n1", agent_hello("n1", workers=[member_of_ann()]))
     assert kit.sent(StopWorkers) == []
-    assert isinstance(kit.ask("ann", client_hello("ann", namespace="ann", token="old")), Welcome)
+
+
+def test_a_rogue_agent_that_comes_first_gives_no_job_its_token(kit):
+    kit.give("a:n2", "b", "n2")
+    kit.restart()
+    kit.ask("a:n2", agent_hello("n2", workers=[member_of_ann("mine", "x")]))
+    assert [said.ids for said in kit.sent(StopWorkers, "a:n2")] == [["x-1"]]
+    assert kit.head.admit(job_key("mine"), kit.wall) is None
+    kit.node("n0", is_head=True)
+    kit.ask("a:n1", agent_hello("n1", workers=[member_of_ann()]))
+    assert kit.head.admit(job_key("token1"), kit.wall)
+
+
+def test_a_rogue_agent_gives_no_local_driver_its_token(kit):
+    welcome = kit.driver("local", namespace="mine")
+    for namespace in ("mine", "nobody's yet"):
+        stranger = running(specs("h", [1], namespace)[0], "local")
+        kit.ask("a:n1", agent_hello("n1", workers=[stranger]))
+        assert kit.head.admit(job_key("old"), kit.wall) is None
+    again = kit.driver("local", namespace="mine")
+    assert again.token == welcome.token
+
+
+def test_a_job_that_nobody_speaks_of_after_a_restart_is_forgotten(kit):
+    kit.restart()
+    kit.node("n0", is_head=True)
+    kit.node("n1")
+    assert kit.disk.jobs == []
+    assert isinstance(kit.ask("bob", client_hello("bob2", namespace="ann")), Welcome)
 
 
 def test_what_was_held_of_a_key_that_was_revoked_meanwhile_is_refused(kit):

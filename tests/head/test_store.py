@@ -11,7 +11,19 @@ from head_kit import node_report
 from msgspec.structs import replace
 
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.head.remembered import KEPT, Drain, ForgetKey, ForgetNode, GaveUp, KnownNode, Latch, Undrain, Unlatch
+from rlinf_actors.head.remembered import (
+    KEPT,
+    Drain,
+    ForgetJob,
+    ForgetKey,
+    ForgetNode,
+    GaveUp,
+    KnownJob,
+    KnownNode,
+    Latch,
+    Undrain,
+    Unlatch,
+)
 from rlinf_actors.head.store import FILE, Store
 from rlinf_actors.wire.keys import KeyState
 
@@ -41,8 +53,10 @@ async def test_the_next_head_knows_all_of_it(tmp_path):
     assert await write(store, KnownNode(NODE.report, "n0-2", True, 3, True), Unlatch("ns"), Undrain("n1"))
     assert await write(store, KEY, replace(KEY, public="y"), replace(KEY, public="z"))
     assert await write(store, ENDED, ForgetKey("y"))
+    assert await write(store, KnownJob("a", "p", "kim"), KnownJob("b", "q", ""), KnownJob("a", "r", ""), ForgetJob("b"))
     store.close()
     found = opened(tmp_path)
+    assert found.jobs == [KnownJob("a", "r", "")]
     assert found.keys == [replace(KEY, public="z"), ENDED]
     assert found.epoch == 2
     assert found.nodes == [KnownNode(NODE.report, "n0-2", True, 3, True)]

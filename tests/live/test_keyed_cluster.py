@@ -51,7 +51,7 @@ def test_members_work_together_until_the_node_s_key_is_revoked(cluster):
     assert ann.line() == "NodeLostError"
     code, err = ann.end()
     assert code == 3
-    assert "its key is not good any more" in err
+    assert "node n2 (127.0.0.1) knows its token" in err
     gone(first)
 
 

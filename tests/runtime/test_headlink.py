@@ -74,6 +74,22 @@ async def test_hello_then_beats(ends):
         assert (await ends.next(Beat))[1] == Notice(Beat("inc"))
 
 
+async def test_a_first_hello_that_was_lost_with_its_connection_is_said_again(ends):
+    starting = asyncio.ensure_future(ends.link.start(10))
+    await ends.next(ClientHello)  # and the head ends before it answers
+    ends.network.reset(ends.link.identity)
+    peer, request = await ends.next(ClientHello)
+    ends.server.reply(peer, request.id, Welcome("e", "0.1", 0.01, 10.0, "tok"))
+    assert (await starting).token == "tok"
+
+
+async def test_a_connection_that_was_lost_brings_both_up_to_date(ends):
+    await ends.welcome(beat_s=10.0)
+    ends.network.reset(ends.link.identity)
+    peer, request = await ends.next(ClientHello)
+    ends.server.reply(peer, request.id, Welcome("e", "0.1", 10.0, 10.0, "tok"))
+
+
 async def test_a_head_that_forgot_us_is_told_again(ends):
     peer = await ends.welcome()
     for _ in range(3):

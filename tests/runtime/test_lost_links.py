@@ -58,7 +58,7 @@ async def test_a_call_under_way_ends_and_a_later_one_goes_over_a_new_link(networ
     assert gone == [lost.error]
     later, number = world.call()
     join, call = (await world.worker.until(4))[2:]
-    assert (join.succeeds, join.worker, join.worker_id) == (before, "my-id", "id-0")
+    assert (join.succeeds, join.worker, join.worker_id) == ([before], "my-id", "id-0")
     assert call == frames.Call(number, "step")
     world.worker.say(frames.Ok(number))
     await later.told.wait()

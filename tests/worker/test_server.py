@@ -242,12 +242,12 @@ async def test_a_link_that_takes_the_place_of_a_lost_one_ends_what_that_was_serv
     (stream,) = executor.queue
     again = ends.network.link(ends.endpoint, b"driver#2", ends._received)
     good = frames.Join(PROTOCOL, "0", "3", "driver", "token", "id-0")
-    again.send(frames.encode(msgspec.structs.replace(good, succeeds=b"another", worker="w")))
+    again.send(frames.encode(msgspec.structs.replace(good, succeeds=[b"another"], worker="w")))
     await ends.settled()
     assert told == [], "that was another process's"
-    again.send(frames.encode(msgspec.structs.replace(good, succeeds=b"driver", worker="w")))
+    again.send(frames.encode(msgspec.structs.replace(good, succeeds=[b"driver"], worker="w")))
     third = ends.network.link(ends.endpoint, b"driver#3", ends._received)
-    third.send(frames.encode(msgspec.structs.replace(good, succeeds=b"driver", worker="w")))
+    third.send(frames.encode(msgspec.structs.replace(good, succeeds=[b"driver"], worker="w")))
     await ends.settled()
     assert told == [(b"driver", "w")]
     assert stream.cancelled
