@@ -76,8 +76,10 @@ class Store:
         self._unwritten: list[Change] = []
         try:
             os.makedirs(directory, mode=0o700, exist_ok=True)
-            _check_owner(directory)
-            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            _check_owner(directory, os.stat(directory))
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            with contextlib.closing(os.fdopen(fd, "rb")):
+                _check_owner(self.path, os.fstat(fd))
         except OSError as error:
             raise ConfigError(
                 f"cannot be written: {error.strerror}. The head keeps emergency stops, ranks and keys there: give it a "
@@ -193,14 +195,13 @@ class Store:
             run("DELETE FROM drains WHERE id = ?", (change.id,))
 
 
-def _check_owner(directory: str) -> None:
+def _check_owner(path: str, found: os.stat_result) -> None:
     """A default directory lies in /tmp: whoever made it first could choose whose keys are good."""
-    found = os.stat(directory)
     if found.st_uid not in (os.geteuid(), 0) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ConfigError(
             f"can be written by others (mode {stat.S_IMODE(found.st_mode):04o}, owner {found.st_uid}), and the head "
             "keeps there whose keys are good: give it one of this user's alone ([paths] state_dir, --state-dir)",
-            path=directory,
+            path=path,
         )
 
 

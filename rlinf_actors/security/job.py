@@ -11,6 +11,7 @@ from rlinf_actors.security.members import Member
 log = logging.getLogger(__name__)
 
 _PURPOSE = b"rlinf-actors job pair\0"
+_NAME = b"rlinf-actors job name\0"
 
 
 def job_pair(token: str) -> KeyPair:
@@ -25,6 +26,11 @@ def job_pair(token: str) -> KeyPair:
     if not token:
         raise ValueError("a job without a token has no key pair")
     return KeyPair.of_secret(hashlib.sha256(_PURPOSE + token.encode()).digest())
+
+
+def job_name(token: str) -> str:
+    """What the members of the job with this token call what torch lets anybody see: its stores ask nobody who he is."""
+    return f"rlinf-actors-{hashlib.sha256(_NAME + token.encode()).hexdigest()[:32]}"
 
 
 class JobGate:

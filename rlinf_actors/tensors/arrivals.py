@@ -119,7 +119,9 @@ class Arrivals:
 
         def make() -> groups.Wire:
             store = groups.join(cargo.store, timeout_s)
-            return groups.wire(backend, store, groups.RECEIVER, timeout_s=timeout_s, ip=ip, options=options)
+            return groups.wire(
+                backend, store, groups.RECEIVER, timeout_s=timeout_s, ip=ip, options=options, name=station.job
+            )
 
         return Lane(f"{src} to {station.name}", make, self._broke, limit=station.limit(backend))
 

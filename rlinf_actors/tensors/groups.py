@@ -2,7 +2,8 @@
 
 A store is a TCPStore that listens on one given address: torch binds it on all of them otherwise.
 Its owner keeps it apart from the client that the group uses, so that dropping it ends whoever waits
-for a key of it. TCPStore asks nobody who he is; see docs/messages.md.
+for a key of it. TCPStore asks nobody who he is: a group has a name that only members of its job can know, so that who
+reaches the port of another's store, or of one that was there before, finds nothing; see docs/security.md.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ DATA, POSTED, SENT, ARRIVED = range(4)
 CONNECT_S = 10.0
 """How long torch may try to reach a store, which listens before anybody hears of it: one that is gone is tried too."""
 LOOPBACK = "127.0.0.1"
-_GROUP = "rlinf-actors"
+GROUP = "rlinf-actors"
 _environ = threading.Lock()
 
 
@@ -112,6 +113,7 @@ def make(
     timeout_s: float,
     ip: str,
     options: CollectiveGroupOptions | None = None,
+    name: str = GROUP,
 ) -> Any:
     """A process group of *size* members; blocks until what its back-end needs of the others is there.
 
@@ -123,13 +125,14 @@ def make(
         timeout_s: of its operations.
         ip: this process's address, for gloo's sockets where GLOO_SOCKET_IFNAME names no interface.
         options: how the CCL is to run.
+        name: that all members have in common; begins each key in the store.
 
     Raises:
         RuntimeError: torch cannot make it.
         ValueError: an option is asked for that this version of the CCL does not have.
     """
     timeout = datetime.timedelta(seconds=timeout_s)
-    prefixed = _distributed().PrefixStore(_GROUP, store)
+    prefixed = _distributed().PrefixStore(name, store)
     if backend == "gloo":
         return _gloo(prefixed, rank, size, timeout, ip)
     facts = group_facts(backend)
@@ -140,14 +143,14 @@ def make(
             return _class(facts.process_group)(prefixed, rank, size, made)
         if not plugin.extended_api:
             return plugin.creator_fn(prefixed, rank, size, timeout)
-        return plugin.creator_fn(_extended(prefixed, rank, size, timeout), made)
+        return plugin.creator_fn(_extended(prefixed, name, rank, size, timeout), made)
 
 
-def _extended(store: Any, rank: int, size: int, timeout: datetime.timedelta) -> Any:
+def _extended(store: Any, name: str, rank: int, size: int, timeout: datetime.timedelta) -> Any:
     """What torch hands to a back-end that was registered with ``extended_api=True``."""
     told = _distributed().distributed_c10d._DistributedBackendOptions()
     told.store, told.group_rank, told.group_size, told.timeout = store, rank, size, timeout
-    told.group_id, told.global_ranks_in_group = _GROUP, list(range(size))
+    told.group_id, told.global_ranks_in_group = name, list(range(size))
     return told
 
 
@@ -275,9 +278,10 @@ def wire(
     timeout_s: float,
     ip: str,
     options: CollectiveGroupOptions,
+    name: str = GROUP,
 ) -> Wire:
     """One end of a wire; as `make`."""
-    group = make(backend, store, rank, 2, timeout_s=timeout_s, ip=ip, options=options)
+    group = make(backend, store, rank, 2, timeout_s=timeout_s, ip=ip, options=options, name=name)
     return GlooWire(group) if backend == "gloo" else Wire(group)
 
 

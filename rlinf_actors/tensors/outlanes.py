@@ -96,7 +96,9 @@ class OutLanes:
         client = groups.join(store.endpoint, timeout_s)  # now: on the lane's thread it might be closed by then
 
         def make() -> groups.Wire:
-            return groups.wire(backend, client, groups.SENDER, timeout_s=timeout_s, ip=ip, options=options)
+            return groups.wire(
+                backend, client, groups.SENDER, timeout_s=timeout_s, ip=ip, options=options, name=station.job
+            )
 
         name = f"{station.name} to {self._peer.name}"
         lane = Lane(name, make, self._broke, store.close, station.limit(backend))

@@ -25,6 +25,7 @@ class Station:
         overrides: kind of buffer to path; Settings.paths.
         net_devices: names of interfaces, RLINF_COMM_NET_DEVICES or what was made of it.
         timeout_minutes: RLINF_TIMEOUT.
+        job: what its members call their process groups; see security.job.job_name.
     """
 
     io: IoThread
@@ -36,6 +37,7 @@ class Station:
     overrides: Mapping[str, str] = field(default_factory=dict)
     net_devices: str | None = None
     timeout_minutes: float | None = None
+    job: str = groups.GROUP
 
     def timeout_s(self, backend: str) -> float:
         """How long a transfer may take: torch.distributed's own default unless RLINF_TIMEOUT is set."""

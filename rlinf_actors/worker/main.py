@@ -24,7 +24,7 @@ from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.hardware import AcceleratorType
 from rlinf_actors.net.security import Security
 from rlinf_actors.runtime.process import Runtime
-from rlinf_actors.security.job import JobGate
+from rlinf_actors.security.job import JobGate, job_name
 from rlinf_actors.settings import EXT_MODULE, Settings
 from rlinf_actors.tensors.broadcast import Broadcaster
 from rlinf_actors.tensors.devices import LazyDevices
@@ -115,6 +115,7 @@ def _start(
             settings.paths,
             settings.comm_net_devices or os.environ.get(ALWAYS_NIC_VARIABLE),
             settings.timeout_minutes,
+            job_name(spec.token),
         )
         messenger = Messenger(runtime, name, spec.id, job.connected, server.answer, settings.send_window_bytes, station)
         server.serve((frames.Message,), messenger.arrived)

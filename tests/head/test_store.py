@@ -140,9 +140,18 @@ def test_others_may_not_read_it(tmp_path):
     assert os.stat(tmp_path / "state" / FILE).st_mode & 0o777 == 0o600
 
 
-def test_a_directory_that_others_can_write_to_is_refused(tmp_path):
+@pytest.mark.parametrize(("where", "mode"), [("state", 0o777), ("state", 0o720), ("state/head.sqlite3", 0o666)])
+def test_what_others_can_write_to_is_refused(tmp_path, where, mode):
     (tmp_path / "state").mkdir()
-    (tmp_path / "state").chmod(0o777)
-    with pytest.raises(ConfigError, match=r"can be written by others \(mode 0777.*--state-dir"):
+    (tmp_path / "state" / "head.sqlite3").touch()
+    (tmp_path / where).chmod(mode)
+    with pytest.raises(ConfigError, match=rf"can be written by others \(mode 0{mode:o}.*--state-dir"):
         Store(str(tmp_path / "state"))
-    assert not list((tmp_path / "state").iterdir())
+
+
+def test_a_link_to_another_file_is_not_followed(tmp_path):
+    (tmp_path / "another").touch()
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "head.sqlite3").symlink_to(tmp_path / "another")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        Store(str(tmp_path / "state"))

@@ -142,6 +142,7 @@ def token_of_another_job(local: LocalCluster) -> str:
         runtime.close()
 
 
+@pytest.mark.timeout(60)  # it says 2,400 things to each of three
 def test_to_workers_and_channel_hosts_from_who_is_no_member(local, cluster, keepers, canary):
     channel = Channel.create("items")
     channel.qsize()

@@ -48,7 +48,10 @@ DRIVER = """
         alone = remote_workers.Anywhere.create_group().launch(cluster, NodePlacementStrategy([2]), name="alone")
         chosen = remote_workers.Anywhere.create_group().launch(
             cluster, NodePlacementStrategy([1]), name="chosen", env_vars={"GLOO_SOCKET_IFNAME": "eth1"})
+        laners = remote_workers.Laner.create_group().launch(
+            cluster, NodePlacementStrategy([0, 1]), name="laners", env_vars={"RLINF_ACTORS_PATHS": "cpu=lane"})
         result = {
+            "listening": laners.swap().wait(60),
             "ips": [cluster.get_node_ip(rank) for rank in range(3)],
             "told": told,
             "alone": alone.about().wait(60),
@@ -105,6 +108,11 @@ def test_collectives_take_the_way_to_the_head(network: list[netns_kit.Host], tmp
     assert [told["env"]["GLOO_SOCKET_IFNAME"] for told in result["told"]] == ["fabric", "net7"]
     assert {told["env"]["MASTER_ADDR"] for told in result["told"]} == {"10.213.8.101"}
     assert result["sums"] == [3.0, 3.0]
+    # our own store and gloo's sockets: on the interface that is the way to the head, and on none that leads elsewhere
+    first, second = (set(addresses) for addresses in result["listening"])
+    assert first <= {"10.213.8.1", "10.213.8.101"}
+    assert second == {"10.213.8.2"}
+    assert len(result["listening"][0]) > 1, "more than the worker's own"
     assert result["alone"][0]["env"]["GLOO_SOCKET_IFNAME"] is None
     assert result["chosen"][0]["env"]["GLOO_SOCKET_IFNAME"] == "eth1"
     assert [(node["ip"], node["interface"]) for node in nodes] == [

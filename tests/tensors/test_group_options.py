@@ -89,14 +89,17 @@ def test_a_vendors_back_end_is_made_on_a_store(
     plugin = dist.Backend._BackendPlugin(create, extended)  # type: ignore[attr-defined]
     monkeypatch.setitem(dist.Backend._plugins, "VCCL", plugin)  # type: ignore[attr-defined]
     store = dist.HashStore()
-    made = groups.make("vccl", store, 1, 2, timeout_s=5.0, ip=groups.LOOPBACK, options=OPTIONS)
+    made = groups.make("vccl", store, 1, 2, timeout_s=5.0, ip=groups.LOOPBACK, options=OPTIONS, name="job-1")
     assert made == "the group"
+    (told[0].store if extended else told[0]).set("key", "value")
+    assert store.check(["job-1/key"]), "another job's members would look elsewhere"
     if not extended:
         assert told[1:] == [1, 2, datetime.timedelta(seconds=5)]
         return
     details, options = told
     assert (details.group_rank, details.group_size, details.timeout.seconds) == (1, 2, 5)
     assert details.global_ranks_in_group == [0, 1]
+    assert details.group_id == "job-1"
     assert options.config.max_ctas == 8
 
 
