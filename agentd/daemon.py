@@ -126,9 +126,11 @@ class Daemon:
         from rlinf_actors.net import faultpoints
         from rlinf_actors.net.security import Security
         from rlinf_actors.net.transport import ZmqNetwork
+        from rlinf_actors.scarce import raise_file_limit
         from rlinf_actors.settings import Settings
 
         settings = Settings.load()
+        raise_file_limit()
         faultpoints.load(settings.faults)
         self._key = own_key(self._config, settings)
         network = ZmqNetwork(asyncio.get_running_loop(), Security.of(self._key, self._config.insecure))

@@ -1,4 +1,4 @@
-"""What to do when something of the machine has run out. Changes nothing."""
+"""What to do when something of the machine has run out, or before it does."""
 
 from __future__ import annotations
 
@@ -32,6 +32,17 @@ def explain(error: OSError) -> str:
     if error.errno == errno.EAGAIN:
         return f"{said}: a limit of processes is met (ulimit -u, pids.max of the cgroup): raise it, or start fewer"
     return said
+
+
+def raise_file_limit() -> None:
+    """Let this process have as many descriptors as it may.
+
+    Two go with every worker that one talks to, and one with each connection of a stranger until it is closed: whoever
+    listens must have room for those it waits for. The soft limit of 1024 is for programs that use select().
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _ports() -> str:

@@ -23,6 +23,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--without-torch", action="store_true", help="leave out the tests marked torch, also where CI is set"
     )
     parser.addoption("--soak-seconds", type=float, default=15, help="how long the soak lasts (tests/soak)")
+    parser.addoption(
+        "--malformed-connections", type=int, default=300, help="how many strangers come (tests/live/test_strangers.py)"
+    )
     parser.addoption("--cycles", type=int, default=30, help="how many starts and stops tests/cycles makes")
     parser.addoption("--kill-rounds", type=int, default=1, help="how often each is killed (tests/kills)")
     parser.addoption("--kill-seed", type=int, default=0, help="of when, and of who of two is killed first")

@@ -161,14 +161,14 @@ class Channel:
             CallTimeoutError: (a TimeoutError) the time was up; the item was not put.
             SerializationError: the item cannot be pickled.
         """
-        if weight < 0:
+        if not weight >= 0:  # NaN too
             raise UsageError(f"the weight of an item is {weight}; it must be 0 or more")
         work = self._backend.put(key, item, weight, False, timeout)
         return work if async_op else work.wait()
 
     def put_nowait(self, item: Any, weight: float = 0, key: Hashable = DEFAULT_KEY) -> None:
         """As `put`, but a full key raises asyncio.QueueFull. One round trip."""
-        if weight < 0:
+        if not weight >= 0:  # NaN too
             raise UsageError(f"the weight of an item is {weight}; it must be 0 or more")
         self._backend.put(key, item, weight, True, None).wait()
 

@@ -87,6 +87,7 @@ def _default_state_dir(settings: Settings, port: int) -> str | None:
 
 async def _serve(endpoint: str, protected: Protected, state_dir: str | None, as_json: bool, manager: Manager) -> None:
     from rlinf_actors.net.transport import ZmqNetwork
+    from rlinf_actors.scarce import raise_file_limit
 
     loop = asyncio.get_running_loop()
     end_on_internal_error(loop)
@@ -101,6 +102,7 @@ async def _serve(endpoint: str, protected: Protected, state_dir: str | None, as_
         watchdog = manager.watch(loop)
         if watchdog is not None:
             stack.callback(watchdog.close)
+        raise_file_limit()
         network = ZmqNetwork(loop, protected.security)
         stack.callback(network.close)
         timing = Timing()

@@ -14,7 +14,7 @@ import click
 from rlinf_actors.cli.keyasking import administer, as_holder, as_member, join_address
 from rlinf_actors.cli.output import json_option, note, seconds, show_fields, show_json, show_table
 from rlinf_actors.cli.session import head_option, who
-from rlinf_actors.errors import ClusterTimeoutError, UsageError
+from rlinf_actors.errors import AuthenticationError, ClusterTimeoutError, ConfigError, UsageError
 from rlinf_actors.head.keys import TOKEN_S
 from rlinf_actors.security import jointoken, keyfile
 from rlinf_actors.security.jointoken import JoinToken
@@ -34,6 +34,8 @@ state_option = click.option(
     "--state-dir", metavar="DIR", help="Of a head that is not running: change its list of keys there."
 )
 MEMBERS = ("agent", "driver")
+REFUSED = (AuthenticationError, ConfigError, UsageError)
+"""The head has certainly not taken a key. After anything else, Ctrl-C too, it may have: the file stays."""
 
 
 @click.group()
@@ -97,11 +99,18 @@ def enroll(
     if file is None and address is None and state_dir is not None:
         raise UsageError("with --state-dir, say by --address where the head will listen")
     where = "" if file is not None else join_address(head, state_dir, address, name)
+    if file is not None:  # first: a key that is listed and in no file is nobody's
+        known = administer(head, state_dir, GetKeys()).head
+        keyfile.save(Path(file), KeyFile(role, name, pair, known or pair.public), in_private=False)
     asked = AddKey(pair.public, "driver" if driver else "agent", name, who(), None if file is not None else TOKEN_S)
-    answer = administer(head, state_dir, asked)
+    try:
+        answer = administer(head, state_dir, asked)
+    except REFUSED:
+        if file is not None:
+            Path(file).unlink()
+        raise
     data: dict[str, Any] = {"name": name, "role": role, "head": answer.head}
     if file is not None:
-        keyfile.save(Path(file), KeyFile(role, name, pair, answer.head), in_private=False)
         data["file"] = file
         note(f"copy {file} to {role}.key in that machine's key directory (mode 0700), and delete it here")
     else:
@@ -132,13 +141,13 @@ def join(token: str, folder: str | None, as_json: bool) -> None:
     keyfile.save(path, key)
     try:
         answer = as_holder(content, Enroll(key.pair.public))
+    except REFUSED:
+        path.unlink()
+        raise
     except ClusterTimeoutError as error:
         raise ClusterTimeoutError(
             f"{error} If it has taken the key, that is in {path}; else remove that file"
         ) from None
-    except BaseException:
-        path.unlink()
-        raise
     if as_json:
         show_json({"name": key.name, "role": key.role, "file": str(path), "address": content.address})
     else:
@@ -276,14 +285,20 @@ def _row(key: KeyState, at: float) -> tuple[str, ...]:
 
 def _rotate_member(path: Path, old: KeyFile, new: KeyFile, head: str | None, keep_h: float) -> None:
     beside = path.with_name(f"{path.name}.new")
+    if beside.exists():
+        left = fingerprint(keyfile.load(beside).pair.public)
+        raise UsageError(
+            f"an earlier rotation has not ended, and left {beside}. If `rlinf-actors keys list` on the head's machine "
+            f"has its key, {left}: mv {beside} {path}. If not: rm {beside}"
+        )
     keyfile.save(beside, new)  # first: a key that the head lists and nobody has would shut this machine out
     try:
         answer = as_member(old, head, RotateKey(new.pair.public, keep_h * 3600))
-    except ClusterTimeoutError as error:
-        raise ClusterTimeoutError(f"{error} If it has taken the new key, that is in {beside}") from None
-    except BaseException:
+    except REFUSED:
         beside.unlink()
         raise
+    except ClusterTimeoutError as error:
+        raise ClusterTimeoutError(f"{error} If it has taken the new key, that is in {beside}") from None
     beside.replace(path)
     _warn(answer.warning)
     when = f"the old key is good for {keep_h:g} hours" if keep_h else "the old key is not good any more"

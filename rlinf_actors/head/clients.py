@@ -110,11 +110,14 @@ class ClientTable:
             member: who it is.
 
         Raises:
-            Refused: it has ended before, or is no member of the job.
+            Refused: it has ended before, the peer is another client's, or it is no member of the job.
         """
         reason = self._ended.get(hello.incarnation)
         if reason is not None:
             raise Refused("node_lost", f"the head has given up on this {hello.role}: {reason}")
+        other = self._by_peer.get(peer)
+        if other is not None and other.incarnation != hello.incarnation:
+            raise Refused("protocol", f"this connection is {other}'s; another client has its own")
         why_not = self.may_join(hello, worker_namespace)
         if why_not:
             raise Refused("authentication", why_not)

@@ -120,7 +120,7 @@ class NodeTable:
         """An agent registers, or says again that it is there.
 
         Raises:
-            Refused: this incarnation has ended, or the node's rank cannot be.
+            Refused: this incarnation has ended, the peer is another node's, or the node's rank cannot be.
         """
         lost = self._lost.get(hello.incarnation)
         if lost is not None:
@@ -128,6 +128,9 @@ class NodeTable:
         replaced = self._replaced.get(hello.incarnation)
         if replaced is not None:
             raise Refused("config", f"{replaced}: two agentds run as one node; give each its own --node-id")
+        other = self._by_peer.get(peer)
+        if other is not None and other.id != hello.node.node_id:
+            raise Refused("protocol", f"this connection is node {other.name}'s; another node's agentd has its own")
         known = self._nodes.get(hello.node.node_id)
         node = Node(hello.node, hello.incarnation, peer, hello.is_head, now, now, hello.keeps, member=member)
         if known is not None:

@@ -6,53 +6,72 @@ A chunk is [records, big frame, big frame, ...]; records is a MessagePack array 
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
 
+from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.model.buffers import Buffer
-
-log = logging.getLogger(__name__)
 
 BIG = 16 << 10
 """Parts of this size and more travel as frames of their own, without a copy (measured: pays from 16 KiB)."""
+FULL = 1 << 20
+"""A chunk with that many bytes of records takes no further message: what waited long for its peer must not become one
+message that is longer than its socket takes."""
+MESSAGES = 1 << 16
+"""At most so many messages are in a chunk. An empty one is a byte or three on the wire, and a hundred here."""
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(list[list[bytes | int]]).decode
+_decode = msgspec.msgpack.Decoder(Annotated[list[list[bytes | int]], msgspec.Meta(max_length=MESSAGES)]).decode
 
 
-def pack(messages: Sequence[tuple[bytes, Sequence[Buffer]]]) -> tuple[bytes, list[Buffer]]:
-    """The records and the big frames of *messages*, which are headers with their parts."""
+def pack(messages: Sequence[tuple[bytes, Sequence[Buffer]]], start: int = 0) -> tuple[bytes, list[Buffer], int]:
+    """The records and the big frames of *messages* from *start* on, which are headers with their parts.
+
+    Returns:
+        The records, the big frames, and the first message that is for the next chunk.
+    """
     big: list[Buffer] = []
     rows: list[list[Buffer | int]] = []
-    for header, parts in messages:
+    size = 0
+    for header, parts in messages[start : start + MESSAGES] if start or len(messages) > MESSAGES else messages:
         row: list[Buffer | int] = [header]
+        size += len(header)
         for part in parts:
-            if len(part) >= BIG if type(part) is bytes else memoryview(part).nbytes >= BIG:
+            length = len(part) if type(part) is bytes else memoryview(part).nbytes
+            if length >= BIG:
                 row.append(len(big))
                 big.append(part)
             else:
                 row.append(part)
+                size += length
         rows.append(row)
-    return _encode(rows), big
+        if size >= FULL:
+            break
+    return _encode(rows), big, start + len(rows)
 
 
-def unpack(peer: bytes, records: bytes, big: list[Buffer]) -> Iterator[tuple[bytes, list[Buffer]]]:
-    """The messages of a chunk that *peer* sent, in order. What is none is dropped, with a line in the log."""
+def unpack(records: bytes, big: Sequence[Buffer]) -> list[tuple[bytes, list[Buffer]]]:
+    """The messages of a chunk, in order.
+
+    Raises:
+        RemoteWireError: it is none. Nothing of it is handed on then.
+    """
     try:
         rows = _decode(records)
-    except (msgspec.DecodeError, RecursionError):
-        log.warning("dropped %d bytes from %r that are not a chunk", len(records), peer)
-        return
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise RemoteWireError(f"{len(records)} bytes are not a chunk: {error}") from None
+    messages: list[tuple[bytes, list[Buffer]]] = []
     for row in rows:
-        try:
-            header = row[0]
-            parts: list[Buffer] = [big[p] if type(p) is int else p for p in row[1:]]  # type: ignore[misc]
-        except IndexError:
-            log.warning("dropped a message from %r that names frames it does not have", peer)
-            continue
+        header = row[0] if row else 0
         if type(header) is not bytes:
-            log.warning("dropped a message from %r without a header", peer)
-            continue
-        yield header, parts
+            raise RemoteWireError("a message of a chunk has no header")
+        parts: list[Buffer] = row[1:]
+        for n, part in enumerate(parts):
+            if type(part) is not bytes:
+                if not 0 <= part < len(big):  # type: ignore[operator]
+                    raise RemoteWireError("a message of a chunk names frames that it does not have")
+                parts[n] = big[part]  # type: ignore[call-overload]
+        messages.append((header, parts))
+    return messages

@@ -24,13 +24,18 @@ from rlinf_actors.errors import (
 )
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net import faultpoints
+from rlinf_actors.net.chunks import FULL
 from rlinf_actors.net.link import Link, Network
+from rlinf_actors.net.tally import Tally
 from rlinf_actors.security.gate import Gate
 from rlinf_actors.security.members import Member
 from rlinf_actors.wire import codec
 from rlinf_actors.wire.messages import Body, Envelope, Failed, Notice, Reply, Request
 
 log = logging.getLogger(__name__)
+
+MAX_FRAME = codec.MAX_CONTROL_BYTES + FULL
+"""Bytes: the last message of a full chunk may be as long as a message can be."""
 
 _REFUSALS: dict[str, type[RlinfActorsError]] = {
     "name_in_use": NameInUseError,
@@ -74,10 +79,15 @@ class ControlServer:
         on_unreachable: Callable[[bytes], None] | None = None,
         gate: Gate | None = None,
     ) -> None:
-        self._listener = network.listener(self._received, max_bytes=codec.MAX_CONTROL_BYTES, gate=gate)
+        self._listener = network.listener(self._received, max_bytes=MAX_FRAME, gate=gate)
         self._listener.on_unreachable = on_unreachable
         self._on_envelope = on_envelope
-        self.malformed = 0
+        self._malformed = Tally()
+
+    @property
+    def malformed(self) -> int:
+        """How many messages were none."""
+        return self._malformed.count
 
     def bind(self, endpoint: str) -> str:
         """Listen; returns the endpoint with the actual port."""
@@ -125,8 +135,8 @@ class ControlServer:
         try:
             envelope = codec.decode(header)
         except RemoteWireError as error:
-            self.malformed += 1
-            log.warning("dropped a message from %r: %s", peer, error)
+            if self._malformed.note():
+                log.warning("dropped a message from %r (%d such by now): %s", peer, self._malformed.count, error)
             return
         self._on_envelope(peer, envelope)
 

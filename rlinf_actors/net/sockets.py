@@ -16,12 +16,14 @@ from __future__ import annotations
 import collections
 import functools
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import zmq
 
+from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net import faultpoints
 from rlinf_actors.net.admission import Admission
@@ -29,6 +31,7 @@ from rlinf_actors.net.chunks import pack, unpack
 from rlinf_actors.net.handshakes import Handshakes
 from rlinf_actors.net.hangup import HangUps
 from rlinf_actors.net.link import OnMessage
+from rlinf_actors.net.tally import Tally
 
 if TYPE_CHECKING:
     from rlinf_actors.net.transport import ZmqNetwork
@@ -39,6 +42,9 @@ T = TypeVar("T")
 
 DRAIN = 256
 """Messages taken from a socket before other callbacks of the loop get a turn."""
+
+MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+"""Bytes of this machine's memory: no frame can be longer. A tensor is one frame, so there is no lower limit."""
 
 # plain ints: pyzmq's enums cost as much as the calls they are given to
 _NOBLOCK = int(zmq.NOBLOCK)
@@ -61,6 +67,7 @@ class Socket:
         self._drain_due = False
         self._delivering = False
         self._closed = False
+        self._malformed = Tally()
         self.on_unreachable: Callable[[bytes], None] | None = None
         self._admission: Admission | None = None
         self._hang_ups: HangUps | None = None
@@ -71,6 +78,7 @@ class Socket:
         self._socket.setsockopt(zmq.SNDHWM, 0)  # a full ROUTER drops without a word; we bound above
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MEMORY)  # what says that it is longer ends the connection
         # A machine that vanished without a word leaves a connection that is open for ever. But no heartbeats of ZeroMQ
         # and no TCP_USER_TIMEOUT: those end the connection of a process that is stopped, and lose what was under way.
         self._socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
@@ -144,19 +152,21 @@ class Socket:
             self._write(peer, records)
 
     def _write(self, peer: bytes, records: list[tuple[bytes, Sequence[Buffer]]]) -> None:
-        """Send one chunk. Called with the lock held."""
-        chunk, big = pack(records)
+        """Send one chunk, or as many as it takes. Called with the lock held."""
         socket = self._socket
+        sent = 0
         try:
-            if self._routed:
-                socket.send(peer, _MORE)
-            if not big:
-                socket.send(chunk, _NOBLOCK)
-                return
-            socket.send(chunk, _MORE)
-            last = len(big) - 1
-            for n, part in enumerate(big):
-                socket.send(part, _MORE if n < last else _NOBLOCK, copy=False)
+            while sent < len(records):
+                chunk, big, sent = pack(records, sent)
+                if self._routed:
+                    socket.send(peer, _MORE)
+                if not big:
+                    socket.send(chunk, _NOBLOCK)
+                    continue
+                socket.send(chunk, _MORE)
+                last = len(big) - 1
+                for n, part in enumerate(big):
+                    socket.send(part, _MORE if n < last else _NOBLOCK, copy=False)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
@@ -230,7 +240,13 @@ class Socket:
             if self._hang_ups is not None:
                 self._hang_ups.soon(peer, first)
             return
-        for header, parts in unpack(peer, first.bytes, big):
+        try:
+            messages = unpack(first.bytes, big)
+        except RemoteWireError as error:
+            if self._malformed.note():
+                log.warning("dropped what %.40r sent (%d times by now): %s", peer, self._malformed.count, error)
+            return
+        for header, parts in messages:
             faults = faultpoints.active
             if faults is not None:
                 one = functools.partial(self._hand_over, peer, header, parts)

@@ -131,7 +131,8 @@ class ZmqListener(Socket):
         self._domain = f"rlinf-actors.{next(_domains)}"
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # an unknown peer raises instead of vanishing
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a peer that reconnects replaces its half-dead connection
-        self._socket.setsockopt(zmq.MAXMSGSIZE, max_bytes)
+        if max_bytes >= 0:
+            self._socket.setsockopt(zmq.MAXMSGSIZE, max_bytes)
         # the default of 100 refuses a burst of agents, and a head that is stopped needs room for all who look at it
         self._socket.setsockopt(zmq.BACKLOG, 4096)
         self._start()

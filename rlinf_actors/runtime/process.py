@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import resource
 import uuid
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -34,6 +33,7 @@ from rlinf_actors.runtime.lost import LostErrors
 from rlinf_actors.runtime.memory import shared_memory
 from rlinf_actors.runtime.paths import PathWatch
 from rlinf_actors.runtime.watched import WatchedClients
+from rlinf_actors.scarce import raise_file_limit
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire.agents import LogLines
 from rlinf_actors.wire.clients import (
@@ -95,7 +95,7 @@ class Runtime:
         self.closed = False
         self._on_lost = on_lost
         self._on_given_up = on_given_up
-        _raise_file_limit()
+        raise_file_limit()
         self.io = IoThread(f"rlinf-actors-{role}-io")
         self.network: Network = self.io.submit(_made(lambda: ZmqNetwork(self.io.loop, security))).result()
         self.network.memory = self._memory = shared_memory(settings.shared_memory_bytes, self.io)
@@ -277,10 +277,3 @@ class Runtime:
 async def _made(make: Callable[[], T]) -> T:
     """Run *make* on the loop: sockets are registered with the loop they live on."""
     return make()
-
-
-def _raise_file_limit() -> None:
-    """Two descriptors go with every worker one talks to; the soft limit of 1024 is for programs that use select()."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

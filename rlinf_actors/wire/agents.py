@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlinf_actors.wire.bounds import Number, Pid
 from rlinf_actors.wire.protocol import Message
 from rlinf_actors.wire.values import Endpoint, ExitReport, HardwareAnswer, HardwareQuestion, WorkerHealth, WorkerSpec
 
@@ -25,7 +26,7 @@ class StopWorkers(Message, frozen=True):
     """
 
     ids: list[str]
-    grace_s: float
+    grace_s: Number
     reason: str = ""
 
 
@@ -53,7 +54,7 @@ class Watch(Message, frozen=True):
     """Notice to an agent: say ProcessGone when this process of your host ends."""
 
     incarnation: str
-    pid: int
+    pid: Pid
     pid_start: int
 
 
@@ -71,7 +72,7 @@ class WorkerReady(Message, frozen=True):
     """A worker's runtime listens; its class is not constructed yet."""
 
     id: str
-    pid: int
+    pid: Pid
     endpoint: Endpoint
     port: int = 0
     master_port: int = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Union
 
+from rlinf_actors.wire.bounds import Number
 from rlinf_actors.wire.protocol import Message
 from rlinf_actors.wire.values import (
     GroupHandle,
@@ -22,7 +23,7 @@ class GetNodes(Message, frozen=True):
     """
 
     num_nodes: int = 0
-    timeout_s: Union[float, None] = None
+    timeout_s: Union[Number, None] = None
 
 
 class Nodes(Message, frozen=True):
@@ -56,7 +57,7 @@ class Launch(Message, frozen=True):
     workers: list[WorkerSpec]
     detail: str = ""
     detached: bool = False
-    wait_s: float = 0.0
+    wait_s: Number = 0.0
 
 
 class Launched(Message, frozen=True):
@@ -92,7 +93,7 @@ class StopGroup(Message, frozen=True):
 
     namespace: str
     group: str
-    grace_s: float
+    grace_s: Number
     workers: list[str] = []
 
 

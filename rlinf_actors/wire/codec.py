@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from rlinf_actors.errors import RemoteWireError, UsageError
+from rlinf_actors.errors import RemoteWireError
+from rlinf_actors.wire.malformed import MALFORMED
 from rlinf_actors.wire.messages import Envelope
 
 MAX_CONTROL_BYTES = 16 << 20
@@ -33,5 +34,5 @@ def decode(data: bytes | memoryview) -> Envelope:
         raise RemoteWireError(f"a control message of {len(data)} bytes; the limit is {MAX_CONTROL_BYTES}")
     try:
         return _decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, UsageError) as error:
+    except MALFORMED as error:
         raise RemoteWireError(f"not a control message: {error}") from None

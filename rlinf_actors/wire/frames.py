@@ -11,6 +11,8 @@ from typing import Union
 import msgspec
 
 from rlinf_actors.errors import RemoteWireError
+from rlinf_actors.wire.bounds import Number, Pid
+from rlinf_actors.wire.malformed import MALFORMED
 from rlinf_actors.wire.values import Extension
 
 
@@ -59,7 +61,7 @@ class Call(Frame, frozen=True, tag=3):
 
     id: int
     method: str
-    deadline_s: float = 0.0
+    deadline_s: Number = 0.0
 
 
 class Stream(Frame, frozen=True, tag=4):
@@ -87,7 +89,7 @@ class Ok(Frame, frozen=True, tag=7):
     """The call's result, or the end of a stream; `seconds` is how long the method ran."""
 
     id: int
-    seconds: float = 0.0
+    seconds: Number = 0.0
 
 
 class Item(Frame, frozen=True, tag=8):
@@ -113,7 +115,7 @@ class Memory(Frame, frozen=True, tag=10):
     offered. `opened`: whether the sender has opened the receiver's, and may be lent parts of it.
     """
 
-    pid: int = 0
+    pid: Pid = 0
     fd: int = 0
     device: int = 0
     inode: int = 0
@@ -237,7 +239,7 @@ class ChannelPut(Frame, frozen=True, tag=40):
 
     id: int
     key: bytes
-    weight: Union[int, float]
+    weight: Union[int, Number]
     nowait: bool
 
 
@@ -256,7 +258,7 @@ class ChannelBatch(Frame, frozen=True, tag=42):
 
     id: int
     key: bytes
-    target: Union[int, float]
+    target: Union[int, Number]
 
 
 class ChannelAck(Frame, frozen=True, tag=43):
@@ -324,6 +326,6 @@ def decode(data: bytes) -> AnyFrame:
     """
     try:
         frame: AnyFrame = _decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except MALFORMED as error:
         raise RemoteWireError(f"not a header: {error}") from None
     return frame

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, Union
 
+from rlinf_actors.wire.bounds import Number
 from rlinf_actors.wire.protocol import Message
 from rlinf_actors.wire.values import Value
 
@@ -29,11 +30,11 @@ class KeyState(Value, frozen=True):
     public: str
     role: KeyRole
     name: str
-    added_at: float
+    added_at: Number
     added_by: str
     token: bool = False
-    expires_at: Union[float, None] = None
-    ended_at: Union[float, None] = None
+    expires_at: Union[Number, None] = None
+    ended_at: Union[Number, None] = None
     why: str = ""
 
 
@@ -51,7 +52,7 @@ class RotateKey(Message, frozen=True):
     """
 
     public: str
-    keep_s: float = 0.0
+    keep_s: Number = 0.0
 
 
 class Enrolled(Message, frozen=True):
@@ -71,7 +72,7 @@ class AddKey(Message, frozen=True):
     role: KeyRole
     name: str
     by: str
-    token_s: Union[float, None] = None
+    token_s: Union[Number, None] = None
 
 
 class RevokeKey(Message, frozen=True):
@@ -96,5 +97,5 @@ class Keys(Message, frozen=True):
     keys: list[KeyState]
     head: str
     listens: list[str]
-    at: float
+    at: Number
     warning: str = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Union
 
+from rlinf_actors.wire.bounds import Number
 from rlinf_actors.wire.protocol import Message
 from rlinf_actors.wire.values import ClusterEvent, GroupState, LeaseState, NodeState, RobotStop
 
@@ -19,14 +20,14 @@ class Status(Message, frozen=True):
 
     epoch: str
     version: str
-    uptime_s: float
+    uptime_s: Number
     nodes: list[NodeState]
     groups: list[GroupState]
     clients: list[str]
     leases: list[LeaseState] = []
     stopped: list[str] = []
     trouble: list[str] = []
-    at: float = 0.0
+    at: Number = 0.0
 
 
 class GetEvents(Message, frozen=True):
@@ -41,7 +42,7 @@ class GetEvents(Message, frozen=True):
     log: str = ""
     namespace: Union[str, None] = None
     limit: int = 1000
-    wait_s: float = 0.0
+    wait_s: Number = 0.0
 
 
 class Events(Message, frozen=True):
@@ -50,7 +51,7 @@ class Events(Message, frozen=True):
     """
 
     log: str
-    at: float
+    at: Number
     events: list[ClusterEvent]
     next: int
     missing: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlinf_actors.wire.bounds import Number, Pid
 from rlinf_actors.wire.protocol import Message
 from rlinf_actors.wire.values import NodeReport, RunningWorker
 
@@ -38,7 +39,7 @@ class ClientHello(Message, frozen=True):
     role: str
     namespace: str
     host: str
-    pid: int
+    pid: Pid
     pid_start: int
     worker_id: str = ""
     token: str = ""
@@ -52,11 +53,11 @@ class Welcome(Message, frozen=True):
 
     epoch: str
     version: str
-    beat_s: float
-    lease_s: float
+    beat_s: Number
+    lease_s: Number
     token: str = ""
-    robot_lease_s: float = 2.0
-    head_grace_s: float = 120.0
+    robot_lease_s: Number = 2.0
+    head_grace_s: Number = 120.0
 
 
 class Goodbye(Message, frozen=True):
@@ -78,4 +79,4 @@ class Beat(Message, frozen=True):
     """
 
     incarnation: str = ""
-    at: float = 0.0
+    at: Number = 0.0

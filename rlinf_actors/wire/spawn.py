@@ -11,6 +11,8 @@ from typing import Union
 import msgspec
 
 from rlinf_actors.errors import RemoteWireError
+from rlinf_actors.wire.bounds import Number, Pid
+from rlinf_actors.wire.malformed import MALFORMED
 from rlinf_actors.wire.protocol import Message
 from rlinf_actors.wire.values import Endpoint, ExitReport, WorkerSpec
 
@@ -36,8 +38,8 @@ class WorkerPlace(Message, frozen=True):
     listen_ip: str
     out_path: str
     err_path: str
-    lease_until: float = 0.0
-    lease_s: float = 0.0
+    lease_until: Number = 0.0
+    lease_s: Number = 0.0
     head_key: str = ""
 
 
@@ -61,7 +63,7 @@ class Watching(Message, frozen=True):
 class Renew(Message, frozen=True):
     """The leases of this node's robot workers last until then (CLOCK_MONOTONIC, in seconds). Passed on to them."""
 
-    until: float
+    until: Number
 
 
 class Revoke(Message, frozen=True):
@@ -92,7 +94,7 @@ class Adopt(Message, frozen=True):
 class KeepFor(Message, frozen=True):
     """The head has registered this agentd. How many seconds a template waits for another one when it is gone."""
 
-    seconds: float
+    seconds: Number
 
 
 class Settled(Message, frozen=True):
@@ -113,7 +115,7 @@ class DevicesBusy(Message, frozen=True):
 
     id: str
     request: int
-    waited_s: float
+    waited_s: Number
     text: str
 
 
@@ -123,7 +125,7 @@ class DevicesBusy(Message, frozen=True):
 class TemplateReady(Message, frozen=True):
     """`forks` is False when it must spawn instead; `why` then says what is running in it."""
 
-    pid: int
+    pid: Pid
     python: str
     forks: bool
     why: str = ""
@@ -137,7 +139,7 @@ class TemplateFailed(Message, frozen=True):
 
 class Forked(Message, frozen=True):
     id: str
-    pid: int
+    pid: Pid
 
 
 class Up(Message, frozen=True):
@@ -210,7 +212,7 @@ class Pong(Message, frozen=True):
 
     id: str
     method: str = ""
-    since: float = 0.0
+    since: Number = 0.0
     waiting: int = 0
 
 
@@ -236,7 +238,7 @@ class Kept(Message, frozen=True):
     """
 
     id: str
-    pid: int = 0
+    pid: Pid = 0
     up: Union[Up, None] = None
     exit: Union[ExitReport, None] = None
     out_path: str = ""
@@ -245,7 +247,7 @@ class Kept(Message, frozen=True):
     err_read: tuple[int, int] = (0, 0)
     request: int = 0
     granted: bool = False
-    asked_at: float = 0.0
+    asked_at: Number = 0.0
 
 
 class Inventory(Message, frozen=True):
@@ -253,7 +255,7 @@ class Inventory(Message, frozen=True):
     seconds).
     """
 
-    since: float
+    since: Number
 
 
 LEASE_LOST_CODE = 76
@@ -287,7 +289,7 @@ def decode_to_template(data: bytes | memoryview) -> ToTemplate:
     """Raises RemoteWireError when *data* is no such packet."""
     try:
         return _to_template.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except MALFORMED as error:
         raise RemoteWireError(f"not a packet for a template: {error}") from None
 
 
@@ -295,7 +297,7 @@ def decode_to_agent(data: bytes | memoryview) -> ToAgent:
     """Raises RemoteWireError when *data* is no such packet."""
     try:
         return _to_agent.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except MALFORMED as error:
         raise RemoteWireError(f"not a packet for agentd: {error}") from None
 
 
@@ -303,5 +305,5 @@ def decode_to_worker(data: bytes | memoryview) -> ToWorker:
     """Raises RemoteWireError when *data* is no such packet."""
     try:
         return _to_worker.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except MALFORMED as error:
         raise RemoteWireError(f"not a packet for a worker: {error}") from None

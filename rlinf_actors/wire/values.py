@@ -10,6 +10,7 @@ from typing import Literal, Union
 import msgspec
 
 from rlinf_actors.model.restart import RestartPolicy
+from rlinf_actors.wire.bounds import Number, Pid, Size
 
 
 class Value(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -61,7 +62,7 @@ class HardwareQuestion(Value, frozen=True):
     path_env_merge_mode: str = "append"
     sys_path: list[str] = []
     extensions: list[Extension] = []
-    limit_s: float = 10.0
+    limit_s: Number = 10.0
 
 
 class Piece(Value, frozen=True):
@@ -164,7 +165,7 @@ class WorkerSpec(Value, frozen=True):
     group: str
     namespace: str
     rank: int
-    world_size: int
+    world_size: Size
     node_rank: int
     env: dict[str, str]
     path_env_merge_mode: str = "append"
@@ -214,7 +215,7 @@ class WorkerHealth(Value, frozen=True):
     id: str
     unresponsive: str = ""
     method: str = ""
-    for_s: float = 0.0
+    for_s: Number = 0.0
     waiting: int = 0
 
 
@@ -223,7 +224,7 @@ class WorkerPulse(Value, frozen=True):
 
     unresponsive: str = ""
     method: str = ""
-    since: float = 0.0
+    since: Number = 0.0
     waiting: int = 0
 
 
@@ -238,7 +239,7 @@ class WorkerState(Value, frozen=True):
     node_rank: int
     node_ip: str
     state: str
-    pid: int = 0
+    pid: Pid = 0
     endpoint: Union[Endpoint, None] = None
     port: int = 0
     master_port: int = 0
@@ -257,7 +258,7 @@ class RunningWorker(Value, frozen=True):
     owner: str
     cls: str = ""
     detail: str = ""
-    pid: int = 0
+    pid: Pid = 0
     endpoint: Union[Endpoint, None] = None
     port: int = 0
     master_port: int = 0
@@ -342,7 +343,7 @@ class ClusterEvent(Value, frozen=True):
     """
 
     seq: int
-    at: float
+    at: Number
     kind: EventKind
     text: str
     node: str = ""
@@ -351,5 +352,5 @@ class ClusterEvent(Value, frozen=True):
     group: str = ""
     rank: Union[int, None] = None
     worker_id: str = ""
-    pid: int = 0
+    pid: Pid = 0
     exit: Union[ExitReport, None] = None

@@ -22,6 +22,7 @@ from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.lending import Lending
 from rlinf_actors.net.link import Network
+from rlinf_actors.net.tally import Tally
 from rlinf_actors.security.gate import Gate
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.payload import Copy
@@ -86,6 +87,7 @@ class WorkerServer:
         self._token = token
         self._on_closed = on_closed
         self._network = network
+        self._dropped = Tally()
         self._members: dict[bytes, Lending] = {}
         self._calls: dict[tuple[bytes, int], Invocation] = {}
         self._newest: dict[bytes, int] = {}
@@ -186,7 +188,8 @@ class WorkerServer:
         try:
             frame = frames.decode(header if lending is None else lending.unpack(header, parts))
         except RemoteWireError as error:
-            log.warning("dropped a message from %r: %s", peer, error)
+            if self._dropped.note():
+                log.warning("dropped a message from %.60r (%d dropped by now): %s", peer, self._dropped.count, error)
             return
         if lending is None:
             self._join(peer, frame)
@@ -291,7 +294,10 @@ class WorkerServer:
 
     def _join(self, peer: bytes, frame: frames.AnyFrame) -> None:
         if not isinstance(frame, frames.Join):
-            log.warning("dropped a %s from %r, which has not joined", type(frame).__name__, peer)
+            if self._dropped.note():
+                what = type(frame).__name__
+                count = self._dropped.count
+                log.warning("dropped a %s from %.60r, which has not joined (%d dropped by now)", what, peer, count)
         elif frame.protocol != PROTOCOL:
             text = (
                 f"protocol {frame.protocol} (rlinf-actors {frame.version}) does not match protocol {PROTOCOL} "

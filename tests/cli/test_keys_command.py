@@ -203,3 +203,35 @@ def test_a_key_is_changed_by_who_has_it(keys, tmp_path):
     assert "over TCP" in err
     assert (tmp_path / "keys" / "driver.key").read_text() == before
     assert sorted(os.listdir(tmp_path / "keys")) == ["driver.key", "head.key"]
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing_listed(keys, state, tmp_path):
+    keys("init", "--name", "kim")
+    keys("enroll", "n1", "--file", str(tmp_path / "nowhere" / "n1.key"), *state, code=69)
+    assert names(keys("list", "--json", *state)) == {"kim": "good"}
+
+
+def test_a_refusal_leaves_no_file(keys, state, tmp_path):
+    keys("enroll", "n1", "--file", str(tmp_path / "n1.key"), *state, code=64)  # this head has no keys
+    assert not (tmp_path / "n1.key").exists()
+
+
+def test_a_rotation_that_did_not_end_is_put_right_by_hand(keys, tmp_path, monkeypatch):
+    keys("init", "--name", "kim")
+    left = tmp_path / "keys" / "driver.key.new"
+    left.write_text((tmp_path / "keys" / "driver.key").read_text())
+    left.chmod(0o600)
+    before = left.read_text()
+    _, err = keys("rotate", "--head", "127.0.0.1:1", code=64)
+    assert f"mv {left} {tmp_path / 'keys' / 'driver.key'}" in err
+    assert left.read_text() == before
+
+
+def test_a_rotation_without_an_answer_keeps_both_keys(keys, tmp_path, monkeypatch):
+    monkeypatch.setattr("rlinf_actors.cli.keyasking.TIMEOUT_S", 0.2)
+    keys("init", "--name", "kim")
+    before = (tmp_path / "keys" / "driver.key").read_text()
+    _, err = keys("rotate", "--head", "127.0.0.1:1", code=69)
+    assert "If it has taken the new key" in err
+    assert (tmp_path / "keys" / "driver.key").read_text() == before
+    assert keyfile.load(tmp_path / "keys" / "driver.key.new").name == "kim"

@@ -5,16 +5,15 @@ from __future__ import annotations
 import pytest
 from head_kit import agent_hello, client_hello, job_key, running, specs
 from keys_kit import KeysKit, key
-from msgspec.structs import replace
 
-from rlinf_actors.head.commands import Notify, Record, Refuse
+from rlinf_actors.head.commands import Record, Refuse
 from rlinf_actors.security.members import Member
-from rlinf_actors.wire.agents import LogCredit, LogLines, StopWorkers
+from rlinf_actors.wire.agents import LogCredit, LogLines
 from rlinf_actors.wire.clients import EnumerateHardware, GetNodes, Launch, Launched, StopCluster
 from rlinf_actors.wire.keys import AddKey, Enroll, GetKeys, Keys, RevokeKey, RotateKey
 from rlinf_actors.wire.operators import Drained, DrainNode, EStop, EStopped, Events, GetEvents, GetStatus, Status
-from rlinf_actors.wire.session import Beat, Goodbye, Welcome
-from rlinf_actors.wire.values import HardwareQuestion, RunningWorker
+from rlinf_actors.wire.session import Goodbye, Welcome
+from rlinf_actors.wire.values import HardwareQuestion
 
 
 @pytest.fixture
@@ -192,17 +191,6 @@ def test_a_job_that_has_ended_is_anybody_s_name(kit):
     assert isinstance(kit.ask("ann2", client_hello("ann2", namespace="bob")), Welcome)
 
 
-def test_after_a_restart_a_job_belongs_to_whom_it_did(kit):
-    kit.restart()
-    kit.node("n0", is_head=True)
-    kit.ask("a:n1", agent_hello("n1", workers=[member_of_ann()]))
-    assert "it is the job of driver 'ann'" in refused(kit.ask("bob", client_hello("bob", namespace="ann")))
-    welcome = kit.ask("ann", client_hello("ann", namespace="ann", token="token1"))
-    assert isinstance(welcome, Welcome)
-    assert welcome.token == "token1"
-    assert kit.head.admit(job_key("token1"), kit.wall)
-
-
 def test_an_agent_cannot_choose_the_token_of_a_job(kit):
     worker = running(specs("h", [1], "ann")[0], "ann")  # with the token "old"
     kit.ask("a:n1", agent_hello("n1", workers=[worker]))
@@ -281,83 +269,6 @@ def test_the_log_says_by_which_key_a_stop_was_pressed(kit):
     assert kit.records()[0].startswith("emergency stop by root@n1 (agent 'n1'): smoke")
 
 
-# --- revoking ---
-
-
-def test_revoking_an_agent_s_key_loses_its_node(kit):
-    kit.revoke("n1")
-    assert kit.node_states()["n1"] == "lost"
-    assert [said.ids for said in kit.sent(StopWorkers, "a:n1")] == [["g-1"]]
-    assert any("node n1 (10.0.0.1) is gone: its key is not good any more: me revoked it" in r for r in kit.records())
-    assert kit.tell("a:n1", Beat("n1-1")) == []  # not heard
-    kit.give("a:n1", "z", "n1")
-    assert isinstance(kit.node("n1", incarnation="n1-1"), Refuse)  # that one has ended
-    assert isinstance(kit.ask("a:n1", agent_hello("n1", "n1-2")), Welcome)
-
-
-def test_revoking_a_driver_s_key_ends_it_and_its_groups(kit):
-    kit.revoke("ann")
-    (goodbye,) = kit.sent(Goodbye, "ann")
-    assert goodbye.lost
-    assert "me revoked it" in goodbye.reason
-    assert {said.ids[0] for said in kit.sent(StopWorkers)} == {"g-0", "g-1"}
-    assert kit.clients() == 1
-    assert kit.ask("ann", GetNodes()) is None
-
-
-def test_a_reader_whose_key_is_revoked_is_not_answered_any_more(kit):
-    kit.keyed["bob's terminal"] = kit.keyed["bob"]
-    kit.ask("bob's terminal", GetEvents(since=-1, wait_s=60))
-    kit.revoke("bob")
-    assert not [command for command in kit.out if getattr(command, "peer", b"") == b"bob's terminal"]
-
-
-def test_a_member_of_its_job_does_not_outlive_a_driver_s_key(kit):
-    for incarnation in ("w1", "w2"):
-        kit.keyed[incarnation] = job_key("token1")
-        hello = client_hello(incarnation, role="worker", namespace="ann", worker_id="g-0", token="token1")
-        assert isinstance(kit.ask(incarnation, hello), Welcome)
-    assert kit.clients() == 3  # ann, bob and the second: a worker is one process
-    kit.revoke("ann")
-    assert kit.clients() == 1
-    assert kit.head.admit(job_key("token1"), kit.wall) is None
-    assert kit.disk.jobs[0].namespace == "bob"
-
-
-def test_the_jobs_that_ran_on_a_revoked_node_end(kit):
-    assert isinstance(kit.launch("k", [0], "bob", "bob"), Launched)
-    kit.revoke("n1")
-    (goodbye,) = kit.sent(Goodbye, "ann")
-    assert "node n1 (10.0.0.1) knows its token" in goodbye.reason
-    assert kit.head.admit(job_key("token1"), kit.wall) is None
-    assert kit.head.admit(job_key("token2"), kit.wall)  # it was never there
-    assert kit.sent(Goodbye, "bob") == []
-
-
-def test_a_key_that_was_replaced_ends_without_the_jobs(kit):
-    kit.ask("ann", RotateKey(key("Z"), 5.0))
-    kit.keyed["ann2"] = key("Z")
-    assert isinstance(kit.ask("ann2", client_hello("ann2", namespace="ann")), Welcome)
-    kit.now += 5
-    kit.tell("ann2", Beat("ann2"))
-    assert kit.sent(Goodbye, "ann")
-    assert not kit.sent(Goodbye, "ann2")
-    assert kit.head.admit(job_key("token1"), kit.wall)
-
-
-def test_an_expired_key_ends_its_sessions_at_the_first_word_of_anybody(kit):
-    kit.ask("bob", RotateKey(key("Z"), 5.0))
-    kit.now += 5  # and no tick
-    kit.tell("ann", Beat("ann"))
-    assert [type(c.body) for c in kit.out if isinstance(c, Notify) and c.peer == b"bob"] == [Goodbye]
-
-
-def test_a_restarted_head_does_not_wait_for_a_revoked_driver(kit):
-    kit.revoke("ann")
-    kit.restart()
-    assert kit.ask("ann", client_hello("ann", namespace="ann", token="token1")) is None
-
-
 def test_the_administrator_sees_keys_by_the_head_s_own_pair(kit):
     kit.keyed["root"] = key("H")
     answer = kit.ask("root", GetKeys())
@@ -365,75 +276,3 @@ def test_the_administrator_sees_keys_by_the_head_s_own_pair(kit):
     assert {state.name for state in answer.keys} == {"here", "n1", "ann", "bob"}
     kit.ask("root", RevokeKey("bob", "root@head"))
     assert "root@head (the head's own key) revoked it" in kit.listed()["B"].why
-
-
-# --- a head that was restarted ---
-
-
-def member_of_ann(token: str = "token1", id: str = "g") -> RunningWorker:
-    one = running(specs("g", [0, 1], "ann", launch=id)[1], "ann")
-    return replace(one, spec=replace(one.spec, token=token))
-
-
-def test_a_restarted_head_gives_no_job_away_before_its_workers_are_back(kit):
-    kit.restart()
-    for hello in (client_hello("bob", namespace="ann", token="guess"), client_hello("bob", namespace="ann")):
-        assert "it is the job of driver 'ann'" in refused(kit.ask("bob", hello))
-    kit.node("n0", is_head=True)
-    kit.ask("a:n1", agent_hello("n1", workers=[member_of_ann()]))
-    assert kit.sent(StopWorkers) == []
-
-
-def test_a_rogue_agent_that_comes_first_gives_no_job_its_token(kit):
-    kit.give("a:n2", "b", "n2")
-    kit.restart()
-    kit.ask("a:n2", agent_hello("n2", workers=[member_of_ann("mine", "x")]))
-    assert [said.ids for said in kit.sent(StopWorkers, "a:n2")] == [["x-1"]]
-    assert kit.head.admit(job_key("mine"), kit.wall) is None
-    kit.node("n0", is_head=True)
-    kit.ask("a:n1", agent_hello("n1", workers=[member_of_ann()]))
-    assert kit.head.admit(job_key("token1"), kit.wall)
-
-
-def test_a_rogue_agent_gives_no_local_driver_its_token(kit):
-    welcome = kit.driver("local", namespace="mine")
-    for namespace in ("mine", "nobody's yet"):
-        stranger = running(specs("h", [1], namespace)[0], "local")
-        kit.ask("a:n1", agent_hello("n1", workers=[stranger]))
-        assert kit.head.admit(job_key("old"), kit.wall) is None
-    again = kit.driver("local", namespace="mine")
-    assert again.token == welcome.token
-
-
-def test_a_job_that_nobody_speaks_of_after_a_restart_is_forgotten(kit):
-    kit.restart()
-    kit.node("n0", is_head=True)
-    kit.node("n1")
-    assert kit.disk.jobs == []
-    assert isinstance(kit.ask("bob", client_hello("bob2", namespace="ann")), Welcome)
-
-
-def test_what_was_held_of_a_key_that_was_revoked_meanwhile_is_refused(kit):
-    kit.restart()
-    assert kit.ask("bob", client_hello("bob", namespace="new")) is None
-    kit.revoke("bob")
-    kit.wait(10)
-    kit.node("n0", is_head=True)
-    kit.node("n1")
-    assert kit.clients() == 0
-
-
-def test_an_agent_adds_no_worker_to_a_job_that_is_not_its(kit):
-    stranger = running(specs("h", [1], "ann", launch="x")[0], "ann")  # with the token "old"
-    kit.ask("a:n1", agent_hello("n1", workers=[stranger]))
-    assert [said.ids for said in kit.sent(StopWorkers, "a:n1")] == [["x-0"]]
-    assert "h" not in kit.group_states()
-
-
-def test_a_job_that_takes_the_name_of_one_that_has_ended_is_not_shown_to_its_driver(kit):
-    kit.tell("bob", Goodbye())
-    kit.driver("local", namespace="bob")
-    kit.keyed["bob's terminal"] = kit.keyed["bob"]
-    status = kit.ask("bob's terminal", GetStatus())
-    assert isinstance(status, Status)
-    assert status.clients == []

@@ -13,6 +13,7 @@ from rlinf_actors.errors import ConfigError
 from rlinf_actors.security import keyfile, own
 from rlinf_actors.security.keyfile import KeyFile
 from rlinf_actors.security.keypair import KeyPair
+from rlinf_actors.security.publickey import is_key
 from rlinf_actors.settings import Settings
 
 HEAD = KeyPair.make()
@@ -146,3 +147,16 @@ def test_a_credential_that_cannot_be_read_is_an_error(tmp_path):
     (tmp_path / "agent.key").mkdir()
     with pytest.raises(ConfigError, match=r"agent.key: cannot be read"):
         keyfile.locate(Settings(credentials_dir=str(tmp_path)), "agent")
+
+
+@pytest.mark.parametrize("text", ["#" * 40, "0" * 35 + "%nSc1", "x" * 39, "x" * 41, "~" * 40, ""])
+def test_what_is_no_32_bytes_is_no_key(text):
+    assert not is_key(text)
+
+
+def test_each_pair_is_two_keys():
+    for _ in range(50):
+        pair = KeyPair.make()
+        assert is_key(pair.public)
+        assert is_key(pair.secret)
+    assert is_key("0" * 35 + "%nSc0")

@@ -1,0 +1,162 @@
+"""Every decoder that sees bytes from a socket, or from a person, with what it may raise and bytes to begin with."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import typing
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from lies import Liar
+from zmq.utils import z85
+
+from rlinf_actors.errors import ConfigError, ProtocolError, RemoteWireError
+from rlinf_actors.group import detail
+from rlinf_actors.model.placement import Placement
+from rlinf_actors.net import chunks, zap
+from rlinf_actors.net.arena import SHARED_FROM, Arena
+from rlinf_actors.net.lending import Lending
+from rlinf_actors.security import jointoken
+from rlinf_actors.security.keypair import KeyPair
+from rlinf_actors.security.members import Member
+from rlinf_actors.wire import codec, frames, spawn
+from rlinf_actors.wire.messages import Envelope
+
+NUMBERS = tuple(n.to_bytes(8, "big") for n in (0, 1, 2**31, 2**32 - 1, 2**62, 2**63 - 1, 2**64 - 1))
+MARKS = (b"\xc0", b"\xc1", b"\xc4\xff", b"\xc6\xff\xff\xff\xff", b"\xcb\x7f\xf8" + b"\0" * 6, b"\xcf", b"\xd3\x80",
+         b"\xd9\xff", b"\xdb\xff\xff\xff\xff", b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\x80", b"\x90",
+         b"\xa0", b"\xff", b"\x91" * 2000, b"\x81\xa1a" * 700, b"\xc9\xff\xff\xff\xff\x01")  # fmt: skip
+"""Beginnings of MessagePack values that claim more than there is, or nest."""
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """One of them: `decode` returns, or raises one of `refuses` (RemoteWireError is a ProtocolError)."""
+
+    decode: Callable[[bytes], object]
+    seeds: tuple[bytes, ...]
+    refuses: tuple[type[Exception], ...] = (RemoteWireError,)
+
+    def check(self, data: bytes) -> bool:
+        """Whether *data* was taken. Any exception but the expected ones escapes: a bug."""
+        try:
+            self.decode(data)
+        except self.refuses:
+            return False
+        return True
+
+
+def _said(kinds: Any, count: int = 2) -> tuple[bytes, ...]:
+    """Messages of each kind of a union."""
+    found = typing.get_args(kinds) or (kinds,)
+    return tuple(Liar(n).say(kind) for kind in found for n in range(count))
+
+
+def _unchunk(data: bytes) -> object:
+    return chunks.unpack(data, [bytes(1), bytes(2)])
+
+
+def _lent(data: bytes) -> object:
+    with _borrower() as near:
+        parts: list[Any] = [b"first", b"second"]
+        return near.unpack(data, parts)
+
+
+@contextlib.contextmanager
+def _borrower() -> Iterator[Lending]:
+    """An end that lends to itself."""
+    arena = Arena(4 * SHARED_FROM)
+    try:
+        offer = arena.offer
+        near = Lending(arena, lambda function: None, lambda frame: None, "peer")
+        near.heard(frames.Memory(offer.pid, offer.fd, offer.device, offer.inode, offer.size, True))
+        yield near
+    finally:
+        arena.close()
+
+
+def _leases() -> tuple[bytes, ...]:
+    with _borrower() as lender:
+        header, _ = lender.pack(b"header", [b"", bytes(SHARED_FROM)])
+        assert header != b"header"
+        return (header,)
+
+
+_PAIR = KeyPair.make()
+_DOMAIN = b"rlinf-actors.1"
+_ZAP = (b"1.0", b"7", _DOMAIN, b"10.0.0.1", b"", b"CURVE", z85.decode(_PAIR.public))
+
+
+class _OneKey:
+    """A gate that knows one key."""
+
+    def admit(self, public_key: str) -> Member | None:
+        return Member("driver", "kim", "", public_key) if public_key == _PAIR.public else None
+
+    def refused(self, public_key: str, address: str, why: str = "") -> None:
+        raise AssertionError("judging has no effects")
+
+
+_cut = msgspec.msgpack.Decoder(list[bytes]).decode
+
+
+def _zap(data: bytes) -> object:
+    """ZAP's requests are frames: those of a MessagePack list, where the data is one."""
+    try:
+        request = _cut(data)
+    except msgspec.DecodeError:
+        request = data.split(b"\0")
+    verdict = zap.judge(request, {_DOMAIN.decode(): _OneKey()})
+    assert len(verdict.reply) == 6
+    if verdict.reply[2] != b"200":
+        raise RemoteWireError(verdict.why)
+    assert [*request[:1], request[2], *request[5:]] == [b"1.0", _DOMAIN, *_ZAP[5:]], "let in"
+    return verdict
+
+
+_TOKEN = jointoken.JoinToken("10.0.0.1:6380", _PAIR.public, _PAIR, "agent", "n1").text().encode()
+_DETAIL = detail.encode(detail.GroupDetail([Placement(0, 0, 0)], ["n0"], [""])).encode()
+
+
+def _group_detail(data: bytes) -> object:
+    return detail.decode(data.decode(errors="replace"), "g")
+
+
+DECODERS = {
+    "control": Decoder(codec.decode, _said(Envelope, 60)),
+    "header": Decoder(frames.decode, _said(frames.AnyFrame)),
+    "to_template": Decoder(spawn.decode_to_template, _said(spawn.ToTemplate)),
+    "to_agent": Decoder(spawn.decode_to_agent, _said(spawn.ToAgent)),
+    "to_worker": Decoder(spawn.decode_to_worker, _said(spawn.ToWorker)),
+    "chunk": Decoder(_unchunk, (chunks.pack([(b"h", [b"p", bytes(chunks.BIG)]), (b"", [])])[0],)),
+    "lent": Decoder(_lent, _leases()),
+    "zap": Decoder(_zap, (msgspec.msgpack.encode(_ZAP),)),
+    "join_token": Decoder(lambda data: jointoken.parse(data.decode(errors="replace")), (_TOKEN,), (ConfigError,)),
+    "group_detail": Decoder(_group_detail, (_DETAIL,), (ProtocolError,)),
+}
+
+
+def mutated(decoder: Decoder, choose: random.Random) -> bytes:
+    """A seed, changed in a few places; now and then bytes that have nothing to do with one."""
+    if choose.random() < 0.05:
+        return choose.randbytes(choose.randrange(200))
+    data = bytearray(choose.choice(decoder.seeds))
+    for _ in range(choose.randrange(1, 5)):
+        at = choose.randrange(len(data) + 1)
+        what = choose.randrange(6)
+        if what == 0 and data:
+            data[at % len(data)] = choose.randrange(256)
+        elif what == 1:
+            del data[at:]
+        elif what == 2:
+            data[at:at] = choose.choice(MARKS)
+        elif what == 3:
+            data[at : at + 8] = choose.choice(NUMBERS)
+        elif what == 4:
+            del data[at : at + choose.randrange(1, 9)]
+        else:
+            data[at:at] = bytes(choose.choice(decoder.seeds))[: choose.randrange(1, 200)]
+    return bytes(data)

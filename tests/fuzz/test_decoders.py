@@ -1,0 +1,90 @@
+"""Bytes of strangers: each decoder takes them, or refuses them in the one way that is expected, in bounded memory."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+
+import pytest
+from decoders import DECODERS, mutated
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from rlinf_actors.net.tally import Tally
+
+ROUNDS = 2000
+each = pytest.mark.parametrize("name", DECODERS)
+
+
+@each
+@given(data=st.binary(max_size=300))
+@example(data=b"")
+@example(data=b"\xc1")
+@example(data=b"\x91" * 100_000)
+@example(data=b"\x81\xa1a" * 50_000)
+@example(data=b"\xdd\xff\xff\xff\xff")
+@example(data=b"\xc6\x7f\xff\xff\xff")
+@settings(max_examples=60, deadline=None)
+def test_any_bytes_are_taken_or_refused(name, data):
+    DECODERS[name].check(data)
+
+
+@each
+def test_changed_messages_are_taken_or_refused(name):
+    decoder, choose = DECODERS[name], random.Random(1)
+    taken = sum(decoder.check(mutated(decoder, choose)) for _ in range(ROUNDS))
+    assert taken < ROUNDS, "nothing of what was changed was refused"
+
+
+@each
+def test_cut_messages_are_taken_or_refused(name):
+    decoder = DECODERS[name]
+    for seed in decoder.seeds[:40]:
+        step = max(1, len(seed) // 50)
+        for length in range(0, len(seed), step):
+            decoder.check(seed[:length])
+
+
+@each
+def test_the_seeds_are_worth_changing(name):
+    decoder = DECODERS[name]
+    taken = sum(map(decoder.check, decoder.seeds))
+    assert taken * 2 > len(decoder.seeds) or taken > 20, f"{taken} of {len(decoder.seeds)} are messages"
+
+
+LONG = 1 << 18
+ARRAY = b"\xdd" + LONG.to_bytes(4, "big")
+ENDLESS = b"\xdd\xff\xff\xff\xff"
+WATCH = b"\x82\xa4type\xa3not\xa4body\x82\xa4type\xacWatchClients\xacincarnations"
+GREEDY = {
+    "empty records": ("chunk", ARRAY + b"\x90" * LONG),
+    "short records": ("chunk", ARRAY + b"\x91\xc4\x00" * LONG),
+    "small parts": ("chunk", b"\x91" + ARRAY + b"\x00" * LONG),
+    "endless chunk": ("chunk", ENDLESS),
+    "endless parts": ("chunk", b"\x91" + ENDLESS + b"\xc4\x00" * LONG),
+    "many numbers": ("header", b"\x92\x0b" + ARRAY + b"\x00" * LONG),
+    "endless numbers": ("header", b"\x92\x0b" + ENDLESS + b"\x00" * LONG),
+    "empty names": ("control", WATCH + ARRAY + b"\xa0" * LONG),
+    "endless names": ("control", WATCH + ENDLESS + b"\xa0" * LONG),
+    "short names": ("control", WATCH + ARRAY + b"\xa2ab" * LONG),
+    "empty structs": ("to_agent", b"\x82\xa4type\xa6Pulses\xa5pongs" + ARRAY + b"\x81\xa2id\xa0" * LONG),
+}
+
+
+@pytest.mark.parametrize("case", GREEDY)
+def test_memory_is_bounded_by_the_size_of_a_message(case):
+    name, data = GREEDY[case]
+    tracemalloc.start(1)
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        DECODERS[name].check(data)
+        peak = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+    assert peak < 32 * len(data) + (1 << 20)
+
+
+def test_what_is_dropped_is_said_ever_less_often():
+    tally = Tally()
+    assert [n for n in range(1, 1001) if tally.note()] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+    assert tally.count == 1000

@@ -1,0 +1,70 @@
+"""Every socket that listens in a running cluster is one of docs/security.md's table, and insists on what that says."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import attacked_workers
+import live_workers as lw
+import pytest
+from listening import Listening, listening
+
+from rlinf_actors import NodePlacementStrategy, procfs
+from rlinf_actors.testing import LocalCluster
+
+pytestmark = pytest.mark.live
+
+
+def documented() -> set[tuple[str, str]]:
+    """The first two columns of the table."""
+    text = (lw.ROOT / "docs/security.md").read_text().partition("\n## Sockets\n")[2]
+    rows = [line.split("|")[1:3] for line in text.splitlines() if line.startswith("| ")]
+    return {(whose.strip(), where.strip()) for whose, where in rows[1:]}
+
+
+def row(socket: Listening, local: LocalCluster) -> tuple[str, str]:
+    """Which row of the table a socket is of; fails for one that is of none."""
+    rows = documented()
+    agents = {node.pid: node.run_dir for node in local.nodes}
+    if socket.port:
+        assert agents.get(socket.pid) == local.nodes[0].run_dir, f"only the head listens on loopback, not {socket}"
+        assert f"{socket.host}:{socket.port}" == local.head
+        return next(row for row in rows if row[0] == "the head's" and row[1].startswith("TCP"))
+    found = [node.run_dir for node in local.nodes if socket.path.startswith(f"{node.run_dir}/")]
+    assert found, f"{socket} is not in a run directory"
+    folder, name = os.path.split(os.path.relpath(socket.path, found[0]))
+    whose, where = {
+        ("", "head"): ("the head's", "`RUN_DIR/head`"),
+        ("w", name): ("a worker's", "`RUN_DIR/w/ID`"),
+        ("t", name): ("a template's, for the next agentd", "`RUN_DIR/t/*.sock`"),
+    }[folder, name]
+    assert (whose, where) in rows
+    return whose, where
+
+
+def test_what_listens_is_what_the_documentation_says():
+    with LocalCluster(2, env={"PYTHONPATH": str(Path(__file__).parent)}) as local:
+        cluster = local.cluster()
+        group = attacked_workers.Counter.create_group().launch(
+            cluster, placement_strategy=NodePlacementStrategy([0, 1]), name="counters"
+        )
+        group.hit().wait()
+        everybody = {pid: None for node in local.nodes for pid in procfs.subtree(node.pid)}
+        found = listening(everybody)
+        kinds = {row(socket, local) for socket in found}
+        assert {whose for whose, _ in kinds} == {"the head's", "a worker's", "a template's, for the next agentd"}
+        assert len(found) == 2 + 2 + 2, found
+        for socket in found:
+            if socket.port:
+                assert socket.speaks("CURVE")
+                assert not socket.speaks("NULL")
+                continue
+            folder = Path(socket.path).parent
+            assert folder.stat().st_mode & 0o777 == 0o700 or folder.parent.stat().st_mode & 0o777 == 0o700, folder
+            assert folder.stat().st_uid == os.geteuid()
+            if socket.stream:
+                assert socket.speaks("NULL")
+        assert not listening([os.getpid()]), "a driver listens nowhere"
+        for rank, pid in enumerate(group.pid().wait()):
+            assert pid in {socket.pid for socket in found if socket.path.startswith(f"{local.nodes[rank].run_dir}/w/")}
