@@ -161,3 +161,14 @@ def test_a_record_without_its_last_words_is_read(tmp_path: Any) -> None:
     (line,) = read(str(tmp_path))["one"]
     assert (line.what, line["what"], line["n"]) == ("item", "got", 1)
     assert read(str(tmp_path), line.at - 1.0)["one"] == []
+
+
+def test_a_pid_that_was_given_again_is_another_drivers() -> None:
+    begin = Line(1.0, "begin", {"id": 1, "doing": "launch", "label": "l"})
+    ends = [Line(at, "ended", {"pid": 1, "who": who}) for at, who in ((2.0, "d"), (500.0, "later"))]
+    later = [Line(400.0, "driver", {"pid": 1})]
+    assert violations({"d": [DRIVER, begin], "later": later, SCENE: ends}, 600.0, LIMITS) == []
+    worker = [born(410, owner=1), Line(499.0, "alive", {})]
+    assert violations({"d": [DRIVER], "later": later, "w": worker, SCENE: ends}, 600.0, LIMITS) == []
+    left = [born(1, owner=1), Line(300.0, "alive", {})]
+    assert "after the end of its driver" in one({"d": [DRIVER], "later": later, "w": left, SCENE: ends})

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rlinf_actors.testing.chaos import deliveries
@@ -71,23 +71,38 @@ def violations(records: Records, now: float, limits: Limits) -> list[str]:
         now: when they were read.
         limits: times.
     """
-    dead = _ends(records)
+    drivers = _Drivers(records)
     return [
-        *_operations(records, now, limits, dead),
+        *_operations(records, now, limits, drivers),
         *_executions(records),
         *_twice(records),
-        *_orphans(records, limits, dead),
+        *_orphans(records, limits, drivers),
         *_wrong(records),
         *_deliveries(records),
     ]
 
 
-def _ends(records: Records) -> dict[int, float]:
-    """Pid to when it ended, of drivers."""
-    return {line["pid"]: line.at for line in records.get(SCENE, ()) if line.what == "ended"}
+class _Drivers:
+    """When drivers were there, by pid; the kernel gives a pid again."""
+
+    def __init__(self, records: Records) -> None:
+        self._begins: defaultdict[int, list[float]] = defaultdict(list)
+        self._ends: defaultdict[int, list[float]] = defaultdict(list)
+        for lines in records.values():
+            for line in lines:
+                if line.what == "driver":
+                    self._begins[line["pid"]].append(line.at)
+        for line in records.get(SCENE, ()):
+            if line.what == "ended":
+                self._ends[line["pid"]].append(line.at)
+
+    def end(self, pid: int, at: float) -> float | None:
+        """When the driver that had this pid then, or had it last, ended; None if it has not."""
+        begin = max((begin for begin in self._begins[pid] if begin <= at), default=0.0)
+        return next((end for end in self._ends[pid] if end >= begin), None)
 
 
-def _operations(records: Records, now: float, limits: Limits, dead: Mapping[int, float]) -> Iterator[str]:
+def _operations(records: Records, now: float, limits: Limits, drivers: _Drivers) -> Iterator[str]:
     pids = {who: line["pid"] for who, lines in records.items() for line in lines if line.what == "driver"}
     for who, lines in records.items():
         for number, times in Counter(line["id"] for line in lines if line.what == "end").items():
@@ -96,7 +111,8 @@ def _operations(records: Records, now: float, limits: Limits, dead: Mapping[int,
     for who, begin, end in ((one.who, one.begin, one.end) for one in operations(records)):
         what = f"{who}: {begin['doing']} {begin.more.get('call') or begin.more.get('label')}"
         if end is None:
-            last = dead.get(pids[who], now)
+            end_of = drivers.end(pids[who], begin.at)
+            last = now if end_of is None else end_of
             if last - begin.at > limits.operation:
                 yield f"{what} hangs: it began {last - begin.at:.1f} s before {'its end' if last < now else 'now'}"
             continue
@@ -143,11 +159,11 @@ def _twice(records: Records) -> Iterator[str]:
                 yield f"{first} was still there {end - begin:.2f} s after {second}, which has its name and rank, began"
 
 
-def _orphans(records: Records, limits: Limits, dead: Mapping[int, float]) -> Iterator[str]:
+def _orphans(records: Records, limits: Limits, drivers: _Drivers) -> Iterator[str]:
     for who, lines in records.items():
-        if lines and lines[0].what == "born" and lines[0]["owner"] in dead:
-            end = dead[lines[0]["owner"]]
-            if lines[-1].at > _due(end, records, limits):
+        if lines and lines[0].what == "born":
+            end = drivers.end(lines[0]["owner"], lines[0].at)
+            if end is not None and lines[-1].at > _due(end, records, limits):
                 yield f"{who} was there {lines[-1].at - end:.1f} s after the end of its driver"
 
 
