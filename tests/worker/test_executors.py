@@ -201,7 +201,7 @@ class TestSerial:
     def test_arguments_are_freed_when_the_call_is_done(self, serial):
         call = serial.call("note", 1)
         serial.answers.value(call)
-        assert serial.invocation(call).parts == ()
+        assert not serial.invocation(call).parts
 
 
 class TestThreads:

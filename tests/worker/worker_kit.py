@@ -87,7 +87,7 @@ class Served:
 
     def call(self, method: str, *args: Any, deadline_s: float = 0.0, window: int = 0) -> int:
         self._ids += 1
-        parts = payload.encode_call(args, {})
+        parts = Vouched(payload.encode_call(args, {}))
         made = Invocation(b"driver", self._ids, method, parts, self.answers, bytes, deadline_s, window)
         self._invocations[self._ids] = made
         self.executor.submit(made)
