@@ -96,7 +96,7 @@ class _OneKey:
     def admit(self, public_key: str) -> Member | None:
         return Member("driver", "kim", "", public_key) if public_key == _PAIR.public else None
 
-    def refused(self, public_key: str, address: str, why: str = "") -> None:
+    def refused(self, public_key: str, address: str, why: str = "", times: int = 1) -> None:
         raise AssertionError("judging has no effects")
 
 

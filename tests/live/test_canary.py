@@ -236,7 +236,7 @@ class Tcp:
         self.job = job_pair("ours")
         self.refused: asyncio.Queue[str] = asyncio.Queue()
         gate = JobGate(self.job.public, "ns")
-        gate.refused = lambda key, address, why="": self.refused.put_nowait(key)  # type: ignore[method-assign]
+        gate.refused = lambda key, address, why="", times=1: self.refused.put_nowait(key)  # type: ignore[method-assign]
         self.server = WorkerServer(self.network(Security(pair=self.job)), "id-0", "g:0", "ours", gate=gate)
         self.endpoint = self.server.bind("tcp://127.0.0.1:0")
         self.server.open(AtOnce())
@@ -277,7 +277,12 @@ async def test_to_a_worker_with_keys_from_who_has_not_its_jobs(tcp, canary, who)
         "another job": Security(pair=job_pair("theirs"), head=tcp.job.public),
         "another server in mind": Security(pair=tcp.job, head=KeyPair.make().public),
     }[who]
-    link = tcp.network(security).link(tcp.endpoint, secret_identity("driver:x#1"), lambda *message: None)
+    link = tcp.network(security).link(
+        tcp.endpoint,
+        secret_identity("driver:x#1"),
+        lambda *message: None,
+        on_turned_away=lambda why, for_good: tcp.refused.put_nowait(why),  # either end may see it first, and close
+    )
     link.send(join("ours", "id-0"))
     for header, parts in everything(canary):
         link.send(header, parts)
@@ -323,7 +328,7 @@ async def test_to_a_driver_from_what_poses_as_its_worker(tcp, canary, whose):
     pair = {"agent": KeyPair.make(), "another job": job_pair("theirs"), "own": tcp.job}[whose]
     gate = JobGate(tcp.job.public, "ns")  # it would let the driver in
     came: asyncio.Queue[str] = asyncio.Queue()
-    gate.refused = lambda key, address, why="": came.put_nowait(why)  # type: ignore[method-assign]
+    gate.refused = lambda key, address, why="", times=1: came.put_nowait(why)  # type: ignore[method-assign]
     fake = tcp.network(Security(pair=pair))
 
     def lies(peer: bytes, header: bytes, parts: list) -> None:
