@@ -13,6 +13,7 @@ from rlinf_actors import AsyncWork, CallTimeoutError, CollectiveGroupOptions, Us
 from rlinf_actors.tensors.mailbox import Arrived
 from rlinf_actors.tensors.receive import Body, Received, Slot
 from rlinf_actors.wire import payload
+from rlinf_actors.wire.vouched import Vouched
 
 
 def made(value=None, error=None):
@@ -167,7 +168,7 @@ class FakePlace:
 
 
 def message(value):
-    return Arrived("1", 0, Body(b"", 1, payload.encode(value)))
+    return Arrived("1", 0, Body(b"", 1, Vouched(payload.encode(value))))
 
 
 async def test_a_cancelled_receive_leaves_its_place_and_takes_another_when_it_is_awaited_again():

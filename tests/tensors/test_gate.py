@@ -19,6 +19,7 @@ from rlinf_actors.tensors.outbox import Letter  # noqa: E402
 from rlinf_actors.tensors.station import Station  # noqa: E402
 from rlinf_actors.tensors.trip import Trip  # noqa: E402
 from rlinf_actors.wire import frames  # noqa: E402
+from rlinf_actors.wire.vouched import Vouched
 
 pytestmark = pytest.mark.torch
 
@@ -169,7 +170,7 @@ def test_staged_bytes_ride_behind_the_skeleton_and_come_back(gate, peer):
     assert [crate.path for crate in letter.cargo.crates] == ["staged"]
     assert (bytes(letter.parts[0]), len(letter.parts)) == (b"skeleton", 2)
     released = []
-    arriving = cargo.Arriving("x", letter.cargo, letter.parts, Devices(), None, lambda: released.append(1))
+    arriving = cargo.Arriving("x", letter.cargo, Vouched(letter.parts), Devices(), None, lambda: released.append(1))
     assert arriving.parts == [b"skeleton"]
     assert torch.equal(arriving.tensors()[0], value)
     del arriving
