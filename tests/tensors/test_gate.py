@@ -19,7 +19,7 @@ from rlinf_actors.tensors.outbox import Letter  # noqa: E402
 from rlinf_actors.tensors.station import Station  # noqa: E402
 from rlinf_actors.tensors.trip import Trip  # noqa: E402
 from rlinf_actors.wire import frames  # noqa: E402
-from rlinf_actors.wire.vouched import Vouched
+from rlinf_actors.wire.vouched import Vouched  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
