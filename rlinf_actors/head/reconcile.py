@@ -49,7 +49,9 @@ class Reconciler:
         that we have and it does not: those that are to start are asked for once more (the agent ignores ids that it
         has), the others have ended unseen.
         """
-        for running in sorted(there, key=lambda one: -one.spec.incarnation):  # what a rank is now, before what it was
+        # what a name or a rank is now, before what it was; agents keep ends in the order in which they came
+        ended = [one for one in there if one.exit is not None]
+        for running in [*(one for one in there if one.exit is None), *reversed(ended)]:
             self._take_over(node, running, now)
         listed = {running.spec.id for running in there}
         self._groups.claims.node_is_back(node.id, listed, known, now)
@@ -181,7 +183,7 @@ class Reconciler:
             group.detached, group.unclaimed = running.detached, True
             self._jobs.adopt(spec.namespace, spec.token, running.exit is None, believed)
             self._emit(of_group("group_adopted", group, f"runs already, its agent on node {node.name} says"))
-        elif running.exit is not None and (group.whole or spec.rank in group.ranks):
+        elif running.exit is not None and (spec.rank in group.ranks or not _one_launch(group, spec)):
             return False  # an end that was told before: the name has been given again since
         elif group.owner != running.owner:
             self._emit(Notify(node.peer, StopWorkers([spec.id], self._timing.orphan_grace_s)))
@@ -202,3 +204,8 @@ class Reconciler:
         """Whether it is of a group that is over: its agent has not heard yet that we know of its end."""
         over = self._groups.ended(spec.namespace, spec.group)
         return over is not None and rank_id(spec.id) in {rank_id(state.id) for state in over.workers}
+
+
+def _one_launch(group: Group, spec: WorkerSpec) -> bool:
+    """Whether a worker is of the same launch as a group's others: their ids differ in the rank alone."""
+    return rank_id(spec.id).rpartition("-")[0] in {id.rpartition("-")[0] for id in group.launch}
