@@ -45,6 +45,10 @@ class FromWorkers(msgspec.Struct, frozen=True):
     report: Report
 
 
+class ConnectionLost(msgspec.Struct, frozen=True):
+    """The connection to the head was lost, and is there again: what we or it said may be missing."""
+
+
 class Looked(msgspec.Struct, frozen=True):
     """A look for hardware has ended."""
 
@@ -101,7 +105,7 @@ class Empty(msgspec.Struct, frozen=True):
 
 Event = Union[
     Start, Welcomed, HelloFailed, Heard, FromWorkers, Looked, ProcessEnded, HeadLooked, Tick, Stalled, Adopted,
-    HandOver, Drain, Empty,
+    HandOver, Drain, Empty, ConnectionLost,
 ]  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from rlinf_actors.net.silence import STALL_S
 from rlinf_actors.wire.agents import HardwareFound, StartWorkers
 from rlinf_actors.wire.messages import Body
 from rlinf_actors.wire.protocol import PROTOCOL
-from rlinf_actors.wire.session import HELLO_AGAIN, AgentHello, Beat, Welcome
+from rlinf_actors.wire.session import AgentHello, Welcome
 from rlinf_actors.wire.values import HardwareAnswer, HardwareQuestion, NodeReport, RunningWorker
 
 log = logging.getLogger(__name__)
@@ -163,8 +163,7 @@ class Session:
         self._handle(e.Heard(body))
 
     def _connection_lost(self) -> None:
-        """What we or the head said may be lost: as if it had asked who we are, a hello brings both up to date."""
-        self._handle(e.Heard(Beat(HELLO_AGAIN)))
+        self._handle(e.ConnectionLost())
 
     def _handle(self, event: e.Event) -> None:
         if self._done.done():

@@ -112,6 +112,8 @@ class AgentState:
             self._heard(event.body, now)
         elif isinstance(event, e.FromWorkers):
             self._reported(event.report, now)
+        elif isinstance(event, e.ConnectionLost):
+            self._greet_again()
         elif isinstance(event, e.Looked):
             self._send(event.found)  # an id that the head does not know any more is ignored there
         elif isinstance(event, e.ProcessEnded):
@@ -284,6 +286,12 @@ class AgentState:
 
     # --- what the head says ---
 
+    def _greet_again(self) -> None:
+        """The head does not know us, or something was lost on the way: a hello brings both up to date."""
+        if self.phase is Phase.JOINED:
+            self._step("forgotten")
+            self._hello()
+
     def _heard(self, body: Body, now: float) -> None:
         if isinstance(body, Beat):
             if not body.incarnation:
@@ -293,9 +301,8 @@ class AgentState:
                 self._settled(self._roster.beat_answered(body.at))
                 if self._leases.answered(body.at, now):
                     self._out.append(e.RenewLeases(self._leases.until, self._leases.lease_s))
-            elif self.phase is Phase.JOINED:
-                self._step("forgotten")
-                self._hello()
+            else:
+                self._greet_again()
         elif isinstance(body, StartWorkers):
             self._start(body, now)
         elif isinstance(body, StopWorkers):

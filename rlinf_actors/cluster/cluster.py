@@ -20,10 +20,11 @@ from rlinf_actors.cluster.hardware import ANSWER_S, Pieces, ask_nodes, pieces_of
 from rlinf_actors.cluster.nodes import node_infos
 from rlinf_actors.cluster.progress import waiting_line
 from rlinf_actors.cluster.starting import Connecting, Turns, Watch
-from rlinf_actors.errors import ConfigError, PlacementError, RlinfActorsError, UsageError
+from rlinf_actors.cluster.view import ClusterView
+from rlinf_actors.errors import ConfigError, RlinfActorsError, UsageError
 from rlinf_actors.hardware import extensions
 from rlinf_actors.hardware.configured import without_types
-from rlinf_actors.model.node import CLUSTER_GROUP, NodeGroupInfo, NodeInfo
+from rlinf_actors.model.node import CLUSTER_GROUP, NodeInfo
 from rlinf_actors.net.address import endpoint_of
 from rlinf_actors.net.host import free_port
 from rlinf_actors.net.security import Security
@@ -31,7 +32,6 @@ from rlinf_actors.placement.groups import build_node_groups
 from rlinf_actors.runtime.process import Runtime
 from rlinf_actors.settings import NAMESPACE, Settings
 from rlinf_actors.wire.clients import Enumerated
-from rlinf_actors.wire.values import NodeState
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ STOP_GRACE_S = 2.0
 _turns = Turns()
 
 
-class Cluster:
+class Cluster(ClusterView):
     """The cluster of this process.
 
     With no head configured and one node, a private single-node cluster starts inside one child
@@ -141,10 +141,8 @@ class Cluster:
 
     def _prepare(self, asked: Asked) -> None:
         self.log_dir = asked.directory()
-        self._states: list[NodeState] = []
-        self._nodes: list[NodeInfo] = []
+        self._states, self._nodes, self._groups = [], [], {}
         self._pieces: Pieces = {}
-        self._groups: dict[str, NodeGroupInfo] = {}
         self._daemon: EmbeddedDaemon | None = None
         self._starting: asyncio.Task[None] | None = None
         self._connected = False
@@ -324,50 +322,6 @@ class Cluster:
         return cls._live() is not None
 
     # --- what it is ---
-
-    @property
-    def num_nodes(self) -> int:
-        """Number of nodes."""
-        return len(self._nodes)
-
-    @property
-    def num_accelerators(self) -> int:
-        """Number of accelerators on all nodes."""
-        return sum(node.num_accelerators for node in self._nodes)
-
-    @property
-    def accelerator_ranks(self) -> list[list[int]]:
-        """For each node the ranks of its accelerators, counted through the cluster."""
-        ranks, first = [], 0
-        for node in self._nodes:
-            ranks.append(list(range(first, first + node.num_accelerators)))
-            first += node.num_accelerators
-        return ranks
-
-    def get_node_info(self, node_rank: int) -> NodeInfo:
-        """The node of that rank. Raises PlacementError if there is none."""
-        if not 0 <= node_rank < len(self._nodes):
-            raise PlacementError(f"node {node_rank} is not in this cluster, which has nodes 0-{len(self._nodes) - 1}")
-        return self._nodes[node_rank]
-
-    def get_node_ip(self, node_rank: int) -> str:
-        """Address of the node of that rank."""
-        return self.get_node_info(node_rank).node_ip
-
-    def node_name(self, node_rank: int) -> str:
-        """How messages to people call the node of that rank."""
-        for state in self._states:
-            if state.rank == node_rank:
-                return state.report.hostname
-        return str(node_rank)
-
-    def here(self) -> int:
-        """Rank of the node whose machine this process runs on (the first, of several), 0 if it is none of them."""
-        return min((state.rank for state in self._states if state.report.host == self.runtime.host), default=0)
-
-    def get_node_group(self, label: str = CLUSTER_GROUP) -> NodeGroupInfo | None:
-        """The node group of that label, None if there is none."""
-        return self._groups.get(str(label))
 
     def get_alive_nodes(self) -> list[NodeInfo]:
         """Nodes that the head hears from now. One round trip."""

@@ -96,6 +96,12 @@ def test_a_restarted_head_acknowledges_no_output_that_was_under_way():
     assert not any(isinstance(a, e.Credit) for a in kit.do(e.Welcomed(Welcome("epoch2", "1.0", 1.0, 10.0))))
 
 
+def test_a_connection_that_was_lost_is_answered_by_a_hello_and_is_no_word_of_the_head():
+    kit = Kit().join()
+    assert [type(action) for action in kit.do(e.ConnectionLost())] == [e.SayHello]
+    assert kit.do(e.ConnectionLost()) == [], "there is one under way"
+
+
 def test_ends_of_watched_processes_are_told_to_each_head_once():
     kit = Kit().join()
     assert kit.do(e.ProcessEnded("d1")) == [e.Send(ProcessGone("d1"))]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from head_kit import HeadKit
+from head_kit import HeadKit, job_key
 
+from rlinf_actors.head.commands import Refuse
 from rlinf_actors.head.keys import OwnKeys
+from rlinf_actors.wire.clients import GetNodes, Launched
 from rlinf_actors.wire.keys import AddKey, Enroll, Enrolled, GetKeys, Keys, KeyState, RevokeKey
+from rlinf_actors.wire.session import Welcome
 
 
 def key(letter: str) -> str:
@@ -50,3 +53,24 @@ class KeysKit(HeadKit):
     def good(self) -> str:
         """The letters of the keys that are admitted."""
         return "".join(sorted(letter for letter in self.listed() if self.head.admit(key(letter), self.wall)))
+
+
+def two_jobs() -> KeysKit:
+    """Nodes n0 (the head's own) and n1, drivers "ann" and "bob", a worker of ann's job."""
+    kit = KeysKit()
+    kit.node("n0", is_head=True)
+    kit.give("a:n1", "a", "n1")
+    assert isinstance(kit.node("n1"), Welcome)
+    for name, letter in (("ann", "A"), ("bob", "B")):
+        kit.give(name, letter, role="driver")
+        assert isinstance(kit.driver(name, namespace=name), Welcome)
+    kit.ask("ann", GetNodes(2))
+    assert isinstance(kit.launch("g", [0, 1], "ann", "ann"), Launched)
+    kit.keyed["w"] = job_key("token1")
+    return kit
+
+
+def refused(answer: object) -> str:
+    assert isinstance(answer, Refuse), answer
+    assert answer.kind == "authentication", answer
+    return answer.text

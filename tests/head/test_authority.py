@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 from head_kit import agent_hello, client_hello, job_key, running, specs
-from keys_kit import KeysKit, key
+from keys_kit import KeysKit, key, refused, two_jobs
 
 from rlinf_actors.head.commands import Record, Refuse
 from rlinf_actors.security.members import Member
 from rlinf_actors.wire.agents import LogCredit, LogLines
-from rlinf_actors.wire.clients import EnumerateHardware, GetNodes, Launch, Launched, StopCluster
+from rlinf_actors.wire.clients import EnumerateHardware, GetNodes, Launch, StopCluster
 from rlinf_actors.wire.keys import AddKey, Enroll, GetKeys, Keys, RevokeKey, RotateKey
 from rlinf_actors.wire.operators import Drained, DrainNode, EStop, EStopped, Events, GetEvents, GetStatus, Status
 from rlinf_actors.wire.session import Goodbye, Welcome
@@ -18,24 +18,7 @@ from rlinf_actors.wire.values import HardwareQuestion
 
 @pytest.fixture
 def kit() -> KeysKit:
-    """Nodes n0 (the head's own) and n1, drivers "ann" and "bob", a worker of ann's job."""
-    kit = KeysKit()
-    kit.node("n0", is_head=True)
-    kit.give("a:n1", "a", "n1")
-    assert isinstance(kit.node("n1"), Welcome)
-    for name, letter in (("ann", "A"), ("bob", "B")):
-        kit.give(name, letter, role="driver")
-        assert isinstance(kit.driver(name, namespace=name), Welcome)
-    kit.ask("ann", GetNodes(2))
-    assert isinstance(kit.launch("g", [0, 1], "ann", "ann"), Launched)
-    kit.keyed["w"] = job_key("token1")
-    return kit
-
-
-def refused(answer: object) -> str:
-    assert isinstance(answer, Refuse), answer
-    assert answer.kind == "authentication", answer
-    return answer.text
+    return two_jobs()
 
 
 # --- verbs ---
