@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import select
 import signal
 from dataclasses import dataclass
 
@@ -59,7 +58,7 @@ class Child:
     @property
     def ended(self) -> bool:
         """Whether it certainly runs no more, or never did."""
-        return self.pidfd < 0 or bool(select.select([self.pidfd], [], [], 0)[0])
+        return self.pidfd < 0 or procfs.has_ended(self.pidfd)
 
     def started(self) -> int:
         """When its process began, for Sweep; 0 if that is gone, or if its pid may be another's by now.
@@ -82,7 +81,7 @@ class Child:
 
     def _revoke(self, loop: asyncio.AbstractEventLoop, reason: str) -> None:
         """Tell a robot worker that its lease is over; SIGTERM says it to one whose template stands still."""
-        self.template.send(spawn.Revoke(self.spec.id, reason))
+        self.template.send(spawn.Revoke(self.spec.id, reason[: spawn.TEXT_CHARS]))
         if self.term_timer is None:
             self.term_timer = loop.call_later(TERM_S, self._terminate)
 

@@ -11,14 +11,11 @@ import contextlib
 import logging
 import os
 import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from pathlib import Path
 
 import msgspec
 
-from agentd import launch, orphans
+from agentd import orphans
 from agentd.adoption import Survivors, running
 from agentd.child import Child
 from agentd.devices import DeviceLocks
@@ -28,15 +25,16 @@ from agentd.ledger import Ledger
 from agentd.logs import Logs, Position
 from agentd.orphans import Orphans
 from agentd.pool import TemplatePool
+from agentd.site import Site
 from agentd.starting import Starter
 from agentd.templates import Template
+from agentd.unsettled import Unsettled
 from rlinf_actors import procfs
-from rlinf_actors.cgroups.roots import Roots
 from rlinf_actors.compat import timeout
 from rlinf_actors.errors import WorkerStartError
 from rlinf_actors.wire import spawn
-from rlinf_actors.wire.agents import StartWorkers, WorkerExited, WorkerReady
-from rlinf_actors.wire.values import ExitReport, ResourceReport, RunningWorker, WorkerSpec
+from rlinf_actors.wire.agents import RefusalReport, StartWorkers, WorkerExited, WorkerReady
+from rlinf_actors.wire.values import ExitReport, RunningWorker, WorkerSpec
 
 log = logging.getLogger(__name__)
 
@@ -50,25 +48,9 @@ class Children:
 
     Args:
         loop: the agent's.
-        run_dir: directory for sockets; exists, is ours alone.
-        log_dir: parent of the workers' log files.
-        head: the coordinator's endpoint, as workers are told it.
-        node: the node's name.
-        node_ip: its address.
-        host: equal for processes that can talk over ipc.
-        listen_ip: where workers bind TCP, "" for ipc only.
-        head_key: the head's public key, "" in a cluster without keys.
-        owner_pid: process whose end is the end of every worker; None without one.
-        allowed_interpreters: prefixes; None allows any.
-        environment: the node's environment, asked for at every launch.
-        resources: what the node has, for the accelerators' locks.
+        site: where they run.
         report: takes WorkerReady, WorkerExited, WorkersHealth and LogLines (whose owner is the namespace).
-        entry: ``module:function`` that runs a worker; see worker.template.
-        cgroups: where workers' cgroups are made, prepared; none by default.
-        keep_s: workers without robots go on that many seconds when this process is gone, for `adopt` of another one;
-            None: they end with it.
-        ledger: what earlier agentds in *run_dir* were asked for; see adoption.take_stock.
-        log_bytes: size at which a log file begins anew, 0 for none.
+        ledger: what earlier agentds in the site's run directory were asked for; see adoption.take_stock.
         health: when workers are asked whether they answer.
 
     Raises:
@@ -77,57 +59,27 @@ class Children:
 
     def __init__(
         self,
-        *,
         loop: asyncio.AbstractEventLoop,
-        run_dir: str,
-        log_dir: str,
-        head: str,
-        node: str,
-        node_ip: str,
-        host: str,
-        listen_ip: str = "",
-        head_key: str = "",
-        owner_pid: int | None = None,
-        allowed_interpreters: Sequence[str] | None = None,
-        environment: Callable[[], Mapping[str, str]],
+        site: Site,
         report: Callable[[Report], None],
-        resources: Sequence[ResourceReport] = (),
-        entry: str = "rlinf_actors.worker.main:run_worker",
-        cgroups: Roots | None = None,
-        keep_s: float | None = None,
+        *,
         ledger: Ledger | None = None,
-        log_bytes: int = 0,
         health: HealthTimes | None = None,
     ) -> None:
         self._loop = loop
-        self._run_dir = Path(run_dir)
-        allowed = None if allowed_interpreters is None else tuple(allowed_interpreters)
-        self._rules = launch.Rules(node, log_dir, sys.executable, allowed, cgroups or Roots(), log_bytes)
+        self._site = site
         self._report = report
         self._workers: dict[str, Child] = {}
-        self._ended: dict[str, Template] = {}  # of workers whose end the head does not know yet
+        self._unsettled = Unsettled(ledger or Ledger(site.run_dir / "l" if site.keep_s is not None else None))
         self._closing = False
         self._changed = asyncio.Event()
-        self._orphans = Orphans(loop, self._rules.cgroups, self._end, self._changed.set)
-        self._devices = DeviceLocks(loop, resources)
-        self._logs = Logs(loop, node, report, self._on_logs_read)
+        self._orphans = Orphans(loop, site.rules.cgroups, self._end, self._changed.set)
+        self._devices = DeviceLocks(loop, site.resources)
+        self._logs = Logs(loop, site.node, report, self._on_logs_read)
         self._health = HealthWatch(loop, report, health or HealthTimes())
-        self._owner = os.pidfd_open(owner_pid) if owner_pid is not None else -1
-        self._templates = TemplatePool(
-            loop, self._run_dir, self._rules, entry, self._owner, keep_s, self._on_packet, self._on_template_end
-        )
-        place = partial(
-            spawn.WorkerPlace,
-            run_dir=run_dir,
-            host=host,
-            head=head,
-            node=node,
-            node_ip=node_ip,
-            listen_ip=listen_ip,
-            head_key=head_key,
-        )
-        self._starter = Starter(self._rules, place, environment, self._templates, self._logs)
-        self._ledger = ledger or Ledger(self._run_dir / "l" if keep_s is not None else None)
+        self._owner = os.pidfd_open(site.owner_pid) if site.owner_pid is not None else -1
+        self._templates = TemplatePool(loop, site, self._owner, self._on_packet, self._on_template_end)
+        self._starter = Starter(site, self._templates, self._logs)
         procfs.set_subreaper()  # what a killed template leaves behind comes to us
 
     # --- what the session asks for ---
@@ -142,12 +94,12 @@ class Children:
 
     def start(self, order: StartWorkers) -> None:
         """Start workers. Each one's fate follows through *report*: WorkerReady, then or instead one WorkerExited."""
-        env = self._starter.environment()
+        env = self._site.environment()
         try:
-            self._ledger.write(order)
+            self._unsettled.ordered(order)
         except OSError as error:
             for spec in order.workers:
-                self._refuse(spec, f"node {self._rules.node} cannot write to {self._run_dir}: {error.strerror}")
+                self._refuse(spec, f"node {self._site.node} cannot write to {self._site.run_dir}: {error.strerror}")
             return
         for spec in order.workers:
             try:
@@ -176,16 +128,12 @@ class Children:
             template.send(spawn.Renew(until))
 
     def log_credit(self, chars: int, owner: str) -> None:
-        """The owner (LogLines.owner) has shown that many characters: it may be sent as many more."""
+        """The owner (LogLines.owner) has shown lines of that cost: it may be sent as many more."""
         self._logs.credit(chars, owner)
 
     def settled(self, ids: Sequence[str]) -> None:
         """The head knows how these workers ended."""
-        self._ledger.settled(ids)
-        for id in ids:
-            template = self._ended.pop(id, None)
-            if template is not None:
-                template.send(spawn.Settled([id]))
+        self._unsettled.settled(ids)
 
     def registered(self, keep_s: float) -> None:
         """The head has taken this node; templates wait *keep_s* seconds for another agentd if this one ends."""
@@ -210,33 +158,28 @@ class Children:
             for kept in found.workers:
                 known = survivors.workers[kept.id]
                 taken.append(running(known, kept))
-                if known.spec.forward_logs:
-                    name = f"{known.spec.group}:{known.spec.rank}"
-                    at = (kept.out_read, kept.err_read)
-                    self._logs.add(kept.id, name, known.spec.namespace, kept.out_path, kept.err_path, at)
-                    self._logs.grew([kept.id])
+                worker = self._starter.adopt(known.spec, kept, template)
                 if kept.exit is not None:
-                    self._ended[kept.id] = template
+                    self._unsettled.ended(kept.id, template)
                     self._logs.finish(kept.id)
                 else:
-                    self._take(known.spec, kept, template)
+                    self._take(worker, kept)
                     asking += [(kept, template)] * bool(kept.request)
         for kept, template in sorted(asking, key=lambda one: (not one[0].granted, one[0].asked_at)):
             packet = spawn.LockDevices(kept.id, kept.request)
             self._devices.said(self._workers[kept.id].spec, packet, template.send)  # who has it is told again: no harm
-        for path in (self._run_dir / "w").iterdir():
+        for path in (self._site.run_dir / "w").iterdir():
             if path.name not in self._workers:
                 path.unlink(missing_ok=True)
         self._trim()
         return taken
 
-    def _take(self, spec: WorkerSpec, kept: spawn.Kept, template: Template) -> None:
-        worker = Child(spec, launch.Plan(template.key, {}, kept.out_path, kept.err_path), template, asked=True)
+    def _take(self, worker: Child, kept: spawn.Kept) -> None:
         worker.stopping, worker.reason = worker.has_robots, EARLIER_ENDED if worker.has_robots else ""
-        self._workers[spec.id] = worker
-        self._on_forked(template, spawn.Forked(spec.id, kept.pid))
+        self._workers[kept.id] = worker
+        self._on_forked(worker.template, spawn.Forked(kept.id, kept.pid))
         if kept.up is not None:
-            self._health.up(spec.id, template)
+            self._health.up(kept.id, worker.template)
 
     def abandon(self) -> None:
         """Let go of everything: another agentd takes it over. Nothing is ended but templates that are not ready."""
@@ -245,11 +188,7 @@ class Children:
             worker.release(self._loop)
         for template in list(self._templates.running):
             template.abandon()
-        self._health.close()
-        self._logs.close()
-        if self._owner >= 0:
-            os.close(self._owner)
-            self._owner = -1
+        self._let_go()
 
     async def close(self, grace_s: float, reason: str = "") -> None:
         """End all workers as `stop` does, then all templates; nothing remains.
@@ -266,7 +205,10 @@ class Children:
             for template in self._templates.running:
                 template.kill()
         await self._until(lambda: not self._templates.running and not self._orphans.sweeps, TEMPLATE_END_S)
-        self._ledger.close()
+        self._unsettled.close()
+        self._let_go()
+
+    def _let_go(self) -> None:
         self._health.close()
         self._logs.close()
         if self._owner >= 0:
@@ -286,7 +228,7 @@ class Children:
     def _start(self, spec: WorkerSpec, node_env: Mapping[str, str]) -> None:
         if self._closing:
             name = f"{spec.group}:{spec.rank}"
-            raise WorkerStartError(f"{name} cannot be started on node {self._rules.node}: its agentd is shutting down")
+            raise WorkerStartError(f"{name} cannot be started on node {self._site.node}: its agentd is shutting down")
         if spec.id in self._workers:
             log.error("worker %s was to be started twice; the second request is dropped", spec.id)
             return
@@ -322,6 +264,8 @@ class Children:
             self._logs.grew(packet.ids)
         elif isinstance(packet, spawn.Pulses):
             self._health.said(template, packet)
+        elif isinstance(packet, RefusalReport):
+            self._report(packet)
         elif isinstance(packet, spawn.Forked):
             self._on_forked(template, packet)
         elif isinstance(packet, spawn.LogsLost):
@@ -330,7 +274,7 @@ class Children:
             known = self._workers.get(packet.id)
             if known is None:
                 log.debug("template %d speaks of worker %s, which has ended", template.pid, packet.id)
-                if isinstance(packet, spawn.Exited) and packet.id not in self._ended:  # a stray: see `adopt`
+                if isinstance(packet, spawn.Exited) and not self._unsettled.has(packet.id):  # a stray: see `adopt`
                     template.send(spawn.Settled([packet.id]))
             elif isinstance(packet, spawn.Up):
                 self._report(WorkerReady(packet.id, known.pid, packet.endpoint, packet.port, packet.master_port))
@@ -361,9 +305,9 @@ class Children:
     def _on_template_end(self, template: Template) -> None:
         self._health.template_gone(template)
         workers = self._of(template)
-        self._ended = {id: one for id, one in self._ended.items() if one is not template}
+        self._unsettled.template_gone(template)
         reason = template.failure or (
-            f"interpreter {template.key.interpreter} on node {self._rules.node} ended before it was ready: "
+            f"interpreter {template.key.interpreter} on node {self._site.node} ended before it was ready: "
             f"{template.last_words()}"
         )
         for worker in [w for w in workers if not w.asked]:
@@ -378,7 +322,7 @@ class Children:
         return [worker for worker in self._workers.values() if worker.template is template]
 
     def _on_logs_read(self, id: str, out: Position, err: Position, to_end: bool) -> None:
-        template = self._workers[id].template if id in self._workers else self._ended.get(id)
+        template = self._workers[id].template if id in self._workers else self._unsettled.template(id)
         if template is not None:
             template.send(spawn.Read(id, out, err, to_end))
 
@@ -389,11 +333,10 @@ class Children:
         if self._workers.pop(worker.spec.id, None) is None:
             return
         worker.release(self._loop)
-        if not worker.template.gone:
-            self._ended[worker.spec.id] = worker.template
+        self._unsettled.ended(worker.spec.id, worker.template)
         self._devices.gone(worker.spec.id)
         self._health.gone(worker.spec.id)
-        (self._run_dir / "w" / worker.spec.id).unlink(missing_ok=True)
+        (self._site.run_dir / "w" / worker.spec.id).unlink(missing_ok=True)
         if worker.stopping:
             exit = msgspec.structs.replace(exit, oom="no", **worker.why(exit))
         self._logs.finish(worker.spec.id)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import faulthandler
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -109,6 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(config: Any, options: dict[str, Any], voice: Voice) -> int:
+    faulthandler.enable(2)  # a crash in C code, and the watchdog's SIGABRT to a loop that stands still, say where
     from agentd.daemon import Daemon
     from rlinf_actors.net.loop import end_on_internal_error, new_event_loop
 
@@ -138,11 +140,11 @@ def _ends(work: Callable[[], int], voice: Voice, failed: Callable[[int, str], No
         code, text = CONFIGURATION, str(error)
     except RlinfActorsError as error:
         code, text = UNAVAILABLE, str(error)
-    except PermissionError as error:
-        code, text = NO_PERMISSION, f"{error.strerror}: {error.filename or ''}".rstrip(": ")
     except OSError as error:
         code = CONFIGURATION if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL) else UNAVAILABLE
-        text = error.strerror or str(error)
+        if isinstance(error, PermissionError):
+            code = NO_PERMISSION
+        text = ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
     failed(code, text)
     return _say(voice, code, text)
 

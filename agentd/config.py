@@ -230,10 +230,21 @@ def read(path: Path) -> dict[str, Any]:
                 raise ConfigError(_unknown(key, KEYS[table]), path=where)
             field_name = _FIELDS.get(f"{table}.{key}", str(key))
             values[field_name] = _typed(value, KEYS[table][key], where)
+    if "listen" in values and "connect" in values:
+        raise ConfigError("has listen and connect: the head is here or elsewhere, so give one", path=f"{path}: head")
     return values
 
 
 _FIELDS = {"node.id": "node_id"}
+
+
+def key_of(field_name: str) -> str:
+    """What a field of Config is called in agentd.toml (``node.name``); one that is in no file is its own name."""
+    for table, keys in KEYS.items():
+        for key in keys:
+            if _FIELDS.get(f"{table}.{key}", key) == field_name:
+                return f"{table}.{key}"
+    return field_name
 
 
 def _typed(value: Any, kinds: type | tuple[type, ...], where: str) -> Any:
@@ -252,6 +263,9 @@ def _typed(value: Any, kinds: type | tuple[type, ...], where: str) -> Any:
 
 
 def _merge(values: dict[str, Any], more: Mapping[str, Any]) -> None:
+    for one, other in (("listen", "connect"), ("connect", "listen")):
+        if one in more:  # a later file may turn the role around
+            values.pop(other, None)
     for name, value in more.items():
         if isinstance(value, dict):
             value = {**values.get(name, {}), **value}

@@ -11,13 +11,14 @@ import signal
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from agentd.config import Config, default_interpreters, load
+from agentd.config import Config, load
+from agentd.inherited import inherited
 from agentd.reload import take_over
 from agentd.security import named, own_key
 from agentd.standing import Standing
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.net.address import endpoint_of, split_address
-from rlinf_actors.settings import FOR_THE_UNIT_ALONE, Unit
+from rlinf_actors.settings import Unit
 from rlinf_actors.systemd.notify import Manager
 
 if TYPE_CHECKING:  # loaded while the probe's process runs
@@ -28,7 +29,6 @@ if TYPE_CHECKING:  # loaded while the probe's process runs
     from agentd.node import Described
     from agentd.rundir import RunDir
     from agentd.session import Session
-    from rlinf_actors.cgroups.roots import Roots
     from rlinf_actors.hardware.report import ProbeReport
     from rlinf_actors.head.server import HeadServer
     from rlinf_actors.net.transport import ZmqNetwork
@@ -55,7 +55,7 @@ class Daemon:
         self._manager = Manager(unit.notify_socket, unit.watchdog_s)
         self.standing = Standing(self._manager, config.ready_fd)
         self._environ = dict(os.environ)
-        self._started_with = {name: self._environ[name] for name in self._environ.keys() - FOR_THE_UNIT_ALONE}
+        self._started_with = inherited(self._environ)
         self._run_dir: RunDir | None = None
         self._session: Session | None = None
         self._keeper: Children | None = None
@@ -243,17 +243,10 @@ class Daemon:
     def _looker(self, run_dir: str, report: NodeReport, described: bool) -> Looker:
         from agentd.launch import Rules
         from agentd.looking import Looker
+        from agentd.prepare import allowed_interpreters
 
-        rules = Rules(report.hostname, "", allowed=self._allowed_interpreters(report))
+        rules = Rules(report.hostname, "", allowed=allowed_interpreters(self._config, report))
         return Looker(rules, f"{run_dir}/pkg", self._environment, described=described)
-
-    def _allowed_interpreters(self, report: NodeReport) -> tuple[str, ...] | None:
-        from rlinf_actors.net.security import is_loopback
-
-        found = self._config.interpreters
-        if found is None and not is_loopback(report.ip):
-            found = default_interpreters()
-        return None if found is None else tuple(found)
 
     @property
     def _keeps(self) -> bool:
@@ -270,49 +263,22 @@ class Daemon:
     ) -> Children:
         from agentd.children import Children
         from agentd.health import HealthTimes
-        from agentd.node import default_log_dir
-        from rlinf_actors.net.security import is_loopback
+        from agentd.prepare import site
 
         config = self._config
-        cgroups = self._cgroups()
-        outside = not is_loopback(report.ip)
-        self._keeper = Children(
-            loop=asyncio.get_running_loop(),
-            run_dir=run_dir,
-            log_dir=config.log_dir or default_log_dir(config, run_dir, os.environ),
+        where = site(
+            config,
+            run_dir,
+            report,
+            self._environment,
             head=self._head_endpoint,
-            node=report.hostname,
-            node_ip=report.ip,
-            host=report.host,
-            listen_ip=report.ip if outside else "",
             head_key=self._key.server if self._key is not None else "",
-            owner_pid=config.owner_pid,
-            allowed_interpreters=self._allowed_interpreters(report),
-            environment=self._environment,
-            report=reported,
-            resources=report.resources,
-            cgroups=cgroups,
-            keep_s=config.head_grace_s if self._keeps else None,
-            ledger=survivors.ledger if survivors is not None else None,
-            log_bytes=int(config.log_max_mb * 2**20),
-            health=HealthTimes(config.probe_s, config.unresponsive_s, config.long_call_s),
+            keeps=self._keeps,
         )
+        ledger = survivors.ledger if survivors is not None else None
+        times = HealthTimes(config.probe_s, config.unresponsive_s, config.long_call_s)
+        self._keeper = Children(asyncio.get_running_loop(), where, reported, ledger=ledger, health=times)
         return self._keeper
-
-    def _cgroups(self) -> Roots:
-        """Where workers' cgroups are made. What workers of an earlier agentd left in theirs ends."""
-        from agentd.sweep import clear_cgroups
-        from rlinf_actors.cgroups.roots import find
-        from rlinf_actors.cgroups.worker import prepare
-
-        try:
-            found = prepare(find(self._config.cgroup))
-        except ValueError as error:
-            raise ConfigError(str(error), path="workers.cgroup") from None
-        for why in dict.fromkeys(found.why.values()):
-            log.info("limits of workers: %s", why)
-        clear_cgroups(asyncio.get_running_loop(), found)
-        return found
 
     def _environment(self) -> dict[str, str]:
         """What this node gives its workers: what agentd was started with, and what is configured."""
@@ -364,13 +330,14 @@ class Daemon:
             log.error("the configuration stays as it was: %s", error)
             self.standing.reloaded(f"the configuration stays as it was: {error}")
             return
-        if changes.restart:
-            log.warning("a restart is needed for: %s", ", ".join(changes.restart))
+        needed = f"a restart is needed for: {', '.join(changes.restart)}" if changes.restart else ""
+        if needed:
+            log.warning("%s", needed)
         self._config = changes.config
         if self._session is not None and self._node is not None:
             self._session.describe(self._node(self._config), self._config.stop_grace_s)
-        log.info("configuration read again; changed: %s", ", ".join(changes.changed) or "nothing")
-        self.standing.reloaded(f"a restart is needed for: {', '.join(changes.restart)}" if changes.restart else "")
+        log.info("configuration read again; taken over: %s", ", ".join(changes.applied) or "nothing")
+        self.standing.reloaded(needed)
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:

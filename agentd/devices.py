@@ -78,7 +78,7 @@ class DeviceLocks:
         text = f"held by {', '.join(holders) or 'nobody'}"
         if before:
             text += f"; {', '.join(before)} came before"
-        self._askers[worker].send(spawn.DevicesBusy(worker, request, self._patience_s, text))
+        self._askers[worker].send(spawn.DevicesBusy(worker, request, self._patience_s, text[: spawn.TEXT_CHARS]))
 
     def _calm(self, worker: str) -> None:
         asker = self._askers.get(worker)

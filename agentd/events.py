@@ -6,12 +6,20 @@ from typing import Union
 
 import msgspec
 
-from rlinf_actors.wire.agents import HardwareFound, LogLines, StartWorkers, WorkerExited, WorkerReady, WorkersHealth
+from rlinf_actors.wire.agents import (
+    HardwareFound,
+    LogLines,
+    RefusalReport,
+    StartWorkers,
+    WorkerExited,
+    WorkerReady,
+    WorkersHealth,
+)
 from rlinf_actors.wire.messages import Body
 from rlinf_actors.wire.session import Welcome
 from rlinf_actors.wire.values import HardwareQuestion, RunningWorker
 
-Report = Union[WorkerReady, WorkerExited, WorkersHealth, LogLines]
+Report = Union[WorkerReady, WorkerExited, WorkersHealth, LogLines, RefusalReport]
 """What the children of an agent report, for the head."""
 
 # --- what happens ---
@@ -113,11 +121,13 @@ Event = Union[
 
 
 class SayHello(msgspec.Struct, frozen=True):
-    """Say hello after *delay_s*, with `running` as it is then. Answered by Welcomed or HelloFailed. *anew*: over a
-    new connection, so that what was queued for a head that went away is not sent.
+    """Say hello after *delay_s*, with `running` as it is then. Answered by Welcomed or HelloFailed, the latter when
+    it was refused or has waited *timeout_s*. *anew*: over a new connection, so that what was queued for a head that
+    went away is not sent.
     """
 
     incarnation: str
+    timeout_s: float
     delay_s: float = 0.0
     anew: bool = False
 
@@ -163,7 +173,7 @@ class CloseChildren(msgspec.Struct, frozen=True):
 
 
 class Credit(msgspec.Struct, frozen=True):
-    """The owner has shown so many characters of its workers' output."""
+    """The owner has shown lines of its workers' output of that cost (LogLines.cost)."""
 
     chars: int
     owner: str

@@ -99,6 +99,8 @@ def plan(spec: WorkerSpec, node_env: Mapping[str, str], rules: Rules) -> Plan:
     except ValueError as error:
         raise _refusal(spec, rules, str(error)) from None
     out_path, err_path = log_paths(spec, rules.log_dir)
+    if "\0" in out_path:
+        raise _refusal(spec, rules, f"its log directory {spec.log_dir!r} cannot be one")
     return Plan(template_key(interpreter, env, spec.preload), env, out_path, err_path)
 
 

@@ -1,19 +1,21 @@
 """Workers' output: from their log files to those who watch, as fast as they take it.
 
 The files are the buffer: without credit nothing is read, so a slow terminal costs no memory and
-loses nothing. Credit is counted in characters per owner, `len(text)` of the lines sent.
+loses nothing. Credit is counted per owner, by the cost of the lines sent (wire.agents.line_cost).
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import re
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rlinf_actors.wire.agents import LogLines
+from rlinf_actors.wire.agents import LogLines, line_cost
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +23,7 @@ MAX_LINE = 64 << 10
 """Bytes; a longer line comes in pieces, each but the last with CUT at its end."""
 CUT = " [continues]"
 WINDOW = 1 << 20
-"""Characters that one owner may have outstanding."""
+"""Cost of the lines that one owner may have outstanding."""
 _TURN = 512 << 10
 """Bytes read before the loop gets a turn."""
 _BATCH = 128 << 10
@@ -66,14 +68,20 @@ class _File:
     offset: int
     inode: int = 0
     skipped: int = 0
+    fault: str = ""
 
     def read(self) -> tuple[bytes, bool]:
         """What is there after `offset`, at most MAX_LINE bytes; first of the file that was begun, if it was renamed.
 
         Returns it, and whether that file gets no more.
+
+        Raises:
+            OSError: it cannot be read.
         """
-        with open(self.path, "rb", buffering=0) as file:
+        with open(self.path, "rb", buffering=0, opener=_opened) as file:
             found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise OSError(errno.EINVAL, "is no regular file")
             if self.inode not in (0, found.st_ino):
                 rest = self._rest()
                 if rest:
@@ -88,17 +96,17 @@ class _File:
         """Whether there is something that was not read."""
         try:
             found = os.stat(self.path)
-        except FileNotFoundError:
+        except OSError:  # `read` says so
             return False
         return found.st_size > self.offset or self.inode not in (0, found.st_ino)
 
     def _rest(self) -> bytes:
         """What is left of the file that has another name now."""
         try:
-            with open(f"{self.path}.1", "rb", buffering=0) as file:
+            with open(f"{self.path}.1", "rb", buffering=0, opener=_opened) as file:
                 if os.fstat(file.fileno()).st_ino == self.inode:
                     return os.pread(file.fileno(), MAX_LINE, self.offset)
-        except FileNotFoundError:
+        except OSError:
             pass
         self.skipped += 1  # it is gone: renamed twice since, or removed
         return b""
@@ -200,7 +208,7 @@ class Logs:
             worker.drop = self._loop.call_later(_PATIENCE_S, self._forget, id)
 
     def credit(self, chars: int, owner: str) -> None:
-        """That many characters more may be sent to *owner*."""
+        """Lines of that cost may be sent to *owner*."""
         state = self._owners.get(owner)
         if state is not None:
             state.credit = min(state.credit + chars, WINDOW)
@@ -263,17 +271,28 @@ class Logs:
             data, ended = file.read()
         except FileNotFoundError:  # never opened, or removed by somebody: there is nothing to show
             return 0
+        except OSError as error:
+            self._unreadable(worker, file, f"{file.path}: {error.strerror}")
+            return 0
         lines, size = split(data, ended or (worker.final and len(data) < MAX_LINE))
         file.offset += size
         owner.skipped += file.skipped
         file.skipped = 0
         for line in lines:
             owner.entries.append((worker.name, file.stream, line))
-            owner.credit -= len(line)
+            owner.credit -= line_cost(line)
             owner.chars += len(line) + 1
         if owner.chars >= _BATCH:
             self._flush(worker.owner)
         return size
+
+    def _unreadable(self, worker: _Worker, file: _File, fault: str) -> None:
+        """Its owner is told once; what the worker writes next is another try."""
+        if file.fault != fault:
+            file.fault = fault
+            log.warning("worker %s: its output cannot be shown: %s", worker.id, fault)
+            line = f"[rlinf-actors] output cannot be shown: {fault}"
+            self._report(LogLines(worker.owner, self._node, [(worker.name, "err", line)]))
 
     def _flush(self, name: str) -> None:
         owner = self._owners[name]
@@ -283,10 +302,15 @@ class Logs:
             self._report(lines)
 
 
+def _opened(path: str, flags: int) -> int:
+    """As the template opens it to write (worker.drain): it may be a link or a FIFO by now."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
 def _end_of(path: str) -> tuple[int, int]:
-    """Size and inode of a file, 0 for one that does not exist yet."""
+    """Size and inode of a file, 0 for one that does not exist yet, or that nobody may look at."""
     try:
         found = os.stat(path)
-    except FileNotFoundError:
+    except OSError:
         return 0, 0
     return found.st_size, found.st_ino

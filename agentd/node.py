@@ -113,11 +113,13 @@ def report(
         described: what is to be said instead, None on a real node.
         ip: the node's address, see `address`.
         id: its id, see `node_id`.
-        environ: what agentd was started with; the variables that decide which devices and interfaces workers use are
-            told, since a launch must not contradict them.
+        environ: what agentd was started with. Of that, and of the configured `env`, the variables that decide which
+            devices and interfaces workers use are told, since a launch must not contradict them. The others are
+            nobody's business but the workers' here: there may be secrets among them.
     """
     given = described or Described()
-    told = {name: environ[name] for name in sorted(_told_variables()) if name in environ}
+    own = {**environ, **given.env_vars, **config.env}
+    told = given.env_vars.keys() | _told_variables()
     return NodeReport(
         node_id=id,
         hostname=config.name or probe.hostname,
@@ -129,7 +131,7 @@ def report(
         interpreter=probe.interpreter,
         rank=config.rank,
         resources=probe.resources if described is None else given.resources,
-        env_vars={**told, **given.env_vars, **config.env},
+        env_vars={name: own[name] for name in sorted(told & own.keys())},
         labels={**given.labels, **config.labels},
         interfaces=probe.interfaces if given.interfaces is None else given.interfaces,
         faults=probe.faults,

@@ -6,11 +6,11 @@ import asyncio
 import os
 from collections.abc import Callable, Collection, Mapping
 from itertools import count
-from pathlib import Path
 
 import msgspec
 
 from agentd import launch
+from agentd.site import Site
 from agentd.templates import Process, Template, make_directories, start
 from rlinf_actors import procfs
 from rlinf_actors.wire import spawn
@@ -24,11 +24,8 @@ class TemplatePool:
 
     Args:
         loop: the agent's.
-        run_dir: directory for sockets; exists, is ours alone.
-        rules: of this node.
-        entry: ``module:function`` that runs a worker.
+        site: where their workers run.
         owner: pidfd of the process whose end is the end of every template, -1 without.
-        keep_s: how long templates wait for another agentd when this one is gone; None: they end with it.
         on_packet, on_end: of each template.
 
     Attributes:
@@ -38,26 +35,21 @@ class TemplatePool:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        run_dir: Path,
-        rules: launch.Rules,
-        entry: str,
+        site: Site,
         owner: int,
-        keep_s: float | None,
         on_packet: Callable[[Template, spawn.ToAgent], None],
         on_end: Callable[[Template], None],
     ) -> None:
         self.running: set[Template] = set()
         self._loop = loop
-        self._run_dir = run_dir
-        self._rules = rules
-        self._entry = entry
+        self._site = site
         self._owner = owner
-        self._keep_s = keep_s
+        self._keep_s = site.keep_s
         self._on_packet = on_packet
         self._on_end = on_end
         self._by_key: dict[launch.Key, Template] = {}
         self._numbers = count(1)
-        self._pkg = make_directories(run_dir)
+        self._pkg = make_directories(site.run_dir)
 
     def get(self, key: launch.Key, node_env: Mapping[str, str]) -> Template:
         """The template of this key; started if there is none.
@@ -68,14 +60,15 @@ class TemplatePool:
         template = self._by_key.pop(key, None)
         if template is None:
             stem = self._stem()
-            config = {"agent": os.getpid(), "owner": self._owner, "entry": self._entry, "slot": launch.SLOT}
+            rules = self._site.rules
+            config = {"agent": os.getpid(), "owner": self._owner, "entry": self._site.entry, "slot": launch.SLOT}
             if self._keep_s is not None:
                 config |= {"keep": f"{stem}.sock", "keep_s": self._keep_s}
-            more = {"preload": key.preload, "cgroups": self._rules.cgroups, "log_bytes": self._rules.log_bytes}
+            more = {"preload": key.preload, "cgroups": rules.cgroups, "log_bytes": rules.log_bytes}
             json = msgspec.json.encode({**config, **more}).decode()
             process = start(
                 key,
-                lambda fd: launch.template_command(key, self._pkg, fd, self._rules.node, json),
+                lambda fd: launch.template_command(key, self._pkg, fd, self._site.node, json),
                 launch.template_environment(key, node_env),
                 (self._owner,) if self._owner >= 0 else (),
                 stem,
@@ -129,7 +122,7 @@ class TemplatePool:
         this = procfs.stat(os.getpid())
         assert this is not None
         while True:
-            stem = f"{self._run_dir}/t/{this.pid}-{this.started}-{next(self._numbers)}"
+            stem = f"{self._site.run_dir}/t/{this.pid}-{this.started}-{next(self._numbers)}"
             if not os.path.exists(f"{stem}.err"):
                 return stem
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
-from agentd.config import Config
+from agentd.config import Config, key_of
 
 RELOADABLE = ("env", "labels", "stop_grace_s")
 """Fields that change at once: for workers that start from now on, for the next hello, for the next stop."""
 _OF_NO_EFFECT = ("files",)
+"""Where it was read: nothing that this process does depends on it."""
 
 
 @dataclass(frozen=True)
@@ -17,19 +18,24 @@ class Changes:
 
     Attributes:
         config: what holds from now on.
-        changed: names of fields that differ.
-        restart: those of them that hold only after a restart.
+        applied: keys of agentd.toml that differ and hold now.
+        restart: those that differ and hold only after a restart.
     """
 
     config: Config
-    changed: tuple[str, ...]
+    applied: tuple[str, ...]
     restart: tuple[str, ...]
 
 
 def take_over(current: Config, fresh: Config) -> Changes:
     """Take what can change of *fresh*; the rest stays as it is in *current*."""
-    changed = tuple(
-        field.name for field in fields(Config) if getattr(fresh, field.name) != getattr(current, field.name)
+    changed = [
+        field.name
+        for field in fields(Config)
+        if field.name not in _OF_NO_EFFECT and getattr(fresh, field.name) != getattr(current, field.name)
+    ]
+    return Changes(
+        replace(current, **{name: getattr(fresh, name) for name in (*RELOADABLE, *_OF_NO_EFFECT)}),
+        tuple(key_of(name) for name in changed if name in RELOADABLE),
+        tuple(key_of(name) for name in changed if name not in RELOADABLE),
     )
-    restart = tuple(name for name in changed if name not in (*RELOADABLE, *_OF_NO_EFFECT))
-    return Changes(replace(current, **{name: getattr(fresh, name) for name in RELOADABLE}), changed, restart)

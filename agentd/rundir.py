@@ -42,6 +42,8 @@ class RunDir:
                 path=f"run_dir {path}",
             )
         os.makedirs(path, mode=0o700, exist_ok=True)
+        if (owner := os.lstat(path).st_uid) not in (os.getuid(), 0):
+            raise ConfigError(f"belongs to user {owner}, whose link it is, not to us", path=f"run_dir {path}")
         found = os.stat(path)
         if found.st_uid != os.getuid():
             raise ConfigError(f"belongs to user {found.st_uid}, not to us ({os.getuid()})", path=f"run_dir {path}")

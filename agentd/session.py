@@ -26,8 +26,6 @@ from rlinf_actors.wire.values import HardwareAnswer, HardwareQuestion, NodeRepor
 
 log = logging.getLogger(__name__)
 
-HELLO_TIMEOUT_S = 5.0
-
 
 class WorkerKeeper(Protocol):
     """What the session needs of agentd.children.Children."""
@@ -71,7 +69,6 @@ class Session:
             their owners then that the node is lost; for head_grace_s where the head is gone with us.
         look: finds out what hardware of a type this node has; cancelled when nobody waits any more.
         policy: times.
-        hello_timeout_s: how long a hello waits for its answer before the next.
         on_registered: called each time the head has taken this node.
         on_status: called with a line for people.
     """
@@ -87,7 +84,6 @@ class Session:
         keeps: bool = False,
         look: Callable[[HardwareQuestion], Awaitable[HardwareAnswer]] = _nothing_to_look_with,
         policy: s.Policy | None = None,
-        hello_timeout_s: float = HELLO_TIMEOUT_S,
         on_registered: Callable[[str], None] = lambda epoch: None,
         on_status: Callable[[str], None] = lambda text: None,
     ) -> None:
@@ -98,13 +94,13 @@ class Session:
         self._is_head = is_head
         self._keeps = keeps
         self._lost: dict[str, str] = {}
+        self._was_registered = False
         self._look_for = look
         self._looks: dict[str, asyncio.Task[None]] = {}
         self._on_registered = on_registered
         self._on_status = on_status
         self._state = s.AgentState(lambda: uuid.uuid4().hex, random.random, policy or s.Policy())
         self._children = children(self._reported)
-        self._hello_timeout_s = hello_timeout_s
         self._client: ControlClient | None = None
         self.identity = b""  # how the head knows this incarnation's connections
         self._greeting: asyncio.Task[None] | None = None
@@ -185,7 +181,10 @@ class Session:
     def _tick(self, due: float) -> None:
         self._timer = None
         now = max(self._loop.time(), due)  # uvloop's clock is coarser than its time()
-        events: list[e.Event] = [e.Stalled(now - due)] if now - due > STALL_S else []
+        events: list[e.Event] = []
+        if now - due > STALL_S:
+            log.warning("agentd stood still for %.1f s: it or its machine was stopped, or is overloaded", now - due)
+            events.append(e.Stalled(now - due))
         for event in (*events, e.Tick()):  # a tick in any case: not every deadline is the head's silence
             for action in self._state.handle(event, now):
                 self._act(action)
@@ -218,7 +217,10 @@ class Session:
         elif isinstance(action, e.UnwatchProcess):
             self._unwatch(action.incarnation)
         elif isinstance(action, e.LookForHardware):
-            self._looks[action.id] = self._spawn(self._look_for_hardware(action), f"look for {action.question.type}")
+            look = self._spawn(self._look_for_hardware(action), f"look for {action.question.type}")
+            self._looks[action.id] = look
+            # and not by the task itself: one that is cancelled before it began does nothing
+            look.add_done_callback(lambda _: self._looks.pop(action.id, None))
         elif isinstance(action, e.StopLooking):
             if action.id in self._looks:
                 self._looks[action.id].cancel()
@@ -229,7 +231,7 @@ class Session:
             self._on_status(action.text)
         elif isinstance(action, e.Registered):
             self._children.settled(list(self._lost))
-            self._lost = {}
+            self._lost, self._was_registered = {}, True
             self._children.registered(self._state.policy.head_grace_s if self._is_head else action.lease_s)
             self._on_registered(action.epoch)
         elif not self._done.done():
@@ -257,7 +259,12 @@ class Session:
             if not self.identity.startswith(f"{name}#".encode()):  # each incarnation has one
                 self.identity = secret_identity(name)
             self._client = ControlClient(
-                self._network, self._endpoint, self.identity, self._noticed, self._connection_lost
+                self._network,
+                self._endpoint,
+                self.identity,
+                self._noticed,
+                self._connection_lost,
+                explains=not self._was_registered,
             )
         running = self._state.running()
         hello = AgentHello(
@@ -272,7 +279,7 @@ class Session:
             list(self._watched),
         )
         try:
-            answer = await self._client.request(hello, self._hello_timeout_s)
+            answer = await self._client.request(hello, action.timeout_s)
             if not isinstance(answer, Welcome):
                 raise ProtocolError(f"the head answered a hello with {type(answer).__name__}")
         except RlinfActorsError as error:
@@ -287,10 +294,7 @@ class Session:
         self._handle(e.Empty())
 
     async def _look_for_hardware(self, action: e.LookForHardware) -> None:
-        try:
-            answer = await self._look_for(action.question)
-        finally:
-            del self._looks[action.id]
+        answer = await self._look_for(action.question)
         self._handle(e.Looked(HardwareFound(action.id, answer)))
 
     async def _look(self, action: e.LookAtHead) -> None:

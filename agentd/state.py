@@ -17,7 +17,7 @@ from agentd import events as e
 from agentd.leases import RobotLeases
 from agentd.phases import Phase, step
 from agentd.roster import Roster
-from rlinf_actors.errors import ClusterTimeoutError, NodeLostError
+from rlinf_actors.errors import ClusterTimeoutError, NodeLostError, NotTheHeadError
 from rlinf_actors.net.outage import Outage
 from rlinf_actors.net.silence import Silence
 from rlinf_actors.wire.agents import (
@@ -25,6 +25,7 @@ from rlinf_actors.wire.agents import (
     LogLines,
     LookForHardware,
     ProcessGone,
+    RefusalReport,
     StartWorkers,
     StopLooking,
     StopWorkers,
@@ -35,6 +36,7 @@ from rlinf_actors.wire.agents import (
     WorkersHealth,
 )
 from rlinf_actors.wire.messages import Body
+from rlinf_actors.wire.refusalnotes import RefusalNotes
 from rlinf_actors.wire.session import HELLO_AGAIN, Beat, Goodbye, Welcome
 from rlinf_actors.wire.values import ExitReport, RunningWorker
 
@@ -42,6 +44,8 @@ CUT_OFF_GRACE_S = 2.0
 """Between SIGTERM and SIGKILL for workers whose head is out of reach."""
 ALL_CREDIT = 1 << 60
 """As many characters of output as an owner may have outstanding."""
+REFUSALS_S = 5.0
+"""Seconds between two numbers of refusals of one kind, from all sockets of this node."""
 PROCESSES_KEPT = 4096
 """Ends of watched processes that are told again to a head that was restarted."""
 
@@ -83,6 +87,7 @@ class AgentState:
     _processes: dict[str, None] = field(default_factory=dict)
     _leases: RobotLeases = field(default_factory=RobotLeases)
     _silence: Silence = field(init=False)
+    _refusals: RefusalNotes = field(default_factory=lambda: RefusalNotes(REFUSALS_S))
     _out: list[e.Action] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -99,8 +104,6 @@ class AgentState:
         self._end_leases(now)  # first: what waited to be read while we stood still must not revive one
         if isinstance(event, e.Start):
             self.incarnation = self.new_incarnation()
-            if not self._roster.running:  # else it began with the end of an earlier agentd
-                self._silence.heard(now)
             self._hello()
         elif isinstance(event, e.Welcomed):
             self._welcomed(event.welcome, now)
@@ -137,6 +140,8 @@ class AgentState:
             self._out += [e.Send(Goodbye("its agentd was stopped")), e.Exit(0, "stopped")]
         else:
             self._tick(now)
+        if self.phase is Phase.JOINED and (refusals := self._refusals.take(now)) is not None:
+            self._send(refusals)
         return self._out
 
     def running(self) -> list[RunningWorker]:
@@ -147,7 +152,7 @@ class AgentState:
         """When a Tick is due, infinity for never."""
         times = [self._leases.deadline]
         if self.phase is Phase.JOINED:
-            times.append(self._next_beat)
+            times += [self._next_beat, self._refusals.next_deadline()]
         if self._depends():
             times.append(self._silence.next_deadline())
         return min(times)
@@ -169,8 +174,9 @@ class AgentState:
     def _step(self, event: str) -> None:
         self.phase = step(self.phase, event)
 
-    def _hello(self, delay_s: float = 0.0, anew: bool = False) -> None:
-        self._out.append(e.SayHello(self.incarnation, delay_s, anew))
+    def _hello(self, again: bool = False) -> None:
+        timeout_s = self._outage.patience(self._silence.lease_s)
+        self._out.append(e.SayHello(self.incarnation, timeout_s, self._outage.pause() if again else 0.0, anew=again))
 
     def _welcomed(self, welcome: Welcome, now: float) -> None:
         if self.phase is Phase.RESETTING:
@@ -202,10 +208,10 @@ class AgentState:
             return
         if isinstance(error, NodeLostError):
             self._reset(str(error))
-        elif isinstance(error, ClusterTimeoutError):
+        elif isinstance(error, (ClusterTimeoutError, NotTheHeadError)):
             self._step("failed")
             self._away(f"not registered yet: {error}", now)
-            self._hello(self._outage.pause(), anew=True)
+            self._hello(again=True)
         else:
             self._step("refused")
             self._out.append(e.Exit(78, f"the head refused this node: {error}"))
@@ -224,7 +230,7 @@ class AgentState:
     def _reborn(self) -> None:
         self._step("empty")
         self.incarnation = self.new_incarnation()
-        self._hello(self._outage.pause(), anew=True)
+        self._hello(again=True)
 
     def _away(self, text: str, now: float) -> None:
         """The head is not there: say so, but not each time."""
@@ -281,7 +287,7 @@ class AgentState:
             self._step("forgotten")  # over a new connection: the old one may be waiting to repeat what a cut lost
             grace = f"; workers go on for {self.policy.head_grace_s:g} s" if self._roster.running else ""
             self._away(f"the head does not answer, but its machine does{grace}", now)
-            self._hello(self._outage.pause(), anew=True)
+            self._hello(again=True)
         self._judge(now)
 
     # --- what the head says ---
@@ -323,6 +329,8 @@ class AgentState:
     def _start(self, body: StartWorkers, now: float) -> None:
         for end in self._roster.ends_among(body):  # asked for again, by a head that has not heard how they ended
             self._send(end)
+        if not self._depends():
+            self._silence.heard(now)  # an order of the head that took us may be here before its welcome
         specs = self._roster.add(body)
         if self.phase in (Phase.JOINED, Phase.JOINING):
             for spec in specs:
@@ -345,6 +353,10 @@ class AgentState:
         elif isinstance(report, WorkerExited):
             self._leases.ended(report.id)
             self._settled(self._roster.end(report, keep=self.phase is not Phase.RESETTING))
+        elif isinstance(report, RefusalReport):
+            for refusal in report.refusals:
+                self._refusals.add(refusal, now)
+            return  # told in `handle`, once the head knows us
         elif isinstance(report, WorkersHealth):
             joined = self.phase is Phase.JOINED
             self._roster.say_health(report, now, joined)
@@ -360,6 +372,6 @@ class AgentState:
         if self.phase in (Phase.JOINED, Phase.DRAINING):
             self._out.append(e.Send(body))
         elif isinstance(body, LogLines):
-            self._out.append(e.Credit(sum(len(text) for _, _, text in body.entries), body.owner))
+            self._out.append(e.Credit(body.cost, body.owner))
         else:
             self._unsent.append(body)

@@ -71,18 +71,35 @@ class Sweep:
             stat = procfs.stat(pid)
             if stat is None:
                 continue
-            ours = self._known(stat) or not self._ids.isdisjoint(workers_of(pid))
             if stat.state in "ZX":
-                if (ours or pid in self._killed) and stat.parent == os.getpid():  # when it died, its parent still lived
-                    self._reap(pid)
-            elif ours or procfs.mark_of(pid) in self._ids:
+                if (pid in self._killed or self._named(stat)) and stat.parent == os.getpid():
+                    self._reap(pid)  # when it died, its parent still lived
+            elif self._ours(stat):
                 self._kill(pid)
         if self._pidfds or self._over:
             return
-        if any(map(procfs.in_exec, procfs.children(os.getpid()))):
-            self._loop.call_later(EXEC_S, self._look)  # its mark cannot be read yet
+        if any(map(self._missed, procfs.children(os.getpid()))):
+            self._loop.call_later(EXEC_S, self._look)
         else:
             self._loop.call_soon(self._finish)
+
+    def _missed(self, pid: int) -> bool:
+        """Whether a child of this process may be one that the look has missed.
+
+        What one of them forked after the list was made is our child when that one has ended; what was between two
+        programs had no mark, and has one now, or will.
+        """
+        if procfs.in_exec(pid):
+            return True
+        stat = procfs.stat(pid)
+        return stat is not None and stat.state not in "ZX" and (self._ours(stat) or procfs.in_exec(pid))
+
+    def _ours(self, stat: procfs.Stat) -> bool:
+        return self._named(stat) or procfs.mark_of(stat.pid) in self._ids
+
+    def _named(self, stat: procfs.Stat) -> bool:
+        """As far as can be said without its memory, which who has ended has not any more."""
+        return self._known(stat) or not self._ids.isdisjoint(workers_of(stat.pid))
 
     def _known(self, stat: procfs.Stat) -> bool:
         if self._pids.get(stat.pid) == stat.started:

@@ -1,7 +1,15 @@
-"""What keys cost a control round trip: ``python -m benchmarks.keys_cost [--batches N]``.
+"""What keys cost: ``python -m benchmarks.keys_cost [--batches N]``.
 
-Two heads in processes of their own, on loopback TCP, one with keys; this process asks both for their status, in batches
-that take turns, so that what else the machine does hits both.
+Everything is done with keys and without, in batches that take turns, so that what else the machine does hits both. Who
+asks stays on one processor, and who answers on another: which ones the kernel picks moves a round trip by a fifth. So
+does where things come to lie in memory, and all is repeated with new processes.
+
+* raw: plain pyzmq, a message there and back between two uvloops over loopback TCP, by CURVE or without
+* head: a control round trip, this process and a head that nobody else uses, over loopback TCP
+* ask: the same as a driver's script does it, in a cluster of two nodes (this and the rest: network namespaces; as root)
+* call: an empty method of a worker on the other node, by TCP
+* near: an empty method of a worker on this node, by a unix socket
+* echo: 64 MiB to a worker on this node and back, through shared memory
 """
 
 from __future__ import annotations
@@ -9,12 +17,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
+import os
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import zmq
+
+from benchmarks.keyed_clusters import clusters
+from benchmarks.processes import stays_on
+from benchmarks.raw.messages import Drained
+from benchmarks.timing import clock
 from rlinf_actors.head.keys import OwnKeys
 from rlinf_actors.head.server import HeadServer
 from rlinf_actors.net.loop import new_event_loop
@@ -24,28 +39,68 @@ from rlinf_actors.net.transport import ZmqNetwork
 from rlinf_actors.security.keypair import KeyPair
 from rlinf_actors.wire.operators import GetStatus
 
-BATCH = 20
-"""Round trips whose mean is one value. On a machine that does other things too, compare the best ones."""
+Batch = Callable[[], float]
+"""Seconds of one, the mean of a few."""
+Side = tuple[str, bool]
+"""A row, and whether with keys."""
+Taken = dict[Side, list[float]]
+"""Seconds of one, by who was measured."""
+BATCH = 10
+"""Round trips whose mean is one value."""
+REQUEST, ANSWER = b"x" * 60, b"y" * 150
+"""About what GetStatus and its answer are."""
 
 
-async def serve() -> None:
+ROWS = {
+    "raw": "plain pyzmq, there and back, loopback TCP",
+    "head": "control round trip, loopback TCP",
+    "ask": "control round trip of a script, two nodes",
+    "call": "call of a worker on another node, TCP",
+    "near": "call of a worker on this node, unix socket",
+    "echo": "echo of 64 MiB on this node, shared memory",
+}
+
+
+# --- the other process ---
+
+
+async def serve_head() -> None:
     """Be a head until stdin ends; its own secret and a driver's public key come on stdin, or an empty line."""
-    line = sys.stdin.readline().split()
-    pair = KeyPair.of_text(line[0], line[1], "stdin") if line else None
+    pair, driver = _given()
     security = Security(insecure_test_network=True) if pair is None else Security(pair=pair, head=pair.public)
     network = ZmqNetwork(asyncio.get_running_loop(), security)
-    head = HeadServer(network, own=OwnKeys(pair.public, line[2], "bench") if pair is not None else None)
+    head = HeadServer(network, own=OwnKeys(pair.public, driver, "bench") if pair is not None else None)
     print(head.start(["tcp://127.0.0.1:0"])[0], flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     head.close()
     network.close()
 
 
+async def serve_raw() -> None:
+    """Answer messages until stdin ends."""
+    pair, _ = _given()
+    drained = Drained(zmq.ROUTER, lambda frames: drained.send([frames[0], ANSWER]))
+    if pair is not None:
+        drained.socket.setsockopt(zmq.CURVE_SERVER, 1)
+        drained.socket.setsockopt(zmq.CURVE_SECRETKEY, pair.secret.encode())
+    drained.socket.bind("tcp://127.0.0.1:0")
+    print(drained.socket.getsockopt_string(zmq.LAST_ENDPOINT), flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    drained.close()
+
+
+def _given() -> tuple[KeyPair | None, str]:
+    line = sys.stdin.readline().split()
+    return (KeyPair.of_text(line[0], line[1], "stdin"), line[2]) if line else (None, "")
+
+
 @contextlib.contextmanager
-def head(said: str) -> Iterator[str]:
-    """A head's process; its endpoint."""
-    command = [sys.executable, "-m", "benchmarks.keys_cost", "--serve"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+def server(what: str, said: str) -> Iterator[str]:
+    """Another process that serves "head" or "raw"; its endpoint."""
+    command = [sys.executable, "-m", "benchmarks.keys_cost", "--serve", what]
+    with stays_on(1):
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with process:
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(said + "\n")
@@ -54,54 +109,139 @@ def head(said: str) -> Iterator[str]:
         process.stdin.close()
 
 
-async def ask(endpoints: dict[str, tuple[str, Security]], batches: int) -> dict[str, list[float]]:
-    """Seconds of a round trip, the mean of each batch; sorted."""
-    loop = asyncio.get_running_loop()
+# --- this process ---
+
+
+@contextlib.contextmanager
+def asking(loop: asyncio.AbstractEventLoop, endpoint: str, security: Security) -> Iterator[Batch]:
+    """Control round trips to a head."""
+
+    async def open_() -> ControlClient:
+        return ControlClient(network, endpoint, b"bench", lambda notice: None)
+
+    async def batch() -> float:
+        start = clock()
+        for _ in range(BATCH):
+            await client.request(GetStatus(), 10)
+        return (clock() - start) / BATCH
+
+    network = ZmqNetwork(loop, security)
+    try:
+        client = loop.run_until_complete(open_())
+        yield lambda: loop.run_until_complete(batch())
+        client.close()
+    finally:
+        network.close()
+
+
+@contextlib.contextmanager
+def pinging(loop: asyncio.AbstractEventLoop, endpoint: str, security: Security) -> Iterator[Batch]:
+    """The same by nothing but pyzmq."""
+
+    async def open_() -> Drained:
+        drained = Drained(zmq.DEALER, lambda frames: answered.set_result(None))
+        if security.pair is not None:
+            drained.socket.setsockopt(zmq.CURVE_SERVERKEY, security.head.encode())
+            drained.socket.setsockopt(zmq.CURVE_PUBLICKEY, security.pair.public.encode())
+            drained.socket.setsockopt(zmq.CURVE_SECRETKEY, security.pair.secret.encode())
+        drained.socket.connect(endpoint)
+        return drained
+
+    async def batch() -> float:
+        nonlocal answered
+        start = clock()
+        for _ in range(BATCH):
+            answered = loop.create_future()
+            drained.send([REQUEST])
+            await answered
+        return (clock() - start) / BATCH
+
+    answered: asyncio.Future[None] = loop.create_future()
+    drained = loop.run_until_complete(open_())
+    yield lambda: loop.run_until_complete(batch())
+    drained.close()
+
+
+def two_processes(loop: asyncio.AbstractEventLoop, batches: int) -> Taken:
+    """The rows "raw" and "head", in turns with one another as well."""
+    own, driver = KeyPair.make(), KeyPair.make()
+    keyed = f"{own.public} {own.secret} {driver.public}"
+    sides = (("", Security(insecure_test_network=True)), (keyed, Security(pair=driver, head=own.public)))
     with contextlib.ExitStack() as stack:
-        clients = {}
-        for name, (endpoint, security) in endpoints.items():
-            network = ZmqNetwork(loop, security)
-            stack.callback(network.close)
-            clients[name] = ControlClient(network, endpoint, name.encode(), lambda notice: None)
-            stack.callback(clients[name].close)
-            await clients[name].request(GetStatus(), 10)
-        taken: dict[str, list[float]] = {name: [] for name in clients}
-        for _ in range(batches):
-            for name, client in clients.items():
-                start = time.perf_counter()
-                for _ in range(BATCH):
-                    await client.request(GetStatus(), 10)
-                taken[name].append((time.perf_counter() - start) / BATCH)
-        return {name: sorted(values) for name, values in taken.items()}
+        measured: dict[Side, Batch] = {}
+        for what, client in (("raw", pinging), ("head", asking)):
+            for said, security in sides:
+                endpoint = stack.enter_context(server(what, said))
+                measured[what, bool(said)] = stack.enter_context(client(loop, endpoint, security))
+        return take_turns(measured, batches)
+
+
+def two_clusters(batches: int) -> Taken:
+    """The other rows, one after the other."""
+    taken: Taken = {}
+    with clusters() as drivers:
+        for what, count in (("ask", BATCH), ("call", BATCH), ("near", BATCH), ("echo", 1)):
+            measured: dict[Side, Batch] = {
+                (what, keyed): functools.partial(driver.measure, what, count)
+                for keyed, driver in zip((False, True), drivers, strict=True)
+            }
+            taken |= take_turns(measured, batches if count > 1 else max(1, batches // 5))
+    return taken
+
+
+def take_turns(batches: Mapping[Side, Batch], count: int) -> Taken:
+    """*count* values of each; the first is not counted."""
+    for batch in batches.values():
+        batch()
+    taken: Taken = {side: [] for side in batches}
+    for _ in range(count):
+        for side, batch in batches.items():
+            taken[side].append(batch())
+    return taken
+
+
+def best_tenth(values: Sequence[float]) -> float:
+    """The mean of the smallest: on a machine that does other things too, the rest tells of those."""
+    return statistics.mean(sorted(values)[: max(1, len(values) // 10)])
+
+
+def show(what: str, repeats: Sequence[Taken]) -> None:
+    """One row: the middle repetition's best tenths, what keys cost, and the ratios of all repetitions."""
+    pairs = [(best_tenth(taken[what, False]), best_tenth(taken[what, True])) for taken in repeats]
+    pairs.sort(key=lambda pair: pair[1] / pair[0])
+    ratios = [keyed / without for without, keyed in pairs]
+    without, keyed = (seconds * 1e6 for seconds in pairs[len(pairs) // 2])
+    more = f"{keyed - without:+.0f}"
+    spread = f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
+    print(f"{what:5} {ROWS[what]:42} {without:7.0f} {keyed:7.0f} {more:>6} us {keyed / without:6.2f}  {spread}")
 
 
 def main() -> None:
-    """Print the two, and their ratio."""
+    """Print the rows."""
     parser = argparse.ArgumentParser(prog="benchmarks.keys_cost")
-    parser.add_argument("--batches", type=int, default=400)
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--batches", type=int, default=150, help="values of each kind, per repetition")
+    parser.add_argument("--repeat", type=int, default=7, help="repetitions, with new processes each")
+    parser.add_argument("--serve", choices=("head", "raw"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     loop = new_event_loop()
+    asyncio.set_event_loop(loop)
+    repeats: list[Taken] = []
     try:
         if given.serve:
-            loop.run_until_complete(serve())
+            loop.run_until_complete(serve_head() if given.serve == "head" else serve_raw())
             return
-        server, driver = KeyPair.make(), KeyPair.make()
-        with head("") as plain, head(f"{server.public} {server.secret} {driver.public}") as keyed:
-            endpoints = {
-                "without keys": (plain, Security(insecure_test_network=True)),
-                "with keys": (keyed, Security(pair=driver, head=server.public)),
-            }
-            taken = loop.run_until_complete(ask(endpoints, given.batches))
+        with stays_on(0):
+            for _ in range(given.repeat):
+                taken = two_processes(loop, given.batches)
+                repeats.append(taken | ({} if os.geteuid() else two_clusters(given.batches)))
     finally:
         loop.close()
-    for name, seconds in taken.items():
-        print(f"{name:<14} best {seconds[0] * 1e6:7.1f} us   median {statistics.median(seconds) * 1e6:7.1f} us")
-    plain_s, keyed_s = taken.values()
-    print(
-        f"{'ratio':<14} best {keyed_s[0] / plain_s[0]:7.3f}      "
-        f"median {statistics.median(keyed_s) / statistics.median(plain_s):7.3f}"
-    )
+    print(f"{'':48} {'without':>7} {'keys':>7} {'more':>9} {'ratio':>6}  in all repetitions")
+    for what in ROWS:
+        if (what, True) in repeats[0]:
+            show(what, repeats)
+    if os.geteuid():
+        print("the other rows need root, for network namespaces")
 
 
 if __name__ == "__main__":

@@ -6,9 +6,11 @@ import contextlib
 import ctypes
 import os
 import signal
+from collections.abc import Iterator
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_PROCESSORS = sorted(os.sched_getaffinity(0))
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -22,6 +24,17 @@ def die_with_parent() -> None:
     """Have the kernel kill this process when the thread that started it ends."""
     if _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+
+
+@contextlib.contextmanager
+def stays_on(number: int) -> Iterator[None]:
+    """This thread, and whatever it starts meanwhile, runs on one of the processors that it may run on."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {_PROCESSORS[number % len(_PROCESSORS)]})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 def descendants(pid: int) -> dict[int, str]:

@@ -23,7 +23,6 @@ from typing import Any
 from rlinf_actors import Cluster, ComponentPlacement, Worker
 from rlinf_actors.cli import app
 from rlinf_actors.errors import RlinfActorsError
-from rlinf_actors.settings import HEAD
 from rlinf_actors.testing import LocalCluster, simulated_arm_hardware
 from rlinf_actors.testing.simulated_arm import SimulatedArmClient, read_record
 
@@ -109,7 +108,7 @@ def measure(fault: str) -> float:
 
 
 def _measure(fault: str, local: LocalCluster, address: str, record: Path) -> float:
-    os.environ[HEAD] = local.head
+    os.environ.update(local.driver_env)
     heard, tell = os.pipe()
     command = [sys.executable, "-m", "benchmarks.robot_stop", "--drive", address, str(tell)]
     with subprocess.Popen(command, pass_fds=(tell,)) as driver:

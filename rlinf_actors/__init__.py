@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rlinf_actors.errors import HardwareInUseError as HardwareInUseError
     from rlinf_actors.errors import NameInUseError as NameInUseError
     from rlinf_actors.errors import NodeLostError as NodeLostError
+    from rlinf_actors.errors import NotTheHeadError as NotTheHeadError
     from rlinf_actors.errors import PeerDiedError as PeerDiedError
     from rlinf_actors.errors import PlacementError as PlacementError
     from rlinf_actors.errors import ProtocolError as ProtocolError
@@ -90,6 +91,7 @@ _MODULES = {
         "HardwareInUseError",
         "NameInUseError",
         "NodeLostError",
+        "NotTheHeadError",
         "PeerDiedError",
         "PlacementError",
         "ProtocolError",

@@ -176,6 +176,10 @@ class AuthenticationError(RlinfActorsError):
     """A peer is not who it must be for what it asked."""
 
 
+class NotTheHeadError(AuthenticationError):
+    """What listens at the head's address is not that head: it has another key, or is another program."""
+
+
 class ProtocolMismatchError(RlinfActorsError):
     """Two sides speak different versions; the message names both."""
 

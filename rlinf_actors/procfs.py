@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import select
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,6 +124,20 @@ def open_pidfd(pid: int, started: int) -> int:
     return pidfd
 
 
+def has_ended(pidfd: int, timeout_s: float | None = 0.0) -> bool:
+    """Wait for the end of a process; whether it has come.
+
+    By poll: select() takes no descriptor above 1023, and a process with many connections has such.
+
+    Args:
+        pidfd: of the process.
+        timeout_s: how long to wait, in seconds; None waits for ever.
+    """
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
+
+
 def in_exec(pid: int) -> bool:
     """Whether *pid* is just between two programs: its new environment, and mark, can be read in a moment."""
     try:
@@ -140,14 +155,18 @@ def pids() -> list[int]:
 
 def children(pid: int) -> list[int]:
     """Direct children of a process, zombies too."""
-    found: list[int] = []
-    try:
-        for task in os.listdir(f"/proc/{pid}/task"):
-            found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_bytes().split())
-    except (FileNotFoundError, ProcessLookupError):
-        if os.path.exists("/proc/self/task") and not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
-            return [c for c in pids() if (at := stat(c)) and at.parent == pid]  # a kernel without PROC_CHILDREN
-    return found
+    while True:
+        try:
+            found: list[int] = []
+            for task in os.listdir(f"/proc/{pid}/task"):
+                found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_bytes().split())
+            return found
+        except (FileNotFoundError, ProcessLookupError):
+            if os.path.exists("/proc/self/task") and not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
+                return [c for c in pids() if (at := stat(c)) and at.parent == pid]  # a kernel without PROC_CHILDREN
+            if not os.path.exists(f"/proc/{pid}/task"):
+                return []
+            # a thread has ended since it was listed: its children are another's now, which may have been read before
 
 
 def subtree(pid: int) -> list[int]:
@@ -216,3 +235,14 @@ def _first_count(files: list[Path], name: bytes) -> int | None:
             if key == name:
                 return int(count)
     return None
+
+
+def flocks() -> dict[tuple[int, int], int]:
+    """Files that are locked by flock(2), as (device, inode), and which process has done so."""
+    found = {}
+    for line in Path("/proc/locks").read_text().splitlines():
+        words = line.split()
+        if words[1:2] == ["FLOCK"]:
+            major, minor, inode = words[5].split(":")
+            found[os.makedev(int(major, 16), int(minor, 16)), int(inode)] = int(words[4])
+    return found

@@ -2,29 +2,47 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import importlib.util
 import os
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Generator, Iterator
 
+import hypothesis
+import pace
 import pytest
+from virtual_time import VirtualLoop
 
 from rlinf_actors.testing import pytest_plugin
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Where the project runs from its checkout, nothing has registered the plugin yet."""
+    """This user's keys are none of the tests' business. Also: where the project runs from its checkout, nothing has
+    registered the plugin yet.
+    """
+    config_home = tempfile.TemporaryDirectory(prefix="rlinf-test-config-")
+    config.add_cleanup(config_home.cleanup)
+    os.environ["XDG_CONFIG_HOME"] = config_home.name  # before test modules keep the environment for what they start
+    os.umask(0o022)  # with one that lets others write (0002 is usual too) files of keys and state are refused
     if not config.pluginmanager.is_registered(pytest_plugin):
         config.pluginmanager.register(pytest_plugin)
+    pace.slowness = config.getoption("slowness")
+    # by default an example fails that takes 0.2 s, on a machine that stands still for a moment too
+    hypothesis.settings.register_profile(
+        "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    )
+    hypothesis.settings.load_profile("any machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--without-torch", action="store_true", help="leave out the tests marked torch, also where CI is set"
     )
+    parser.addoption("--slowness", type=float, default=1.0, help="how much slower timers of tests are (tests/pace.py)")
     parser.addoption("--soak-seconds", type=float, default=15, help="how long the soak lasts (tests/soak)")
     parser.addoption(
-        "--malformed-connections", type=int, default=300, help="how many strangers come (tests/live/test_strangers.py)"
+        "--malformed-connections", type=int, default=50, help="strangers at each port (tests/live/test_strangers.py)"
     )
     parser.addoption("--cycles", type=int, default=30, help="how many starts and stops tests/cycles makes")
     parser.addoption("--kill-rounds", type=int, default=1, help="how often each is killed (tests/kills)")
@@ -32,6 +50,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--default-timers", action="store_true", help="cuts and stand stills with the default leases: 30 s each"
     )
+    parser.addoption(
+        "--watchdog-seconds", type=int, default=0, help="also let agentd stand still under systemd's watchdog; below 9"
+    )
+    parser.addoption("--systemd", default="", help="directory with another systemd (tests/agentd/systemd_box.py)")
     parser.addoption("--soak-seed", type=int, help="of the soak: the plan of an earlier run; by default a new one")
     parser.addoption("--chaos-seconds", type=float, default=60, help="how long the chaos lasts (tests/chaos)")
     parser.addoption("--chaos-seed", type=int, help="of the chaos: the faults of an earlier run; by default new ones")
@@ -39,6 +61,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests that need torch are left out where it is not installed; where CI is set, only if that is asked for."""
+    for item in items:
+        if item.get_closest_marker("live") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(pace.LIVE_TIMEOUT_S))
     marked = [item for item in items if item.get_closest_marker("torch")]
     if not marked or (importlib.util.find_spec("torch") and not config.option.without_torch):
         return
@@ -49,6 +74,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         )
     for item in marked:
         item.add_marker(pytest.mark.skip(reason="torch is not installed"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Templates import torch for tests that need it, and not for all because this process has it for some of them: it
+    takes longer than the rest of most of these tests.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if item.get_closest_marker("live") and not item.get_closest_marker("torch"):
+            patch.setattr("rlinf_actors.group.launching.PRELOADED", ("numpy",))
+        return (yield)
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The loop of an async test."""
+    return {"loop": VirtualLoop if item.get_closest_marker("virtual_time") else asyncio.new_event_loop}
 
 
 @pytest.fixture(autouse=True)

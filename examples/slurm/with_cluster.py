@@ -34,9 +34,10 @@ def main() -> int:
         stack.callback(shutil.rmtree, keys, ignore_errors=True)
         with_keys = not own.startswith("127.")
         if with_keys:
-            subprocess.run([*TOOL, "keys", "init"], env=env, check=True, stdout=subprocess.DEVNULL)
+            tool(["keys", "init"], env)
         state = stack.enter_context(temporary(f"/tmp/rlinf-head-{job}"))
-        head = stack.enter_context(process([*TOOL, "head", "--listen", f"{own}:0", "--state-dir", state], env, True))
+        listen = [*TOOL, "head", "--listen", f"{own}:0", "--state-dir", state]
+        head = stack.enter_context(process(listen, env, stdout=subprocess.PIPE))
         address = head.stdout.readline().decode().strip()
         if not address:
             return head.wait()  # it has said why
@@ -44,13 +45,13 @@ def main() -> int:
             for node in nodes:
                 file = keys / node / "agent.key"
                 file.parent.mkdir(mode=0o700)
-                enroll = [*TOOL, "keys", "enroll", node, "--head", address, "--file", str(file)]
-                subprocess.run(enroll, env=env, check=True, stdout=subprocess.DEVNULL)
+                tool(["keys", "enroll", node, "--head", address, "--file", str(file)], env)
         one_each = ["srun", f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1", "--overlap"]
         command = [*one_each, sys.executable, os.path.abspath(__file__), "--node", address, str(keys)]
         stack.enter_context(process(command, dict(os.environ)))
         env |= {"RLINF_HEAD": address, "NUM_NODES": str(len(nodes))}
-        return subprocess.run(sys.argv[1:], env=env, check=False).returncode
+        with process(sys.argv[1:], env, stdin=None) as program:
+            return program.wait()
 
 
 def be_node(address: str, keys: str) -> int:
@@ -73,6 +74,14 @@ def be_node(address: str, keys: str) -> int:
             return agentd.wait()
 
 
+def tool(arguments: list[str], env: dict[str, str]) -> None:
+    """Run `rlinf-actors` with these arguments; what fails has said why, and ends this job."""
+    with process([*TOOL, *arguments], env, stdout=subprocess.DEVNULL) as running:
+        code = running.wait()
+    if code:
+        sys.exit(code)
+
+
 def hostnames(nodelist: str) -> list[str]:
     """The names in Slurm's short form, such as gpu[01-04]."""
     done = subprocess.run(["scontrol", "show", "hostnames", nodelist], capture_output=True, text=True, check=True)
@@ -87,14 +96,24 @@ def address_towards(host: str) -> str:
 
 
 @contextlib.contextmanager
-def process(command: list[str], env: dict[str, str], read: bool = False):
+def process(command: list[str], env: dict[str, str], *, stdin=subprocess.DEVNULL, stdout=None):
     """A process that is asked to end, and waited for, at the end of the block."""
-    stdout = subprocess.PIPE if read else None
-    with subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=stdout) as started:
-        try:
-            yield started
-        finally:
-            started.terminate()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # until there is somebody who passes it on
+    try:
+        with subprocess.Popen(
+            command,
+            env=env,
+            stdin=stdin,
+            stdout=stdout,
+            preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before),
+        ) as started:
+            try:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+                yield started
+            finally:
+                started.terminate()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager

@@ -73,41 +73,45 @@ class _Mount:
         return "" if relative.startswith("..") else os.path.normpath(os.path.join(self.point, relative))
 
 
-def find(wanted: str = "auto", proc: str = "/proc", under_systemd: bool | None = None) -> Roots:
+def find(wanted: str = "auto", proc: str = "/proc", under_systemd: bool | None = None, pid: int | None = None) -> Roots:
     """Where cgroups for workers can be made, and which limits hold there. Changes nothing.
 
     Args:
-        wanted: "auto": in the cgroup of this process, if that is ours to divide; "off"; or a directory of cgroup v2.
+        wanted: "auto": in the cgroup of the process, if that is ours to divide; "off"; or a directory of cgroup v2.
         proc: where /proc is.
         under_systemd: whether systemd manages this machine's cgroups; None to look.
+        pid: of the process that would make them, None for this one.
 
     Raises:
         ValueError: *wanted* is a directory that cannot be used; the text says why.
+        OSError: that process is gone.
     """
     if wanted == "off":
         return _none("cgroups are switched off: set cgroup to auto in [workers]")
     if under_systemd is None:
         under_systemd = os.path.isdir("/run/systemd/system")
     mounts = _mounts(Path(proc, "self/mountinfo").read_text())
-    own = _own(Path(proc, "self/cgroup").read_text())
+    process = Path(proc, "self" if pid is None else str(pid))
+    own = _own(Path(process, "cgroup").read_text())
+    user = os.geteuid() if pid is None else process.stat().st_uid
     two = next((mount for mount in mounts if mount.kind == "cgroup2"), None)
     here = two.directory(own[""]) if two is not None and "" in own else ""
     if wanted != "auto":
-        why = _unusable(wanted, here, mounts)
+        why = _unusable(wanted, here, mounts, user)
         if why:
             raise ValueError(why)
         return _unified(wanted, own_processes=False)
     if under_systemd and not _is_delegated(here):
         return _none(f"systemd manages the cgroups here: {_OTHER_WAYS}")
     if under_systemd and here.endswith(".service"):
-        return _in_service(here)
+        return _in_service(here, user)
     if two is None:
         found = _none("cgroup v2 is not mounted: mount -t cgroup2 none /sys/fs/cgroup")
-    elif not here or not _writable(here):
+    elif not here or not _writable(here, user):
         found = _none(f"{here or two.point} cannot be written: run as its owner, or give the container a writable one")
     else:
         found = _unified(here, own_processes=True)
-    return found if under_systemd else _with_v1(found, own, mounts)
+    return found if under_systemd else _with_v1(found, own, mounts, user)
 
 
 def _none(why: str) -> Roots:
@@ -134,8 +138,18 @@ def _own(text: str) -> dict[str, str]:
     return found
 
 
-def _writable(directory: str) -> bool:
-    return os.access(directory, os.W_OK) and os.access(f"{directory}/cgroup.procs", os.W_OK)
+def _writable(directory: str, user: int) -> bool:
+    return all(_may_write(path, user) for path in (directory, f"{directory}/cgroup.procs"))
+
+
+def _may_write(path: str, user: int) -> bool:
+    """Of another user only what is owned can be told; that is what delegation does."""
+    if user == os.geteuid():
+        return os.access(path, os.W_OK)
+    try:
+        return user in (0, os.stat(path).st_uid)
+    except OSError:
+        return False
 
 
 def _is_delegated(directory: str) -> bool:
@@ -148,29 +162,29 @@ def _is_delegated(directory: str) -> bool:
     return False
 
 
-def _in_service(directory: str) -> Roots:
+def _in_service(directory: str, user: int) -> Roots:
     """A delegated service: cgroups, so that nothing hides, and no limits. With a controller passed on, systemd (249 to
     255) could not put a new main process beside the workers that are left: the service could not be restarted.
     """
-    if not _writable(directory):
+    if not _writable(directory, user):
         return _none(f"{directory} cannot be written: {_OTHER_WAYS}")
     why = f"a service with limits for workers could not be restarted while they run: {_OTHER_WAYS}"
     return Roots(directory, why=dict.fromkeys(CONTROLLERS, why))
 
 
-def _unusable(wanted: str, here: str, mounts: Sequence[_Mount]) -> str:
+def _unusable(wanted: str, here: str, mounts: Sequence[_Mount], user: int) -> str:
     points = [mount.point for mount in mounts if mount.kind == "cgroup2"]
     point = next((point for point in points if wanted == point or wanted.startswith(f"{point}/")), None)
     if not os.path.isdir(wanted):
         return f"is {wanted!r}, which is no directory: mkdir {wanted}"
     if point is None:
         return f"is {wanted!r}, which is not on cgroup v2 ({', '.join(points) or 'not mounted'})"
-    if not _writable(wanted):
-        return f"is {wanted!r}, which this user cannot write: chown -R {os.getuid()} {wanted}"
+    if not _writable(wanted, user):
+        return f"is {wanted!r}, which user {user} cannot write: chown -R {user} {wanted}"
     common = os.path.commonpath([wanted, here]) if here else wanted
-    if not os.access(f"{common}/cgroup.procs", os.W_OK):
+    if not _may_write(f"{common}/cgroup.procs", user):
         return (
-            f"is {wanted!r}, but this user may not move processes there from {here}: {common}/cgroup.procs must be "
+            f"is {wanted!r}, but user {user} may not move processes there from {here}: {common}/cgroup.procs must be "
             "writable, since both are below it"
         )
     return ""
@@ -195,12 +209,12 @@ def _unified(directory: str, own_processes: bool) -> Roots:
     return Roots(directory, tuple(name for name in CONTROLLERS if name not in why), why=why)
 
 
-def _with_v1(found: Roots, own: dict[str, str], mounts: Sequence[_Mount]) -> Roots:
+def _with_v1(found: Roots, own: dict[str, str], mounts: Sequence[_Mount], user: int) -> Roots:
     v1 = {}
     for name in CONTROLLERS:
         mount = next((mount for mount in mounts if mount.kind == "cgroup" and name in mount.options), None)
         directory = mount.directory(own[name]) if mount is not None and name in own else ""
-        if name in found.why and directory and _writable(directory):
+        if name in found.why and directory and _writable(directory, user):
             v1[name] = directory
     why = {name: text for name, text in found.why.items() if name not in v1}
     return Roots(found.unified, found.enforced, v1, why)

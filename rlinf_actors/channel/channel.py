@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 import warnings
 from collections.abc import AsyncIterator, Hashable
@@ -26,6 +27,7 @@ from rlinf_actors.runtime.asyncwork import AsyncWork
 from rlinf_actors.runtime.process import Runtime
 from rlinf_actors.runtime.remote import RemoteGroup
 from rlinf_actors.settings import Settings
+from rlinf_actors.wire.bounds import waiting
 
 GROUP_PREFIX = "channel@"
 """Before a channel's name: the name of its host's group."""
@@ -163,7 +165,7 @@ class Channel:
         """
         if not weight >= 0:  # NaN too
             raise UsageError(f"the weight of an item is {weight}; it must be 0 or more")
-        work = self._backend.put(key, item, weight, False, timeout)
+        work = self._backend.put(key, item, weight, False, waiting(timeout))
         return work if async_op else work.wait()
 
     def put_nowait(self, item: Any, weight: float = 0, key: Hashable = DEFAULT_KEY) -> None:
@@ -186,7 +188,7 @@ class Channel:
         Raises:
             CallTimeoutError: (a TimeoutError) the time was up; nothing was taken.
         """
-        work = self._backend.get(key, False, timeout)
+        work = self._backend.get(key, False, waiting(timeout))
         return work if async_op else work.wait()
 
     def get_nowait(self, key: Hashable = DEFAULT_KEY) -> Any:
@@ -205,7 +207,9 @@ class Channel:
         Returns:
             The items, in order; ``[]`` if the head alone is heavier. *async_op*, *timeout* and errors as `get`.
         """
-        work = self._backend.batch(key, target_weight, timeout)
+        if math.isnan(target_weight):
+            raise UsageError("the target weight is NaN; it must be a number")
+        work = self._backend.batch(key, target_weight, waiting(timeout))
         return work if async_op else work.wait()
 
     async def __aiter__(self) -> AsyncIterator[Any]:

@@ -79,6 +79,7 @@ class Machine:
         memlock: soft limit of locked memory in bytes, -1 for none.
         cgroups: where workers' cgroups can be.
         cgroup_error: why the configured directory cannot be used.
+        agentd: that they are for, as ``PID in RUN_DIR``; "" for one that would be started from here.
         clock_synchronized: None where that is not known.
         head: the configured head, "" without one.
         head_error: why it cannot be used, "" where it answered.
@@ -104,6 +105,7 @@ class Machine:
     memlock: int
     cgroups: Roots
     cgroup_error: str = ""
+    agentd: str = ""
     clock_synchronized: bool | None = None
     head: str = ""
     head_error: str = ""
@@ -212,16 +214,17 @@ def limits(machine: Machine) -> list[Finding]:
 def cgroups(machine: Machine) -> list[Finding]:
     """Which limits of workers hold."""
     roots = machine.cgroups
+    whose = f"of agentd {machine.agentd}" if machine.agentd else "of an agentd that is started from here (none runs)"
     if machine.cgroup_error:
         text = f"[workers] cgroup {machine.cgroup_error}"
-        return [Finding("cgroup", FAIL, text, "correct it in agentd.toml, or set it to auto")]
+        return [Finding("cgroup", FAIL, f"{text} ({whose})", "correct it in agentd.toml, or set it to auto")]
     found = []
     if roots.unified:
         found.append(
-            Finding("cgroup", PASS, f"each worker gets a cgroup below {roots.unified}: nothing hides at its end")
+            Finding("cgroup", PASS, f"each worker {whose} gets a cgroup in {roots.unified}: nothing hides at its end")
         )
     else:
-        text = "workers get no cgroup of v2: a process that clears its environment can outlive its worker"
+        text = f"workers {whose} get no cgroup of v2: a process that clears its environment can outlive its worker"
         found.append(Finding("cgroup", WARN, text, roots.why.get("cgroup", "")))
     for name, option in (("memory", "memory_limit"), ("pids", "pids_limit")):
         if name in roots.why:

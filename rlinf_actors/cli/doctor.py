@@ -10,7 +10,7 @@ import click
 
 from rlinf_actors.cli.checks import FAIL, WARN, Finding, diagnose
 from rlinf_actors.cli.machine import look
-from rlinf_actors.cli.output import json_option, note, show_json
+from rlinf_actors.cli.output import json_option, note, plain, show_json
 from rlinf_actors.settings import Settings
 
 _COLORS = {"pass": "green", "warn": "yellow", "fail": "red"}
@@ -45,6 +45,6 @@ def _show(findings: list[Finding]) -> None:
     width = max(len(finding.check) for finding in findings)
     for finding in findings:
         word = click.style(finding.status.upper(), fg=_COLORS[finding.status], bold=finding.status != "pass")
-        click.echo(f"{word}  {finding.check.ljust(width)}  {finding.text}", color=colored)
+        click.echo(f"{word}  {finding.check.ljust(width)}  {plain(finding.text)}", color=colored)
         if finding.fix and finding.status in (WARN, FAIL):
             click.echo(f"{' ' * (width + 8)}fix: {finding.fix}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import logging
 import os
 import signal
@@ -98,6 +99,7 @@ async def _serve(endpoint: str, protected: Protected, state_dir: str | None, as_
             manager.stopping(f"stopping: {reason}")
             ended.set_result(reason)
 
+    faulthandler.enable(2)  # a crash in C code, and the watchdog's SIGABRT to a loop that stands still, say where
     with contextlib.ExitStack() as stack:
         watchdog = manager.watch(loop)
         if watchdog is not None:

@@ -10,14 +10,14 @@ from typing import Union
 
 from rlinf_actors.cli.output import note
 from rlinf_actors.cli.session import TIMEOUT_S, expected, find_head, observing
-from rlinf_actors.errors import ConfigError, UsageError
+from rlinf_actors.errors import AuthenticationError, ConfigError, UsageError
 from rlinf_actors.head.commands import Command, Keep, Record, Refused
 from rlinf_actors.head.keys import KeyRegistry
 from rlinf_actors.head.ownkeys import own_keys
 from rlinf_actors.head.remembered import Change
 from rlinf_actors.head.store import FILE, Store
 from rlinf_actors.net.address import endpoint_of, split_address
-from rlinf_actors.net.rpc import ControlClient, refusal
+from rlinf_actors.net.rpc import ControlClient, KeyRefusedError, refusal
 from rlinf_actors.net.security import Security
 from rlinf_actors.security.jointoken import PATH, JoinToken
 from rlinf_actors.security.keyfile import KeyFile
@@ -65,7 +65,14 @@ def as_holder(token: JoinToken, question: Enroll) -> Enrolled:
         ClusterTimeoutError: no answer.
     """
     key = KeyFile(token.role, token.name, token.pair, token.head)
-    return asyncio.run(_as(key, endpoint_of(token.address, PATH), question))
+    try:
+        return asyncio.run(_as(key, endpoint_of(token.address, PATH), question))
+    except KeyRefusedError:
+        raise AuthenticationError(
+            f"the head at {token.address} refused this join token of {token.role} {token.name!r}: it was used already, "
+            f"has expired (it is good for 15 minutes), or was revoked. Have another made there: "
+            f"rlinf-actors keys enroll {token.name}{' --driver' if token.role == 'driver' else ''}"
+        ) from None
 
 
 def as_member(key: KeyFile, head: str | None, question: RotateKey) -> Enrolled:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
+from rlinf_actors.cli.amounts import Amount
 from rlinf_actors.cli.keyasking import administer, as_holder, as_member, join_address
-from rlinf_actors.cli.output import json_option, note, seconds, show_fields, show_json, show_table
+from rlinf_actors.cli.keyshowing import key_dict, row_of
+from rlinf_actors.cli.output import json_option, note, show_fields, show_json, show_table
 from rlinf_actors.cli.session import head_option, who
 from rlinf_actors.errors import AuthenticationError, ClusterTimeoutError, ConfigError, UsageError
 from rlinf_actors.head.keys import TOKEN_S
@@ -22,7 +23,7 @@ from rlinf_actors.security.keyfile import KeyFile
 from rlinf_actors.security.keypair import KeyPair
 from rlinf_actors.security.publickey import check_name, check_public, fingerprint
 from rlinf_actors.settings import Settings
-from rlinf_actors.wire.keys import AddKey, Enroll, GetKeys, KeyState, RevokeKey, RotateKey
+from rlinf_actors.wire.keys import AddKey, Enroll, GetKeys, RevokeKey, RotateKey
 
 dir_option = click.option(
     "--dir",
@@ -56,10 +57,13 @@ def init(folder: str | None, name: str | None, as_json: bool) -> None:
     for role in ("head", "driver"):
         there = keyfile.path_of(directory, role)
         if there.exists():
-            raise UsageError(f"{there} is there already: `rlinf-actors keys rotate` changes a key, --dir makes others")
+            raise _there_already(there)
     head = KeyFile("head", "head", KeyPair.make())
     driver = KeyFile("driver", name, KeyPair.make(), head.pair.public)
-    keyfile.save(path, head)
+    try:
+        keyfile.save_new(path, head)
+    except FileExistsError:
+        raise _there_already(path) from None  # by another `keys init` at the same time
     keyfile.save(keyfile.path_of(directory, "driver"), driver)
     data = {"dir": str(directory), "head": head.pair.public, "driver": driver.pair.public, "name": name}
     if as_json:
@@ -131,14 +135,15 @@ def join(token: str, folder: str | None, as_json: bool) -> None:
     """Make this machine's key and have the head list it, by a join token (- reads it from stdin)."""
     content = jointoken.parse(sys.stdin.readline() if token == "-" else token)
     path = keyfile.path_of(_directory(folder), content.role)
-    if path.exists():
+    key = KeyFile(content.role, content.name, KeyPair.make(), content.head)
+    try:
+        keyfile.save_new(path, key)
+    except FileExistsError:
         there = keyfile.load(path)
         raise UsageError(
             f"{path} is there already, the key of {there.role} {there.name!r}: `rlinf-actors keys rotate` changes it; "
             "to begin anew, move it away"
-        )
-    key = KeyFile(content.role, content.name, KeyPair.make(), content.head)
-    keyfile.save(path, key)
+        ) from None
     try:
         answer = as_holder(content, Enroll(key.pair.public))
     except REFUSED:
@@ -172,7 +177,7 @@ def list_(everything: bool, state_dir: str | None, head: str | None, as_json: bo
         return
     show_table(
         ("NAME", "ROLE", "STATE", "KEY", "LISTED", "BY", "EXPIRES"),
-        [_row(key, answer.at) for key in answer.keys if everything or key.ended_at is None],
+        [row_of(key, answer.at) for key in answer.keys if everything or key.ended_at is None],
         "the head lists no keys" if answer.head else "this head has no keys: `rlinf-actors keys init`",
     )
 
@@ -194,7 +199,8 @@ def revoke(name: str, role: Any, state_dir: str | None, head: str | None, as_jso
     else:
         for key in answer.keys:
             click.echo(f"{'join token' if key.token else 'key'} {fingerprint(key.public)} of {key.role} {key.name}")
-    _warn(answer.warning)
+    if answer.warning:  # a head that is restarted would let it in again
+        raise OSError(answer.warning)
 
 
 @keys.command()
@@ -203,7 +209,7 @@ def revoke(name: str, role: Any, state_dir: str | None, head: str | None, as_jso
 @click.option(
     "--keep",
     "keep_h",
-    type=click.FloatRange(min=0.0, max=24.0),
+    type=Amount(min=0.0, max=24.0),
     default=24.0,
     show_default=True,
     metavar="HOURS",
@@ -245,53 +251,20 @@ def trust(public: str, folder: str | None, as_json: bool) -> None:
     if as_json:
         show_json({"head": public, "files": changed})
     else:
-        for name in changed:
-            click.echo(name)
+        click.echo("\n".join(changed))
     note("start what runs here again")
-
-
-def key_dict(key: KeyState) -> dict[str, Any]:
-    """A key as `--json` shows it; keys are stable, new ones may be added. Times in seconds since the epoch."""
-    return {
-        "name": key.name,
-        "role": key.role,
-        "state": state_of(key),
-        "token": key.token,
-        "public": key.public,
-        "added_at": key.added_at,
-        "added_by": key.added_by,
-        "expires_at": key.expires_at,
-        "ended_at": key.ended_at,
-        "why": key.why,
-    }
-
-
-def state_of(key: KeyState) -> str:
-    """One word: good, token (a join token that was not used), retiring (replaced by another), or ended."""
-    if key.ended_at is not None:
-        return "ended"
-    if key.token:
-        return "token"
-    return "good" if key.expires_at is None else "retiring"
-
-
-def _row(key: KeyState, at: float) -> tuple[str, ...]:
-    ends = "-" if key.expires_at is None else f"in {seconds(key.expires_at - at)}"
-    if key.ended_at is not None:
-        ends = f"{seconds(at - key.ended_at)} ago: {key.why}"
-    listed = time.strftime("%Y-%m-%d %H:%M", time.localtime(key.added_at))
-    return key.name, key.role, state_of(key), fingerprint(key.public), listed, key.added_by, ends
 
 
 def _rotate_member(path: Path, old: KeyFile, new: KeyFile, head: str | None, keep_h: float) -> None:
     beside = path.with_name(f"{path.name}.new")
-    if beside.exists():
+    try:
+        keyfile.save_new(beside, new)  # first: a key that the head lists and nobody has would shut this machine out
+    except FileExistsError:
         left = fingerprint(keyfile.load(beside).pair.public)
         raise UsageError(
             f"an earlier rotation has not ended, and left {beside}. If `rlinf-actors keys list` on the head's machine "
             f"has its key, {left}: mv {beside} {path}. If not: rm {beside}"
-        )
-    keyfile.save(beside, new)  # first: a key that the head lists and nobody has would shut this machine out
+        ) from None
     try:
         answer = as_member(old, head, RotateKey(new.pair.public, keep_h * 3600))
     except REFUSED:
@@ -310,6 +283,10 @@ def _rotate_head(directory: Path, path: Path, new: KeyFile) -> None:
     _point(directory, new.pair.public)
     note("start the head again: until then it has the old key, and this machine's driver does not reach it")
     note(f"then on every other machine: rlinf-actors keys trust '{new.pair.public}'")
+
+
+def _there_already(path: Path) -> UsageError:
+    return UsageError(f"{path} is there already: `rlinf-actors keys rotate` changes a key, --dir makes others")
 
 
 def _point(directory: Path, public: str) -> list[str]:

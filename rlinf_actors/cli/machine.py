@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import fcntl
 import importlib.metadata
 import os
 import resource
@@ -13,14 +12,15 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rlinf_actors import procfs
 from rlinf_actors.cgroups.roots import Roots, find
 from rlinf_actors.cgroups.worker import leftovers
 from rlinf_actors.cli.checks import Directory, KeyOnDisk, Machine, Process
-from rlinf_actors.cli.session import PARENTS, fetch_status
+from rlinf_actors.cli.running import Agentd, agentds, is_locked
+from rlinf_actors.cli.session import fetch_status, parents
 from rlinf_actors.compat import tomllib
 from rlinf_actors.errors import ConfigError, RlinfActorsError
 from rlinf_actors.hardware.probe import run_probe
@@ -45,7 +45,8 @@ _TIME_ERROR = 5
 def look(settings: Settings, head: str | None = None) -> Machine:
     """Look at everything. Blocks, for as long as vendors' libraries and the head may take (about 15 s at most)."""
     report = asyncio.run(run_probe())
-    cgroups, cgroup_error = _cgroups(settings)
+    running = agentds(parents(settings))
+    cgroups, cgroup_error = _cgroups(settings, running)
     endpoint = head or settings.head or ""
     head_version, head_error = _ask(endpoint, settings) if endpoint else ("", "")
     return Machine(
@@ -61,6 +62,7 @@ def look(settings: Settings, head: str | None = None) -> Machine:
         memlock=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         cgroups=cgroups,
         cgroup_error=cgroup_error,
+        agentd=f"{running[0].pid} in {running[0].run_dir}" if running else "",
         clock_synchronized=_synchronized(),
         head=endpoint,
         head_error=head_error,
@@ -69,7 +71,7 @@ def look(settings: Settings, head: str | None = None) -> Machine:
         keys=key_files(settings),
         accelerators={one.type: len(one.infos) for one in report.resources},
         faults=report.faults,
-        stale=stale_run_dirs(settings),
+        stale=stale_run_dirs(parents(settings)),
         processes=processes(),
         stale_cgroups=[cgroup.directories[0] for cgroup in leftovers(cgroups)],
     )
@@ -85,16 +87,15 @@ def directory(path: str) -> Directory:
     return Directory(path, stat.S_IMODE(found.st_mode), found.st_uid, "" if writable else "permission denied")
 
 
-def stale_run_dirs(settings: Settings, parents: Iterable[str] = PARENTS) -> list[str]:
+def stale_run_dirs(places: Iterable[str]) -> list[str]:
     """Run directories of this user that nothing uses: no agentd holds their lock, no template comes from them."""
-    parents = dict.fromkeys([settings.run_dir, *parents] if settings.run_dir else parents)
     commands = [_command(pid) for pid in procfs.pids()]
     found = []
-    for path in sorted({os.path.realpath(lock.parent) for one in parents for lock in Path(one).glob("rlinf-*/lock")}):
+    for path in sorted({os.path.realpath(lock.parent) for one in places for lock in Path(one).glob("rlinf-*/lock")}):
         with contextlib.suppress(OSError):
-            if os.stat(path).st_uid == os.getuid() and not _locked(f"{path}/lock"):
+            if os.stat(path).st_uid == os.getuid() and not is_locked(f"{path}/lock"):
                 used = any(path in command for command in commands)
-                if not used and (os.path.exists(f"{path}/head") or any(os.scandir(f"{path}/w"))):
+                if not used and (os.path.exists(f"{path}/head") or os.listdir(f"{path}/w")):
                     found.append(path)
     return found
 
@@ -137,7 +138,7 @@ def _served(template: int) -> bool:
     for argument in _command(template).split():
         if argument.endswith("/pkg"):
             with contextlib.suppress(OSError):
-                if _locked(f"{os.path.dirname(argument)}/lock"):
+                if is_locked(f"{os.path.dirname(argument)}/lock"):
                     return True
     return False
 
@@ -153,17 +154,6 @@ def _command(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:
         return ""
-
-
-def _locked(path: str) -> bool:
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
 
 
 def _version(package: str) -> str | None:
@@ -214,15 +204,18 @@ def _synchronized() -> bool | None:
     return None if state < 0 else state != _TIME_ERROR
 
 
-def _cgroups(settings: Settings) -> tuple[Roots, str]:
-    """As agentd would find them, with what its configuration says."""
+def _cgroups(settings: Settings, running: Sequence[Agentd]) -> tuple[Roots, str]:
+    """As the first agentd that runs finds them, or one that is started from here; with what the configuration says."""
+    wanted = "auto"
+    file = Path(settings.config_file or _CONFIG)
+    for path in (file, *sorted((file.parent / "agentd.d").glob("*.toml"))):
+        # what is wrong with a file, agentd --check-config says
+        with contextlib.suppress(OSError, KeyError, TypeError, tomllib.TOMLDecodeError, UnicodeDecodeError):
+            wanted = str(tomllib.loads(path.read_text())["workers"]["cgroup"])
     try:
-        tables = tomllib.loads(Path(settings.config_file or _CONFIG).read_text())
-        wanted = str(tables["workers"]["cgroup"])
-    except (OSError, KeyError, TypeError, tomllib.TOMLDecodeError, UnicodeDecodeError):
-        wanted = "auto"  # without a file; what is wrong with one, agentd --check-config says
-    try:
-        return find(wanted), ""
+        return find(wanted, pid=running[0].pid if running else None), ""
+    except OSError as error:  # it ended just now
+        return Roots(), str(error)
     except ValueError as error:
         return Roots(), str(error)
 

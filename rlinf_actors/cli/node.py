@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from rlinf_actors.cli.amounts import Amount
 from rlinf_actors.cli.events import read_events
 from rlinf_actors.cli.nodes import node_dict
 from rlinf_actors.cli.output import json_option, note, show_fields, show_json, show_table, size
@@ -43,7 +44,7 @@ def show(node: str, head: str | None, as_json: bool) -> None:
 @click.option(
     "--wait",
     "wait_s",
-    type=click.FloatRange(min=0.0, min_open=True),
+    type=Amount(min=0.0, min_open=True),
     metavar="SECONDS",
     help="Until nothing runs there.",
 )

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
+from rlinf_actors.head.happenings import printable
 from rlinf_actors.settings import journal_stream
 from rlinf_actors.systemd.journal import marked, reads
 
@@ -32,6 +33,11 @@ json_option: Callable[[F], F] = click.option(
 )
 
 
+def plain(text: object) -> str:
+    """A text with names and words of others in it, without what would do something to the terminal; lines stay."""
+    return "\n".join(printable(line, len(line)) for line in str(text).split("\n"))
+
+
 def show_json(data: object) -> None:
     """Print data for programs."""
     click.echo(json.dumps(data, indent=2, ensure_ascii=False))
@@ -48,7 +54,7 @@ def show_table(headings: Sequence[str], rows: Sequence[Sequence[object]], empty:
     if not rows:
         note(empty)
         return
-    texts = [[str(cell) for cell in row] for row in rows]
+    texts = [[plain(cell).replace("\n", "\\n") for cell in row] for row in rows]
     if sys.stdout.isatty():
         _draw(headings, texts)
         return
@@ -61,16 +67,17 @@ def show_fields(fields: Mapping[str, object]) -> None:
     """Print names and values, one pair a line."""
     width = max(map(len, fields))
     for name, value in fields.items():
-        click.echo(f"{name.ljust(width)}  {value}")
+        click.echo(f"{name.ljust(width)}  {plain(value)}")
 
 
 def note(text: str) -> None:
     """Say something to a person; stderr."""
-    click.echo(text, err=True)
+    click.echo(plain(text), err=True)
 
 
 def complain(text: str) -> None:
     """Say what went wrong; stderr."""
+    text = plain(text)
     if reads(2, journal_stream()):
         click.echo(marked(f"error: {text}", logging.ERROR), err=True)
         return

@@ -35,8 +35,6 @@ T = TypeVar("T")
 
 SOCKET = "head"
 """Name of the head's socket in its agentd's run directory."""
-PARENTS = (tempfile.gettempdir(), "/tmp", os.environ.get("XDG_RUNTIME_DIR") or "/run")
-"""Where agentds have their run directories, when RLINF_ACTORS_RUN_DIR names no other place."""
 OBSERVERS = ("head", "driver", "agent")
 """Whose key serves to ask a head: the administrator's first."""
 TIMEOUT_S = 5.0
@@ -48,6 +46,12 @@ head_option: Callable[[F], F] = click.option(
     help=f"The head's address, or the run directory of its agentd. Default: {HEAD}, else the one head that you or "
     "a script of yours runs on this machine.",
 )
+
+
+def parents(settings: Settings) -> list[str]:
+    """Where this user's agentds may have their run directories."""
+    usual = (tempfile.gettempdir(), "/tmp", os.environ.get("XDG_RUNTIME_DIR") or "/run")
+    return list(dict.fromkeys([settings.run_dir, *usual] if settings.run_dir else usual))
 
 
 def find_head(given: str | None, settings: Settings) -> str:
@@ -76,8 +80,7 @@ def find_head(given: str | None, settings: Settings) -> str:
 
 def local_heads(settings: Settings) -> list[Path]:
     """Sockets of the heads that run on this machine as this user, private clusters' too; of nobody else's."""
-    parents = dict.fromkeys([settings.run_dir, *PARENTS] if settings.run_dir else PARENTS)
-    candidates = [path for parent in parents for path in sorted(Path(parent).glob(f"rlinf-*/{SOCKET}"))]
+    candidates = [path for parent in parents(settings) for path in sorted(Path(parent).glob(f"rlinf-*/{SOCKET}"))]
     return [path for path in candidates if _is_ours(path.parent) and _answers(path)]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from rlinf_actors.cli.output import json_option, seconds, show_fields, show_json
+from rlinf_actors.cli.output import json_option, plain, seconds, show_fields, show_json
 from rlinf_actors.cli.session import head_option, status_of
 from rlinf_actors.wire.operators import Status
 from rlinf_actors.wire.values import LeaseState
@@ -35,11 +35,11 @@ def status(head: str | None, as_json: bool) -> None:
         }
     )
     for stop in data["estop"]:
-        click.echo(f"stopped   {stop}; lift it with `rlinf-actors estop --release`")
+        click.echo(f"stopped   {plain(stop)}; lift it with `rlinf-actors estop --release`")
     for trouble in data["trouble"]:
         click.echo(f"trouble   {trouble}")
     for fault in data["faults"]:
-        click.echo(f"fault     {fault['node']}: {fault['text']}")
+        click.echo(f"fault     {plain(fault['node'])}: {plain(fault['text'])}")
 
 
 def summary(endpoint: str, found: Status) -> dict[str, Any]:

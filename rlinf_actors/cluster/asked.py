@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlinf_actors.cluster.hardware import read_config
@@ -11,6 +11,7 @@ from rlinf_actors.config.cluster import ClusterConfig
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.hardware.configured import without_types
 from rlinf_actors.net.address import endpoint_of
+from rlinf_actors.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -22,12 +23,18 @@ class Asked:
     log_dir: str | os.PathLike[str] | None = None
     head: str | None = None
     namespace: str | None = None
+    keys: str | None = None
 
     def config(self) -> ClusterConfig | None:
         """The configuration, checked. Raises ConfigError."""
         if self.cluster_cfg is None:
             return None
         return read_config(self.cluster_cfg)
+
+    def settings(self) -> Settings:
+        """Those of the environment, with the keys that are given."""
+        settings = Settings.load()
+        return settings if self.keys is None else replace(settings, key_dir=self.keys, key_file=None)
 
     def directory(self) -> str | None:
         """The log directory as an absolute path."""
@@ -44,6 +51,19 @@ class Asked:
                 path="cluster.num_nodes",
             )
         return given or (config.num_nodes if config is not None else otherwise)
+
+    def endpoint(self, settings: Settings, wanted: int) -> str:
+        """The head's, "" for a private one. Raises ConfigError where that cannot be: *wanted* nodes are too many."""
+        head = self.head or settings.head
+        if head:
+            return endpoint_of(head, "head")
+        if wanted > 1:
+            raise ConfigError(
+                f"is {wanted}, and no head is known: start `agentd --head` on one node and "
+                f"`agentd --connect HOST:PORT` on the others, then pass head='HOST:PORT' or set RLINF_HEAD",
+                path="num_nodes",
+            )
+        return ""
 
 
 @dataclass(frozen=True)

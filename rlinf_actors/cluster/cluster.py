@@ -16,9 +16,8 @@ from rlinf_actors.cluster.asked import Asked, InUse
 from rlinf_actors.cluster.attach import worker_job
 from rlinf_actors.cluster.bootstrap import EmbeddedDaemon
 from rlinf_actors.cluster.events import EventCursor, EventStream
-from rlinf_actors.cluster.hardware import ANSWER_S, Pieces, ask_nodes, pieces_of, with_pieces
-from rlinf_actors.cluster.nodes import node_infos
-from rlinf_actors.cluster.progress import waiting_line
+from rlinf_actors.cluster.hardware import Pieces
+from rlinf_actors.cluster.learning import learn_nodes
 from rlinf_actors.cluster.starting import Connecting, Turns, Watch
 from rlinf_actors.cluster.view import ClusterView
 from rlinf_actors.errors import ConfigError, RlinfActorsError, UsageError
@@ -28,10 +27,9 @@ from rlinf_actors.model.node import CLUSTER_GROUP, NodeInfo
 from rlinf_actors.net.address import endpoint_of
 from rlinf_actors.net.host import free_port
 from rlinf_actors.net.security import Security
-from rlinf_actors.placement.groups import build_node_groups
 from rlinf_actors.runtime.process import Runtime
-from rlinf_actors.settings import NAMESPACE, Settings
-from rlinf_actors.wire.clients import Enumerated
+from rlinf_actors.settings import NAMESPACE
+from rlinf_actors.wire.bounds import waiting
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +54,7 @@ class Cluster(ClusterView):
         distributed_log_dir: directory on every node for a log file per worker.
         head: the coordinator, ``HOST:PORT`` (env RLINF_HEAD).
         namespace: name of the job; unique by default. Groups are found by others in the same namespace.
+        keys: directory of the key files to come in with (env RLINF_ACTORS_KEYS).
         timeout: seconds to wait for the head and the nodes, None for ever.
 
     Raises:
@@ -75,10 +74,11 @@ class Cluster(ClusterView):
         *,
         head: str | None = None,
         namespace: str | None = None,
+        keys: str | None = None,
         timeout: float | None = None,
     ) -> Cluster:
         """The running Cluster if there is one, else a new one; waits for a start that is under way."""
-        asked = Asked(num_nodes, cluster_cfg, distributed_log_dir, head, namespace)
+        asked = Asked(num_nodes, cluster_cfg, distributed_log_dir, head, namespace, keys)
         with _turns.turn():
             return cls._open(asked, timeout, lambda future: None)
 
@@ -91,13 +91,14 @@ class Cluster(ClusterView):
         *,
         head: str | None = None,
         namespace: str | None = None,
+        keys: str | None = None,
         timeout: float | None = None,
     ) -> Connecting[Cluster]:
         """The same for asyncio: ``async with Cluster.connect(...) as cluster`` or ``await`` it. Nothing blocks.
 
         Cancelling it undoes what was started, before it is raised.
         """
-        asked = Asked(num_nodes, cluster_cfg, distributed_log_dir, head, namespace)
+        asked = Asked(num_nodes, cluster_cfg, distributed_log_dir, head, namespace, keys)
         return Connecting(_turns, partial(cls._open, asked, timeout), cls._undo, cls.shutdown_async)
 
     # --- life ---
@@ -105,6 +106,10 @@ class Cluster(ClusterView):
     @classmethod
     def _open(cls, asked: Asked, timeout: float | None, watch: Watch) -> Cluster:
         """The running Cluster, or a new one. The caller has the turn; *watch* gets what this waits for."""
+        try:
+            timeout = waiting(timeout)
+        except ValueError as error:
+            raise ConfigError(str(error), path="timeout") from None
         current = cls._live()
         if current is not None:
             if current._gone:
@@ -145,27 +150,18 @@ class Cluster(ClusterView):
         self._pieces: Pieces = {}
         self._daemon: EmbeddedDaemon | None = None
         self._starting: asyncio.Task[None] | None = None
-        self._connected = False
+        self._connected = self._shared = self._closed = False
         self._gone = ""
-        self._shared = False
         self._owner_pid = os.getpid()
-        self._closed = False
-        settings, job = Settings.load(), worker_job()
+        settings, job = asked.settings(), worker_job()
         if settings.ext_module and job is None:
             extensions.load_module(settings.ext_module)
         self.config = asked.config()
         if self.config is None and job is not None:
             self.config = job.extras().get("cluster_config")
         self._wanted = asked.wanted(self.config, job.extras().get("num_nodes", 1) if job else 1)
-        head = job.head if job else asked.head or settings.head
-        self._endpoint = endpoint_of(head, "head") if head else ""
+        self._endpoint = endpoint_of(job.head, "head") if job else asked.endpoint(settings, self._wanted)
         self._job = job
-        if job is None and not self._endpoint and self._wanted > 1:
-            raise ConfigError(
-                f"is {self._wanted}, and no head is known: start `agentd --head` on one node and "
-                f"`agentd --connect HOST:PORT` on the others, then pass head='HOST:PORT' or set RLINF_HEAD",
-                path="num_nodes",
-            )
         if job is not None:
             self.namespace = job.runtime.namespace
             self.runtime = job.runtime
@@ -180,11 +176,13 @@ class Cluster(ClusterView):
         try:
             if self._job is None:
                 await self._reach_head(timeout)
-            await self._learn_nodes(timeout)
+            learned = await learn_nodes(self.runtime, self._job, self.config, self._wanted, timeout)
         except asyncio.CancelledError:
             if self._gone and not self._closed:
                 raise RlinfActorsError(f"the private agentd ended while the Cluster started: {self._gone}") from None
             raise
+        self._states, self._pieces, self._groups = learned.states, learned.pieces, learned.groups
+        self._nodes = list(self._groups[CLUSTER_GROUP].nodes)
 
     async def _reach_head(self, timeout: float | None) -> None:
         if not self._endpoint:
@@ -195,35 +193,6 @@ class Cluster(ClusterView):
         await self.runtime.connect(self._endpoint, timeout if timeout is not None else 30.0)
         self._connected = True
         atexit.register(self.shutdown)
-
-    async def _learn_nodes(self, timeout: float | None) -> None:
-        async with waiting_line(self.runtime, self._wanted):
-            nodes = await self.runtime.nodes(self._wanted, timeout)
-        for warning in nodes.warnings:
-            log.warning("%s", warning)
-        self._states = [state for state in nodes.nodes if 0 <= state.rank < self._wanted or self._job is not None]
-        infos = await self._with_hardware()
-        self._groups = build_node_groups(self.config, infos)
-        self._nodes = list(self._groups[CLUSTER_GROUP].nodes)
-
-    async def _with_hardware(self) -> list[NodeInfo]:
-        """The nodes, with the hardware that the configuration gives them. A worker has heard it from its owner."""
-        kinds = [one.type for state in self._states for one in state.report.resources if one.registered_by]
-        if kinds:
-            await asyncio.to_thread(extensions.load_accelerators, kinds)  # others' code: not on this thread
-        if self._job is not None:
-            self._pieces = self._job.extras().get("hardware_pieces", {})
-            return with_pieces(node_infos(self._states), self._pieces)
-        if self.config is None:
-            return node_infos(self._states)
-        infos = await ask_nodes(
-            self.config,
-            self._states,
-            lambda asked: self.runtime.ask(asked, Enumerated, ANSWER_S),
-            self.runtime.host,
-        )
-        self._pieces = pieces_of(self.config, infos)
-        return infos
 
     def _daemon_died(self, reason: str) -> None:
         """The embedded daemon is gone, and every worker with it. Loop thread."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import time
 from pathlib import Path
@@ -37,6 +36,6 @@ def end_all(run_dir: str) -> None:
                 pidfd = os.pidfd_open(pid)
                 try:
                     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-                    select.select([pidfd], [], [], max(0.0, deadline - time.monotonic()))
+                    procfs.has_ended(pidfd, max(0.0, deadline - time.monotonic()))
                 finally:
                     os.close(pidfd)

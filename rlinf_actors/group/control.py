@@ -12,6 +12,7 @@ from rlinf_actors.errors import CallTimeoutError, RlinfActorsError
 from rlinf_actors.group.result import WorkerGroupFuncResult
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.worker import WorkerInfo
+from rlinf_actors.wire import bounds
 
 if TYPE_CHECKING:
     from rlinf_actors.model.hardware import HardwareInfo
@@ -111,6 +112,7 @@ class GroupControl:
 
     def _begin_shutdown(self, grace: float) -> concurrent.futures.Future[None]:
         if self._shutdown is None:
+            grace = bounds.number(grace, "the grace")
             if self.runtime.closed:
                 self._shutdown = concurrent.futures.Future()
                 self._shutdown.set_result(None)

@@ -14,6 +14,7 @@ from rlinf_actors.group.calls import Calls, yielding
 from rlinf_actors.group.control import GroupControl
 from rlinf_actors.group.names import YIELDING
 from rlinf_actors.model.worker import WorkerInfo
+from rlinf_actors.wire.bounds import deadline
 
 T = TypeVar("T")
 
@@ -127,11 +128,13 @@ class WorkerGroup(Calls, Generic[T]):
 
         When it is over the caller gets CallTimeoutError, a call that waits for its turn is never
         started, and one that is a coroutine is cancelled. One that blocks a thread runs to its end.
+
+        Raises:
+            ValueError: *seconds* is no number above 0.
         """
-        if seconds <= 0:
-            raise ValueError(f"the timeout is {seconds}; it must be a number of seconds above 0")
+        timeout = deadline(seconds)
         ranks = tuple(range(self._control.world_size))
-        return GroupView(self._control, ranks, warn=True, timeout=seconds)
+        return GroupView(self._control, ranks, warn=True, timeout=timeout)
 
     def _close(self) -> Any:
         """Older name of `shutdown`."""
@@ -181,9 +184,7 @@ class GroupView(Calls, Generic[T]):
     def with_timeout(self, seconds: float) -> GroupView[T]:
         """The same ranks, with a deadline for each call; see WorkerGroup.with_timeout."""
         self._unused = False
-        if seconds <= 0:
-            raise ValueError(f"the timeout is {seconds}; it must be a number of seconds above 0")
-        return GroupView(self._control, self._ranks, warn=True, timeout=seconds)
+        return GroupView(self._control, self._ranks, warn=True, timeout=deadline(seconds))
 
     def _used(self) -> None:
         self._unused = False

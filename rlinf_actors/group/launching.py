@@ -26,7 +26,9 @@ from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.remote import Construction, RemoteGroup
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire import failure, frames, payload
+from rlinf_actors.wire.bounds import MAX_SIZE
 from rlinf_actors.wire.clients import Launch
+from rlinf_actors.wire.values import WorkerSpec
 from rlinf_actors.wire.vouched import Vouched
 
 if TYPE_CHECKING:
@@ -66,47 +68,16 @@ def launch(
     options: Options,
 ) -> GroupControl:
     """Place, reserve and start a group; see GroupLauncher.launch for what it raises."""
-    if options.start_method not in START_METHODS:
-        raise UsageError(f"start_method is {options.start_method!r}; it must be one of {', '.join(START_METHODS)}")
-    if options.max_concurrency is not None and options.max_concurrency < 1:
-        raise UsageError(f"max_concurrency is {options.max_concurrency}; it must be at least 1")
-    if options.wait_for_hardware < 0:
-        raise UsageError(f"wait_for_hardware is {options.wait_for_hardware}; it must be a number of seconds, 0 or more")
     name = options.name or f"worker_group_{cls.__name__}"
-    if not name or any(char in name for char in "/\0\n"):
-        raise UsageError(f"{name!r} cannot be a group's name: it must not be empty or hold a slash or a line break")
+    _check(name, options)
     check_lease_hook(cls)
-    runtime, settings = cluster.runtime, Settings.load()
+    runtime = cluster.runtime
     strategy = options.strategy or default_strategy(cluster)
     placements = sorted(strategy.get_placement(cluster, options.isolate_accelerator), key=lambda one: one.rank)
-    preload = PRELOADED if options.preload is None else options.preload
-    specs = worker_specs(
-        name,
-        cluster.namespace,
-        placements,
-        cluster,
-        LaunchOptions(
-            start_method=options.start_method,
-            preload=[module for module in preload if options.preload is not None or module in sys.modules],
-            sys_path=import_paths(),
-            cwd=_cwd(),
-            env=dict(options.env),
-            path_env_merge_mode=settings.path_env_merge_mode,
-            net_devices=settings.comm_net_devices,
-            log_dir=cluster.log_dir if options.show_logs else None,
-            forward_logs=options.show_logs,
-            numa_bind=options.numa_bind,
-            limits=options.limits,
-            restart=options.restart,
-        ),
-    )
-    robots = list(dict.fromkeys(claim.title for spec in specs for claim in spec.claims))
-    if robots and not _has_lease_hook(cls):
-        log.warning(
-            "%s has no %s(), and %s would go on with its last command when its worker loses its lease or dies: "
-            "define one that stops it",
-            cls.__name__, LEASE_HOOK, ", ".join(robots),
-        )  # fmt: skip
+    if len(placements) > MAX_SIZE:
+        raise UsageError(f"{name!r} would have {len(placements):,} workers; a group has at most {MAX_SIZE:,}")
+    specs = worker_specs(name, cluster.namespace, placements, cluster, _for_workers(options, cluster))
+    _warn_of_robots(cls, specs)
     reference = class_reference(cls)
     hardware = hardware_of(placements, cluster)
     extras = {"hardware_infos": hardware, **cluster.extras()}
@@ -132,6 +103,47 @@ def launch(
     return GroupControl(
         runtime, group, cls, methods, _own_methods(cls, methods), placements, described.models, hardware
     )
+
+
+def _check(name: str, options: Options) -> None:
+    if options.start_method not in START_METHODS:
+        raise UsageError(f"start_method is {options.start_method!r}; it must be one of {', '.join(START_METHODS)}")
+    if options.max_concurrency is not None and options.max_concurrency < 1:
+        raise UsageError(f"max_concurrency is {options.max_concurrency}; it must be at least 1")
+    if not options.wait_for_hardware >= 0:  # NaN too
+        raise UsageError(f"wait_for_hardware is {options.wait_for_hardware}; it must be a number of seconds, 0 or more")
+    if not name or any(char in name for char in "/\0\n"):
+        raise UsageError(f"{name!r} cannot be a group's name: it must not be empty or hold a slash or a line break")
+
+
+def _for_workers(options: Options, cluster: Cluster) -> LaunchOptions:
+    """What the workers' agents need of the options, of this process and of its environment."""
+    settings = Settings.load()
+    preload = PRELOADED if options.preload is None else options.preload
+    return LaunchOptions(
+        start_method=options.start_method,
+        preload=[module for module in preload if options.preload is not None or module in sys.modules],
+        sys_path=import_paths(),
+        cwd=_cwd(),
+        env=dict(options.env),
+        path_env_merge_mode=settings.path_env_merge_mode,
+        net_devices=settings.comm_net_devices,
+        log_dir=cluster.log_dir if options.show_logs else None,
+        forward_logs=options.show_logs,
+        numa_bind=options.numa_bind,
+        limits=options.limits,
+        restart=options.restart,
+    )
+
+
+def _warn_of_robots(cls: type, specs: Sequence[WorkerSpec]) -> None:
+    robots = list(dict.fromkeys(claim.title for spec in specs for claim in spec.claims))
+    if robots and not _has_lease_hook(cls):
+        log.warning(
+            "%s has no %s(), and %s would go on with its last command when its worker loses its lease or dies: "
+            "define one that stops it",
+            cls.__name__, LEASE_HOOK, ", ".join(robots),
+        )  # fmt: skip
 
 
 def attach(cls: type, name: str) -> GroupControl:

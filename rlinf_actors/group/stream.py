@@ -108,6 +108,11 @@ class _Feed:
         if wake is not None:
             wake()
 
+    def drop(self) -> None:
+        """As `close`, a little later: from a destructor, whose own thread may hold any lock, this one's too."""
+        if not self._closed:
+            self._peers[0].soon(self.close)
+
     def _credit(self, slot: _Slot) -> None:
         slot.taken += 1
         if slot.taken >= WINDOW // 2:
@@ -178,4 +183,4 @@ class StreamResult(Generic[T]):
     def __del__(self) -> None:
         feed = self.__dict__.get("_feed")
         if feed is not None:
-            feed.close()
+            feed.drop()

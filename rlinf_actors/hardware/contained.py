@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import os
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -147,7 +146,7 @@ async def _until_end(child: subprocess.Popen[bytes], timeout_s: float) -> tuple[
     except BaseException:
         _kill_group(child)
         _kill_session(child.pid)
-        if select.select([pidfd], [], [], _KILL_S)[0]:
+        if procfs.has_ended(pidfd, _KILL_S):
             child.wait()
             _reap_orphans(child.pid)
         raise
@@ -200,7 +199,7 @@ def _reap_orphans(leader: int) -> None:
         pidfd = os.pidfd_open(pid)
         try:
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            if select.select([pidfd], [], [], _KILL_S)[0]:
+            if procfs.has_ended(pidfd, _KILL_S):
                 os.waitpid(pid, 0)
         finally:
             os.close(pidfd)

@@ -2,7 +2,7 @@
 
 Two questions: may a member of this role say this at all (security.members), and is what the message claims true of
 this member: its node, its role and job, whose session it speaks in. `LOCAL` members, who come without a key, may say
-and claim everything.
+and claim everything; but one that has come as a worker of a job is that, on this connection.
 """
 
 from __future__ import annotations
@@ -20,6 +20,12 @@ from rlinf_actors.wire.operators import DrainNode, EStop
 from rlinf_actors.wire.session import AgentHello, ClientHello
 
 KIND = "authentication"
+MAX_NODES_OF_ONE = 64
+"""With one key, lost ones too: the users of a machine may each have an agentd with the machine's key."""
+MAX_DRIVERS_OF_ONE = 1000
+"""Processes with one driver's key. Each may be watched on the node that it names, and then lives without a word."""
+_CLAIMS = (AgentHello, ClientHello, DrainNode, EStop, LogCredit)
+"""What claims something that depends on who says it; the rest may be said by whoever may say it at all."""
 
 
 class Authority:
@@ -40,14 +46,16 @@ class Authority:
         Raises:
             Refused: it may not; says who, what and why.
         """
-        member, body = event.member, event.body
+        member, body, speaker = event.member, event.body, self.speaker(event)
         verb = type(body).__name__
-        if not may(member, verb):
-            raise Refused(KIND, f"{member} may not say {verb}")
+        if not may(speaker, verb):
+            raise Refused(KIND, f"{speaker} may not say {verb}")
+        if isinstance(body, EStop) and body.release and speaker.role not in ("local", "driver", "head"):
+            raise Refused(KIND, f"{speaker} may not release an emergency stop: a driver may, or the head's machine")
         session = self._nodes.of_peer(event.peer) or self._clients.of_peer(event.peer)
         if session is not None and not session.member.is_same(member):
             raise Refused(KIND, f"{member} speaks as {session.member}: a session belongs to the key that began it")
-        if member.role == "local":
+        if member.role == "local" or not isinstance(body, _CLAIMS):
             return
         if isinstance(body, AgentHello):
             self._agent(member, body)
@@ -57,13 +65,21 @@ class Authority:
             node = self._nodes.known(body.node_id)
             if node is None or not node.member.is_same(member):
                 raise Refused(KIND, f"{member} may drain its own node only, and {body.node_id!r} is not")
-        elif isinstance(body, EStop) and body.release and member.role not in ("driver", "head"):
-            raise Refused(KIND, f"{member} may not release an emergency stop: a driver may, or the head's machine")
         elif isinstance(body, LogCredit) and isinstance(session, Client) and session.namespace != body.owner:
             raise Refused(KIND, f"{member} has nothing to do with the output of namespace {body.owner!r}")
 
-    def sees(self, member: Member) -> Callable[[str], bool]:
-        """Which namespaces *member* is shown; what belongs to none is for everybody."""
+    def speaker(self, event: Asked | Told) -> Member:
+        """As whom a peer speaks. It keeps a worker that errs within its job, also where it is the head's own user; one
+        that lies opens another connection.
+        """
+        session = self._clients.of_peer(event.peer) if event.member.role == "local" else None
+        if session is not None and session.role == "worker":
+            return Member("worker", session.namespace, session.namespace)
+        return event.member
+
+    def sees(self, event: Asked | Told) -> Callable[[str], bool]:
+        """Which namespaces a peer is shown; what belongs to none is for everybody."""
+        member = self.speaker(event)
         if member.role in ("local", "head"):
             return lambda namespace: True
         if member.role == "worker":
@@ -83,6 +99,8 @@ class Authority:
                 "([node] name), or its id ([node] id, --node-id)",
             )
         known = self._nodes.known(report.node_id)
+        if known is None and sum(node.member.is_same(member) for node in self._nodes.all()) >= MAX_NODES_OF_ONE:
+            raise Refused("unreachable", f"{member} has {MAX_NODES_OF_ONE} nodes already, this head says no to more")
         if known is None or known.member.is_same(member):
             return
         if known.member == LOCAL and not known.is_head and not known.alive:
@@ -100,6 +118,8 @@ class Authority:
         if known is not None and not known.member.is_same(member):
             raise Refused(KIND, f"{member} says that it is {known}, which is {known.member}")
         if member.role == "driver":
+            if known is None and sum(c.member.is_same(member) for c in self._clients.alive()) >= MAX_DRIVERS_OF_ONE:
+                raise Refused("usage", f"{MAX_DRIVERS_OF_ONE} processes of {member} are here already")
             why_not = self._jobs.may_open(hello.namespace, member.name, hello.token)
             if why_not:
                 raise Refused(KIND, f"{member} may not join namespace {hello.namespace!r}: {why_not}")

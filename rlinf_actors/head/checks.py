@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import msgspec
+
 from rlinf_actors.head.commands import Refused
 from rlinf_actors.head.records import Client, Node
 from rlinf_actors.wire.clients import Launch
+from rlinf_actors.wire.session import AgentHello
 from rlinf_actors.wire.values import WorkerSpec
 
 
@@ -33,6 +36,7 @@ def check_workers(asked: Launch, taken: Callable[[str], bool]) -> None:
         Refused: says what does not fit.
     """
     ids = {spec.id for spec in asked.workers}
+    check_names(group=asked.group, class_name=asked.cls, worker_id=max(ids, key=len, default=""))
     if not asked.workers:
         raise Refused("usage", f"group {asked.group!r} has no workers")
     if len(ids) != len(asked.workers) or any(map(taken, ids)) or "" in ids:
@@ -42,6 +46,42 @@ def check_workers(asked: Launch, taken: Callable[[str], bool]) -> None:
     for spec in asked.workers:
         if (spec.namespace, spec.group) != (asked.namespace, asked.group):
             raise Refused("usage", f"worker {spec.id} of group {asked.group!r} says that it is {spec.group!r}'s")
+
+
+NAME_CHARS = 256
+REPORT_BYTES = 1 << 20
+MAX_WORKERS_OF_NODE = 10_000
+"""Workers and watched processes that an agent may have: more than a machine's process ids allow by default."""
+
+
+def check_names(**names: str) -> None:
+    """Refuse names of more than NAME_CHARS characters: they are kept, in the head's file too, and shown.
+
+    Raises:
+        Refused: says which.
+    """
+    for what, name in names.items():
+        if len(name) > NAME_CHARS:
+            raise Refused(
+                "usage", f"the {what.replace('_', ' ')} {name[:20]!r}... has more than {NAME_CHARS} characters"
+            )
+
+
+def check_agent(hello: AgentHello) -> None:
+    """Refuse an agent that says more of its node than REPORT_BYTES, which are kept and told to every driver, or that
+    has more processes than a node can have.
+
+    Raises:
+        Refused: says how much it is.
+    """
+    report = hello.node
+    check_names(incarnation=hello.incarnation)
+    check_names(node_id=report.node_id, hostname=report.hostname, ip=report.ip, host=report.host)
+    size = len(msgspec.msgpack.encode(report))
+    if size > REPORT_BYTES:
+        raise Refused("usage", f"node {report.node_id} describes itself in {size} bytes; at most {REPORT_BYTES}")
+    if max(len(hello.workers), len(hello.watched), len(hello.ended)) > MAX_WORKERS_OF_NODE:
+        raise Refused("usage", f"node {report.node_id} has more than {MAX_WORKERS_OF_NODE} workers, or drivers")
 
 
 def own_namespace(client: Client, namespace: str) -> None:

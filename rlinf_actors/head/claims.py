@@ -60,6 +60,8 @@ class ClaimTable:
         self.settled = settled
         self._freed = False
         self._holds: dict[str, dict[str, Hold]] = {}
+        self._workers: dict[str, Worker] = {}
+        self._lost: dict[tuple[str, str], Hold] = {}
 
     # --- looking ---
 
@@ -74,7 +76,7 @@ class ClaimTable:
         Raises:
             Refused: a piece is held; names it and who holds it. Or this head has just started, and does not know.
         """
-        claims = list(claims)
+        claims = list({claim.key: claim for claim in claims}.values())
         if claims and now < self.settled:
             raise Refused(
                 IN_USE,
@@ -92,7 +94,7 @@ class ClaimTable:
 
     def next_deadline(self) -> float:
         """When `tick` has something to do, infinity for never."""
-        return min((hold.until for hold in self._all()), default=math.inf)
+        return min((hold.until for hold in self._lost.values()), default=math.inf)
 
     # --- what happens ---
 
@@ -105,23 +107,29 @@ class ClaimTable:
         other = None
         for claim in worker.spec.claims:
             holds = self._holds.setdefault(claim.key, {})
-            other = other or next((hold for hold in holds.values() if hold.group.key != group.key), None)
+            first = next(iter(holds.values()), None)
+            if other is None and first is not None and first.group.key != group.key:
+                other = first
             holds[worker.id] = Hold(claim, group, worker, node.name, now)
+            self._lost.pop((claim.key, worker.id), None)
+            self._workers[worker.id] = worker
         return other
 
     def free(self, worker: Worker) -> None:
         """A worker's process has ended for certain."""
+        self._workers.pop(worker.id, None)
         for claim in worker.spec.claims:
             holds = self._holds.get(claim.key, {})
+            self._lost.pop((claim.key, worker.id), None)
             if holds.pop(worker.id, None) is not None and not holds:
                 del self._holds[claim.key]
                 self._freed = True
 
     def ended(self, worker_id: str, node_id: str) -> None:
         """The agent of a node tells of the end of a worker that was lost with it."""
-        for hold in self._all():
-            if hold.worker.id == worker_id and hold.worker.node_id == node_id:
-                self.free(hold.worker)
+        worker = self._workers.get(worker_id)
+        if worker is not None and worker.node_id == node_id:
+            self.free(worker)
 
     def lose(self, worker: Worker, certain: bool, now: float) -> None:
         """A worker's node is gone: unless that is *certain*, the worker may go on for a while."""
@@ -131,6 +139,7 @@ class ClaimTable:
             hold = self._holds.get(claim.key, {}).get(worker.id)
             if hold is not None:
                 hold.lost, hold.until = now, now + self._hold_s
+                self._lost[claim.key, worker.id] = hold
 
     def node_is_back(self, node_id: str, running: Collection[str], known: bool, now: float) -> None:
         """A node says which workers it has: what others of it held when it was lost is free.
@@ -138,8 +147,8 @@ class ClaimTable:
         At once if its agent is *known*, the one that had them. A new one says nothing of what the earlier one's
         templates still have: those workers are making their robots safe, and are then killed.
         """
-        for hold in self._all():
-            if hold.lost is not None and hold.worker.node_id == node_id and hold.worker.id not in running:
+        for hold in self._lost.values():
+            if hold.worker.node_id == node_id and hold.worker.id not in running:
                 hold.until = now if known else min(hold.until, now + ROBOT_END_S + SETTLE_S)
         self._expire(now)
 
@@ -156,12 +165,8 @@ class ClaimTable:
     # --- inside ---
 
     def _expire(self, now: float) -> None:
-        for hold in self._all():
-            if now >= hold.until:
-                self.free(hold.worker)
-
-    def _all(self) -> list[Hold]:
-        return [hold for holds in self._holds.values() for hold in holds.values()]
+        for hold in [hold for hold in self._lost.values() if now >= hold.until]:
+            self.free(hold.worker)
 
     def _refusal(self, hold: Hold, now: float) -> str:
         held = (

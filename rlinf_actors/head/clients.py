@@ -1,7 +1,7 @@
 """Drivers and workers: who is there, which job they belong to, and how their end is noticed. Pure.
 
 A client that an agent on its host watches (by pidfd) ends when its process ends, and only then: a
-stopped driver may stay silent as long as it likes. A worker ends with what its agent has under its
+stopped driver may stay silent as long as it likes (`head.watches`). A worker ends with what its agent has under its
 id. Any other client lives by its beats.
 """
 
@@ -10,16 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from rlinf_actors.head.commands import Emit, Ended, Notify, Refused, Timing
+from rlinf_actors.head.awaited import Awaited
+from rlinf_actors.head.commands import Emit, Notify, Refused, Timing
+from rlinf_actors.head.givenup import Ended
 from rlinf_actors.head.jobs import Jobs
 from rlinf_actors.head.records import Client, Node
 from rlinf_actors.head.remembered import CLIENT, Remembered
+from rlinf_actors.head.watches import Watches
 from rlinf_actors.security.members import LOCAL, Member
-from rlinf_actors.wire.agents import Unwatch, Watch
 from rlinf_actors.wire.clients import ClientGone
 from rlinf_actors.wire.session import ClientHello, Goodbye
 
 ROLES = ("driver", "worker")
+SESSIONS = 4096
+"""Of one key. The workers of a job share one: 18 nodes with 64 each are 1,152."""
 
 
 class ClientTable:
@@ -49,9 +53,9 @@ class ClientTable:
         self._by_worker: dict[str, Client] = {}
         self._jobs = jobs
         self._ended = Ended(CLIENT, emit, before)
-        self._awaited: dict[str, float] = {}
-        self._seen: dict[str, set[str]] = {}
+        self._awaited = Awaited(timing)
         self._watchers: dict[str, dict[str, None]] = {}
+        self._watches = Watches(emit, lambda client: self.gone(client, "its process ended"))
 
     # --- looking ---
 
@@ -110,20 +114,14 @@ class ClientTable:
             member: who it is.
 
         Raises:
-            Refused: it has ended before, the peer is another client's, or it is no member of the job.
+            Refused: it has ended before, the peer is another client's, it is no member of the job, or its key has too
+                many sessions.
         """
-        reason = self._ended.get(hello.incarnation)
-        if reason is not None:
-            raise Refused("node_lost", f"the head has given up on this {hello.role}: {reason}")
-        other = self._by_peer.get(peer)
-        if other is not None and other.incarnation != hello.incarnation:
-            raise Refused("protocol", f"this connection is {other}'s; another client has its own")
-        why_not = self.may_join(hello, worker_namespace)
-        if why_not:
-            raise Refused("authentication", why_not)
+        self._check(peer, hello, worker_namespace, member)
         known = self._clients.get(hello.incarnation)
         if known is not None:
             del self._by_peer[known.peer]
+            self._watches.moved(known)
             known.peer, known.last_seen, known.member = peer, now, member
             self._by_peer[peer] = known
             return known
@@ -149,9 +147,27 @@ class ClientTable:
             self._jobs.adopt(client.namespace, hello.token)  # it was welcomed by an earlier head: the job's stays
         if member.role == "driver":
             self._jobs.opened(client.namespace, member.name)
-        self._awaited.pop(client.incarnation, None)
-        self._seen.pop(client.incarnation, None)
+        self._awaited.is_here(client.incarnation)
         return client
+
+    def _check(self, peer: bytes, hello: ClientHello, worker_namespace: str | None, member: Member) -> None:
+        """Raises Refused."""
+        reason = self._ended.get(hello.incarnation)
+        if reason is not None:
+            raise Refused("node_lost", f"the head has given up on this {hello.role}: {reason}")
+        other = self._by_peer.get(peer)
+        if other is not None and other.incarnation != hello.incarnation:
+            raise Refused("protocol", f"this connection is {other}'s; another client has its own")
+        why_not = self.may_join(hello, worker_namespace)
+        if why_not:
+            raise Refused("authentication", why_not)
+        if hello.incarnation not in self._clients and member.key and self._sessions_of(member) >= SESSIONS:
+            raise Refused(
+                "usage", f"{member} has {SESSIONS} sessions with the head already, as many as one key may have"
+            )
+
+    def _sessions_of(self, member: Member) -> int:
+        return sum(client.member.key == member.key for client in self._clients.values())
 
     def may_join(self, hello: ClientHello, worker_namespace: str | None) -> str:
         """The one place that decides who is a member of a job; says why not, "" for yes.
@@ -177,43 +193,49 @@ class ClientTable:
         self._by_peer.pop(client.peer, None)
         if self._by_worker.get(client.worker_id) is client:
             del self._by_worker[client.worker_id]
-        self._ended.add(client.incarnation, reason, certain)
+        self._ended.add(client.incarnation, reason, certain, client.member)
         for watchers in self._watchers.values():
             watchers.pop(client.incarnation, None)
         self._tell_watchers(client.incarnation)
-        if client.watcher is not None:
-            self._emit(Notify(client.watcher_peer, Unwatch(client.incarnation)))
+        self._watches.forget(client)
         self._on_gone(client.incarnation, client)
 
     def heard(self, peer: bytes, now: float) -> None:
         """A client said something, whatever it was."""
         self._by_peer[peer].last_seen = now
 
-    def await_return(self, incarnation: str, now: float) -> None:
+    def await_return(self, incarnation: str, now: float, by: Member) -> None:
         """An agent says that this client owns workers; it has `patience_s` to say hello itself, and as long as it likes
-        if an agent still watches its process.
+        if an agent still watches its process. *by*: who says so, or wants to hear of its end.
         """
         if incarnation in self._clients:
             return
         if self._ended.get(incarnation) is not None:
             self._on_gone(incarnation, None)
-        else:
-            self._awaited.setdefault(incarnation, now + self._timing.patience_s)
+            return
+        self._awaited.add(incarnation, now, by)
 
     def seen(self, node_id: str, incarnations: Iterable[str]) -> None:
         """The agent of this node watches the processes of these clients, since an earlier head asked it to."""
         for incarnation in incarnations:
             if incarnation not in self._clients and self._ended.get(incarnation) is None:
-                self._seen.setdefault(incarnation, set()).add(node_id)
+                self._awaited.seen(node_id, incarnation)
 
-    def never_returns(self, incarnation: str) -> None:
-        """An agent saw the end of a process that an earlier head had it watch."""
-        if self._ended.get(incarnation) is None:
-            self._awaited.pop(incarnation, None)
-            self._seen.pop(incarnation, None)
-            self._ended.add(incarnation, "its process ended", certain=True)
-            self._tell_watchers(incarnation)
-            self._on_gone(incarnation, None)
+    def process_ended(self, node: Node, incarnation: str, now: float) -> None:
+        """The agent of *node* says that a process has ended. One that this head does not know yet may say otherwise, by
+        a hello soon after, or another agent by its own.
+        """
+        client = self._clients.get(incarnation)
+        if client is not None:
+            self._watches.said_gone(node, client, now)
+            return
+        if self._awaited.may_name(node.member):
+            self.await_return(incarnation, now, node.member)
+        self._awaited.said_gone(node.id, incarnation, now)
+
+    def unreachable(self, peer: bytes) -> None:
+        """Something was sent to a peer that is not connected."""
+        self._watches.unreachable(peer)
 
     def forget_job(self, namespace: str) -> bool:
         """Forget a job if it has no members; the caller knows that it has no groups."""
@@ -224,26 +246,33 @@ class ClientTable:
 
     # --- watching ---
 
-    def watch(self, nodes: Iterable[Node]) -> None:
-        """Have every client watched by an agent of its host, where there is one."""
-        agents = {node.report.host: node for node in nodes if node.usable}
+    def watch(self, client: Client, nodes: Iterable[Node]) -> None:
+        """Have a client watched by the agents of its host, where there are any."""
+        self._watches.ask(client, nodes)
+
+    def watch_all(self, node: Node) -> None:
+        """Have an agent that is here watch every client on its host."""
         for client in self._clients.values():
-            node = agents.get(client.host)
-            if client.watcher is None and client.pid_start and node is not None:
-                client.watcher, client.watcher_peer = node.id, node.peer
-                self._emit(Notify(node.peer, Watch(client.incarnation, client.pid, client.pid_start)))
+            self._watches.ask(client, [node])
 
     def subscribe(self, client: Client, incarnations: Sequence[str], now: float) -> None:
-        """*client* wants to hear of the ends of these clients of its namespace."""
+        """*client* wants to hear of the ends of these clients of its namespace.
+
+        Of those that are not known here, beyond what it may name, it hears at once: nobody else would end its wait.
+        """
         for incarnation in incarnations:
             watched = self._clients.get(incarnation)
             if watched is not None and watched.namespace != client.namespace:
+                continue
+            known = watched is not None or incarnation in self._awaited or self._ended.get(incarnation) is not None
+            if not known and not self._awaited.may_name(client.member):
+                self._emit(Notify(client.peer, ClientGone(incarnation)))
                 continue
             self._watchers.setdefault(incarnation, {})[client.incarnation] = None
             if self._ended.get(incarnation) is not None:
                 self._tell_watchers(incarnation)
             elif watched is None:
-                self.await_return(incarnation, now)
+                self.await_return(incarnation, now, client.member)
 
     def _tell_watchers(self, incarnation: str) -> None:
         for watcher in self._watchers.pop(incarnation, {}):
@@ -259,42 +288,37 @@ class ClientTable:
             heard: when that node was last heard of, and so its clients, who may be silent as long as they are watched.
         """
         for client in self._clients.values():
-            if client.watcher == node_id:
-                client.watcher, client.last_seen = None, max(client.last_seen, heard)
-        for incarnation in [i for i, nodes in self._seen.items() if node_id in nodes]:
-            self._seen[incarnation].discard(node_id)
-            if not self._seen[incarnation]:
-                del self._seen[incarnation]
-                if incarnation in self._awaited:
-                    until = heard + self._timing.lease_s
-                    self._awaited[incarnation] = max(self._awaited[incarnation], until)
+            if client.watchers.pop(node_id, None) is not None and not client.watchers:
+                client.last_seen = max(client.last_seen, heard)
+        self._awaited.node_gone(node_id, heard)
 
     def tick(self, now: float) -> None:
         """Time has passed: who does not beat and is not watched has ended."""
+        self._watches.tick(now)
         for client in [c for c in self._clients.values() if now >= self._expiry(c)]:
             reason = f"it was silent for {now - client.last_seen:.0f} s"
             self._emit(Notify(client.peer, given_up(reason)))
             self.gone(client, reason, certain=False)
-        for incarnation in [i for i, deadline in self._awaited.items() if now >= deadline and i not in self._seen]:
-            del self._awaited[incarnation]
-            self._ended.add(incarnation, "it did not return after the head was restarted")
-            self._tell_watchers(incarnation)
-            self._on_gone(incarnation, None)
+        for stranger in self._awaited.overdue(now):
+            reason = "its process ended" if stranger.said_gone else "it did not return after the head was restarted"
+            self._ended.add(stranger.incarnation, reason, stranger.said_gone, stranger.by)
+            self._tell_watchers(stranger.incarnation)
+            self._on_gone(stranger.incarnation, None)
 
     def stalled(self, seconds: float, now: float) -> None:
         """The head stood still: nobody was silent."""
         for client in self._clients.values():
             client.last_seen = self._timing.after_stall(client.last_seen, seconds, now)
-        self._awaited = {incarnation: at + seconds for incarnation, at in self._awaited.items()}
+        self._awaited.stalled(seconds)
 
     def next_deadline(self) -> float:
         """When `tick` has something to do, infinity for never."""
-        awaited = [deadline for incarnation, deadline in self._awaited.items() if incarnation not in self._seen]
-        return min([math.inf, *map(self._expiry, self._clients.values()), *awaited])
+        others = self._watches.next_deadline(), self._awaited.next_deadline()
+        return min([*others, *map(self._expiry, self._clients.values())])
 
     def _expiry(self, client: Client) -> float:
         """When its silence ends it. A worker's end is its agent's to tell, or its node's."""
-        watched = client.watcher is not None or client.role == "worker"
+        watched = client.watchers or client.role == "worker"
         return math.inf if watched else client.last_seen + self._timing.lease_s
 
 

@@ -7,7 +7,7 @@ from typing import Union
 
 import msgspec
 
-from rlinf_actors.head.remembered import KEPT, Change, GaveUp, Remembered
+from rlinf_actors.head.remembered import Change
 from rlinf_actors.security.members import LOCAL, Member
 from rlinf_actors.wire.messages import Body
 from rlinf_actors.wire.values import EventKind, ExitReport
@@ -186,32 +186,3 @@ class Timing(msgspec.Struct, frozen=True):
         Suspect at most: the stall began before the timer was due that showed it, and what they sent waits to be read.
         """
         return min(now, max(last_seen + seconds, now - self.suspect_s))
-
-
-class Ended:
-    """Who has ended and why, the last *limit* of them, so that they are refused by name when they return.
-
-    Args:
-        kind: of those who end; see head.remembered.
-        emit: takes commands: a head that is restarted is to know those who may still be there.
-        before: what an earlier head at this place knew.
-        limit: so many are remembered.
-    """
-
-    def __init__(self, kind: str, emit: Emit, before: Remembered, limit: int = KEPT) -> None:
-        self._kind = kind
-        self._emit = emit
-        self._limit = limit
-        self._reasons = {id: reason for (of, id), reason in before.given_up.items() if of == kind}
-
-    def add(self, incarnation: str, reason: str, certain: bool = False) -> None:
-        """Remember; the oldest is forgotten. *certain*: it has ended, and need not be refused by a restarted head."""
-        self._reasons[incarnation] = reason
-        if not certain:
-            self._emit(Keep(GaveUp(self._kind, incarnation, reason)))
-        if len(self._reasons) > self._limit:
-            del self._reasons[next(iter(self._reasons))]
-
-    def get(self, incarnation: str) -> str | None:
-        """Why it ended; None if it did not, or too long ago."""
-        return self._reasons.get(incarnation)

@@ -15,6 +15,8 @@ from rlinf_actors.head.remembered import Drain, Undrain
 from rlinf_actors.wire.clients import Warn
 from rlinf_actors.wire.operators import Drained, DrainNode
 
+MAX_DRAINED = 4096
+"""Also those that never come back: they are kept, in the head's file too, until somebody undoes it."""
 NOT_KEPT = "the head could not write that to its disk: a restarted one will not know it; see `rlinf-actors status`"
 
 
@@ -33,6 +35,7 @@ class DrainTable:
         self._groups = groups
         self._said: set[str] = set()
         self._empty: set[str] = set()
+        self._look = True
 
     def ask(self, peer: bytes, id: int, asked: DrainNode, now: float) -> None:
         """Begin to drain a node, for another reason too, or end it, at once. Answered when that is durable.
@@ -40,6 +43,7 @@ class DrainTable:
         Raises:
             Refused: there is no such node, or it is not being drained.
         """
+        self.changed()
         node = self._nodes.known(asked.node_id)
         why_not = f"node {asked.node_id!r} is not known to this head"
         if asked.undo:
@@ -48,6 +52,8 @@ class DrainTable:
             self._undrain(asked, node, now)
         elif node is None:
             raise Refused("usage", why_not)
+        elif asked.node_id not in self._nodes.drained and len(self._nodes.drained) >= MAX_DRAINED:
+            raise Refused("usage", f"{MAX_DRAINED} nodes are being drained: undo some of them (`rlinf-actors nodes`)")
         else:
             self._drain(asked, node, now)
         change = Undrain(asked.node_id) if asked.undo else Drain(asked.node_id, self._nodes.drained[asked.node_id])
@@ -77,6 +83,7 @@ class DrainTable:
 
     def node_back(self, node: Node) -> None:
         """An agent said hello: the log of this head must tell what came before it."""
+        self.changed()
         if node.draining and node.id not in self._said:
             self._tell(node)
 
@@ -84,9 +91,14 @@ class DrainTable:
         self._said.add(node.id)
         self._emit(of_node("node_draining", node, f"is being drained: {node.draining}"))
 
+    def changed(self) -> None:
+        """A worker has ended, or a node is drained, or back: something may be left of none now."""
+        self._look = True
+
     def flush(self) -> None:
         """Say of which nodes nothing is left."""
-        for node in self._nodes.alive() if self._nodes.drained else ():
+        look, self._look = self._look, False
+        for node in self._nodes.alive() if look and self._nodes.drained else ():
             if node.draining and node.id not in self._empty and not any(self._groups.on_node(node.id)):
                 self._empty.add(node.id)
                 self._emit(of_node("node_drained", node, "is drained: nothing runs there any more"))

@@ -12,16 +12,19 @@ from functools import partial
 from rlinf_actors.head.causes import FirstEnds
 from rlinf_actors.head.claims import ClaimTable, owner_of
 from rlinf_actors.head.clients import ClientTable
-from rlinf_actors.head.commands import Answer, Emit, Ended, Notify, Timing
+from rlinf_actors.head.commands import Answer, Emit, Notify, Timing
 from rlinf_actors.head.ended import EndedGroups
+from rlinf_actors.head.givenup import Ended
 from rlinf_actors.head.happenings import of_end, of_life
 from rlinf_actors.head.names import HeldNames
 from rlinf_actors.head.nodes import NodeTable
 from rlinf_actors.head.records import Client, Group, Node, Worker
 from rlinf_actors.head.remembered import WORKER, Remembered
 from rlinf_actors.head.restarts import Restarts, not_restarted
+from rlinf_actors.head.stops import Stops
 from rlinf_actors.head.transitions import WorkerLife
-from rlinf_actors.wire.agents import StartWorkers, StopWorkers, WorkerReady
+from rlinf_actors.security.members import Member
+from rlinf_actors.wire.agents import StartWorkers, WorkerReady
 from rlinf_actors.wire.clients import Done, WorkerChanged
 from rlinf_actors.wire.values import ExitReport, GroupState, LeaseState, WorkerSpec
 
@@ -64,7 +67,7 @@ class GroupTable:
         self._settled = settled
         self.retry = False
         self._with_robots: dict[tuple[str, str], Group] = {}
-        self._stopping_robots: dict[str, dict[str, StopWorkers]] = {}
+        self._stops = Stops(emit, nodes)
         self._groups: dict[tuple[str, str], Group] = {}
         self._of_worker: dict[str, Group] = {}
         self._touched: dict[tuple[str, str], Group] = {}
@@ -182,7 +185,7 @@ class GroupTable:
             for worker in group.workers.values():
                 if worker.node_id == node.id and not worker.gone:
                     if not certain:  # it may outlive its agentd, and must not come back
-                        self._unseen.add(worker.id, f"node {node.name}: {reason}")
+                        self._unseen.add(worker.id, f"node {node.name}: {reason}", by=node.member)
                         if worker.life is not WorkerLife.RESTARTING:  # the one before it has ended
                             self.names.lost(group, worker, node, now)
                     self.lost(worker, f"node {node.name}: {reason}")
@@ -230,18 +233,18 @@ class GroupTable:
         """How the last group of this name has ended, with that token; None if there was none, or too long ago."""
         return self._ended.get((namespace, name), token)
 
-    def give_up(self, worker_id: str, reason: str) -> None:
+    def give_up(self, worker_id: str, reason: str, by: Member) -> None:
         """A client was told that this worker has ended: it must not come back."""
-        self._unseen.add(worker_id, reason)
+        self._unseen.add(worker_id, reason, by=by)
 
     def settle(self) -> None:
         """Every node has come back, or is lost: what is gone is forgotten now."""
         self._touched.update(self._groups)
 
-    def lose(self, worker: Worker, reason: str, now: float) -> None:
+    def lose(self, worker: Worker, node: Node, reason: str, now: float) -> None:
         """A worker has ended where we cannot see it; if its agent still has it when it hears us, it is stopped."""
-        self._send_stop([worker], 0.0, reason)
-        self._unseen.add(worker.id, reason)
+        self._stops.send([worker], 0.0, reason)
+        self._unseen.add(worker.id, reason, by=node.member)
         self.lost(worker, reason)
         self.claims.lose(worker, False, now)
 
@@ -338,28 +341,16 @@ class GroupTable:
             if self._restarts.withdraw(worker.id):
                 worker.exit = ExitReport("stopped", reason=reason)
             self._step(worker, "stop")
-        self._send_stop([worker for worker in workers if not worker.gone], grace_s, reason)
+        self._stops.send([worker for worker in workers if not worker.gone], grace_s, reason)
 
     def stop(self, group: Group, grace_s: float, reason: str = "") -> None:
         """Stop a group; *reason* where its owner does not want it."""
         group.stopping = True
         self.stop_workers([worker for worker in group.workers.values() if not worker.gone], grace_s, reason)
 
-    def _send_stop(self, workers: Sequence[Worker], grace_s: float, reason: str) -> None:
-        for node_id in dict.fromkeys(worker.node_id for worker in workers):
-            node = self._nodes.get(node_id)
-            ids = [worker.id for worker in workers if worker.node_id == node_id]
-            robots = [worker for worker in workers if worker.node_id == node_id and worker.spec.claims]
-            for worker in robots:
-                if not worker.gone:
-                    self._stopping_robots.setdefault(node_id, {})[worker.id] = StopWorkers([worker.id], grace_s, reason)
-            if node is not None:
-                self._emit(Notify(node.peer, StopWorkers(ids, grace_s, reason)))
-
     def remind(self, node: Node) -> None:
         """An agent that is there is told again which robot workers are to stop: a message may have been lost."""
-        for stop in self._stopping_robots.get(node.id, {}).values():
-            self._emit(Notify(node.peer, stop))
+        self._stops.remind(node)
 
     def _step(self, worker: Worker, event: str) -> None:
         before = worker.life
@@ -373,7 +364,7 @@ class GroupTable:
             if worker.gone:
                 group.living.discard(worker.id)
                 self._restarts.withdraw(worker.id)
-                self._stopping_robots.get(worker.node_id, {}).pop(worker.id, None)
+                self._stops.ended(worker)
                 if event == "exited" or before is WorkerLife.RESTARTING:
                     self.claims.free(worker)
                 self._on_worker_gone(worker.id)

@@ -9,14 +9,16 @@ first, and not the agent of a node.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from rlinf_actors.head.commands import Emit, Keep
 from rlinf_actors.head.remembered import ForgetJob, KnownJob, Remembered
+from rlinf_actors.security.members import Member
 
 KEPT_OWNERS = 4096
-"""Of jobs that have ended, for who asks how they did; the oldest are forgotten."""
+"""Of jobs that have ended, for who asks how they did; the oldest of who has most are forgotten."""
 
 
 @dataclass(frozen=True)
@@ -134,12 +136,18 @@ class Jobs:
             self._owners.pop(namespace, None)
             self._owners[namespace] = driver
             if len(self._owners) > KEPT_OWNERS:
-                ended = (name for name in self._owners if name not in self._jobs)
-                self._owners.pop(next(ended, namespace))
+                ended = [name for name in self._owners if name not in self._jobs] or [namespace]
+                counts = Counter(self._owners[name] for name in ended)
+                self._owners.pop(max(ended, key=lambda name: counts[self._owners[name]]))  # the first of who has most
 
     def owner_of(self, namespace: str) -> str:
         """The driver whose job it is, or was; "" if there was none with a key, or too long ago."""
         return self._owners.get(namespace, "")
+
+    def whose(self, namespace: str) -> str:
+        """In whose share a job is counted: its driver's, its own without one; "" if it is not there."""
+        owner = self.owner_of(namespace)
+        return str(Member("driver", owner)) if owner else namespace if namespace in self._jobs else ""
 
     def of_driver(self, driver: str) -> list[str]:
         """The namespaces of the jobs that belong to the driver with the key of this name."""

@@ -1,16 +1,19 @@
 """The event log: who joined, died, and why. Pure.
 
 House rules: an event is added by a Record alone, so that this log and the head's own never differ. What is kept is
-bounded, and so is what waits here for a reader: a question that nobody can answer yet, never an event.
+bounded, and so is what waits here for a reader: a question that nobody can answer yet, never an event. Room is made by
+whoever has most of it, a member, a job or what was refused: nobody pushes out what others did.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Container
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from operator import attrgetter
 
 import msgspec
 
@@ -44,6 +47,17 @@ class _Reader:
     key: str
 
 
+@dataclass
+class _Share:
+    """What is kept because of one member, of a job, or of refusals: numbers, the oldest first."""
+
+    seqs: deque[int] = field(default_factory=deque)
+    chars: int = 0
+
+
+_SEQ = attrgetter("seq")
+
+
 class Journal:
     """The newest events, and the readers that wait for the next.
 
@@ -60,19 +74,27 @@ class Journal:
         self._kept = kept
         self._kept_chars = kept_chars
         self._events: deque[ClusterEvent] = deque()
+        self._shares: dict[str | None, _Share] = {}
+        self._share_of: dict[int, str | None] = {}
         self._chars = 0
         self._last = 0
         self._flushed = 0
         self._readers: list[_Reader] = []
 
-    def add(self, record: Record, wall: float) -> None:
-        """Something happened, at *wall* seconds since the epoch; the oldest events make room."""
+    def add(self, record: Record, wall: float, whose: str = "") -> None:
+        """Something happened, at *wall* seconds since the epoch; older events make room. *whose*: in whose share it is
+        counted.
+        """
         self._last += 1
         event = ClusterEvent(self._last, wall, **{name: getattr(record, name) for name in record.__struct_fields__})
         self._events.append(event)
-        self._chars += _chars(event)
+        key = None if event.kind == "refused" else whose
+        share = self._shares.setdefault(key, _Share())
+        share.seqs.append(event.seq)
+        self._share_of[event.seq] = key
+        self._count(share, _chars(event))
         while len(self._events) > self._kept or (self._chars > self._kept_chars and len(self._events) > 1):
-            self._chars -= _chars(self._events.popleft())
+            self._make_room()
 
     def ask(
         self,
@@ -127,6 +149,22 @@ class Journal:
         """When `tick` has something to do, infinity for never."""
         return min((reader.deadline for reader in self._readers), default=math.inf)
 
+    def _make_room(self) -> None:
+        """Drop the oldest event of whoever has most; never the newest."""
+        others = [share for share in self._shares.values() if share.seqs[0] != self._last]
+        share = max(others, key=lambda share: len(share.seqs) / self._kept + share.chars / self._kept_chars)
+        place = bisect_left(self._events, share.seqs.popleft(), key=_SEQ)
+        event = self._events[place]
+        del self._events[place]
+        self._count(share, -_chars(event))
+        key = self._share_of.pop(event.seq)
+        if not share.seqs:
+            del self._shares[key]
+
+    def _count(self, share: _Share, chars: int) -> None:
+        share.chars += chars
+        self._chars += chars
+
     def _answer(self, found: list[tuple[_Reader, Events]]) -> None:
         self._readers = [reader for reader, events in found if not events.events]
         for reader, events in found:
@@ -134,21 +172,21 @@ class Journal:
                 self._emit(Answer(reader.peer, reader.id, events))
 
     def _find(self, asked: GetEvents, wall: float, sees: Sees) -> Events:
-        oldest = self._last - len(self._events) + 1
-        missing = max(0, oldest - 1 - asked.since)
         limit, room = min(max(asked.limit, 1), ANSWER_EVENTS), ANSWER_CHARS
         chosen: list[ClusterEvent] = []
-        seen = asked.since + missing
-        for event in itertools.islice(self._events, seen - oldest + 1, None):
+        seen, missing = asked.since, 0
+        for event in itertools.islice(self._events, bisect_right(self._events, asked.since, key=_SEQ), None):
             if not event.namespace or (asked.namespace in (None, event.namespace) and sees(event.namespace)):
                 if chosen and (len(chosen) >= limit or room < _chars(event)):
                     break
                 chosen.append(event)
                 room -= _chars(event)
+            missing += event.seq - seen - 1
             seen = event.seq
         return Events(self._log, wall, chosen, seen, missing, seen < self._last)
 
 
 def _chars(event: ClusterEvent) -> int:
     """About how long it is."""
-    return len(event.text) + (sum(map(len, event.exit.stderr_tail)) if event.exit is not None else 0)
+    exit = event.exit
+    return len(event.text) + (0 if exit is None else len(exit.reason) + sum(map(len, exit.stderr_tail)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +23,8 @@ from rlinf_actors.wire.keys import AddKey, Enroll, KeyState, RevokeKey, RotateKe
 
 TOKEN_S = 900.0
 """How long a join token is good: 15 minutes."""
+SET_BACK_S = 60.0
+"""By how much a clock may be set back without that being taken for a mistake: NTP steps by less, once it runs."""
 RETIRING_S = 86400.0
 """How long a key that was replaced stays good at most, for what runs with it."""
 NO_KEYS = (
@@ -77,9 +80,9 @@ class KeyRegistry:
     def admit(self, public: str, wall: float) -> Member | None:
         """Who has this key; None if it is not good. Any thread; *wall* in seconds since the epoch."""
         member = self._members.get(public)
-        if member is not None and wall >= self._next:
+        if member is not None and (wall >= self._next or member.role == "enroll"):
             key = self._keys.get(public)
-            if key is not None and key.expires_at is not None and wall >= key.expires_at:
+            if key is not None and _is_over(key, wall):
                 return None  # `tick` tells everybody
         return member
 
@@ -101,7 +104,7 @@ class KeyRegistry:
         what = _called(key)
         if key.ended_at is not None:
             return f"{what} has ended {wall - key.ended_at:.0f} s ago: {key.why}"
-        if key.expires_at is not None and wall >= key.expires_at:
+        if _is_over(key, wall):
             return f"{what} has expired"
         return f"{what} is good"
 
@@ -263,8 +266,14 @@ class KeyRegistry:
         return ended
 
     def _trim(self) -> None:
+        """Forget ended keys, the oldest of the name that has most: nobody pushes out others' by changing its own."""
         gone = sorted((k for k in self._keys.values() if k.ended_at is not None), key=lambda k: k.ended_at or 0.0)
-        for key in gone[: max(0, len(gone) - KEPT)]:
+        counts = Counter((key.role, key.name) for key in gone)
+        for _ in range(len(gone) - KEPT):
+            most = max(counts.values())
+            key = next(key for key in gone if counts[key.role, key.name] == most)
+            gone.remove(key)
+            counts[key.role, key.name] -= 1
             del self._keys[key.public]
             self._changes.append(ForgetKey(key.public))
 
@@ -279,6 +288,16 @@ class KeyRegistry:
             members[self.own.local] = LOCAL
         self._next = min((k.expires_at for k in good if k.expires_at is not None), default=math.inf)
         self._members = members
+
+
+def _is_over(key: KeyState, wall: float) -> bool:
+    """Whether a key has expired; a join token also if it has more than it was given: the clock was set back since.
+
+    Keys that were replaced go on then: workers run by them.
+    """
+    if key.expires_at is None:
+        return False
+    return wall >= key.expires_at or (key.token and key.expires_at - wall > TOKEN_S + SET_BACK_S)
 
 
 def _called(key: KeyState) -> str:

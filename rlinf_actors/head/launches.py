@@ -30,6 +30,7 @@ class Launches:
         emit: takes commands.
         nodes, clients, groups: the tables.
         allow: raises Refused for a launch that must not be now, whenever it was asked for.
+        dropped: see WaitingLaunches.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Launches:
         clients: ClientTable,
         groups: GroupTable,
         allow: Callable[[Launch], None],
+        dropped: Callable[[bytes, int], None],
     ) -> None:
         self._timing = timing
         self._emit = emit
@@ -47,7 +49,7 @@ class Launches:
         self._clients = clients
         self._groups = groups
         self._allow = allow
-        self._waiting = WaitingLaunches(emit, clients, self._launch)
+        self._waiting = WaitingLaunches(emit, clients, self._launch, dropped)
 
     def launch(self, client: Client, peer: bytes, id: int, asked: Launch, now: float) -> Launched | None:
         """Reserve the name and start the workers; None: answered later, once the hardware is free.

@@ -29,18 +29,20 @@ class HeldNames:
     def __init__(self, hold_s: float) -> None:
         self._hold_s = hold_s
         self._lost: dict[tuple[str, str], dict[str, _Lost]] = {}
+        self._keys: dict[str, tuple[str, str]] = {}
 
     def lost(self, group: Group, worker: Worker, node: Node, now: float) -> None:
         """A worker may live on, where nobody hears of it."""
         self._expire(now)
         one = _Lost(f"{group.name}:{worker.spec.rank}", node.id, node.name, now + self._hold_s)
         self._lost.setdefault(group.key, {})[worker.id] = one
+        self._keys[worker.id] = group.key
 
     def ended(self, worker_id: str, node_id: str) -> None:
         """The agent of its node says that it has ended."""
-        for key, lost in list(self._lost.items()):
-            if worker_id in lost and lost[worker_id].node_id == node_id:
-                self._free(key, worker_id)
+        key = self._keys.get(worker_id)
+        if key is not None and self._lost[key][worker_id].node_id == node_id:
+            self._free(key, worker_id)
 
     def node_is_back(self, node_id: str, running: Container[str]) -> None:
         """A node is there again, with these workers: others of it have ended."""
@@ -72,6 +74,6 @@ class HeldNames:
 
     def _free(self, key: tuple[str, str], worker_id: str) -> None:
         lost = self._lost[key]
-        del lost[worker_id]
+        del lost[worker_id], self._keys[worker_id]
         if not lost:
             del self._lost[key]

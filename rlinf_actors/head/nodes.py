@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.head.commands import Answer, Emit, Ended, Keep, Notify, Refuse, Refused, Timing
+from rlinf_actors.head.commands import Emit, Keep, Notify, Refused, Timing
+from rlinf_actors.head.givenup import Ended
 from rlinf_actors.head.happenings import of_node
+from rlinf_actors.head.nodewaits import NodeWaits
 from rlinf_actors.head.records import Node
 from rlinf_actors.head.remembered import NODE, REPLACED, ForgetNode, KnownNode, Remembered
 from rlinf_actors.head.transitions import NodeLife
-from rlinf_actors.placement.node_order import missing_ranks, order_nodes
+from rlinf_actors.head.watches import PING
+from rlinf_actors.placement.node_order import order_nodes
 from rlinf_actors.security.members import LOCAL, Member
-from rlinf_actors.wire.clients import GetNodes, Nodes
+from rlinf_actors.settings import NODE_RANK
+from rlinf_actors.wire.clients import GetNodes
 from rlinf_actors.wire.session import AgentHello, Beat
 from rlinf_actors.wire.values import NodeState
-
-PING = ""
-"""The `incarnation` of a Beat to a silent agent: it asks for nothing, but a closed connection shows."""
-
-
-@dataclass(frozen=True)
-class _Waiting:
-    peer: bytes
-    id: int
-    num_nodes: int
-    since: float
-    deadline: float
 
 
 class NodeTable:
@@ -64,7 +54,7 @@ class NodeTable:
         self.drained = dict(before.drained)
         for id in self.drained.keys() & self._nodes.keys():
             self._nodes[id].draining = self.drained[id]
-        self._waiting: list[_Waiting] = []
+        self._waits = NodeWaits(emit, self._order, self._freeze, lambda id: self._nodes[id].name, self._seen_ranks)
         self._lost = Ended(NODE, emit, before)
         self._replaced = Ended(REPLACED, emit, before)
 
@@ -138,7 +128,7 @@ class NodeTable:
         self._release(now)
         self._check_rank(node, now)
         if known is not None and known.incarnation != hello.incarnation:
-            self._replaced.add(known.incarnation, f"node {known.name} is served by a newer agentd")
+            self._replaced.add(known.incarnation, f"node {known.name} is served by a newer agentd", by=member)
             if known.alive:
                 self._end(known, "replaced", "its agentd was started anew", now, hello)
         elif known is not None and known.alive:
@@ -153,7 +143,7 @@ class NodeTable:
         if node.report.rank is not None:
             self._ranks[node.id] = node.report.rank
         self._keep(node)
-        self._settle(now)
+        self._waits.settle(now)
         return node
 
     def heard(self, peer: bytes, now: float) -> None:
@@ -183,12 +173,12 @@ class NodeTable:
             node.draining = ""
             if node.alive:
                 node.step("undrain", now)
-                self._settle(now)
+                self._waits.settle(now)
 
     def left(self, node: Node, reason: str, now: float) -> None:
         """An agent said goodbye: its workers are gone and its rank is free."""
         self._end(node, "left", reason or "its agentd was stopped", now)
-        self._lost.add(node.incarnation, "said goodbye", certain=True)
+        self._lost.add(node.incarnation, "said goodbye", certain=True, by=node.member)
         self._forget(node)
 
     def give_up_missing(self, waited_s: float, now: float) -> None:
@@ -203,21 +193,20 @@ class NodeTable:
         for node in list(self._by_peer.values()):
             if now >= node.last_seen + self._timing.lease_s:
                 silence = now - node.last_seen
-                self._lost.add(node.incarnation, f"was declared lost after {silence:.0f} s of silence")
+                lost = f"was declared lost after {silence:.0f} s of silence"
+                self._lost.add(node.incarnation, lost, by=node.member)
                 self._end(node, "expired", f"it was silent for {silence:.0f} s", now)
             elif node.life is NodeLife.READY and now >= node.last_seen + self._timing.suspect_s:
                 node.step("silent", now)
                 self._emit(of_node("node_suspect", node, f"was silent for {now - node.last_seen:.1f} s"))
                 self._emit(Notify(node.peer, Beat(PING)))
         self._release(now)
-        self._settle(now)
-        for waiting in [w for w in self._waiting if now >= w.deadline]:
-            self._waiting.remove(waiting)
-            self._time_out(waiting, now)
+        self._waits.settle(now)
+        self._waits.tick(now)
 
     def revoked(self, node: Node, reason: str, now: float) -> None:
         """The agent's key is not good any more: nothing that it says counts, and its workers end by themselves."""
-        self._lost.add(node.incarnation, f"was declared lost: {reason}")
+        self._lost.add(node.incarnation, f"was declared lost: {reason}", by=node.member)
         self._end(node, "expired", reason, now)
 
     def unreachable(self, peer: bytes, now: float) -> None:
@@ -227,7 +216,8 @@ class NodeTable:
         """
         node = self._by_peer.get(peer)
         if node is not None and node.life is NodeLife.SUSPECT and not node.keeps:
-            self._lost.add(node.incarnation, "was declared lost: it was silent and its connection closed")
+            lost = "was declared lost: it was silent and its connection closed"
+            self._lost.add(node.incarnation, lost, by=node.member)
             self._end(
                 node, "expired", f"its agentd was silent for {now - node.last_seen:.0f} s and is not connected", now
             )
@@ -239,7 +229,7 @@ class NodeTable:
 
     def next_deadline(self) -> float:
         """When `tick` has something to do, infinity for never."""
-        times = [math.inf]
+        times = [self._waits.next_deadline()]
         for node in self._nodes.values():
             if node.life is NodeLife.READY:
                 times.append(node.last_seen + self._timing.suspect_s)
@@ -247,7 +237,7 @@ class NodeTable:
                 times.append(node.last_seen + self._timing.lease_s)
             elif node.life is NodeLife.LOST:
                 times.append(node.since + self._timing.rank_hold_s)
-        return min(times + [waiting.deadline for waiting in self._waiting])
+        return min(times)
 
     def _end(self, node: Node, event: str, reason: str, now: float, next: AgentHello | None = None) -> None:
         node.step(event, now)
@@ -278,24 +268,36 @@ class NodeTable:
             self._emit(Keep(ForgetNode(node.id)))
 
     def _check_rank(self, node: Node, now: float) -> None:
-        """Refuse a node whose RLINF_NODE_RANK cannot be."""
-        others = [other for other in self._usable() if other.id != node.id]
-        if node.report.rank is None and all(other.report.rank is None for other in others):
-            return
+        """Refuse a node whose RLINF_NODE_RANK cannot be.
+
+        An agent with a key tries again: whoever else came first with a rank that is wrong keeps it out no longer than
+        he is there himself. One without has but its own configuration to blame, and ends.
+        """
+        others = [other for other in self._by_peer.values() if other.id != node.id]
         for holder in self._nodes.values():
-            if not holder.alive and holder.id != node.id and self.rank(holder) == node.report.rank:
+            if holder.alive or holder.id == node.id:
+                continue
+            lost = holder.life is NodeLife.LOST
+            ago = f"{now - holder.since:.0f} s ago"
+            where = f"was lost {ago}" if lost else f"a head that was restarted {ago} awaits"
+            if node.report.rank is not None and self.rank(holder) == node.report.rank:
                 left = holder.since + self._timing.rank_hold_s - now
-                ago = f"{now - holder.since:.0f} s ago"
-                lost = f"was lost {ago}" if holder.life is NodeLife.LOST else f"a head that was restarted {ago} awaits"
                 raise Refused(
                     "unreachable",
-                    f"rank {node.report.rank} belongs to node {holder.name}, which {lost}; its workers may still be "
+                    f"rank {node.report.rank} belongs to node {holder.name}, which {where}; its workers may still be "
                     f"running, so it is given to another in {left:.0f} s at the earliest",
+                )
+            if not lost and (node.report.rank is None) != (holder.report.rank is None):
+                stated = "not set" if node.report.rank is None else "set"
+                raise Refused(
+                    "unreachable", f"{NODE_RANK} is {stated} here, unlike on node {holder.name}, which {where}"
                 )
         try:
             order_nodes([other.registered() for other in [*others, node]], self._ranks, complete=False)
         except ConfigError as error:
-            raise Refused("config", str(error.args[0]), error.path) from None
+            if node.member == LOCAL:
+                raise Refused("config", str(error.args[0]), error.path) from None
+            raise Refused("unreachable", f"{error.path} {error.args[0]}") from None
 
     def _usable(self) -> list[Node]:
         return [node for node in self._by_peer.values() if node.usable]
@@ -308,61 +310,25 @@ class NodeTable:
 
     def wait(self, peer: bytes, id: int, asked: GetNodes, now: float) -> None:
         """Answer when there are enough nodes, or at the asker's deadline."""
-        patience = math.inf if asked.timeout_s is None else asked.timeout_s
-        self._waiting.append(_Waiting(peer, id, asked.num_nodes, now, now + patience))
-        self._settle(now)
+        self._waits.add(peer, id, asked, now)
 
     def forget(self, peer: bytes) -> None:
         """A client has ended: nobody waits there any more."""
-        self._waiting = [waiting for waiting in self._waiting if waiting.peer != peer]
+        self._waits.forget(peer)
 
-    def _settle(self, now: float) -> None:
-        """Answer those for whom there are enough nodes now."""
-        still = []
-        for waiting in self._waiting:
-            order = self._order()
-            if missing_ranks(order, waiting.num_nodes):
-                still.append(waiting)
-            else:
-                self._answer(waiting, order, now)
-        self._waiting = still
+    def _freeze(self, ranks: Mapping[str, int], now: float) -> list[NodeState]:
+        self._ranks.update(ranks)
+        for id in ranks:
+            self._keep(self._nodes[id])
+        return [self._nodes[id].state(rank, now) for id, rank in sorted(ranks.items(), key=lambda item: item[1])]
 
-    def _answer(self, waiting: _Waiting, order: dict[str, int], now: float) -> None:
-        chosen = {key: rank for key, rank in order.items() if not waiting.num_nodes or rank < waiting.num_nodes}
-        self._ranks.update(chosen)
-        for key in chosen:
-            self._keep(self._nodes[key])
-        rest = [self._nodes[key].name for key in order if key not in chosen]
-        warnings = []
-        if rest:
-            warnings.append(
-                f"{len(order)} nodes have registered and num_nodes is {waiting.num_nodes}; "
-                f"not used: {', '.join(sorted(rest))}"
-            )
-        nodes = [self._nodes[key].state(rank, now) for key, rank in sorted(chosen.items(), key=lambda item: item[1])]
-        self._emit(Answer(waiting.peer, waiting.id, Nodes(nodes, warnings)))
-
-    def _time_out(self, waiting: _Waiting, now: float) -> None:
-        missing = missing_ranks(self._order(), waiting.num_nodes)
-        ranks = ", ".join(f"{rank} ({self._last_seen(rank, now)})" for rank in missing)
-        self._emit(
-            Refuse(
-                waiting.peer,
-                waiting.id,
-                "timeout",
-                f"{waiting.num_nodes - len(missing)} of {waiting.num_nodes} nodes after {now - waiting.since:.0f} s; "
-                f"missing rank{'s' * (len(missing) > 1)} {ranks}. Does agentd run there, with --connect to this head?",
-                tuple(missing),
-            )
-        )
-
-    def _last_seen(self, rank: int, now: float) -> str:
+    def _seen_ranks(self, now: float) -> dict[int, str]:
+        found: dict[int, str] = {}
         for node in self._nodes.values():
-            if self.rank(node) == rank and node.life is NodeLife.DRAINING:
-                return f"{node.name} is {node.condition}"
-            if self.rank(node) == rank:
-                return f"{node.name}, last seen {now - node.last_seen:.0f} s ago"
-        return "never seen"
+            draining = node.life is NodeLife.DRAINING
+            how = f" is {node.condition}" if draining else f", last seen {now - node.last_seen:.0f} s ago"
+            found.setdefault(self.rank(node), f"{node.name}{how}")
+        return found
 
 
 def _awaited(known: KnownNode, now: float) -> Node:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rlinf_actors.errors import ProtocolError
+from rlinf_actors.head import clipped
 from rlinf_actors.head.clients import given_up
 from rlinf_actors.head.commands import Notify, Told
+from rlinf_actors.head.happenings import printable
 from rlinf_actors.head.records import Client, Node
 from rlinf_actors.head.tables import Tables
 from rlinf_actors.security.members import LOCAL
@@ -15,6 +17,7 @@ from rlinf_actors.wire.agents import (
     LogCredit,
     LogLines,
     ProcessGone,
+    RefusalReport,
     WorkerExited,
     WorkerReady,
     WorkersHealth,
@@ -62,21 +65,20 @@ class Notices:
         elif isinstance(body, WorkerReady):
             self._guard(lambda: tables.groups.ready(node, body))
         elif isinstance(body, WorkerExited):
-            self._guard(lambda: tables.groups.exited(node, body.id, body.exit, tables.now))
+            exit = clipped.exit_report(body.exit)
+            self._guard(lambda: tables.groups.exited(node, body.id, exit, tables.now))
         elif isinstance(body, ProcessGone):
-            client = tables.clients.get(body.incarnation)
-            if client is None:
-                tables.clients.never_returns(body.incarnation)
-            elif client.watcher == node.id:
-                tables.clients.gone(client, "its process ended")
+            tables.clients.process_ended(node, body.incarnation, tables.now)
         elif isinstance(body, WorkersHealth):
-            tables.health.said(node, body, tables.wall)
+            tables.health.said(node, clipped.health(body), tables.wall)
         elif isinstance(body, LogLines):
             self._route_lines(node, body)
+        elif isinstance(body, RefusalReport):
+            tables.refusals.told(node, body, tables.now)
         elif isinstance(body, HardwareFound):
             tables.looks.found(node, body)
         elif isinstance(body, Goodbye):
-            tables.nodes.left(node, body.reason, tables.now)
+            tables.nodes.left(node, printable(body.reason), tables.now)
         else:
             self.unexpected += 1
 
@@ -93,7 +95,7 @@ class Notices:
         elif isinstance(body, Handles):
             tables.reconciler.handles(client, body)
         elif isinstance(body, Goodbye):
-            tables.clients.gone(client, body.reason or "it said goodbye")
+            tables.clients.gone(client, printable(body.reason) or "it said goodbye")
         else:
             self.unexpected += 1
 
@@ -107,8 +109,7 @@ class Notices:
         if driver is not None and (node.member == LOCAL or lines.owner in node.jobs):
             tables.emit(Notify(driver.peer, lines))
         else:
-            chars = sum(len(text) for _, _, text in lines.entries)
-            tables.emit(Notify(node.peer, LogCredit(lines.owner, lines.node, chars)))
+            tables.emit(Notify(node.peer, LogCredit(lines.owner, lines.node, lines.cost)))
 
     def _guard(self, act: Callable[[], None]) -> None:
         """A report that does not fit the state is a fault of that agent; it must not end the head."""

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from rlinf_actors.head import clipped
 from rlinf_actors.head.claims import contradiction
 from rlinf_actors.head.clients import ClientTable
-from rlinf_actors.head.commands import Emit, Notify, Record, Timing
+from rlinf_actors.head.commands import Emit, Notify, Record, Refused, Timing
+from rlinf_actors.head.givenup import KEPT_OF_ONE
 from rlinf_actors.head.groups import GroupTable
 from rlinf_actors.head.happenings import of_group
 from rlinf_actors.head.jobs import Jobs
@@ -18,7 +20,7 @@ from rlinf_actors.model.restart import rank_id
 from rlinf_actors.security.members import LOCAL
 from rlinf_actors.wire.agents import StopWorkers, WorkerReady
 from rlinf_actors.wire.clients import Handles, WorkerChanged
-from rlinf_actors.wire.session import AgentHello
+from rlinf_actors.wire.session import AgentHello, ClientHello
 from rlinf_actors.wire.values import ExitReport, GroupHandle, RunningWorker, WorkerSpec, WorkerState
 
 NOBODY_HAS_IT = "no node had it when the head was restarted: it ended meanwhile, or its node is lost"
@@ -41,6 +43,8 @@ class Reconciler:
         self._clients = clients
         self._groups = groups
         self._jobs = jobs
+        self._seen: dict[tuple[str, str], _Seen] = {}
+        self._over: dict[tuple[str, str], set[str]] = {}
 
     def reconcile(self, node: Node, there: Sequence[RunningWorker], known: bool, now: float) -> None:
         """Bring our view of a node in line with its agent's; *known* if that is the one that we knew before.
@@ -49,6 +53,8 @@ class Reconciler:
         that we have and it does not: those that are to start are asked for once more (the agent ignores ids that it
         has), the others have ended unseen.
         """
+        self._seen.clear()
+        self._over.clear()
         # what a name or a rank is now, before what it was; agents keep ends in the order in which they came
         ended = [one for one in there if one.exit is not None]
         for running in [*(one for one in there if one.exit is None), *reversed(ended)]:
@@ -62,7 +68,7 @@ class Reconciler:
             wanted = [worker for worker in missing if worker.life is WorkerLife.STARTING]
             self._groups.start(node.id, group, [worker.spec for worker in wanted])
             for worker in missing:
-                if worker not in wanted:
+                if worker.life is not WorkerLife.STARTING:
                     self._groups.missing(worker, node, "its agent does not have it any more", now)
 
     def replaced(self, node: Node, hello: AgentHello, now: float) -> None:
@@ -83,11 +89,21 @@ class Reconciler:
                     self._groups.lost(worker, f"node {node.name}: its agentd was started anew")
                     self._groups.claims.lose(worker, False, now)
 
+    def check_owner(self, hello: ClientHello) -> None:
+        """Refuse a client that says it is the one which owns groups of another job.
+
+        Raises:
+            Refused: it is not.
+        """
+        for group in self._groups.all():
+            if group.owner == hello.incarnation and group.namespace != hello.namespace:
+                raise Refused("authentication", f"this {hello.role} says that it is the owner of another job's groups")
+
     def handles(self, client: Client, said: Handles) -> None:
         """A client that is back says which groups it knows: tell it what has become of their workers."""
-        for handle in said.groups:
-            if handle.namespace == client.namespace:
-                self._handle(client, handle)
+        own = {handle.name: handle for handle in said.groups if handle.namespace == client.namespace}
+        for handle in own.values():
+            self._handle(client, handle)
         self._claim(client, said)
 
     def _claim(self, client: Client, said: Handles) -> None:
@@ -106,40 +122,48 @@ class Reconciler:
         if group is not None and group.launch.isdisjoint(rank_id(state.id) for state in handle.workers):
             group = None  # a namesake
         if group is None:
-            states = [self._end_of(handle, state) for state in handle.workers]
+            states = self._ends_of(client, handle)
         else:
-            ranks = group.ranks
+            ranks, world_size = group.ranks, group.world_size
             for state in handle.workers:
                 known = self._groups.of_worker(state.id)
-                if 0 <= state.rank < group.world_size and state.rank not in ranks and known is None:
+                if 0 <= state.rank < world_size and state.rank not in ranks and known is None:
                     ranks.add(state.rank)
-                    self._add_ended(group, state)
+                    self._add_ended(client, group, state)
             if client.incarnation != group.owner:
                 group.subscribers[client.incarnation] = None
             states = [worker.state() for worker in group.workers.values()]
         self._emit(Notify(client.peer, WorkerChanged(handle.namespace, handle.name, states)))
 
-    def _end_of(self, handle: GroupHandle, state: WorkerState) -> WorkerState:
-        """How a worker of a group that is not there has ended."""
-        if state.state == "gone":
-            return state
+    def _ends_of(self, client: Client, handle: GroupHandle) -> list[WorkerState]:
+        """How the workers of a group that is not there have ended."""
         before = self._groups.ended(handle.namespace, handle.name)
-        for known in before.workers if before is not None else ():
-            if known.id == state.id:
-                return known
-        self._groups.give_up(state.id, NOBODY_HAS_IT)
+        known = {state.id: state for state in before.workers} if before is not None else {}
+        return [
+            state if state.state == "gone" else known.get(state.id) or self._nobodys(client, state)
+            for state in handle.workers
+        ]
+
+    def _nobodys(self, client: Client, state: WorkerState) -> WorkerState:
+        self._give_up(client, state)
         return replace(state, state="gone", endpoint=None, exit=ExitReport("node_lost", reason=NOBODY_HAS_IT))
 
-    def _add_ended(self, group: Group, state: WorkerState) -> None:
+    def _add_ended(self, client: Client, group: Group, state: WorkerState) -> None:
         """A rank of a group that no agent has any more, so that whoever looks at the group hears of it."""
         known = next(iter(group.workers.values())).spec
         spec = replace(known, id=state.id, rank=state.rank, node_rank=state.node_rank, claims=[])
         worker = Worker(spec, "", state.node_ip)
-        ended = state.exit if state.state == "gone" else None
+        ended = clipped.exit_report(state.exit) if state.state == "gone" and state.exit is not None else None
         self._groups.adopt(group, worker)
         self._groups.lost(worker, NOBODY_HAS_IT, ended)
         if ended is None:
-            self._groups.give_up(state.id, NOBODY_HAS_IT)
+            self._give_up(client, state)
+
+    def _give_up(self, client: Client, state: WorkerState) -> None:
+        """It must not come back: a client was told so. One that names workers without end is not remembered for all."""
+        if client.given_up < KEPT_OF_ONE:
+            client.given_up += 1
+            self._groups.give_up(state.id, NOBODY_HAS_IT, client.member)
 
     def _take_over(self, node: Node, running: RunningWorker, now: float) -> None:
         spec = running.spec
@@ -175,21 +199,25 @@ class Reconciler:
                 why = f"it is no member of the job that namespace {spec.namespace!r} is now"
                 self._emit(Notify(node.peer, StopWorkers([spec.id], self._timing.orphan_grace_s, why)))
             return False
-        group = self._groups.get(spec.namespace, spec.group)
+        group, owner = self._groups.get(spec.namespace, spec.group), self._clients.get(running.owner)
         if group is None:
+            if owner is not None and owner.namespace != spec.namespace:
+                return False  # whoever says so makes it up: who launched it was of its job
             if running.exit is not None and (self._clients.ended(running.owner) is not None or self._has_ended(spec)):
                 return False
             group = Group(spec.namespace, spec.group, running.cls, running.owner, running.detail)
             group.detached, group.unclaimed = running.detached, True
             self._jobs.adopt(spec.namespace, spec.token, running.exit is None, believed)
             self._emit(of_group("group_adopted", group, f"runs already, its agent on node {node.name} says"))
-        elif running.exit is not None and (spec.rank in group.ranks or not _one_launch(group, spec)):
+        elif running.exit is not None and not self._look_at(group).lacks(spec):
             return False  # an end that was told before: the name has been given again since
         elif group.owner != running.owner:
             self._emit(Notify(node.peer, StopWorkers([spec.id], self._timing.orphan_grace_s)))
             return False
         worker = Worker(spec, node.id, node.report.ip)
         self._groups.adopt(group, worker)
+        if group.key in self._seen:
+            self._seen[group.key].add(spec)
         if running.exit is None:
             other = self._groups.claims.take(group, worker, node, now)
             if other is not None and not group.stopping:
@@ -197,15 +225,41 @@ class Reconciler:
                 self._groups.stop_group(group, "")
             elif group.stopping:
                 self._emit(Notify(node.peer, StopWorkers([spec.id], self._timing.orphan_grace_s)))
-        self._clients.await_return(running.owner, now)
+        self._clients.await_return(running.owner, now, node.member)
         return True
 
     def _has_ended(self, spec: WorkerSpec) -> bool:
         """Whether it is of a group that is over: its agent has not heard yet that we know of its end."""
-        over = self._groups.ended(spec.namespace, spec.group)
-        return over is not None and rank_id(spec.id) in {rank_id(state.id) for state in over.workers}
+        key = (spec.namespace, spec.group)
+        if key not in self._over:
+            over = self._groups.ended(*key)
+            self._over[key] = {rank_id(state.id) for state in over.workers} if over is not None else set()
+        return rank_id(spec.id) in self._over[key]
+
+    def _look_at(self, group: Group) -> _Seen:
+        if group.key not in self._seen:
+            self._seen[group.key] = seen = _Seen()
+            for worker in group.workers.values():
+                seen.add(worker.spec)
+        return self._seen[group.key]
 
 
-def _one_launch(group: Group, spec: WorkerSpec) -> bool:
-    """Whether a worker is of the same launch as a group's others: their ids differ in the rank alone."""
-    return rank_id(spec.id).rpartition("-")[0] in {id.rpartition("-")[0] for id in group.launch}
+class _Seen:
+    """A group while an agent tells of its workers, of which there may be thousands."""
+
+    def __init__(self) -> None:
+        self._ranks: set[int] = set()
+        self._launches: set[str] = set()
+
+    def add(self, spec: WorkerSpec) -> None:
+        """It has this worker."""
+        self._ranks.add(spec.rank)
+        self._launches.add(_launch_of(spec))
+
+    def lacks(self, spec: WorkerSpec) -> bool:
+        """Whether it has no such rank, and this one is of its launch: ids of one launch differ in the rank alone."""
+        return spec.rank not in self._ranks and _launch_of(spec) in self._launches
+
+
+def _launch_of(spec: WorkerSpec) -> str:
+    return rank_id(spec.id).rpartition("-")[0]

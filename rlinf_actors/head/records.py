@@ -90,7 +90,9 @@ class Node:
 
 @dataclass
 class Client:
-    """A driver or worker process. `watcher` is the node whose agent holds its pidfd; without one it lives by beats."""
+    """A driver or worker process. `watchers` are the nodes whose agents hold its pidfd, by id, with the agents' peers;
+    without any it lives by beats. `given_up` counts the workers that it named and that nobody has.
+    """
 
     incarnation: str
     role: str
@@ -101,8 +103,8 @@ class Client:
     worker_id: str
     peer: bytes
     last_seen: float
-    watcher: str | None = None
-    watcher_peer: bytes = b""
+    watchers: dict[str, bytes] = field(default_factory=dict)
+    given_up: int = 0
     member: Member = LOCAL
 
     def __str__(self) -> str:

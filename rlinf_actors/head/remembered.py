@@ -66,6 +66,13 @@ class GaveUp(msgspec.Struct, frozen=True):
     reason: str
 
 
+class ForgetGaveUp(msgspec.Struct, frozen=True):
+    """That is too long ago, or too many came after it."""
+
+    kind: str
+    id: str
+
+
 class Latch(msgspec.Struct, frozen=True):
     """An emergency stop is in force; `key` is a namespace or robots.ALL, `text` a line for people."""
 
@@ -92,7 +99,10 @@ class Undrain(msgspec.Struct, frozen=True):
     id: str
 
 
-Change = Union[KnownNode, ForgetNode, GaveUp, Latch, Unlatch, Drain, Undrain, KeyState, ForgetKey, KnownJob, ForgetJob]
+Change = Union[
+    KnownNode, ForgetNode, GaveUp, ForgetGaveUp, Latch, Unlatch, Drain, Undrain,
+    KeyState, ForgetKey, KnownJob, ForgetJob,
+]  # fmt: skip
 
 
 @dataclass

@@ -6,7 +6,8 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from rlinf_actors.head.checks import own_namespace
+from rlinf_actors.head import clipped
+from rlinf_actors.head.checks import check_agent, check_names, own_namespace
 from rlinf_actors.head.commands import Answer, Asked, EndCluster, Notify, Refuse, Refused
 from rlinf_actors.head.happenings import of_driver, of_node, printable
 from rlinf_actors.head.keyrequests import KeyRequests, who
@@ -71,7 +72,7 @@ class Requests:
         if isinstance(body, ClientHello):
             return self._client_hello(event, body)
         if isinstance(body, GetStatus):
-            sees = tables.authority.sees(event.member)
+            sees = tables.authority.sees(event)
             # who knows of another's machine could pose as an agent there, who sees the ends of its drivers
             hosts = event.member.role != "agent"
             return tables.status(tables.now, lambda name: body.namespace in (None, name) and sees(name), hosts)
@@ -90,7 +91,7 @@ class Requests:
         if isinstance(body, GetEvents):  # of an observer too: `rlinf-actors events`
             if client is not None:
                 own_namespace(client, body.namespace or "")
-            sees = tables.authority.sees(event.member) if client is None else _everything
+            sees = tables.authority.sees(event) if client is None else _everything
             return tables.journal.ask(event.peer, event.id, body, tables.now, tables.wall, sees, event.member.key)
         if client is None:
             tables.emit(Notify(event.peer, Beat(HELLO_AGAIN)))
@@ -126,6 +127,8 @@ class Requests:
     def _agent_hello(self, event: Asked, hello: AgentHello) -> Welcome:
         tables = self._tables
         self._check_protocol("agentd", hello.protocol, hello.version)
+        check_agent(hello)
+        hello = clipped.hello(hello)
         known = tables.nodes.get(hello.node.node_id)
         node = tables.nodes.hello(event.peer, hello, tables.now, event.member)
         same = known is not None and known.incarnation == node.incarnation
@@ -137,19 +140,23 @@ class Requests:
         tables.reconciler.reconcile(node, hello.workers, same, tables.now)
         tables.robots.node_back(node)
         tables.drains.node_back(node)
-        tables.clients.watch(tables.nodes.alive())
+        tables.clients.watch_all(node)
         return self._welcome("")
 
     def _client_hello(self, event: Asked, hello: ClientHello) -> Welcome:
         tables = self._tables
         self._check_protocol(f"this {hello.role}", hello.protocol, hello.version)
+        check_names(
+            incarnation=hello.incarnation, namespace=hello.namespace, worker_id=hello.worker_id, host=hello.host
+        )
+        tables.reconciler.check_owner(hello)
         known = tables.clients.get(hello.incarnation) is not None
         namespace = tables.groups.namespace_of(hello.worker_id)
         client = tables.clients.hello(event.peer, hello, tables.now, namespace, event.member)
         if client.role == "driver" and not known:
             tables.emit(of_driver("driver_joined", client, "is here"))
         tables.groups.tell_all(client)
-        tables.clients.watch(tables.nodes.alive())
+        tables.clients.watch(client, tables.nodes.alive())
         return self._welcome(tables.clients.token(client.namespace))
 
     def _check_protocol(self, who: str, protocol: int, version: str) -> None:

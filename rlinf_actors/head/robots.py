@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
+from rlinf_actors.head.checks import check_names
 from rlinf_actors.head.clients import ClientTable
 from rlinf_actors.head.commands import Answer, Emit, Keep, Record, Refused, Timing
 from rlinf_actors.head.groups import GroupTable
@@ -26,6 +27,8 @@ from rlinf_actors.wire.values import RobotStop
 
 ALL = "*"
 """Key of the emergency stop of every namespace; none is called that."""
+MAX_STOPS = 1000
+"""Namespaces of which the robots are stopped: these are kept, in the head's file too, until somebody releases them."""
 STOP_NOT_KEPT = (
     "the robots were told to stop and none may start, but the head could not write that down: one that is restarted "
     "will not know of it. Its log and `rlinf-actors status` say why"
@@ -82,7 +85,7 @@ class RobotTable:
                     silent = now - node.last_seen
                     why = f"its agentd was silent for {silent:.1f} s, and so the lease of {titles(worker)} is over"
                     self._emit(of_worker("lease_lost", worker, node.report.hostname, f"loses its robots: {why}"))
-                    self._groups.lose(worker, f"node {node.name}: {why}", now)
+                    self._groups.lose(worker, node, f"node {node.name}: {why}", now)
 
     def stalled(self, seconds: float) -> None:
         """The head stood still: nobody was silent."""
@@ -99,13 +102,13 @@ class RobotTable:
         return min(times) + self._lease_s
 
     def _vouched(self, group: Group, now: float) -> float:
-        """When somebody last said, or meant, that the owner lives: itself, or the agent that watches its process."""
+        """When somebody last said, or meant, that the owner lives: itself, or an agent that watches its process."""
         client = self._clients.get(group.owner)
         if client is None:  # a restarted head waits for its return
             return self._unvouched.setdefault(group.key, now)
         self._unvouched.pop(group.key, None)
-        watcher = self._nodes.get(client.watcher) if client.watcher is not None else None
-        return max(client.last_seen, watcher.last_seen if watcher is not None else 0.0)
+        watchers = [node.last_seen for node in map(self._nodes.get, client.watchers) if node is not None]
+        return max(client.last_seen, *watchers, 0.0)
 
     def _robot_groups(self) -> Iterator[Group]:
         return (group for group in self._groups.with_robots() if self._robots(group))
@@ -116,7 +119,11 @@ class RobotTable:
     # --- the emergency stop ---
 
     def estop(self, peer: bytes, id: int, asked: EStop) -> None:
-        """Stop the robots of a namespace, or all, at once; or allow them again. Answered when that is durable."""
+        """Stop the robots of a namespace, or all, at once; or allow them again. Answered when that is durable.
+
+        Raises:
+            Refused: more namespaces than there can be are stopped one by one.
+        """
         key = asked.namespace if asked.namespace is not None else ALL
         answer = self._released(asked) if asked.release else self._pressed(asked)
         change = Unlatch(key) if asked.release else Latch(key, self._stops[key])
@@ -132,6 +139,9 @@ class RobotTable:
 
     def _pressed(self, asked: EStop) -> EStopped:
         key = asked.namespace if asked.namespace is not None else ALL
+        check_names(namespace=key)
+        if len(self._stops) >= MAX_STOPS and key not in (ALL, *self._stops):
+            raise Refused("usage", f"emergency stops of {MAX_STOPS} namespaces are in force: stop all robots instead")
         where = f"namespace {asked.namespace!r}" if asked.namespace is not None else "all namespaces"
         because = f": {asked.reason}" if asked.reason else ""
         self._stops.setdefault(key, f"emergency stop by {asked.by}{because} ({where})")

@@ -35,6 +35,7 @@ from rlinf_actors.head.keys import OwnKeys
 from rlinf_actors.head.remembered import Remembered
 from rlinf_actors.head.supervisor import Supervisor
 from rlinf_actors.head.tables import Tables
+from rlinf_actors.net.admission import known_as
 from rlinf_actors.net.link import Network
 from rlinf_actors.net.rpc import ControlServer
 from rlinf_actors.net.silence import STALL_S
@@ -57,12 +58,12 @@ class HeadGate:
     """
 
     def __init__(self, supervisor: Supervisor, handle: Callable[[Event], None]) -> None:
-        self._supervisor = supervisor
+        self._admit = supervisor.admit
         self._handle = handle
 
     def admit(self, public_key: str) -> Member | None:
         """As Gate.admit."""
-        return self._supervisor.admit(public_key, time.time())
+        return self._admit(public_key, time.time())
 
     def refused(self, public_key: str, address: str, why: str = "", times: int = 1) -> None:
         """As Gate.refused."""
@@ -104,6 +105,7 @@ class HeadServer:
         self._on_end = on_end
         self._timer: asyncio.TimerHandle | None = None
         self._due = math.inf
+        self._setting: asyncio.Handle | None = None
         self.endpoints: list[str] = []
 
     def _keep(self, command: Keep) -> None:
@@ -143,9 +145,10 @@ class HeadServer:
         """Stop listening; with a *reason* the clients are told that the cluster ends. Twice is fine."""
         if reason:
             self._act(self._supervisor.farewell(reason))
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for waiting in (self._timer, self._setting):
+            if waiting is not None:
+                waiting.cancel()
+        self._timer = self._setting = None
         self._server.close(linger_ms=200 if reason else 0)
         store, self._store = self._store, None
         if store is not None:
@@ -160,14 +163,16 @@ class HeadServer:
         elif isinstance(envelope, Notice):
             self._handle(Told(peer, envelope.body, member))
         else:
-            log.warning("%r sent a %s; the head asked for nothing", peer, type(envelope).__name__)
+            log.warning("%r sent a %s; the head asked for nothing", known_as(peer), type(envelope).__name__)
 
     def _handle(self, event: Event) -> None:
         self._act(self._supervisor.handle(event, self._loop.time(), time.time()))
-        self._set_timer()
+        if self._setting is None:  # once for all that came at a time, and when the answers are on their way
+            self._setting = self._loop.call_soon(self._set_timer)
 
     def _set_timer(self) -> None:
         """Tick at the next deadline. A timer that is too early does no harm, and spares one per message."""
+        self._setting = None
         due = max(self._supervisor.next_deadline(), self._loop.time())  # what is overdue is no stand still of ours
         if self._timer is not None:
             if self._due <= due:  # uvloop's handles do not all know when
@@ -181,6 +186,7 @@ class HeadServer:
         self._timer = None
         now = max(self._loop.time(), due)  # uvloop's clock is coarser than its time()
         if now - due > STALL_S:  # the others' messages of that time wait in the sockets: nobody was silent
+            log.warning("the head stood still for %.1f s: it or its machine was stopped, or is overloaded", now - due)
             self._act(self._supervisor.handle(Stalled(now - due), now, time.time()))
         # also after a stall: not every deadline is somebody's silence
         self._act(self._supervisor.handle(Tick(), now, time.time()))

@@ -15,6 +15,7 @@ import sqlite3
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import msgspec
 
@@ -23,6 +24,7 @@ from rlinf_actors.head.remembered import (
     KEPT,
     Change,
     Drain,
+    ForgetGaveUp,
     ForgetJob,
     ForgetKey,
     ForgetNode,
@@ -37,6 +39,8 @@ from rlinf_actors.wire.keys import KeyState
 
 log = logging.getLogger(__name__)
 
+Row = TypeVar("Row")
+
 FILE = "head.sqlite3"
 FORMAT = 1
 """Of the tables below; a file of another one is refused."""
@@ -47,6 +51,7 @@ _TABLES = """
     CREATE TABLE IF NOT EXISTS given_up (
         n INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, id TEXT NOT NULL, reason TEXT NOT NULL
     );
+    CREATE INDEX IF NOT EXISTS given_up_id ON given_up (id);
     CREATE TABLE IF NOT EXISTS stops (key TEXT PRIMARY KEY, text TEXT NOT NULL);
     CREATE TABLE IF NOT EXISTS drains (id TEXT PRIMARY KEY, why TEXT NOT NULL);
     CREATE TABLE IF NOT EXISTS keys (public TEXT PRIMARY KEY, key BLOB NOT NULL);
@@ -77,6 +82,7 @@ class Store:
         try:
             os.makedirs(directory, mode=0o700, exist_ok=True)
             _check_owner(directory, os.stat(directory))
+            _check_link(directory)
             fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             with contextlib.closing(os.fdopen(fd, "rb")):
                 _check_owner(self.path, os.fstat(fd))
@@ -116,26 +122,40 @@ class Store:
         if state != "ok":
             raise sqlite3.DatabaseError(state)
         database.executescript(_TABLES)
-        facts = dict(database.execute("SELECT name, value FROM facts"))
+        facts = dict(self._rows("name, value FROM facts", tuple[str, int]))
         if facts.setdefault("format", FORMAT) != FORMAT:
             raise ConfigError(f"has format {facts['format']}; this version reads {FORMAT}")
         epoch = facts.get("epoch", 0) + 1
         with self._transaction():
+            for (kind,) in database.execute("SELECT DISTINCT kind FROM given_up").fetchall():
+                database.execute(_TRIM, (kind, KEPT))
             database.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", [("format", FORMAT), ("epoch", epoch)])
         decode = msgspec.msgpack.Decoder(KnownNode).decode
         decode_key = msgspec.msgpack.Decoder(KeyState).decode
         return Remembered(
             epoch,
-            [decode(node) for (node,) in database.execute("SELECT node FROM nodes ORDER BY id")],
+            [decode(node) for (node,) in self._rows("node FROM nodes ORDER BY id", tuple[bytes])],
             {
                 (kind, id): reason
-                for kind, id, reason in database.execute("SELECT kind, id, reason FROM given_up ORDER BY n")
+                for kind, id, reason in self._rows("kind, id, reason FROM given_up ORDER BY n", tuple[str, str, str])
             },
-            dict(database.execute("SELECT key, text FROM stops ORDER BY rowid")),
-            dict(database.execute("SELECT id, why FROM drains ORDER BY rowid")),
-            [decode_key(key) for (key,) in database.execute("SELECT key FROM keys ORDER BY rowid")],
-            [KnownJob(*row) for row in database.execute("SELECT namespace, proof, owner FROM jobs ORDER BY rowid")],
+            dict(self._rows("key, text FROM stops ORDER BY rowid", tuple[str, str])),
+            dict(self._rows("id, why FROM drains ORDER BY rowid", tuple[str, str])),
+            [decode_key(key) for (key,) in self._rows("key FROM keys ORDER BY rowid", tuple[bytes])],
+            [
+                KnownJob(*row)
+                for row in self._rows("namespace, proof, owner FROM jobs ORDER BY rowid", tuple[str, str, str])
+            ],
         )
+
+    def _rows(self, what: str, row: type[Row]) -> list[Row]:
+        """What is selected; sqlite keeps any type in any column.
+
+        Raises:
+            msgspec.ValidationError: a value is of another type.
+        """
+        found: list[Row] = msgspec.convert(self._database.execute(f"SELECT {what}").fetchall(), list[row])  # type: ignore[valid-type]
+        return found
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -175,8 +195,10 @@ class Store:
         elif isinstance(change, ForgetNode):
             run("DELETE FROM nodes WHERE id = ?", (change.id,))
         elif isinstance(change, GaveUp):
+            run("DELETE FROM given_up WHERE id = ? AND kind = ?", (change.id, change.kind))
             run("INSERT INTO given_up (kind, id, reason) VALUES (?, ?, ?)", (change.kind, change.id, change.reason))
-            run(_TRIM, (change.kind, KEPT))
+        elif isinstance(change, ForgetGaveUp):
+            run("DELETE FROM given_up WHERE id = ? AND kind = ?", (change.id, change.kind))
         elif isinstance(change, Latch):
             run("INSERT OR REPLACE INTO stops VALUES (?, ?)", (change.key, change.text))
         elif isinstance(change, Unlatch):
@@ -202,6 +224,16 @@ def _check_owner(path: str, found: os.stat_result) -> None:
             f"can be written by others (mode {stat.S_IMODE(found.st_mode):04o}, owner {found.st_uid}), and the head "
             "keeps there whose keys are good: give it one of this user's alone ([paths] state_dir, --state-dir)",
             path=path,
+        )
+
+
+def _check_link(directory: str) -> None:
+    """In /tmp somebody else's link may lead to another directory of ours: to the keys of another head."""
+    owner = os.lstat(directory).st_uid
+    if owner not in (os.geteuid(), 0):
+        raise ConfigError(
+            f"is a link of user {owner}: give the head a directory of this user's ([paths] state_dir, --state-dir)",
+            path=directory,
         )
 
 

@@ -27,7 +27,6 @@ from rlinf_actors.head.notices import Notices
 from rlinf_actors.head.requests import Requests
 from rlinf_actors.head.tables import Tables
 from rlinf_actors.head.transitions import NodeLife
-from rlinf_actors.security.members import Member
 from rlinf_actors.wire.agents import LogCredit, LogLines
 from rlinf_actors.wire.operators import Status
 from rlinf_actors.wire.session import Beat, Goodbye
@@ -38,6 +37,9 @@ class Supervisor:
 
     Args:
         tables: what it knows; changed by nobody else.
+
+    Attributes:
+        admit: whose key this is, see KeyRegistry.admit; any thread. Asked about every frame, so without a detour.
     """
 
     def __init__(self, tables: Tables) -> None:
@@ -46,6 +48,7 @@ class Supervisor:
         self._tables = tables
         self._requests = Requests(tables)
         self._notices = Notices(tables)
+        self.admit = tables.keys.admit
 
     @property
     def unexpected(self) -> int:
@@ -82,26 +85,35 @@ class Supervisor:
         tables.begin(now, wall)
         if wall >= tables.keys.next_expiry():
             tables.expire_keys()
+            self._deadline = None
         if not self._is_routine(event):
             self._deadline = None
+        held = False
         if isinstance(event, (Asked, Told)):
-            if self._passes(event) and not tables.settling.holds(event):
-                self._said(event)
+            if self._passes(event) and self._has_room(event):
+                held = tables.settling.holds(event)
+                if not held:
+                    self._said(event)
         elif isinstance(event, TurnedAway):
             self._turned_away(event)
         elif isinstance(event, NotWritten):
             tables.trouble = [event.trouble] if event.trouble else []
         elif isinstance(event, Unreachable):
             tables.nodes.unreachable(event.peer, now)
+            tables.clients.unreachable(event.peer)
         elif isinstance(event, Stalled):
             tables.stalled(event.seconds)
         else:
             tables.tick()
         tables.look_settled()
-        while ready := tables.settling.take():  # what one says may be what another waits for
-            for held in ready:
-                if self._passes(held):  # once more: whose job it is may have come out meanwhile
-                    self._said(held)
+        waiting = [] if held else tables.settling.take([event])
+        while waiting:
+            for one in waiting:
+                if self._passes(one):  # once more: whose job it is may have come out meanwhile
+                    self._said(one)
+                else:
+                    tables.dropped(one)
+            waiting = tables.settling.take(waiting)  # what one says may be what another waits for
         tables.groups.restart_due(now)
         tables.journal.tick(now, wall)
         tables.groups.flush()
@@ -109,6 +121,7 @@ class Supervisor:
         self._requests.answer_ending()
         tables.drains.flush()
         tables.journal.flush(wall)
+        tables.underway.wait()
         return tables.out
 
     def _passes(self, event: Asked | Told) -> bool:
@@ -119,11 +132,27 @@ class Supervisor:
                 raise Refused("authentication", tables.keys.why_not(event.member.key, tables.wall))
             tables.authority.check(event)
         except Refused as error:
-            if isinstance(event, Asked):
-                tables.emit(Refuse(event.peer, event.id, error.kind, error.text))
-            tables.refusals.note(str(event.member), type(event.body).__name__, f"refused: {error.text}", tables.now)
+            self._refuse(event, error)
             return False
         return True
+
+    def _has_room(self, event: Asked | Told) -> bool:
+        """Whether a peer may have one more request wait; if not it is refused, and that is noted."""
+        if not isinstance(event, Asked):
+            return True
+        try:
+            self._tables.underway.begin(event.peer, event.id, event.member)
+        except Refused as error:
+            self._refuse(event, error)
+            return False
+        return True
+
+    def _refuse(self, event: Asked | Told, error: Refused) -> None:
+        """A request that was not let in: its number may be that of another, which still waits."""
+        tables = self._tables
+        if isinstance(event, Asked):
+            tables.out.append(Refuse(event.peer, event.id, error.kind, error.text))
+        tables.refusals.note(str(event.member), type(event.body).__name__, f"refused: {error.text}", tables.now)
 
     def _turned_away(self, event: TurnedAway) -> None:
         tables = self._tables
@@ -131,22 +160,29 @@ class Supervisor:
         text = f"refused a connection from {event.address or 'somebody'}: {why}"
         kind = event.why or (event.public if tables.keys.knows(event.public) else "")  # else: anybody makes new keys
         tables.refusals.note(event.address, f"connection {kind}", text, tables.now, event.times)
+        if self._deadline is not None:
+            self._deadline = min(self._deadline, tables.refusals.next_deadline())
 
     def _said(self, event: Asked | Told) -> None:
         """A peer said something, now or when it was too early to answer."""
+        self._tables.speaker = event.member
         if isinstance(event, Told):
             self._notices.take(event)
         else:
             self._requests.answer(event)
 
     def next_deadline(self) -> float:
-        """When a Tick is due, infinity for never; may be too early, for a beat does not cost a look at everybody."""
+        """When a Tick is due, infinity for never; may be too early: a beat, or a stranger, costs no look at all."""
         if self._deadline is None:
             self._deadline = self._tables.next_deadline()
         return self._deadline
 
     def _is_routine(self, event: Event) -> bool:
-        """Whether an event can only put deadlines off: a beat of somebody who is well."""
+        """Whether an event can only put deadlines off, or says itself which one it brings: a beat of somebody who is
+        well, a stranger who was turned away.
+        """
+        if isinstance(event, TurnedAway):
+            return True
         if not isinstance(event, Told) or not isinstance(event.body, (Beat, LogLines, LogCredit)):
             return False
         node = self._tables.nodes.of_peer(event.peer)
@@ -155,10 +191,6 @@ class Supervisor:
     def status(self, now: float) -> Status:
         """Everything, for people."""
         return self._tables.status(now)
-
-    def admit(self, public: str, wall: float) -> Member | None:
-        """Whose key this is; None if it is not good. Any thread; *wall* in seconds since the epoch."""
-        return self._tables.keys.admit(public, wall)
 
     def farewell(self, reason: str) -> list[Command]:
         """The head ends on purpose, and the cluster with it: tell the clients."""

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from rlinf_actors.head.authority import Authority
 from rlinf_actors.head.clients import ClientTable, given_up
-from rlinf_actors.head.commands import Command, Identity, Notify, Record, Timing
+from rlinf_actors.head.commands import Answer, Asked, Command, Identity, Keep, Notify, Record, Refuse, Timing, Told
 from rlinf_actors.head.drains import DrainTable
 from rlinf_actors.head.groups import GroupTable
 from rlinf_actors.head.happenings import of_driver, of_node, shown
@@ -20,12 +20,13 @@ from rlinf_actors.head.launches import Launches
 from rlinf_actors.head.looks import HardwareLooks
 from rlinf_actors.head.nodes import NodeTable
 from rlinf_actors.head.reconcile import Reconciler
-from rlinf_actors.head.records import Client, Node
+from rlinf_actors.head.records import Client, Node, Worker
 from rlinf_actors.head.refusals import Refusals
 from rlinf_actors.head.remembered import Remembered
 from rlinf_actors.head.robots import RobotTable
 from rlinf_actors.head.settling import Settling
-from rlinf_actors.security.members import Member
+from rlinf_actors.head.underway import Underway
+from rlinf_actors.security.members import LOCAL, Member
 from rlinf_actors.wire.agents import StopWorkers
 from rlinf_actors.wire.keys import KeyState
 from rlinf_actors.wire.operators import Status
@@ -48,6 +49,7 @@ class Tables:
         now: the observer's monotonic time at the event at hand, in seconds.
         wall: seconds since the epoch then, for the event log alone.
         out: what is to be done about it so far, in order.
+        speaker: whose message that is; LOCAL where it is none.
         trouble: what is wrong with the head itself, a line each.
         listens: the head's TCP endpoints.
     """
@@ -68,13 +70,15 @@ class Tables:
         self.now = now
         self.wall = 0.0
         self.out: list[Command] = []
+        self.speaker = LOCAL
         self.trouble: list[str] = []
         self.listens: list[str] = []
         self._started = now
         self.journal = Journal(identity.epoch, self.emit)
+        self.underway = Underway()
         self.nodes = NodeTable(timing, self.emit, self._node_lost, before, now)
         self.looks = HardwareLooks(identity.epoch, self.emit, self.nodes)
-        self.refusals = Refusals(self.emit)
+        self.refusals = Refusals(self.emit, self._worker_of)
         self.keys = KeyRegistry(self.emit, before, own, self._keys_ended)
         self._job_key = job_key
         self.jobs = Jobs(new_token, self.emit, before, bool(own.public), self._job_token)
@@ -96,10 +100,18 @@ class Tables:
             self.groups.whole,
             lambda worker_id: self.groups.namespace_of(worker_id) is not None,
             self.groups.unclaimed,
+            lambda peer: self.clients.of_peer(peer) is not None,
+            self.dropped,
         )
         self.reconciler = Reconciler(timing, self.emit, self.clients, self.groups, self.jobs)
         self.launches = Launches(
-            timing, self.emit, self.nodes, self.clients, self.groups, lambda asked: self.robots.check(asked)
+            timing,
+            self.emit,
+            self.nodes,
+            self.clients,
+            self.groups,
+            lambda asked: self.robots.check(asked),
+            self.underway.done,
         )
         self.robots = RobotTable(timing, self.emit, self.nodes, self.clients, self.groups, before)
         self.health = HealthNotes(self.emit, self.groups)
@@ -107,13 +119,16 @@ class Tables:
 
     def begin(self, now: float, wall: float) -> None:
         """Another event happens; times as the attributes."""
-        self.now, self.wall, self.out = now, wall, []
+        self.now, self.wall, self.out, self.speaker = now, wall, [], LOCAL
 
     def emit(self, command: Command) -> None:
         """Do *command* about the event at hand; a Record goes into the event log too."""
         if isinstance(command, Record):
             command = shown(command)
-            self.journal.add(command, self.wall)
+            self.journal.add(command, self.wall, self._share_of(command))
+        answer = command.then if isinstance(command, Keep) else command
+        if isinstance(answer, (Answer, Refuse)):
+            self.underway.done(answer.peer, answer.id)
         self.out.append(command)
 
     def tick(self) -> None:
@@ -222,7 +237,6 @@ class Tables:
         else:
             self.reconciler.replaced(node, next, self.now)
         self.clients.unwatch(node.id, node.last_seen)
-        self.clients.watch(self.nodes.alive())
 
     def _client_gone(self, incarnation: str, client: Client | None) -> None:
         self.groups.client_gone(incarnation)
@@ -232,10 +246,29 @@ class Tables:
             self.journal.forget(client.peer)
             self.nodes.forget(client.peer)
             self.settling.forget(client.peer)
+            self.underway.forget(client.peer)
             self.looks.forget(client.peer)
             self.groups.forget_job(client.namespace)
 
+    def _share_of(self, record: Record) -> str:
+        """In whose share of the event log it is counted: of who said what led to it, else of the job that it is of."""
+        if self.speaker.role in ("local", "worker"):
+            return self.jobs.whose(self.speaker.job or record.namespace)
+        return str(self.speaker)
+
+    def dropped(self, event: Asked | Told) -> None:
+        """What was held will not be asked any more."""
+        if isinstance(event, Asked):
+            self.underway.done(event.peer, event.id)
+
+    def _worker_of(self, node: Node, worker_id: str) -> Worker | None:
+        """The worker of a node with that id, living or not."""
+        group = self.groups.of_worker(worker_id)
+        worker = group.workers[worker_id] if group is not None else None
+        return worker if worker is not None and worker.node_id == node.id else None
+
     def _worker_gone(self, worker_id: str) -> None:
+        self.drains.changed()
         client = self.clients.of_worker(worker_id)
         if client is not None:
             self.clients.gone(client, "its worker has ended")

@@ -29,17 +29,27 @@ class WaitingLaunches:
         emit: takes commands.
         clients: who asked; the launch of one that has ended is dropped.
         launch: carries one out, or raises Refused.
+        dropped: called with the peer and number of a request that will have no answer: it was asked again.
     """
 
-    def __init__(self, emit: Emit, clients: ClientTable, launch: Callable[[Client, Launch, float], Launched]) -> None:
+    def __init__(
+        self,
+        emit: Emit,
+        clients: ClientTable,
+        launch: Callable[[Client, Launch, float], Launched],
+        dropped: Callable[[bytes, int], None],
+    ) -> None:
         self._emit = emit
         self._clients = clients
         self._launch = launch
+        self._dropped = dropped
         self._waiting: list[_Waiting] = []
 
     def add(self, client: Client, peer: bytes, id: int, asked: Launch, why: str, patience_s: float, now: float) -> None:
         """Keep a launch for *patience_s* at most; its client is told *why* it waits."""
-        self._waiting = [w for w in self._waiting if (w.client, w.asked) != (client.incarnation, asked)]  # asked again
+        for again in [w for w in self._waiting if (w.client, w.asked) == (client.incarnation, asked)]:
+            self._waiting.remove(again)
+            self._dropped(again.peer, again.id)
         self._waiting.append(_Waiting(client.incarnation, peer, id, asked, now + patience_s))
         text = f"group {asked.group!r} waits for its hardware, {patience_s:.3g} s at most: {why.removesuffix(ADVICE)}"
         self._emit(Notify(peer, Warn(text)))

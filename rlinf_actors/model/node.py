@@ -69,7 +69,7 @@ class NodeInfo:
         num_cpus: logical CPUs.
         python_interpreter_path: interpreter of its workers unless the configuration names another.
         default_env_vars: environment that its workers start from.
-        env_vars: variables that were set for this node on purpose.
+        env_vars: variables of its agentd, and of its configuration, that choose devices and interfaces.
         hardware_resources: what the probe found, one entry a type.
         profiler_backends: profilers that can be used there.
         interfaces: its network interfaces, each with its first IPv4 address.

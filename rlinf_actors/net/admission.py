@@ -37,7 +37,7 @@ class Admission:
     """
 
     def __init__(self, gate: Gate, kept: int = KEPT) -> None:
-        self._gate = gate
+        self._admit = gate.admit
         self._kept = kept
         self._owners: collections.OrderedDict[bytes, str] = collections.OrderedDict()
         self.dropped = 0
@@ -50,7 +50,7 @@ class Admission:
             peer: the identity that it came from.
             key: that its connection proved to have; "" on a unix socket, which only this user can reach.
         """
-        member = self._gate.admit(key) if key else LOCAL
+        member = self._admit(key) if key else LOCAL
         if member is None:
             self.dropped += 1
             return False
@@ -74,9 +74,9 @@ class Admission:
         key = self._owners.get(peer)
         if key is None:
             return None
-        return self._gate.admit(key) if key else LOCAL
+        return self._admit(key) if key else LOCAL
 
     def _same(self, key: str, member: Member) -> bool:
         """Whether whoever had *key* is that member, who has another one by now, or nobody any more."""
-        owner = self._gate.admit(key) if key else LOCAL
+        owner = self._admit(key) if key else LOCAL
         return owner is None or owner.is_same(member)

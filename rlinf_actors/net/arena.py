@@ -183,11 +183,8 @@ class Borrowed:
     """
 
     def __init__(self, offer: Offer) -> None:
-        fd = os.open(f"/proc/{offer.pid}/fd/{offer.fd}", os.O_RDWR | os.O_CLOEXEC)
+        fd = _opened(offer)
         try:
-            found = os.fstat(fd)
-            if (found.st_dev, found.st_ino, found.st_size) != (offer.device, offer.inode, offer.size):
-                raise OSError(f"descriptor {offer.fd} of process {offer.pid} is not the arena that was offered")
             if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
                 raise OSError(f"the arena of process {offer.pid} is not sealed, and could shrink while we read it")
             self._size = offer.size
@@ -225,6 +222,18 @@ class Borrowed:
         assert isinstance(part.obj, _Bytes)
         part.obj.crowded = crowded
         return part
+
+
+def _opened(offer: Offer) -> int:
+    """A descriptor of an arena. Anything else that is there is looked at and not opened: a device would notice."""
+    there = os.open(f"/proc/{offer.pid}/fd/{offer.fd}", os.O_PATH | os.O_CLOEXEC)
+    try:
+        found = os.fstat(there)
+        if (found.st_dev, found.st_ino, found.st_size) != (offer.device, offer.inode, offer.size):
+            raise OSError(f"descriptor {offer.fd} of process {offer.pid} is not the arena that was offered")
+        return os.open(f"/proc/self/fd/{there}", os.O_RDWR | os.O_CLOEXEC)
+    finally:
+        os.close(there)
 
 
 class _PyBuffer(ctypes.Structure):

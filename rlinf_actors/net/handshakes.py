@@ -8,24 +8,30 @@ from __future__ import annotations
 import asyncio
 import collections
 import errno
+import struct
 from collections.abc import Callable
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from rlinf_actors.security.gate import Gate
+from rlinf_actors.security.publickey import fingerprint
 
 FAILED = int(
     zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
+FAILED_PROTOCOL = int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
 SUCCEEDED = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+ACCEPTED = int(zmq.EVENT_ACCEPTED)
+DISCONNECTED = int(zmq.EVENT_DISCONNECTED)
+NO_ZEROMQ = "what listens there does not speak as a head does"
+"""Then libzmq closes the connection, tells of no handshake, and does not try again."""
+_EVENT = struct.Struct("=Hi")
+"""Of a monitor's first frame: the event, and its value."""
 _MISMATCH = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
 _REASONS = {
     _MISMATCH: "it came without a key",
     int(zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC): "it expected a server with another key than this one's",
 }
-
-
 BATCH = 64
 """Events that are taken before other callbacks of the loop get a turn: strangers can make any number of them."""
 
@@ -57,6 +63,7 @@ class Handshakes:
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.connect(name)
         self._fd = int(self._socket.getsockopt(zmq.FD))
+        self._again: asyncio.Handle | None = None
         loop.add_reader(self._fd, self._drain)
         loop.call_soon(self._drain)  # an edge before the reader was there
 
@@ -69,19 +76,21 @@ class Handshakes:
         self._socket.close()
 
     def _drain(self) -> None:
+        if self._again is not None:  # as in net.zap
+            self._again.cancel()
         for _ in range(BATCH):
             if self._socket.closed:
                 return
             try:
-                message = parse_monitor_message(self._socket.recv_multipart(zmq.NOBLOCK))
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._on_event(int(message["event"]), int(message["value"]))
-        self._loop.call_soon(self._drain)  # the FD says nothing of what is there already
+            self._on_event(*_EVENT.unpack(frames[0]))
+        self._again = self._loop.call_soon(self._drain)  # the FD says nothing of what is there already
 
 
-class Tally:
-    """Tells a gate of handshakes that failed at a server: each kind once in a turn of the loop, with their number.
+class GateTally:
+    """Tells a gate of connections that came to nothing: each kind once in a turn of the loop, with their number.
 
     Args:
         gate: is told.
@@ -91,18 +100,18 @@ class Tally:
     def __init__(self, gate: Gate, loop: asyncio.AbstractEventLoop) -> None:
         self._gate = gate
         self._loop = loop
-        self._counts: collections.Counter[str] = collections.Counter()
+        self._counts: collections.Counter[tuple[str, str]] = collections.Counter()
 
-    def failed(self, event: int, value: int) -> None:
-        """For Handshakes."""
+    def note(self, address: str, why: str) -> None:
+        """Another one, from this address ("" if unknown)."""
         if not self._counts:
             self._loop.call_soon(self._tell)
-        self._counts[at_server(value)] += 1
+        self._counts[address, why] += 1
 
     def _tell(self) -> None:
         counts, self._counts = self._counts, collections.Counter()
-        for why, times in counts.items():
-            self._gate.refused("", "", why, times)
+        for (address, why), times in counts.items():
+            self._gate.refused("", address, why, times)
 
 
 def at_server(value: int) -> str:
@@ -115,21 +124,28 @@ def unanswered(event: int, value: int) -> bool:
     return event == int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL) and value not in (errno.EPIPE, errno.ECONNRESET)
 
 
-def at_client(event: int, value: int, keyed: bool) -> tuple[str, bool]:
+def at_client(event: int, value: int, key: str) -> tuple[str, bool]:
     """What went wrong, for whoever connects, and whether it is for good: libzmq does not try again then.
 
     Args:
         event, value: of the monitor.
-        keyed: whether we came with a key.
+        key: the public one that we came with, "" without.
     """
     if event == int(zmq.EVENT_HANDSHAKE_FAILED_AUTH):
-        return "this process's key is not admitted there: it is not listed, or revoked (`rlinf-actors keys list`)", True
+        return (
+            f"this process's key ({fingerprint(key)}) is not admitted there: it is not listed, or revoked, or has "
+            "expired (`rlinf-actors keys list --all` on the head's machine)",
+            True,
+        )
     mismatch = event == int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL) and value == _MISMATCH
-    if not keyed:  # either end may see it first, and close
+    if not key:  # either end may see it first, and close
         return "what listens there wants a key, and this process has none (`rlinf-actors keys enroll`)", mismatch
     if mismatch:
         return "what listens there takes no keys, and this process insists on them", True
     return (
-        "what listens there does not have the key that is expected of it: it is the head of another user or cluster",
+        "what listens there does not have the key that is expected of it: it is the head of another user or cluster, "
+        "or has a new key (`rlinf-actors keys trust`). (On loopback this user's own key is expected, unless head.key "
+        "is beside it or RLINF_ACTORS_KEYS names another directory of keys. Or it has too many connections, see "
+        "`rlinf-actors events --kind refused`)",
         False,
     )

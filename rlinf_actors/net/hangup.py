@@ -1,17 +1,17 @@
 """Ending the connection of one peer, which libzmq has no call for: its socket is shut down below it.
 
-A frame names the descriptor that it was read from. That may be another's by now, so what is shut down is a copy of it
-that was seen to be a connection of ours, from the frame's address.
+A frame names the descriptor that it was read from; see net.borrowed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
 
 import zmq
+
+from rlinf_actors.net.borrowed import borrow
 
 GRACE_S = 1.0
 """How long a peer may still read what was sent to it: why it is thrown out, above all."""
@@ -50,20 +50,12 @@ class HangUps:
             connection.close()
 
     def _connection(self, frame: zmq.Frame) -> socket.socket | None:
-        try:
-            copy = os.dup(int(frame.get(_SOURCE)))
-        except OSError:  # closed already; zmq.ZMQError is none of these: every frame of a connection has one
+        borrowed = borrow(int(frame.get(_SOURCE)), self.ports)  # every frame of a connection has one
+        if borrowed is None:
             return None
-        try:
-            connection = socket.socket(fileno=copy)
-        except OSError:  # a file's by now
-            os.close(copy)
-            return None
-        with contextlib.suppress(OSError):  # not connected: it is another's, or has just ended
-            if connection.family in (socket.AF_INET, socket.AF_INET6):
-                ours, theirs = connection.getsockname(), connection.getpeername()
-                if ours[1] in self.ports and theirs[0] == str(frame.get("Peer-Address")):
-                    return connection
+        connection, (host, _) = borrowed
+        if host == str(frame.get("Peer-Address")):
+            return connection
         connection.close()
         return None
 

@@ -42,6 +42,18 @@ class Sight(enum.Enum):
     SILENT = "silent"
 
 
+class Found(enum.Enum):
+    """Who listens at an endpoint, as far as its first bytes tell; the values are for people."""
+
+    NOBODY = "nobody listens there: start the head, or correct the address"
+    SILENT = "its machine does not answer: is it on, is the address right, does a firewall drop packets?"
+    MUTE = "something takes connections there and says nothing: a head that stands still, or another program"
+    CLOSES = "something there closes each connection at once: a head that has too many, or another program"
+    OTHER = "another program listens there, not a head"
+    KEYED = "something that wants keys listens there and does not answer: a head that is busy or stands still"
+    PLAIN = "something without keys listens there and does not answer: a head that is busy, or another program"
+
+
 class Listener(Protocol):
     """A socket that others connect to.
 
@@ -113,6 +125,9 @@ class Network(Protocol):
 
     async def look(self, endpoint: str, timeout_s: float = LOOK_TIMEOUT_S) -> Sight:
         """Whether anything listens at *endpoint*; see net.look. Loop thread."""
+
+    async def identify(self, endpoint: str) -> Found:
+        """Who listens at *endpoint*; see net.look. Loop thread."""
 
     def soon(self, function: Callable[[], object]) -> None:
         """Run *function* on the loop soon. Any thread, finalizers too; once the loop is closed it does nothing."""

@@ -56,6 +56,8 @@ class IoThread:
 
     def __init__(self, name: str) -> None:
         self.loop = new_event_loop()
+        self._asking = threading.RLock()
+        self._stopped = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -65,10 +67,11 @@ class IoThread:
         Raises:
             UsageError: the thread was stopped: the Cluster was shut down.
         """
-        if self.loop.is_closed():
-            coroutine.close()
-            raise UsageError("the Cluster of this process was shut down: make a new one by Cluster(...)")
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        with self._asking:  # what is asked before `stop` is begun before the loop's end, and ends with it at the latest
+            if not self._stopped:
+                return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        coroutine.close()
+        raise UsageError("the Cluster of this process was shut down: make a new one by Cluster(...)")
 
     def call(self, function: Callable[..., object], *args: object) -> None:
         """Run a function on the loop soon. Any thread; after `stop` it does nothing."""
@@ -86,7 +89,10 @@ class IoThread:
         """End the loop and the thread. Not from the thread itself; twice is fine."""
         if self.loop.is_closed():
             return
-        self.loop.call_soon_threadsafe(self.loop.stop)
+        with self._asking:
+            first, self._stopped = not self._stopped, True
+            if first:
+                self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.loop.close()
 

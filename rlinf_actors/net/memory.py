@@ -17,7 +17,8 @@ from rlinf_actors.errors import ConfigError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net import faultpoints
 from rlinf_actors.net.arena import Arena
-from rlinf_actors.net.link import OnMessage, OnReset, OnTurnedAway, Sight
+from rlinf_actors.net.link import Found, OnMessage, OnReset, OnTurnedAway, Sight
+from rlinf_actors.net.look import ANSWERS_S
 from rlinf_actors.net.silence import LOOK_TIMEOUT_S
 from rlinf_actors.security.gate import Gate
 from rlinf_actors.security.members import LOCAL, Member
@@ -78,6 +79,10 @@ class MemoryNetwork:
             await asyncio.sleep(timeout_s)
             return Sight.SILENT
         return Sight.LISTENS if endpoint in self._listeners else Sight.REFUSED
+
+    async def identify(self, endpoint: str) -> Found:
+        found = {Sight.SILENT: Found.SILENT, Sight.LISTENS: Found.MUTE, Sight.REFUSED: Found.NOBODY}
+        return found[await self.look(endpoint, ANSWERS_S)]
 
     def soon(self, function: Callable[[], object]) -> None:
         if not self._loop.is_closed():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+HELLO_TIMEOUT_S = 5.0
+"""How long a hello may wait for its answer, at most."""
 RETRY_MIN_S = 0.2
 RETRY_MAX_S = 3.0
 """Bounds of the pause between two tries; doubled each time, and shortened by up to a half at random: many who lost the
@@ -25,6 +27,12 @@ class Outage:
         self._pause = RETRY_MIN_S
         self._since: float | None = None
         self._said = 0.0
+
+    def patience(self, lease_s: float) -> float:
+        """Seconds that this try may take. One that is lost must leave time in the lease for another, and a head that
+        is slow to answer gets more each time.
+        """
+        return min(HELLO_TIMEOUT_S, lease_s / 4 * self._pause / RETRY_MIN_S)
 
     def pause(self) -> float:
         """Seconds until the next try."""

@@ -24,17 +24,19 @@ from rlinf_actors.errors import (
 )
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net import faultpoints
+from rlinf_actors.net.admission import known_as
 from rlinf_actors.net.chunks import FULL
+from rlinf_actors.net.doubt import Doubt
 from rlinf_actors.net.link import Link, Network
 from rlinf_actors.net.tally import Tally
 from rlinf_actors.security.gate import Gate
-from rlinf_actors.security.members import Member
 from rlinf_actors.wire import codec
+from rlinf_actors.wire.bounds import MAX_ASKED_BYTES, MAX_CONTROL_BYTES
 from rlinf_actors.wire.messages import Body, Envelope, Failed, Notice, Reply, Request
 
 log = logging.getLogger(__name__)
 
-MAX_FRAME = codec.MAX_CONTROL_BYTES + FULL
+MAX_FRAME = MAX_CONTROL_BYTES + FULL
 """Bytes: the last message of a full chunk may be as long as a message can be."""
 
 _REFUSALS: dict[str, type[RlinfActorsError]] = {
@@ -47,6 +49,10 @@ _REFUSALS: dict[str, type[RlinfActorsError]] = {
     "usage": UsageError,
     "node_lost": NodeLostError,
 }
+
+
+class _LateError(Exception):
+    """There was no answer in time."""
 
 
 class KeyRefusedError(AuthenticationError):
@@ -70,6 +76,9 @@ class ControlServer:
         on_envelope: called with the peer's identity and each well-formed Request or Notice.
         on_unreachable: called with a peer that something was sent to and that is not connected.
         gate: whom it lets in where there are keys.
+
+    Attributes:
+        member_of: see Listener.member_of.
     """
 
     def __init__(
@@ -83,6 +92,7 @@ class ControlServer:
         self._listener.on_unreachable = on_unreachable
         self._on_envelope = on_envelope
         self._malformed = Tally()
+        self.member_of = self._listener.member_of
 
     @property
     def malformed(self) -> int:
@@ -93,17 +103,19 @@ class ControlServer:
         """Listen; returns the endpoint with the actual port."""
         return self._listener.bind(endpoint)
 
-    def member_of(self, peer: bytes) -> Member | None:
-        """See Listener.member_of."""
-        return self._listener.member_of(peer)
-
     def notify(self, peer: bytes, body: Body) -> None:
-        """Send a notice; to a peer that is gone it is dropped."""
-        self._send("rpc.notice", peer, body, Notice(body))
+        """Send a notice; to a peer that is gone it is dropped, and so is one that no peer would take."""
+        try:
+            self._send("rpc.notice", peer, body, Notice(body))
+        except codec.TooLongError as error:
+            log.error("%s is not told: %s", known_as(peer), error)
 
     def reply(self, peer: bytes, request_id: int, body: Body) -> None:
-        """Answer a request."""
-        self._send("rpc.reply", peer, body, Reply(request_id, body))
+        """Answer a request; where the answer is too long, with that."""
+        try:
+            self._send("rpc.reply", peer, body, Reply(request_id, body))
+        except codec.TooLongError as error:
+            self.fail(peer, request_id, "usage", str(error))
 
     def fail(
         self,
@@ -136,7 +148,9 @@ class ControlServer:
             envelope = codec.decode(header)
         except RemoteWireError as error:
             if self._malformed.note():
-                log.warning("dropped a message from %r (%d such by now): %s", peer, self._malformed.count, error)
+                log.warning(
+                    "dropped a message from %r (%d such by now): %s", known_as(peer), self._malformed.count, error
+                )
             return
         self._on_envelope(peer, envelope)
 
@@ -161,6 +175,7 @@ class ControlClient:
         on_notice: called with each notice of the head.
         on_reset: called when the connection was lost and is there again: what was under way may be lost. A head that
             was restarted at its address begins like that too.
+        explains: whether an error says who listens there, where nothing was heard; see net.doubt.
     """
 
     def __init__(
@@ -170,14 +185,16 @@ class ControlClient:
         identity: bytes,
         on_notice: Callable[[Body], None],
         on_reset: Callable[[], None] | None = None,
+        explains: bool = True,
     ) -> None:
         self.endpoint = endpoint
         self._on_notice = on_notice
         self._pending: dict[int, _Asked] = {}
         self._next = 0
         self._closed = self._holding = False
-        self._trouble = ""
         self._heard = False
+        self._refused: AuthenticationError | None = None
+        self._doubt = Doubt(network, endpoint, self._give_up, explains)
         self._open: Callable[[], Link] = lambda: network.link(
             endpoint, identity, self._received, on_turned_away=self._turned_away, on_reset=on_reset
         )
@@ -201,32 +218,48 @@ class ControlClient:
 
         Raises:
             ClusterTimeoutError: no answer within *timeout* seconds.
+            UsageError: the head would not take a message of that length.
             RlinfActorsError: the head refused (the class says why), or this end was closed.
         """
         if self._closed:
             raise RlinfActorsError(f"the connection to the head at {self.endpoint} is closed")
+        if self._refused is not None and (first or not self._heard):  # before there was anything to ask
+            raise self._refused.with_traceback(None)
         self._next += 1
         request_id = self._next
-        future: asyncio.Future[Body] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Body] = loop.create_future()
         self._pending[request_id] = _Asked(body, future, on_reply, first)
+        timer = None if timeout is None else loop.call_later(timeout, self._late, future)
         try:
             if first or not self._holding:
-                self._send("rpc.request", body, Request(request_id, body))
-            return await asyncio.wait_for(future, timeout)
-        except (asyncio.TimeoutError, TimeoutError) as error:
-            if isinstance(error, RlinfActorsError):
-                raise
+                self._send("rpc.request", body, Request(request_id, body), now=True)
+            else:
+                codec.encode(
+                    Request(request_id, body), MAX_ASKED_BYTES
+                )  # what is too long is said now, not by `resume`
+            return await future
+        except _LateError:
             raise ClusterTimeoutError(
                 f"the head at {self.endpoint} did not answer {type(body).__name__} within {timeout:g} s; "
-                f"{self._trouble or 'is it running, and is the address right?'}"
+                f"{await self._doubt.why()}"
             ) from None
         finally:
-            self._pending.pop(request_id, None)
+            del self._pending[request_id]
+            if timer is not None:
+                timer.cancel()
+
+    def _late(self, future: asyncio.Future[Body]) -> None:
+        if not future.done():
+            future.set_exception(_LateError)
 
     def notify(self, body: Body) -> None:
-        """Send a notice."""
-        if not self._closed:
-            self._send("rpc.notice", body, Notice(body))
+        """Send a notice. One that the head would not take is dropped, with an error in the log."""
+        try:
+            if not self._closed:
+                self._send("rpc.notice", body, Notice(body))
+        except codec.TooLongError as error:
+            log.error("the head at %s is not told: %s", self.endpoint, error)
 
     def repeat_first(self) -> None:
         """Say again what opens the session, if it has no answer yet: the first may be lost."""
@@ -245,12 +278,14 @@ class ControlClient:
         """
         self._holding = False
         for request_id, asked in list(self._pending.items()):
-            if not asked.first:
+            if not asked.first and not asked.future.done():  # it is while its error looks for the reason
                 self._send("rpc.request", asked.body, Request(request_id, asked.body))
 
     def reopen(self) -> None:
         """Drop what could not be sent, and connect anew: a connection to a machine that vanished may hang for long."""
         if not self._closed:
+            self._doubt.again()
+            self._refused = None
             self._link.close()
             self._link = self._open()
 
@@ -259,6 +294,7 @@ class ControlClient:
         if self._closed:
             return
         self._closed = True
+        self._doubt.again()
         self._link.close(linger_ms)
         for asked in self._pending.values():
             if not asked.future.done():
@@ -266,25 +302,30 @@ class ControlClient:
                     RlinfActorsError(f"the connection to the head at {self.endpoint} was closed")
                 )
 
-    def _send(self, point: str, body: Body, envelope: Envelope) -> None:
+    def _send(self, point: str, body: Body, envelope: Envelope, now: bool = False) -> None:
         faults = faultpoints.active
         if faults is None:
-            self._link.send(codec.encode(envelope))
+            self._link.send(codec.encode(envelope, MAX_ASKED_BYTES), now=now)
         else:
-            one = functools.partial(self._link.send, codec.encode(envelope))
+            one = functools.partial(self._link.send, codec.encode(envelope, MAX_ASKED_BYTES))
             faults.carry(point, self, b"", type(body).__name__, one, asyncio.get_running_loop())
 
     def _turned_away(self, why: str, for_good: bool) -> None:
-        """Nobody reads what is sent on this link. For good: whoever waits for a first word need not wait longer."""
-        self._trouble = why
-        if not for_good:
-            return
+        """Nobody reads what is sent on this link. For good: it is not tried again."""
+        self._doubt.failed(why, for_good)
+        if for_good:
+            self._refused = KeyRefusedError(f"the head at {self.endpoint} refused: {why}")
+            self._give_up(self._refused)
+
+    def _give_up(self, error: AuthenticationError) -> None:
+        """Whoever waits for a first word need not wait longer."""
         for asked in self._pending.values():
             if (asked.first or not self._heard) and not asked.future.done():
-                asked.future.set_exception(KeyRefusedError(f"the head at {self.endpoint} refused: {why}"))
+                asked.future.set_exception(error)
 
     def _received(self, peer: bytes, header: bytes, parts: list[Buffer]) -> None:
-        self._trouble, self._heard = "", True
+        self._heard = True
+        self._doubt.heard()
         try:
             envelope = codec.decode(header)
         except RemoteWireError as error:

@@ -5,7 +5,7 @@
 | ipc | its directory (0700), and the kernel's word that the peer is this user (`Mechanism.IPC`) |
 | TCP, this process has a key | CURVE, and a gate for each key (`Mechanism.CURVE`) |
 | TCP of a worker | CURVE, with the pair that its job's token gives |
-| TCP on loopback, nobody has made keys | the same, with this user's own (`security.thisuser`) |
+| TCP on loopback, no keys of a head on this machine | the same, with this user's own (`security.thisuser`) |
 | other TCP, no key | refused; in a closed test network nothing may protect TCP (`Mechanism.PLAIN`) |
 """
 
@@ -159,11 +159,10 @@ def key_at(
     """
     from rlinf_actors.security import own
 
-    found = own.find(settings, *roles, given=given, head=head)
-    if found is not None or insecure or not is_tcp(endpoint):
+    loopback = is_tcp(endpoint) and is_loopback(endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]"))
+    found = own.find(settings, *roles, given=given, head=head, loopback=loopback)
+    if found is not None or insecure or not loopback:
         return found
-    if not is_loopback(endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")):
-        return None
     from rlinf_actors.security import thisuser
 
     return thisuser.key(settings)

@@ -26,7 +26,7 @@ import zmq
 from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net import faultpoints
-from rlinf_actors.net.admission import Admission
+from rlinf_actors.net.admission import Admission, known_as
 from rlinf_actors.net.chunks import pack, unpack
 from rlinf_actors.net.handshakes import Handshakes
 from rlinf_actors.net.hangup import HangUps
@@ -51,7 +51,10 @@ _NOBLOCK = int(zmq.NOBLOCK)
 _MORE = int(zmq.SNDMORE) | _NOBLOCK
 _EVENTS = int(zmq.EVENTS)
 _POLLIN = int(zmq.POLLIN)
-_USER_ID = "User-Id"
+_USER_ID = b"User-Id"
+_PEER_ADDRESS = b"Peer-Address"
+_UNIX = "localhost:"
+"""How libzmq's address of a peer at a unix socket begins, before its uid, gid and pid; of others it is a number."""
 
 
 class Socket:
@@ -65,6 +68,8 @@ class Socket:
         self._out: collections.deque[tuple[bytes, bytes, Sequence[Buffer]]] = collections.deque()
         self._flush_due = False
         self._drain_due = False
+        self._many = False
+        self._by_unix = False
         self._delivering = False
         self._closed = False
         self._malformed = Tally()
@@ -170,64 +175,52 @@ class Socket:
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
-            log.debug("dropped %d messages to %r, which is not connected", len(records), peer)
+            log.debug("dropped %d messages to %r, which is not connected", len(records), known_as(peer))
             if self.on_unreachable is not None:
                 self._loop.call_soon_threadsafe(self.on_unreachable, peer)
 
     # --- in ---
 
     def _drain(self) -> None:
-        """Receive until there is nothing left, or give the loop a turn after DRAIN chunks.
+        """Receive one chunk, or if there were more the last time, up to DRAIN; then others get a turn.
 
         Delivers after the last receive: whoever is woken by a message and answers at once finds the lock free.
-        What is sent while that goes on leaves at its end, in one chunk for each peer.
+        What is sent while that goes on leaves at its end, in one chunk for each peer. Only then is looked what else
+        there is: whoever asked waits for the answer, and the look may eat the edge that announces more.
         """
         self._thread = threading.get_ident()
         chunks = []
-        more = False
         with self._lock:
             self._drain_due = False
             if self._closed:
                 return
             try:
-                for n in range(DRAIN):
-                    chunk = self._receive()
-                    if chunk is not None:
-                        chunks.append(chunk)
-                    if n == 0 and not self._readable():  # cheaper than the exception that ends a longer run
-                        break
-                else:
-                    more = self._drain_due = True
+                for _ in range(DRAIN if self._many else 1):
+                    chunks.append(self._receive())
             except zmq.Again:
                 pass
-        if more:
-            self._loop.call_soon(self._drain)
-        if not chunks:
-            return
         self._delivering = True
         try:
             for chunk in chunks:
                 self._deliver(*chunk)
         finally:
             self._delivering = False
-        if self._flush_due:
-            self._flush_due = False
-            with self._lock:
+        with self._lock:
+            if self._flush_due:
+                self._flush_due = False
                 self._write_queued()
-                again = not self._closed and not self._drain_due and self._readable()
-                self._drain_due |= again
-            if again:
-                self._loop.call_soon(self._drain)  # our send ate the edge that announced these
+            if self._closed:
+                return
+            self._many = self._readable()
+            if not self._many or self._drain_due:
+                return
+            self._drain_due = True
+        self._loop.call_soon(self._drain)
 
-    def _receive(self) -> tuple[bytes, zmq.Frame, list[Buffer]] | None:
+    def _receive(self) -> tuple[bytes, zmq.Frame, list[Buffer]]:
         receive = self._socket.recv
-        peer = b""
+        peer = receive(_NOBLOCK) if self._routed else b""  # a ROUTER puts it before every message
         frame = receive(_NOBLOCK, copy=False)
-        if self._routed:
-            if not frame.more:
-                return None
-            peer = frame.bytes
-            frame = receive(_NOBLOCK, copy=False)
         first = frame
         big: list[Buffer] = []
         while frame.more:
@@ -236,7 +229,7 @@ class Socket:
         return peer, first, big
 
     def _deliver(self, peer: bytes, first: zmq.Frame, big: list[Buffer]) -> None:
-        if self._admission is not None and not self._admission.admits(peer, _key_of(first)):
+        if self._admission is not None and not self._admission.admits(peer, self._key_of(first)):
             if self._hang_ups is not None:
                 self._hang_ups.soon(peer, first)
             return
@@ -244,7 +237,9 @@ class Socket:
             messages = unpack(first.bytes, big)
         except RemoteWireError as error:
             if self._malformed.note():
-                log.warning("dropped what %.40r sent (%d times by now): %s", peer, self._malformed.count, error)
+                log.warning(
+                    "dropped what %.40r sent (%d times by now): %s", known_as(peer), self._malformed.count, error
+                )
             return
         for header, parts in messages:
             faults = faultpoints.active
@@ -256,7 +251,26 @@ class Socket:
                 self._on_message(peer, header, parts)
             except Exception:
                 # a bug of ours; the messages behind this one belong to others and must not be lost with it
-                log.exception("handling a message from %r failed", peer)
+                log.exception("handling a message from %r failed", known_as(peer))
+
+    def _key_of(self, frame: zmq.Frame) -> str:
+        """The public key that the connection of this frame proved to have, "" on a unix socket.
+
+        On a CURVE server's connections it is always there: our ZAP handler gives it back with each that it lets in.
+        To ask for it where it is not is an exception, as slow as the rest: so after one the address is asked first.
+        """
+        if self._by_unix:
+            try:
+                if frame.get(_PEER_ADDRESS).startswith(_UNIX):
+                    return ""
+            except zmq.ZMQError:
+                pass  # whoever sent it had closed its end when libzmq asked for its address: it has none
+        try:
+            key = frame.get(_USER_ID)
+        except zmq.ZMQError:
+            key = ""
+        self._by_unix = not key
+        return key
 
     # --- with faults ---
 
@@ -275,7 +289,7 @@ class Socket:
         try:
             self._on_message(peer, header, parts)
         except Exception:
-            log.exception("handling a message from %r failed", peer)
+            log.exception("handling a message from %r failed", known_as(peer))
 
     def _name(self, peer: bytes) -> str:
         """What rules of fault points call the other end."""
@@ -301,14 +315,3 @@ def _all(queue: collections.deque[T]) -> Iterator[T]:
     """Take everything that is in *queue* now; others may append meanwhile."""
     for _ in range(len(queue)):
         yield queue.popleft()
-
-
-def _key_of(frame: zmq.Frame) -> str:
-    """The public key that the connection of this frame proved to have, "" on a unix socket.
-
-    On a CURVE server's connections it is always there: our ZAP handler gives it back with each that it lets in.
-    """
-    try:
-        return str(frame.get(_USER_ID))
-    except zmq.ZMQError:
-        return ""

@@ -18,9 +18,10 @@ from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net import curve, faultpoints, handshakes
 from rlinf_actors.net.admission import Admission
 from rlinf_actors.net.arena import Arena
+from rlinf_actors.net.arrivals import AT_SERVER, Arrivals
 from rlinf_actors.net.hangup import HangUps
-from rlinf_actors.net.link import OnMessage, OnReset, OnTurnedAway, Sight
-from rlinf_actors.net.look import look_at
+from rlinf_actors.net.link import Found, OnMessage, OnReset, OnTurnedAway, Sight
+from rlinf_actors.net.look import identify, look_at
 from rlinf_actors.net.security import Mechanism, Proof, Security
 from rlinf_actors.net.silence import LOOK_TIMEOUT_S
 from rlinf_actors.net.sockets import Socket
@@ -84,6 +85,9 @@ class ZmqNetwork:
     async def look(self, endpoint: str, timeout_s: float = LOOK_TIMEOUT_S) -> Sight:
         return await look_at(endpoint, timeout_s)
 
+    async def identify(self, endpoint: str) -> Found:
+        return await identify(endpoint)
+
     def soon(self, function: Callable[[], object]) -> None:
         try:
             if not self.forked:
@@ -128,6 +132,7 @@ class ZmqListener(Socket):
         super().__init__(network, zmq.ROUTER, on_message)
         self._paths: list[tuple[str, int]] = []
         self._gate = gate
+        self._arrivals: Arrivals | None = None
         self._domain = f"rlinf-actors.{next(_domains)}"
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # an unknown peer raises instead of vanishing
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a peer that reconnects replaces its half-dead connection
@@ -168,18 +173,16 @@ class ZmqListener(Socket):
             return
         self._network._ask_for(self._domain, gate)
         self._admission, self._hang_ups = Admission(gate), HangUps(self._loop)
-        self._handshakes = handshakes.Handshakes(
-            self._socket,
-            self._loop,
-            int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL),
-            handshakes.Tally(gate, self._loop).failed,
-        )
+        self._arrivals = Arrivals(self._loop, self._hang_ups.ports, curve.HANDSHAKE_S, gate)
+        self._handshakes = handshakes.Handshakes(self._socket, self._loop, AT_SERVER, self._arrivals.happened)
 
     def member_of(self, peer: bytes) -> Member | None:
         return LOCAL if self._admission is None else self._admission.member_of(peer)
 
     def close(self, linger_ms: int = 0) -> None:
         super().close(linger_ms)
+        if self._arrivals is not None:
+            self._arrivals.close()
         for path, inode in self._paths:  # libzmq closes on a thread of its own, and a process that ends first leaves it
             with contextlib.suppress(FileNotFoundError):
                 if os.stat(path).st_ino == inode:  # not that of a successor
@@ -219,10 +222,11 @@ class ZmqLink(Socket):
             curve.before_connect(self._socket, proof)
         self._on_turned_away = on_turned_away
         self._on_reset = on_reset
-        self._keyed = proof is not None
+        self._key = proof.pair.public if proof is not None else ""
         self._connected = False
+        self._shaken = False  # whether the handshake of this connection has ended
         if endpoint.startswith("tcp://") and (on_turned_away is not None or on_reset is not None):
-            events = handshakes.FAILED | handshakes.SUCCEEDED
+            events = handshakes.FAILED | handshakes.SUCCEEDED | handshakes.DISCONNECTED
             self._handshakes = handshakes.Handshakes(self._socket, self._loop, events, self._shook_hands)
         faults = faultpoints.active
         if faults is not None:
@@ -240,9 +244,15 @@ class ZmqLink(Socket):
             self._send_with_faults(b"", header, parts, now)
 
     def _shook_hands(self, event: int, value: int) -> None:
+        if event == handshakes.DISCONNECTED:
+            if not self._shaken and self._on_turned_away is not None:
+                self._on_turned_away(handshakes.NO_ZEROMQ, False)
+            self._shaken = False
+            return
+        self._shaken = True
         if event != handshakes.SUCCEEDED:
             if self._on_turned_away is not None and not handshakes.unanswered(event, value):
-                self._on_turned_away(*handshakes.at_client(event, value, self._keyed))
+                self._on_turned_away(*handshakes.at_client(event, value, self._key))
         elif not self._connected:
             self._connected = True
         elif self._on_reset is not None:

@@ -88,6 +88,7 @@ class ZapHandler:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._gates: dict[str, Gate] = {}
+        self._again: asyncio.Handle | None = None
         self._socket = context.socket(zmq.REP)
         try:
             self._socket.setsockopt(zmq.LINGER, 0)
@@ -114,6 +115,8 @@ class ZapHandler:
 
     def _drain(self) -> None:
         """Answer all who wait: the socket's FD is edge-triggered, and the next word of it comes after EAGAIN."""
+        if self._again is not None:  # or each word of the FD in a flood would add another one to every turn
+            self._again.cancel()
         for _ in range(BATCH):
             if self._socket.closed:
                 return
@@ -122,7 +125,7 @@ class ZapHandler:
             except zmq.Again:
                 return
             self._socket.send_multipart(self._reply(request))
-        self._loop.call_soon(self._drain)
+        self._again = self._loop.call_soon(self._drain)
 
     def _reply(self, request: list[bytes]) -> list[bytes]:
         try:

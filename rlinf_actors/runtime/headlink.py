@@ -14,6 +14,7 @@ from rlinf_actors.errors import (
     AuthenticationError,
     ClusterTimeoutError,
     NodeLostError,
+    NotTheHeadError,
     ProtocolError,
     RlinfActorsError,
 )
@@ -28,10 +29,6 @@ log = logging.getLogger(__name__)
 
 HEAD_GRACE_S = 120.0
 """How long a head may be silent while its machine answers, until it has said how long workers outlive it."""
-HELLO_TIMEOUT_S = 5.0
-"""How long a hello to a head that was there before waits for its answer; a quarter of the lease if that is shorter, so
-that a new connection is tried before a cut that has healed costs the lease.
-"""
 
 
 class HeadLink:
@@ -135,11 +132,14 @@ class HeadLink:
         while True:
             left = None if timeout is None else max(0.0, until - loop.time())
             try:
-                return await self._greet(left)
-            except KeyRefusedError as error:
+                welcome = await self._greet(left)
+            except (KeyRefusedError, NotTheHeadError) as error:
                 if self._hello.role != "worker" or loop.time() + self._silence.beat_s >= until:
                     raise
                 log.debug("trying again: %s", error)
+            else:
+                self._outage.over(loop.time())  # the next absence begins with short pauses again
+                return welcome
             await asyncio.sleep(self._outage.pause())
             self._client.reopen()
 
@@ -217,7 +217,7 @@ class HeadLink:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                await self._greet(min(HELLO_TIMEOUT_S, self._silence.lease_s / 4))
+                await self._greet(self._outage.patience(self._silence.lease_s))
                 break
             except RlinfActorsError as error:
                 if self._closed:

@@ -44,7 +44,7 @@ class LogPrinter:
                     out.flush()
                 except (OSError, ValueError):
                     continue  # the terminal or pipe is gone; the files have every line
-            self._shown(LogCredit(lines.owner, lines.node, sum(len(text) for _, _, text in lines.entries)))
+            self._shown(LogCredit(lines.owner, lines.node, lines.cost))
 
 
 def _by_stream(lines: LogLines) -> list[tuple[str, list[str]]]:

@@ -128,7 +128,8 @@ class Peer:
         if not address:
             self.fail(
                 RlinfActorsError(
-                    f"{self.name} on {self.node} listens on a unix socket only, and this process is on another machine"
+                    f"{self.name} on {self.node} listens on a unix socket only, since its node is on loopback, and "
+                    "this process is on another machine or another user's: let the head listen on the network"
                 )
             )
             return
@@ -163,6 +164,10 @@ class Peer:
                 link.send(*self._lending.pack(header, parts, alone=alone))
             self._backlog.clear()
             self._link = link  # last: who sees it sends without the lock, and must not overtake what waited
+
+    def soon(self, function: Callable[[], object]) -> None:
+        """Run *function* on the loop soon. Any thread, destructors too."""
+        self._network.soon(function)
 
     def open(self, pending: Pending, call: int = 0) -> int:
         """Register a call, by default under a new number; its answer goes to *pending*. Any thread.

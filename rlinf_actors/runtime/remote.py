@@ -250,9 +250,10 @@ class RemoteGroup:
     def _ended(self, peer: Peer, exit_report: ExitReport) -> None:
         error: Exception
         if self.closing or exit_report.kind == "stopped":
-            error = GroupClosedError(
-                f"worker {peer.name} on {peer.node} was stopped: its group {self.name!r} was shut down"
-            )
+            why = f"its group {self.name!r} was shut down"
+            if not self.closing:  # not by us; `rlinf-actors events` says by whom
+                why = exit_report.reason or f"{why} by another process, or its node's agentd was stopped"
+            error = GroupClosedError(f"worker {peer.name} on {peer.node} was stopped: {why}")
         else:
             error = death(exit_report, peer.name, peer.rank, peer.node)
         peer.fail(error)

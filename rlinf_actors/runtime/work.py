@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator
 from typing import Any, Generic, TypeVar
 
 from rlinf_actors.errors import CallTimeoutError
+from rlinf_actors.wire.bounds import waiting
 
 T = TypeVar("T")
 
@@ -40,14 +41,16 @@ class Work(Generic[T]):
 
         Raises:
             CallTimeoutError: the time was up; the work goes on and can be waited for again.
+            ValueError: *timeout* is no number.
         """
+        timeout = waiting(timeout)
         if not self._finished:
             self._before_blocking()
             gate = threading.Lock()
             gate.acquire()
             release = gate.release
             self._on_done(release)
-            if not gate.acquire(timeout=-1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)):
+            if not gate.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
                 self._forget(release)
                 raise CallTimeoutError(f"{self._what} was not done within {timeout:g} s; it goes on")
         return self._outcome()

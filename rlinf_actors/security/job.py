@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import logging
+from collections.abc import Callable
 
 from rlinf_actors.security.keypair import KeyPair
 from rlinf_actors.security.members import Member
-
-log = logging.getLogger(__name__)
+from rlinf_actors.security.publickey import fingerprint
 
 _PURPOSE = b"rlinf-actors job pair\0"
 _NAME = b"rlinf-actors job name\0"
@@ -39,24 +38,20 @@ class JobGate:
     Args:
         public: the job's public key.
         namespace: of the job.
+        on_refused: told whom it turns away, as what follows "refused" in a line for people, and how often. Loop thread.
     """
 
-    def __init__(self, public: str, namespace: str) -> None:
+    def __init__(self, public: str, namespace: str, on_refused: Callable[[str, int], None]) -> None:
         self._public = public
         self._member = Member("worker", namespace, namespace, public)
-        self._refused = 0
+        self._on_refused = on_refused
 
     def admit(self, public_key: str) -> Member | None:
         """See Gate."""
         return self._member if public_key == self._public else None
 
     def refused(self, public_key: str, address: str, why: str = "", times: int = 1) -> None:
-        """See Gate. Said the 1st, 10th, 100th, ... time: who floods the socket shall not flood the log too."""
-        said, self._refused = len(str(self._refused)) if self._refused else 0, self._refused + times
-        if len(str(self._refused)) > said:
-            log.warning(
-                "refused a connection%s: %s (%d by now)",
-                f" from {address}" if address else "",
-                why or "it has the key of another",
-                self._refused,
-            )
+        """See Gate."""
+        where = f" from {address}" if address else ""
+        why = why or f"key {fingerprint(public_key)} is not its job's"
+        self._on_refused(f"a connection{where}: {why}", times)

@@ -105,6 +105,8 @@ def load(path: Path) -> KeyFile:
 def save(path: Path, key: KeyFile, in_private: bool = True) -> None:
     """Write a key file (mode 0600) at once or not at all; its directory is made with mode 0700.
 
+    It is there after a loss of power too: the head may be about to list a key that is nowhere else.
+
     Args:
         path: the file.
         key: what it says.
@@ -117,7 +119,7 @@ def save(path: Path, key: KeyFile, in_private: bool = True) -> None:
     if in_private:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_owner(path.parent, os.stat(path.parent), "chmod 700")
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
             file.write(_text(key))
@@ -128,6 +130,7 @@ def save(path: Path, key: KeyFile, in_private: bool = True) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(beside)
         raise
+    _sync(path.parent)
 
 
 def save_new(path: Path, key: KeyFile) -> None:
@@ -142,6 +145,16 @@ def save_new(path: Path, key: KeyFile) -> None:
         os.link(beside, path)
     finally:
         os.unlink(beside)
+    _sync(path.parent)
+
+
+def _sync(folder: Path) -> None:
+    """Have the kernel write what names are in a directory."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def is_private(mode: int, owner: int, user: int) -> bool:

@@ -103,6 +103,7 @@ VERBS: Mapping[str, frozenset[str]] = MappingProxyType(
         "WorkerExited": _AGENT,
         "WorkersHealth": _AGENT,
         "LogLines": _AGENT | _HEAD,
+        "RefusalReport": _AGENT,
         # the head to clients
         "WorkerChanged": _HEAD,
         "ClientGone": _HEAD,

@@ -149,11 +149,9 @@ class Messenger:
     # --- receiving ---
 
     def receive(
-        self, sender: WorkerAddress, timeout: float | None, convert: Callable[[Any], Any] = lambda value: value
+        self, sender: WorkerAddress, convert: Callable[[Any], Any] = lambda value: value
     ) -> tuple[Received, Slot]:
         """Ask for the next object of *sender*; see `wait` for waiting with a limit."""
-        if timeout is not None and timeout < 0:
-            raise ValueError(f"the timeout is {timeout}; it must be a number of seconds, 0 or more")
         place = _Place(self, sender)
         work = Received(f"recv() from {sender}", place, convert)
         place.slot = Slot((sender.get_name(), ""), work)

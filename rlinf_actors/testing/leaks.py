@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import select
 import shutil
 import signal
 import tempfile
@@ -128,13 +127,32 @@ def _shm() -> set[str]:
 
 
 def _used_by_others(name: str) -> bool:
-    """Whether a process that is not ours maps it; then another program on this machine made it."""
-    path, ours = f"{SHM}/{name}".encode(), set(procfs.subtree(os.getpid()))
+    """Whether a process that is not ours has it, then another program on this machine made it, or it is gone by now.
+
+    Who makes one opens it, maps it, and closes it: whoever does not have it open any more maps it. By its inode: what
+    sem_open makes is mapped under another name than it gets.
+    """
+    try:
+        found = os.stat(f"{SHM}/{name}")
+    except FileNotFoundError:
+        return True
+    mapped = b" %02x:%02x %d " % (os.major(found.st_dev), os.minor(found.st_dev), found.st_ino)
+    ours = set(procfs.subtree(os.getpid()))
     for pid in procfs.pids():
         try:
-            if pid not in ours and path in Path(f"/proc/{pid}/maps").read_bytes():
+            if pid not in ours and (_has_open(pid, found) or mapped in Path(f"/proc/{pid}/maps").read_bytes()):
                 return True
         except OSError:
+            continue
+    return not os.path.exists(f"{SHM}/{name}")  # its program may have ended while we looked
+
+
+def _has_open(pid: int, file: os.stat_result) -> bool:
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            if os.path.samestat(os.stat(f"/proc/{pid}/fd/{fd}"), file):
+                return True
+        except OSError:  # closed by now
             continue
     return False
 
@@ -146,8 +164,7 @@ def _gone(pid: int, deadline: float) -> bool:
     except ProcessLookupError:
         return True
     try:
-        ended, _, _ = select.select([pidfd], [], [], max(0.0, deadline - time.monotonic()))
-        return bool(ended)
+        return procfs.has_ended(pidfd, max(0.0, deadline - time.monotonic()))
     finally:
         os.close(pidfd)
 

@@ -6,28 +6,42 @@ import asyncio
 import contextlib
 import json
 import os
-import select
 import selectors
 import shutil
-import signal
 import subprocess
 import tempfile
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlinf_actors import procfs
 from rlinf_actors.cluster.bootstrap import start_agentd
 from rlinf_actors.errors import ClusterTimeoutError, ConfigError, RlinfActorsError
-from rlinf_actors.settings import CONFIG_FILE, HEAD, LOG_DIR, NAMESPACE, NODE_RANK, RUN_DIR, WORKER_MARK, Settings
+from rlinf_actors.net.ports import HeldPorts
+from rlinf_actors.settings import (
+    CONFIG_FILE,
+    FOR_THE_UNIT_ALONE,
+    HEAD,
+    HEAD_KEY,
+    KEY_DIR,
+    LOG_DIR,
+    NAMESPACE,
+    NODE_RANK,
+    RUN_DIR,
+    WORKER_MARK,
+    Settings,
+)
 from rlinf_actors.testing.described import NodeHardware, per_node
+from rlinf_actors.testing.killing import kill_all, templates
 
 if TYPE_CHECKING:
     from rlinf_actors.cluster.cluster import Cluster
 
-_NOT_INHERITED = (HEAD, NODE_RANK, RUN_DIR, LOG_DIR, CONFIG_FILE, NAMESPACE, WORKER_MARK)
+_NOT_INHERITED = FOR_THE_UNIT_ALONE | {
+    HEAD, HEAD_KEY, NODE_RANK, RUN_DIR, LOG_DIR, CONFIG_FILE, NAMESPACE, WORKER_MARK,
+}  # fmt: skip
 _MAX_BASE = 40
 """Bytes of the directory that ours is made in: a unix socket's path holds 107."""
 
@@ -49,6 +63,7 @@ class LocalNode:
     run_dir: str
     log_dir: str
     process: subprocess.Popen[bytes] = field(init=False)
+    _log: str | None = field(default=None, init=False)
 
     @property
     def pid(self) -> int:
@@ -61,15 +76,33 @@ class LocalNode:
         return self.process.poll() is None
 
     def log(self) -> str:
-        """What its agentd has written."""
-        return Path(self.run_dir, "agentd.log").read_text(errors="replace")
+        """What its agentd has written; also when the cluster was stopped and the file is gone."""
+        if self._log is not None:
+            return self._log
+        try:
+            return Path(self.run_dir, "agentd.log").read_text(errors="replace")
+        except FileNotFoundError:
+            return ""  # it was stopped by itself, and took its directory with it
+
+    def _remove(self) -> None:
+        if self._log is None:
+            try:
+                self._log = self.log()
+            except OSError as error:  # no descriptor is left, perhaps: what is to be removed is removed all the same
+                self._log = f"it could not be read: {error}"
+            shutil.rmtree(self.run_dir, ignore_errors=True)
+
+
+started: weakref.WeakSet[LocalCluster] = weakref.WeakSet()
+"""Those whose logs the plugin shows when a test fails."""
 
 
 class LocalCluster:
     """A cluster of *num_nodes* nodes on this machine, for tests.
 
     Each node is an agentd of its own, the first one with the head; they listen on loopback and unix
-    sockets only. Everything ends with ``stop``, with the ``with`` block, or with this process, however
+    sockets only, and have a key directory of their own, so that keys of this user's other clusters do not matter.
+    Everything ends with ``stop``, with the ``with`` block, or with this process, however
     it ends. ``start`` blocks; ``async with`` does not.
 
     Example::
@@ -87,6 +120,12 @@ class LocalCluster:
         env: variables for the agents, and so for the workers on every node.
         options: tables of agentd's configuration file, for all nodes: ``{"timers": {"lease_s": 2}}``.
         timeout: seconds that the start may take.
+
+    Attributes:
+        nodes: by rank, from their start on.
+        head: the head's address.
+        keys: the cluster's key directory.
+        stopped: whether it has ended.
 
     Raises:
         ConfigError: *hardware* or *options* is wrong.
@@ -106,12 +145,14 @@ class LocalCluster:
         self.num_nodes = num_nodes
         self.nodes: list[LocalNode] = []
         self.head = ""
-        self._started = False
+        self.keys = ""
+        self._started = self.stopped = False
         self._described = per_node(hardware, num_nodes)
         self._env = dict(env or {})
         self._options = options or {}
         self._timeout = timeout
         self._clusters: list[Cluster] = []
+        self._ports = HeldPorts()
 
     # --- life ---
 
@@ -125,10 +166,11 @@ class LocalCluster:
         if self._started:
             raise RlinfActorsError("this LocalCluster was started already: make another one")
         self._started = True
+        started.add(self)
         deadline = time.monotonic() + self._timeout
         try:
-            first = self._add(0)
-            self.head = str(_ready({0: first}, self.nodes, deadline)[0]["head"]).removeprefix("tcp://")
+            self.head = f"127.0.0.1:{self._ports.hold()}"  # nobody else is given it while the head is away
+            _ready({0: self._add(0)}, self.nodes, deadline)
             _ready({rank: self._add(rank) for rank in range(1, self.num_nodes)}, self.nodes, deadline)
         except BaseException:
             self.stop(grace=0.0)
@@ -149,7 +191,9 @@ class LocalCluster:
                 node.process.wait(max(0.0, deadline - time.monotonic()))
             self._kill(node)  # templates whose agentd was killed wait for another one, too
         for node in self.nodes:
-            shutil.rmtree(node.run_dir, ignore_errors=True)
+            node._remove()
+        self._ports.close()
+        self.stopped = True
 
     def kill_node(self, rank: int) -> None:
         """SIGKILL a node: its agentd, templates, workers and their children. Returns when it is gone."""
@@ -208,7 +252,7 @@ class LocalCluster:
         """This process's Cluster on these nodes; it is shut down with them. Blocks; arguments as Cluster's."""
         from rlinf_actors.cluster.cluster import Cluster
 
-        made = Cluster(self._wanted(num_nodes, cluster_cfg), cluster_cfg, head=self.head, **arguments)
+        made = Cluster(self._wanted(num_nodes, cluster_cfg), cluster_cfg, head=self.head, keys=self.keys, **arguments)
         self._clusters.append(made)
         return made
 
@@ -216,14 +260,20 @@ class LocalCluster:
         """The same for asyncio: ``async with local.connect() as cluster``; arguments as Cluster.connect's."""
         from rlinf_actors.cluster.cluster import Cluster
 
-        return Cluster.connect(self._wanted(num_nodes, cluster_cfg), cluster_cfg, head=self.head, **arguments)
+        wanted = self._wanted(num_nodes, cluster_cfg)
+        return Cluster.connect(wanted, cluster_cfg, head=self.head, keys=self.keys, **arguments)
+
+    @property
+    def driver_env(self) -> dict[str, str]:
+        """Variables for other processes that are to reach these nodes: scripts, `rlinf-actors`."""
+        return {HEAD: self.head, KEY_DIR: self.keys}
 
     def _wanted(self, num_nodes: int | None, cluster_cfg: Any) -> int | None:
         return self.num_nodes if num_nodes is None and cluster_cfg is None else num_nodes
 
     def _kill(self, node: LocalNode) -> None:
         """SIGKILL what still runs of a node."""
-        _kill_all([*([node.pid] if node.alive else []), *_templates(node.run_dir)])
+        kill_all([*([node.pid] if node.alive else []), *templates(node.run_dir)])
         node.process.wait()
 
     # --- starting ---
@@ -232,6 +282,7 @@ class LocalCluster:
         """Start a node's first agentd; returns the pipe's end where it says that it is registered."""
         run_dir = tempfile.mkdtemp(prefix=f"rlinf-n{rank}-", dir=_base())  # agentd removes it if we are killed
         node = LocalNode(rank, f"127.0.{rank // 250}.{rank % 250 + 1}", run_dir, f"{run_dir}/logs")
+        self.keys = self.keys or self._env.get(KEY_DIR, f"{run_dir}/keys")
         heard = self._spawn(node)
         self.nodes.append(node)
         return heard
@@ -239,7 +290,7 @@ class LocalCluster:
     def _spawn(self, node: LocalNode) -> int:
         """Start an agentd; the same pipe."""
         rank, run_dir = node.rank, node.run_dir
-        role = ["--connect", self.head] if rank else ["--head", "--listen", self.head or "127.0.0.1:0"]
+        role = ["--connect", self.head] if rank else ["--head", "--listen", self.head]
         hardware = f"{run_dir}/hardware.json"
         Path(hardware).write_text(json.dumps({**self._described[rank], "ip": node.ip}))
         Path(run_dir, "agentd.toml").write_text(_toml(self._options))
@@ -250,7 +301,7 @@ class LocalCluster:
         env = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
         heard, tell = os.pipe()
         try:
-            node.process = start_agentd(arguments, run_dir, tell, {**env, **self._env})
+            node.process = start_agentd(arguments, run_dir, tell, {**env, KEY_DIR: self.keys, **self._env})
         except BaseException:
             os.close(heard)
             raise
@@ -264,22 +315,21 @@ def _base() -> str:
     return base if len(os.fsencode(base)) <= _MAX_BASE else "/tmp"
 
 
-def _ready(pipes: Mapping[int, int], nodes: Sequence[LocalNode], deadline: float) -> dict[int, dict[str, Any]]:
-    """What each agentd says once it is registered; closes the pipes."""
-    said: dict[int, dict[str, Any]] = {}
+def _ready(pipes: Mapping[int, int], nodes: Sequence[LocalNode], deadline: float) -> None:
+    """Wait until each agentd says that it is registered; closes the pipes."""
+    missing = set(pipes)
     text = {rank: bytearray() for rank in pipes}
     with selectors.DefaultSelector() as waiting, contextlib.ExitStack() as stack:
         for rank, fd in pipes.items():
             stack.callback(os.close, fd)
             waiting.register(fd, selectors.EVENT_READ, rank)
-        while len(said) < len(pipes):
+        while missing:
             events = waiting.select(max(0.0, deadline - time.monotonic()))
             if not events:
-                missing = sorted(set(pipes) - set(said))
+                first = min(missing)
                 raise ClusterTimeoutError(
-                    f"node {missing[0]} of the local cluster did not come up in time; its log:\n"
-                    f"{nodes[missing[0]].log()}",
-                    missing_ranks=missing,
+                    f"node {first} of the local cluster did not come up in time; its log:\n{nodes[first].log()}",
+                    missing_ranks=sorted(missing),
                 )
             for key, _ in events:
                 rank, chunk = key.data, os.read(key.fd, 65536)
@@ -287,44 +337,12 @@ def _ready(pipes: Mapping[int, int], nodes: Sequence[LocalNode], deadline: float
                 if chunk and not chunk.endswith(b"\n"):
                     continue
                 waiting.unregister(key.fd)
-                said[rank] = json.loads(text[rank]) if text[rank] else {"error": "it ended"}
-                if "error" in said[rank]:
+                said = json.loads(text[rank]) if text[rank] else {"error": "it ended"}
+                if "error" in said:
                     raise RlinfActorsError(
-                        f"node {rank} of the local cluster did not start: {said[rank]['error']}\n{nodes[rank].log()}"
+                        f"node {rank} of the local cluster did not start: {said['error']}\n{nodes[rank].log()}"
                     )
-    return said
-
-
-def _templates(run_dir: str) -> list[int]:
-    """The templates of a node that run, by what they wrote down for an agentd to come (agentd.templates.Record)."""
-    found = []
-    for path in Path(run_dir, "t").glob("*.json"):
-        try:
-            record = json.loads(path.read_bytes())
-        except FileNotFoundError:  # it has just ended
-            continue
-        stat = procfs.stat(record["pid"])
-        if stat is not None and stat.started == record["started"]:
-            found.append(record["pid"])
-    return found
-
-
-def _kill_all(pids: Sequence[int]) -> None:
-    """SIGKILL processes and all their descendants; stopped first, so that none makes another meanwhile."""
-    stopped: list[int] = []
-    while fresh := [found for pid in pids for found in procfs.subtree(pid) if found not in stopped]:
-        for found in fresh:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(found, signal.SIGSTOP)
-        stopped += fresh
-    pidfds = []
-    for found in stopped:
-        with contextlib.suppress(ProcessLookupError):
-            pidfds.append(os.pidfd_open(found))
-            os.kill(found, signal.SIGKILL)
-    for pidfd in pidfds:
-        select.select([pidfd], [], [])
-        os.close(pidfd)
+                missing.discard(rank)
 
 
 def _toml(tables: Mapping[str, Mapping[str, Any]]) -> str:

@@ -10,12 +10,15 @@ Fixtures:
 * ``rlinf_leak_check``: used by the others; a test can ask for it alone. Afterwards no process, thread, file
   descriptor, file in a run directory or shared memory may be left that was not there before.
 
+The report of a test that fails shows the ends of the logs of the LocalClusters that there were.
+
 A cluster that many tests share (a fixture of module scope) is made with LocalCluster directly.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+import sys
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -28,6 +31,26 @@ try:
     import pytest_asyncio
 except ImportError:
     pytest_asyncio = None  # type: ignore[assignment]
+
+LOG_LINES = 50
+"""Of each node's log in the report of a test that failed."""
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport() -> Generator[None, Any, None]:
+    """Why a node was lost, or a worker was not started, is in the logs; their files are gone when the cluster is."""
+    outcome = yield
+    report = outcome.get_result()
+    module = sys.modules.get("rlinf_actors.testing.local_cluster")
+    for local in list(module.started) if module is not None else ():
+        for node in local.nodes if report.failed else ():
+            try:
+                lines = node.log().splitlines()[-LOG_LINES:]
+            except Exception as error:  # noqa: BLE001 - pytest would end, and the test's own failure not be told
+                lines = [f"it cannot be read: {error!r}"]
+            report.sections.append((f"log of node {node.rank} in {node.run_dir}", "\n".join(lines)))
+        if report.when == "teardown" and local.stopped and module is not None:
+            module.started.discard(local)
 
 
 @pytest.fixture

@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
-from rlinf_actors.wire.bounds import Number, Pid
+from typing import Annotated
+
+from msgspec import Meta
+
+from rlinf_actors.wire.bounds import Count, Number, Pid
 from rlinf_actors.wire.protocol import Message
-from rlinf_actors.wire.values import Endpoint, ExitReport, HardwareAnswer, HardwareQuestion, WorkerHealth, WorkerSpec
+from rlinf_actors.wire.values import (
+    Endpoint,
+    ExitReport,
+    HardwareAnswer,
+    HardwareQuestion,
+    Value,
+    WorkerHealth,
+    WorkerSpec,
+)
+
+MAX_REFUSALS = 256
+"""In one report; who keeps them for one has room for fewer kinds (security.refusals)."""
+
+LINE_COST = 32
+"""Credit that a line of output takes beside its characters, since keeping it does: empty ones would go on for ever."""
 
 
 class StartWorkers(Message, frozen=True):
@@ -89,6 +107,24 @@ class WorkersHealth(Message, frozen=True):
     workers: list[WorkerHealth]
 
 
+class Refusal(Value, frozen=True):
+    """Somebody whom a socket did not let in, `times` since that was said last. `text` follows "refused" in a line for
+    people: what, and why. `worker` is the id of the worker whose socket it was, "" for a template's.
+    """
+
+    text: str
+    times: Count = 1
+    worker: str = ""
+
+
+class RefusalReport(Message, frozen=True):
+    """Notice of an agent, for the event log: whom sockets of its node, workers' and templates', have not let in. Comes
+    from the worker or template in the same form, by way of the agent.
+    """
+
+    refusals: Annotated[list[Refusal], Meta(max_length=MAX_REFUSALS)]
+
+
 class LogLines(Message, frozen=True):
     """Lines that workers wrote, on their way agent -> head -> owner. `entries` are
     (group:rank, stream, text); `skipped` says that lines were left out here (never in the files).
@@ -99,9 +135,19 @@ class LogLines(Message, frozen=True):
     entries: list[tuple[str, str, str]]
     skipped: int = 0
 
+    @property
+    def cost(self) -> int:
+        """What they take of the owner's credit; see line_cost."""
+        return sum(line_cost(text) for _, _, text in self.entries)
+
+
+def line_cost(text: str) -> int:
+    """What a line takes of its owner's credit: its characters, and LINE_COST."""
+    return len(text) + LINE_COST
+
 
 class LogCredit(Message, frozen=True):
-    """The owner's answer to LogLines: that many characters were shown; send more."""
+    """The owner's answer to LogLines: lines of that cost were shown; send more."""
 
     owner: str
     node: str

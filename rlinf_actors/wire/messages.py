@@ -18,6 +18,7 @@ from rlinf_actors.wire.agents import (
     LogLines,
     LookForHardware,
     ProcessGone,
+    RefusalReport,
     StartWorkers,
     StopLooking,
     StopWorkers,
@@ -55,7 +56,7 @@ Body = Union[
     WatchClients, ClientGone, Warn, StopCluster, Done,
     GetStatus, Status, GetEvents, Events, EStop, EStopped, DrainNode, Drained,
     StartWorkers, StopWorkers, LookForHardware, HardwareFound, StopLooking, Watch, Unwatch, ProcessGone, WorkerReady,
-    WorkerExited, WorkersHealth, LogLines, LogCredit,
+    WorkerExited, WorkersHealth, LogLines, LogCredit, RefusalReport,
     Enroll, RotateKey, Enrolled, AddKey, RevokeKey, GetKeys, Keys,
 ]  # fmt: skip
 """Every control message."""

@@ -46,7 +46,7 @@ class GetEvents(Message, frozen=True):
 
 
 class Events(Message, frozen=True):
-    """`next` is the `since` of the next question; `missing` entries between the asked one and the oldest are not kept
+    """`next` is the `since` of the next question; `missing` entries up to there are not kept
     any more; `more` says that there are further ones now. `at` is the head's clock, in seconds since the epoch.
     """
 

@@ -6,11 +6,12 @@ what workers need, so the fork happens there. A packet is at most MAX_PACKET byt
 
 from __future__ import annotations
 
-from typing import Union
+from typing import Annotated, Union
 
 import msgspec
 
 from rlinf_actors.errors import RemoteWireError
+from rlinf_actors.wire.agents import RefusalReport
 from rlinf_actors.wire.bounds import Number, Pid
 from rlinf_actors.wire.malformed import MALFORMED
 from rlinf_actors.wire.protocol import Message
@@ -18,6 +19,12 @@ from rlinf_actors.wire.values import Endpoint, ExitReport, WorkerSpec
 
 MAX_PACKET = 1 << 20
 """SO_SNDBUF is raised to hold it; an environment near ARG_MAX/2 still fits."""
+
+
+TEXT_CHARS = 1000
+"""Most of a text that others than the packet's sender have chosen, such as names: what is too long cannot be sent, and
+the packet with many of them neither.
+"""
 
 
 class WorkerPlace(Message, frozen=True):
@@ -211,7 +218,7 @@ class Pong(Message, frozen=True):
     """
 
     id: str
-    method: str = ""
+    method: Annotated[str, msgspec.Meta(max_length=TEXT_CHARS)] = ""
     since: Number = 0.0
     waiting: int = 0
 
@@ -271,7 +278,7 @@ ToTemplate = Union[
 ]
 ToAgent = Union[
     TemplateReady, TemplateFailed, Forked, Up, StartFailed, LeaseLost, Grew, LogsLost, LockDevices, UnlockDevices,
-    Exited, Pong, Pulses, Kept, Inventory,
+    Exited, Pong, Pulses, Kept, Inventory, RefusalReport,
 ]  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

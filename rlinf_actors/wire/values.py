@@ -10,7 +10,7 @@ from typing import Literal, Union
 import msgspec
 
 from rlinf_actors.model.restart import RestartPolicy
-from rlinf_actors.wire.bounds import Number, Pid, Size
+from rlinf_actors.wire.bounds import Number, Pid, Size, WorkerId
 
 
 class Value(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -95,7 +95,8 @@ class NodeReport(Value, frozen=True):
     """What an agent knows of its node.
 
     `node_id` stays the same when agentd restarts; `host` is equal for processes that share a
-    kernel and a network namespace; `rank` is RLINF_NODE_RANK or None; `interface` has the address `ip`.
+    kernel and a network namespace; `rank` is RLINF_NODE_RANK or None; `interface` has the address `ip`. `env_vars` are
+    the variables of its workers that choose devices and interfaces: a launch must not contradict them.
     """
 
     node_id: str
@@ -161,7 +162,7 @@ class WorkerSpec(Value, frozen=True):
     rank.
     """
 
-    id: str
+    id: WorkerId
     group: str
     namespace: str
     rank: int
@@ -328,7 +329,7 @@ class ClusterEvent(Value, frozen=True):
     """One entry of the cluster's event log.
 
     Attributes:
-        seq: its number in this head's log, from 1 on without a gap.
+        seq: its number in this head's log, from 1 on; what is not kept any more leaves gaps.
         at: when the head saw it, in seconds since the epoch by the head's clock.
         kind: what happened.
         text: one line for people.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.hardware import AcceleratorType
-from rlinf_actors.worker.ports import HeldPorts
+from rlinf_actors.net.ports import HeldPorts
 
 if TYPE_CHECKING:
     from rlinf_actors.runtime.process import Runtime

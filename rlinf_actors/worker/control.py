@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
 from collections.abc import Callable
@@ -31,7 +30,7 @@ class Control:
         self._socket = sock
         self._on_end = on_end
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._handlers: dict[type, Callable[[spawn.ToWorker], None]] = {}
+        self._handlers: dict[type, Callable[[spawn.ToWorker], object]] = {}
 
     def fileno(self) -> int:
         """Of the socket."""
@@ -65,12 +64,15 @@ class Control:
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._dispatch, packet)
 
-    def try_send(self, packet: spawn.ToAgent) -> None:
-        """Tell the template, unless it has ended or does not read. Any thread; does not wait."""
-        with contextlib.suppress(BlockingIOError, ConnectionError):
+    def try_send(self, packet: spawn.ToAgent) -> bool:
+        """Tell the template, unless it has ended or does not read; False then. Any thread; does not wait."""
+        try:
             self._socket.send(spawn.encode(packet), socket.MSG_DONTWAIT)
+        except (BlockingIOError, ConnectionError):
+            return False
+        return True
 
-    def serve(self, kind: type[P], handler: Callable[[P], None]) -> None:
+    def serve(self, kind: type[P], handler: Callable[[P], object]) -> None:
         """Give packets of this kind to *handler*, on the I/O thread. Any thread."""
         self._handlers[kind] = handler  # type: ignore[assignment]
 

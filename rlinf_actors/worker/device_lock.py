@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from rlinf_actors.errors import UsageError
 from rlinf_actors.wire import spawn
+from rlinf_actors.wire.bounds import deadline
 
 
 class DeviceLock:
@@ -65,7 +66,8 @@ class DeviceLock:
         Raises:
             ValueError: *timeout* is not above 0.
         """
-        waiting = self._enter(timeout)
+        timeout = None if timeout is None else deadline(timeout)
+        waiting = self._enter()
         if waiting is None:
             return True
         try:
@@ -80,7 +82,8 @@ class DeviceLock:
 
         Cancelling gives up the wait; what was granted in that moment is given back.
         """
-        waiting = self._enter(timeout)
+        timeout = None if timeout is None else deadline(timeout)
+        waiting = self._enter()
         if waiting is None:
             return True
         try:
@@ -145,10 +148,8 @@ class DeviceLock:
 
     # --- inside ---
 
-    def _enter(self, timeout: float | None) -> concurrent.futures.Future[None] | None:
+    def _enter(self) -> concurrent.futures.Future[None] | None:
         """None if the lock is ours already, else what will be done when it is."""
-        if timeout is not None and timeout <= 0:
-            raise ValueError(f"the timeout is {timeout}; it must be a number of seconds above 0")
         with self._mutex:
             if self._count or not self._has_devices:
                 self._count += 1

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 from collections import deque
+
+_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+"""Others may write to the directory: no link leads our bytes out of it then, and no FIFO lets us wait for a reader."""
 
 TAIL_LINES = 20
 TAIL_LINE_BYTES = 4096
@@ -78,7 +83,7 @@ class Drain:
 
     def _open(self) -> None:
         try:
-            self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._file = _opened(self.path)
             found = os.fstat(self._file)
             self._size, self.began = found.st_size, (found.st_size, found.st_ino)
         except OSError as error:
@@ -154,7 +159,7 @@ class Drain:
         begun = f"{self.path}.new"
         try:
             # before the older one goes: who reads knows a file by its inode, and the kernel gives those out again
-            file = os.open(begun, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            file = _opened(begun)
             try:
                 os.rename(self.path, f"{self.path}.1")
                 os.rename(begun, self.path)
@@ -177,3 +182,16 @@ class Drain:
             with contextlib.suppress(OSError):
                 os.close(fd)
         self._pipe = self.writer = self._file = -1
+
+
+def _opened(path: str) -> int:
+    """A log file to append to; made if it is not there. What is appended to a FIFO, whoever reads that would have.
+
+    Raises:
+        OSError: it cannot be opened, or is a FIFO.
+    """
+    file = os.open(path, _APPEND, 0o644)
+    if stat.S_ISFIFO(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(errno.EINVAL, "is a FIFO, no file")
+    return file

@@ -83,8 +83,9 @@ class Invocation:
     def credit(self, n: int) -> None:
         """The caller took *n* items."""
         self._granted += n
-        if self._wake is not None:
-            self._wake()
+        wake = self._wake  # the stream may end meanwhile, on its own thread
+        if wake is not None:
+            wake()
 
     # --- executor ---
 

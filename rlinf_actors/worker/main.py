@@ -22,6 +22,7 @@ from rlinf_actors.group.names import check_lease_hook
 from rlinf_actors.model.accelerator_table import ALWAYS_NIC_VARIABLE
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.hardware import AcceleratorType
+from rlinf_actors.net.ports import HeldPorts
 from rlinf_actors.net.security import Security
 from rlinf_actors.runtime.process import Runtime
 from rlinf_actors.security.job import JobGate, job_name
@@ -36,6 +37,7 @@ from rlinf_actors.worker import context as worker_context
 from rlinf_actors.worker.control import Control
 from rlinf_actors.worker.device_lock import DeviceLock
 from rlinf_actors.worker.executor import (
+    Activity,
     Executor,
     LoopExecutor,
     SerialExecutor,
@@ -44,9 +46,9 @@ from rlinf_actors.worker.executor import (
 )
 from rlinf_actors.worker.farpeers import FarPeers
 from rlinf_actors.worker.parking import Unwound
-from rlinf_actors.worker.ports import HeldPorts
 from rlinf_actors.worker.safety import Guard
 from rlinf_actors.worker.server import Creation, WorkerServer
+from rlinf_actors.worker.strangers import Strangers
 from rlinf_actors.worker.worker import Worker
 
 SWITCH_INTERVAL_S = 0.0002
@@ -95,41 +97,13 @@ def _start(
         security=security,
         on_given_up=lambda reason: _given_up(reason, guard),
     )
-    name = f"{spec.group}:{spec.rank}"
-
     job = WorkerJob(runtime, place.head, lambda: context.extras, spec.node_rank)
-
-    async def listen() -> tuple[WorkerServer, Endpoint, Messenger]:
-        on_closed = guard.closed if guard is not None else lambda: None
-        gate = JobGate(security.pair.public, spec.namespace) if security.pair is not None else None
-        server = WorkerServer(runtime.network, spec.id, name, spec.token, on_closed, gate)
-        server.far = FarPeers(runtime.watched.watch, job.connected, server.peer_gone)
-        settings = Settings.load()
-        station = Station(
-            runtime.io,
-            spec.id,
-            name,
-            runtime.host,
-            place.node_ip,
-            LazyDevices(dict(os.environ)),
-            settings.paths,
-            settings.comm_net_devices or os.environ.get(ALWAYS_NIC_VARIABLE),
-            settings.timeout_minutes,
-            job_name(spec.token),
-        )
-        messenger = Messenger(runtime, name, spec.id, job.connected, server.answer, settings.send_window_bytes, station)
-        server.serve((frames.Message,), messenger.arrived)
-        server.on_link_lost(messenger.link_lost)
-        server.serve((frames.Ask, frames.LaneEnded), messenger.freight.said)
-        ipc = server.bind(f"ipc://{place.run_dir}/w/{spec.id}")
-        tcp = server.bind(f"tcp://{place.listen_ip}:0") if place.listen_ip else ""
-        control.listen(asyncio.get_running_loop(), guarded=guard is not None)
-        return server, Endpoint(place.host, ipc, tcp), messenger
-
-    server, endpoint, messenger = runtime.io.submit(listen()).result()
+    listening = _listen(spec, place, control, guard, runtime, security, job)
+    server, endpoint, messenger = runtime.io.submit(listening).result()
     ports = HeldPorts()
     master_port = ports.hold() if spec.rank == 0 else 0
     address = WorkerAddress(spec.group, spec.rank)
+    name = f"{spec.group}:{spec.rank}"
     has_devices = worker_context.accelerator_type(os.environ) is not AcceleratorType.NO_ACCEL
     context = worker_context.WorkerContext(
         address=address,
@@ -148,9 +122,52 @@ def _start(
     context.tcp_port = int(endpoint.tcp.rpartition(":")[2]) if endpoint.tcp else 0
     control.serve(spawn.DevicesLocked, context.device_lock.granted)
     control.serve(spawn.DevicesBusy, context.device_lock.busy)
-    control.serve(spawn.Ping, lambda _: control.try_send(spawn.Pong(spec.id, *server.activity())))
+    control.serve(spawn.Ping, lambda _: control.try_send(_pong(spec.id, server.activity())))
     control.send(spawn.Up(spec.id, endpoint, context.tcp_port, master_port))
     return context, server
+
+
+async def _listen(
+    spec: WorkerSpec,
+    place: spawn.WorkerPlace,
+    control: Control,
+    guard: Guard | None,
+    runtime: Runtime,
+    security: Security,
+    job: WorkerJob,
+) -> tuple[WorkerServer, Endpoint, Messenger]:
+    """Be there for others, and hear the template. On the I/O loop."""
+    name = f"{spec.group}:{spec.rank}"
+    on_closed = guard.closed if guard is not None else lambda: None
+    strangers = Strangers(asyncio.get_running_loop(), control.try_send)
+    gate = JobGate(security.pair.public, spec.namespace, strangers.refused) if security.pair is not None else None
+    server = WorkerServer(runtime.network, spec.id, name, spec.token, on_closed, gate, strangers.refused)
+    server.far = FarPeers(runtime.watched.watch, job.connected, server.peer_gone)
+    settings = Settings.load()
+    station = Station(
+        runtime.io,
+        spec.id,
+        name,
+        runtime.host,
+        place.node_ip,
+        LazyDevices(dict(os.environ)),
+        settings.paths,
+        settings.comm_net_devices or os.environ.get(ALWAYS_NIC_VARIABLE),
+        settings.timeout_minutes,
+        job_name(spec.token),
+    )
+    messenger = Messenger(runtime, name, spec.id, job.connected, server.answer, settings.send_window_bytes, station)
+    server.serve((frames.Message,), messenger.arrived)
+    server.on_link_lost(messenger.link_lost)
+    server.serve((frames.Ask, frames.LaneEnded), messenger.freight.said)
+    ipc = server.bind(f"ipc://{place.run_dir}/w/{spec.id}")
+    tcp = server.bind(f"tcp://{place.listen_ip}:0") if place.listen_ip else ""
+    control.listen(asyncio.get_running_loop(), guarded=guard is not None)
+    return server, Endpoint(place.host, ipc, tcp), messenger
+
+
+def _pong(id: str, doing: Activity) -> spawn.Pong:
+    return spawn.Pong(id, doing.method[: spawn.TEXT_CHARS], doing.since, doing.waiting)
 
 
 def _serve(context: worker_context.WorkerContext, server: WorkerServer) -> None:

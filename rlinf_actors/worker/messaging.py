@@ -10,6 +10,7 @@ from rlinf_actors.errors import UsageError
 from rlinf_actors.runtime.asyncwork import AsyncWork
 from rlinf_actors.tensors import contents, members
 from rlinf_actors.tensors.options import CollectiveGroupOptions
+from rlinf_actors.wire.bounds import waiting
 
 if TYPE_CHECKING:
     from rlinf_actors.model.address import WorkerAddress
@@ -174,13 +175,14 @@ class Messaging:
     def _receive(
         self, what: str, group: str, rank: Rank, async_op: bool, options: Options, timeout: float | None, into: Any
     ) -> Any:
+        timeout = waiting(timeout)
         messenger = self._messenger(what, options)
         sender = members.address(group, rank)
         if into is None:
-            work, slot = messenger.receive(sender, timeout)
+            work, slot = messenger.receive(sender)
         else:
             name = sender.get_name()
-            work, slot = messenger.receive(sender, timeout, lambda got: contents.copy_into(into, got, name))
+            work, slot = messenger.receive(sender, lambda got: contents.copy_into(into, got, name))
         work.options = options
         if not async_op:
             return messenger.wait(work, slot, timeout)

@@ -19,6 +19,7 @@ from rlinf_actors import procfs
 from rlinf_actors.cgroups import worker as cgroups
 from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.wire import spawn
+from rlinf_actors.wire.agents import RefusalReport
 from rlinf_actors.worker.drain import Drain
 from rlinf_actors.worker.ending import kill, kill_group
 from rlinf_actors.worker.process import Worker
@@ -216,13 +217,16 @@ class Nursery:
             except RemoteWireError as error:
                 packet = spawn.StartFailed(worker.id, str(error))
             if isinstance(packet, spawn.Up) and packet.id == worker.id:
-                worker.up = packet
-                self._send(packet)
+                if worker.up is None:  # the first counts: the head would be told of each, as often as it likes
+                    worker.up = packet
+                    self._send(packet)
             elif isinstance(packet, (spawn.LockDevices, spawn.UnlockDevices)) and packet.id == worker.id:
                 worker.locks(packet)
                 self._send(packet)
             elif isinstance(packet, spawn.Pong) and packet.id == worker.id:
                 self._on_pong(worker, packet)
+            elif isinstance(packet, RefusalReport):
+                self._send(RefusalReport([replace(one, worker=worker.id) for one in packet.refusals]))
             elif isinstance(packet, (spawn.StartFailed, spawn.LeaseLost, spawn.TemplateFailed)):
                 worker.failure = packet.text
 
@@ -268,8 +272,9 @@ class Nursery:
                 if stat is None or stat.state in "ZX":
                     again |= self._reap_orphan(pid)  # what it had forked is ours only now
                     continue
+                executing = procfs.in_exec(pid)  # before its mark is read: that may be there a moment later
                 owner = self._of_cgroup(pid) or procfs.mark_of(pid) or self._of_session(stat.session)
-                if owner is None and procfs.in_exec(pid):
+                if owner is None and (executing or procfs.in_exec(pid)):
                     self._look_again = time.monotonic() + EXEC_S
                     left |= {w.id for w in self._ending}  # it may be anyone's
                     continue
@@ -307,10 +312,11 @@ class Nursery:
             oom = "yes" if kills else "no"
         self._oom = now
         worker.told = True
-        self.told(worker.kept(worker.report(oom, left)))
+        end = worker.kept(worker.report(oom, left))
         worker.close()
         worker.cgroup.remove()
         self._reap(worker)
+        self.told(end)  # whoever hears of it finds nothing of it here any more
 
     def _on_last_words(self, worker: Worker) -> None:
         if worker.control in self._selector.get_map():

@@ -17,6 +17,10 @@ import threading
 
 PARK_S = 0.2
 """How long to wait for the main thread, in seconds: C code may keep it."""
+AGAIN_S = 0.005
+"""After which the signal is sent again, doubled each time: one that comes when Python has looked for signals and its
+system call has not begun interrupts nothing. So it is where the main thread gives us the GIL to begin one.
+"""
 SIGNAL = signal.SIGRTMAX - 2
 """glibc keeps the lowest real-time signals for itself; debuggers and profilers like SIGUSR1 and SIGPROF."""
 OURS = "rlinf-actors-"
@@ -39,6 +43,7 @@ class Parking:
         self._gate = _thread.allocate_lock()
         self._gate.acquire()
         self._parked: set[int] = set()
+        self._signalled = False
         signal.signal(SIGNAL, self.handler)
 
     def park(self) -> bool:
@@ -46,8 +51,14 @@ class Parking:
 
         Waits for the main thread, PARK_S seconds at most; whoever is in C code stops on coming back.
         """
-        signal.pthread_kill(self._main, SIGNAL)
-        still = self._said.acquire(timeout=PARK_S)
+        waited, again = 0.0, AGAIN_S
+        still = False
+        while not still and waited < PARK_S:  # not by the clock: while this process stood still nobody was waited for
+            wait = min(again, PARK_S - waited)
+            signal.pthread_kill(self._main, SIGNAL)
+            still = self._said.acquire(timeout=wait)
+            waited += wait
+            again *= 2
         for _ in range(2):  # one that was just being started is there the second time
             for ident in self._users():
                 self._stop(ident)
@@ -81,6 +92,9 @@ class Parking:
 
     def handler(self, number: int, frame: object) -> None:
         """Of SIGNAL, on the main thread."""
+        if self._signalled:
+            return  # it was sent again
+        self._signalled = True
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # no other handler runs from here on
         self._said.release()
         self.stay()

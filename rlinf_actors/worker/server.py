@@ -20,6 +20,7 @@ from typing import Any
 from rlinf_actors import version
 from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.net.admission import known_as
 from rlinf_actors.net.lending import Lending
 from rlinf_actors.net.link import Network
 from rlinf_actors.net.tally import Tally
@@ -40,6 +41,8 @@ Handler = Callable[[bytes, Any, Vouched], None]
 """(peer, a frame of the kinds that it serves, parts), on the I/O thread."""
 
 
+NAME_CHARS = 60
+"""Most that is said of a stranger's name."""
 LATE_S = 10.0
 """Seconds after the end of a peer's process in which what it sent before is still taken."""
 REMEMBERED = 1024
@@ -66,6 +69,7 @@ class WorkerServer:
         token: of the job.
         on_closed: called (by the executor) when the instance's `_close` has returned.
         gate: whom it lets in over TCP where the cluster has keys.
+        on_refused: told what follows "refused" in a line for people when a link is not let join.
 
     Attributes:
         far: who is told of drivers, and of peers that are served streams and are not on this machine; if set.
@@ -79,7 +83,9 @@ class WorkerServer:
         token: str,
         on_closed: Callable[[], None] = lambda: None,
         gate: Gate | None = None,
+        on_refused: Callable[[str], None] = lambda text: None,
     ) -> None:
+        self._on_refused = on_refused
         self._listener = network.listener(self._received, gate=gate)
         self._copy: Copy = bytes if network.memory is None else network.memory.copy
         self._worker_id = worker_id
@@ -189,7 +195,8 @@ class WorkerServer:
             frame = frames.decode(header if lending is None else lending.unpack(header, parts))
         except RemoteWireError as error:
             if self._dropped.note():
-                log.warning("dropped a message from %.60r (%d dropped by now): %s", peer, self._dropped.count, error)
+                whose = known_as(peer)
+                log.warning("dropped a message from %.60r (%d dropped by now): %s", whose, self._dropped.count, error)
             return
         if lending is None:
             self._join(peer, frame)
@@ -232,7 +239,7 @@ class WorkerServer:
         elif self._executor is None and self._failure is None:
             self._early.append((peer, frame, parts))  # the class is being constructed, and may serve them
         else:
-            log.warning("dropped a %s from %r", type(frame).__name__, peer)
+            log.warning("dropped a %s from %r", type(frame).__name__, known_as(peer))
 
     def _watch(self, peer: bytes, pid: int) -> None:
         """Notice the end of a peer on this machine, which may hold parts of our memory and wait for answers."""
@@ -275,7 +282,7 @@ class WorkerServer:
         if invocation.id > self._newest.get(invocation.peer, 0):
             self._newest[invocation.peer] = invocation.id
         elif key in self._calls or key in self._taken:  # threads of one process may send theirs out of order
-            log.warning("refused call %d of %r: it came before", invocation.id, invocation.peer)
+            log.warning("refused call %d of %r: it came before", invocation.id, known_as(invocation.peer))
             return  # at most once: the first is, or will be, answered
         self._taken.append(key)
         self._calls[key] = invocation
@@ -295,24 +302,20 @@ class WorkerServer:
     def _join(self, peer: bytes, frame: frames.AnyFrame) -> None:
         if not isinstance(frame, frames.Join):
             if self._dropped.note():
-                what = type(frame).__name__
-                count = self._dropped.count
-                log.warning("dropped a %s from %.60r, which has not joined (%d dropped by now)", what, peer, count)
+                what, whose, count = type(frame).__name__, known_as(peer), self._dropped.count
+                log.warning("dropped a %s from %.60r, which has not joined (%d dropped by now)", what, whose, count)
         elif frame.protocol != PROTOCOL:
             text = (
                 f"protocol {frame.protocol} (rlinf-actors {frame.version}) does not match protocol {PROTOCOL} "
                 f"(rlinf-actors {version.VERSION}) of {self._name}: install the same version on both"
             )
-            self.answer(peer, frames.Rejected("protocol", text))
+            self._reject(peer, "protocol", text, f"it speaks protocol {frame.protocol}, not {PROTOCOL}")
         elif not hmac.compare_digest(frame.token.encode(), self._token.encode()):
-            log.warning("refused %r: it is not a member of this job", peer)
-            self.answer(
-                peer, frames.Rejected("authentication", f"{frame.name} is not a member of the job of {self._name}")
-            )
+            text = f"{frame.name} is not a member of the job of {self._name}"
+            self._reject(peer, "authentication", text, "it does not have its job's token")
         elif frame.worker_id != self._worker_id:
-            self.answer(
-                peer, frames.Rejected("authentication", f"{frame.name} looked for another worker at this address")
-            )
+            text = f"{frame.name} looked for another worker at this address"
+            self._reject(peer, "authentication", text, "it looked for another worker")
         else:
             self._members[peer] = Lending(
                 self._network.memory, self._network.soon, lambda frame: self._send(peer, frame, (), False), frame.name
@@ -323,9 +326,13 @@ class WorkerServer:
                 if client_of(link) == client_of(peer):
                     self._link_lost(link, frame.worker)
 
+    def _reject(self, peer: bytes, kind: str, text: str, why: str) -> None:
+        self._on_refused(f"the link {known_as(peer)[:NAME_CHARS]!r}: {why}")
+        self.answer(peer, frames.Rejected(kind, text))
+
     def _link_lost(self, link: bytes, worker: str) -> None:
         """Nobody waits at its other end any more."""
-        log.warning("the connection of %r was lost, and there is another", link)
+        log.warning("the connection of %r was lost, and there is another", known_as(link))
         self.peer_gone(link)
         for callback in self._on_link_lost:
             callback(link, worker)

@@ -137,6 +137,7 @@ class Template:
                 if self._child is not None:
                     return self._child
             self._nursery.look()
+            self._link.look()
             if self._link.patience() == 0.0:
                 self._end(f"no agentd came back to it within {self._link.keep_s:g} s")
         self._link.refuse()
@@ -146,8 +147,8 @@ class Template:
         return None
 
     def _patience(self) -> float | None:
-        waits = [wait for wait in (self._nursery.patience(), self._link.patience()) if wait is not None]
-        return min(waits, default=None)
+        waits = (self._nursery.patience(), self._link.patience(), self._link.idle())
+        return min((wait for wait in waits if wait is not None), default=None)
 
     # --- start-up ---
 

@@ -16,12 +16,12 @@ from rlinf_actors.model.accelerator_table import facts_of
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.hardware import AcceleratorType, HardwareInfo
 from rlinf_actors.model.worker import WorkerInfo
+from rlinf_actors.net.ports import HeldPorts
 from rlinf_actors.worker import context as worker_context
 from rlinf_actors.worker.channels import Channels
 from rlinf_actors.worker.device_lock import DeviceLock
 from rlinf_actors.worker.manager import ManagerProxy
 from rlinf_actors.worker.messaging import Messaging
-from rlinf_actors.worker.ports import HeldPorts
 from rlinf_actors.worker.timers import Timers, timed
 
 if TYPE_CHECKING:

@@ -6,7 +6,11 @@ import os
 import uuid
 from pathlib import Path
 
+import pace
+
 from agentd.children import Children
+from agentd.launch import Rules
+from agentd.site import Site
 from rlinf_actors import procfs
 from rlinf_actors.wire.agents import LogLines, StartWorkers, WorkerExited, WorkerReady
 from rlinf_actors.wire.values import WorkerSpec
@@ -51,15 +55,14 @@ class Reports:
         elif isinstance(report, LogLines):
             self.lines += report.entries
             if self.credit:
-                chars = sum(len(text) for _, _, text in report.entries)
-                asyncio.get_running_loop().call_soon(self.children.log_credit, chars, report.owner)
+                asyncio.get_running_loop().call_soon(self.children.log_credit, report.cost, report.owner)
         self._changed.set()
 
     async def until(self, fact):
         while not fact():
             self._changed.clear()
             try:
-                await asyncio.wait_for(self._changed.wait(), 10)
+                await asyncio.wait_for(self._changed.wait(), pace.PATIENCE_S)
             except asyncio.TimeoutError:
                 raise AssertionError(f"nothing more was reported after {self.order}") from None
         return self
@@ -80,23 +83,26 @@ class Reports:
         return next(entry for entry in self.lines if text in entry[2])
 
 
-def make(tmp_path, **options):
-    """Children and their reports."""
+def make(tmp_path, *, env=None, rules=None, ledger=None, health=None, **site):
+    """Children and their reports; *rules* and *site* are fields of theirs."""
     run_dir = tmp_path / "run"
     run_dir.mkdir(exist_ok=True)
-    env = {**os.environ, "PYTHONPATH": str(HERE), **options.pop("env", {})}
+    env = {**os.environ, "PYTHONPATH": str(HERE), **(env or {})}
     reports = Reports()
     made = Children(
-        loop=asyncio.get_running_loop(),
-        run_dir=str(run_dir),
-        log_dir=str(tmp_path / "log"),
-        head="ipc:///nowhere",
-        node="n0",
-        node_ip="127.0.0.1",
-        host="host",
-        environment=lambda: env,
-        report=reports,
-        **{"entry": "standin:run_worker", **options},
+        asyncio.get_running_loop(),
+        Site(
+            Rules("n0", str(tmp_path / "log"), **(rules or {})),
+            run_dir,
+            head="ipc:///nowhere",
+            node_ip="127.0.0.1",
+            host="host",
+            environment=lambda: env,
+            **{"entry": "standin:run_worker", **site},
+        ),
+        reports,
+        ledger=ledger,
+        health=health,
     )
     reports.children = made
     return made, reports
@@ -105,7 +111,7 @@ def make(tmp_path, **options):
 @contextlib.asynccontextmanager
 async def children(tmp_path, **options):
     """Children and their reports; afterwards no process, fd or file may be left."""
-    before = open_fds()
+    before, others = open_fds(), procfs.children(os.getpid())  # multiprocessing may have one of its own
     run_dir = tmp_path / "run"
     made, reports = make(tmp_path, **options)
     try:
@@ -115,7 +121,7 @@ async def children(tmp_path, **options):
     left = {
         "files": [name for name in ("w", "t") if os.listdir(run_dir / name)],
         "marked": procfs.marked([r.id for r in reports.order if isinstance(r, (WorkerReady, WorkerExited))]),
-        "children": [procfs.stat(pid) for pid in procfs.children(os.getpid())],
+        "children": [procfs.stat(pid) for pid in procfs.children(os.getpid()) if pid not in others],
         "fds": {fd: name for fd, name in open_fds().items() if before.get(fd) != name},
     }
     if any(left.values()):

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import pace
 import pytest
 
 from rlinf_actors import procfs
@@ -22,6 +23,9 @@ BOOT = """
 set -e
 mount --make-rprivate /
 mount --make-rshared /      # what a container manager leaves; credentials are mounted for services
+for part in ${3:+bin sbin lib/systemd lib/x86_64-linux-gnu}; do
+    [ ! -d "$3/usr/$part" ] || mount -t overlay overlay -o "lowerdir=$3/usr/$part:/usr/$part" "/usr/$part"
+done
 mount -t proc proc /proc
 mount -t tmpfs tmpfs /run
 mount -t tmpfs tmpfs /var/lib
@@ -31,7 +35,7 @@ mount -t cgroup2 cgroup2 /sys/fs/cgroup
 mkdir -p /run/systemd/system
 cp -r "$1"/. /run/systemd/system
 export container=test NOTIFY_SOCKET="$2"
-exec {systemd} --system --unit=box.target --log-target=null --show-status=no
+exec "$4" --system --unit=box.target --log-target=null --show-status=no
 """
 TARGET = "[Unit]\nDefaultDependencies=no\nRequires=systemd-journald.service\nAfter=systemd-journald.service\n"
 
@@ -87,8 +91,14 @@ class Box:
 
 
 @contextlib.contextmanager
-def box(units: dict[str, str]) -> Iterator[Box]:
-    """Boot with these files in /run/systemd/system; everything is gone afterwards."""
+def box(units: dict[str, str], version: str = "") -> Iterator[Box]:
+    """Boot with these files in /run/systemd/system; everything is gone afterwards.
+
+    Args:
+        units: name to text.
+        version: a directory with another systemd than this machine's: Debian packages that `dpkg -x` unpacked there,
+            with the libraries that this machine lacks for it, all of it below usr.
+    """
     with contextlib.ExitStack() as stack:
         place = stack.enter_context(tempfile.TemporaryDirectory(prefix="sd-"))
         for name, text in {**units, "box.target": TARGET}.items():
@@ -97,13 +107,13 @@ def box(units: dict[str, str]) -> Iterator[Box]:
             file.write_text(text)
         ready = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
         ready.bind(f"{place}/ready")
-        ready.settimeout(15)
+        ready.settimeout(pace.PATIENCE_S)
         cgroup = Path(unified(), os.path.basename(place))
         cgroup.mkdir()
         stack.callback(remove, cgroup)
         command = [
             "sh", "-c", 'echo 0 > "$0/cgroup.procs"; exec unshare -mpuiC --fork --kill-child=SIGKILL sh -c "$@"',
-            str(cgroup), BOOT.format(systemd=SYSTEMD), "boot", f"{place}/units", f"{place}/ready",
+            str(cgroup), BOOT, "boot", f"{place}/units", f"{place}/ready", version, SYSTEMD,
         ]  # fmt: skip
         started = stack.enter_context(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL))
         stack.callback(started.kill)

@@ -17,12 +17,15 @@ from children_kit import make, order, spec
 
 from agentd import adoption, remains
 from agentd.adoption import take_stock
+from agentd.launch import Rules
 from agentd.pool import TemplatePool
 from agentd.remains import Remains, end_template
+from agentd.site import Site
 from agentd.sweep import Sweep
 from agentd.templates import make_directories
 from rlinf_actors import procfs
-from rlinf_actors.testing.local_cluster import _templates
+from rlinf_actors.settings import WORKER_MARK
+from rlinf_actors.testing.killing import templates
 from rlinf_actors.wire import spawn
 
 pytestmark = pytest.mark.live
@@ -99,7 +102,7 @@ async def test_a_worker_that_no_ledger_knows_is_ended_and_forgotten(tmp_path):
 
 async def test_who_only_connects_changes_nothing_and_one_who_adopts_ends_the_template_for_us(tmp_path):
     kids, reports = make(tmp_path, keep_s=60.0)
-    one, other = spec(), spec(1)
+    one, other = spec(do="signal.pause()"), spec(1)  # it does not end by itself before the kernel's signal comes
     kids.start(order([one]))
     await reports.up(one)
     (path,) = (tmp_path / "run" / "t").glob("*.sock")
@@ -168,6 +171,54 @@ async def test_a_sweep_finds_the_session_of_a_process_that_is_gone():
     os.close(pidfd)
 
 
+FORKS = """
+import os, signal, sys
+sys.stdin.readline()
+if os.fork():
+    os._exit(0)
+print(os.getpid(), flush=True)
+signal.pause()
+"""
+
+
+def marked(command, mark, **more):
+    return subprocess.Popen(command, env={**os.environ, WORKER_MARK: mark}, text=True, **more)
+
+
+async def test_a_sweep_finds_what_was_forked_after_it_had_made_its_list(monkeypatch):
+    procfs.set_subreaper()
+    mark, pids, late = f"forks-{os.getpid()}", procfs.pids, []
+    with marked([sys.executable, "-c", FORKS], mark, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+
+        def listed():
+            found = pids()
+            if not late:
+                parent.stdin.write("\n")
+                parent.stdin.flush()
+                late.append(os.pidfd_open(int(parent.stdout.readline())))
+                parent.wait()
+            return found
+
+        monkeypatch.setattr(procfs, "pids", listed)
+        await remains.sweep([mark], {})
+    found = ended(late[0])
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(late[0], signal.SIGKILL)
+    os.close(late[0])
+    assert found
+
+
+async def test_a_sweep_finds_what_was_between_two_programs_when_it_looked(monkeypatch):
+    mark, mark_of, unread = f"executes-{os.getpid()}", procfs.mark_of, []
+    with marked(["sleep", "1000"], mark) as process:
+        unread.append(process.pid)
+        monkeypatch.setattr(procfs, "mark_of", lambda pid: unread.remove(pid) if pid in unread else mark_of(pid))
+        await remains.sweep([mark], {})
+        left = procfs.stat(process.pid)
+        process.kill()
+    assert left is None
+
+
 def test_the_link_to_the_package_is_replaced_only_where_it_leads_elsewhere(tmp_path):
     link = tmp_path / "pkg" / "rlinf_actors"
     make_directories(tmp_path)
@@ -178,11 +229,12 @@ def test_the_link_to_the_package_is_replaced_only_where_it_leads_elsewhere(tmp_p
 
 async def test_files_of_templates_are_named_for_their_agentd(tmp_path):
     this = procfs.stat(os.getpid())
-    pool = TemplatePool(asyncio.get_running_loop(), tmp_path, None, "", -1, None, None, None)
+    site = Site(Rules("n0", ""), tmp_path, "", "", "", dict)
+    pool = TemplatePool(asyncio.get_running_loop(), site, -1, None, None)
     assert pool._stem() == f"{tmp_path}/t/{this.pid}-{this.started}-1"
 
 
 def test_a_record_that_goes_while_it_is_read_is_of_no_template(tmp_path):
     (tmp_path / "t").mkdir()
     (tmp_path / "t" / "1.json").symlink_to("gone")
-    assert _templates(str(tmp_path)) == []
+    assert templates(str(tmp_path)) == []

@@ -1,7 +1,9 @@
 """Real forks, real kills. The fixture checks that no process, fd or file is left."""
 
+import contextlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from children_kit import children, order, spec
 from agentd.pool import MAX_IDLE
 from rlinf_actors import procfs
 from rlinf_actors.settings import WORKER_MARK
+from rlinf_actors.wire.agents import WorkerReady
 
 pytestmark = pytest.mark.live
 
@@ -44,6 +47,36 @@ async def test_worker_comes_up_and_is_stopped(tmp_path):
         kids.stop([one.id, "unknown"], 5)
         exit = await reports.gone(one)
         assert (exit.kind, exit.signal) == ("stopped", 15)
+
+
+async def test_a_worker_is_up_once_however_often_it_says_so(tmp_path):
+    """Each would go to the head, as fast as the worker can say it."""
+    again = "sock.send(spawn.encode(spawn.Up(spec.id, Endpoint('elsewhere'), 7, 0))); print('said', flush=True)"
+    first = "from rlinf_actors.wire import spawn; from rlinf_actors.wire.values import Endpoint"
+    async with children(tmp_path) as (kids, reports):
+        one = spec(first=first, do=again)
+        kids.start(order([one]))
+        await reports.line("said")
+        kids.stop([one.id], 0.0)
+        await reports.gone(one)
+        ups = [report for report in reports.order if isinstance(report, WorkerReady)]
+        assert [(up.id, up.port) for up in ups] == [(one.id, 1000)]
+
+
+async def test_worker_is_stopped_in_a_process_with_many_descriptors(tmp_path):
+    """Above 1023 lie those of an agentd that has the head in it, and many connections."""
+    with contextlib.ExitStack() as stack:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        for _ in range(1024):
+            stack.callback(os.close, os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
+        async with children(tmp_path) as (kids, reports):
+            one = spec()
+            kids.start(order([one]))
+            await reports.up(one)
+            kids.stop([one.id], 5)
+            assert (await reports.gone(one)).kind == "stopped"
 
 
 async def test_a_run_dir_of_an_agentd_that_was_installed_elsewhere(tmp_path):
@@ -233,9 +266,11 @@ async def test_log_directory_that_cannot_be_made(tmp_path):
 async def test_template_that_does_not_answer_hides_no_end(tmp_path, monkeypatch):
     monkeypatch.setattr("agentd.orphans.TEMPLATE_SILENT_S", 0.05)
     async with children(tmp_path) as (kids, reports):
-        left = "subprocess.Popen(['sleep', '600'], start_new_session=True)"
+        code = "import time; print('here', flush=True); time.sleep(600)"  # until it runs, its mark cannot be read
+        left = f"subprocess.Popen([sys.executable, '-c', {code!r}], start_new_session=True)"
         one = spec(do=f"import subprocess; {left}; print('parent', os.getppid())")
         kids.start(order([one]))
+        await reports.line("here")
         template = int((await reports.line("parent"))[2].split()[1])
         (ready,) = await reports.up(one)
         assert len([pid for pid in procfs.pids() if procfs.mark_of(pid) == one.id]) == 2
@@ -274,7 +309,6 @@ async def test_idle_templates_are_few(tmp_path):
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(60)
 async def test_threads_of_a_preloaded_torch_are_restored(tmp_path):
     pytest.importorskip("torch")
     do = (

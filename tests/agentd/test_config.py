@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 
 import pytest
 
 from agentd import node
-from agentd.config import Config, check_files, for_reaping, load
-from agentd.reload import Changes, take_over
+from agentd.config import KEYS, Config, check_files, for_reaping, key_of, load
+from agentd.inherited import inherited
+from agentd.reload import RELOADABLE, Changes, take_over
 from agentd.rundir import RunDir, default_run_dir
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.net.address import DEFAULT_LISTEN, endpoint_of, split_address
@@ -93,6 +95,19 @@ def test_drop_ins_come_later_in_the_order_of_their_names(tmp_path):
     assert loaded.name == "b"
     assert loaded.env == {"ROBOT_IP": "10.0.0.9", "X": "1"}
     assert [os.path.basename(file) for file in loaded.files] == ["agentd.toml", "10.toml", "20.toml"]
+
+
+def test_a_later_file_turns_the_role_around_and_one_file_has_one(tmp_path):
+    path = written(tmp_path, '[head]\nlisten = "127.0.0.1:5"\n')
+    written(tmp_path, '[head]\nconnect = "127.0.0.1:7000"\n', "agentd.d/10.toml")
+    loaded = load({"config": path}, {})
+    assert (loaded.head, loaded.listen, loaded.connect) == (False, None, "127.0.0.1:7000")
+    written(tmp_path, '[head]\nlisten = "127.0.0.1:6"\n', "agentd.d/20.toml")
+    loaded = load({"config": path}, {})
+    assert (loaded.head, loaded.listen, loaded.connect) == (True, "127.0.0.1:6", None)
+    written(tmp_path, '[head]\nlisten = "127.0.0.1:6"\nconnect = "127.0.0.1:7"\n', "agentd.d/30.toml")
+    with pytest.raises(ConfigError, match=r"30\.toml: head: has listen and connect"):
+        load({"config": path}, {})
 
 
 def test_drop_ins_need_no_file_beside_them(tmp_path, monkeypatch):
@@ -199,9 +214,21 @@ def test_what_a_reload_takes_and_what_needs_a_restart():
     current = Config(name="a", env={"X": "1"}, stop_grace_s=3, files=("a",))
     fresh = Config(name="b", env={"X": "2"}, stop_grace_s=3, files=("a", "b"))
     changes = take_over(current, fresh)
-    assert changes.config == Config(name="a", env={"X": "2"}, stop_grace_s=3, files=("a",))
-    assert (changes.changed, changes.restart) == (("name", "env", "files"), ("name",))
+    assert changes.config == Config(name="a", env={"X": "2"}, stop_grace_s=3, files=("a", "b"))
+    assert (changes.applied, changes.restart) == (("node.env",), ("node.name",))
     assert take_over(current, current) == Changes(current, (), ())
+
+
+def test_every_field_that_changes_is_named_as_its_key():
+    in_files = {f"{table}.{key}" for table, keys in KEYS.items() for key in keys}
+    named = {key_of(field.name) for field in dataclasses.fields(Config)}
+    assert in_files <= named
+    assert all("." not in name for name in named - in_files), "these are in no file"
+    for field in dataclasses.fields(Config):
+        other = dataclasses.replace(Config(), **{field.name: "other"})
+        changes = take_over(Config(), other)
+        assert changes.applied + changes.restart == (() if field.name == "files" else (key_of(field.name),))
+        assert bool(changes.applied) is (field.name in RELOADABLE)
 
 
 def test_a_file_that_was_named_must_exist(tmp_path):
@@ -252,6 +279,13 @@ def test_described_hardware_stands_in_for_the_machines(tmp_path):
     assert report.memory_bytes > 0
 
 
+def test_of_a_nodes_variables_only_those_that_a_launch_must_not_contradict_are_told():
+    environ = {"CUDA_VISIBLE_DEVICES": "0,1", "HF_TOKEN": "secret", "NCCL_SOCKET_IFNAME": "eth0"}
+    config = Config(env={"CUDA_VISIBLE_DEVICES": "1", "WANDB_API_KEY": "secret"})
+    report = node.report(config, node.without_devices(), None, "127.0.0.1", "id", environ)
+    assert report.env_vars == {"CUDA_VISIBLE_DEVICES": "1", "NCCL_SOCKET_IFNAME": "eth0"}
+
+
 @pytest.mark.parametrize("text", ['{"resorces": []}', "[", '{"ip": 3}'])
 def test_a_description_of_another_form_is_refused(tmp_path, text):
     with pytest.raises(ConfigError, match="does not describe hardware"):
@@ -298,6 +332,17 @@ def test_a_run_directory_that_others_may_enter_is_refused(tmp_path):
         RunDir.open(str(tmp_path), {})
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root makes links that are another user's")
+def test_a_link_of_another_user_is_no_run_directory(tmp_path):
+    """The default one is in /tmp, where anybody can be first; what is in `w` and `t` is removed at the start."""
+    (tmp_path / "ours").mkdir(mode=0o700)
+    (tmp_path / "run").symlink_to(tmp_path / "ours")
+    RunDir.open(str(tmp_path / "run"), {}).close()
+    os.chown(tmp_path / "run", 65534, 65534, follow_symlinks=False)
+    with pytest.raises(ConfigError, match="belongs to user 65534, whose link it is"):
+        RunDir.open(str(tmp_path / "run"), {})
+
+
 def test_a_run_directory_too_long_for_sockets_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="unix sockets allow"):
         RunDir.open(str(tmp_path / ("x" * 100)), {})
@@ -306,3 +351,10 @@ def test_a_run_directory_too_long_for_sockets_is_refused(tmp_path):
 def test_the_users_own_run_directory(tmp_path):
     assert default_run_dir({"XDG_RUNTIME_DIR": str(tmp_path)}) == f"{tmp_path}/rlinf-actors"
     assert default_run_dir({"XDG_RUNTIME_DIR": "/nowhere"}) == f"/tmp/rlinf-actors-{os.getuid()}"
+
+
+def test_workers_get_what_agentd_was_started_with_as_far_as_messages_carry_it(caplog):
+    """One byte of Latin-1 anywhere in it ended agentd at the first launch."""
+    given = {"A": "\u00e9", "NOTIFY_SOCKET": "/run/x", "B": os.fsdecode(b"caf\xe9"), os.fsdecode(b"C\xff"): "c"}
+    assert inherited(given) == {"A": "\u00e9"}
+    assert [record.args for record in caplog.records] == [("'B'",), ("'C\\udcff'",)]

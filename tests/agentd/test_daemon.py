@@ -12,6 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pace
 import pytest
 
 pytestmark = pytest.mark.live
@@ -40,7 +41,12 @@ def command(place, *arguments):
 
 def run(place, *arguments, **env):
     return subprocess.run(
-        command(place, *arguments), env=environment(**env), capture_output=True, text=True, timeout=15, check=False
+        command(place, *arguments),
+        env=environment(**env),
+        capture_output=True,
+        text=True,
+        timeout=pace.PATIENCE_S,
+        check=False,
     )
 
 
@@ -64,7 +70,7 @@ class Started:
         return self.end()
 
     def end(self):
-        self.errors = self.process.communicate(timeout=15)[1]
+        self.errors = self.process.communicate(timeout=pace.PATIENCE_S)[1]
         return self.process.returncode
 
 
@@ -196,7 +202,7 @@ def test_an_agent_waits_for_its_head_is_ready_meanwhile_and_can_be_stopped(place
     away = ("--connect", "127.0.0.1:9", "--run-dir", str(place / "run"), "--hardware", str(place / "hw.json"))
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(place / "notify"))
-        manager.settimeout(15)
+        manager.settimeout(pace.PATIENCE_S)
         process = subprocess.Popen(
             command(place, *away),
             env=environment(NOTIFY_SOCKET=str(place / "notify")), stderr=subprocess.PIPE, text=True,
@@ -207,7 +213,7 @@ def test_an_agent_waits_for_its_head_is_ready_meanwhile_and_can_be_stopped(place
     assert status.endswith("; no accelerators or robots")
     assert any(expected in line for line in iter(process.stderr.readline, ""))
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=15)
+    process.communicate(timeout=pace.PATIENCE_S)
     assert process.returncode == 0
 
 
@@ -249,8 +255,8 @@ def test_sighup_reads_the_configuration_again(place, start):
     head = start(*HEAD)
     (place / "agentd.toml").write_text('[node]\nenv = {X = "1"}\nname = "other"\n')
     head.process.send_signal(signal.SIGHUP)
-    read = _lines_until(head.process.stderr, "changed: ")
-    assert "a restart is needed for: name" in read
+    read = _lines_until(head.process.stderr, "taken over: ")
+    assert "a restart is needed for: node.name" in read
     assert "env" in read.splitlines()[-1]
     (place / "agentd.toml").write_text("[nodes]\n")
     head.process.send_signal(signal.SIGHUP)
@@ -270,7 +276,7 @@ def _lines_until(stream, text):
 def test_the_service_manager_is_notified(place):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(place / "notify"))
-        manager.settimeout(10)
+        manager.settimeout(pace.PATIENCE_S)
         head = Started(place, *HEAD, NOTIFY_SOCKET=str(place / "notify"))
         said = [manager.recv(4096).decode()]
         assert head.stop() == 0

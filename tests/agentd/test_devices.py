@@ -117,3 +117,20 @@ async def test_who_waits_for_long_is_told_for_whom_once():
     assert sent[3:] == [spawn.DevicesLocked(b.id, 7), spawn.DevicesLocked(c.id, 7)]
     for one in (b, c):
         locks.gone(one.id)
+
+
+async def test_what_a_waiter_is_told_fits_into_a_packet():
+    """A name may have any length: too much in one packet would be an error in agentd."""
+    told = asyncio.get_running_loop().create_future()
+
+    def send(packet):
+        if isinstance(packet, spawn.DevicesBusy):
+            told.set_result(packet)
+
+    locks = DeviceLocks(asyncio.get_running_loop(), GPUS, patience_s=0.01)
+    a, b = (on_gpu("0", "", name * spawn.MAX_PACKET) for name in "ab")
+    for one in (a, b):
+        locks.said(one, spawn.LockDevices(one.id, 7), send)
+    assert len(spawn.encode(await told)) < 2 * spawn.TEXT_CHARS
+    for one in (a, b):
+        locks.gone(one.id)

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pace
 import pytest
 
 pytestmark = pytest.mark.live
@@ -41,7 +42,7 @@ def test_it_is_not_lost():
         try:
             done = subprocess.run(
                 command, env={**env, "PYTHONPATH": str(ROOT)}, pass_fds=(write,), capture_output=True, check=False,
-                timeout=10,
+                timeout=pace.PATIENCE_S,
             )  # fmt: skip
         finally:
             os.close(write)

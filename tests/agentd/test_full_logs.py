@@ -29,7 +29,7 @@ async def test_a_worker_that_fills_its_log_keeps_the_newest(tmp_path):
 for n in range(100): print(("%03d " % n) * {MIB // 4 // 5})
 print("done", flush=True)
 """
-    async with children(tmp_path, log_bytes=2 * MIB) as (kids, reports):
+    async with children(tmp_path, rules={"log_bytes": 2 * MIB}) as (kids, reports):
         reports.credit = False
         one = spec(do=do)
         kids.start(order([one]))

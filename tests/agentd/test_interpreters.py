@@ -64,7 +64,7 @@ async def test_file_that_cannot_be_executed_as_a_program(tmp_path):
 async def test_missing_and_forbidden_interpreters(tmp_path):
     assert "does not exist there" in await refused(tmp_path, "/no/such/python")
     assert "not below a directory that agentd allows" in await refused(
-        tmp_path, "/bin/sh", allowed_interpreters=["/opt"]
+        tmp_path, "/bin/sh", rules={"allowed": ("/opt",)}
     )
 
 

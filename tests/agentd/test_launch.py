@@ -32,6 +32,7 @@ def test_environment_is_the_nodes_with_ours_on_top():
         ({"path_env_merge_mode": "prepend"}, "must be 'append' or 'override'"),
         ({"env": {"A=B": "1"}}, "'A=B'='1' cannot be an environment variable"),
         ({"env": {"A": "\0"}}, "cannot be an environment variable"),
+        ({"log_dir": "/\0"}, r"its log directory '/\x00' cannot be one"),
         ({"interpreter": "/no/such/python"}, "interpreter /no/such/python does not exist there"),
         ({"interpreter": "/etc/passwd"}, "interpreter /etc/passwd cannot be executed there"),
         ({"interpreter": "no_such_python"}, "python_interpreter_path in the node group's env_configs"),

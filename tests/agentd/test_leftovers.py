@@ -34,6 +34,12 @@ print(other.stdout.readline(), end="")
 in_group = subprocess.Popen(["sleep", "1000"])
 print("daemon", in_group.pid, "parent", os.getppid(), flush=True)
 """
+LEAVES_WHEN_TOLD = """
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+{}
+signal.sigwait([signal.SIGUSR1])
+sys.exit(0)
+"""
 
 
 async def daemons(reports, n):
@@ -51,12 +57,14 @@ def alive(pids):
 @pytest.mark.parametrize("how", ["kill", "stop", "exit", "template"])
 async def test_daemons_end_with_their_worker(tmp_path, how):
     async with children(tmp_path) as (kids, reports):
-        one, other = spec(do=DAEMONS + ("\nsys.exit(0)" if how == "exit" else "")), spec(1)
+        one, other = spec(do=LEAVES_WHEN_TOLD.format(DAEMONS) if how == "exit" else DAEMONS), spec(1)
         kids.start(order([one, other]))
-        (ready,) = await reports.up(other)
+        mine, ready = await reports.up(one, other)
         pids, template = await daemons(reports, 4)
-        if how == "kill":
-            os.kill(reports.ready[one.id].pid, signal.SIGKILL)
+        if how == "exit":
+            os.kill(mine.pid, signal.SIGUSR1)
+        elif how == "kill":
+            os.kill(mine.pid, signal.SIGKILL)
         elif how == "stop":
             kids.stop([one.id], 5)
         elif how == "template":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agentd.locks import LockTable, Wanted, devices_of
@@ -76,7 +76,6 @@ devices = st.frozensets(st.sampled_from("0123"), min_size=1)
 steps = st.lists(st.one_of(st.tuples(st.just("ask"), workers, devices), st.tuples(st.just("end"), workers)))
 
 
-@settings(deadline=None)
 @given(steps, st.randoms())
 def test_whatever_happens_the_locks_are_exclusive_in_order_and_never_forgotten(history, random):
     table = LockTable()

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pace
 import pytest
 
 from agentd.reap import spared
@@ -46,7 +47,8 @@ def reap(run_dir: str, **env: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("RLINF")}
     return subprocess.run(
         [sys.executable, "-m", "agentd", "--reap", "--run-dir", run_dir],
-        env={**clean, "PYTHONPATH": str(ROOT), **env}, capture_output=True, text=True, check=False, timeout=15,
+        env={**clean, "PYTHONPATH": str(ROOT), **env}, capture_output=True, text=True, check=False,
+        timeout=pace.PATIENCE_S,
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from rlinf_actors.errors import (
     ClusterTimeoutError,
     ConfigError,
     NodeLostError,
+    NotTheHeadError,
     ProtocolError,
     ProtocolMismatchError,
 )
@@ -59,7 +60,7 @@ def test_an_impossible_event_names_the_phase():
 
 
 def test_it_begins_with_a_hello():
-    assert Kit().do(e.Start()) == [e.SayHello("life1")]
+    assert Kit().do(e.Start()) == [e.SayHello("life1", 2.5)]
 
 
 def test_a_welcome_registers_and_starts_the_beats_jittered():
@@ -74,16 +75,30 @@ def test_a_welcome_registers_and_starts_the_beats_jittered():
 def test_no_answer_is_tried_again_with_growing_jittered_pauses():
     kit = Kit()
     kit.do(e.Start())
-    pauses, said = [], []
+    pauses, patience, said = [], [], []
     for _ in range(7):
         *says, hello = kit.do(e.HelloFailed(ClusterTimeoutError("no answer")), 11)
         said += [(kit.now - 100, action.text) for action in says]
         assert isinstance(hello, e.SayHello)
         assert hello.anew
         pauses.append(hello.delay_s)
+        patience.append(hello.timeout_s)
     assert pauses == pytest.approx([0.15, 0.3, 0.6, 1.2, 2.25, 2.25, 2.25])
+    assert patience == [2.5] + [5.0] * 6
     assert said == [(11, "not registered yet: no answer"), (77, "not registered yet: no answer (for 66 s now)")]
     assert kit.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0)), 1)[0] == e.Say("the head is there, after 67 s")
+
+
+def test_a_hello_that_is_lost_leaves_time_in_the_lease_for_others():
+    """Also in a short one; each waits longer, for a head that is slow to answer."""
+    kit = Kit().join()
+    kit.do(e.Welcomed(Welcome("epoch", "1.0", 0.1, 1.0)))
+    hellos = kit.do(e.ConnectionLost())
+    for _ in range(6):
+        hellos += kit.do(e.HelloFailed(ClusterTimeoutError("no answer")), 1)[-1:]
+    assert [hello.timeout_s for hello in hellos] == pytest.approx([0.25, 0.25, 0.5, 1.0, 2.0, 3.75, 3.75])
+    kit.do(e.Welcomed(Welcome("epoch", "1.0", 0.1, 1.0)))
+    assert [hello.timeout_s for hello in kit.do(e.ConnectionLost())] == [0.25]
 
 
 def test_a_restarted_head_acknowledges_no_output_that_was_under_way():
@@ -123,6 +138,17 @@ def test_a_refusal_ends_with_78_and_its_reason(error):
     assert str(error) in end.text
 
 
+def test_another_at_the_head_s_address_is_tried_again_and_said():
+    """A head that was replaced by one with another key, by mistake perhaps, ends no worker before its time."""
+    kit = Kit().join()
+    kit.start("w1")
+    kit.do(e.Heard(Beat(HELLO_AGAIN)))
+    out = kit.do(e.HelloFailed(NotTheHeadError("this is not the head, at tcp://h:1")))
+    assert [type(action) for action in out] == [e.Say, e.SayHello]
+    assert "this is not the head, at tcp://h:1" in out[0].text
+    assert out[1].anew
+
+
 def test_a_lost_incarnation_comes_back_as_a_new_one():
     kit = Kit()
     kit.do(e.Start())
@@ -135,7 +161,7 @@ def test_a_lost_incarnation_comes_back_as_a_new_one():
 
 def test_a_head_that_forgot_us_gets_a_hello_over_the_same_connection():
     kit = Kit().join()
-    assert kit.do(e.Heard(Beat(HELLO_AGAIN))) == [e.SayHello("life1")]
+    assert kit.do(e.Heard(Beat(HELLO_AGAIN))) == [e.SayHello("life1", 2.5)]
     assert kit.do(e.Heard(Beat(HELLO_AGAIN))) == []
 
 
@@ -153,7 +179,7 @@ def test_an_answer_of_its_machine_keeps_workers_and_joins_again_over_a_new_conne
     kit.silence()
     says, hello = kit.do(e.HeadLooked(there=True))
     assert "its machine does; workers go on for 120 s" in says.text
-    assert hello == e.SayHello("life1", pytest.approx(0.75 * RETRY_MIN_S), anew=True)
+    assert hello == e.SayHello("life1", 2.5, pytest.approx(0.75 * RETRY_MIN_S), anew=True)
     assert [worker.spec.id for worker in kit.state.running()] == ["w1"]
 
 
@@ -181,6 +207,29 @@ def test_silence_of_its_machine_ends_workers_at_the_lease_before_a_new_life():
     assert settled == e.Settled(["w2"])
     assert (hello.incarnation, hello.anew) == ("life2", True)
     assert kit.state.running() == []
+
+
+def test_a_new_life_is_not_ended_by_the_silence_that_ended_the_last_one():
+    """The head's orders may be here before its welcome, which waits until it is written down."""
+    kit = Kit().join()
+    kit.start("w1")
+    cut(kit)
+    assert kit.do(e.FromWorkers(WorkerExited("w1", GONE)))[-1].incarnation == "life2"
+    kit.start("w2")
+    assert kit.do(e.Tick(), 0.1) == []
+    assert kit.do(e.HeadLooked(there=False), 0.1) == []  # a look that began in the last life
+    kit.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0)))
+    assert [worker.spec.id for worker in kit.state.running()] == ["w2"]
+
+
+def test_the_silence_before_the_first_order_ends_nothing():
+    kit = Kit()
+    kit.do(e.Start())
+    kit.do(e.HelloFailed(ClusterTimeoutError("no answer")), 1000)
+    kit.start("w1")
+    assert kit.do(e.Tick(), 0.1) == []
+    kit.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0)))
+    assert [worker.spec.id for worker in kit.state.running()] == ["w1"]
 
 
 def test_a_head_that_stays_away_costs_the_workers_after_its_grace():

@@ -38,7 +38,7 @@ def keys(tmp_path, monkeypatch, capsys):
 
 
 @pytest.fixture
-def box(tmp_path, keys):  # docs/operations.md, "Install", in short
+def box(tmp_path, keys, request):  # docs/operations.md, "Install", in short
     alone = "[Unit]\nDefaultDependencies=no\n[Service]\nRestartSec=100ms\nEnvironment=PYTHONDONTWRITEBYTECODE=1\n"
     paths = f"{alone}Environment=PYTHONPATH={HERE.parents[1]}\n"
     files = {
@@ -47,14 +47,15 @@ def box(tmp_path, keys):  # docs/operations.md, "Install", in short
     # a checkout may be below /tmp or /root, and there is no user rlinf-head
     head = "User=root\nPrivateTmp=no\nProtectSystem=full\nEnvironment=RLINF_ACTORS_LISTEN=127.0.0.1:0\n"
     files[f"{units.HEAD}.d/test.conf"] = paths + head
-    files[f"{units.AGENTD}.d/test.conf"] = f"{paths}Environment=RLINF_ACTORS_CONFIG={tmp_path}/agentd.toml\n"
+    watchdog = f"WatchdogSec={request.config.option.watchdog_seconds or 60}\n"
+    files[f"{units.AGENTD}.d/test.conf"] = f"{paths}{watchdog}Environment=RLINF_ACTORS_CONFIG={tmp_path}/agentd.toml\n"
     files["network-online.target"] = ""  # masked: nothing of a whole machine is started
-    with systemd_box.box(files) as started:
+    with systemd_box.box(files, request.config.option.systemd) as started:
         yield started
 
 
 @pytest.mark.timeout(120)  # a whole systemd, and two restarts of a daemon
-def test_a_life(box, tmp_path, keys):
+def test_a_life(box, tmp_path, keys, request):
     box.ctl("start", "rlinf-head")
     address = box.ctl("show", "-P", "StatusText", "rlinf-head").removeprefix("listens on ")
     (tmp_path / "hw.json").write_text("{}")
@@ -75,10 +76,13 @@ def test_a_life(box, tmp_path, keys):
 
     first, _ = ask()
     assert (first["no_new_privileges"], first["told"]) == ("1", [])
-    assert f"/{AGENT}.service/rlinf-actors/" in first["cgroup"], "a worker has its own"
+    version = int(box.ctl("show", "-P", "Version").split()[0].partition(".")[0])
+    # an earlier one does not tell a service that its cgroup is delegated
+    assert (f"/{AGENT}.service/rlinf-actors/" in first["cgroup"]) is (version >= 251), "a worker has its own"
+    main_only = "--kill-whom=main" if version >= 252 else "--kill-who=main"
     main = box.ctl("show", "-P", "MainPID", AGENT)
-    for number in ("KILL", "USR1"):
-        box.ctl("kill", "-s", number, "--kill-whom=main", AGENT)
+    for number in ("KILL", "USR1", "STOP") if request.config.option.watchdog_seconds else ("KILL", "USR1"):
+        box.ctl("kill", "-s", number, main_only, AGENT)
         again, another = ask()
         assert again == first
         assert another["pid"] != first["pid"]

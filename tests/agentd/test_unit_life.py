@@ -11,14 +11,14 @@ import signal
 import tempfile
 from pathlib import Path
 
+import pace
 import pytest
 import unit_kit as kit
 
 from rlinf_actors import NodePlacementStrategy
 from rlinf_actors.testing import LocalCluster
 
-# each is several processes that start one after the other; three copies of this at once took 17 s a test
-pytestmark = [pytest.mark.live, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.live
 
 ON_IT = NodePlacementStrategy([1])
 
@@ -26,7 +26,7 @@ ON_IT = NodePlacementStrategy([1])
 @pytest.fixture(scope="module")
 def head():
     """A head that is patient: this machine may be busy, and every test ends in good order."""
-    with LocalCluster(1, options={"timers": {"beat_s": 0.2, "lease_s": 60}}) as local:
+    with LocalCluster(1, options=pace.timers(beat_s=0.2, lease_s=60)) as local:
         yield local
 
 
@@ -38,7 +38,7 @@ def place():
 
 @pytest.fixture
 def unit(head, place):
-    stand_in = kit.StandIn(place, kit.configured(place, head.head))
+    stand_in = kit.StandIn(place, kit.configured(place, head.head), head.keys)
     yield stand_in
     stand_in.close()
 
@@ -53,7 +53,7 @@ def group(head, unit):
 
 def gone(pidfds) -> None:
     for pidfd in pidfds:
-        assert select.select([pidfd], [], [], 10)[0], "it runs still"
+        assert select.select([pidfd], [], [], pace.PATIENCE_S)[0], "it runs still"
         os.close(pidfd)
 
 
@@ -65,7 +65,7 @@ def test_a_life_as_the_manager_hears_it(place, unit, head):
     (place / "agentd.d" / "10.toml").write_text('[node]\nname = "other"\nlabels = {a = "b"}\n')
     unit.signal(signal.SIGHUP)
     assert "MONOTONIC_USEC" in unit.wait_for("RELOADING")
-    assert unit.wait_for("READY")["STATUS"] == f"a restart is needed for: name; {ready['STATUS']}"
+    assert unit.wait_for("READY")["STATUS"] == f"a restart is needed for: node.name; {ready['STATUS']}"
     (place / "agentd.d" / "10.toml").write_text("[nodes]\n")
     unit.signal(signal.SIGHUP)
     unit.wait_for("RELOADING")
@@ -75,12 +75,13 @@ def test_a_life_as_the_manager_hears_it(place, unit, head):
     assert unit.said[0] == {"WATCHDOG": "1"}
     lines = unit.written()
     assert not [line for line in lines if line[:3] not in ("<3>", "<4>", "<6>", "<7>")]
-    assert "<4>WARNING: a restart is needed for: name" in lines
+    assert "<4>WARNING: a restart is needed for: node.name" in lines
+    assert "<6>INFO: configuration read again; taken over: node.labels" in lines
     assert [line[:3] for line in lines if "the configuration stays as it was" in line] == ["<3>"]
 
 
 def test_the_watchdog_hears_a_loop_that_goes_on_and_none_that_stands_still(head, place):
-    with contextlib.closing(kit.StandIn(place, kit.configured(place, head.head), watchdog_s=0.2)) as unit:
+    with contextlib.closing(kit.StandIn(place, kit.configured(place, head.head), head.keys, watchdog_s=0.2)) as unit:
         unit.start()
         for _ in range(3):
             unit.wait_for("WATCHDOG")
@@ -140,7 +141,7 @@ def test_what_workers_inherit(unit, group):
 def test_a_configuration_that_cannot_be_is_not_started_again(place, unit):
     (place / "agentd.toml").write_text("[haed]\n")
     unit.begin()
-    assert unit.process.wait(15) == 78
+    assert unit.process.wait(pace.PATIENCE_S) == 78
     (place / "agentd.toml").write_text("[head]\n")
     assert unit.ended() is False
     assert unit.written()[0].startswith("<3>")

@@ -13,6 +13,7 @@ import uuid
 from pathlib import Path
 
 from rlinf_actors import Worker
+from rlinf_actors.settings import KEY_DIR
 from rlinf_actors.systemd import units
 
 RESULTS = {True: ("exited", "exit-code"), False: ("killed", "signal")}
@@ -37,10 +38,11 @@ class StandIn:
     Args:
         place: a short directory of the test's own.
         config: agentd's configuration file.
+        keys: its key directory.
         watchdog_s: instead of the unit's WatchdogSec.
     """
 
-    def __init__(self, place: Path, config: Path, watchdog_s: float = 30.0) -> None:
+    def __init__(self, place: Path, config: Path, keys: str, watchdog_s: float = 30.0) -> None:
         self.place = place
         self.lines = [line.partition("=")[::2] for line in units.text(units.AGENTD).splitlines() if "=" in line]
         self.run_dir = place / "run"
@@ -48,10 +50,11 @@ class StandIn:
         found = os.fstat(self.journal.fileno())
         self.manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.manager.bind(str(place / "notify"))
-        self.manager.settimeout(15)
+        self.manager.settimeout(60)
         clean = {name: value for name, value in os.environ.items() if not name.startswith("RLINF")}
         self._env = {
             **clean,
+            KEY_DIR: keys,
             "RLINF_ACTORS_CONFIG": str(config),
             "NOTIFY_SOCKET": str(place / "notify"),
             "WATCHDOG_USEC": str(int(watchdog_s * 1e6)),
@@ -95,13 +98,13 @@ class StandIn:
     def ended(self, result: str = "") -> bool:
         """Wait for agentd's end, clean up as the unit says; returns whether Restart= would start it again."""
         assert self.process is not None
-        code = self.process.wait(15)
+        code = self.process.wait(60)
         kind, failure = RESULTS[code >= 0]
         result = result or ("success" if code == 0 else failure)
         env = {**self._env, "SERVICE_RESULT": result, "EXIT_CODE": kind, "EXIT_STATUS": str(abs(code))}
         subprocess.run(
             shlex.split(self.value("ExecStopPost")), env=env, stdout=self.journal, stderr=self.journal, check=True,
-            timeout=15,
+            timeout=60,
         )  # fmt: skip
         assert self.value("Restart") == "always"
         return str(code) not in self.value("RestartPreventExitStatus").split()

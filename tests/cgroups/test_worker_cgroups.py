@@ -75,7 +75,7 @@ def alive(pid):
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
 async def test_a_process_that_hides_ends_with_its_own_worker(tmp_path, roots, start_method):
-    async with children(tmp_path, cgroups=roots) as (kids, reports):
+    async with children(tmp_path, rules={"cgroups": roots}) as (kids, reports):
         one, other = spec(do=HIDER, start_method=start_method), spec(1, do=HIDER.replace("hidden", "other"))
         kids.start(order([one, other]))
         pid, kept = await hidden(reports), await hidden(reports, "other")
@@ -89,7 +89,7 @@ async def test_a_process_that_hides_ends_with_its_own_worker(tmp_path, roots, st
 
 
 async def test_a_hidden_fork_bomb_ends_with_its_worker(tmp_path, roots):
-    async with children(tmp_path, cgroups=roots) as (kids, reports):
+    async with children(tmp_path, rules={"cgroups": roots}) as (kids, reports):
         one, other = spec(do=HIDDEN_BOMB), spec(1)
         kids.start(order([one, other]))
         await reports.up(other)
@@ -101,7 +101,7 @@ async def test_a_hidden_fork_bomb_ends_with_its_worker(tmp_path, roots):
 
 
 async def test_hidden_processes_of_a_killed_template(tmp_path, roots):
-    async with children(tmp_path, cgroups=roots) as (kids, reports):
+    async with children(tmp_path, rules={"cgroups": roots}) as (kids, reports):
         one = spec(do=HIDER)
         kids.start(order([one]))
         pid = await hidden(reports)
@@ -114,7 +114,7 @@ async def test_hidden_processes_of_a_killed_template(tmp_path, roots):
 
 async def test_out_of_memory_is_told_for_certain(tmp_path, roots):
     need(roots, "memory")
-    async with children(tmp_path, cgroups=roots) as (kids, reports):
+    async with children(tmp_path, rules={"cgroups": roots}) as (kids, reports):
         one, other = spec(do=EATER, memory_limit=200 << 20), spec(1, do=EATER)
         kids.start(order([one, other]))
         exit = await reports.gone(one)
@@ -129,7 +129,7 @@ async def test_out_of_memory_is_told_for_certain(tmp_path, roots):
 
 async def test_processes_and_threads_are_counted(tmp_path, roots):
     need(roots, "pids")
-    async with children(tmp_path, cgroups=roots) as (kids, reports):
+    async with children(tmp_path, rules={"cgroups": roots}) as (kids, reports):
         one = spec(do=FORKER, pids_limit=20)
         kids.start(order([one]))
         refused = int((await reports.line("refused"))[2].split()[1])
@@ -137,7 +137,7 @@ async def test_processes_and_threads_are_counted(tmp_path, roots):
 
 
 async def test_a_limit_that_cannot_hold(tmp_path):
-    async with children(tmp_path, cgroups=find("off")) as (kids, reports):
+    async with children(tmp_path, rules={"cgroups": find("off")}) as (kids, reports):
         one, other = spec(memory_limit=1 << 30), spec(1, memory_limit=1 << 30, limits_best_effort=True)
         kids.start(order([one, other]))
         exit = await reports.gone(one)

@@ -467,5 +467,5 @@ class Anything(RuleBasedStateMachine):
 
 
 TestAnything = Anything.TestCase
-TestAnything.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestAnything.settings = settings(max_examples=150, stateful_step_count=40)
 TestAnything.pytestmark = [pytest.mark.timeout(120)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import pickle
 import threading
 
@@ -120,6 +121,12 @@ def test_mistakes():
     for name in ("", "a/b", None):
         with pytest.raises(UsageError, match="cannot be a channel's name"):
             Channel.create(name, local=True)
+    channel = local()
+    for take in (channel.get, channel.get_batch):
+        with pytest.raises(ValueError, match="the timeout is nan"):
+            take(timeout=math.nan)
+    with pytest.raises(UsageError, match="the target weight is NaN"):
+        channel.get_batch(math.nan)
 
 
 @pytest.mark.parametrize("key", ["a", 1, -1, 2.5, None, b"x", ("a", 1, (None, b"y")), ()])

@@ -136,9 +136,7 @@ class Agent:
             python="3", interpreter="/py", rank=rank,
         )  # fmt: skip
         seen: Any = Seen(world, self)
-        self._session = Session(
-            seen, HEAD, report, self._made, keeps=True, policy=Policy(30.0, 0.1), hello_timeout_s=0.5
-        )
+        self._session = Session(seen, HEAD, report, self._made, keeps=True, policy=Policy(30.0, 0.1))
         self._session.adopt(keeper.left(), {}, 0.0)
         self.task = world.loop.create_task(self._session.run())
 

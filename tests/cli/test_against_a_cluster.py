@@ -10,7 +10,7 @@ import pytest
 from rlinf_actors import Worker
 from rlinf_actors.cli import app
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.live
 
 
 class Pid(Worker):
@@ -21,7 +21,8 @@ class Pid(Worker):
 @pytest.fixture
 def local(local_cluster, monkeypatch):
     made = local_cluster(num_nodes=2, hardware={"accelerators": 2, "model": "A800"})
-    monkeypatch.setenv("RLINF_HEAD", made.head)
+    for name, value in made.driver_env.items():
+        monkeypatch.setenv(name, value)
     return made
 
 

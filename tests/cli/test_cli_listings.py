@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 from cli_kit import ENDPOINT, example_status
 
+from rlinf_actors.cli import output
 from rlinf_actors.wire.operators import Status
 
 
@@ -30,6 +32,19 @@ def test_nodes_off_a_terminal_is_plain_and_aligned(shown):
     assert lines[0].split() == ["RANK", "HOST", "ADDRESS", "STATE", "SEEN", "CPUS", "MEMORY", "HARDWARE", "PYTHON"]
     assert lines[1].startswith("0     n0 (head)  10.0.0.1  ready")
     assert all(line == line.rstrip() for line in lines)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_names_of_others_do_nothing_to_a_terminal(terminal, monkeypatch, capsys):
+    """A namespace is called as its driver says, and shown to the administrator."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    output.show_table(("GROUP",), [("a\x1b]0;me\x07\x9b2J\u202e\nb\r",)], "")
+    output.show_fields({"client": "x\x1b[31m"})
+    output.note("y\x1b[31m\nz")
+    out, err = capsys.readouterr()
+    assert r"a\x1b]0;me\x07\x9b2J\u202e\nb\r" in out
+    assert r"client  x\x1b[31m" in out
+    assert err == "y\\x1b[31m\nz\n"
 
 
 def test_groups(shown):

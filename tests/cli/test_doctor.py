@@ -16,6 +16,7 @@ from rlinf_actors.cgroups.roots import Roots
 from rlinf_actors.cli import app, checks, doctor
 from rlinf_actors.cli.checks import Directory, Finding, KeyOnDisk, Machine, Process, diagnose
 from rlinf_actors.cli.machine import directory, key_files, look, processes, stale_run_dirs
+from rlinf_actors.cli.running import agentds
 from rlinf_actors.settings import WORKER_MARK, Settings
 
 GOOD = Machine(
@@ -98,7 +99,7 @@ def test_everything_that_is_no_pass_says_what_to_do():
 
 
 def test_this_machine(rlinf_leak_check):
-    machine = look(Settings())
+    machine = look(Settings.load())
     assert machine.modules["zmq"]
     assert machine.memfd == machine.peers == ""
     assert {f.check for f in diagnose(machine)} >= {"python", "run_dir", "open_files", "cgroup", "memory_limit", "head"}
@@ -108,7 +109,7 @@ def test_this_machine(rlinf_leak_check):
 @pytest.mark.live
 def test_a_head_that_is_out_of_reach_fails(rlinf_leak_check, monkeypatch):
     monkeypatch.setattr("rlinf_actors.cli.session.TIMEOUT_S", 0.2)
-    machine = look(Settings(), "127.0.0.1:1")
+    machine = look(Settings.load(), "127.0.0.1:1")
     (finding,) = checks.head(machine)
     assert finding.status == "fail"
     assert "did not answer" in finding.text
@@ -116,7 +117,8 @@ def test_a_head_that_is_out_of_reach_fails(rlinf_leak_check, monkeypatch):
 
 @pytest.mark.live
 def test_a_head_that_answers(local_cluster):
-    (finding,) = checks.head(look(Settings(), local_cluster(1).head))
+    local = local_cluster(1)
+    (finding,) = checks.head(look(Settings(key_dir=local.keys), local.head))
     assert finding.status == "pass", finding
 
 
@@ -138,10 +140,29 @@ def test_run_directories_that_nothing_uses(tmp_path):
         (tmp_path / name / "lock").touch()
         if name != "rlinf-clean":
             (tmp_path / name / "head").touch()
+    (tmp_path / "rlinf-workers/w").mkdir(parents=True)
+    for file in ("lock", "w/one", "w/two"):
+        (tmp_path / "rlinf-workers" / file).touch()
     lock = os.open(tmp_path / "rlinf-used/lock", os.O_RDWR)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    assert stale_run_dirs(Settings(run_dir=str(tmp_path)), ()) == [str(tmp_path / "rlinf-stale")]
+    assert stale_run_dirs([str(tmp_path)]) == [str(tmp_path / f"rlinf-{name}") for name in ("stale", "workers")]
     os.close(lock)
+
+
+def test_cgroups_are_judged_for_the_agentd_that_runs(local_cluster):
+    local = local_cluster(1)
+    agentd = f"{local.nodes[0].pid} in {local.nodes[0].run_dir}"
+    assert agentd in [f"{one.pid} in {one.run_dir}" for one in agentds([os.path.dirname(local.nodes[0].run_dir)])]
+    for unified in ("/sys/fs/cgroup/x", ""):
+        roots = Roots(unified, why={} if unified else dict.fromkeys(("cgroup", "memory", "pids"), "w"))
+        found = [checks.cgroups(dataclasses.replace(GOOD, cgroups=roots, agentd=one))[0] for one in (agentd, "")]
+        assert f"of agentd {agentd}" in found[0].text
+        assert "started from here" in found[1].text
+
+
+def test_a_private_cluster_is_no_agentd_of_this_machine(rlinf_cluster):
+    daemon = rlinf_cluster._daemon
+    assert daemon.run_dir not in [one.run_dir for one in agentds([os.path.dirname(daemon.run_dir)])]
 
 
 def test_a_worker_without_its_template_is_an_orphan(tmp_path):
@@ -149,8 +170,9 @@ def test_a_worker_without_its_template_is_an_orphan(tmp_path):
     env = {**os.environ, WORKER_MARK: "abc-0"}
     orphan = subprocess.Popen(["sleep", "1000"], env=env)
     template = subprocess.Popen(
-        [sys.executable, "-c", "import os, subprocess; os.environ['RLINF_ACTORS_WORKER'] = 'abc-1';"
-         "p = subprocess.Popen(['sleep', '1000']); print(p.pid, flush=True); p.wait()", f"{tmp_path}/pkg"],
+        [sys.executable, "-c", "import os, subprocess, sys; os.environ['RLINF_ACTORS_WORKER'] = 'abc-1';"
+         "subprocess.run([sys.executable, '-c', 'import os, time; print(os.getpid(), flush=True); time.sleep(1000)'])",
+         f"{tmp_path}/pkg"],
         env={**os.environ, WORKER_MARK: "-" * 128}, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert template.stdout is not None

@@ -13,6 +13,10 @@ import sys
 import pytest
 
 from rlinf_actors.cli import app, main
+from rlinf_actors.security import keyfile
+from rlinf_actors.security.keyfile import KeyFile
+from rlinf_actors.security.keypair import KeyPair
+from rlinf_actors.settings import Settings
 
 
 def cli(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -62,12 +66,17 @@ def test_a_head_somewhere_is_no_address(capsys):
 
 def test_no_head_there(monkeypatch, capsys):
     monkeypatch.setattr("rlinf_actors.cli.session.TIMEOUT_S", 0.05)
+    monkeypatch.setattr("rlinf_actors.net.look.ANSWERS_S", 10.0)  # who is refused late has been refused
     assert app.run(["nodes", "--head", "127.0.0.1:1"]) == 69
-    assert "did not answer GetStatus within 0.05 s; is it running, and is the address right?" in capsys.readouterr().err
+    assert "did not answer GetStatus within 0.05 s; nobody listens there" in capsys.readouterr().err
 
 
 @pytest.mark.live
-async def test_a_head_answers_and_ends_on_sigterm():
+async def test_a_head_answers_and_ends_on_sigterm(monkeypatch, tmp_path):
+    """Also where this user's keys are of a cluster elsewhere."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    key = KeyFile("driver", "kim", KeyPair.make(), KeyPair.make().public)
+    keyfile.save(keyfile.directory(Settings.load()) / "driver.key", key)
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "rlinf_actors.cli.main", "head", "--listen", "127.0.0.1:0",
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Iterator
 
+import pace
 import pytest
 
 from rlinf_actors.cli import app
@@ -39,13 +40,13 @@ def head(tmp_path, monkeypatch) -> Iterator[str]:
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     serving = asyncio.run_coroutine_threadsafe(serve(), loop)
-    assert up.wait(10)
+    assert up.wait(pace.PATIENCE_S)
     monkeypatch.setenv("RLINF_HEAD", endpoint)
     assert app.run(["estop", "--reason", "smoke", "--namespace", "lab"]) == 0
     yield endpoint
-    asyncio.run_coroutine_threadsafe(end(*serving.result(10)), loop).result(10)
+    asyncio.run_coroutine_threadsafe(end(*serving.result(pace.PATIENCE_S)), loop).result(pace.PATIENCE_S)
     loop.call_soon_threadsafe(loop.stop)
-    thread.join(10)
+    thread.join(pace.PATIENCE_S)
     loop.close()
 
 

@@ -13,7 +13,7 @@ from rlinf_actors.settings import Settings
 @pytest.fixture
 def run_dir(tmp_path, monkeypatch):
     """A directory for private clusters, and nothing in the usual places."""
-    monkeypatch.setattr("rlinf_actors.cli.session.PARENTS", ())
+    monkeypatch.setattr("rlinf_actors.cli.session.parents", lambda settings: [settings.run_dir])
     directory = tmp_path / "r"
     directory.mkdir()
     return directory

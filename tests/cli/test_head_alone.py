@@ -9,15 +9,17 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
+import pace
 import pytest
 
 from rlinf_actors.head.store import FILE
+from rlinf_actors.net.ports import HeldPorts
 
 # some run half a dozen processes one after the other
-pytestmark = [pytest.mark.live, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.live
 
 COMMAND = (sys.executable, "-m", "rlinf_actors.cli.main")
 
@@ -42,8 +44,16 @@ def ask(address: str, *arguments: str) -> dict:
     return json.loads(done.stdout)
 
 
-def test_an_emergency_stop_and_a_higher_epoch_survive_kill_9(tmp_path):
-    with head(tmp_path) as (_, address):
+@pytest.fixture
+def address() -> Iterator[str]:
+    """Where a head can listen that is started again: nobody who asks for any port is given this one meanwhile."""
+    with closing(HeldPorts()) as ports:
+        yield f"127.0.0.1:{ports.hold()}"
+
+
+def test_an_emergency_stop_and_a_higher_epoch_survive_kill_9(tmp_path, address):
+    with head(tmp_path, address) as (_, there):
+        assert there == address
         stopped = ask(address, "estop", "--reason", "smoke")
         assert stopped["warning"] == ""
     with head(tmp_path, address) as (_, again):
@@ -58,7 +68,7 @@ def test_a_second_head_of_one_directory_exits_with_78_and_says_so(tmp_path):
     with head(tmp_path) as (_, address), head(tmp_path) as (second, nothing):
         assert address
         assert nothing == ""
-        assert second.wait(10) == 78
+        assert second.wait(pace.PATIENCE_S) == 78
         said = second.stderr.read()
     assert str(tmp_path / FILE) in said
     assert "is used by another head that runs" in said
@@ -68,7 +78,7 @@ def test_a_damaged_file_is_78_and_is_left_as_it_is(tmp_path):
     (tmp_path / FILE).write_bytes(b"rubbish" * 1000)
     with head(tmp_path) as (process, nothing):
         assert nothing == ""
-        assert process.wait(10) == 78
+        assert process.wait(pace.PATIENCE_S) == 78
         said = process.stderr.read()
     assert str(tmp_path / FILE) in said
     assert "see first that every robot is safe" in said
@@ -78,7 +88,7 @@ def test_a_damaged_file_is_78_and_is_left_as_it_is(tmp_path):
 def test_what_the_service_manager_hears_of_a_head(tmp_path):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
-        manager.settimeout(15)
+        manager.settimeout(pace.PATIENCE_S)
         told = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "400000"}
         with head(tmp_path, "", RLINF_ACTORS_LISTEN="127.0.0.1:0", **told) as (process, address):
             said = [manager.recv(4096).decode() for _ in range(4)]
@@ -86,7 +96,7 @@ def test_what_the_service_manager_hears_of_a_head(tmp_path):
             lines = iter(process.stderr.readline, "")
             assert any("SIGHUP: the head has no file to read again" in line for line in lines), "and it lives"
             process.terminate()
-            assert process.wait(15) == 0
+            assert process.wait(pace.PATIENCE_S) == 0
             while not said[-1].startswith("STOPPING"):
                 said.append(manager.recv(4096).decode())
     assert said[0] == "WATCHDOG=1"
@@ -99,7 +109,7 @@ def test_what_keeps_a_head_from_starting_has_a_priority_in_the_journal(tmp_path)
     with open(tmp_path / "journal", "w+") as journal:
         found = os.fstat(journal.fileno())
         env = {**os.environ, "JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}", "RLINF_ACTORS_LISTEN": "nowhere"}
-        done = subprocess.run([*COMMAND, "head"], env=env, stderr=journal, check=False, timeout=15)
+        done = subprocess.run([*COMMAND, "head"], env=env, stderr=journal, check=False, timeout=pace.PATIENCE_S)
         journal.seek(0)
         said = journal.read()
     assert done.returncode == 78

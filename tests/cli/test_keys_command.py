@@ -8,6 +8,7 @@ import json
 import os
 import threading
 
+import pace
 import pytest
 
 from rlinf_actors.cli import app
@@ -54,6 +55,15 @@ def test_init_makes_the_head_s_pair_and_a_driver_s(keys, tmp_path):
         "dir": str(tmp_path / "keys"), "head": head.pair.public, "driver": driver.pair.public, "name": "kim"
     }  # fmt: skip
     assert (driver.role, driver.name, driver.head) == ("driver", "kim", head.pair.public)
+
+
+def test_two_inits_at_once_make_one_pair(keys, tmp_path):
+    """The other's key is not there when this one looks, and is when it writes."""
+    (tmp_path / "keys").mkdir(mode=0o700)
+    (tmp_path / "keys" / "head.key").symlink_to(tmp_path / "coming.key")
+    _, err = keys("init", code=64)
+    assert "head.key is there already" in err
+    assert os.listdir(tmp_path / "keys") == ["head.key"]
 
 
 def test_init_never_overwrites(keys, tmp_path):
@@ -141,8 +151,8 @@ def test_an_offline_enrolment_needs_the_address(keys, state):
 
 
 @contextlib.contextmanager
-def running_head(tmp_path):
-    """A head with keys on a unix socket, in a thread with a loop of its own."""
+def running_head(tmp_path, writes=True):
+    """A head with keys on a unix socket, in a thread with its own loop; its disk takes nothing without *writes*."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="head")
     thread.start()
@@ -153,7 +163,9 @@ def running_head(tmp_path):
         settings = Settings.load()
         own = own_keys(keyfile.load(tmp_path / "keys" / "head.key"), settings)
         network = ZmqNetwork(loop)
-        head = HeadServer(network, store=Store(str(tmp_path / "state")), own=own)
+        store = Store(str(tmp_path / "state"))
+        store._database.execute(f"PRAGMA query_only = {not writes}")
+        head = HeadServer(network, store=store, own=own)
         head.start([f"ipc://{run}/head"])
         return network, head
 
@@ -161,13 +173,13 @@ def running_head(tmp_path):
         head.close()
         network.close()
 
-    network, head = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
+    network, head = asyncio.run_coroutine_threadsafe(start(), loop).result(pace.PATIENCE_S)
     try:
         yield "--head", str(run)
     finally:
-        asyncio.run_coroutine_threadsafe(stop(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(stop(), loop).result(pace.PATIENCE_S)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
+        thread.join(pace.PATIENCE_S)
         loop.close()
 
 
@@ -183,6 +195,16 @@ def test_a_head_that_runs_is_asked_by_its_socket(keys, state, tmp_path):
         _, err = keys("list", *state, code=78)
         assert "A head that runs is asked without --state-dir" in err
     assert names(keys("list", "--json", *state)) == {"kim": "good", "n1": "ended"}
+
+
+def test_a_revocation_that_a_restarted_head_would_not_know_is_an_error(keys, tmp_path):
+    keys("init")
+    with running_head(tmp_path, writes=False) as head:
+        _, err = keys("enroll", "n1", "--address", "10.0.0.1:6380", *head)
+        assert "warning: the head could not write that down" in err
+        out, err = keys("revoke", "n1", *head, code=69)
+        assert "of agent n1" in out, "it has ended all the same"
+        assert "error: the head could not write that down: one that is restarted will not know it" in err
 
 
 def test_what_is_asked_is_in_the_event_log(keys, tmp_path, capsys):
@@ -235,3 +257,18 @@ def test_a_rotation_without_an_answer_keeps_both_keys(keys, tmp_path, monkeypatc
     assert "If it has taken the new key" in err
     assert (tmp_path / "keys" / "driver.key").read_text() == before
     assert keyfile.load(tmp_path / "keys" / "driver.key.new").name == "kim"
+
+
+def test_two_rotations_at_once_do_not_take_each_other_s_key(keys, tmp_path):
+    """The other's file is not there when this one looks, and is when it writes; the head may have that key already."""
+    keys("init", "--name", "kim")
+    (tmp_path / "keys" / "driver.key.new").symlink_to(tmp_path / "coming")
+    _, err = keys("rotate", "--head", "127.0.0.1:1", code=78)
+    assert "driver.key.new: cannot be read" in err
+    assert os.readlink(tmp_path / "keys" / "driver.key.new") == str(tmp_path / "coming")
+
+
+@pytest.mark.parametrize("command", [("keys", "rotate", "--keep", "nan"), ("node", "drain", "n1", "--wait", "nan")])
+def test_a_time_that_is_no_number_is_asked_of_nobody(command, capsys):
+    assert app.run(command) == 64
+    assert "is no number" in capsys.readouterr().err

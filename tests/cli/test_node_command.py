@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 
+import pace
 import pytest
 from cli_kit import example_status, node
 
@@ -45,10 +46,10 @@ class Idle(Worker):
 
 
 @pytest.mark.live
-@pytest.mark.timeout(60)
 def test_a_node_is_drained_and_waited_for(local_cluster, monkeypatch, capsys, caplog):
     local = local_cluster(num_nodes=2)
-    monkeypatch.setenv("RLINF_HEAD", local.head)
+    for name, value in local.driver_env.items():
+        monkeypatch.setenv(name, value)
     cluster = local.cluster()
     group = cluster.allocate(Idle, "idle", node_rank=1)
     group.here().wait()
@@ -66,7 +67,7 @@ def test_a_node_is_drained_and_waited_for(local_cluster, monkeypatch, capsys, ca
     waiting = threading.Thread(target=lambda: codes.append(app.run(["node", "drain", "1", "--wait", "30"])))
     waiting.start()
     group.shutdown()
-    waiting.join(30)
+    waiting.join(pace.PATIENCE_S)
     assert codes == [0]
     assert "node node1 is drained: ready for maintenance" in capsys.readouterr().err
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
 import pytest
 
+from rlinf_actors import Cluster
 from rlinf_actors.cluster.asked import Asked, InUse
 from rlinf_actors.config.cluster import ClusterConfig
 from rlinf_actors.errors import ConfigError
@@ -68,3 +70,10 @@ def test_how_many_nodes_are_wanted():
     assert Asked().wanted(config, 7) == Asked(2).wanted(config, 7) == 2
     with pytest.raises(ConfigError, match="is 2 in cluster_cfg and 3 as an argument"):
         Asked(3).wanted(config, 7)
+
+
+@pytest.mark.parametrize("timeout", [math.nan, "soon"])
+def test_a_time_that_is_no_number_of_seconds_starts_nothing(timeout):
+    with pytest.raises(ConfigError, match=r"timeout: the timeout is .*; it must be a number of seconds"):
+        Cluster(timeout=timeout)
+    assert not Cluster.has_initialized()

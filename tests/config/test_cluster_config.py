@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_actors.config.cluster import ClusterConfig, NodeGroupConfig, spell_ranks
@@ -276,7 +276,6 @@ json_like = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(json_like, json_like, json_like)
 def test_whatever_comes_in_the_only_error_is_config_error(groups: Any, placement: Any, entry: Any) -> None:
     for config in (
@@ -292,7 +291,6 @@ def test_whatever_comes_in_the_only_error_is_config_error(groups: Any, placement
             ClusterConfig.from_any(config, hardware_types=TYPES)
 
 
-@settings(deadline=None)
 @given(st.sets(st.integers(0, 60)))
 def test_spelled_ranks_are_read_back(ranks: set[int]) -> None:
     ordered = tuple(sorted(ranks))

@@ -63,7 +63,8 @@ def held(name: str, pid: int) -> Held:
             fds.append(_kind(os.readlink(f"/proc/{pid}/fd/{fd}")))
         except FileNotFoundError:  # the listing's own
             continue
-    children = [f"{stat.state} {_command(child)}" for child in procfs.children(pid) if (stat := procfs.stat(child))]
+    found = [(child, stat) for child in procfs.children(pid) if (stat := procfs.stat(child))]
+    children = ["a zombie" if stat.state in "ZX" else _command(child) for child, stat in found]
     resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024
     return Held(name, tuple(sorted(fds)), len(os.listdir(f"/proc/{pid}/task")), tuple(sorted(children)), resident)
 
@@ -111,7 +112,7 @@ def check(before: Iterable[Held], after: Iterable[Held], cycles: int) -> None:
                 )
         if grown > RSS_MIB:
             problems.append(f"{new.name} has grown by {grown:.1f} MiB")
-    assert problems == []
+    assert not problems, "; ".join(problems)
 
 
 def _kind(link: str) -> str:

@@ -24,7 +24,7 @@ each = pytest.mark.parametrize("name", DECODERS)
 @example(data=b"\x81\xa1a" * 50_000)
 @example(data=b"\xdd\xff\xff\xff\xff")
 @example(data=b"\xc6\x7f\xff\xff\xff")
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_bytes_are_taken_or_refused(name, data):
     DECODERS[name].check(data)
 

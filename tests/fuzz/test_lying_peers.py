@@ -14,14 +14,17 @@ from lies import Liar
 from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.head.commands import Answer, Command, Notify, Refuse
 from rlinf_actors.wire import codec
-from rlinf_actors.wire.clients import StopGroup
+from rlinf_actors.wire.agents import StopWorkers
+from rlinf_actors.wire.clients import FindGroup, Launched, StopGroup
 from rlinf_actors.wire.messages import Body, Notice
 from rlinf_actors.wire.protocol import PROTOCOL
-from rlinf_actors.wire.session import AgentHello, ClientHello
+from rlinf_actors.wire.session import AgentHello, Beat, ClientHello, Welcome
+from rlinf_actors.wire.values import Endpoint
 
 sys.path.append(str(Path(__file__).parents[1] / "head"))  # its kit
 
-from head_kit import HeadKit, agent_hello, client_hello
+from head_kit import HeadKit, agent_hello, client_hello, job_key, running, specs
+from keys_kit import two_jobs
 
 NAMES = ("ns", "g", "d1", "n0", "n1", "n0-1", "g-0", "g-1", "driver", "worker", "127.0.0.1", "host-n0")
 LIARS = 300
@@ -38,6 +41,16 @@ def said(liar: Liar) -> Body | None:
         return None
     if isinstance(body, (AgentHello, ClientHello)):
         body = msgspec.structs.replace(body, protocol=PROTOCOL, version="1.0")
+    return body
+
+
+def lie(kit: HeadKit, liar: Liar, *peers: str) -> Body | None:
+    """One of *peers* asks or says anything; returns it, None if it could not even be sent."""
+    body = said(liar)
+    if body is not None:
+        peer = liar.random.choice(peers)
+        (kit.ask if liar.random.random() < 0.6 else kit.tell)(peer, body)
+        check(kit.out)
     return body
 
 
@@ -69,20 +82,62 @@ def test_no_message_makes_the_head_fail_or_turn_in_circles(first):
         kit.launch("g", [0, 1])
         kit.ready("a:n0", "g-0")
         for _ in range(4):
-            body = said(liar)
-            if body is None:
-                continue
-            heard += 1
-            peer = liar.random.choice(("a:n0", "d1", "x"))
-            if liar.random.random() < 0.6:
-                kit.ask(peer, body)
-            else:
-                kit.tell(peer, body)
-            check(kit.out)
+            heard += lie(kit, liar, "a:n0", "d1", "x") is not None
             assert not math.isnan(kit.head.next_deadline())
             pass_time(kit, 15.0)
         codec.encode(Notice(kit.head.status(kit.now)))
     assert heard > 50
+
+
+@pytest.mark.parametrize("first", range(0, LIARS, 100))
+def test_whatever_others_say_a_job_that_they_have_no_part_in_goes_on(first):
+    """Others: the agent of a node where it has no workers, another driver, a worker of that one."""
+    heard = 0
+    for seed in range(first, first + 100):
+        liar = Liar(seed, (*NAMES, "ann", "bob", "n2", "n1-1", "h-0", "x"))
+        kit = two_jobs()
+        kit.give("a:n2", "b", "n2")
+        kit.ask("a:n2", agent_hello("n2", ip="10.0.0.3"))
+        kit.launch("h", [0], "bob", "bob")
+        kit.keyed["x"] = job_key("token2")
+        kit.ask("x", client_hello("x", role="worker", namespace="bob", worker_id="h-0", token="token2"))
+        for _ in range(6):
+            body = lie(kit, liar, "a:n2", "bob", "x")
+            heard += body is not None
+            assert not [stop.ids for stop in kit.sent(StopWorkers) if not {"g-0", "g-1"}.isdisjoint(stop.ids)], body
+            for honest in ("a:n0", "a:n1", "ann"):
+                kit.tell(honest, Beat(honest))
+        status = kit.head.status(kit.now)
+        assert {(group.namespace, group.state) for group in status.groups if group.name == "g"} >= {("ann", "starting")}
+        assert {"n0", "n1"} <= {node.report.node_id for node in status.nodes if node.state == "ready"}
+        assert kit.head.admit(job_key("token1"), kit.wall), "its key is good"
+        assert isinstance(kit.ask("ann", FindGroup("ann", "g")), Launched)
+    assert heard > 100
+
+
+@pytest.mark.parametrize("first", range(0, LIARS, 100))
+def test_whatever_others_say_to_a_restarted_head_a_job_comes_back_whole(first):
+    for seed in range(first, first + 100):
+        liar = Liar(seed, (*NAMES, "ann", "bob", "n2", "n1-1", "x"))
+        kit = two_jobs()
+        kit.give("a:n2", "b", "n2")
+        kit.ask("a:n2", agent_hello("n2", ip="10.0.0.3"))
+        kit.restart()
+        kit.ask("a:n2", agent_hello("n2", ip="10.0.0.3"))
+        kit.ask("bob", client_hello("bob", namespace="bob", token="token2"))
+        for _ in range(6):
+            lie(kit, liar, "a:n2", "bob")
+        there = [running(spec, "ann", endpoint=Endpoint("h", "ipc://x"), pid=7) for spec in specs("g", [0, 1], "ann")]
+        there = [msgspec.structs.replace(one, spec=msgspec.structs.replace(one.spec, token="token1")) for one in there]
+        for n in range(2):
+            hello = agent_hello(f"n{n}", is_head=n == 0, workers=[there[n]])
+            assert isinstance(kit.ask(f"a:n{n}", hello), Welcome)
+            assert not kit.sent(StopWorkers, f"a:n{n}")
+        assert isinstance(kit.ask("ann", client_hello("ann", namespace="ann", token="token1")), Welcome)
+        pass_time(kit, 0.0)
+        found = kit.ask("ann", FindGroup("ann", "g"))
+        assert isinstance(found, Launched)
+        assert [(worker.id, worker.state) for worker in found.group.workers] == [("g-0", "running"), ("g-1", "running")]
 
 
 def test_one_connection_is_one_nodes():

@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import gc
 import logging
+import math
 import threading
 
 import pytest
@@ -229,6 +230,7 @@ class TestCancelling:
 
 
 class TestTimeouts:
+    @pytest.mark.virtual_time  # one rank answers within the 20 ms, also where the process stands still for longer
     async def test_the_deadline_travels_and_names_who_is_late(self, world):
         result = world.group.with_timeout(0.02).move()
         call = await world.ranks[0].call()
@@ -251,10 +253,28 @@ class TestTimeouts:
         world.ranks[0].ok(call.id, 1)
         assert await result == [1]
 
-    @pytest.mark.parametrize("seconds", [0, -1])
+    @pytest.mark.parametrize("seconds", [0, -1, math.nan, "5"])
     async def test_no_time_at_all_is_refused(self, world, seconds):
-        with pytest.raises(ValueError, match="above 0"):
-            world.group.with_timeout(seconds)
+        view = world.group.execute_on(0)
+        for ask in (world.group.with_timeout, view.with_timeout):
+            with pytest.raises(ValueError, match=r"the timeout is .*; it must be a number of seconds"):
+                ask(seconds)
+
+    async def test_a_wait_for_no_number_of_seconds_is_refused(self, world):
+        result = world.group.execute_on(0).move()
+        with pytest.raises(ValueError, match="the timeout is nan"):
+            result.wait(math.nan)
+        world.ranks[0].ok((await world.ranks[0].call()).id, 1)
+        assert await result == [1]
+        with pytest.raises(ValueError, match="the grace is nan"):
+            world.group.shutdown(math.nan)
+
+    async def test_a_deadline_that_is_never_over_is_none(self, world):
+        result = world.group.with_timeout(math.inf).execute_on(0).move()
+        call = await world.ranks[0].call()
+        assert call.deadline_s == 0.0
+        world.ranks[0].ok(call.id, 1)
+        assert await result == [1]
 
     async def test_expired_in_the_worker_is_a_timeout_here(self, world):
         result = world.group.execute_on(0).move()

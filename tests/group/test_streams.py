@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import gc
 
 import pytest
@@ -63,6 +64,27 @@ async def test_a_stream_nobody_iterates_ends_when_it_is_dropped(world):
     del stream
     gc.collect()
     assert await world.ranks[0].call(1) == frames.Cancel(opened.id)
+
+
+async def test_one_that_the_collector_finds_while_an_item_arrives_ends_too(world):
+    """The collector may run anywhere, also where the thread holds the stream's own lock."""
+
+    class Collects(collections.deque):
+        def append(self, item):
+            gc.collect()
+            super().append(item)
+
+    stream = world.group.execute_on(0).watch()
+    opened = await world.ranks[0].call()
+    stream._feed._items = Collects()
+    stream.itself = stream
+    gc.disable()  # only then, and not before
+    try:
+        del stream
+        world.ranks[0].item(opened.id, 1)
+        assert await world.ranks[0].call(1) == frames.Cancel(opened.id)
+    finally:
+        gc.enable()
 
 
 async def test_an_error_ends_the_iteration_and_the_other_ranks(world):

@@ -9,8 +9,10 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pace
 import pytest
 
+from rlinf_actors import procfs
 from rlinf_actors.hardware import extensions, registry
 from rlinf_actors.hardware.probe import run_probe
 from rlinf_actors.hardware.report import ProbeReport
@@ -42,7 +44,9 @@ def nvml_environ(fake_nvml: Path) -> dict[str, str]:
 def probe(nvml_environ: dict[str, str]) -> Probe:
     """Probe this machine with the fake NVML; keyword arguments are FAKE_NVML_MODE, _DEVICES or whole variables."""
 
-    async def run(mode: str = "", devices: str | None = None, timeout_s: float = 15, **env: str) -> ProbeReport:
+    async def run(
+        mode: str = "", devices: str | None = None, timeout_s: float = pace.PATIENCE_S, **env: str
+    ) -> ProbeReport:
         environ = {**nvml_environ, "FAKE_NVML_MODE": mode, **env}
         if devices is not None:
             environ["FAKE_NVML_DEVICES"] = devices
@@ -76,5 +80,4 @@ def nothing_left() -> Iterator[None]:
 
 
 def _held() -> Any:
-    children = Path("/proc/self/task").glob("*/children")
-    return sorted(pid for file in children for pid in file.read_text().split()), sorted(os.listdir("/proc/self/fd"))
+    return sorted(procfs.children(os.getpid())), sorted(os.listdir("/proc/self/fd"))

@@ -6,6 +6,7 @@ import os
 import select
 from pathlib import Path
 
+import pace
 import pytest
 from vendor_kit import Tree
 
@@ -105,6 +106,6 @@ def _assert_ends(pid: int) -> None:
     except ProcessLookupError:
         return
     try:
-        assert select.select([pidfd], [], [], 10)[0]
+        assert select.select([pidfd], [], [], pace.PATIENCE_S)[0]
     finally:
         os.close(pidfd)

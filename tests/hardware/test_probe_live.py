@@ -12,6 +12,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import pace
 import pytest
 
 from rlinf_actors.hardware import probe as probe_module
@@ -284,7 +285,7 @@ def _assert_ends(pid: int) -> None:
     except ProcessLookupError:
         return
     try:
-        ended = select.select([pidfd], [], [], 10)[0]
+        ended = select.select([pidfd], [], [], pace.PATIENCE_S)[0]
         if not ended:
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         assert ended

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_actors.errors import ConfigError, UsageError
@@ -128,7 +128,6 @@ def test_what_of_a_selector_is_not_understood(value: str, indices: list[int], fa
     assert faults[0].startswith(fault)
 
 
-@settings(deadline=None)
 @given(st.none() | st.text() | st.text(alphabet="!*:;,.0127levzrogpuLE -MIG"))
 def test_any_list_of_devices(value: str | None) -> None:
     for choose in (visible_devices, selected_devices):

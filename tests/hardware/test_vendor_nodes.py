@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import pace
 import pytest
 from vendor_kit import Tree, capture
 
@@ -44,7 +45,7 @@ def node(directory: Path, environ: dict[str, str], config: str = "") -> Iterator
         yield told["head"]
     finally:
         agent.terminate()
-        agent.wait(15)
+        agent.wait(pace.PATIENCE_S)
 
 
 def test_a_node_registers_whatever_its_vendors_libraries_do(short: Path, tmp_path: Path, fake_nvml: Path) -> None:
@@ -59,7 +60,7 @@ def test_a_node_registers_whatever_its_vendors_libraries_do(short: Path, tmp_pat
     tree.tool("rocm-smi", f"out({capture('rocm_smi.json')!r})")
     hangs = {"LD_LIBRARY_PATH": str(fake_nvml), "FAKE_NVML_MODE": "init=hang"}
     with node(short, {**tree.environ, **hangs}, "[hardware]\nprobe_timeout_s = 5\n") as head:
-        report = fetch_status(head, Settings()).nodes[0].report
+        report = fetch_status(head, Settings.load(tree.environ)).nodes[0].report
         assert [(found.type, len(found.infos)) for found in report.resources] == [("AMD_GPU", 2)]
         said = {fault.partition(": ")[0]: fault.partition(": ")[2] for fault in report.faults}
     assert said.keys() == {"NV_GPU", "NPU", "MUSA_GPU", "KUNLUN_XPU"}
@@ -149,6 +150,6 @@ def driver(directory: Path, script: str, environ: dict[str, str]) -> subprocess.
         env=env,
         capture_output=True,
         text=True,
-        timeout=18,
+        timeout=pace.PATIENCE_S,
         check=False,
     )

@@ -199,19 +199,19 @@ def check(text: str) -> None:
             assert found.infos or found.faults
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.text())
 def test_any_text(text: str) -> None:
     check(text)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.sampled_from(TEXTS), st.data())
 def test_an_answer_that_is_cut_short(text: str, data: st.DataObject) -> None:
     check(text[: data.draw(st.integers(0, len(text)))])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.sampled_from(TEXTS), st.integers(0, 1 << 32), st.text(max_size=8))
 def test_an_answer_with_lines_that_are_wrong(text: str, seed: int, noise: str) -> None:
     chance = random.Random(seed)
@@ -223,7 +223,7 @@ def test_an_answer_with_lines_that_are_wrong(text: str, seed: int, noise: str) -
     check("\n".join(lines))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(), st.lists, max_leaves=8))
 def test_json_of_another_form(value: Any) -> None:
     for name in ("device_list", "device_level", "tile_level", "card0", "device_id", "memory_physical_size_byte"):

@@ -8,13 +8,16 @@ import select
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import pace
 import pytest
 from vendor_kit import Tree, capture
 
 from rlinf_actors import procfs
+from rlinf_actors.hardware import probe
 from rlinf_actors.hardware.probe import run_probe
 from rlinf_actors.hardware.report import ProbeReport, resources_from_reports
 from rlinf_actors.model.hardware import AcceleratorInfo
+from rlinf_actors.settings import PROBE_LIMIT
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("nothing_left")]
 Probe = Callable[..., Awaitable[ProbeReport]]
@@ -31,8 +34,14 @@ def tree(tmp_path: Path) -> Tree:
     return Tree(tmp_path)
 
 
-async def probed(tree: Tree, timeout_s: float = 15, **more: str) -> ProbeReport:
-    return await run_probe(timeout_s=timeout_s, env={**tree.environ, **more})
+async def probed(tree: Tree, **more: str) -> ProbeReport:
+    return await run_probe(timeout_s=pace.PATIENCE_S, env={**tree.environ, **more})
+
+
+@pytest.fixture
+def own_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PROBE_LIMIT is the test's: little time for a tool is not little for the process that runs it, slow to start."""
+    monkeypatch.setattr(probe, "PROBE_LIMIT", "NOT_THE_LIMIT")
 
 
 def devices(report: ProbeReport) -> list[AcceleratorInfo]:
@@ -219,12 +228,13 @@ async def test_a_tool_without_its_devices_is_never_run(tree: Tree) -> None:
 
 
 @pytest.mark.parametrize("after", ["", "signal.pause()"])
+@pytest.mark.usefixtures("own_limit")
 async def test_an_agent_keeps_nothing_of_what_a_tool_started(tree: Tree, after: str) -> None:
     procfs.set_subreaper()  # as agentd is: orphans come to this process, and `nothing_left` sees them
     tree.kunlun()
     answer = f"out({capture('kunlun_devices.txt')!r})\nsys.stdout.flush()"
     tree.tool("xpu_smi", f"{answer}\nif os.fork() == 0: signal.pause()\n{after}")
-    report = await probed(tree, timeout_s=2 if after else 15)
+    report = await probed(tree, **{PROBE_LIMIT: "2" if after else "60"})
     assert indices(report) == [0, 1]
 
 
@@ -243,7 +253,7 @@ async def test_cancelling_the_probe_kills_what_a_tool_started(tree: Tree, tmp_pa
     with pytest.raises(asyncio.CancelledError):
         await task
     for pidfd in pidfds:
-        assert select.select([pidfd], [], [], 10)[0]
+        assert select.select([pidfd], [], [], pace.PATIENCE_S)[0]
         os.close(pidfd)
 
 
@@ -273,11 +283,12 @@ KEPT = {"amd": 2, "intel": 2}
         (None, "is not installed"),
     ],
 )
+@pytest.mark.usefixtures("own_limit")
 async def test_a_broken_tool_is_a_fault(tree: Tree, vendor: str, body: str | None, fault: str) -> None:
     getattr(tree, vendor)()
     if body is not None:
         tree.tool(TOOLS[vendor], body)
-    report = await probed(tree, timeout_s=2 if body == HANG else 15)
+    report = await probed(tree, **{PROBE_LIMIT: "2" if body == HANG else "60"})
     assert len(devices(report)) == KEPT.get(vendor, 0)
     if vendor == "intel" and body is None:  # /sys is enough
         assert report.faults == []

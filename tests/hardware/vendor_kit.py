@@ -29,7 +29,8 @@ class Tree:
 
     @property
     def environ(self) -> dict[str, str]:
-        return {"PATH": "/usr/bin:/bin", "RLINF_ACTORS_PROBE_ROOT": str(self.root)}
+        keys = str(self.root / "keys")  # its user is not this one
+        return {"PATH": "/usr/bin:/bin", "RLINF_ACTORS_PROBE_ROOT": str(self.root), "RLINF_ACTORS_KEYS": keys}
 
     def write(self, path: str, text: str | int = "") -> None:
         file = self.root / path.lstrip("/")

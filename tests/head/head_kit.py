@@ -28,6 +28,7 @@ from rlinf_actors.head.keys import OwnKeys
 from rlinf_actors.head.remembered import (
     Change,
     Drain,
+    ForgetGaveUp,
     ForgetJob,
     ForgetKey,
     ForgetNode,
@@ -41,12 +42,12 @@ from rlinf_actors.head.remembered import (
 from rlinf_actors.head.supervisor import Supervisor
 from rlinf_actors.head.tables import Tables
 from rlinf_actors.security.members import LOCAL, Member
-from rlinf_actors.wire.agents import WorkerExited, WorkerReady
+from rlinf_actors.wire.agents import ProcessGone, WorkerExited, WorkerReady
 from rlinf_actors.wire.clients import GetNodes, Launch
 from rlinf_actors.wire.keys import KeyState
 from rlinf_actors.wire.messages import Body
 from rlinf_actors.wire.protocol import PROTOCOL
-from rlinf_actors.wire.session import AgentHello, ClientHello
+from rlinf_actors.wire.session import AgentHello, Beat, ClientHello
 from rlinf_actors.wire.values import Endpoint, ExitReport, NodeReport, RunningWorker, WorkerSpec
 
 T = TypeVar("T")
@@ -58,7 +59,7 @@ def node_report(id: str, ip: str = "", **more: Any) -> NodeReport:
 
 
 def agent_hello(id: str, incarnation: str = "", **more: Any) -> AgentHello:
-    hello = {name: more.pop(name) for name in ("is_head", "workers", "protocol", "version") if name in more}
+    hello = {name: more.pop(name) for name in ("is_head", "workers", "watched", "protocol", "version") if name in more}
     return AgentHello(
         **{"protocol": PROTOCOL, "version": "1.0", **hello, "incarnation": incarnation or f"{id}-1"},
         node=node_report(id, **more),
@@ -158,6 +159,13 @@ class HeadKit:
         self.out = self._keep(told)
         return self.out
 
+    def beats(self, *peers: str, seconds: int) -> None:
+        """Let time pass in which these peers beat every second, and others are silent."""
+        for _ in range(seconds):
+            for peer in peers:
+                self.tell(peer, Beat(peer))
+            self.wait(1)
+
     def wait(self, seconds: float) -> list[Command]:
         """Let time pass, ticking at each deadline on the way as the server does."""
         end, everything = self.now + seconds, []
@@ -175,6 +183,13 @@ class HeadKit:
 
     def unreachable(self, peer: str) -> None:
         self.out = self._keep(self.head.handle(Unreachable(peer.encode()), self.now))
+
+    def killed(self, client: str, *agents: str) -> None:
+        """Its process is gone, and so is its connection: these agents say so."""
+        for agent in agents:
+            self.tell(agent, ProcessGone(client))
+        assert self.sent(Beat, client)
+        self.unreachable(client)
 
     # --- shortcuts ---
 
@@ -254,6 +269,8 @@ def keep(disk: Remembered, change: Change) -> None:
         disk.nodes += [change] if isinstance(change, KnownNode) else []
     elif isinstance(change, GaveUp):
         disk.given_up[change.kind, change.id] = change.reason
+    elif isinstance(change, ForgetGaveUp):
+        disk.given_up.pop((change.kind, change.id), None)
     elif isinstance(change, Latch):
         disk.stops[change.key] = change.text
     elif isinstance(change, Unlatch):

@@ -71,6 +71,19 @@ def test_a_notice_that_may_not_be_said_is_dropped_and_counted(kit):
     assert kit.head.refused == before + 1
 
 
+def test_a_worker_beside_the_head_is_one_on_its_own_connection():
+    kit = KeysKit()
+    kit.cluster()
+    token = kit.launch("g", [0]).group.token
+    assert isinstance(kit.driver("w", role="worker", worker_id="g-0", token=token), Welcome)
+    kit.driver("other", namespace="else")
+    for asked in (GetKeys(), DrainNode("n0", "me"), StopCluster(), EStop("me", release=True), agent_hello("n9")):
+        assert "a worker of namespace 'ns' may not" in refused(kit.ask("w", asked))
+    assert [str(client) for client in kit.ask("w", GetStatus()).clients] == kit.ask("w", GetStatus("ns")).clients
+    assert isinstance(kit.ask("w", EStop("me")), EStopped)
+    assert isinstance(kit.driver("w", role="worker", worker_id="g-0", token=token), Welcome)
+
+
 # --- claims of agents ---
 
 
@@ -113,9 +126,10 @@ def test_an_agent_drains_its_own_node_only(kit):
 
 
 def test_an_agent_writes_to_the_terminals_of_those_who_have_workers_there(kit):
-    kit.tell("a:n1", LogLines("bob", "n1", [("g:0", "stdout", "x")]))
+    lines = LogLines("bob", "n1", [("g:0", "stdout", "x")])
+    kit.tell("a:n1", lines)
     assert not kit.sent(LogLines)
-    assert [said.chars for said in kit.sent(LogCredit, "a:n1")] == [1]
+    assert [said.chars for said in kit.sent(LogCredit, "a:n1")] == [lines.cost]
     kit.tell("a:n1", LogLines("ann", "n1", [("g:1", "stdout", "x")]))
     assert kit.sent(LogLines, "ann")
     kit.exited("a:n1", "g-1")

@@ -62,6 +62,7 @@ def test_its_process_ends():
     kit = restarted("d1")
     pass_time(kit, 30)
     kit.tell("a:n0", ProcessGone("d1"))
+    kit.wait(0)
     assert [stop.ids for stop in kit.sent(StopWorkers)] == [["g-0"]]
 
 

@@ -7,7 +7,7 @@ import pytest
 from head_kit import HeadKit, agent_hello, running, specs
 
 from rlinf_actors.head.commands import Refuse
-from rlinf_actors.wire.agents import ProcessGone, StartWorkers, StopWorkers
+from rlinf_actors.wire.agents import StartWorkers, StopWorkers
 from rlinf_actors.wire.clients import Launch, Launched, StopCluster, StopGroup, Warn, WorkerChanged
 from rlinf_actors.wire.session import Beat, Goodbye
 from rlinf_actors.wire.values import Claim, Endpoint, ExitReport, LeaseState, WorkerSpec
@@ -106,7 +106,7 @@ def test_after_shutdown_is_answered_the_robot_is_free():
 def test_the_robot_of_an_owner_that_was_killed_is_free_when_its_worker_is_gone():
     lab = Lab()
     lab.claim(group="mine", claims=((OTHER,),), peer="d2")
-    lab.tell("a:n1", ProcessGone("d2"))
+    lab.killed("d2", "a:n1")
     (stop,) = lab.sent(StopWorkers)
     assert stop.ids == ["mine-0"]
     refused(lab.claim("h", ((OTHER,),)))

@@ -6,7 +6,7 @@ import itertools
 
 import msgspec
 from head_kit import HeadKit, agent_hello, specs
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_actors.head.claims import SETTLE_S
@@ -121,7 +121,6 @@ class Model:
             self.kit.nodes(2)
 
 
-@settings(deadline=None)
 @given(steps)
 def test_a_robot_is_one_groups_and_free_when_nobody_can_be_moving_it(history):
     model = Model()

@@ -126,7 +126,7 @@ def test_a_driver_on_a_nodes_host_is_watched_and_may_be_silent():
         kit.wait(9)
         kit.tell("a:n0", Beat())
     assert kit.clients() == 1
-    kit.tell("a:n0", ProcessGone("d1"))
+    kit.killed("d1", "a:n0")
     assert kit.clients() == 0
 
 
@@ -163,14 +163,19 @@ def test_a_watcher_that_comes_later_watches_and_one_that_goes_leaves_the_beats()
     assert kit.clients() == 0
 
 
-def test_another_agent_of_the_host_takes_the_watch_over():
+def test_every_agent_of_the_host_watches_and_one_that_goes_leaves_it_to_the_others():
     kit = HeadKit()
     kit.node("n0", host="shared")
-    kit.node("n1", host="shared", ip="10.0.0.2")
     kit.driver(host="shared")
-    watcher = "a:n0" if kit.sent(Watch, "a:n0") else "a:n1"
-    kit.tell(watcher, Goodbye())
-    assert len(kit.sent(Watch, "a:n1" if watcher == "a:n0" else "a:n0")) == 1
+    kit.node("n1", host="shared", ip="10.0.0.2")
+    assert len(kit.sent(Watch, "a:n1")) == 1
+    kit.tell("a:n0", Goodbye())
+    for _ in range(15):
+        kit.wait(1)
+        kit.tell("a:n1", Beat())
+    assert kit.clients() == 1
+    kit.killed("d1", "a:n1")
+    assert kit.clients() == 0
 
 
 def test_an_agent_that_says_hello_again_is_asked_to_watch_again():
@@ -267,8 +272,9 @@ def test_lines_go_to_the_first_driver_of_the_job_and_credit_comes_back():
 def test_lines_for_nobody_are_dropped_with_credit_for_more():
     kit = HeadKit()
     kit.node("n0")
-    kit.tell("a:n0", LogLines("ns", "n0-name", [("g:0", "out", "hello"), ("g:0", "err", "x")]))
-    assert kit.sent(LogCredit, "a:n0") == [LogCredit("ns", "n0-name", 6)]
+    lines = LogLines("ns", "n0-name", [("g:0", "out", "hello"), ("g:0", "err", "x")])
+    kit.tell("a:n0", lines)
+    assert kit.sent(LogCredit, "a:n0") == [LogCredit("ns", "n0-name", lines.cost)]
 
 
 def test_the_log_says_who_came_who_went_and_who_was_refused():

@@ -65,9 +65,9 @@ def test_it_is_forgotten_with_its_job():
     assert find(kit, peer="d3").kind == "not_found"
 
 
-def state(name: str, count: int) -> GroupState:
+def state(name: str, count: int, namespace: str = "ns") -> GroupState:
     workers = [WorkerState(f"{name}-{n}", n, 0, "", "gone", 1, Endpoint("h")) for n in range(count)]
-    return GroupState("ns", name, "m:C", "o", "gone", workers, detail="long")
+    return GroupState(namespace, name, "m:C", "o", "gone", workers, detail="long")
 
 
 def test_the_oldest_are_forgotten_first_and_the_last_never():
@@ -81,3 +81,12 @@ def test_the_oldest_are_forgotten_first_and_the_last_never():
     assert [ended.get(("ns", name), "t") is not None for name in "acde"] == [False, False, False, True]
     found = ended.get(("ns", "e"), "t")
     assert (found.token, found.detail) == ("t", "")
+
+
+def test_a_job_with_many_groups_pushes_out_its_own():
+    ended = EndedGroups(limit=5)
+    ended.add(state("quiet", 2, "theirs"))
+    for n in range(10):
+        ended.add(state(f"g{n}", 1))
+    assert ended.get(("theirs", "quiet"), "t") is not None
+    assert [n for n in range(10) if ended.get(("ns", f"g{n}"), "t") is not None] == [7, 8, 9]

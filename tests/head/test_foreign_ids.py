@@ -6,7 +6,6 @@ import pytest
 from head_kit import HeadKit, agent_hello, specs
 
 from rlinf_actors.wire.clients import FindGroup, GetNodes, Handles, Launch
-from rlinf_actors.wire.session import Beat
 from rlinf_actors.wire.values import GroupHandle, WorkerState
 
 
@@ -20,20 +19,13 @@ def kit() -> HeadKit:
     return kit
 
 
-def beats(kit: HeadKit, *peers: str, seconds: int) -> None:
-    for _ in range(seconds):
-        for peer in peers:
-            kit.tell(peer, Beat(peer))
-        kit.wait(1)
-
-
 def test_a_launch_again_with_a_worker_of_another_group_is_refused(kit):
     (own,), (foreign,) = specs("b", [1]), specs("a", [0])
     for wrong in (foreign, specs("b", [0], namespace="other", launch="x")[0]):
         refused = kit.ask("d1", Launch("ns", "b", "m:C", [own, wrong]))
         assert refused.kind == "usage"
     kit.exited("a:n1", "b-0", exit_code=1)
-    beats(kit, "a:n0", "a:n1", seconds=15)  # the driver is silent, and its groups end
+    kit.beats("a:n0", "a:n1", seconds=15)  # the driver is silent, and its groups end
     kit.driver("d2", namespace="other")
     assert kit.ask("d2", FindGroup("other", "a")).kind == "not_found"
 
@@ -45,12 +37,12 @@ def test_handles_that_name_a_worker_of_another_group_change_nothing(kit):
     found = kit.ask("d1", FindGroup("ns", "b")).group
     assert [worker.id for worker in found.workers] == ["b-0"]
     kit.exited("a:n1", "b-0", exit_code=1)
-    beats(kit, "a:n0", "a:n1", seconds=15)
+    kit.beats("a:n0", "a:n1", seconds=15)
     assert kit.ask("d1", FindGroup("ns", "a")).kind == "hello", "the driver was silent, and the head is there"
 
 
 def test_only_the_agent_of_its_node_says_that_a_lost_worker_has_ended(kit):
-    beats(kit, "a:n0", "d1", seconds=11)  # n1 is lost
+    kit.beats("a:n0", "d1", seconds=11)  # n1 is lost
     kit.exited("a:n0", "b-0", kind="stopped")
     assert kit.launch("b", [0], launch="again").kind == "name_in_use"
     kit.ask("a:n1again", agent_hello("n1", "again", ip="10.0.0.2"))

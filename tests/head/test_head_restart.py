@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from restart_kit import UP, alone, back, cluster, handle, returns
 
+from rlinf_actors.head.awaited import SOON_S
 from rlinf_actors.head.commands import Refuse
 from rlinf_actors.wire.agents import ProcessGone, StopWorkers
 from rlinf_actors.wire.clients import FindGroup, GetNodes, Handles, Launch, Launched, Nodes, WorkerChanged
 from rlinf_actors.wire.operators import EStop, EStopped
-from rlinf_actors.wire.session import Goodbye, Welcome
+from rlinf_actors.wire.session import Beat, Goodbye, Welcome
 from rlinf_actors.wire.values import Claim, ExitReport
 
 # --- ranks, nodes and epochs ---
@@ -141,7 +142,8 @@ def test_workers_of_a_driver_that_was_given_up_end_at_a_restarted_head():
 
 
 @pytest.mark.parametrize("first", ["the end", "its workers"])
-def test_a_driver_whose_end_an_agent_saw_meanwhile_is_not_waited_for(first):
+def test_a_driver_whose_end_an_agent_saw_meanwhile_is_waited_for_until_it_had_been_back(first):
+    """That agent may lie."""
     kit = cluster(2)
     kit.restart()
     if first == "the end":
@@ -150,10 +152,36 @@ def test_a_driver_whose_end_an_agent_saw_meanwhile_is_not_waited_for(first):
         back(kit, 1)
     else:
         back(kit, 1)
-        alone(kit, 0)
+        kit.node("n0", ip="10.0.0.1", is_head=True, watched=["d1"])
         kit.tell("a:n0", ProcessGone("d1"))
+    assert kit.sent(StopWorkers) == []
+    kit.wait(SOON_S)
     assert [stop.ids for stop in kit.sent(StopWorkers)] == [["g-1"]]
     assert returns(kit).kind == "node_lost"
+
+
+def test_a_driver_that_another_agent_watches_is_waited_for_whoever_said_that_it_has_ended():
+    kit = cluster(2)
+    kit.restart()
+    kit.node("n0", ip="10.0.0.1", is_head=True)
+    kit.tell("a:n0", ProcessGone("d1"))
+    there = running(specs("g", [0, 1])[1], "d1", endpoint=UP, pid=7)
+    kit.ask("a:n1", agent_hello("n1", ip="10.0.0.2", workers=[there], watched=["d1"]))
+    for _ in range(30):
+        kit.tell("a:n1", Beat())
+        kit.wait(1)
+        assert kit.sent(StopWorkers) == []
+    assert isinstance(returns(kit), Welcome)
+
+
+def test_a_driver_that_lives_is_welcome_whoever_said_that_it_has_ended():
+    kit = cluster(2)
+    kit.restart()
+    back(kit, 1)
+    kit.node("n0", ip="10.0.0.1", is_head=True, watched=["d1"])
+    kit.tell("a:n0", ProcessGone("d1"))
+    assert isinstance(returns(kit), Welcome)
+    assert kit.sent(StopWorkers) == []
 
 
 def test_a_driver_that_said_goodbye_needs_no_memory():
@@ -225,7 +253,7 @@ class Actor:
         self.waiting = False
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, 5), max_size=60))
 def test_in_whatever_order_they_come_back_nothing_is_lost_or_given_twice(order):
     kit = cluster(3)

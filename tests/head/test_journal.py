@@ -27,7 +27,7 @@ class JournalKit:
 
     def add(self, *texts: str, namespace: str = "", wall: float = 1.0) -> None:
         for text in texts:
-            self.journal.add(Record("worker_died", text, namespace=namespace), wall)
+            self.journal.add(Record("worker_died", text, namespace=namespace), wall, namespace)
 
     def ask(self, id: int = 1, now: float = 0.0, **question: object) -> Events | None:
         return self.journal.ask(b"p", id, GetEvents(**question), now, 9.0)
@@ -75,6 +75,34 @@ def test_long_events_make_room_sooner_and_the_newest_always_stays():
     assert texts(kit.ask()) == ["b"]
     kit.journal.add(Record("worker_died", "c" * 500), 1.0)
     assert texts(kit.ask()) == ["c" * 500]
+
+
+def test_who_does_most_makes_room_and_nobody_else():
+    kit = JournalKit(kept=10)
+    kit.add("a", "b", namespace="quiet")
+    kit.add("node")
+    kit.journal.add(Record("refused", "who"), 1.0)
+    kit.add(*(f"{n}" for n in range(50)), namespace="loud")
+    answer = kit.ask()
+    assert texts(answer) == ["a", "b", "node", "who", *(f"{n}" for n in range(44, 50))]
+    assert (answer.missing, answer.next, answer.more) == (44, 54, False)
+    for _ in range(50):
+        kit.journal.add(Record("refused", "who"), 1.0)
+    kept = texts(kit.ask())
+    assert kept[:3] == ["a", "b", "node"]
+    assert kept.count("who") in (3, 4)
+
+
+def test_a_reader_of_pages_is_told_once_of_what_is_not_kept():
+    kit = JournalKit(kept=6)
+    kit.add("a", "b", namespace="quiet")
+    kit.add(*"cdefghij", namespace="loud")
+    first = kit.ask(limit=2)
+    assert (texts(first), first.missing, first.next, first.more) == (["a", "b"], 0, 2, True)
+    second = kit.ask(since=first.next, limit=2)
+    assert (texts(second), second.missing, second.more) == (["g", "h"], 4, True)
+    third = kit.ask(since=second.next, limit=2)
+    assert (texts(third), third.missing, third.more) == (["i", "j"], 0, False)
 
 
 def test_an_answer_is_bounded_in_length_but_never_empty():

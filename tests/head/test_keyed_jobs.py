@@ -92,6 +92,19 @@ def test_an_expired_key_ends_its_sessions_at_the_first_word_of_anybody(kit):
     assert [type(c.body) for c in kit.out if isinstance(c, Notify) and c.peer == b"bob"] == [Goodbye]
 
 
+def test_a_key_has_so_many_sessions_and_no_more(kit, monkeypatch):
+    monkeypatch.setattr("rlinf_actors.head.clients.SESSIONS", 2)
+    kit.keyed["ann2"] = kit.keyed["ann3"] = kit.keyed["ann"]
+    assert isinstance(kit.ask("ann2", client_hello("ann2", namespace="ann")), Welcome)
+    refused = kit.ask("ann3", client_hello("ann3", namespace="ann"))
+    assert isinstance(refused, Refuse)
+    assert "driver 'ann' has 2 sessions with the head already" in refused.text
+    assert "driver 'ann' has 2 sessions" in kit.ask("admin", GetEvents()).events[-1].text
+    assert isinstance(kit.ask("ann2", client_hello("ann2", namespace="ann")), Welcome)  # it says so again
+    kit.tell("ann2", Goodbye())
+    assert isinstance(kit.ask("ann3", client_hello("ann3", namespace="ann")), Welcome)
+
+
 def test_a_restarted_head_does_not_wait_for_a_revoked_driver(kit):
     kit.revoke("ann")
     kit.restart()

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from keys_kit import KeysKit, key
+from head_kit import HeadKit
+from keys_kit import KeysKit, key, two_jobs
 
 from rlinf_actors.head import refusals
-from rlinf_actors.head.commands import Command, TurnedAway
+from rlinf_actors.head.commands import Command, Record, TurnedAway
+from rlinf_actors.security.refusals import KINDS
+from rlinf_actors.wire.agents import Refusal, RefusalReport
 from rlinf_actors.wire.keys import GetKeys
+from rlinf_actors.wire.operators import GetEvents
 
 
 @pytest.fixture
@@ -52,13 +56,17 @@ def test_repetitions_are_counted_and_said_once_a_minute(kit):
     assert len(turned_away(kit)) == 1
 
 
+def test_the_head_wakes_up_for_the_end_of_that_minute(kit):
+    assert kit.head.next_deadline() > kit.now + refusals.WINDOW_S
+    turned_away(kit)
+    assert kit.head.next_deadline() == kit.now + refusals.WINDOW_S
+
+
 def test_strangers_from_everywhere_do_not_fill_the_log(kit):
     lines = sum(len(turned_away(kit, "", f"10.1.{n // 250}.{n % 250}", "it came without CURVE")) for n in range(5000))
-    assert lines == refusals.KINDS
+    assert lines == KINDS
     out = refused(kit.wait(refusals.WINDOW_S))
-    assert [line.split(",")[0] for line in out] == [
-        f"{5000 - refusals.KINDS} more refusals of other kinds in the last 60 s"
-    ]
+    assert [line.split(",")[0] for line in out] == [f"{5000 - KINDS} more refusals of other kinds in the last 60 s"]
 
 
 def test_a_member_that_asks_again_and_again_is_one_line(kit):
@@ -68,3 +76,59 @@ def test_a_member_that_asks_again_and_again_is_one_line(kit):
     assert refused(kit.wait(refusals.WINDOW_S)) == [
         "refused: driver 'bob' may not say GetKeys (49 more in the last 60 s)"
     ]
+
+
+# --- at the sockets of nodes ---
+
+
+def told(kit: HeadKit, peer: str, *refusals: Refusal) -> list[str]:
+    kit.tell(peer, RefusalReport(list(refusals)))
+    return kit.records()
+
+
+STRANGER = "a connection from 10.0.0.9: key xxxxxxxx is not its job's"
+
+
+@pytest.fixture
+def jobs() -> KeysKit:
+    made = two_jobs()
+    made.ready("a:n0", "g-0")
+    return made
+
+
+def test_who_was_refused_by_a_worker_is_in_the_log_of_its_job(jobs):
+    jobs.tell("a:n0", RefusalReport([Refusal(STRANGER, 3, "g-0")]))
+    (record,) = [command for command in jobs.out if isinstance(command, Record)]
+    assert record.text == f"worker g:0 (process 77) on node n0 refused {STRANGER} (3 times)"
+    assert (record.kind, record.namespace, record.node, record.worker_id) == ("refused", "ann", "n0", "g-0")
+    seen = {peer: jobs.ask(peer, GetEvents(0, namespace=peer)) for peer in ("ann", "bob")}
+    assert {peer: [e.text for e in found.events if e.kind == "refused"] for peer, found in seen.items()} == {
+        "ann": [record.text], "bob": []
+    }  # fmt: skip
+
+
+def test_repetitions_from_nodes_are_counted_by_the_minute(jobs):
+    assert len(told(jobs, "a:n0", Refusal(STRANGER, 1, "g-0"))) == 1
+    for _ in range(12):
+        assert told(jobs, "a:n0", Refusal(STRANGER, 100, "g-0")) == []
+    assert [line for line in refused(jobs.wait(refusals.WINDOW_S)) if "more in" in line] == [
+        f"worker g:0 (process 77) on node n0 refused {STRANGER} (1200 more in the last 60 s)"
+    ]
+
+
+def test_an_agent_is_believed_of_its_own_node_alone(jobs):
+    (line,) = told(jobs, "a:n1", Refusal(STRANGER, 1, "g-0"))
+    assert line == f"node n1 (10.0.0.1) refused at the socket of a worker that has ended {STRANGER}"
+    (line,) = told(jobs, "a:n1", Refusal("a connection to its template's socket: it is no agentd's"))
+    assert line == "node n1 (10.0.0.1) refused a connection to its template's socket: it is no agentd's"
+    for peer in ("ann", "w"):
+        assert told(jobs, peer, Refusal(STRANGER, 1, "g-0"))[0].endswith("may not say RefusalReport")
+
+
+def test_an_agent_that_tells_much_leaves_room_for_others(jobs):
+    lines = told(jobs, "a:n1", *(Refusal(f"somebody {n}") for n in range(200)))
+    assert len(lines) == refusals.KINDS_OF_NODE
+    assert len(told(jobs, "a:n0", Refusal(STRANGER, 1, "g-0"))) == 1
+    assert len(turned_away(jobs)) == 1
+    count = 200 - refusals.KINDS_OF_NODE
+    assert f"{count} more refusals of other kinds in the last 60 s" in "\n".join(refused(jobs.wait(60)))

@@ -14,6 +14,7 @@ from rlinf_actors.errors import ConfigError
 from rlinf_actors.head.remembered import (
     KEPT,
     Drain,
+    ForgetGaveUp,
     ForgetJob,
     ForgetKey,
     ForgetNode,
@@ -76,9 +77,10 @@ async def test_what_was_asked_for_before_the_end_is_written(tmp_path):
 async def test_only_so_many_are_remembered(tmp_path):
     store = Store(str(tmp_path))
     await write(store, GaveUp("node", "other", ""), *(GaveUp("client", str(n), "") for n in range(KEPT + 10)))
+    await write(store, ForgetGaveUp("client", "30"), ForgetGaveUp("node", "40"), GaveUp("client", "20", "again"))
     store.close()
     clients = [id for kind, id in opened(tmp_path).given_up if kind == "client"]
-    assert clients == [str(n) for n in range(10, KEPT + 10)]
+    assert clients == [*(str(n) for n in range(9, KEPT + 10) if n not in (20, 30)), "20"]
     assert ("node", "other") in opened(tmp_path).given_up
 
 
@@ -98,6 +100,25 @@ def test_a_damaged_file_is_refused_with_what_to_do(tmp_path, text):
         Store(str(tmp_path))
     assert str(tmp_path / FILE) in str(refused.value)
     assert (tmp_path / FILE).read_bytes() == text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE facts SET value = 'abc' WHERE name = 'epoch'",
+        "INSERT INTO keys VALUES ('x', 'text')",
+        "INSERT INTO keys VALUES ('x', x'c1')",
+        "INSERT INTO jobs VALUES ('x', x'ff', 'y')",
+        "INSERT INTO stops VALUES (x'ff', 'y')",
+    ],
+)
+def test_a_value_that_cannot_be_is_damage_too(tmp_path, change):
+    opened(tmp_path)
+    with sqlite3.connect(tmp_path / FILE) as database:
+        database.execute(change)
+    database.close()
+    with pytest.raises(ConfigError, match=r"is damaged \(.*Move it away and start the head again"):
+        Store(str(tmp_path))
 
 
 def test_a_file_of_another_format_is_refused(tmp_path):
@@ -154,4 +175,15 @@ def test_a_link_to_another_file_is_not_followed(tmp_path):
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "head.sqlite3").symlink_to(tmp_path / "another")
     with pytest.raises(ConfigError, match="cannot be written"):
+        Store(str(tmp_path / "state"))
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root makes links that are another user's")
+def test_another_user_s_link_to_a_directory_of_ours_is_not_followed(tmp_path):
+    """It may be an earlier head's, which lists keys that this one has revoked."""
+    (tmp_path / "earlier").mkdir(mode=0o700)
+    (tmp_path / "state").symlink_to(tmp_path / "earlier")
+    Store(str(tmp_path / "state")).close()
+    os.chown(tmp_path / "state", 65534, 65534, follow_symlinks=False)
+    with pytest.raises(ConfigError, match="is a link of user 65534: give the head a directory of this user's"):
         Store(str(tmp_path / "state"))

@@ -59,9 +59,9 @@ class Load:
         self._answered = Counter[int]()
 
     async def run(self) -> None:
-        """All of them; returns when each has ended."""
+        """All of them; returns when each has ended and `finish` is set: whoever sets it still writes to our stdin."""
         callers = [self._call(rank) for rank in range(RANKS) for _ in range(CALLERS)]
-        await asyncio.gather(*callers, *(self._stream(rank) for rank in range(RANKS)))
+        await asyncio.gather(*callers, *(self._stream(rank) for rank in range(RANKS)), self.finish.wait())
         for rank, outcome in enumerate(self.outcomes):
             if not outcome.failures:
                 (told,) = await self.group.execute_on(rank).executed()

@@ -35,12 +35,21 @@ _ROOT = _HERE.parent.parent
 
 
 class Driver:
-    """The process of kills_driver, and what it says."""
+    """The process of kills_driver, and what it says.
 
-    def __init__(self, command: Sequence[Any], env: Mapping[str, str]) -> None:
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=env, start_new_session=True
-        )
+    Args:
+        command: runs it.
+        env: its environment.
+        words: a file for its stderr, which is shown when it ends too early.
+    """
+
+    def __init__(self, command: Sequence[Any], env: Mapping[str, str], words: Path) -> None:
+        self._words = words
+        with words.open("wb") as stderr:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, bufsize=0, env=env,
+                start_new_session=True,
+            )  # fmt: skip
         self._unread = b""
 
     @property
@@ -54,7 +63,7 @@ class Driver:
         while b"\n" not in self._unread:
             assert _ready(self._process.stdout.fileno()), f"the driver says nothing for {PATIENCE_S} s"
             got = self._process.stdout.read(65536)
-            assert got, f"the driver ended with {self.wait()}"
+            assert got, self._end()
             self._unread += got
         line, _, self._unread = self._unread.partition(b"\n")
         return json.loads(line)
@@ -62,11 +71,17 @@ class Driver:
     def finish(self) -> None:
         """Ask for its end."""
         assert self._process.stdin is not None
-        self._process.stdin.write(b"finish\n")
+        try:
+            self._process.stdin.write(b"finish\n")
+        except BrokenPipeError:
+            raise AssertionError(self._end()) from None
 
-    def wait(self) -> int:
-        """Its exit code, once it has ended."""
-        return self._process.wait(PATIENCE_S)
+    def end(self) -> list[str]:
+        """Wait for its end; what was wrong with that, in its own words."""
+        return [self._end()] if self._process.wait(PATIENCE_S) else []
+
+    def _end(self) -> str:
+        return f"the driver ended with {self._process.wait(PATIENCE_S)}:\n{self._words.read_text(errors='replace')}"
 
     def close(self) -> None:
         """Nothing of it stays."""
@@ -81,10 +96,12 @@ class Scene:
     Args:
         local: the cluster, started.
         bystanders: that group; each method of it answers.
+        folder: for what drivers write.
     """
 
-    def __init__(self, local: LocalCluster, bystanders: Any) -> None:
+    def __init__(self, local: LocalCluster, bystanders: Any, folder: Path) -> None:
         self._local = local
+        self._folder = folder
         self._bystanders = bystanders
         self._pids = bystanders.about().wait(PATIENCE_S)
 
@@ -93,7 +110,8 @@ class Scene:
         command = [sys.executable, _HERE / "kills_driver.py", self._local.head]
         paths = os.pathsep.join([str(_ROOT), str(_HERE)])
         with ExitStack() as stack:
-            driver = Driver(command, {**os.environ, "PYTHONPATH": paths})
+            env = {**os.environ, **self._local.driver_env, "PYTHONPATH": paths}
+            driver = Driver(command, env, self._folder / "driver.err")
             stack.callback(driver.close)
             pids = driver.line()
             watched = {pid: os.pidfd_open(pid) for worker, _, child in pids for pid in (worker, child)}
@@ -129,7 +147,7 @@ class Scene:
         driver.finish()
         while not isinstance(said := driver.line(), list):
             pass
-        found = [f"the driver exited with {code}" for code in [driver.wait()] if code]
+        found = driver.end()
         for rank, outcome in enumerate(said):
             found += [f"rank {rank}: {problem}" for problem in problems(Outcome(**outcome), expected(rank, victims))]
         return found

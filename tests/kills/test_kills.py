@@ -18,10 +18,10 @@ pytestmark = pytest.mark.live
 
 
 @pytest.fixture(scope="module")
-def scene() -> Iterator[Scene]:
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     with LocalCluster(NODES) as local:
         bystanders = start_bystanders(local.cluster())
-        yield Scene(local, bystanders)
+        yield Scene(local, bystanders, tmp_path_factory.mktemp("kills"))
 
 
 @pytest.mark.timeout(0)

@@ -74,7 +74,7 @@ class User(Worker):
         self._held = channel.get(async_op=True)
         arrived = threading.Event()
         self._held._on_done(arrived.set)
-        return arrived.wait(10)
+        return arrived.wait(60)
 
     def put_async(self, channel: Channel, items: list[Any]) -> None:
         """All under way at once; returns when all are in."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import pace
 import pytest
 
 from rlinf_actors import Cluster
@@ -23,4 +24,4 @@ def cluster(shared_cluster: Cluster) -> Iterator[Cluster]:
     assert lost.count == before, "the test dropped a result with an error, which makes the whole run exit with 1"
     for group in shared_cluster.runtime.groups.all():
         if group.owned and not group.gone.done():
-            shared_cluster.runtime.io.submit(shared_cluster.runtime.groups.stop(group, 0.0)).result(10)
+            shared_cluster.runtime.io.submit(shared_cluster.runtime.groups.stop(group, 0.0)).result(pace.PATIENCE_S)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from message_workers import Talker, ended
 
+import rlinf_actors.worker.server as worker_server
 from rlinf_actors.net.transport import start_shared_thread
 from rlinf_actors.wire import frames
 
@@ -37,6 +38,7 @@ class Survivor(Talker):
     def __init__(self) -> None:
         super().__init__()
         start_shared_thread()  # it stays, once something large was sent
+        worker_server.LATE_S = 2.0  # how long memory of a worker that ended stays, for what it sent
 
     def meet(self, group: str, first: bool) -> None:
         """A large object each way, so that every kind of link and memory is there."""
@@ -79,11 +81,8 @@ class Survivor(Talker):
         return {"descriptors": len(os.listdir("/proc/self/fd")), "mapped": mapped, "threads": threading.active_count()}
 
     def has_open_like(self, before: dict[str, int]) -> dict[str, int]:
-        """The same, once it is as *before*, at the latest after 20 s.
-
-        Memory of a worker that ended stays for 10 s, for what it sent; libzmq closes on threads of its own, silently.
-        """
-        deadline = time.monotonic() + 20
+        """The same, once it is as *before*; libzmq closes on threads of its own, silently."""
+        deadline = time.monotonic() + 60
         while (now := self.has_open()) != before and time.monotonic() < deadline:
             threading.Event().wait(0.01)
         return now

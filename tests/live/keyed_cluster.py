@@ -17,14 +17,17 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pace
+
 from rlinf_actors.cli import app
 from rlinf_actors.cli.session import observing
+from rlinf_actors.net.ports import HeldPorts
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire.messages import Body
 from rlinf_actors.wire.operators import Events, GetEvents
 
 ROOT = Path(__file__).parents[2]
-TIMERS = "[timers]\nbeat_s = 0.2\nlease_s = 5.0\n"
+TIMERS = f"[timers]\nbeat_s = {0.2 * pace.slowness}\nlease_s = {5.0 * pace.slowness}\n"
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,9 @@ class KeyedCluster:
         (place / "hw.json").write_text("{}")
         (place / "agentd.toml").write_text(TIMERS)
         self.keys("init", "--name", "kim")
-        self.head = self.agentd("head", "--head", "--listen", "127.0.0.1:0")
+        ports = stack.enter_context(contextlib.closing(HeldPorts()))
+        port = ports.hold()  # for a head that is started again: nobody else is given it meanwhile
+        self.head = self.agentd("head", "--head", "--listen", f"127.0.0.1:{port}")
         self.address = self.head.said["head"].removeprefix("tcp://")
 
     def folder(self, member: str) -> Path:
@@ -150,7 +155,7 @@ class Agentd:
         """SIGTERM, and SIGKILL to one that does not end by that."""
         self.process.terminate()
         try:
-            self.process.wait(10)
+            self.process.wait(pace.PATIENCE_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -177,7 +182,7 @@ class Driver:
         """Its exit code and what it said to stderr, once it has ended."""
         if self.process.stderr is not None and self.process.stderr.closed:
             return self.process.returncode, ""
-        _, err = self.process.communicate(timeout=30)
+        _, err = self.process.communicate(timeout=pace.PATIENCE_S)
         return self.process.returncode, err
 
 
@@ -188,7 +193,7 @@ def gone(pid: int) -> None:
     except ProcessLookupError:
         return
     try:
-        assert select.select([watch], [], [], 30)[0], f"process {pid} is still there"
+        assert select.select([watch], [], [], pace.PATIENCE_S)[0], f"process {pid} is still there"
     finally:
         os.close(watch)
 

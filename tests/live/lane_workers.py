@@ -239,12 +239,16 @@ class LaneTalker(TensorTalker):
     def say_two(self, mib: int, group: str) -> str:
         return ended(self.send([torch.ones(mib << 17), torch.ones(mib << 17)], group, 0, async_op=True))
 
-    def own_group(self, port: int, rank: int, group: str) -> list[Any]:
+    def own_ports(self, count: int) -> list[int]:
+        """Held for us: other programs on this machine ask for ports, too."""
+        return [self.acquire_free_port() for _ in range(count)]
+
+    def own_group(self, ports: list[int], rank: int, group: str) -> list[Any]:
         """A default group of the user's, made before lanes are in use, and one after; what is left at the end."""
         seen: list[Any] = [dist.is_initialized()]
         self.swap_tensors(50_000, group)
         seen.append(dist.is_initialized())
-        for _ in range(2):
+        for port in ports:
             dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
             mine = torch.full((3,), float(rank + 1))
             dist.all_reduce(mine)
@@ -253,7 +257,6 @@ class LaneTalker(TensorTalker):
             dist.all_reduce(mine)
             seen.append((mine.tolist(), dist.get_world_size(), dist.get_rank()))
             dist.destroy_process_group()
-            port += 1
         self.swap_tensors(50_000, group)
         seen.append(dist.is_initialized())
         return seen

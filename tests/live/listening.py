@@ -54,25 +54,31 @@ def greeting(mechanism: str) -> bytes:
     return SIGNATURE + b"\x03\x01" + mechanism.encode().ljust(20, b"\0") + bytes(32)
 
 
-def listening(pids: Iterable[int]) -> list[Listening]:
-    """Every socket of these processes that takes connections; a socket that several have is the first one's."""
+def listening(pids: Iterable[int], net: str = "/proc/net") -> list[Listening]:
+    """Every socket of these processes that takes connections; a socket that several have is the first one's.
+
+    *net* is what /proc shows of their network.
+    """
     owners: dict[str, int] = {}
     for pid in pids:
         for fd in os.scandir(f"/proc/{pid}/fd"):
-            target = os.readlink(fd.path)
+            try:
+                target = os.readlink(fd.path)
+            except FileNotFoundError:  # a file that it has just read, say; what listens stays open
+                continue
             if target.startswith("socket:["):
                 owners.setdefault(target[8:-1], pid)
     found = []
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+    for line in Path(f"{net}/tcp").read_text().splitlines()[1:]:
         words = line.split()
         if words[3] == LISTEN and words[9] in owners:
             ip, port = words[1].split(":")
             found.append(Listening(owners[words[9]], socket.inet_ntoa(struct.pack("<I", int(ip, 16))), int(port, 16)))
-    for line in Path("/proc/net/tcp6").read_text().splitlines()[1:]:
+    for line in Path(f"{net}/tcp6").read_text().splitlines()[1:]:
         words = line.split()
         if words[3] == LISTEN and words[9] in owners:
             found.append(Listening(owners[words[9]], "::", int(words[1].split(":")[1], 16)))
-    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+    for line in Path(f"{net}/unix").read_text().splitlines()[1:]:
         words = line.split(maxsplit=7)
         if int(words[3], 16) & ACCEPTS and words[6] in owners:
             found.append(Listening(owners[words[6]], path=words[7], stream=int(words[4], 16) == STREAM))

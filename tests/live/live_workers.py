@@ -21,7 +21,7 @@ SCRIPT_ENV = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT
 """For scripts that a test runs: the project need not be installed."""
 
 
-def wait_for_end(pidfd: int, timeout: float = 10.0) -> None:
+def wait_for_end(pidfd: int, timeout: float = 60.0) -> None:
     """Wait until the process of a pidfd has ended; closes it."""
     ended, _, _ = select.select([pidfd], [], [], timeout)
     os.close(pidfd)

@@ -39,7 +39,7 @@ class Arm:
     def commands(self) -> list[Command]:
         return read_record(self.record)
 
-    def until(self, fact: Any, patience_s: float = 15.0) -> list[Command]:
+    def until(self, fact: Any, patience_s: float = 60.0) -> list[Command]:
         """Wait for a fact about the record; its end is looked at whenever the arm has written."""
         deadline = time.monotonic() + patience_s
         with subprocess.Popen(["tail", "-n", "+1", "-f", str(self.record)], stdout=subprocess.PIPE) as tail:
@@ -175,6 +175,8 @@ class Locked(Streamer):
 class Closing(Streamer):
     def _close(self) -> None:
         self.arm.move(0)
+        while not self.arm.state()[1]:  # an end with states unread is a reset, which could overtake the command
+            pass
         self.arm.close()
 
 

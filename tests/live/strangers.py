@@ -1,15 +1,23 @@
-"""Connections of nobody: bytes that are no ZMTP, or begin like it, to every socket that listens."""
+"""Connections of nobody: bytes that are no ZMTP, or begin like it, to every socket that listens.
+
+``python strangers.py knock|stream|"8 streams"|idle COUNT < addresses`` makes them from where it runs.
+"""
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import errno
+import json
+import os
 import random
+import resource
 import selectors
 import socket
 import struct
+import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -68,9 +76,11 @@ KINDS: dict[str, Callable[[random.Random], bytes]] = {
 def knock(addresses: Sequence[Listening], count: int, seed: int) -> Counter[str]:
     """*count* connections to each address, of all kinds. Returns when the other ends have closed theirs.
 
-    One in ten is cut off by a reset at once. How each ended is counted: a server that does not close is a TimeoutError.
+    One in ten is cut off by a reset at once, and one in ten stays open and says nothing more, AT_A_TIME of them. How
+    each ended is counted: a server that does not close is a TimeoutError.
     """
     choose, ends = random.Random(seed), Counter[str]()
+    half_open: deque[socket.socket] = deque()
     with contextlib.ExitStack() as stack:
         waiting = stack.enter_context(selectors.DefaultSelector())
         stack.callback(lambda: [key.fileobj.close() for key in list(waiting.get_map().values())])
@@ -91,7 +101,14 @@ def knock(addresses: Sequence[Listening], count: int, seed: int) -> Counter[str]
             link = addresses[number % len(addresses)].connect()
             try:
                 link.sendall(KINDS[kind](choose))
-                if choose.random() < 0.1:
+                luck = choose.random()
+                if luck < 0.1:
+                    half_open.append(link)
+                    if len(half_open) > AT_A_TIME:
+                        half_open.popleft().close()
+                    ends["half open"] += 1
+                    continue
+                if luck < 0.2:
                     link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                     link.close()
                     ends["reset by us"] += 1
@@ -104,7 +121,9 @@ def knock(addresses: Sequence[Listening], count: int, seed: int) -> Counter[str]
             waiting.register(link, selectors.EVENT_READ, kind)
             hear(AT_A_TIME)
         hear(0)
-        for address in addresses:  # those that we have reset came before, and are gone when this one is
+        for link in half_open:
+            link.close()
+        for address in addresses:  # those that we have closed came before, and are gone when this one is
             last = address.connect()
             last.shutdown(socket.SHUT_WR)
             waiting.register(last, selectors.EVENT_READ, "last")
@@ -121,10 +140,40 @@ def _closed(link: socket.socket) -> bool:
         return True
 
 
-def resident(pid: int) -> int:
-    """Bytes of memory of a process."""
+def idle(addresses: Sequence[Listening], count: int) -> list[socket.socket]:
+    """So many connections to each that say nothing; who gets them closes them."""
+    return [address.connect() for _ in range(count) for address in addresses]
+
+
+def stream(address: Listening, choose: random.Random) -> str:
+    """Send the first message of a handshake, which claims 1 GiB, until the other end closes; returns how that went."""
+    flags = bytes([choose.choice((2, 6))])
+    with address.connect() as link:
+        try:
+            link.sendall(greeting("CURVE") + flags + (1 << 30).to_bytes(8, "big"))
+            for _ in range(1 << 14):
+                link.sendall(bytes(1 << 16))
+        except ConnectionError as error:
+            return type(error).__name__
+    return "all was taken"
+
+
+def streams(addresses: Sequence[Listening], count: int, seed: int, at_a_time: int) -> Counter[str]:
+    """*count* streams to each address."""
+    choose = random.Random(seed)
+    with concurrent.futures.ThreadPoolExecutor(at_a_time) as threads:
+        return Counter(threads.map(lambda address: stream(address, choose), [*addresses] * count))
+
+
+def resident(pid: int, kind: str = "VmRSS") -> int:
+    """Bytes of memory of a process, now or (VmHWM) at most since `begin_peak`."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmRSS:"))
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{kind}:"))
+
+
+def begin_peak(pid: int) -> None:
+    """The most memory that a process has had begins anew."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
 def descriptors(pid: int) -> list[str]:
@@ -157,3 +206,25 @@ class Latencies:
         """Milliseconds."""
         ordered = sorted(self._taken)
         return 1e3 * ordered[int(0.99 * (len(ordered) - 1))]
+
+
+def main(what: str, count: int) -> None:
+    """As strangers on another machine: what is said on stdin, then what came of it on stdout."""
+    os.nice(19)  # they have processors of their own: what they make others do is what counts
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    addresses = [Listening(**one) for one in json.loads(sys.stdin.readline())]
+    if what == "knock":
+        print(json.dumps(knock(addresses, count, 1)), flush=True)
+    elif what == "stream":
+        print(json.dumps(streams(addresses, count, 1, 1)), flush=True)
+    elif what == "8 streams":
+        print(json.dumps(streams(addresses, count, 1, 8)), flush=True)
+    else:
+        links = idle(addresses, count)
+        print(json.dumps({"idle": len(links)}), flush=True)
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

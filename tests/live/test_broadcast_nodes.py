@@ -12,7 +12,7 @@ import pytest
 from rlinf_actors import NodePlacementStrategy, PeerDiedError
 from rlinf_actors.testing import LocalCluster
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.live
 
 MIB = 1 << 20
 GROUPS = [("a", list(range(6)))]

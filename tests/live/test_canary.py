@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
+import pace
 import pytest
 from canary_workers import Canary, Keeper, Streamer
 from keyed_cluster import KeyedCluster, keyed_cluster
@@ -125,24 +126,25 @@ async def assault(endpoint: str, joins: Sequence[bytes], canary: Path) -> None:
         for first in [None, *joins]:
             if first is not None:
                 link.send(first)
-                await asyncio.wait_for(rejected.acquire(), 10)
+                await asyncio.wait_for(rejected.acquire(), pace.PATIENCE_S)
             for header, parts in everything(canary):
                 link.send(header, parts)
         link.send(joins[0])
-        await asyncio.wait_for(rejected.acquire(), 10)
+        await asyncio.wait_for(rejected.acquire(), pace.PATIENCE_S)
     finally:
         network.close()
 
 
 def token_of_another_job(local: LocalCluster) -> str:
-    runtime = Runtime("driver", "another", security=Security.toward(f"tcp://{local.head}", Settings.load(), "driver"))
+    runtime = Runtime(
+        "driver", "another", security=Security.toward(f"tcp://{local.head}", Settings(key_dir=local.keys), "driver")
+    )
     try:
         return runtime.io.submit(runtime.connect(f"tcp://{local.head}", 10)).result().token
     finally:
         runtime.close()
 
 
-@pytest.mark.timeout(60)  # it says 2,400 things to each of three
 def test_to_workers_and_channel_hosts_from_who_is_no_member(local, cluster, keepers, canary):
     channel = Channel.create("items")
     channel.qsize()
@@ -163,7 +165,7 @@ def test_to_workers_and_channel_hosts_from_who_is_no_member(local, cluster, keep
 
 def test_to_the_head_and_to_templates_from_this_very_user(local, cluster, keepers, canary):
     async def to_head(endpoint: str) -> None:
-        async with observing(endpoint, Settings.load()) as client:
+        async with observing(endpoint, Settings(key_dir=local.keys)) as client:
             await say_to_head(client, canary)
 
     run_dir = Path(local.nodes[0].run_dir)
@@ -235,7 +237,7 @@ class Tcp:
         self._networks: list[ZmqNetwork] = []
         self.job = job_pair("ours")
         self.refused: asyncio.Queue[str] = asyncio.Queue()
-        gate = JobGate(self.job.public, "ns")
+        gate = JobGate(self.job.public, "ns", lambda text, times: None)
         gate.refused = lambda key, address, why="", times=1: self.refused.put_nowait(key)  # type: ignore[method-assign]
         self.server = WorkerServer(self.network(Security(pair=self.job)), "id-0", "g:0", "ours", gate=gate)
         self.endpoint = self.server.bind("tcp://127.0.0.1:0")
@@ -286,7 +288,7 @@ async def test_to_a_worker_with_keys_from_who_has_not_its_jobs(tcp, canary, who)
     link.send(join("ours", "id-0"))
     for header, parts in everything(canary):
         link.send(header, parts)
-    await asyncio.wait_for(tcp.refused.get(), 10)
+    await asyncio.wait_for(tcp.refused.get(), pace.PATIENCE_S)
     # a member's words are heard after that, and run: nothing of the other's came before them
     assert await answered(tcp, canary.with_name("own"))
     assert canary.with_name("own").exists()
@@ -305,7 +307,7 @@ async def answered(tcp: Tcp, canary: Path) -> bool:
     )
     link.send(join("ours", "id-0"))
     link.send(frames.encode(frames.Call(1, "take")), payload.encode_call((Canary(canary),), {}))
-    return isinstance(await asyncio.wait_for(told.get(), 10), frames.Ok)
+    return isinstance(await asyncio.wait_for(told.get(), pace.PATIENCE_S), frames.Ok)
 
 
 class Waiting:
@@ -326,7 +328,7 @@ class Waiting:
 async def test_to_a_driver_from_what_poses_as_its_worker(tcp, canary, whose):
     """An agent could name an endpoint of its own; what listens there must have the job's pair."""
     pair = {"agent": KeyPair.make(), "another job": job_pair("theirs"), "own": tcp.job}[whose]
-    gate = JobGate(tcp.job.public, "ns")  # it would let the driver in
+    gate = JobGate(tcp.job.public, "ns", lambda text, times: None)  # it would let the driver in
     came: asyncio.Queue[str] = asyncio.Queue()
     gate.refused = lambda key, address, why="", times=1: came.put_nowait(why)  # type: ignore[method-assign]
     fake = tcp.network(Security(pair=pair))
@@ -341,9 +343,9 @@ async def test_to_a_driver_from_what_poses_as_its_worker(tcp, canary, whose):
     waiting = Waiting()
     call = peer.open(waiting)
     peer.connect(endpoint, "here", "ours", lambda: None)
-    why = await asyncio.wait_for(came.get(), 10)
+    why = await asyncio.wait_for(came.get(), pace.PATIENCE_S)
     if whose == "own":
-        payload.decode(await asyncio.wait_for(waiting.parts, 10))
+        payload.decode(await asyncio.wait_for(waiting.parts, pace.PATIENCE_S))
         assert canary.exists()
     else:
         assert why == "it expected a server with another key than this one's"

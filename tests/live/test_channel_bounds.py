@@ -10,7 +10,7 @@ import pytest
 from rlinf_actors import Channel
 from rlinf_actors.channel.outgoing import WINDOW_BYTES
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.live
 
 MIB = 1 << 20
 

@@ -6,11 +6,12 @@ import os
 import signal
 
 import channel_workers as cw
+import pace
 import pytest
 
 from rlinf_actors import Channel, PeerDiedError, WorkerDiedError
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.live
 
 MIB = 1 << 20
 
@@ -25,7 +26,7 @@ def test_a_dead_consumers_item_goes_to_the_next_marked(rlinf_cluster):
     assert waiting[0].wait() == "second"
     assert not waiting[0].redelivered
     cw.kill(group)
-    assert waiting[1].wait(10) == "first"
+    assert waiting[1].wait(pace.PATIENCE_S) == "first"
     assert waiting[1].redelivered
 
 
@@ -50,7 +51,7 @@ def test_a_dead_consumer_that_waits_does_not_swallow_items(rlinf_cluster):
     with pytest.raises(WorkerDiedError):
         blocked.wait()
     channel.put("for me")
-    assert channel.get(timeout=10) == "for me"
+    assert channel.get(timeout=pace.PATIENCE_S) == "for me"
 
 
 def test_everybody_hears_of_a_dead_host(rlinf_cluster):

@@ -12,6 +12,7 @@ import textwrap
 
 import channel_workers as cw
 import live_workers as lw
+import pace
 import pytest
 
 from rlinf_actors import (
@@ -25,7 +26,7 @@ from rlinf_actors import (
     WorkerDiedError,
 )
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.live
 
 
 def test_order_under_load(rlinf_cluster):
@@ -163,7 +164,7 @@ def test_a_closed_channel_ends_its_host_and_frees_its_name(rlinf_cluster, distri
     with pytest.warns(RuntimeWarning, match="exists"):
         assert Channel.create("short").get() == 0  # it is still there for what waits
     assert channel.get() == 1
-    channel._backend._group.gone.wait(10)  # the head says that its processes have ended
+    channel._backend._group.gone.wait(pace.PATIENCE_S)  # the head says that its processes have ended
     for ask in (channel.get_nowait, channel.qsize, lambda: channel.put(1)):
         with pytest.raises(ChannelClosedError):
             ask()
@@ -274,11 +275,15 @@ def test_from_another_driver(local_cluster):
     channel.put(1)
     channel.put("back", key="held")
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], env=lw.SCRIPT_ENV, capture_output=True, text=True, check=False
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**lw.SCRIPT_ENV, **local.driver_env},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.stdout == "ready\n", done.stderr
     assert channel.get() == 2
-    assert channel.get("held", timeout=20) == "back"
+    assert channel.get("held", timeout=pace.PATIENCE_S) == "back"
 
 
 def test_distributed_keys_live_where_they_were_first_used(local_cluster):
@@ -304,7 +309,7 @@ def test_a_closed_distributed_channel_is_found_until_its_last_item_is_taken(loca
     group.execute_on(1).put(channel, ["far"], key="theirs").wait()
     channel.close()
     assert group.execute_on(0).get(channel, key="theirs").wait() == [["far"]]  # node 0's replica is empty and asked
-    channel._backend._group.gone.wait(10)
+    channel._backend._group.gone.wait(pace.PATIENCE_S)
     assert str(channel) == "Channel 'everywhere' (ended)"
 
 

@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 import live_workers as lw
+import pace
 import pytest
 
 from rlinf_actors import Cluster, ConfigError, RlinfActorsError, UsageError, Worker
@@ -88,7 +89,7 @@ class TestGivenUp:
 
         monkeypatch.setattr(bootstrap, "_spawn", spawn)
         connecting = asyncio.ensure_future(Cluster.connect()._connect())
-        await asyncio.to_thread(spawned.wait, 10)
+        await asyncio.to_thread(spawned.wait, pace.PATIENCE_S)
         connecting.cancel()
         await asyncio.wait([connecting])
         assert connecting.cancelled()
@@ -193,7 +194,7 @@ class TestAttached:
                     except ValueError as error:
                         print(error)
             """
-            done = lw.run_script(tmp_path, lw.dedent(source))
+            done = lw.run_script(tmp_path, lw.dedent(source), **local.driver_env)
             placements, infos, *error = done.stdout.splitlines()
             assert placements == "[(0, 0, ['0']), (1, 0, ['1']), (2, 1, ['0']), (3, 1, ['1'])]", done.stderr
             assert infos == str([("NV_GPU", "A800")] * 4)

@@ -45,7 +45,6 @@ NEVER = (
 )  # fmt: skip
 
 
-@pytest.mark.timeout(60)  # two agentds, watched
 def test_after_a_job(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(WATCHER)
     (tmp_path / "said").mkdir()

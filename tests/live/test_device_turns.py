@@ -6,6 +6,7 @@ import os
 import signal
 
 import device_workers as dw
+import pace
 import pytest
 
 from rlinf_actors import FlexiblePlacementStrategy, NodePlacementStrategy, UsageError, WorkerDiedError
@@ -35,7 +36,7 @@ def test_workers_of_two_groups_take_turns_whatever_they_see(cluster):
         assert taking.wait() == [True]
         b.give().wait()
         assert c.nested().wait() == [True]
-        assert a.take().wait(15) == [True]
+        assert a.take().wait(pace.PATIENCE_S) == [True]
 
 
 def test_the_lock_of_a_holder_that_is_killed_goes_to_who_waits(cluster):
@@ -44,14 +45,14 @@ def test_the_lock_of_a_holder_that_is_killed_goes_to_who_waits(cluster):
         taking = waiter.take()
         (state,) = holder.control.group.states.values()
         os.kill(state.pid, signal.SIGKILL)
-        assert taking.wait(15) == [True]
+        assert taking.wait(pace.PATIENCE_S) == [True]
 
 
 def test_the_lock_of_a_holder_that_ends_is_free(cluster):
     with on(cluster, "holder", 0) as holder, on(cluster, "next", 0) as waiter:
         with pytest.raises(WorkerDiedError):
             holder.dies_with_it().wait()
-        assert waiter.take().wait(15) == [True]
+        assert waiter.take().wait(pace.PATIENCE_S) == [True]
 
 
 def test_a_waiter_that_is_killed_leaves_the_queue(cluster):
@@ -63,7 +64,7 @@ def test_a_waiter_that_is_killed_leaves_the_queue(cluster):
         with pytest.raises(WorkerDiedError):
             taking.wait()
         a.give().wait()
-        assert c.take().wait(15) == [True]
+        assert c.take().wait(pace.PATIENCE_S) == [True]
 
 
 def test_on_an_event_loop(cluster):
@@ -73,8 +74,8 @@ def test_on_an_event_loop(cluster):
         assert looped.cancelled().wait() == [[True]]
         using = looped.use()
         plain.give().wait()
-        assert using.wait(15) == [True]
-        assert plain.take().wait(15) == [True]
+        assert using.wait(pace.PATIENCE_S) == [True]
+        assert plain.take().wait(pace.PATIENCE_S) == [True]
 
 
 def test_release_without_holding_is_an_error_of_its_own(cluster):

@@ -97,7 +97,7 @@ def test_nothing_is_left(tmp_path, rlinf_leak_check, how):
     finally:
         for pidfd in every:
             os.close(pidfd)
-        if driver.poll() is None and how not in ("end", "raise"):
+        if how not in ("end", "raise", "driver", "driver and agentd"):  # a killed one may not have closed its end yet
             driver.stdin.write("end\n")
         driver.stdin.close()
         driver.stdout.close()

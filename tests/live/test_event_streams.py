@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 
+import pace
 import pytest
 
 from rlinf_actors import Worker
@@ -38,21 +39,22 @@ def test_a_stream_ends_with_its_cluster_and_goes_on_after_the_head_s_restart(loc
 
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
-    assert joined.wait(10)
+    assert joined.wait(pace.PATIENCE_S)
     local.kill_agent(0)
     local.restart_agent(0)
-    assert restarted.wait(15)
+    assert restarted.wait(pace.PATIENCE_S)
     assert [event.seq for event in seen if event.kind == "head_started"] == [1, 1]
     cluster.shutdown()
-    assert ended.wait(10)
-    reader.join(10)
+    assert ended.wait(pace.PATIENCE_S)
+    reader.join(pace.PATIENCE_S)
 
 
 def test_the_command_line_follows(local_cluster):
     local = local_cluster(num_nodes=1)
     cluster = local.cluster()
     command = [sys.executable, "-m", "rlinf_actors.cli.main", "events", "-f", "--json", "--head", local.head]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as reading:
+    env = {**os.environ, **local.driver_env}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as reading:
         assert reading.stdout is not None
         assert json.loads(reading.stdout.readline())["kind"] == "head_started"
         group = Pid.create_group().launch(cluster, name="g")
@@ -66,4 +68,4 @@ def test_the_command_line_follows(local_cluster):
                 break
         assert (event["pid"], event["exit"]["signal"], event["namespace"]) == (pid, 9, cluster.namespace)
         reading.send_signal(signal.SIGINT)
-        assert reading.wait(10) == 130
+        assert reading.wait(pace.PATIENCE_S) == 130

@@ -96,6 +96,11 @@ class TestEnvironment:
         assert second["CLUSTER_NAMESPACE"] == cluster.namespace
         assert second["MINE"] == "x"
 
+    def test_one_that_is_too_long_for_a_message_is_refused_and_the_name_is_free(self, cluster):
+        with pytest.raises(UsageError, match=r"a Launch of 1.* bytes is not sent: .* pass large data as arguments"):
+            lw.Greeter.create_group().launch(cluster, name="long", env_vars={"BIG": "x" * (15 << 20)})
+        lw.Greeter.create_group().launch(cluster, name="long").greet().wait()
+
     def test_the_drivers_home_stays_at_home(self, monkeypatch, cluster):
         monkeypatch.setenv("ONLY_OF_THE_DRIVER", "1")
         assert "ONLY_OF_THE_DRIVER" not in lw.Greeter.create_group().launch(cluster).environ().wait()[0]
@@ -173,8 +178,16 @@ class TestStreams:
 class TestEnds:
     async def test_a_deadline_ends_the_wait_and_the_coroutine(self, cluster):
         group = await lw.Looped.create_group().launch(cluster)
-        with pytest.raises(CallTimeoutError, match=r"forever\(\) had 0\.05 s"):
-            await group.with_timeout(0.05).forever()
+        result = group.with_timeout(60).forever()
+        assert await group.plain() == [True]  # it has begun: one whose time is over before that is never run
+
+        def time_is_over() -> None:
+            result._timer.cancel()
+            result._expire()
+
+        cluster.runtime.io.call(time_is_over)
+        with pytest.raises(CallTimeoutError, match=r"forever\(\) had 60 s"):
+            await result
         assert await group.was_cancelled() == [True]
 
     def test_calls_that_wait_for_their_turn_can_be_given_up(self, cluster, tmp_path):

@@ -7,6 +7,7 @@ import signal
 import threading
 
 import live_workers as lw
+import pace
 import pytest
 
 from rlinf_actors import (
@@ -80,7 +81,7 @@ class TestExceptions:
             group.wait_ready()
         with pytest.raises(ValueError, match="no greeting"):
             call.wait()
-        group.control.group.gone.wait(10)
+        group.control.group.gone.wait(pace.PATIENCE_S)
         again = lw.many(cluster, lw.Greeter, 1, name="half")
         assert again.greet().wait() == ["hello you from 0"]
 
@@ -99,7 +100,7 @@ class _MakesLock:
 
 class TestDeaths:
     def test_kill_minus_nine_in_a_call(self, cluster):
-        group = lw.many(cluster, lw.Greeter, 2, name="mortal")
+        group = lw.many(cluster, lw.Greeter, 2, name="mortal").wait_ready()
         group.execute_on(1).complain("all is not well").wait()
         pid = group.execute_on(1).about().wait()[0]["pid"]
         blocked = group.execute_on(1).block()

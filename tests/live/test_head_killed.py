@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import head_workers as hw
 import live_workers as lw
+import pace
 import pytest
 
 from rlinf_actors import GroupNotFoundError, NameInUseError, NodePlacementStrategy, WorkerDiedError
@@ -19,7 +20,7 @@ from rlinf_actors.testing import LocalCluster
 
 pytestmark = pytest.mark.live
 
-TIMERS = {"timers": {"beat_s": 0.1, "lease_s": 2.0}}
+TIMERS = pace.timers(beat_s=0.1, lease_s=3.0)
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +52,11 @@ def headless(local):
 
 
 @contextmanager
-def driver(tmp_path, local, source):
-    """Another driver of the same job, with `group` launched as "theirs"; it ends when its stdin does."""
+def driver(tmp_path, local, source, name):
+    """Another driver of the same job, with `group` launched under that name; it ends when its stdin does.
+
+    The name is a test's own: a head that is restarted waits for the owner of a group before it forgets that.
+    """
     path = tmp_path / "other.py"
     path.write_text(
         lw.dedent(f"""
@@ -61,13 +65,17 @@ def driver(tmp_path, local, source):
             import head_workers as hw
             from rlinf_actors import Cluster, NodePlacementStrategy, WorkerGroup
             with Cluster(num_nodes=3, head={local.head!r}, namespace="mine") as cluster:
-                group = hw.Steady.create_group().launch(cluster, NodePlacementStrategy([1, 2]), name="theirs")
+                group = hw.Steady.create_group().launch(cluster, NodePlacementStrategy([1, 2]), name={name!r})
                 print(*group.pid().wait(), flush=True)
         """)
         + textwrap.indent(lw.dedent(source), "    ")
     )
     process = subprocess.Popen(
-        [sys.executable, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=lw.SCRIPT_ENV
+        [sys.executable, path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**lw.SCRIPT_ENV, **local.driver_env},
     )
     with process:
         try:
@@ -89,7 +97,7 @@ class Load:
     def _run(self) -> None:
         try:
             while not self._stop.is_set():
-                self.done = self._group.step().wait(10)[0]
+                self.done = self._group.step().wait(pace.PATIENCE_S)[0]
         except BaseException as error:  # noqa: BLE001 - the test shows it
             self.error = error
 
@@ -117,7 +125,7 @@ def later(act):
     thread.start()
 
     def result():
-        thread.join(15)
+        thread.join(pace.PATIENCE_S)
         ok, value = got[0]
         if not ok:
             raise value
@@ -132,7 +140,7 @@ def watch(pid):
 
 def test_groups_of_a_driver_that_dies_meanwhile_end(lab, local, tmp_path):
     # first: later on the agentd that watches the driver is the one that is killed with the head
-    with driver(tmp_path, local, "sys.stdin.readline()") as (other, pids):
+    with driver(tmp_path, local, "sys.stdin.readline()", "first") as (other, pids):
         ends = [watch(pid) for pid in pids]
         with headless(local):
             other.kill()
@@ -152,7 +160,7 @@ def test_all_goes_on_and_what_was_asked_meanwhile_is_done(lab, local, tmp_path):
         print(*WorkerGroup.from_group_name(hw.Steady, "mine").pid().wait(), flush=True)
         sys.stdin.readline()
     """
-    with driver(tmp_path, local, again) as (other, their_pids), Load(group) as load:
+    with driver(tmp_path, local, again, "theirs") as (other, their_pids), Load(group) as load:
         with headless(local):
             before = load.done
             launching = later(lambda: launch(lab, "new").pid().wait())
@@ -171,9 +179,10 @@ def test_all_goes_on_and_what_was_asked_meanwhile_is_done(lab, local, tmp_path):
         other.stdin.flush()
         assert [int(pid) for pid in other.stdout.readline().split()] == their_pids
         assert [int(pid) for pid in other.stdout.readline().split()] == pids
-        status = lab.runtime.io.submit(lab.runtime.status(None)).result(10)
-        assert {node.rank: node.state for node in status.nodes} == {0: "ready", 1: "ready", 2: "ready"}
-        assert sorted(state.name for state in status.groups) == ["mine", "new", "theirs"]
+        status = lab.runtime.io.submit(lab.runtime.status(None)).result(pace.PATIENCE_S)
+        # one whose beats are late at this moment is suspect, which is there as well
+        assert {node.rank: node.state in ("ready", "suspect") for node in status.nodes} == {0: True, 1: True, 2: True}
+        assert {state.name for state in status.groups} - {"first"} == {"mine", "new", "theirs"}
 
 
 def test_a_worker_that_dies_meanwhile_is_told_as_it_ended(lab, local):
@@ -185,7 +194,7 @@ def test_a_worker_that_dies_meanwhile_is_told_as_it_ended(lab, local):
         lw.wait_for_end(end)
         dead = group.step()
     with pytest.raises(WorkerDiedError, match="signal 9") as died:
-        dead.wait(10)
+        dead.wait(pace.PATIENCE_S)
     assert died.value.rank == 0
     assert group.execute_on(1).pid().wait() == pids[1:]
 
@@ -195,7 +204,7 @@ def test_who_attaches_afterwards_hears_of_a_rank_that_had_ended_before(lab, loca
     pids = group.pid().wait()
     os.kill(pids[0], signal.SIGKILL)
     with pytest.raises(WorkerDiedError):
-        group.execute_on(0).step().wait(10)
+        group.execute_on(0).step().wait(pace.PATIENCE_S)
     attach = """
         from rlinf_actors import WorkerDiedError
         sys.stdin.readline()
@@ -207,7 +216,7 @@ def test_who_attaches_afterwards_hears_of_a_rank_that_had_ended_before(lab, loca
             print(error.signal, flush=True)
         sys.stdin.readline()
     """
-    with driver(tmp_path, local, attach) as (other, _):
+    with driver(tmp_path, local, attach, "attaching") as (other, _):
         with headless(local):
             pass
         other.stdin.write("on\n")
@@ -217,7 +226,9 @@ def test_who_attaches_afterwards_hears_of_a_rank_that_had_ended_before(lab, loca
 
 def test_a_name_that_nobody_has_is_not_found_after_the_nodes_are_back(lab, local):
     with headless(local):
-        finding = later(lambda: lab.runtime.io.submit(lab.runtime.groups.find("mine", "nobody")).result(15))
+        finding = later(
+            lambda: lab.runtime.io.submit(lab.runtime.groups.find("mine", "nobody")).result(pace.PATIENCE_S)
+        )
     with pytest.raises(GroupNotFoundError):
         finding()
 
@@ -254,15 +265,15 @@ def test_a_stream_ends_with_a_consumer_on_another_machine(lab, local, tmp_path):
             asyncio.run(consume())
         """),
     )
-    env = {**lw.SCRIPT_ENV, "RLINF_ACTORS_SHARED_MEMORY": "0"}
+    env = {**lw.SCRIPT_ENV, **local.driver_env, "RLINF_ACTORS_SHARED_MEMORY": "0"}
     closed = group.closed()
     with subprocess.Popen([sys.executable, path], stdout=subprocess.PIPE, text=True, env=env) as consumer:
         assert consumer.stdout.readline() == "reads\n"
         consumer.kill()
-        assert closed.wait(10) == [True]
+        assert closed.wait(pace.PATIENCE_S) == [True]
 
 
 def cli(local, command, *arguments):
     boot = "import sys; from rlinf_actors.cli.main import main; sys.exit(main())"
     call = [sys.executable, "-c", boot, command, "--head", local.head, *arguments]
-    return subprocess.run(call, capture_output=True, text=True, check=False, env=lw.SCRIPT_ENV)
+    return subprocess.run(call, capture_output=True, text=True, check=False, env={**lw.SCRIPT_ENV, **local.driver_env})

@@ -7,10 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pace
 import pytest
 from keyed_cluster import keyed_cluster
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.live
 
 
 def test_members_and_the_keys_of_jobs_outlive_the_head():
@@ -34,7 +35,7 @@ def test_members_and_the_keys_of_jobs_outlive_the_head():
                 same, by_after, newer = map(int, driver.stdout.readline().split())
                 assert same == by_after == pid
                 assert newer != pid
-                assert driver.wait(20) == 0
+                assert driver.wait(pace.PATIENCE_S) == 0
             finally:
                 driver.kill()
         for name in ("head", "n1"):

@@ -11,7 +11,7 @@ import lane_workers as lanes  # noqa: E402
 from rlinf_actors import NodePlacementStrategy, WorkerDiedError  # noqa: E402
 from rlinf_actors.settings import PATHS  # noqa: E402
 
-pytestmark = [pytest.mark.live, pytest.mark.torch, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.live, pytest.mark.torch]
 
 BY_LANE = {PATHS: "cpu=lane"}
 

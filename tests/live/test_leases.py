@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 import arm_hardware as ah
 import live_workers as lw
+import pace
 import pytest
 
 from rlinf_actors import HardwareInUseError, UsageError, WorkerError
@@ -52,17 +53,21 @@ def owner(tmp_path, local, cls="Mover", namespace="theirs"):
         """)
     )
     process = subprocess.Popen(
-        [sys.executable, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=lw.SCRIPT_ENV
+        [sys.executable, path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**lw.SCRIPT_ENV, **local.driver_env},
     )
     with process:
         assert process.stdout.readline() == "has it\n"
         yield process
         process.stdin.close()
-        process.wait(15)
+        process.wait(pace.PATIENCE_S)
 
 
 def leases(cluster):
-    status = cluster.runtime.io.submit(cluster.runtime.status(None)).result(10)
+    status = cluster.runtime.io.submit(cluster.runtime.status(None)).result(pace.PATIENCE_S)
     return {lease.title: (lease.namespace, lease.group, lease.workers, lease.state) for lease in status.leases}
 
 
@@ -152,7 +157,7 @@ def test_ctrl_c_withdraws_a_launch_that_waits(lab, local, tmp_path, monkeypatch)
 
         def result(timeout=None):
             future.result = waiting
-            assert handler.seen.wait(10)
+            assert handler.seen.wait(pace.PATIENCE_S)
             raise KeyboardInterrupt
 
         future.result = result

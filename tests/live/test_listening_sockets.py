@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
 import attacked_workers
 import live_workers as lw
+import pace
 import pytest
 from listening import Listening, listening
 
-from rlinf_actors import NodePlacementStrategy, procfs
+from rlinf_actors import Cluster, NodePlacementStrategy, procfs
+from rlinf_actors.net.security import Security
+from rlinf_actors.net.transport import ZmqNetwork
 from rlinf_actors.testing import LocalCluster
+from rlinf_actors.wire import frames
+from rlinf_actors.wire.protocol import PROTOCOL
 
 pytestmark = pytest.mark.live
 
@@ -68,3 +74,36 @@ def test_what_listens_is_what_the_documentation_says():
         assert not listening([os.getpid()]), "a driver listens nowhere"
         for rank, pid in enumerate(group.pid().wait()):
             assert pid in {socket.pid for socket in found if socket.path.startswith(f"{local.nodes[rank].run_dir}/w/")}
+        check_refusals(cluster, found)
+
+
+def check_refusals(cluster: Cluster, sockets: list[Listening]) -> None:
+    """Who comes by a unix socket, as this user, and is no member: the event log has it, whichever node it was."""
+    by_path = {socket.path: socket for socket in sockets if socket.path}
+    workers = [path for path in by_path if Path(path).parent.name == "w"]
+    templates = [path for path in by_path if Path(path).parent.name == "t"]
+    for path in workers:
+        assert "is not a member of the job of counters" in asyncio.run(joined(f"ipc://{path}"))
+    for path in templates:
+        with by_path[path].connect() as stranger:
+            stranger.sendall(b"this is no agentd")
+            assert stranger.recv(1) == b""
+    awaited = {(f"worker counters:{rank} ", "it does not have its job's token") for rank in range(2)}
+    awaited |= {(f"node node{rank} ", "its template's socket: it is no agentd's") for rank in range(2)}
+    for event in cluster.events(0, follow=True, kinds=["refused"]):
+        awaited -= {words for words in awaited if all(word in event.text for word in words)}
+        if not awaited:
+            break
+
+
+async def joined(endpoint: str) -> str:
+    """What a worker answers to a stranger's Join."""
+    told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    network = ZmqNetwork(asyncio.get_running_loop(), Security())
+    try:
+        received = lambda peer, header, parts: told.set_result(frames.decode(header).text)  # noqa: E731
+        link = network.link(endpoint, b"driver:stranger#1", received)
+        link.send(frames.encode(frames.Join(PROTOCOL, "1", "3.11", "driver:stranger", "a guess", "g-0")))
+        return await asyncio.wait_for(told, pace.PATIENCE_S)
+    finally:
+        network.close()

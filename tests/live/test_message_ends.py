@@ -13,7 +13,7 @@ import pytest
 from rlinf_actors.settings import SEND_WINDOW, SHARED_MEMORY
 from rlinf_actors.tensors.window import OVERHEAD
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.live
 
 MIB = 1 << 20
 

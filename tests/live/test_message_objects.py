@@ -11,7 +11,7 @@ import pytest
 
 from rlinf_actors.settings import SHARED_MEMORY
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.live
 
 GROUPS = [("a", 0), ("b", [0, 1, 2])]
 

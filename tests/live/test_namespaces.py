@@ -7,6 +7,7 @@ import sys
 from contextlib import contextmanager
 
 import live_workers as lw
+import pace
 import pytest
 
 from rlinf_actors import GroupNotFoundError, UsageError, WorkerGroup
@@ -36,12 +37,16 @@ def driver(tmp_path, local, source):
     path = tmp_path / "other.py"
     path.write_text(header + lw.dedent(source))
     process = subprocess.Popen(
-        [sys.executable, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=lw.SCRIPT_ENV
+        [sys.executable, path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**lw.SCRIPT_ENV, **local.driver_env},
     )
     with process:
         yield process
         process.stdin.close()
-        process.wait(15)
+        process.wait(pace.PATIENCE_S)
 
 
 def test_two_drivers_do_not_disturb_one_another(local, shared, tmp_path):

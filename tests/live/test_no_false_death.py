@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import live_workers as lw
+import pace
 import pytest
 from standstill_workers import Busy, Looped
 
@@ -26,14 +28,14 @@ pytestmark = [pytest.mark.live, pytest.mark.timeout(180)]
 @pytest.fixture(scope="module")
 def hold_s(request: pytest.FixtureRequest) -> int:
     """Almost three leases."""
-    return 30 if request.config.getoption("default_timers") else 4
+    return 30 if request.config.getoption("default_timers") else math.ceil(8 * pace.slowness)
 
 
 @pytest.fixture(scope="module")
-def local(hold_s: int) -> Iterator[LocalCluster]:
-    options = {"timers": {"beat_s": 0.1, "lease_s": 1.5, "robot_lease_s": 1.0, "head_grace_s": 60.0}}
+def local(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
+    options = pace.timers(beat_s=0.2, lease_s=3.0, robot_lease_s=1.0, head_grace_s=60.0)
     env = {"PYTHONPATH": str(lw.ROOT / "tests/live")}
-    with LocalCluster(2, env=env, options=options if hold_s == 4 else None) as made:
+    with LocalCluster(2, env=env, options=None if request.config.getoption("default_timers") else options) as made:
         yield made
 
 
@@ -50,8 +52,8 @@ def groups(cluster, nodes):
         Busy.create_group().launch(cluster, NodePlacementStrategy(nodes), name="busy") as busy,
         Looped.create_group().launch(cluster, NodePlacementStrategy([1]), name="looped") as looped,
     ):
-        looped.rest(0).wait(15)
-        busy.count().wait(15)
+        looped.rest(0).wait(pace.PATIENCE_S)
+        busy.count().wait(pace.PATIENCE_S)
         yield busy, looped
 
 
@@ -71,7 +73,7 @@ def node_states(cluster):
 
 def test_workers_that_hold_the_gil_block_their_loop_or_are_stopped(cluster, hold_s):
     with groups(cluster, [0, 1, 1]) as (busy, looped):
-        pids = busy.pid().wait(15)
+        pids = busy.pid().wait(pace.PATIENCE_S)
         with stopped(pids[2]):
             held = busy.execute_on(0, 1).hold_the_gil(hold_s)
             blocked = looped.block_the_loop(hold_s)
@@ -79,20 +81,20 @@ def test_workers_that_hold_the_gil_block_their_loop_or_are_stopped(cluster, hold
             assert blocked.wait(120) == ["slept"]
             assert held.wait(120) == [0, 0]
         assert counted.wait(60) == [2, 2, 2]
-        assert busy.pid().wait(15) == pids
-        assert looped.rest(0).wait(15) == ["rested"]
+        assert busy.pid().wait(pace.PATIENCE_S) == pids
+        assert looped.rest(0).wait(pace.PATIENCE_S) == ["rested"]
 
 
 @pytest.mark.parametrize("what", ["the head", "an agentd for less than its lease"])
 def test_a_stopped_daemon_costs_no_worker_and_calls_go_on(local, cluster, hold_s, what):
     node, seconds = (0, hold_s) if what == "the head" else (1, hold_s / 8)
     with groups(cluster, [0, 1]) as (busy, looped):
-        pids = busy.pid().wait(15)
+        pids = busy.pid().wait(pace.PATIENCE_S)
         with stopped(local.nodes[node].pid):
             assert looped.rest(seconds).wait(120) == ["rested"]
-            assert busy.count().wait(15) == [2, 2]
-        assert busy.count().wait(15) == [3, 3]
-        assert busy.pid().wait(15) == pids
+            assert busy.count().wait(pace.PATIENCE_S) == [2, 2]
+        assert busy.count().wait(pace.PATIENCE_S) == [3, 3]
+        assert busy.pid().wait(pace.PATIENCE_S) == pids
         with Busy.create_group().launch(cluster, NodePlacementStrategy([0, 1]), name="later") as later:
             assert later.count().wait(60) == [1, 1]
         assert "lost" not in node_states(cluster)
@@ -114,7 +116,7 @@ DRIVER = """
 def test_a_stopped_driver_keeps_its_groups(local, cluster, hold_s, tmp_path):
     script = tmp_path / "driver.py"
     script.write_text(lw.dedent(DRIVER.format(head=local.head)))
-    env = {**lw.SCRIPT_ENV, "PYTHONPATH": f"{lw.ROOT}:{lw.ROOT / 'tests/live'}"}
+    env = {**lw.SCRIPT_ENV, **local.driver_env, "PYTHONPATH": f"{lw.ROOT}:{lw.ROOT / 'tests/live'}"}
     with (
         groups(cluster, [0]) as (_, looped),
         subprocess.Popen(
@@ -129,4 +131,4 @@ def test_a_stopped_driver_keeps_its_groups(local, cluster, hold_s, tmp_path):
         print("go on", file=driver.stdin, flush=True)
         assert json.loads(driver.stdout.readline()) == [pids, [1, 1]]
         driver.stdin.close()
-        assert driver.wait(15) == 0
+        assert driver.wait(pace.PATIENCE_S) == 0

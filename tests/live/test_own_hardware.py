@@ -11,6 +11,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pace
 import pytest
 from click.testing import CliRunner
 from looking_hardware import Camera, Grip, LookingArm, LookingArmConfig, LookingArmInfo, Mover, section
@@ -161,7 +162,7 @@ def test_a_worker_where_the_module_is_missing_says_what_to_install(two_nodes, mo
         strategy = FlexiblePlacementStrategy([[0]], "lab")
         group = Mover.create_group().launch(cluster, name="movers", placement_strategy=strategy, start_method="spawn")
         with pytest.raises(WorkerStartError) as caught:
-            group.control.wait_ready(10)
+            group.control.wait_ready(pace.PATIENCE_S)
     text = str(caught.value)
     assert "the driver has loaded module looking_hardware for the hardware of this worker, which" in text
     assert "on node1 cannot: module looking_hardware cannot be loaded: ModuleNotFoundError" in text
@@ -174,19 +175,20 @@ def test_a_plan_asks_the_nodes_too(two_nodes, tmp_path):
     config["component_placement"] = {"mover": {"node_group": "lab", "placement": "0-1"}}
     file = tmp_path / "conf.json"
     file.write_text(json.dumps({"cluster": config}))  # JSON is YAML
-    planned = CliRunner().invoke(plan, [str(file), "--head", two_nodes.head])
+    planned = CliRunner(env=two_nodes.driver_env).invoke(plan, [str(file)])
     assert planned.exit_code == 0, planned.output
     assert "mover: 2 processes on lab (0-1)" in planned.output
     config["node_groups"][0]["env_configs"] = with_variables(ARM_MODE="abort", PYTHONPATH=HERE)["env_configs"]
     config["node_groups"][0]["env_configs"][0]["env_vars"].append({"RLINF_EXT_MODULE": "looking_hardware"})
     file.write_text(json.dumps({"cluster": config}))
-    failed = CliRunner().invoke(plan, [str(file), "--head", two_nodes.head])
+    failed = CliRunner(env=two_nodes.driver_env).invoke(plan, [str(file)])
     assert "node node1 cannot say which LookingArm it has: " in str(failed.exception)
 
 
 def test_an_agent_that_dies_of_it():
     lost = r"hardware: node node1 .* was lost while it looked for its LookingArm"
-    with LocalCluster(num_nodes=2) as local, pytest.raises(NodeLostError, match=lost):
+    options = pace.timers(beat_s=0.2, lease_s=3)
+    with LocalCluster(num_nodes=2, options=options) as local, pytest.raises(NodeLostError, match=lost):
         local.cluster(cluster_cfg=section(ARM, **with_variables(ARM_MODE="agent")))
 
 

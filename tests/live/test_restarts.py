@@ -9,6 +9,7 @@ import sys
 
 import channel_workers as cw
 import live_workers as lw
+import pace
 import pytest
 from restart_workers import AsyncMortal, LateMortal, Mortal
 
@@ -81,7 +82,7 @@ def test_it_gives_up_and_says_why(cluster):
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(WorkerDiedError, match="it was restarted 2 times within 300 s, and is not again"):
         last_error(group.pid)
-    group.control.group.gone.wait(10)
+    group.control.group.gone.wait(pace.PATIENCE_S)
 
 
 def test_a_constructor_that_fails_again_counts(cluster):
@@ -102,14 +103,14 @@ def test_without_a_policy_who_exits_in_the_constructor_ends_the_group(cluster):
     group = lw.many(cluster, LateMortal, 2)
     with pytest.raises(WorkerDiedError, match="exited with code 4"):
         group.wait_ready()
-    group.control.group.gone.wait(10)
+    group.control.group.gone.wait(pace.PATIENCE_S)
 
 
 def test_a_group_that_never_came_up_is_not_restarted(cluster):
     group = lw.many(cluster, Mortal, 1, "", 0, restart=AT_ONCE)
     with pytest.raises(ValueError, match="incarnation 0 is broken"):
         group.wait_ready()
-    group.control.group.gone.wait(10)
+    group.control.group.gone.wait(pace.PATIENCE_S)
 
 
 async def test_in_asyncio_with_an_async_hook(cluster):
@@ -142,11 +143,10 @@ def test_a_deadline_ends_a_call_that_waits_for_a_restart(cluster):
 
 
 def test_a_handle_in_another_worker_reaches_the_new_one(cluster):
-    group = lw.many(cluster, Mortal, 1, name="mortal", restart=SOON)
+    lw.many(cluster, Mortal, 1, name="mortal", restart=SOON)
     other = lw.many(cluster, Mortal, 1, name="asker")
     assert other.ask_other("mortal", "a").wait() == [["constructed", "a"]]
-    kill(group)
-    group.pid().wait()
+    assert other.end_other().wait() == [WorkerDiedError.__name__]  # it was told, whoever else was
     found = other.ask_other("mortal", "b").wait()[0]
     assert found[:2] == ["constructed", "restarted 1"]
 
@@ -159,9 +159,8 @@ def test_messages_from_and_to_a_new_worker(cluster, tmp_path):
         sent, taken = first.give(value, 1), second.take(0)
         assert (sent.wait(), taken.wait()) == ([None], [value])
     waiting = second.outcome_of_take(0)
-    pid = first.pid().wait()[0]
     (tmp_path / "taking").read_bytes()  # a fifo: when the other end is opened, it receives
-    os.kill(pid, signal.SIGKILL)
+    kill(group, 0)  # that the second one was told does not say that we were
     assert waiting.wait() == [PeerDiedError.__name__]
     sent, taken = first.give("c", 1), second.take(0)
     assert taken.wait() == ["c"]

@@ -125,14 +125,14 @@ class TestOrderlyEnds:
         group = launch(cluster, arm, rk.Closing)
         group.wait_ready()
         group.shutdown()
-        assert [one.text for one in arm.commands()][1:] == ["move 0.000000", "closed"]
+        assert [one.text for one in arm.until_closed()][1:] == ["move 0.000000", "closed"]
 
     @pytest.mark.parametrize("cls", [rk.BadlyClosing, rk.Streamer])
     def test_without_one_the_hook_runs(self, cluster, arm, cls):
         group = launch(cluster, arm, cls)
         group.wait_ready()
         group.shutdown()
-        assert [one.text for one in arm.commands()][-2:] == ["stop", "closed"]
+        assert [one.text for one in arm.until_closed()][-2:] == ["stop", "closed"]
 
     def test_the_end_of_the_driver_that_shuts_nothing_down(self, arm):
         with Cluster(cluster_cfg=rk.config(arm.address())["cluster"]) as cluster:
@@ -212,7 +212,8 @@ class TestSeveralNodes:
     @pytest.fixture
     def local(self, local_cluster, monkeypatch):
         made = local_cluster(2)
-        monkeypatch.setenv("RLINF_HEAD", made.head)
+        for name, value in made.driver_env.items():
+            monkeypatch.setenv(name, value)
         return made
 
     @pytest.fixture
@@ -237,7 +238,7 @@ class TestSeveralNodes:
     def test_agentd_stands_still(self, local, arm, call):
         os.kill(local.nodes[1].pid, signal.SIGSTOP)
         rk.stopped_last(arm.until_closed())
-        with pytest.raises(NodeLostError, match=r"its agentd was silent for 2.* the lease of SimulatedArm .* is over"):
+        with pytest.raises(NodeLostError, match=r"its agentd was silent for .* the lease of SimulatedArm .* is over"):
             call.wait()
         os.kill(local.nodes[1].pid, signal.SIGCONT)
 
@@ -249,7 +250,7 @@ class TestSeveralNodes:
             call.wait()
 
     def test_the_driver_is_killed(self, local, arm, config, tmp_path):
-        with drive(tmp_path, config, RLINF_HEAD=local.head) as driver:
+        with drive(tmp_path, config, **local.driver_env) as driver:
             arm.until_streaming()
             driver.kill()
             rk.stopped_last(arm.until_closed())

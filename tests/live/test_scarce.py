@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import live_workers as lw
+import pace
 import pytest
 
 pytestmark = pytest.mark.live
@@ -82,7 +83,7 @@ def run(tmp_path, source, prefix=()):
         text=True,
         check=False,
         env={**os.environ, "PYTHONPATH": lw.SCRIPT_ENV["PYTHONPATH"]},
-        timeout=18,
+        timeout=pace.PATIENCE_S,
     )
 
 

@@ -10,6 +10,7 @@ import textwrap
 import threading
 
 import numpy as np
+import pace
 import pytest
 from shared_workers import Consumer, Holder, Streamer
 
@@ -37,7 +38,7 @@ def settled(cluster, group) -> int:
         group.lends().wait()  # what they said before the answer has arrived
     done = threading.Event()
     cluster.runtime.network.soon(done.set)
-    assert done.wait(10)
+    assert done.wait(pace.PATIENCE_S)
     return memory(cluster).used
 
 

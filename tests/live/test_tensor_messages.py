@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 import tensor_workers as tw  # noqa: E402
 
-pytestmark = [pytest.mark.live, pytest.mark.torch, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.live, pytest.mark.torch]
 
 
 @pytest.fixture

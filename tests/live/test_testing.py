@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 
 import live_workers as lw
+import pace
 import pytest
 
 from rlinf_actors import ClusterTimeoutError, ConfigError, NodeLostError, RlinfActorsError
-from rlinf_actors.testing import LocalCluster
+from rlinf_actors.testing import LocalCluster, leaks
 from rlinf_actors.testing.described import per_node
 
 pytestmark = pytest.mark.live
 
 PLUGIN = ["-p", "pytest_asyncio.plugin", "-p", "rlinf_actors.testing.pytest_plugin", "-p", "no:cacheprovider", "-q"]
+
+
+def test_it_does_without_this_users_own_keys(local_cluster, tmp_path, monkeypatch):
+    """They may be of a real cluster, or unusable."""
+    folder = tmp_path / "rlinf-actors" / "keys"
+    folder.mkdir(mode=0o755, parents=True)
+    for role in ("head", "agent", "driver", "local"):
+        (folder / f"{role}.key").write_text("no key\n")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert local_cluster(2).cluster().num_nodes == 2
+    assert {path.read_text() for path in folder.iterdir()} == {"no key\n"}
 
 
 def test_described_hardware_is_what_the_cluster_sees(local_cluster):
@@ -60,7 +74,7 @@ async def test_in_asyncio(rlinf_leak_check):
 
 
 def test_a_killed_node_is_gone_with_all_that_ran_on_it(local_cluster):
-    local = local_cluster(2, options={"timers": {"beat_s": 0.2, "lease_s": 1}})
+    local = local_cluster(2, options=pace.timers(beat_s=0.2, lease_s=3))
     group = lw.on_every_node(local.cluster(), lw.Where)
     (_, here), (_, there) = group.where().wait()
     child = group.execute_on(1).leave_child().wait()[0]
@@ -88,6 +102,15 @@ def test_an_agentd_that_was_killed_is_started_again(local_cluster, rank):
     assert local.nodes[rank].pid != before
     if rank:
         assert [node for node, _ in lw.on_every_node(cluster, lw.Where).where().wait()] == [0, 1]
+
+
+def test_the_head_s_port_is_nobody_elses_while_the_head_is_away(local_cluster):
+    local = local_cluster(1)
+    host, port = local.head.split(":")
+    local.kill_agent(0)
+    with socket.socket() as other, pytest.raises(OSError, match="Address already in use"):
+        other.bind((host, int(port)))
+    local.restart_agent(0)
 
 
 def test_bad_descriptions_are_named():
@@ -139,6 +162,41 @@ class TestPlugin:
         command = [sys.executable, "-m", "pytest", *PLUGIN, *arguments, str(path), "--rootdir", str(tmp_path)]
         env = {**lw.SCRIPT_ENV, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # installed or not, the plugin is loaded once
         return subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=env)
+
+    def test_a_failed_test_shows_the_logs_of_its_nodes(self, tmp_path):
+        done = self.run(
+            tmp_path,
+            """
+            import pytest
+            from rlinf_actors.testing import LocalCluster
+
+            @pytest.fixture(scope="module")
+            def shared():
+                with LocalCluster(1) as local:
+                    yield local
+
+            def test_before(shared):
+                with LocalCluster(1) as local:
+                    pass
+
+            def test_failed(shared):
+                with LocalCluster(2) as local:
+                    shared.kill_node(0)
+                    assert False, local.nodes[1].run_dir
+
+            def test_unreadable(shared, monkeypatch):
+                monkeypatch.setattr("pathlib.Path.read_text", None)
+                assert False
+
+            def test_after():
+                pass
+            """,
+        )
+        assert done.returncode == 1
+        assert "2 failed, 2 passed" in done.stdout, done.stdout
+        assert sorted(re.findall("log of node (.) in", done.stdout)) == ["0", "0", "0", "1"]
+        assert done.stdout.count("it cannot be read: TypeError") == 1
+        assert "node node-1 is registered" in done.stdout
 
     def test_fixtures_work_in_plain_and_async_tests(self, tmp_path):
         done = self.run(
@@ -202,6 +260,30 @@ class TestPlugin:
         assert "the test left behind" in done.stdout
         assert said in done.stdout
         assert "2 passed, 1 error" in done.stdout
+
+    def test_a_semaphore_of_another_program_is_none(self):
+        code = "import multiprocessing as m; it = m.get_context('spawn').Lock(); print(flush=True); input()"
+        command = ["setsid", "--fork", sys.executable, "-c", code]  # nobody's child
+        before = leaks._shm()
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+            assert other.stdout is not None
+            other.stdout.readline()
+            new = leaks._shm() - before
+            assert new
+            assert [name for name in new if not leaks._used_by_others(name)] == []
+            other.communicate(b"\n")  # until it has ended
+
+    def test_memory_that_another_program_has_opened_and_will_map_is_none(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(leaks, "SHM", str(tmp_path))
+        code = f"it = open({str(tmp_path / 'made')!r}, 'w'); print(flush=True); input(); it.close()"
+        command = ["setsid", "--fork", sys.executable, "-c", code]  # nobody's child
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+            assert other.stdout is not None
+            other.stdout.readline()
+            assert leaks._shm() == {"made"}
+            assert leaks._used_by_others("made")
+            other.communicate(b"\n")  # until it has ended
+        assert not leaks._used_by_others("made")
 
     def test_loading_it_loads_next_to_nothing(self):
         code = (

@@ -9,16 +9,17 @@ import queue
 import signal
 import time
 
+import pace
 import pytest
 
 from rlinf_actors import Worker, procfs
 from rlinf_actors.cli import app
 from rlinf_actors.wire.values import ClusterEvent, WorkerPulse
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.live
 
-SOON = {"timers": {"probe_s": 0.1, "unresponsive_s": 0.5}}
-BUSY = {"timers": {"probe_s": 0.1, "long_call_s": 0.3}}
+SOON = pace.timers(probe_s=0.1, unresponsive_s=2.0)
+BUSY = pace.timers(probe_s=0.1, long_call_s=0.3)
 
 
 class Sleeper(Worker):
@@ -32,6 +33,10 @@ class Sleeper(Worker):
         ctypes.PyDLL(None).sleep(seconds)
         return "held"
 
+    def wait_for_fifo(self, path: str) -> None:
+        with open(path) as fifo:
+            fifo.read()
+
     def busy(self, path: str) -> str:
         while not os.path.exists(path):
             time.sleep(0.01)
@@ -40,9 +45,10 @@ class Sleeper(Worker):
 
 @pytest.fixture
 def local(local_cluster, monkeypatch):
-    """A cluster in which who is silent for half a second is unresponsive."""
+    """A cluster in which who is silent for two seconds is unresponsive."""
     made = local_cluster(num_nodes=1, options=SOON)
-    monkeypatch.setenv("RLINF_HEAD", made.head)
+    for name, value in made.driver_env.items():
+        monkeypatch.setenv(name, value)
     return made
 
 
@@ -61,7 +67,7 @@ class Pulses:
             self.seen.put(worker.pulse)
 
     def until(self, fact) -> WorkerPulse | None:
-        while not fact(pulse := self.seen.get(timeout=20)):
+        while not fact(pulse := self.seen.get(timeout=pace.PATIENCE_S)):
             pass
         return pulse
 
@@ -99,7 +105,7 @@ def test_a_stopped_worker_is_unresponsive_until_it_goes_on(local, capsys):
 def test_who_holds_the_gil_is_unresponsive_and_its_call_returns(local):
     cluster = local.cluster()
     group = Sleeper.create_group().launch(cluster, name="g")
-    call = group.hold(2)
+    call = group.hold(round(3 * SOON["timers"]["unresponsive_s"]))
     event = next_of(cluster, "worker_unresponsive", "worker_died")
     assert event.kind == "worker_unresponsive"
     assert call.wait() == ["held"]
@@ -123,18 +129,23 @@ def test_a_stopped_template_is_named(local):
 
 def test_a_busy_worker_is_busy_and_not_unresponsive(local_cluster, monkeypatch, capsys, tmp_path):
     local = local_cluster(num_nodes=1, options=BUSY)
-    monkeypatch.setenv("RLINF_HEAD", local.head)
+    for name, value in local.driver_env.items():
+        monkeypatch.setenv(name, value)
     cluster = local.cluster()
     group = Sleeper.create_group().launch(cluster, name="g")
     group.pid().wait()
     pulses = Pulses(group)
+    os.mkfifo(tmp_path / "gate")
+    gate = group.wait_for_fifo(str(tmp_path / "gate"))  # both of these are there before the first of them begins
     calls = [group.busy(str(tmp_path / "go")), group.pid()]
+    (tmp_path / "gate").write_bytes(b"")
+    gate.wait()
     pulse = pulses.until(lambda pulse: pulse is not None and pulse.method == "busy")  # its start may have been long too
     assert pulse.unresponsive == ""
     assert group.control.states()[0].pulse == pulse
     row = shown(capsys)
     assert (row["state"], row["method"], row["waiting"]) == ("running", "busy", 1)
-    assert row["for_s"] >= 0.3
+    assert row["for_s"] >= BUSY["timers"]["long_call_s"]
     assert app.run(["workers"]) == 0
     assert "running, in busy() for " in capsys.readouterr().out
     (tmp_path / "go").touch()

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.live
 def test_a_worker_beyond_its_memory_is_known_to_be_out_of_memory(rlinf_cluster):
     if why := find().missing(1, 1):
         pytest.skip(why)
-    group = lw.many(rlinf_cluster, lw.Eater, 2, memory_limit="300MiB", pids_limit=100)
+    group = lw.many(rlinf_cluster, lw.Eater, 2, memory_limit="300MiB", pids_limit=100).wait_ready()
     with pytest.raises(WorkerDiedError, match="out of memory") as caught:
         group.execute_on(1).eat(600).wait()
     assert caught.value.oom == "yes"

@@ -24,9 +24,13 @@ class Traffic(Worker):
         for name in others:
             assert self.recv(name, 0) == "hello"
 
-    def talk(self, others: list[str], count: int, seed: int) -> dict[str, Any]:
-        """Send *count* numbered messages to each and receive as many; what became of it, by name."""
+    def talk(self, others: list[str], count: int, seed: int, half: bool = False) -> dict[str, Any]:
+        """Send *count* numbered messages to each and receive as many; what became of it, by name.
+
+        With *half* it stops in the middle and waits for its end, which would come too late for some of it otherwise.
+        """
         ended: dict[str, Any] = {}
+        count = count // 2 if half else count
         threads = []
         for name in others:
             threads += [
@@ -37,6 +41,8 @@ class Traffic(Worker):
             thread.start()
         for thread in threads:
             thread.join()
+        if half:
+            threading.Event().wait()
         assert self._context is not None
         ended["held"] = self._context.messenger.held_bytes
         return ended

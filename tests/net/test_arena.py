@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import os
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -129,6 +130,18 @@ def test_views_outside_the_arena_are_refused(arena):
     for offset, size in ((-1, 2), (0, arena.size + 1), (arena.size, 1), (0, 0)):
         with pytest.raises(ValueError, match="outside an arena"):
             borrowed.view(offset, size, True, False, lambda: None)
+
+
+def test_what_is_no_arena_is_not_even_opened(arena, tmp_path):
+    """Who is told the number of a descriptor may find a robot's serial port there: opening that resets it."""
+    os.mkfifo(tmp_path / "fifo")
+    reader = os.open(tmp_path / "fifo", os.O_RDONLY | os.O_NONBLOCK)
+    ends = select.poll()
+    ends.register(reader, select.POLLIN)
+    with pytest.raises(OSError, match="is not the arena that was offered"):
+        Borrowed(dataclasses.replace(arena.offer, fd=reader))
+    assert ends.poll(0) == [], "a writer has come and gone"
+    os.close(reader)
 
 
 def test_another_file_than_the_one_offered_is_refused(arena):

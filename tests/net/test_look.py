@@ -6,9 +6,11 @@ import asyncio
 import socket
 
 import pytest
+from tcp_kit import HOST, receive, tcp_server
 
-from rlinf_actors.net.link import Sight
-from rlinf_actors.net.look import look_at
+from rlinf_actors.net import look
+from rlinf_actors.net.link import Found, Sight
+from rlinf_actors.net.look import identify, look_at
 from rlinf_actors.net.memory import MemoryNetwork
 
 
@@ -62,3 +64,70 @@ async def test_the_memory_transport_has_dark_endpoints_too(network_here):
 @pytest.fixture
 async def network_here():
     return MemoryNetwork(asyncio.get_running_loop())
+
+
+# --- who it is ---
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """A moment in which this process stands still is not taken for silence; tests that are about silence wait less."""
+    for name in ("ANSWERS_S", "SPEAKS_S", "STAYS_S"):
+        monkeypatch.setattr(look, name, 10.0)
+
+
+async def speaks(said: bytes, stays: bool) -> Found:
+    """How a program looks that says that, and then closes the connection or not."""
+    served = asyncio.Event()
+
+    async def serve(connection: socket.socket) -> None:
+        assert len(await receive(connection, 64)) == 64
+        await asyncio.get_running_loop().sock_sendall(connection, said)
+        if stays:
+            assert await receive(connection, 1) == b"", "more than a greeting"
+        served.set()
+
+    async with tcp_server(serve) as port:
+        found = await identify(f"tcp://{HOST}:{port}")
+        await asyncio.wait_for(served.wait(), 10)
+        return found
+
+
+MARK = b"\xff" + bytes(8) + b"\x7f\x03\x01"
+
+
+@pytest.mark.parametrize(
+    ("said", "stays", "found"),
+    [
+        (b"", True, Found.MUTE),  # a web server, which waits for a request
+        (b"", False, Found.CLOSES),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", True, Found.OTHER),
+        (b"\x15\x03\x01\x00\x02\x02\x46", False, Found.OTHER),  # TLS: an alert
+        (MARK + b"CURVE".ljust(52, b"\0"), True, Found.KEYED),
+        (MARK + b"CURVE".ljust(52, b"\0"), False, Found.CLOSES),  # a head that has too many
+        (MARK + b"NULL".ljust(52, b"\0"), True, Found.PLAIN),
+        (MARK, True, Found.MUTE),
+        (MARK, False, Found.CLOSES),
+    ],
+)
+async def test_who_listens_is_seen_by_its_first_bytes(said, stays, found, monkeypatch):
+    if stays:  # nothing comes that ends the wait
+        monkeypatch.setattr(look, "SPEAKS_S" if found is Found.MUTE else "STAYS_S", 0.1)
+    assert await speaks(said, stays) is found
+
+
+async def test_nobody_and_silence_are_told_apart(listener, monkeypatch):
+    assert await identify(endpoint(listener)) is Found.NOBODY
+    listener.listen(0)
+    with socket.create_connection(listener.getsockname()):
+        monkeypatch.setattr(look, "ANSWERS_S", 0.05)
+        assert await identify(endpoint(listener)) is Found.SILENT
+
+
+async def test_of_a_unix_socket_only_whether_anybody_listens(tmp_path):
+    path = str(tmp_path / "s")
+    assert await identify(f"ipc://{path}") is Found.NOBODY
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen(1)
+        assert await identify(f"ipc://{path}") is Found.MUTE

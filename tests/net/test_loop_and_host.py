@@ -12,6 +12,7 @@ import threading
 
 import pytest
 
+from rlinf_actors.errors import UsageError
 from rlinf_actors.net.host import free_port, host_key, pid_start, route_ip
 from rlinf_actors.net.loop import IoThread
 
@@ -49,6 +50,32 @@ class TestIoThread:
         io.stop()
         assert ended.is_set()
         assert future.cancelled()
+
+    def test_what_comes_while_it_stops_is_refused_and_waits_for_nobody(self, rlinf_leak_check):
+        io = IoThread("io")
+        busy, go_on, asked = threading.Event(), threading.Event(), threading.Event()
+
+        class Thread:
+            def __init__(self, thread):
+                self._thread = thread
+
+            def join(self):
+                asked.set()
+                self._thread.join()
+
+        async def forever():
+            await asyncio.Event().wait()
+
+        io.call(lambda: (busy.set(), go_on.wait(10)))
+        assert busy.wait(10)
+        io._thread = Thread(io._thread)
+        stopping = threading.Thread(target=io.stop)
+        stopping.start()
+        assert asked.wait(10)
+        with pytest.raises(UsageError, match="was shut down"):
+            io.submit(forever())
+        go_on.set()
+        stopping.join()
 
 
 class TestPorts:

@@ -9,6 +9,7 @@ import struct
 
 import net_kit
 import pytest
+from tcp_kit import HOST, tcp_server
 
 NO_LINGER = struct.pack("ii", 1, 0)
 
@@ -18,38 +19,30 @@ class Middlebox:
 
     def __init__(self, port: int) -> None:
         self._to = port
-        self._server: asyncio.Server | None = None
-        self._writers: list[asyncio.StreamWriter] = []
-        self._tasks: set[asyncio.Task] = set()
+        self._open: dict[asyncio.Task, tuple[socket.socket, socket.socket]] = {}
 
-    async def start(self) -> int:
-        self._server = await asyncio.start_server(self._accepted, "127.0.0.1", 0)
-        port: int = self._server.sockets[0].getsockname()[1]
-        return port
-
-    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._to)
-        self._writers += [writer, far_writer]
-        for source, sink in ((reader, far_writer), (far_reader, writer)):
-            task = asyncio.create_task(self._forward(source, sink))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _forward(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
-            while data := await source.read(65536):
-                sink.write(data)
+    async def forward(self, near: socket.socket) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        with socket.socket() as far:
+            far.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(far, (HOST, self._to))
+            self._open[task] = near, far
+            await asyncio.gather(_copy(near, far), _copy(far, near))
 
     def reset(self) -> None:
-        for writer in self._writers:
-            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
-            writer.transport.abort()
-        self._writers.clear()
+        for task, ends in self._open.items():
+            for end in ends:
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
+            task.cancel()
+        self._open.clear()
 
-    def close(self) -> None:
-        assert self._server is not None
-        self._server.close()
-        self.reset()
+
+async def _copy(source: socket.socket, sink: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    with contextlib.suppress(ConnectionError):
+        while data := await loop.sock_recv(source, 65536):
+            await loop.sock_sendall(sink, data)
 
 
 @pytest.fixture
@@ -60,11 +53,9 @@ async def tcp(tmp_path):
 
 async def test_a_link_says_that_its_connection_was_lost_and_is_there_again(tcp):
     _, endpoint, inbox = tcp.listen()
-    box = Middlebox(int(endpoint.rpartition(":")[2]))
-    port = await box.start()
-    lost = asyncio.Event()
-    link = tcp.network.link(f"tcp://127.0.0.1:{port}", b"me", net_kit.Inbox(), on_reset=lost.set)
-    try:
+    box, lost = Middlebox(int(endpoint.rpartition(":")[2])), asyncio.Event()
+    async with tcp_server(box.forward) as port:
+        link = tcp.network.link(f"tcp://{HOST}:{port}", b"me", net_kit.Inbox(), on_reset=lost.set)
         link.send(b"before")
         await inbox.until(1)
         assert not lost.is_set(), "the first connection is none that was lost"
@@ -74,5 +65,3 @@ async def test_a_link_says_that_its_connection_was_lost_and_is_there_again(tcp):
             lost.clear()
             link.send(b"after")
             await inbox.until(2 + n)
-    finally:
-        box.close()

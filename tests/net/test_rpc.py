@@ -147,11 +147,11 @@ async def test_closing_ends_who_waits(ends):
 
 async def test_malformed_messages_are_counted_and_dropped(ends, wire, caplog):
     head, client, notices = ends
-    stranger, _ = wire.link(head.endpoint, b"stranger")
+    stranger, _ = wire.link(head.endpoint, b"stranger#secret")
     for bad in (b"", b"\xc1garbage", b"\x82\xa4type\xa3req\xa2id\x01"):
         stranger.send(bad)
     stranger.send(codec.encode(Notice(Beat("well formed"))))
-    assert await head.next() == (b"stranger", Notice(Beat("well formed")))
+    assert await head.next() == (b"stranger#secret", Notice(Beat("well formed")))
     assert head.server.malformed == 3
     client.notify(Beat("x"))
     assert await head.next() == (b"driver:1", Notice(Beat("x")))
@@ -160,3 +160,82 @@ async def test_malformed_messages_are_counted_and_dropped(ends, wire, caplog):
         head.server.notify(b"driver:1", Beat("y"))
         assert await asyncio.wait_for(notices.get(), 10) == Beat("y")
     assert "dropped a message from the head" in caplog.text
+    assert "dropped a message from 'stranger'" in caplog.text
+    assert "secret" not in caplog.text, "who knows it can take the connection over"
+
+
+# --- what is too long ---
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Nobody takes more than a kilobyte."""
+    monkeypatch.setattr("rlinf_actors.net.rpc.MAX_ASKED_BYTES", 1000)
+    monkeypatch.setattr(codec.encode, "__defaults__", (1000,))
+
+
+LONG = Warn("x" * 2000)
+
+
+async def test_a_request_that_is_too_long_is_refused_here_and_the_next_is_answered(ends, short):
+    head, client, _ = ends
+    with pytest.raises(errors.UsageError, match=r"a Warn of 2,.* bytes is not sent: the limit is 1,000"):
+        await client.request(LONG)
+    task = asyncio.create_task(client.request(GetStatus()))
+    peer, request = await head.next()
+    head.server.reply(peer, request.id, Done())
+    assert await task == Done()
+
+
+async def test_one_that_is_too_long_is_refused_at_once_where_others_wait_for_the_head(ends, short):
+    head, client, _ = ends
+    client.hold()
+    task = asyncio.create_task(client.request(GetStatus()))
+    with pytest.raises(errors.UsageError, match=r"a Warn of 2,.* bytes is not sent"):
+        await client.request(LONG)
+    client.resume()
+    peer, request = await head.next()
+    head.server.reply(peer, request.id, Done())
+    assert await task == Done()
+
+
+async def test_a_request_whose_time_is_over_is_not_asked_again(ends, monkeypatch):
+    head, client, _ = ends
+    looking, done = asyncio.Event(), asyncio.Event()
+
+    async def why() -> str:
+        looking.set()
+        await done.wait()
+        return "it stands still"
+
+    monkeypatch.setattr(client._doubt, "why", why)
+    client.hold()
+    task = asyncio.create_task(client.request(GetStatus(), 0.01))
+    await looking.wait()
+    client.resume()
+    client.notify(Beat("x"))
+    assert (await head.next())[1] == Notice(Beat("x"))
+    done.set()
+    with pytest.raises(errors.ClusterTimeoutError, match="it stands still"):
+        await task
+
+
+async def test_an_answer_that_is_too_long_is_an_error_for_who_asked(ends, short):
+    head, client, _ = ends
+    task = asyncio.create_task(client.request(GetStatus()))
+    peer, request = await head.next()
+    head.server.reply(peer, request.id, LONG)
+    with pytest.raises(errors.UsageError, match=r"a Warn of 2,.* bytes is not sent"):
+        await task
+
+
+async def test_a_notice_that_is_too_long_is_in_the_log(ends, short, caplog):
+    head, client, notices = ends
+    client.notify(LONG)
+    client.notify(Beat("x"))
+    peer, first = await head.next()
+    assert first == Notice(Beat("x"))
+    head.server.notify(peer, LONG)
+    head.server.notify(peer, Goodbye("bye"))
+    assert await asyncio.wait_for(notices.get(), 10) == Goodbye("bye")
+    assert [text.count("is not told: a Warn of 2,") for text in caplog.messages] == [1, 1]

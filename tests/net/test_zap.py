@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Iterator
 
 import pytest
 import zmq
 from keyed_kit import ListGate
 from zmq.utils import z85
 
-from rlinf_actors.net.handshakes import Tally
+from rlinf_actors.net.handshakes import GateTally, at_server
 from rlinf_actors.net.zap import BATCH, ENDPOINT, ZapHandler, judge
 from rlinf_actors.security.keypair import KeyPair
 
@@ -106,7 +108,9 @@ async def test_a_bug_lets_nobody_in_and_the_next_is_answered(
     assert "a malformed request" in caplog.text
 
 
-async def test_many_that_ask_at_once_leave_turns_for_others(rlinf_leak_check) -> None:
+@contextlib.contextmanager
+def asked(times: int) -> Iterator[tuple[ZapHandler, zmq.Socket[bytes]]]:
+    """A handler that was asked so many times, and where its answers arrive."""
     context = zmq.Context()
     handler = ZapHandler(context, asyncio.get_running_loop())
     handler.serve(DOMAIN, gate := ListGate())
@@ -115,18 +119,32 @@ async def test_many_that_ask_at_once_leave_turns_for_others(rlinf_leak_check) ->
     asking.setsockopt(zmq.LINGER, 0)
     try:
         asking.connect(ENDPOINT)
-        for _ in range(2 * BATCH + 1):
+        for _ in range(times):
             asking.send_multipart([b"", *frames])
+        yield handler, asking
+    finally:
+        asking.close()
+        handler.close()
+        context.term()
+
+
+async def test_many_that_ask_at_once_leave_turns_for_others(rlinf_leak_check) -> None:
+    with asked(2 * BATCH + 1) as (handler, asking):
         handler._drain()
         assert answers(asking) == BATCH
         got = BATCH
         while got < 2 * BATCH + 1:  # in later turns, without another word of the socket's FD
             await asyncio.sleep(0)
             got += answers(asking)
-    finally:
-        asking.close()
-        handler.close()
-        context.term()
+
+
+async def test_words_of_the_socket_do_not_add_up_to_longer_turns(rlinf_leak_check) -> None:
+    with asked(16 * BATCH) as (handler, asking):
+        for _ in range(8):
+            handler._drain()
+        assert answers(asking) == 8 * BATCH
+        await asyncio.sleep(0)
+        assert answers(asking) <= 2 * BATCH  # what was left for later, and one word more
 
 
 def answers(asking: zmq.Socket[bytes]) -> int:
@@ -139,10 +157,10 @@ def answers(asking: zmq.Socket[bytes]) -> int:
 
 
 async def test_failed_handshakes_are_counted_and_told_once_a_turn() -> None:
-    tally = Tally(gate := ListGate(), asyncio.get_running_loop())
+    tally = GateTally(gate := ListGate(), asyncio.get_running_loop())
     for _ in range(1000):
-        tally.failed(0, int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH))
-    tally.failed(0, 12345)
+        tally.note("", at_server(int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)))
+    tally.note("", at_server(12345))
     assert gate.refused.all == []
     await gate.refused.until(2)
     assert gate.refused.all == [("", "", "it came without a key", 1000), ("", "", "its handshake was malformed", 1)]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import shutil
 import subprocess
 import sys
 import uuid
+import venv
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,6 +135,20 @@ def interpreter(minor: int) -> str | None:
             if path.exists() and subprocess.run([path, "-c", "pass"], check=False).returncode == 0:
                 return str(path)
     return None
+
+
+def own_venv(folder: Path, modules: Sequence[str]) -> str:
+    """A virtual environment of this Python, with the *modules* of this one; returns its interpreter.
+
+    They are found here, not installed: torch alone takes a minute.
+    """
+    exe = folder / "bin" / "python"
+    if not exe.exists():
+        venv.create(folder, symlinks=True)
+        places = {str(Path(str(importlib.import_module(name).__file__)).parents[1]) for name in modules}
+        (packages,) = folder.glob("lib/python*/site-packages")
+        (packages / "found.pth").write_text("\n".join(sorted(places)))
+    return str(exe)
 
 
 def make_venv(folder: Path, python: str, packages: Sequence[str]) -> str:

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import netns_kit
+import pace
 
 HERE = Path(__file__).resolve().parent
 PATIENCE_S = 30.0
-SHORT = {"beat_s": 0.15, "lease_s": 2.0, "robot_lease_s": 1.0, "head_grace_s": 8.0}
+SHORT = pace.timers(beat_s=0.15, lease_s=3.0, robot_lease_s=1.0, head_grace_s=8.0)["timers"]
 """Long enough for a machine that is busy with other tests."""
 
 

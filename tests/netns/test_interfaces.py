@@ -43,13 +43,15 @@ DRIVER = """
     import remote_workers
 
     with Cluster(num_nodes=3, timeout=60) as cluster:
-        group = remote_workers.Reducer.create_group().launch(cluster, NodePlacementStrategy([0, 1]), name="reducers")
+        torch = {"preload": ["torch"]}  # once a node, not once a worker
+        group = remote_workers.Reducer.create_group().launch(
+            cluster, NodePlacementStrategy([0, 1]), name="reducers", **torch)
         told = group.about().wait(60)
         alone = remote_workers.Anywhere.create_group().launch(cluster, NodePlacementStrategy([2]), name="alone")
         chosen = remote_workers.Anywhere.create_group().launch(
             cluster, NodePlacementStrategy([1]), name="chosen", env_vars={"GLOO_SOCKET_IFNAME": "eth1"})
         laners = remote_workers.Laner.create_group().launch(
-            cluster, NodePlacementStrategy([0, 1]), name="laners", env_vars={"RLINF_ACTORS_PATHS": "cpu=lane"})
+            cluster, NodePlacementStrategy([0, 1]), name="laners", env_vars={"RLINF_ACTORS_PATHS": "cpu=lane"}, **torch)
         result = {
             "listening": laners.swap().wait(60),
             "ips": [cluster.get_node_ip(rank) for rank in range(3)],

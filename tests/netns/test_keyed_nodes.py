@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-import tempfile
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import netns_kit
 import pytest
+from keyed_hosts import environment, two_nodes
 
 pytestmark = [
     pytest.mark.netns,
@@ -24,6 +23,8 @@ pytestmark = [
 HERE = Path(__file__).resolve().parent
 MARKER = "a-marker-that-nobody-may-read"
 PLAIN, STOP = "a-word-that-everybody-may-read", "the-sniffer-may-stop"
+NO_KEY = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+"""How ZeroMQ begins without a key."""
 NAMES = ("AgentHello", "ClientHello", "StartWorkers")
 
 
@@ -33,15 +34,10 @@ def network() -> Iterator[list[netns_kit.Host]]:
         yield made
 
 
-@pytest.fixture
-def place() -> Iterator[Path]:
-    """A directory whose path leaves room for unix sockets' names."""
-    with tempfile.TemporaryDirectory(prefix="rlk-", dir="/tmp") as made:
-        yield Path(made)
-
-
 DRIVER = f"""
+    import contextlib
     import json
+    import socket
     from rlinf_actors import Channel, Cluster, NodePlacementStrategy
     import keyed_workers
 
@@ -60,35 +56,17 @@ DRIVER = f"""
             "sockets": group.listening().wait(20),
             "large": len(group.execute_on(1).echo(marker * 50_000).wait(20)[0]),
         }}
+        host, _, port = group.control.states()[1].endpoint.tcp.removeprefix("tcp://").rpartition(":")
+        with socket.create_connection((host, int(port))) as stranger:
+            stranger.sendall({NO_KEY!r})
+            with contextlib.suppress(ConnectionError):
+                while stranger.recv(64):
+                    pass
+        refusals = (event.text for event in cluster.events(0, follow=True, kinds=["refused"]))
+        result["refused"] = next(text for text in refusals if text.startswith("worker carriers:1"))
         group.shutdown()
     print("RESULT " + json.dumps(result))
 """
-
-
-def environment(place: Path, name: str, **more: str) -> dict[str, str]:
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(("RLINF", "NOTIFY"))}
-    return {**clean, "PYTHONPATH": f"{netns_kit.PROJECT}:{HERE}", "RLINF_ACTORS_KEYS": str(place / name), **more}
-
-
-def cli(host: netns_kit.Host, env: dict[str, str], *arguments: str) -> dict:
-    command = host.command([sys.executable, "-m", "rlinf_actors.cli.main", *arguments, "--json"])
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-def agentd(host: netns_kit.Host, place: Path, name: str, *arguments: str) -> subprocess.Popen[str]:
-    """Back when it is registered."""
-    read, write = os.pipe()
-    command = [
-        sys.executable, "-m", "agentd", "--run-dir", str(place / f"r-{name}"), "--ready-fd", str(write), *arguments,
-    ]  # fmt: skip
-    process = subprocess.Popen(host.command(command), env=environment(place, name), pass_fds=(write,), text=True)
-    os.close(write)
-    with os.fdopen(read) as pipe:
-        said = json.loads(pipe.readline() or "{}")
-    assert "head" in said, said
-    return process
 
 
 def test_two_nodes_with_keys_work_and_nothing_on_the_wire_can_be_read(
@@ -98,7 +76,6 @@ def test_two_nodes_with_keys_work_and_nothing_on_the_wire_can_be_read(
     address = f"{head.ip}:6399"
     processes: list[subprocess.Popen[str]] = []
     try:
-        cli(head, environment(place, "head"), "keys", "init")
         sniff = subprocess.Popen(
             far.command([sys.executable, str(HERE / "sniffer.py"), STOP, PLAIN, MARKER, *NAMES]),
             stdout=subprocess.PIPE,
@@ -107,11 +84,7 @@ def test_two_nodes_with_keys_work_and_nothing_on_the_wire_can_be_read(
         processes.append(sniff)
         assert sniff.stdout is not None
         assert sniff.stdout.readline() == "listening\n"
-        processes.append(agentd(head, place, "head", "--head", "--listen", address, "--node-rank", "0"))
-        run_dir = str(place / "r-head")
-        token = cli(head, environment(place, "head"), "keys", "enroll", "far", "--address", address, "--head", run_dir)
-        cli(far, environment(place, "far"), "keys", "join", token["token"])
-        processes.append(agentd(far, place, "far", "--connect", address, "--node-rank", "1"))
+        processes += two_nodes(head, far, place, address)
         script = place / "driver.py"
         script.write_text(textwrap.dedent(DRIVER))
         done = subprocess.run(
@@ -128,6 +101,8 @@ def test_two_nodes_with_keys_work_and_nothing_on_the_wire_can_be_read(
         assert result["ips"] == [head.ip, far.ip]
         assert result["echo"] == result["swap"] == result["through"] == [MARKER, MARKER]
         check_sockets(*result["sockets"])
+        assert "refused a connection" in result["refused"]
+        assert "it came without a key" in result["refused"]
         assert result["large"] == len(MARKER) * 50_000
         assert f"output: {MARKER}" in done.stdout + done.stderr  # it came to the driver from both
         stranger(head, place, address)

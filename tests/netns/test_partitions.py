@@ -111,7 +111,7 @@ def test_a_driver_that_is_cut_off_is_told_and_so_is_everybody_else(site, how):
             assert f"the head at tcp://{site.address} was silent for " in told.text
             assert "the network between here and there is cut" in told.text
             pk.ended(workers)
-            assert "it was silent for " in site.until("driver_ended")["text"]
+            assert "it was silent for " in site.until("driver_ended", pid=driver.process.pid)["text"]
         assert driver.fails(f"group('cut-{how}').count().wait(30)").text == told.text
         assert driver.fails("launch('another', [1])").text == told.text
 
@@ -121,7 +121,7 @@ def test_a_driver_that_was_given_up_while_it_stood_still_is_told_by_name(site):
         workers = driver.ask(f"launch('stopped', [{A}])")
         driver.ask("start('block', group('stopped').block())")
         os.kill(driver.process.pid, signal.SIGSTOP)
-        site.until("driver_ended")
+        site.until("driver_ended", pid=driver.process.pid)
         pk.ended(workers)
         os.kill(driver.process.pid, signal.SIGCONT)
         told = driver.fails("end('block')")

@@ -58,15 +58,21 @@ def test_a_call_under_way_ends_and_later_ones_arrive(site, driver, tmp_path):
     driver.ask("group('more').shutdown()")
 
 
-def test_a_receive_whose_message_may_be_lost_ends(site, driver):
+def test_a_receive_whose_message_may_be_lost_ends(site, driver, tmp_path):
     driver.ask(f"launch('pair', [{A}, {B}])")
     driver.ask("start('first', group('pair').execute_on(1).take('pair', 0))")
     driver.ask("group('pair').execute_on(0).give('before', 'pair', 1).wait(30)")
     assert driver.ask("end('first')") == ["before"]
     driver.ask("start('recv', group('pair').execute_on(1).take('pair', 0))")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    driver.ask(f"start('read', group('pair').execute_on(0).read({str(pipe)!r}))")
     reset(site.hosts[A])
+    # the driver's connection is reset as well: what it asks before it has noticed would be under way, and end
+    assert driver.fails("end('read')").kind == "ConnectionLostError"
     received = driver.fails("end('recv')")
     assert received.kind == "PeerDiedError"
     assert "a message may be missing" in received.text
+    pipe.write_text("what nobody waits for")
     assert driver.ask("group('pair').count().wait(30)") == [1, 1]
     driver.ask("group('pair').shutdown()")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -95,7 +96,7 @@ def test_the_arm_stops_when_the_network_is_cut(network: list[netns_kit.Host], tm
                 told = driver.stdout.readline()
                 lab.link("up")
         assert told.startswith("NodeLostError: ")
-        assert "its agentd was silent for 2.0 s, and so the lease of SimulatedArm" in told
+        assert re.search(r"its agentd was silent for [\d.]+ s, and so the lease of SimulatedArm", told)
     finally:
         for agent in agents:
             agent.terminate()

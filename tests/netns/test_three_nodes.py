@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import netns_kit
@@ -27,15 +26,14 @@ HERE = Path(__file__).resolve().parent
 
 @pytest.fixture(scope="module")
 def venvs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Two environments on this Python with torch, one on another Python without."""
+    """Two environments of this Python with torch, one on another Python without."""
     folder = Path(os.environ.get("RLINF_TEST_VENVS") or tmp_path_factory.mktemp("venvs"))
     other = netns_kit.interpreter(12) or netns_kit.interpreter(10)
     if other is None:
         pytest.skip("there is no Python 3.12 or 3.10 on this machine")
-    torch = [*netns_kit.RUNTIME, "numpy", "torch==2.13.0"]
-    wanted = [("one", sys.executable, torch), ("two", sys.executable, torch), ("other", other, list(netns_kit.RUNTIME))]
-    with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(lambda w: netns_kit.make_venv(folder / w[0], w[1], w[2]), wanted))
+    modules = ["zmq", "msgspec", "cloudpickle", "numpy", "torch"]
+    ours = [netns_kit.own_venv(folder / name, modules) for name in ("one", "two")]
+    return [*ours, netns_kit.make_venv(folder / "other", other, netns_kit.RUNTIME)]
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_actors.errors import PlacementError
@@ -139,13 +139,11 @@ spans = st.builds(Span.of, st.integers(0, 50), st.integers(1, 30))
 parts = st.lists(st.builds(Part, st.none() | spans, st.none() | spans), min_size=1, max_size=5).map(tuple)
 
 
-@settings(deadline=None)
 @given(parts)
 def test_render_and_parse_are_inverse(written: tuple[Part, ...]) -> None:
     assert parse(render(written)) == written
 
 
-@settings(deadline=None)
 @given(st.text(max_size=20) | st.text("0123456789-:, al", max_size=20) | parts.map(render), st.integers(0, 60))
 def test_any_text_gives_a_placement_or_placement_error(text: str, count: int) -> None:
     try:
@@ -169,7 +167,6 @@ def _check_advice(message: str, count: int) -> None:
             assert flat(string, count)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 60), st.integers(1, 300))
 def test_suggested_counts_are_the_nearest_that_fit(resources: int, processes: int) -> None:
     if fits(resources, processes):

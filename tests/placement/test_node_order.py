@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_actors.errors import ConfigError
@@ -76,7 +76,6 @@ entries = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(entries, unique_by=lambda node: node.key, max_size=6), st.randoms())
 def test_the_order_of_arrival_does_not_matter(nodes: list[RegisteredNode], random: object) -> None:
     ranks = order_nodes(nodes)

@@ -10,7 +10,7 @@ import itertools
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_actors.errors import PlacementError
@@ -333,7 +333,6 @@ def test_default() -> None:
         default_strategy(mixed)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3), st.integers(1, 4))
 def test_packed_uses_every_resource_once(nodes: int, each: int, stride: int, blocks: int) -> None:
     per_node = each * stride * blocks

@@ -10,8 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from rlinf_actors.errors import ClusterTimeoutError, ProtocolError, ProtocolMismatchError
-from rlinf_actors.net.rpc import ControlServer
-from rlinf_actors.runtime import headlink
+from rlinf_actors.net.rpc import ControlServer, KeyRefusedError
 from rlinf_actors.runtime.headlink import HeadLink
 from rlinf_actors.runtime.logprinter import LogPrinter
 from rlinf_actors.wire.agents import LogCredit, LogLines
@@ -20,13 +19,15 @@ from rlinf_actors.wire.messages import Notice, Request
 from rlinf_actors.wire.operators import GetStatus
 from rlinf_actors.wire.session import HELLO_AGAIN, Beat, ClientHello, Goodbye, Welcome
 
+pytestmark = pytest.mark.virtual_time
+
 HELLO = ClientHello(1, "0.1", "inc", "driver", "ns", "here", 1, 2)
 
 
 class Ends:
     """A head's end and the link to it."""
 
-    def __init__(self, network) -> None:
+    def __init__(self, network, hello=HELLO) -> None:
         self.server = ControlServer(network, lambda peer, envelope: self.came.put_nowait((peer, envelope)))
         self.came: asyncio.Queue = asyncio.Queue()
         self.notices: asyncio.Queue = asyncio.Queue()
@@ -37,7 +38,7 @@ class Ends:
         self.link = HeadLink(
             network,
             self.endpoint,
-            HELLO,
+            hello,
             self.notices.put_nowait,
             on_silence=self.alone.put_nowait,
             on_given_up=self.given_up.put_nowait,
@@ -64,6 +65,32 @@ async def ends(network):
     made = Ends(network)
     yield made
     made.link.close("the test ends")
+
+
+async def test_refusals_before_the_first_welcome_do_not_make_a_later_absence_longer(network, monkeypatch):
+    """A worker may know of a restarted head before that knows its job's key."""
+    ends = Ends(network, replace(HELLO, role="worker"))
+    refused = [KeyRefusedError("not yet")] * 6
+    greet = ends.link._greet
+
+    async def refuse_at_first(timeout):
+        if refused:
+            raise refused.pop()
+        return await greet(timeout)
+
+    monkeypatch.setattr(ends.link, "_greet", refuse_at_first)
+    starting = asyncio.ensure_future(ends.link.start(60))
+    peer, request = await asyncio.wait_for(ends.came.get(), 60)
+    ends.server.reply(peer, request.id, Welcome("e", "0.1", 60.0, 10.0, "tok"))
+    await starting
+    ends.server.notify(peer, Beat(HELLO_AGAIN))
+    loop, times = asyncio.get_running_loop(), []
+    while len(times) < 2:
+        _, envelope = await asyncio.wait_for(ends.came.get(), 60)
+        if isinstance(envelope.body, ClientHello):
+            times.append(loop.time())
+    assert times[1] - times[0] < 10.0 / 4 + 0.3, "a quarter of the lease, and the first pause"
+    ends.link.close("the test ends")
 
 
 async def test_hello_then_beats(ends):
@@ -122,8 +149,7 @@ async def test_a_request_waits_for_a_head_that_forgot_us_and_is_asked_again(ends
     assert await asyncio.wait_for(asking, 10) == await asyncio.wait_for(late, 10) == Done()
 
 
-async def test_a_silent_head_is_greeted_until_it_answers_and_beats_stop_meanwhile(ends, caplog, monkeypatch):
-    monkeypatch.setattr(headlink, "HELLO_TIMEOUT_S", 0.05)
+async def test_a_silent_head_is_greeted_until_it_answers_and_beats_stop_meanwhile(ends, caplog):
     returned = asyncio.Event()
     ends.link._on_return = returned.set
     await ends.welcome(beat_s=0.01)
@@ -279,7 +305,7 @@ class TestLogPrinter:
         out, err, credits = self.shown(monkeypatch, batch)
         assert out == "[g:0@n1] one\n[g:0@n1] three\n"
         assert err == "[g:1@n1] two\n"
-        assert credits == [LogCredit("owner", "n1", 11)]
+        assert credits == [LogCredit("owner", "n1", batch.cost)]
 
     def test_skipped_lines_are_told(self, monkeypatch, rlinf_leak_check):
         _, err, _ = self.shown(monkeypatch, self.lines(skipped=7))

@@ -127,6 +127,7 @@ async def test_stopped_by_another_is_told_as_such(world):
     world.group.ready.resolve(None)
     world.group.update([world.state(0, "gone", exit=ExitReport("stopped", signal=15))])
     assert isinstance(world.group.peers[0].error, GroupClosedError)
+    assert "shut down by another process, or its node's agentd was stopped" in str(world.group.peers[0].error)
 
 
 async def test_closing_ends_calls_and_waits(world):

@@ -14,6 +14,8 @@ from rlinf_actors.runtime.paths import PathWatch
 from rlinf_actors.runtime.remote import RemoteGroup
 from rlinf_actors.wire.values import Endpoint, GroupState, WorkerState
 
+pytestmark = pytest.mark.virtual_time
+
 FAR = "tcp://10.0.0.2:5"
 BEAT_S, LEASE_S = 0.01, 0.1
 

@@ -82,3 +82,21 @@ def test_keys_that_were_made_come_first_and_others_need_none(settings, tmp_path)
     assert not (tmp_path / "keys").exists()
     keyfile.save(tmp_path / "keys" / "driver.key", KeyFile("driver", "ann", KeyPair.make(), head.public))
     assert key_at(LOOPBACK, settings, "driver", insecure=False).server == head.public
+
+
+def test_keys_of_a_cluster_elsewhere_do_not_count_on_loopback(tmp_path):
+    there = KeyPair.make()
+    home = Settings(config_home=str(tmp_path))
+    folder = keyfile.directory(home)
+    for role in ("agent", "driver"):
+        keyfile.save(folder / f"{role}.key", KeyFile(role, role, KeyPair.make(), there.public))
+    for role in ("head", "agent", "driver"):
+        assert key_at(LOOPBACK, home, role, insecure=False).role == "local"
+    assert key_at("tcp://10.0.0.1:6380", home, "driver", insecure=False).role == "driver"
+    named = Settings(key_dir=str(folder))
+    of_unit = Settings(credentials_dir=str(folder), config_home=str(tmp_path / "none"))
+    by_file = Settings(config_home=str(tmp_path), key_file=str(folder / "driver.key"))
+    for settings in (named, of_unit, by_file):
+        assert key_at(LOOPBACK, settings, "driver", insecure=False).server == there.public
+    keyfile.save(folder / "head.key", KeyFile("head", "head", there))
+    assert key_at(LOOPBACK, home, "driver", insecure=False).server == there.public

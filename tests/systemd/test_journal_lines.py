@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+import pace
 import pytest
 
 from rlinf_actors.systemd.journal import marked, reads
@@ -31,7 +32,7 @@ voice.say("the end")
 
 def run(stderr, journal_stream: str) -> None:
     env = {**os.environ, "JOURNAL_STREAM": journal_stream}
-    subprocess.run([sys.executable, "-c", CODE], env=env, stderr=stderr, check=True, timeout=15)
+    subprocess.run([sys.executable, "-c", CODE], env=env, stderr=stderr, check=True, timeout=pace.PATIENCE_S)
 
 
 def stream_of(fd: int) -> str:

@@ -120,7 +120,7 @@ async def test_the_watchdog_is_told_by_the_loop_and_not_by_one_that_stands_still
     loop.add_reader(socket_.fileno(), readable.set)
     await readable.wait()
     loop.remove_reader(socket_.fileno())
-    assert said(socket_) == ["WATCHDOG=1"]
+    assert set(said(socket_)) == {"WATCHDOG=1"}  # more than one where this process stood still for that long
     assert select.select([socket_], [], [], 10 * interval_s)[0] == [], "the loop stands still in this very call"
     watchdog.close()
     watchdog.close()

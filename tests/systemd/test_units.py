@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pace
 import pytest
 
 from rlinf_actors.cli import app
@@ -43,7 +44,7 @@ def analyze(tmp_path):
             path.parent.mkdir(exist_ok=True)
             path.write_text(units.text(one, PROGRAMS))
         command = [tool, "--no-pager", *verb.split(), str(tmp_path / name)]
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=pace.PATIENCE_S)
 
     return run
 

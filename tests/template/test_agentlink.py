@@ -1,4 +1,4 @@
-"""A template's connection to its agentd when there is no fd for another one."""
+"""A template's connection to its agentd: no fd for another one, and whom its socket refuses."""
 
 from __future__ import annotations
 
@@ -6,9 +6,17 @@ import os
 import resource
 import selectors
 import socket
+import subprocess
+import sys
+import tempfile
+
+import pace
+import pytest
 
 from rlinf_actors.wire import spawn
+from rlinf_actors.wire.agents import Refusal, RefusalReport
 from rlinf_actors.wire.values import ExitReport
+from rlinf_actors.worker import agentlink
 from rlinf_actors.worker.agentlink import AgentLink
 
 
@@ -41,3 +49,98 @@ def test_without_an_fd_for_an_agentd_nothing_spins_and_it_is_heard_later(tmp_pat
         assert (turn(), turn(), taken) == (1, 1, [spawn.Adopt()])
         link.refuse()
         link.close()
+
+
+class Template:
+    """A link with a loop, and an agentd at its other end."""
+
+    def __init__(self, path: str) -> None:
+        self.agentd, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.path = path
+        self.selector = selectors.DefaultSelector()
+        self.link = AgentLink(self.selector, theirs, path, 60.0, self._taken, lambda: None)
+        self.link.start()
+
+    def _taken(self, packet: spawn.ToTemplate) -> bool:
+        self.link.adopted()
+        return True
+
+    def turn(self) -> None:
+        """As the template's, as long as something happens."""
+        while ready := self.selector.select(0):
+            for key, mask in ready:
+                key.data(mask)
+        self.link.look()
+
+    def connected(self) -> socket.socket:
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        made.connect(self.path)
+        return made
+
+    def told(self) -> list[Refusal]:
+        """What its agentd hears next."""
+        packet = spawn.decode_to_agent(self.agentd.recv(1 << 16))
+        assert isinstance(packet, RefusalReport)
+        return packet.refusals
+
+    def close(self) -> None:
+        self.link.close()
+        self.selector.close()
+        self.agentd.close()
+
+
+@pytest.fixture
+def place():
+    with tempfile.TemporaryDirectory(prefix="t-") as made:
+        yield made
+
+
+@pytest.fixture
+def template(place, monkeypatch):
+    monkeypatch.setattr(agentlink, "REFUSALS_S", 0.0)
+    made = Template(f"{place}/1.sock")
+    yield made
+    made.close()
+
+
+NO_AGENTD = "a connection to its template's socket: it is no agentd's"
+
+
+def test_who_connects_and_is_no_agentd_is_told(template):
+    for said in (b"nonsense", spawn.encode(spawn.Shutdown()), b""):
+        with template.connected() as stranger:
+            if said:
+                stranger.send(said)
+            else:
+                stranger.shutdown(socket.SHUT_WR)
+            template.turn()
+            assert stranger.recv(1) == b""
+        assert template.told() == [Refusal(NO_AGENTD)]
+
+
+def test_refusals_between_two_agentds_are_kept_for_the_next(template):
+    template.agentd.close()
+    template.turn()
+    assert template.link.orphaned
+    template.link.send(RefusalReport([Refusal("somebody", 3, "w1")]))
+    with template.connected() as stranger:
+        stranger.send(b"nonsense")
+        template.turn()
+    assert template.link.idle() is None
+    template.agentd = template.connected()
+    template.agentd.send(spawn.encode(spawn.Adopt()))
+    template.turn()
+    assert template.told() == [Refusal("somebody", 3, "w1"), Refusal(NO_AGENTD)]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_another_user_is_told_of_by_its_id(template, place):
+    os.chmod(place, 0o755)  # as if its directory were open
+    os.chmod(template.path, 0o777)
+    script = "import os, socket, sys; os.setuid(61007); s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)"
+    script += "; s.connect(sys.argv[1]); s.recv(1)"
+    with subprocess.Popen([sys.executable, "-c", script, template.path]) as other:
+        assert template.selector.select(10)
+        template.turn()
+        assert other.wait(pace.PATIENCE_S) == 0
+    assert template.told() == [Refusal("a connection to its template's socket: it is a process of user 61007")]

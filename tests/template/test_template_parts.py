@@ -1,13 +1,17 @@
-"""The parts of the template that need no process."""
+"""The parts of the template that need no template."""
 
 import os
+import subprocess
+from types import SimpleNamespace
 
 import pytest
 
 from rlinf_actors import procfs
 from rlinf_actors.procfs import OomKills
+from rlinf_actors.settings import WORKER_MARK
 from rlinf_actors.worker.drain import TAIL_LINE_BYTES, TAIL_LINES, Drain, Tail
 from rlinf_actors.worker.forked import _count, import_path, unprotect
+from rlinf_actors.worker.nursery import Nursery
 
 
 def test_a_tail_that_is_no_text_fits_into_a_packet_all_the_same():
@@ -60,6 +64,20 @@ def test_drain_without_room_empties_the_pipe_and_says_so(path):
     drain.close()
 
 
+@pytest.mark.parametrize("name", ["out", "out.new"])
+def test_drain_gives_nothing_to_who_reads_a_fifo_in_the_place_of_a_file(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    reader = os.open(tmp_path / name, os.O_RDONLY | os.O_NONBLOCK)
+    drain = Drain(str(tmp_path / "out"), limit=10)
+    for _ in range(3):
+        os.write(drain.writer, b"a secret\n")
+        drain.pump()
+    assert os.read(reader, 100) == b""
+    assert drain.fault.endswith("is a FIFO, no file")
+    drain.close()
+    os.close(reader)
+
+
 def test_drain_gives_others_a_turn_but_takes_all_at_the_end(tmp_path):
     drain = Drain(str(tmp_path / "out"))
     os.write(drain.writer, b"x" * 60_000)
@@ -67,6 +85,23 @@ def test_drain_gives_others_a_turn_but_takes_all_at_the_end(tmp_path):
     assert not drain.finish()
     assert (tmp_path / "out").stat().st_size == 60_000
     drain.close()
+
+
+def test_who_executes_a_program_while_it_is_looked_at_may_be_of_one_that_has_ended(monkeypatch):
+    nursery = Nursery(None, None)
+    of_one, other = (SimpleNamespace(id=f"{name}-{os.getpid()}") for name in ("ended", "living"))
+    of_one.status, other.status = object(), None
+    nursery._workers = {one.id: one for one in (of_one, other)}
+    nursery._ending = [of_one]
+    read = []
+    with subprocess.Popen(["sleep", "1000"], env={**os.environ, WORKER_MARK: of_one.id}) as process:
+        with monkeypatch.context() as patch:  # it is done with that as soon as its mark was looked for
+            patch.setattr(procfs, "mark_of", read.append)
+            patch.setattr(procfs, "in_exec", lambda pid: pid == process.pid and pid not in read)
+            first = nursery._sweep(), nursery._look_again > 0
+        second = nursery._sweep()
+        process.kill()
+    assert (first, second) == (({of_one.id}, True), {of_one.id})
 
 
 def test_import_path_puts_the_drivers_directories_before_the_interpreters():
@@ -107,6 +142,12 @@ def test_own_process_is_described():
     assert not procfs.in_exec(os.getpid())
     assert procfs.stat(2**22 + 1) is procfs.mark_of(2**22 + 1) is None
     assert procfs.children(2**22 + 1) == []
+
+
+def test_children_are_found_although_a_thread_ends_meanwhile(monkeypatch):
+    lists = [["999999999"], os.listdir(f"/proc/{os.getppid()}/task")]  # the first is listed, and gone when it is read
+    monkeypatch.setattr(os, "listdir", lambda path: lists.pop(0))
+    assert os.getpid() in procfs.children(os.getppid())
 
 
 def test_a_full_log_file_begins_anew_at_the_end_of_a_line(tmp_path):

@@ -66,7 +66,7 @@ class Member:
 
     def recv(self, sender: str, timeout=None):
         group, _, rank = sender.partition(":")
-        work, slot = self.messenger.receive(WorkerAddress(group, int(rank)), timeout)
+        work, slot = self.messenger.receive(WorkerAddress(group, int(rank)))
         if timeout is not None:
             self.messenger.limit(work, slot, timeout)
         return work

@@ -52,20 +52,25 @@ class Job:
 
 
 class Pair:
-    """A lane from rank 0 to rank 1, and what their owners were told."""
+    """A lane from rank 0 to rank 1, and what their owners were told.
 
-    def __init__(self, timeout_s=30.0, limit=None):
-        self.store = groups.Store(groups.LOOPBACK, timeout_s)
+    *together*: neither end begins before the other is there, so that little time for a transfer is not little for that.
+    """
+
+    def __init__(self, timeout_s=30.0, limit=None, together=False):
+        self.store = groups.Store(groups.LOOPBACK, 30.0)
         self.broken = []
         self.told = threading.Semaphore(0)
         self._timeout_s = timeout_s
         self._limit = limit
+        self._both = threading.Barrier(2 if together else 1)
         self.ends = []
 
     def open(self, rank):
-        client = groups.join(self.store.endpoint, self._timeout_s)
+        client = groups.join(self.store.endpoint, 30.0)
 
         def make():
+            self._both.wait(15)
             return groups.wire(
                 "gloo", client, rank, timeout_s=self._timeout_s, ip=groups.LOOPBACK, options=CollectiveGroupOptions()
             )
@@ -233,7 +238,7 @@ def test_a_job_that_raises_breaks_the_lane_once(pair):
 
 
 def test_nothing_moves_for_too_long(pair):
-    made = pair(timeout_s=1.0)
+    made = pair(timeout_s=1.0, together=True)
     sender, receiver = made.open(0), made.open(1)
     post(receiver, Job()).result()
     post(sender, sent(1))  # nobody receives
@@ -245,17 +250,19 @@ def test_nothing_moves_for_too_long(pair):
 
 
 def test_a_clock_for_back_ends_without_one(pair):
-    clocks = []
+    clocks, stopped = [], threading.Semaphore(0)
 
     def limit(late):
         clocks.append(late)
-        return lambda: clocks.remove(late)
+        return lambda: (clocks.remove(late), stopped.release())
 
     made = pair(limit=limit)
     sender, receiver = made.open(0), made.open(1)
     post(receiver, received(1))
     post(sender, sent(1)).result()
     post(receiver, Job()).result()
+    for _ in range(3):  # a moment after the job's end
+        assert stopped.acquire(timeout=15)
     started, go_on = threading.Event(), threading.Event()
     stuck = post(sender, Job(lambda wire: (started.set(), go_on.wait(15))))
     assert started.wait(15)

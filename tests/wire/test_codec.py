@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rlinf_actors.errors import ProtocolError, RemoteWireError
+from rlinf_actors.errors import ProtocolError, RemoteWireError, UsageError
 from rlinf_actors.wire import codec, frames, spawn
 from rlinf_actors.wire.agents import (
     HardwareFound,
@@ -17,6 +17,8 @@ from rlinf_actors.wire.agents import (
     LogLines,
     LookForHardware,
     ProcessGone,
+    Refusal,
+    RefusalReport,
     StartWorkers,
     StopLooking,
     StopWorkers,
@@ -113,6 +115,7 @@ BODIES = [
     DrainNode("id", "kim@lab", "new disk", True),
     Drained(NodeState(NODE, "inc", 0, "draining", 0.0, draining="new disk")),
     WorkersHealth([WorkerHealth("w-0", "it does not answer", for_s=5.5)]),
+    RefusalReport([Refusal("a connection from 10.0.0.9: it came without a key", 7, "w-0")]),
     GetEvents(3, "e", "ns", 10, 5.0),
     Events("e", 1.5, [ClusterEvent(4, 1.25, "worker_died", "it died", exit=ExitReport("signalled", None, 9))], 4, 2),
     EStop("somebody on host", "smoke", "ns"),
@@ -150,14 +153,14 @@ GOOD = codec.encode(Request(1, Launch("ns", "g", "m:C", [SPEC])))
 @example(b"\xc1")
 @example(b"\x91" * 5000)
 @example(b"\x81" * 5000)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_random_bytes_are_a_wire_error(data):
     with pytest.raises(RemoteWireError):
         codec.decode(data)
 
 
 @given(st.integers(0, len(GOOD) - 1), st.integers(0, 255))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_one_wrong_byte_is_a_message_or_a_wire_error(at, byte):
     data = GOOD[:at] + bytes([byte]) + GOOD[at + 1 :]
     try:
@@ -168,10 +171,20 @@ def test_one_wrong_byte_is_a_message_or_a_wire_error(at, byte):
 
 
 @given(st.integers(0, len(GOOD) - 1))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_a_cut_message_is_a_wire_error(length):
     with pytest.raises(RemoteWireError):
         codec.decode(GOOD[:length])
+
+
+def launch(id):
+    """A launch of one worker with this id, which becomes the name of files."""
+    body = Launch("ns", "g", "m:C", [msgspec.structs.replace(SPEC, id=id)])
+    return msgspec.to_builtins(body)
+
+
+def test_a_launch_is_decoded():
+    assert codec.decode(msgspec.msgpack.encode({"type": "req", "id": 1, "body": launch("0123456789-12.3")}))
 
 
 @pytest.mark.parametrize(
@@ -183,6 +196,10 @@ def test_a_cut_message_is_a_wire_error(length):
         {"type": "nonsense", "id": 1, "body": {"type": "Done"}},
         {"type": "req", "id": 1, "body": {"type": "GetNodes", "num_nodes": 1.5}},
         {"type": "req", "id": 1, "body": {"type": "Launch", "namespace": "n", "group": "g", "cls": "c", "workers": 3}},
+        *(
+            {"type": "req", "id": 1, "body": launch(id)}
+            for id in ("", ".", "../t/x", "/etc/x", "a\0b", "a\n", "x" * 65)
+        ),
         [1, 2],
         "text",
         None,
@@ -201,6 +218,16 @@ def test_deep_nesting_is_a_wire_error():
 def test_too_long_is_refused_before_it_is_looked_at():
     with pytest.raises(RemoteWireError, match="limit"):
         codec.decode(b"\xc0" * (codec.MAX_CONTROL_BYTES + 1))
+
+
+def test_what_nobody_would_take_is_refused_before_it_is_sent():
+    spec = WorkerSpec("w-0", "g", "ns", 0, 1, 0, {"BIG": "x" * 1000})
+    launch = Request(1, Launch("ns", "g", "m:C", [spec]))
+    assert codec.decode(codec.encode(launch)) == launch
+    with pytest.raises(UsageError, match=r"a Launch of 1,\d\d\d bytes is not sent: the limit is 1,000: .*env_vars"):
+        codec.encode(launch, 1000)
+    with pytest.raises(UsageError, match=r"a Failed of .* bytes is not sent: the limit is 10$"):
+        codec.encode(Failed(1, "usage", "much to say"), 10)
 
 
 def test_a_wire_error_is_never_the_users_fault():
@@ -243,6 +270,14 @@ FRAMES = [
 ]  # fmt: skip
 
 
+def test_no_worker_makes_the_answer_of_its_template_too_long_to_be_sent():
+    """Pulses has the Pongs of all its workers: one job's could end the template, and with it the workers of others."""
+    good = spawn.Pong("w-0", "m" * spawn.TEXT_CHARS)
+    assert spawn.decode_to_agent(spawn.encode(good)) == good
+    with pytest.raises(RemoteWireError):
+        spawn.decode_to_agent(spawn.encode(spawn.Pong("w-0", "m" * (spawn.TEXT_CHARS + 1))))
+
+
 def test_every_header_comes_back():
     assert {type(frame) for frame in FRAMES} == set(typing.get_args(frames.AnyFrame))
     for frame in FRAMES:
@@ -252,7 +287,7 @@ def test_every_header_comes_back():
 @given(st.binary(max_size=100))
 @example(b"")
 @example(b"\x91" * 100_000)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_random_headers_are_a_wire_error_or_a_header(data):
     try:
         frame = frames.decode(data)
@@ -263,7 +298,7 @@ def test_random_headers_are_a_wire_error_or_a_header(data):
 
 @given(st.binary(max_size=100))
 @example(b"\x91" * 100_000)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_random_packets_of_templates_are_a_wire_error(data):
     for decode in (spawn.decode_to_template, spawn.decode_to_agent):
         with pytest.raises(RemoteWireError):

@@ -134,7 +134,7 @@ _TREES = st.recursive(
 
 
 @given(_TREES)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_any_tree_comes_back(value):
     back = there(value)
     assert back == value
@@ -142,7 +142,7 @@ def test_any_tree_comes_back(value):
 
 
 @given(st.lists(_LEAVES, max_size=4), st.dictionaries(st.text(max_size=5), _LEAVES, max_size=3))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_any_plain_call_comes_back(args, kwargs):
     back_args, back_kwargs = payload.decode_call(Vouched([bytes(p) for p in payload.encode_call(tuple(args), kwargs)]))
     assert list(back_args) == args

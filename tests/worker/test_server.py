@@ -50,7 +50,7 @@ class Ends:
         self.endpoint = self.server.bind("ipc:///w")
         self.came: list = []
         self._event = asyncio.Event()
-        self.link = self.network.link(self.endpoint, b"driver", self._received)
+        self.link = self.network.link(self.endpoint, b"driver#secret", self._received)
 
     def _received(self, peer, header, parts) -> None:
         self.came.append((frames.decode(header), [bytes(part) for part in parts]))
@@ -150,7 +150,8 @@ async def test_who_has_not_joined_gets_nothing_run(ends, caplog):
     assert executor.queue == []
     assert ends.server.creations.empty()
     assert ends.came == []
-    assert "has not joined" in caplog.text
+    assert "'driver', which has not joined" in caplog.text
+    assert "secret" not in caplog.text, "who knows it can take the connection over"
 
 
 async def test_creation_goes_to_the_main_thread(ends):
@@ -201,7 +202,8 @@ async def test_nonsense_from_a_member_is_dropped(ends, caplog):
         ends.call(5)
         await ends.until(1)
     assert "not a header" in caplog.text
-    assert "dropped a Ok" in caplog.text
+    assert "dropped a Ok from 'driver'" in caplog.text
+    assert "secret" not in caplog.text
 
 
 async def test_a_call_that_comes_twice_runs_once(ends):
@@ -245,9 +247,9 @@ async def test_a_link_that_takes_the_place_of_a_lost_one_ends_what_that_was_serv
     again.send(frames.encode(msgspec.structs.replace(good, succeeds=[b"another"], worker="w")))
     await ends.settled()
     assert told == [], "that was another process's"
-    again.send(frames.encode(msgspec.structs.replace(good, succeeds=[b"driver"], worker="w")))
+    again.send(frames.encode(msgspec.structs.replace(good, succeeds=[b"driver#secret"], worker="w")))
     third = ends.network.link(ends.endpoint, b"driver#3", ends._received)
-    third.send(frames.encode(msgspec.structs.replace(good, succeeds=[b"driver"], worker="w")))
+    third.send(frames.encode(msgspec.structs.replace(good, succeeds=[b"driver#secret"], worker="w")))
     await ends.settled()
-    assert told == [(b"driver", "w")]
+    assert told == [(b"driver#secret", "w")]
     assert stream.cancelled

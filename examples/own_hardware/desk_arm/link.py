@@ -7,7 +7,7 @@ import select
 import termios
 import tty
 
-TIMEOUT_S = 1.0
+TIMEOUT_S = 5.0
 
 
 def ask(port: str, command: str, timeout_s: float = TIMEOUT_S) -> str:

@@ -127,7 +127,13 @@ class Scene:
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=out,
-                env={**os.environ, **self._environment(), "PYTHONPATH": paths, LOST_ERRORS: "log"},
+                env={
+                    **os.environ,
+                    **self._local.driver_env,
+                    **self._environment(),
+                    "PYTHONPATH": paths,
+                    LOST_ERRORS: "log",
+                },
                 start_new_session=True,
             )
 

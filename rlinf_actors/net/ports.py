@@ -1,4 +1,4 @@
-"""Ports that a worker holds for somebody who will listen on them later, such as torch's TCPStore."""
+"""Ports that are held for somebody who will listen on them later, such as torch's TCPStore, or a head that is away."""
 
 from __future__ import annotations
 

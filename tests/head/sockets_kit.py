@@ -1,0 +1,164 @@
+"""A head with keys and a worker of a job of it, with real sockets in one loop, and those who come to them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from rlinf_actors.errors import AuthenticationError, ClusterTimeoutError
+from rlinf_actors.head.commands import Timing
+from rlinf_actors.head.keys import OwnKeys
+from rlinf_actors.head.server import HeadServer
+from rlinf_actors.net.link import secret_identity
+from rlinf_actors.net.ports import HeldPorts
+from rlinf_actors.net.rpc import ControlClient
+from rlinf_actors.net.security import Security
+from rlinf_actors.net.transport import ZmqNetwork
+from rlinf_actors.security.job import JobGate, job_pair
+from rlinf_actors.security.keypair import KeyPair
+from rlinf_actors.wire import frames
+from rlinf_actors.wire.agents import RefusalReport
+from rlinf_actors.wire.keys import AddKey
+from rlinf_actors.wire.messages import Body
+from rlinf_actors.wire.operators import GetEvents, GetStatus
+from rlinf_actors.wire.protocol import PROTOCOL
+from rlinf_actors.wire.session import AgentHello, ClientHello
+from rlinf_actors.wire.values import NodeReport
+from rlinf_actors.worker.server import WorkerServer
+from rlinf_actors.worker.strangers import Strangers
+
+HEAD = KeyPair.make()
+
+
+class KeyedHead:
+    """A head with keys, and processes that come to it, each with sockets of its own.
+
+    Args:
+        more: endpoints, beside one of TCP.
+    """
+
+    def __init__(self, *more: str) -> None:
+        self._networks: list[ZmqNetwork] = []
+        self._clients: list[ControlClient] = []
+        self._ports = HeldPorts()  # nobody else is given it while one head takes the place of another
+        self._network = self.net(HEAD)
+        self.server = HeadServer(self._network, own=OwnKeys(HEAD.public))
+        self.endpoint = self.server.start([*more, f"tcp://127.0.0.1:{self._ports.hold()}"])[-1]
+        self.admin = self.client(HEAD)
+
+    def net(self, pair: KeyPair | None, head: str = HEAD.public) -> ZmqNetwork:
+        network = ZmqNetwork(asyncio.get_running_loop(), Security(pair is None, pair, head))
+        self._networks.append(network)
+        return network
+
+    def client(self, pair: KeyPair | None, head: str = HEAD.public) -> ControlClient:
+        client = ControlClient(self.net(pair, head), self.endpoint, secret_identity("x"), lambda notice: None)
+        self._clients.append(client)
+        return client
+
+    def replaced(self, pair: KeyPair, driver: KeyPair) -> None:
+        """Another head, with these keys, takes the place of this one. It beats fast."""
+        self.server.close()
+        self._networks.remove(self._network)
+        self._network.close()  # its port is free when this returns, and not before
+        self._network = self.net(pair)
+        own = OwnKeys(pair.public, driver.public, "here")
+        self.server = HeadServer(self._network, own=own, timing=Timing(beat_s=0.1))
+        self.server.start([self.endpoint])
+
+    async def listed(self, role: str, name: str, token_s: float | None = None) -> KeyPair:
+        pair = KeyPair.make()
+        await self.admin.request(AddKey(pair.public, role, name, "me", token_s), 10)  # type: ignore[arg-type]
+        return pair
+
+    async def noted(self, *words: str) -> str:
+        """Wait until a refusal with these words is in the event log; all of it."""
+        since, seen = 0, []
+        while True:
+            events = await self.admin.request(GetEvents(since, wait_s=5.0), 10)
+            texts = [event.text for event in events.events if event.kind == "refused"]
+            found = [text for text in texts if all(word in text for word in words)]
+            if found:
+                return str(found[0])
+            seen = [*seen, *texts]
+            assert events.events, f"no refusal with {words}: {seen}"
+            since = events.next
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+        self.server.close()
+        for network in reversed(self._networks):
+            network.close()
+        self._ports.close()
+
+
+async def refused(client: ControlClient, body: Body | None = None, within_s: float = 5.0) -> str:
+    with pytest.raises((AuthenticationError, ClusterTimeoutError)) as error:
+        await client.request(body or GetStatus(), within_s)
+    return str(error.value)
+
+
+def driver_hello(incarnation: str = "i1", namespace: str = "ns") -> ClientHello:
+    return ClientHello(PROTOCOL, "1", incarnation, "driver", namespace, "elsewhere", 0, 0)
+
+
+def agent_hello(name: str) -> AgentHello:
+    report = NodeReport(
+        name, hostname=name, ip="10.0.0.1", host=name, num_cpus=1, memory_bytes=1, python="3", interpreter="/py"
+    )
+    return AgentHello(PROTOCOL, "1", "i2", report)
+
+
+class KeyedWorker:
+    """A worker's listening side in a cluster with keys, and those who try to join it.
+
+    Args:
+        token: of its job.
+        tell: takes what its agent would tell the head of refusals.
+    """
+
+    def __init__(self, token: str = "ours", tell: Callable[[RefusalReport], object] = lambda report: None) -> None:
+        self._networks: list[ZmqNetwork] = []
+        self._token = token
+        self.job = job_pair(token)
+        self._strangers = Strangers(asyncio.get_running_loop(), lambda report: tell(report) is not False)
+        gate = JobGate(self.job.public, "ns", self._strangers.refused)
+        network = self.net(Security.of_worker(token, HEAD.public, "tcp://127.0.0.1:1", "10.0.0.1"))
+        refused = self._strangers.refused
+        self._server = WorkerServer(network, "g-0", "g:0", token, gate=gate, on_refused=refused)
+        self._server.refuse(ValueError("there is no class: a member is told so"))
+        self.bind = self._server.bind
+        self.endpoint = ""
+
+    def net(self, security: Security) -> ZmqNetwork:
+        network = ZmqNetwork(asyncio.get_running_loop(), security)
+        self._networks.append(network)
+        return network
+
+    async def join(self, security: Security, *, link_token: str = "", token: str = "", at: str = "") -> str:
+        """Come with that security, say that token and call something; why that is not answered, "" if it is."""
+        told: asyncio.Queue[str] = asyncio.Queue()
+
+        def received(peer: bytes, header: bytes, parts: list) -> None:
+            frame = frames.decode(header)
+            told.put_nowait("" if isinstance(frame, frames.Raised) else frame.text)
+
+        link = self.net(security).link(
+            at or self.endpoint,
+            secret_identity("driver:x#1"),
+            received,
+            token=link_token,
+            on_turned_away=lambda why, for_good: told.put_nowait(why),
+        )
+        link.send(frames.encode(frames.Join(PROTOCOL, "1", "3.11", "driver:x", token or self._token, "g-0")))
+        link.send(frames.encode(frames.Call(1, "anything")))
+        return await asyncio.wait_for(told.get(), 10)
+
+    def close(self) -> None:
+        self._strangers.close()
+        self._server.close(0)
+        for network in reversed(self._networks):
+            network.close()

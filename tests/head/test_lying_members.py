@@ -1,0 +1,333 @@
+"""Members with a good key who lie, ask too much, or say too much: what others have of it is bounded."""
+
+from __future__ import annotations
+
+import pytest
+from head_kit import agent_hello, client_hello, running, specs
+from keys_kit import KeysKit, key, two_jobs
+from msgspec.structs import replace
+
+from rlinf_actors.head import awaited, drains, jobs, keys
+from rlinf_actors.head.authority import MAX_DRIVERS_OF_ONE, MAX_NODES_OF_ONE
+from rlinf_actors.head.commands import Asked, Refuse, Tick, TurnedAway
+from rlinf_actors.head.givenup import KEPT_OF_ONE
+from rlinf_actors.head.journal import KEPT_EVENTS
+from rlinf_actors.head.refusals import KINDS, WINDOW_S
+from rlinf_actors.head.robots import MAX_STOPS
+from rlinf_actors.head.underway import MAX_OF_ONE
+from rlinf_actors.wire.agents import StopWorkers
+from rlinf_actors.wire.clients import ClientGone, GetNodes, Handles, StopGroup, WatchClients, WorkerChanged
+from rlinf_actors.wire.keys import Enrolled, RotateKey
+from rlinf_actors.wire.operators import DrainNode, EStop, EStopped, GetEvents, GetStatus, Status
+from rlinf_actors.wire.session import Beat, Goodbye, Welcome
+from rlinf_actors.wire.values import ClusterEvent, Endpoint, GroupHandle, WorkerState
+
+
+@pytest.fixture
+def kit() -> KeysKit:
+    return two_jobs()
+
+
+# --- ranks ---
+
+
+def test_a_rank_that_cannot_be_keeps_honest_agents_waiting_and_does_not_end_them():
+    kit = KeysKit()
+    for name, letter in (("n1", "a"), ("n2", "b")):
+        kit.give(f"a:{name}", letter, name)
+    assert isinstance(kit.ask("a:n1", agent_hello("n1", rank=57)), Welcome)
+    refused = kit.ask("a:n2", agent_hello("n2", ip="10.0.0.2"))
+    assert (refused.kind, "on all nodes or on none" in refused.text) == ("unreachable", True)
+    kit.revoke("n1")
+    assert isinstance(kit.ask("a:n2", agent_hello("n2", ip="10.0.0.2")), Welcome)
+
+
+def test_nodes_that_a_restarted_head_awaits_say_whether_nodes_have_ranks(kit):
+    kit.give("a:n2", "b", "n2")
+    kit.restart()
+    refused = kit.ask("a:n2", agent_hello("n2", rank=57))
+    assert (refused.kind, "which a head that was restarted 0 s ago awaits" in refused.text) == ("unreachable", True)
+    for name in ("n0", "n1"):
+        assert isinstance(kit.node(name, is_head=name == "n0"), Welcome)
+    assert "on all nodes or on none" in kit.ask("a:n2", agent_hello("n2", rank=57)).text
+
+
+# --- questions ---
+
+
+def test_nobody_has_more_questions_wait_than_anybody_needs(kit):
+    for _ in range(MAX_OF_ONE):
+        assert kit.ask("bob", GetNodes(99)) is None
+    refused = kit.ask("bob", GetStatus())
+    assert (refused.kind, "too many requests of driver 'bob'" in refused.text) == ("usage", True)
+    assert kit.ask("ann", GetNodes(99, 1.0)) is None
+    assert [refused.peer for refused in kit.wait(2) if isinstance(refused, Refuse)] == [b"ann"]
+    kit.tell("bob", Goodbye())
+    kit.keyed["bob2"] = kit.keyed["bob"]
+    assert isinstance(kit.ask("bob2", client_hello("bob2", namespace="bob")), Welcome)
+
+
+def test_a_question_that_is_asked_again_counts_again(kit):
+    peer = b"bob"
+    member = kit.member("bob")
+    for _ in range(2 * MAX_OF_ONE):
+        kit.head.handle(Asked(peer, 7, GetNodes(99, 5.0), member), kit.now, kit.wall)
+    refused = [command for command in kit.wait(5) if isinstance(command, Refuse) and command.kind == "timeout"]
+    assert len(refused) == MAX_OF_ONE
+    assert isinstance(kit.ask("bob", GetStatus()), Status)
+
+
+def test_what_is_answered_makes_room(kit):
+    for n in range(2 * MAX_OF_ONE):
+        assert not isinstance(kit.ask("bob", GetStatus() if n % 2 else GetNodes(1)), Refuse)
+
+
+def test_a_wait_for_more_nodes_than_there_are_names_a_few(kit):
+    kit.ask("bob", GetNodes(100_000, 1.0))
+    (refused,) = [command for command in kit.wait(1) if isinstance(command, Refuse)]
+    assert len(refused.missing_ranks) == 99_998
+    assert "21 (never seen) and 99978 more" in refused.text
+
+
+def test_a_restarted_head_keeps_questions_of_sessions_only_and_not_more_than_those_may_have(kit):
+    kit.keyed["nobody"] = kit.keyed["bob"]
+    kit.restart()
+    assert kit.ask("nobody", StopGroup("bob", "g", 1.0)).kind == "hello"
+    assert isinstance(kit.ask("bob", client_hello("bob", namespace="bob", token="token2")), Welcome)
+    answers = [kit.launch(f"g{n}", [0], "bob", "bob") for n in range(MAX_OF_ONE + 1)]
+    assert [answer is None for answer in answers] == [True] * MAX_OF_ONE + [False]
+    kit.node("n0", is_head=True)
+    kit.node("n1")
+    assert len(kit.group_states()) == MAX_OF_ONE
+
+
+def test_of_hellos_and_handles_a_restarted_head_keeps_the_last(kit):
+    kit.restart()
+    for _ in range(2 * MAX_OF_ONE):
+        assert kit.ask("bob", client_hello("bob", namespace="bob")) is None
+    assert isinstance(kit.ask("ann", client_hello("ann", namespace="ann", token="token1")), Welcome)
+    for n in range(3):
+        kit.tell("ann", Handles([GroupHandle("ann", f"h{n}", [])]))
+    kit.node("n0", is_head=True)
+    kit.node("n1")
+    assert [(peer, type(answer)) for peer, answer in kit.answers() if peer == "bob"] == [("bob", Welcome)]
+    assert [changed.group for changed in kit.sent(WorkerChanged, "ann")] == ["h2"]
+
+
+# --- whom a head has given up on ---
+
+
+def made_up(count: int, first: int = 0) -> list[WorkerState]:
+    return [WorkerState(f"x{n}", n, 0, "10.0.0.1", "running") for n in range(first, first + count)]
+
+
+def test_handles_of_workers_that_never_were_push_nothing_out_and_fill_no_file(kit):
+    other = GroupHandle("ann", "lost", [WorkerState("real-0", 0, 0, "10.0.0.1", "running")])
+    kit.tell("ann", Handles([other]))
+    for n in range(10):
+        kit.tell("bob", Handles([GroupHandle("bob", "nothing", made_up(1000, n * 1000))]))
+    (changed,) = kit.sent(WorkerChanged, "bob")
+    assert {worker.state for worker in changed.workers} == {"gone"}
+    assert len(kit.disk.given_up) == KEPT_OF_ONE + 1
+    kit.restart()
+    kit.node("n0", is_head=True)
+    ghost = running(specs("lost", [1], "ann", launch="real")[0], "ann")
+    kit.ask("a:n1", agent_hello("n1", workers=[ghost]))
+    assert [stop.ids for stop in kit.sent(StopWorkers, "a:n1")] == [["real-0"]]
+
+
+def test_clients_that_never_were_push_nothing_out_and_fill_no_file(kit):
+    for n in range(10):
+        kit.tell("bob", WatchClients([f"x{n}-{m}" for m in range(1000)]))
+        kit.tell("ann", Beat("ann"))
+        kit.wait(1)
+    kit.wait(10)
+    assert sum(kind == "client" for kind, _ in kit.disk.given_up) <= KEPT_OF_ONE + 2  # and both, who are silent by now
+    assert "silent" in kit.driver("ann", namespace="ann").text
+
+
+def test_who_has_named_too_many_hears_of_an_end_at_once(kit, monkeypatch):
+    monkeypatch.setattr(awaited, "MAX_AWAITED", 2)
+    kit.keyed["bob2"] = kit.keyed["bob"]
+    kit.ask("bob2", client_hello("bob2", namespace="bob"))
+    kit.tell("bob2", Goodbye("done"))
+    kit.tell("bob", WatchClients(["x1", "x2", "x3", "bob2"]))
+    assert [gone.incarnation for gone in kit.sent(ClientGone, "bob")] == ["x3", "bob2"]
+
+
+def test_a_driver_that_comes_and_goes_pushes_out_nobody(kit):
+    kit.wait(10)
+    for n in range(2 * KEPT_OF_ONE):
+        kit.keyed[f"bob{n}"] = kit.keyed["bob"]
+        kit.ask(f"bob{n}", client_hello(f"bob{n}", namespace="bob"))
+        kit.tell(f"bob{n}", Goodbye())
+    assert "silent" in kit.driver("ann", namespace="ann").text
+
+
+def test_a_key_that_is_changed_again_and_again_pushes_out_no_other_that_has_ended(kit, monkeypatch):
+    monkeypatch.setattr(keys, "KEPT", 4)
+    kit.give("a:n2", "x", "n2")
+    kit.revoke("n2")
+    for letter in "qrstuvw":
+        assert isinstance(kit.ask("bob", RotateKey(key(letter))), Enrolled)
+        kit.keyed["bob"] = key(letter)
+    assert "x" in kit.listed()
+    assert sum(state.ended_at is not None for state in kit.listed().values()) == 4
+
+
+def test_a_driver_of_many_jobs_keeps_no_other_from_seeing_its_own(kit, monkeypatch):
+    monkeypatch.setattr(jobs, "KEPT_OWNERS", 10)
+    kit.keyed["ann's terminal"] = kit.keyed["ann"]
+    kit.tell("ann", Goodbye())
+    for n in range(20):
+        kit.keyed[f"b{n}"] = kit.keyed["bob"]
+        kit.ask(f"b{n}", client_hello(f"b{n}", namespace=f"job{n}"))
+        kit.tell(f"b{n}", Goodbye())
+    seen = kit.ask("ann's terminal", GetEvents(namespace="ann")).events
+    assert "driver_ended" in [event.kind for event in seen]
+
+
+def test_an_agentd_that_is_started_again_and_again_pushes_out_nobody(kit):
+    for n in range(KEPT_OF_ONE + 10):
+        kit.ask("a:n1", agent_hello("n1", f"n1-{n}"))
+    assert len(kit.disk.given_up) == KEPT_OF_ONE
+
+
+# --- the event log ---
+
+
+def read(kit: KeysKit) -> list[ClusterEvent]:
+    """All that is kept."""
+    found: list[ClusterEvent] = []
+    answer = kit.ask("admin", GetEvents())
+    while answer.more:
+        found += answer.events
+        answer = kit.ask("admin", GetEvents(answer.next, answer.log))
+    return [*found, *answer.events]
+
+
+def kinds(kit: KeysKit) -> list[str]:
+    return [event.kind for event in read(kit)]
+
+
+def test_one_message_does_not_wipe_the_log(kit):
+    before = kinds(kit)
+    kit.exited("a:n1", "g-1", stderr_tail=["x" * 10**6] * 20, reason="y" * 10**7, exit_code=1)
+    assert kinds(kit) == [*before, "worker_died"]
+    died = read(kit)[-1]
+    assert sum(map(len, died.exit.stderr_tail)) + len(died.exit.reason) < 100_000
+
+
+def test_what_is_said_at_an_end_is_not_kept_by_the_megabyte(kit):
+    kit.tell("bob", Goodbye("z" * 10**7))
+    assert len(kit.driver("bob", namespace="bob").text) < 2000
+    kit.tell("a:n1", Goodbye("z" * 10**7))
+    (changed,) = kit.sent(WorkerChanged, "ann")
+    assert len(changed.workers[0].exit.reason) < 2000
+
+
+def test_a_job_that_fills_the_log_leaves_the_rest_in_it(kit):
+    before = kinds(kit)
+    for n in range(KEPT_EVENTS // 2 + 10):
+        kit.keyed[f"bob{n}"] = kit.keyed["bob"]
+        kit.ask(f"bob{n}", client_hello(f"bob{n}", namespace="bob"))
+        kit.tell(f"bob{n}", Goodbye())
+    after = kinds(kit)
+    assert len(after) == KEPT_EVENTS
+    assert [kind for kind in after if "driver" not in kind] == [kind for kind in before if "driver" not in kind]
+
+
+def test_strangers_from_everywhere_leave_the_rest_in_the_log(kit):
+    before = kinds(kit)
+    for minute in range(KEPT_EVENTS // KINDS + 10):
+        for n in range(KINDS):
+            kit.head.handle(TurnedAway("", f"10.{minute}.1.{n}", "it came without CURVE"), kit.now, kit.wall)
+        kit.now += WINDOW_S
+        kit.head.handle(Tick(), kit.now, kit.wall)
+    after = read(kit)
+    assert len(after) == KEPT_EVENTS
+    assert after[-1].seq > KEPT_EVENTS
+    assert [event.kind for event in after[: len(before)]] == before
+
+
+def test_who_presses_a_stop_again_and_again_leaves_the_rest_in_the_log(kit):
+    before = [event.text for event in read(kit) if event.namespace != "bob" and event.node != "n1"]
+    for _ in range(KEPT_EVENTS // 2 + 10):
+        kit.ask("a:n1", EStop("me"))
+        kit.ask("bob", EStop("me", release=True))
+    assert set(before) <= {event.text for event in read(kit)}
+
+
+# --- how much there can be ---
+
+
+def test_a_key_has_so_many_nodes_and_no_more(kit):
+    for n in range(MAX_NODES_OF_ONE - 1):
+        kit.keyed[f"a:n1-{n}"] = kit.keyed["a:n1"]
+        assert isinstance(kit.ask(f"a:n1-{n}", agent_hello(f"id{n}", hostname="n1")), Welcome)
+    kit.keyed["a:more"] = kit.keyed["a:n1"]
+    assert "64 nodes already" in kit.ask("a:more", agent_hello("more", hostname="n1")).text
+    assert isinstance(kit.node("n1"), Welcome), "who is here may say hello again"
+
+
+def test_a_key_has_so_many_drivers_and_no_more(kit):
+    kit.node("n0", is_head=True)
+    for n in range(MAX_DRIVERS_OF_ONE):
+        kit.keyed[f"b{n}"] = kit.keyed["bob"]
+        last = kit.ask(f"b{n}", client_hello(f"b{n}", namespace=f"job{n}", host="host-n0", pid=1))
+    assert (last.kind, "1000 processes of driver 'bob'" in last.text) == ("usage", True)
+    assert isinstance(kit.driver("ann", namespace="ann"), Welcome)
+
+
+def test_stops_of_namespaces_are_so_many_and_the_stop_of_all_is_always_there(kit):
+    for n in range(MAX_STOPS):
+        assert isinstance(kit.ask("w", EStop("me", namespace=f"made up {n}")), EStopped)
+    assert "stop all robots instead" in kit.ask("w", EStop("me", namespace="one more")).text
+    assert isinstance(kit.ask("w", EStop("me")), EStopped)
+    assert len(kit.disk.stops) == MAX_STOPS + 1
+
+
+def test_names_are_not_kept_by_the_megabyte(kit):
+    long = "x" * 10**6
+    kit.keyed["b2"] = kit.keyed["bob"]
+    refusals = [
+        kit.ask("b2", client_hello(long, namespace="bob")),
+        kit.ask("b2", client_hello("b2", namespace=long)),
+        kit.ask("bob", EStop("me", namespace=long)),
+        kit.launch(long, [0], "bob", "bob"),
+        kit.launch("g", [0], "bob", "bob", launch=long),
+        kit.ask("a:n1", agent_hello("n1", long)),
+        kit.ask("a:n1", agent_hello("n1", "n1-2", faults=[long] * 10)),
+    ]
+    assert [(refused.kind, len(refused.text) < 200) for refused in refusals] == [("usage", True)] * len(refusals)
+
+
+def test_an_agent_that_drains_node_after_node_fills_no_file(kit, monkeypatch):
+    monkeypatch.setattr(drains, "MAX_DRAINED", 3)
+    for n in range(5):
+        kit.keyed[f"a:n1-{n}"] = kit.keyed["a:n1"]
+        kit.ask(f"a:n1-{n}", agent_hello(f"id{n}", hostname="n1"))
+        kit.ask(f"a:n1-{n}", DrainNode(f"id{n}", "me"))
+        kit.tell(f"a:n1-{n}", Goodbye())
+    assert len(kit.disk.drained) == 3
+    assert "3 nodes are being drained" in kit.ask("admin", DrainNode("n0", "me")).text
+
+
+# --- whose is what ---
+
+
+def test_nobody_comes_as_the_owner_of_another_job_s_groups(kit):
+    kit.restart()
+    kit.node("n0", is_head=True)
+    own = running(specs("g", [0, 1], "ann")[1], "ann")
+    kit.ask("a:n1", agent_hello("n1", workers=[replace(own, spec=replace(own.spec, token="token1"))]))
+    kit.keyed["ann"] = kit.keyed["bob"]
+    assert "owner of another job's groups" in kit.ask("ann", client_hello("ann", namespace="bob")).text
+    assert kit.group_states() == {"g": "starting"}
+
+
+def test_an_agent_gives_no_driver_groups_of_another_job(kit):
+    made = running(specs("h", [1], "ann", launch="x")[0], "bob", endpoint=Endpoint("h", "ipc://x"))
+    kit.ask("a:n1", agent_hello("n1", workers=[replace(made, spec=replace(made.spec, token="token1"))]))
+    assert not kit.sent(WorkerChanged, "bob")
+    assert "h" not in kit.group_states()

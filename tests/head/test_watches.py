@@ -1,0 +1,77 @@
+"""What agents say of the processes that they watch, and what of that is believed."""
+
+from __future__ import annotations
+
+import pytest
+from head_kit import HeadKit
+
+from rlinf_actors.head.watches import LAST_S
+from rlinf_actors.wire.agents import ProcessGone, Unwatch, Watch
+from rlinf_actors.wire.session import Beat, Welcome
+
+
+@pytest.fixture
+def kit() -> HeadKit:
+    """Driver d1 on the machine of n0; the agent of n1 says that it is there too."""
+    kit = HeadKit(lease_s=10)
+    kit.node("n0")
+    kit.driver(host="host-n0")
+    kit.node("n1", ip="10.0.0.2", host="host-n0")
+    assert kit.sent(Watch, "a:n1") == [Watch("d1", 100, 5)]
+    return kit
+
+
+def test_a_client_whose_connection_stands_outlives_what_an_agent_says(kit):
+    kit.tell("a:n1", ProcessGone("d1"))
+    kit.beats("a:n0", "a:n1", "d1", seconds=30)
+    assert kit.clients() == 1
+
+
+def test_a_stopped_client_is_left_to_the_agents_that_still_watch_it(kit):
+    kit.tell("a:n1", ProcessGone("d1"))
+    kit.beats("a:n0", "a:n1", seconds=60)
+    assert kit.clients() == 1
+    kit.tell("a:n0", ProcessGone("d1"))
+    kit.beats("a:n0", "a:n1", seconds=9)
+    assert kit.clients() == 1
+    kit.beats("a:n0", "a:n1", seconds=1)
+    assert kit.clients() == 0, "nobody watches it, and it was silent for a lease"
+
+
+@pytest.mark.parametrize("agent", ["a:n0", "a:n1"])
+def test_an_end_that_one_agent_hides_another_tells(kit, agent):
+    kit.killed("d1", agent)
+    assert kit.clients() == 0
+    other = "a:n1" if agent == "a:n0" else "a:n0"
+    assert kit.sent(Unwatch, other) == [Unwatch("d1")]
+
+
+def test_the_end_of_the_connection_may_come_after_the_agents_word(kit):
+    kit.tell("a:n0", ProcessGone("d1"))
+    tries = len(kit.sent(Beat, "d1")) + sum(isinstance(c.body, Beat) for c in kit.wait(LAST_S / 2))
+    assert tries > 2
+    kit.unreachable("d1")
+    assert kit.clients() == 0
+
+
+def test_a_connection_that_closes_later_ends_nobody(kit):
+    kit.tell("a:n1", ProcessGone("d1"))
+    kit.wait(3 * LAST_S)
+    kit.unreachable("d1")
+    kit.unreachable("nobody")
+    assert kit.clients() == 1
+
+
+def test_who_says_hello_over_another_connection_is_there(kit):
+    kit.tell("a:n1", ProcessGone("d1"))
+    hello = kit.driver(host="host-n0")
+    assert isinstance(hello, Welcome)
+    kit.unreachable("d1")
+    assert kit.clients() == 1
+
+
+def test_an_agent_of_another_host_is_not_asked_and_not_heard(kit):
+    kit.node("n2", ip="10.0.0.3")
+    assert not kit.sent(Watch)
+    kit.tell("a:n2", ProcessGone("d1"))
+    assert not kit.sent(Beat, "d1")

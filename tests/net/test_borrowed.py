@@ -1,0 +1,73 @@
+"""Looking at connections that another thread has, and may close."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from rlinf_actors.net.borrowed import Lens, borrow, moved
+
+
+@pytest.fixture
+def lens() -> Iterator[Lens]:
+    with contextlib.closing(Lens()) as made:
+        yield made
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket, int]]:
+    """What a listener has accepted, the other end, and the listener's port."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as theirs:
+        theirs.connect(listener.getsockname())
+        ours, _ = listener.accept()
+        with ours:
+            yield ours, theirs, listener.getsockname()[1]
+
+
+def test_a_connection_is_known_by_its_other_end(lens: Lens, pair) -> None:
+    ours, theirs, port = pair
+    with lens.on(ours.fileno(), {port}) as peer:
+        assert peer == theirs.getsockname()
+        assert moved(lens.connection) == (0, 0)
+        theirs.sendall(b"12345")
+        assert ours.recv(5) == b"12345"
+        assert moved(lens.connection) == (0, 5)
+
+
+def test_it_is_let_go_after_the_look(lens: Lens, pair) -> None:
+    ours, theirs, port = pair
+    with lens.on(ours.fileno(), {port}):
+        pass
+    ours.close()
+    assert theirs.recv(1) == b""
+
+
+def test_what_is_no_connection_of_ours_is_not_looked_at(lens: Lens, pair) -> None:
+    _, theirs, port = pair
+    unix, other = socket.socketpair()
+    closed = os.dup(0)
+    os.close(closed)
+    with unix, other, open(os.devnull) as file:
+        for fd in (theirs.fileno(), unix.fileno(), file.fileno(), closed):
+            with lens.on(fd, {port}) as peer:
+                assert peer is None
+            assert borrow(fd, {port}) is None
+
+
+def test_it_works_where_no_descriptor_is_left(lens: Lens, pair) -> None:
+    ours, theirs, port = pair
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.ExitStack() as stack:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lens.connection.fileno() + 100, hard))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        with contextlib.suppress(OSError):
+            while True:
+                stack.callback(os.close, os.dup(0))
+        assert borrow(ours.fileno(), {port}) is None
+        with lens.on(ours.fileno(), {port}) as peer:
+            assert peer == theirs.getsockname()

@@ -1,0 +1,132 @@
+"""Who asks is told why there is no answer: another key there, another program, nobody; and a head is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+from keyed_kit import Guarded, guarded
+from tcp_kit import HOST, receive, tcp_server
+
+from rlinf_actors.errors import ClusterTimeoutError, NotTheHeadError
+from rlinf_actors.net.doubt import Doubt
+from rlinf_actors.net.link import Found, secret_identity
+from rlinf_actors.net.rpc import ControlClient, KeyRefusedError
+from rlinf_actors.net.security import Security
+from rlinf_actors.net.transport import ZmqNetwork
+from rlinf_actors.security.keypair import KeyPair
+from rlinf_actors.wire.operators import GetStatus
+
+
+@pytest.fixture
+async def world(rlinf_leak_check, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Guarded]:
+    monkeypatch.setattr("rlinf_actors.net.doubt.SURE_S", 0.1)
+    for name in ("ANSWERS_S", "SPEAKS_S"):  # a moment in which this process stands still is not taken for silence
+        monkeypatch.setattr(f"rlinf_actors.net.look.{name}", 10.0)
+    with guarded() as made:
+        yield made
+
+
+class Asking:
+    """A process with a listed key."""
+
+    def __init__(self, world: Guarded, endpoint: str, head: str = "", pair: KeyPair | None = None) -> None:
+        security = Security(pair=pair or world.gate.enlist(), head=head or world.pair.public)
+        self.client = ControlClient(world.net(security), endpoint, secret_identity("x"), lambda notice: None)
+
+    async def told(self, kind: type[Exception], timeout: float | None = None) -> str:
+        try:
+            with pytest.raises(kind) as error:
+                await self.client.request(GetStatus(), timeout)
+        finally:
+            self.client.close()
+        return str(error.value)
+
+
+@contextlib.asynccontextmanager
+async def program(answer: bytes) -> AsyncIterator[str]:
+    """Another program: it answers each connection like that and closes it."""
+
+    async def serve(connection: socket.socket) -> None:
+        if len(await receive(connection, 10)) == 10:
+            await asyncio.get_running_loop().sock_sendall(connection, answer)
+
+    async with tcp_server(serve) as port:
+        yield f"tcp://{HOST}:{port}"
+
+
+async def test_a_head_with_another_key(world: Guarded) -> None:
+    text = await Asking(world, world.bind(), KeyPair.make().public).told(NotTheHeadError)
+    assert text.startswith(f"this is not the head, at {world.endpoint}: what listens there does not have the key")
+
+
+async def test_a_key_that_is_not_listed_is_named(world: Guarded) -> None:
+    pair = KeyPair.make()
+    text = await Asking(world, world.bind(), pair=pair).told(KeyRefusedError)
+    assert f"this process's key ({pair.public[:8]}) is not admitted there: it is not listed, or revoked" in text
+
+
+async def test_a_server_of_tls(world: Guarded) -> None:
+    async with program(b"\x15\x03\x01\x00\x02\x02\x46") as endpoint:
+        text = await Asking(world, endpoint).told(NotTheHeadError)
+        assert text == f"this is not the head, at {endpoint}: another program listens there, not a head"
+
+
+async def test_what_closes_each_connection_may_be_a_head_that_has_too_many(
+    world: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked, identify = asyncio.Event(), ZmqNetwork.identify
+
+    async def watched(network: ZmqNetwork, endpoint: str) -> Found:
+        found = await identify(network, endpoint)
+        looked.set()
+        return found
+
+    monkeypatch.setattr(ZmqNetwork, "identify", watched)
+    async with program(b"") as endpoint:
+        asking = Asking(world, endpoint)
+        await asyncio.wait_for(looked.wait(), 20)
+        text = await asking.told(ClusterTimeoutError, 0.05)
+        assert "something there closes each connection at once" in text
+
+
+async def test_nobody(world: Guarded) -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        endpoint = "tcp://{}:{}".format(*bound.getsockname())
+        text = await Asking(world, endpoint).told(ClusterTimeoutError, 0.05)
+        assert text == (
+            f"the head at {endpoint} did not answer GetStatus within 0.05 s; nobody listens there: start the head, or "
+            "correct the address"
+        )
+
+
+async def test_a_web_server_or_a_head_that_stands_still(world: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlinf_actors.net.look.SPEAKS_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = "tcp://{}:{}".format(*silent.getsockname())
+        text = await Asking(world, endpoint).told(ClusterTimeoutError, 0.05)
+        assert "something takes connections there and says nothing" in text
+
+
+async def test_a_look_that_fails_is_told_and_the_next_handshake_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlinf_actors.net.doubt.SURE_S", 0.0)
+    loop, told, other = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+    loop.set_exception_handler(lambda _, context: told.set() if isinstance(context["exception"], KeyError) else None)
+    looks: list[Exception | Found] = [KeyError("a bug"), Found.OTHER]
+
+    class Eyes:
+        async def identify(self, endpoint: str) -> Found:
+            look = looks.pop(0)
+            if isinstance(look, Exception):
+                raise look
+            return look
+
+    doubt = Doubt(Eyes(), "tcp://127.0.0.1:1", lambda error: other.set(), explains=True)  # type: ignore[arg-type]
+    doubt.failed("no answer", for_good=False)
+    await told.wait()
+    doubt.failed("no answer", for_good=False)
+    await other.wait()

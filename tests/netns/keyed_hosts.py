@@ -1,0 +1,65 @@
+"""Agents and commands with keys, each member with a key directory of its own, on hosts of a test's network."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import netns_kit
+
+HERE = Path(__file__).resolve().parent
+MODULES = f"{netns_kit.PROJECT}:{HERE}:{HERE.parent / 'live'}"
+"""Where the project, and what tests launch, are found."""
+
+
+def environment(place: Path, name: str, **more: str) -> dict[str, str]:
+    """Of the member of this name."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("RLINF", "NOTIFY"))}
+    return {**clean, "PYTHONPATH": MODULES, "RLINF_ACTORS_KEYS": str(place / name), **more}
+
+
+def cli(host: netns_kit.Host, env: dict[str, str], *arguments: str) -> dict:
+    """What `rlinf-actors` says."""
+    command = host.command([sys.executable, "-m", "rlinf_actors.cli.main", *arguments, "--json"])
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def agentd(host: netns_kit.Host, place: Path, name: str, *arguments: str) -> subprocess.Popen[str]:
+    """Back when it is registered."""
+    read, write = os.pipe()
+    command = [
+        sys.executable, "-m", "agentd", "--run-dir", str(place / f"r-{name}"), "--ready-fd", str(write), *arguments,
+    ]  # fmt: skip
+    process = subprocess.Popen(host.command(command), env=environment(place, name), pass_fds=(write,), text=True)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        said = json.loads(pipe.readline() or "{}")
+    assert "head" in said, said
+    return process
+
+
+def joined(
+    head: netns_kit.Host, host: netns_kit.Host, place: Path, address: str, name: str, rank: int
+) -> subprocess.Popen[str]:
+    """The agentd of a node that was enrolled, on *host*; who gets it ends it."""
+    run_dir = str(place / "r-head")
+    token = cli(head, environment(place, "head"), "keys", "enroll", name, "--address", address, "--head", run_dir)
+    cli(host, environment(place, name), "keys", "join", token["token"])
+    return agentd(host, place, name, "--connect", address, "--node-rank", str(rank))
+
+
+def two_nodes(head: netns_kit.Host, far: netns_kit.Host, place: Path, address: str) -> list[subprocess.Popen[str]]:
+    """A head that listens at *address*, with a node of its own, and a node "far"; who gets them ends them."""
+    cli(head, environment(place, "head"), "keys", "init")
+    first = agentd(head, place, "head", "--head", "--listen", address, "--node-rank", "0")
+    try:
+        return [first, joined(head, far, place, address, "far", 1)]
+    except BaseException:
+        first.terminate()
+        first.wait(30)
+        raise

@@ -1,0 +1,71 @@
+"""Refusals, counted: the first of a kind at once, repetitions by their number, and none that is not counted."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from rlinf_actors.security.refusals import Due, RefusalTally
+
+
+@pytest.fixture
+def tally() -> RefusalTally[str]:
+    return RefusalTally(60.0, kinds=3, kinds_of_one=2)
+
+
+def test_the_first_is_due_at_once_and_the_others_by_their_number(tally):
+    assert tally.next_deadline() == math.inf
+    assert tally.note("ann", "key", "ann 1", 0.0)
+    assert tally.take(0.0) == [Due("ann 1", 1)]
+    assert not tally.note("ann", "key", "ann 2", 1.0, times=5)
+    assert not tally.note("ann", "key", "ann 3", 59.0)
+    assert (tally.take(59.9), tally.next_deadline()) == ([], 60.0)
+    assert tally.take(60.0) == [Due("ann 3", 6, again=True)]
+
+
+def test_a_kind_that_stays_away_for_a_window_is_new_after_it(tally):
+    tally.note("ann", "key", "1", 0.0)
+    tally.take(0.0)
+    assert tally.take(60.0) == []
+    assert tally.next_deadline() == math.inf
+    assert tally.note("ann", "key", "2", 61.0)
+    assert tally.take(61.0) == [Due("2", 1)]
+
+
+def test_several_at_once_are_said_with_their_number(tally):
+    assert tally.note("", "no key", "x", 0.0, times=7)
+    assert tally.take(0.0) == [Due("x", 7)]
+
+
+def test_what_there_is_no_room_for_is_counted_together(tally):
+    for who, kind in (("a", "1"), ("a", "2"), ("b", "1")):
+        assert tally.note(who, kind, who + kind, 0.0)
+    assert len(tally.take(0.0)) == 3
+    assert not tally.note("b", "2", "b2", 10.0, times=2)
+    assert not tally.note("c", "1", "c1", 20.0)
+    assert tally.next_deadline() == 60.0
+    assert tally.take(70.0) == [Due("c1", 3, others=True)]
+
+
+def test_one_leaves_room_for_others(tally):
+    for kind in "123":
+        tally.note("a", kind, kind, 0.0)
+    assert tally.note("b", "1", "b", 0.0)
+    assert [due.what for due in tally.take(0.0)] == ["1", "2", "b"]
+    assert tally.take(60.0) == [Due("3", 1, others=True)]
+
+
+def test_what_nobody_takes_stays_and_stays_bounded(tally):
+    for n in range(1000):
+        tally.note(str(n), "key", str(n), float(n))
+    due = tally.take(5000.0)
+    assert sum(one.times for one in due) == tally.count == 1000
+    assert len(due) == 4
+
+
+def test_what_could_not_be_said_is_noted_again(tally):
+    tally.note("ann", "key", "x", 0.0)
+    (first,) = tally.take(0.0)
+    assert not tally.note("ann", "key", first.what, 0.0, first.times)
+    assert tally.take(60.0) == [Due("x", 1, again=True)]
