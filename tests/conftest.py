@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import importlib.util
 import os
+import signal
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 
@@ -24,6 +25,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config_home = tempfile.TemporaryDirectory(prefix="rlinf-test-config-")
     config.add_cleanup(config_home.cleanup)
     os.environ["XDG_CONFIG_HOME"] = config_home.name  # before test modules keep the environment for what they start
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job, and what it starts, ignores it
     os.umask(0o022)  # with one that lets others write (0002 is usual too) files of keys and state are refused
     if not config.pluginmanager.is_registered(pytest_plugin):
         config.pluginmanager.register(pytest_plugin)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import errno
+import itertools
 import struct
 from collections.abc import Callable
 
@@ -32,6 +33,7 @@ _REASONS = {
     _MISMATCH: "it came without a key",
     int(zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC): "it expected a server with another key than this one's",
 }
+_names = itertools.count(1)
 BATCH = 64
 """Events that are taken before other callbacks of the loop get a turn: strangers can make any number of them."""
 
@@ -56,7 +58,7 @@ class Handshakes:
         self._watched = socket
         self._loop = loop
         self._on_event = on_event
-        name = f"inproc://monitor-{id(socket)}"
+        name = f"inproc://monitor-{next(_names)}"  # no id: libzmq may still have that of one that was just closed
         socket.monitor(name, events)
         self._socket: zmq.Socket[bytes] = socket.context.socket(zmq.PAIR)
         self._socket.setsockopt(zmq.RCVHWM, 0)  # else the I/O thread of libzmq waits for us in a flood

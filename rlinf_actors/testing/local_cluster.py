@@ -249,7 +249,11 @@ class LocalCluster:
     # --- what drivers need ---
 
     def cluster(self, num_nodes: int | None = None, cluster_cfg: Any = None, **arguments: Any) -> Cluster:
-        """This process's Cluster on these nodes; it is shut down with them. Blocks; arguments as Cluster's."""
+        """This process's Cluster on these nodes; it is shut down with them. Blocks; arguments as Cluster's.
+
+        Raises:
+            RlinfActorsError: all nodes are asked for (the default), and the agentd of one has ended; also as Cluster.
+        """
         from rlinf_actors.cluster.cluster import Cluster
 
         made = Cluster(self._wanted(num_nodes, cluster_cfg), cluster_cfg, head=self.head, keys=self.keys, **arguments)
@@ -269,7 +273,15 @@ class LocalCluster:
         return {HEAD: self.head, KEY_DIR: self.keys}
 
     def _wanted(self, num_nodes: int | None, cluster_cfg: Any) -> int | None:
-        return self.num_nodes if num_nodes is None and cluster_cfg is None else num_nodes
+        if num_nodes is not None or cluster_cfg is not None:
+            return num_nodes
+        for node in self.nodes:
+            if not node.alive:  # the head does not know that nobody starts it again
+                raise RlinfActorsError(
+                    f"a Cluster on all nodes would wait for node {node.rank} for ever, its agentd has ended: "
+                    f"restart_agent({node.rank}) first, or ask for fewer nodes by num_nodes; its log:\n{node.log()}"
+                )
+        return self.num_nodes
 
     def _kill(self, node: LocalNode) -> None:
         """SIGKILL what still runs of a node."""

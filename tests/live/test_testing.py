@@ -73,6 +73,14 @@ async def test_in_asyncio(rlinf_leak_check):
         assert [node for node, _ in await group.where()] == [0, 1]
 
 
+def test_who_asks_for_a_node_whose_agentd_has_ended_is_told_so(local_cluster):
+    local = local_cluster(2, options=pace.timers(beat_s=0.2, lease_s=3))
+    local.kill_agent(1)
+    with pytest.raises(RlinfActorsError, match=r"(?s)restart_agent\(1\).*node node-1 is registered"):
+        local.cluster()
+    assert local.cluster(num_nodes=1).num_nodes == 1
+
+
 def test_a_killed_node_is_gone_with_all_that_ran_on_it(local_cluster):
     local = local_cluster(2, options=pace.timers(beat_s=0.2, lease_s=3))
     group = lw.on_every_node(local.cluster(), lw.Where)

@@ -9,7 +9,11 @@ import struct
 
 import net_kit
 import pytest
+import zmq
 from tcp_kit import HOST, tcp_server
+
+from rlinf_actors.net import handshakes
+from rlinf_actors.net.handshakes import Handshakes
 
 NO_LINGER = struct.pack("ii", 1, 0)
 
@@ -65,3 +69,16 @@ async def test_a_link_says_that_its_connection_was_lost_and_is_there_again(tcp):
             lost.clear()
             link.send(b"after")
             await inbox.until(2 + n)
+
+
+async def test_a_socket_may_be_made_anew_at_once():
+    """libzmq closes in a thread of its own: the last one's monitor may be there yet, and Python gives its id again."""
+    loop = asyncio.get_running_loop()
+    with zmq.Context() as context:
+        for _ in range(3000):
+            socket = context.socket(zmq.DEALER)
+            watching = Handshakes(socket, loop, handshakes.SUCCEEDED, lambda event, value: None)
+            await asyncio.sleep(0)  # the loop holds no more of it
+            watching.close()
+            socket.close()
+            del watching, socket
