@@ -58,7 +58,7 @@ class TemplatePool:
             OSError: it cannot be started.
         """
         template = self._by_key.pop(key, None)
-        if template is None:
+        if template is None or template.has_ended():
             stem = self._stem()
             rules = self._site.rules
             config = {"agent": os.getpid(), "owner": self._owner, "entry": self._site.entry, "slot": launch.SLOT}

@@ -185,6 +185,10 @@ class Template:
         """Its process id."""
         return self._process.pid
 
+    def has_ended(self) -> bool:
+        """Whether its process has ended, also where the loop has not heard of that yet."""
+        return self.gone or procfs.has_ended(self._pidfd)
+
     def send(self, packet: spawn.ToTemplate) -> None:
         """Send, or queue until there is room.
 

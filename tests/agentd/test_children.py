@@ -263,6 +263,21 @@ async def test_log_directory_that_cannot_be_made(tmp_path):
         assert "/proc/nowhere/ns cannot be used" in exit.reason
 
 
+async def test_a_template_that_has_just_ended_gets_no_worker(tmp_path):
+    async with children(tmp_path) as (kids, reports):
+        first, second = spec(0, do="print('parent', os.getppid())"), spec(1)
+        kids.start(order([first]))
+        template = int((await reports.line("parent"))[2].split()[1])
+        await reports.up(first)
+        os.kill(template, signal.SIGKILL)
+        end = os.pidfd_open(template)
+        assert procfs.has_ended(end, None)  # before the loop hears of it
+        os.close(end)
+        kids.start(order([second]))
+        await reports.up(second)
+        await reports.gone(first)
+
+
 async def test_template_that_does_not_answer_hides_no_end(tmp_path, monkeypatch):
     monkeypatch.setattr("agentd.orphans.TEMPLATE_SILENT_S", 0.05)
     async with children(tmp_path) as (kids, reports):
