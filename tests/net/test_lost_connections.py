@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import struct
+from typing import ClassVar
 
 import net_kit
 import pytest
@@ -71,14 +72,27 @@ async def test_a_link_says_that_its_connection_was_lost_and_is_there_again(tcp):
             await inbox.until(2 + n)
 
 
-async def test_a_socket_may_be_made_anew_at_once():
-    """libzmq closes in a thread of its own: the last one's monitor may be there yet, and Python gives its id again."""
+class Monitored(zmq.Socket):
+    """One whose monitors' names are seen."""
+
+    names: ClassVar[list[str]] = []
+
+    def monitor(self, addr, events=zmq.EVENT_ALL):
+        if addr is not None:
+            self.names.append(addr)
+        super().monitor(addr, events)
+
+
+async def test_a_monitors_name_is_not_given_again(monkeypatch):
+    """libzmq closes in a thread of its own: the last one may be there yet, and Python gives a socket's id again."""
+    monkeypatch.setattr(Monitored, "names", [])
     loop = asyncio.get_running_loop()
     with zmq.Context() as context:
-        for _ in range(3000):
-            socket = context.socket(zmq.DEALER)
+        for _ in range(50):
+            socket = context.socket(zmq.DEALER, socket_class=Monitored)
             watching = Handshakes(socket, loop, handshakes.SUCCEEDED, lambda event, value: None)
             await asyncio.sleep(0)  # the loop holds no more of it
             watching.close()
             socket.close()
             del watching, socket
+    assert len(set(Monitored.names)) == len(Monitored.names) == 50
