@@ -210,29 +210,36 @@ class ZmqLink(Socket):
         on_reset: OnReset | None,
     ) -> None:
         super().__init__(network, zmq.DEALER, on_message)
+        self._endpoint = endpoint
+        self._on_turned_away = on_turned_away
+        self._on_reset = on_reset
+        self._key = proof.pair.public if proof is not None else ""
+        self._connected = False
+        self._shaken = False  # whether the handshake of this connection has ended
+        try:
+            self._connect(identity, proof)
+        except BaseException:
+            self.close()  # no descriptor is left, perhaps: the next try must not find fewer
+            raise
+
+    def _connect(self, identity: bytes, proof: Proof | None) -> None:
         self._socket.setsockopt(zmq.ROUTING_ID, identity)
         # milliseconds; doubles from the one to the other, and libzmq adds no chance then: many links that one restart
         # closes at one moment must not all come back at one moment
         self._socket.setsockopt(zmq.RECONNECT_IVL, random.randint(10, 30))
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, random.randint(500, 1500))
         self._socket.setsockopt(zmq.CONNECT_TIMEOUT, 2000)  # else a SYN into a cut is repeated after up to a minute
-        self._socket.setsockopt(zmq.IPV6, int("[" in endpoint))
-        self._endpoint = endpoint
+        self._socket.setsockopt(zmq.IPV6, int("[" in self._endpoint))
         if proof is not None:
             curve.before_connect(self._socket, proof)
-        self._on_turned_away = on_turned_away
-        self._on_reset = on_reset
-        self._key = proof.pair.public if proof is not None else ""
-        self._connected = False
-        self._shaken = False  # whether the handshake of this connection has ended
-        if endpoint.startswith("tcp://") and (on_turned_away is not None or on_reset is not None):
+        if self._endpoint.startswith("tcp://") and (self._on_turned_away is not None or self._on_reset is not None):
             events = handshakes.FAILED | handshakes.SUCCEEDED | handshakes.DISCONNECTED
             self._handshakes = handshakes.Handshakes(self._socket, self._loop, events, self._shook_hands)
         faults = faultpoints.active
         if faults is not None:
-            faults.connecting(self, endpoint, self._loop)
+            faults.connecting(self, self._endpoint, self._loop)
         self._start()
-        self._socket.connect(endpoint)
+        self._socket.connect(self._endpoint)
 
     def _name(self, peer: bytes) -> str:
         return self._endpoint

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import resource
 import socket
 import struct
+from collections.abc import Iterator
 from typing import ClassVar
 
 import net_kit
@@ -70,6 +73,35 @@ async def test_a_link_says_that_its_connection_was_lost_and_is_there_again(tcp):
             lost.clear()
             link.send(b"after")
             await inbox.until(2 + n)
+
+
+@contextlib.contextmanager
+def descriptors_left(count: int) -> Iterator[None]:
+    """This process can open so many more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(int(fd) for fd in os.listdir("/proc/self/fd")) + 20, hard))
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open("/dev/null", os.O_RDONLY))
+        for _ in range(count):
+            os.close(taken.pop())
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in taken:
+            os.close(fd)
+
+
+@pytest.mark.parametrize("left", range(3))
+async def test_a_link_for_which_no_descriptors_are_left_keeps_none(tcp, left):
+    """Else each try would find fewer, and none would succeed when there are some again."""
+    tcp.listen()  # libzmq has its threads now
+    there = set(tcp.network._sockets)
+    with descriptors_left(left), pytest.raises(OSError, match="ulimit -n"):
+        tcp.network.link(f"tcp://{HOST}:1", b"me", net_kit.Inbox(), on_reset=lambda: None)
+    assert tcp.network._sockets == there
 
 
 class Monitored(zmq.Socket):
