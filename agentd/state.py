@@ -110,7 +110,7 @@ class AgentState:
         elif isinstance(event, e.HelloFailed):
             self._failed(event.error, now)
         elif isinstance(event, e.Heard):
-            if isinstance(event.body, Beat) and event.body.incarnation:
+            if isinstance(event.body, Beat) and (self._answers(event.body) or event.body.incarnation == HELLO_AGAIN):
                 self._silence.heard(now)  # an answer to what we said: anything else may come although we are not heard
             self._heard(event.body, now)
         elif isinstance(event, e.FromWorkers):
@@ -292,6 +292,10 @@ class AgentState:
 
     # --- what the head says ---
 
+    def _answers(self, beat: Beat) -> bool:
+        """Whether it answers one of ours, and is of the head that took us, not our own by a connection to ourselves."""
+        return beat.incarnation != "" and beat.incarnation == self._epoch
+
     def _greet_again(self) -> None:
         """The head does not know us, or something was lost on the way: a hello brings both up to date."""
         if self.phase is Phase.JOINED:
@@ -300,15 +304,14 @@ class AgentState:
 
     def _heard(self, body: Body, now: float) -> None:
         if isinstance(body, Beat):
-            if not body.incarnation:
-                pass  # the head only tries the connection
-            elif body.incarnation != HELLO_AGAIN:
+            if self._answers(body):
                 # told before the beat that this answers: the head has them
                 self._settled(self._roster.beat_answered(body.at))
                 if self._leases.answered(body.at, now):
                     self._out.append(e.RenewLeases(self._leases.until, self._leases.lease_s))
-            else:
+            elif body.incarnation == HELLO_AGAIN:
                 self._greet_again()
+            # else the head only tries the connection
         elif isinstance(body, StartWorkers):
             self._start(body, now)
         elif isinstance(body, StopWorkers):

@@ -73,6 +73,27 @@ def borrow(fd: int, ports: Collection[int]) -> tuple[socket.socket, tuple[str, i
     return connection, peer
 
 
+def end_loop(fd: int) -> None:
+    """Shut a connection down if TCP has made it of a socket with itself, and leave any other alone.
+
+    Where nobody listens at a port that the kernel gives to outgoing connections, one that tries again and again gets
+    this very number at last: it hears what it says, and keeps the port from whoever is to listen there.
+    """
+    try:
+        copy = os.dup(fd)
+    except OSError:  # closed already, or no descriptor is left
+        return
+    try:
+        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, copy)
+    except OSError:  # a file's by now
+        os.close(copy)
+        return
+    with connection, contextlib.suppress(OSError):  # not connected any more
+        ours = connection.getsockname()
+        if isinstance(ours, tuple) and ours == connection.getpeername():
+            connection.shutdown(socket.SHUT_RDWR)
+
+
 def _other_end(connection: socket.socket, ports: Collection[int]) -> tuple[str, int] | None:
     with contextlib.suppress(OSError):  # no socket, or not connected any more
         ours = connection.getsockname()

@@ -23,6 +23,7 @@ FAILED = int(
 FAILED_PROTOCOL = int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
 SUCCEEDED = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
 ACCEPTED = int(zmq.EVENT_ACCEPTED)
+CONNECTED = int(zmq.EVENT_CONNECTED)
 DISCONNECTED = int(zmq.EVENT_DISCONNECTED)
 NO_ZEROMQ = "what listens there does not speak as a head does"
 """Then libzmq closes the connection, tells of no handshake, and does not try again."""

@@ -19,6 +19,7 @@ from rlinf_actors.net import curve, faultpoints, handshakes
 from rlinf_actors.net.admission import Admission
 from rlinf_actors.net.arena import Arena
 from rlinf_actors.net.arrivals import AT_SERVER, Arrivals
+from rlinf_actors.net.borrowed import end_loop
 from rlinf_actors.net.hangup import HangUps
 from rlinf_actors.net.link import Found, OnMessage, OnReset, OnTurnedAway, Sight
 from rlinf_actors.net.look import identify, look_at
@@ -233,7 +234,7 @@ class ZmqLink(Socket):
         if proof is not None:
             curve.before_connect(self._socket, proof)
         if self._endpoint.startswith("tcp://") and (self._on_turned_away is not None or self._on_reset is not None):
-            events = handshakes.FAILED | handshakes.SUCCEEDED | handshakes.DISCONNECTED
+            events = handshakes.CONNECTED | handshakes.FAILED | handshakes.SUCCEEDED | handshakes.DISCONNECTED
             self._handshakes = handshakes.Handshakes(self._socket, self._loop, events, self._shook_hands)
         faults = faultpoints.active
         if faults is not None:
@@ -251,6 +252,9 @@ class ZmqLink(Socket):
             self._send_with_faults(b"", header, parts, now)
 
     def _shook_hands(self, event: int, value: int) -> None:
+        if event == handshakes.CONNECTED:
+            end_loop(value)
+            return
         if event == handshakes.DISCONNECTED:
             if not self._shaken and self._on_turned_away is not None:
                 self._on_turned_away(handshakes.NO_ZEROMQ, False)

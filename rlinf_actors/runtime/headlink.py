@@ -199,8 +199,11 @@ class HeadLink:
 
     def _noticed(self, body: Body) -> None:
         if isinstance(body, Beat):  # an answer to what we said: anything else may come although we are not heard
-            self._silence.heard(asyncio.get_running_loop().time())
-            if body.incarnation == HELLO_AGAIN:
+            again = body.incarnation == HELLO_AGAIN
+            # of the head that took us; not our own, by a connection to ourselves
+            if again or (self.welcome is not None and body.incarnation == self.welcome.epoch):
+                self._silence.heard(asyncio.get_running_loop().time())
+            if again:
                 self._greet_again()  # the head was restarted, and does not know us
             return
         self._on_notice(body)

@@ -273,11 +273,19 @@ def test_a_head_that_was_heard_while_we_looked_is_there():
     assert kit.state.phase is P.JOINED
 
 
-def test_what_is_no_answer_to_us_does_not_end_the_silence():
+@pytest.mark.parametrize(
+    "beat",
+    [
+        pytest.param("", id="the head tries the connection, since it does not hear us"),
+        pytest.param("life1", id="our own: TCP can connect to itself where nobody listens"),
+        pytest.param("epoch0", id="late, of an earlier head"),
+    ],
+)
+def test_what_is_no_answer_to_us_does_not_end_the_silence(beat):
     kit = Kit().join()
     began = kit.now
     kit.now += 2
-    kit.do(e.Heard(Beat("")))  # the head tries the connection, since it does not hear us
+    assert kit.do(e.Heard(Beat(beat, kit.now))) == []
     kit.start("w1")
     kit.silence()
     assert kit.now == began + 3

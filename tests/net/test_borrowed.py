@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlinf_actors.net.borrowed import Lens, borrow, moved
+from rlinf_actors.net.borrowed import Lens, borrow, end_loop, moved
 
 
 @pytest.fixture
@@ -71,3 +71,21 @@ def test_it_works_where_no_descriptor_is_left(lens: Lens, pair) -> None:
         assert borrow(ours.fileno(), {port}) is None
         with lens.on(ours.fileno(), {port}) as peer:
             assert peer == theirs.getsockname()
+
+
+def test_a_connection_to_itself_is_ended_and_no_other(pair) -> None:
+    ours, theirs, _ = pair
+    unix, other = socket.socketpair()
+    with unix, other, socket.socket() as loop, open(os.devnull) as file:
+        loop.settimeout(20)
+        loop.bind(("127.0.0.1", 0))
+        loop.connect(loop.getsockname())
+        loop.sendall(b"hello?")
+        assert loop.recv(6) == b"hello?"
+        for one in (ours, theirs, unix, file, loop):
+            end_loop(one.fileno())
+        assert loop.recv(1) == b""
+        for one, peer in ((ours, theirs), (unix, other)):
+            one.sendall(b"x")
+            assert peer.recv(1) == b"x"
+    end_loop(loop.fileno())  # closed: nothing

@@ -18,6 +18,7 @@ from tcp_kit import HOST, tcp_server
 
 from rlinf_actors.net import handshakes
 from rlinf_actors.net.handshakes import Handshakes
+from rlinf_actors.net.ports import HeldPorts
 
 NO_LINGER = struct.pack("ii", 1, 0)
 
@@ -73,6 +74,15 @@ async def test_a_link_says_that_its_connection_was_lost_and_is_there_again(tcp):
             lost.clear()
             link.send(b"after")
             await inbox.until(2 + n)
+
+
+async def test_a_link_that_met_itself_is_ended(tcp):
+    """The kernel may give a link the very port, where nobody listens, that it is to connect to; here it must."""
+    with contextlib.closing(HeldPorts()) as held:
+        itself = f"{HOST}:{held.hold()}"
+        lost = asyncio.Event()
+        tcp.network.link(f"tcp://{itself};{itself}", b"me", net_kit.Inbox(), on_reset=lost.set)
+        await asyncio.wait_for(lost.wait(), 20)  # ended, and made again
 
 
 @contextlib.contextmanager

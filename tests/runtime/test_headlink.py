@@ -171,6 +171,18 @@ async def test_a_silent_head_is_greeted_until_it_answers_and_beats_stop_meanwhil
     assert "is there again, after" in said[1]
 
 
+async def test_its_own_beats_are_no_answer(ends):
+    """TCP can connect to itself where nobody listens: then a link hears what it says."""
+    await ends.welcome(beat_s=0.01)
+    said = []
+    while len(said) < 20:
+        peer, envelope = await asyncio.wait_for(ends.came.get(), 10)
+        said.append(type(envelope.body))
+        if isinstance(envelope.body, Beat):
+            ends.server.notify(peer, envelope.body)
+    assert ClientHello in said
+
+
 async def test_a_deadline_that_passes_meanwhile_says_for_how_long_the_head_was_away(ends):
     await ends.welcome(beat_s=0.01)
     await ends.next(ClientHello)
