@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections.abc import Coroutine
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from rlinf_actors.net.address import split_address
 from rlinf_actors.net.link import Found, Sight
 from rlinf_actors.net.silence import LOOK_TIMEOUT_S
+from rlinf_actors.scarce import explain
 
 log = logging.getLogger(__name__)
 
@@ -19,6 +21,8 @@ SPEAKS_S = 0.5
 """How long what listens there may take to begin, and then to end its greeting."""
 STAYS_S = 0.2
 """A connection that is open that long after the greeting is not one too many."""
+_OF_THIS_MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
+"""What is missing here when a connection fails with these; they say nothing of the network."""
 _MARK = b"\xff" + bytes(8) + b"\x7f"
 """How ZeroMQ begins (ZMTP 3.1, RFC 37): 10 bytes; then 2 of the version, 20 of the mechanism's name, and 32."""
 _GREETING = _MARK + b"\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
@@ -28,6 +32,7 @@ async def look_at(endpoint: str, timeout_s: float = LOOK_TIMEOUT_S) -> Sight:
     """Open a connection to *endpoint* and close it again.
 
     The kernel answers for a process that is stopped or busy, and refuses for one that is gone. Cancelling gives up.
+    Where this machine cannot look, since it has no descriptor or port left, nobody is called silent.
 
     Args:
         endpoint: of ZeroMQ, tcp or ipc.
@@ -45,6 +50,9 @@ async def look_at(endpoint: str, timeout_s: float = LOOK_TIMEOUT_S) -> Sight:
     except (OSError, asyncio.TimeoutError) as error:
         if endpoint.startswith("ipc://"):
             return Sight.LISTENS  # its queue is full, perhaps; no network lies between us
+        if isinstance(error, OSError) and error.errno in _OF_THIS_MACHINE:
+            log.warning("cannot look whether %s is there: %s; it is taken for there", endpoint, explain(error))
+            return Sight.LISTENS  # a cut would end all that waits for it
         log.debug("%s is out of reach: %s", endpoint, error or type(error).__name__)
         return Sight.SILENT
     writer.close()

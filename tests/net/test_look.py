@@ -6,6 +6,7 @@ import asyncio
 import socket
 
 import pytest
+from scarce_kit import descriptors_left
 from tcp_kit import HOST, receive, tcp_server
 
 from rlinf_actors.net import look
@@ -38,6 +39,12 @@ async def test_a_machine_that_does_not_answer_is_silent(listener):
     listener.listen(0)
     with socket.create_connection(listener.getsockname()):  # the queue is full: the kernel drops what comes now
         assert await look_at(endpoint(listener), 0.05) is Sight.SILENT
+
+
+async def test_who_cannot_look_calls_nobody_silent(listener, caplog):
+    with descriptors_left(0):
+        assert await look_at(endpoint(listener)) is Sight.LISTENS
+    assert "raise both with 'ulimit -n 65536'" in caplog.text
 
 
 async def test_unix_sockets_are_never_silent(tmp_path):

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import resource
 import socket
 import struct
-from collections.abc import Iterator
 from typing import ClassVar
 
 import net_kit
 import pytest
 import zmq
+from scarce_kit import descriptors_left
 from tcp_kit import HOST, tcp_server
 
 from rlinf_actors.net import handshakes
@@ -83,25 +81,6 @@ async def test_a_link_that_met_itself_is_ended(tcp):
         lost = asyncio.Event()
         tcp.network.link(f"tcp://{itself};{itself}", b"me", net_kit.Inbox(), on_reset=lost.set)
         await asyncio.wait_for(lost.wait(), 20)  # ended, and made again
-
-
-@contextlib.contextmanager
-def descriptors_left(count: int) -> Iterator[None]:
-    """This process can open so many more."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    taken: list[int] = []
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(int(fd) for fd in os.listdir("/proc/self/fd")) + 20, hard))
-        with contextlib.suppress(OSError):
-            while True:
-                taken.append(os.open("/dev/null", os.O_RDONLY))
-        for _ in range(count):
-            os.close(taken.pop())
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        for fd in taken:
-            os.close(fd)
 
 
 @pytest.mark.parametrize("left", range(3))
