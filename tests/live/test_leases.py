@@ -26,7 +26,7 @@ pytestmark = pytest.mark.live
 @pytest.fixture(scope="module")
 def local():
     env = {"RLINF_EXT_MODULE": "arm_hardware", "PYTHONPATH": f"{lw.ROOT / 'tests/live'}"}
-    with LocalCluster(2, env=env) as made:
+    with LocalCluster(2, env=env, options=pace.timers(robot_lease_s=6)) as made:
         yield made
 
 

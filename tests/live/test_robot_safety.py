@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 
 import live_workers as lw
+import pace
 import pytest
 import robot_kit as rk
 
@@ -27,7 +28,10 @@ def arm(tmp_path) -> Iterator[rk.Arm]:
 
 
 @pytest.fixture
-def cluster(arm) -> Iterator[Cluster]:
+def cluster(arm, tmp_path, monkeypatch) -> Iterator[Cluster]:
+    """With a lease that outlives a machine that stands still for some seconds: here other things end workers."""
+    (tmp_path / "agentd.toml").write_text(f"[timers]\nrobot_lease_s = {6 * pace.slowness}\n")
+    monkeypatch.setenv("RLINF_ACTORS_CONFIG", str(tmp_path / "agentd.toml"))
     with Cluster(cluster_cfg=rk.config(arm.address())["cluster"]) as made:
         yield made
 
