@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from agentd import events as e
 from agentd import state as s
 from rlinf_actors import procfs, version
-from rlinf_actors.errors import ProtocolError, RlinfActorsError
+from rlinf_actors.errors import ClusterTimeoutError, ProtocolError, RlinfActorsError
 from rlinf_actors.net.link import Network, Sight, secret_identity
 from rlinf_actors.net.rpc import ControlClient
 from rlinf_actors.net.silence import STALL_S
@@ -258,14 +258,16 @@ class Session:
             name = f"agent:{action.incarnation}"
             if not self.identity.startswith(f"{name}#".encode()):  # each incarnation has one
                 self.identity = secret_identity(name)
-            self._client = ControlClient(
-                self._network,
-                self._endpoint,
-                self.identity,
-                self._noticed,
-                self._connection_lost,
-                explains=not self._was_registered,
-            )
+            try:
+                self._client = self._connect()
+            except OSError as error:
+                if not action.anew:
+                    raise  # the first of all: whoever starts this agentd is told at once
+                # of something there is none left just now, and workers may depend on us: as if the head were away
+                text = f"no connection to the head at {self._endpoint} can be made: {error.strerror or error}"
+                self._greeting = None
+                self._handle(e.HelloFailed(ClusterTimeoutError(text)))
+                return
         running = self._state.running()
         hello = AgentHello(
             PROTOCOL,
@@ -288,6 +290,16 @@ class Session:
         else:
             self._greeting = None
             self._handle(e.Welcomed(answer))
+
+    def _connect(self) -> ControlClient:
+        return ControlClient(
+            self._network,
+            self._endpoint,
+            self.identity,
+            self._noticed,
+            self._connection_lost,
+            explains=not self._was_registered,
+        )
 
     async def _close_children(self, action: e.CloseChildren) -> None:
         await self._children.close(action.grace_s, action.reason)
