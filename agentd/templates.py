@@ -114,8 +114,7 @@ def start(
         stack.callback(child.wait)
         stack.callback(child.kill)
         if keep:
-            stat = procfs.stat(child.pid)
-            assert stat is not None  # at least a zombie: nobody but us reaps it
+            stat = procfs.stat_of(child.pid)  # at least a zombie: nobody but us reaps it
             record = Record(child.pid, stat.started, boot_id(), PROTOCOL, key)
             write_file(Path(f"{stem}.json"), msgspec.json.encode(record))
         process = Process(child.pid, os.pidfd_open(child.pid), ours, stem, child)
