@@ -306,7 +306,12 @@ class Session:
         self._handle(e.Empty())
 
     async def _look_for_hardware(self, action: e.LookForHardware) -> None:
-        answer = await self._look_for(action.question)
+        try:
+            answer = await self._look_for(action.question)
+        except Exception as error:  # nothing of ours has changed by it, and whoever asked can be told
+            log.exception("the look for %s has failed", action.question.type)
+            text = f"its agentd cannot look for it ({type(error).__name__}: {error}); its log has more"
+            answer = HardwareAnswer(kind="failed", text=text)
         self._handle(e.Looked(HardwareFound(action.id, answer)))
 
     async def _look(self, action: e.LookAtHead) -> None:
