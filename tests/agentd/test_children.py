@@ -246,9 +246,10 @@ async def test_close_does_not_wait_for_an_import(tmp_path, monkeypatch):
     assert reports.exits[one.id].kind == "stopped"
 
 
-async def test_environment_too_large_for_a_packet(tmp_path):
+@pytest.mark.parametrize("size", [3 << 18, 2 << 20])
+async def test_environment_too_large_for_a_packet(tmp_path, size):
     async with children(tmp_path) as (kids, reports):
-        one, two = spec(env={"BIG": "x" * (2 << 20)}), spec(1)
+        one, two = spec(env={"BIG": "x" * size}), spec(1)
         kids.start(order([one, two]))
         exit = await reports.gone(one)
         assert exit.kind == "start_failed"
