@@ -134,6 +134,8 @@ def _records(run_dir: str) -> dict[str, Record]:
     for path in sorted(Path(run_dir, "t").glob("*.json")):
         try:
             found[str(path.with_suffix(""))] = msgspec.json.decode(path.read_bytes(), type=Record)
+        except FileNotFoundError:
+            continue  # the template has ended since the list was made, and has removed its files itself
         except msgspec.DecodeError as error:
             log.error("%s is no record of a template (%s): what it was of ends by itself", path, error)
     return found

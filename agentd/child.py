@@ -87,7 +87,8 @@ class Child:
 
     def _terminate(self) -> None:
         if not self.ended:  # itself alone: it may need a process of its own to reach the robot
-            signal.pidfd_send_signal(self.pidfd, signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):  # it has ended since, and its template has reaped it
+                signal.pidfd_send_signal(self.pidfd, signal.SIGTERM)
 
     def signal(self, number: int) -> None:
         """Signal its process group, as long as the pid is certainly still its own."""

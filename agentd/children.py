@@ -106,6 +106,9 @@ class Children:
                 self._start(spec, env)
             except WorkerStartError as error:
                 self._refuse(spec, str(error))
+            except Exception as error:  # a bug of ours; it costs this worker alone, and nobody waits for it
+                log.exception("internal error: %s:%d cannot be started", spec.group, spec.rank)
+                self._failed_inside(spec, error)
 
     def stop(self, ids: Sequence[str], grace_s: float, reason: str = "") -> None:
         """SIGTERM to the workers' process groups, SIGKILL after *grace_s* seconds. Unknown ids are ignored.
@@ -241,6 +244,17 @@ class Children:
             self._starter.ask(worker)
         except OSError as error:
             self._end(worker, ExitReport("start_failed", reason=f"its environment cannot be passed on: {error}"))
+
+    def _failed_inside(self, spec: WorkerSpec, error: Exception) -> None:
+        """A fault of ours while this worker was taken on: it has not started."""
+        reason = (
+            f"{spec.group}:{spec.rank} cannot be started on node {self._site.node}: internal error of its agentd "
+            f"({type(error).__name__}: {error}); its log has more"
+        )
+        if spec.id in self._workers:
+            self._end(self._workers[spec.id], ExitReport("start_failed", reason=reason))
+        else:
+            self._refuse(spec, reason)
 
     def _refuse(self, spec: WorkerSpec, reason: str) -> None:
         exit = ExitReport("start_failed", reason=reason)

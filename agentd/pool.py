@@ -118,9 +118,12 @@ class TemplatePool:
         return template
 
     def _stem(self) -> str:
-        """Of files that no other template has, or will have while one without a record runs on."""
-        this = procfs.stat(os.getpid())
-        assert this is not None
+        """Of files that no other template has, or will have while one without a record runs on.
+
+        Raises:
+            OSError: when this process began cannot be read.
+        """
+        this = procfs.stat_of(os.getpid())
         while True:
             stem = f"{self._site.run_dir}/t/{this.pid}-{this.started}-{next(self._numbers)}"
             if not os.path.exists(f"{stem}.err"):

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from agentd import events as e
 from agentd import state as s
 from rlinf_actors import procfs, version
-from rlinf_actors.errors import ProtocolError, RlinfActorsError
+from rlinf_actors.errors import ClusterTimeoutError, ProtocolError, RlinfActorsError
 from rlinf_actors.net.link import Network, Sight, secret_identity
 from rlinf_actors.net.rpc import ControlClient
 from rlinf_actors.net.silence import STALL_S
@@ -258,14 +258,16 @@ class Session:
             name = f"agent:{action.incarnation}"
             if not self.identity.startswith(f"{name}#".encode()):  # each incarnation has one
                 self.identity = secret_identity(name)
-            self._client = ControlClient(
-                self._network,
-                self._endpoint,
-                self.identity,
-                self._noticed,
-                self._connection_lost,
-                explains=not self._was_registered,
-            )
+            try:
+                self._client = self._connect()
+            except OSError as error:
+                if not action.anew:
+                    raise  # the first of all: whoever starts this agentd is told at once
+                # of something there is none left just now, and workers may depend on us: as if the head were away
+                text = f"no connection to the head at {self._endpoint} can be made: {error.strerror or error}"
+                self._greeting = None
+                self._handle(e.HelloFailed(ClusterTimeoutError(text)))
+                return
         running = self._state.running()
         hello = AgentHello(
             PROTOCOL,
@@ -289,12 +291,27 @@ class Session:
             self._greeting = None
             self._handle(e.Welcomed(answer))
 
+    def _connect(self) -> ControlClient:
+        return ControlClient(
+            self._network,
+            self._endpoint,
+            self.identity,
+            self._noticed,
+            self._connection_lost,
+            explains=not self._was_registered,
+        )
+
     async def _close_children(self, action: e.CloseChildren) -> None:
         await self._children.close(action.grace_s, action.reason)
         self._handle(e.Empty())
 
     async def _look_for_hardware(self, action: e.LookForHardware) -> None:
-        answer = await self._look_for(action.question)
+        try:
+            answer = await self._look_for(action.question)
+        except Exception as error:  # nothing of ours has changed by it, and whoever asked can be told
+            log.exception("the look for %s has failed", action.question.type)
+            text = f"its agentd cannot look for it ({type(error).__name__}: {error}); its log has more"
+            answer = HardwareAnswer(kind="failed", text=text)
         self._handle(e.Looked(HardwareFound(action.id, answer)))
 
     async def _look(self, action: e.LookAtHead) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -23,6 +24,8 @@ from rlinf_actors.wire import spawn
 from rlinf_actors.wire.protocol import PROTOCOL
 
 _SO_SNDBUFFORCE = 32
+_OVERHEAD = 32
+"""So many bytes less than the send buffer (SO_SNDBUF) has a packet at most: unix_dgram_sendmsg in the kernel."""
 _TURN = 64
 """Packets taken before the loop gets a turn."""
 _STDERR_LINES = 20
@@ -114,8 +117,7 @@ def start(
         stack.callback(child.wait)
         stack.callback(child.kill)
         if keep:
-            stat = procfs.stat(child.pid)
-            assert stat is not None  # at least a zombie: nobody but us reaps it
+            stat = procfs.stat_of(child.pid)  # at least a zombie: nobody but us reaps it
             record = Record(child.pid, stat.started, boot_id(), PROTOCOL, key)
             write_file(Path(f"{stem}.json"), msgspec.json.encode(record))
         process = Process(child.pid, os.pidfd_open(child.pid), ours, stem, child)
@@ -177,6 +179,8 @@ class Template:
         self._socket, self._pidfd = process.socket, process.pidfd
         self._socket.setblocking(False)
         widen(self._socket)
+        room = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) - _OVERHEAD
+        self._largest = min(room, spawn.MAX_PACKET)  # the other end takes no more at once, and the rest would be lost
         loop.add_reader(self._socket.fileno(), self._on_readable)
         loop.add_reader(self._pidfd, self._on_gone)
 
@@ -193,11 +197,13 @@ class Template:
         """Send, or queue until there is room.
 
         Raises:
-            OSError: the packet is larger than the kernel lets a packet be.
+            OSError: the packet is larger than the kernel, or the other end, lets a packet be.
         """
         data = spawn.encode(packet)
         if self.gone:
             return
+        if len(data) > self._largest:  # now, and not when those before it have left: nobody would hear of it then
+            raise OSError(errno.EMSGSIZE, os.strerror(errno.EMSGSIZE))
         if self._outgoing:
             self._outgoing.append(data)
         elif not self._try_send(data):

@@ -95,9 +95,18 @@ class Stat:
 def stat(pid: int) -> Stat | None:
     """None when there is no such process."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_bytes()
+        return stat_of(pid)
     except OSError:
         return None
+
+
+def stat_of(pid: int) -> Stat:
+    """The same of a process that is certainly there.
+
+    Raises:
+        OSError: it cannot be looked at: no descriptor is left, perhaps.
+    """
+    text = Path(f"/proc/{pid}/stat").read_bytes()
     fields = text[text.rindex(b")") + 2 :].split()
     state, parent, group, session = fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3])
     return Stat(pid, state, parent, group, session, int(fields[19]))

@@ -112,7 +112,8 @@ class Cgroup:
                 _write(f"{self.unified}/cgroup.kill", "1")
                 return
         for pid in self.processes():
-            with contextlib.suppress(ProcessLookupError):
+            # one that has become another user's stays, and its cgroup, which whoever comes next finds
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
 
     def processes(self) -> list[int]:

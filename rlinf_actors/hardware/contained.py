@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import re
 import signal
@@ -16,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlinf_actors import procfs
+
+log = logging.getLogger(__name__)
 
 _STACK_S = 0.5
 """How long a child that hung may take to write where it is (faulthandler, on SIGABRT)."""
@@ -185,9 +188,18 @@ def _kill_session(leader: int) -> None:
     """Kill the tools of a child that could not do so itself: they have groups of their own in its session."""
     for pid in procfs.pids():
         stat = procfs.stat(pid)
-        if stat is not None and stat.session == leader:
-            with contextlib.suppress(ProcessLookupError):
+        if stat is not None and stat.session == leader and stat.state not in "ZX":
+            try:
                 os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass  # it has ended since
+            except PermissionError:
+                _say_left(pid)
+
+
+def _say_left(pid: int) -> None:
+    """A tool that may be run as another user (sudo, setuid) has become that one: only that one, or root, can end it."""
+    log.warning("process %d, which a look at the hardware started, cannot be ended: it is another user's by now", pid)
 
 
 def _reap_orphans(leader: int) -> None:
@@ -201,6 +213,8 @@ def _reap_orphans(leader: int) -> None:
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             if procfs.has_ended(pidfd, _KILL_S):
                 os.waitpid(pid, 0)
+        except PermissionError:
+            _say_left(pid)
         finally:
             os.close(pidfd)
 

@@ -282,11 +282,15 @@ class ControlClient:
                 self._send("rpc.request", asked.body, Request(request_id, asked.body))
 
     def reopen(self) -> None:
-        """Drop what could not be sent, and connect anew: a connection to a machine that vanished may hang for long."""
+        """Drop what could not be sent, and connect anew: a connection to a machine that vanished may hang for long.
+
+        Raises:
+            OSError: no connection can be made; what is sent is lost until another `reopen` makes one.
+        """
         if not self._closed:
             self._doubt.again()
             self._refused = None
-            self._link.close()
+            self._link.close()  # first: it may have the descriptors that the next one needs
             self._link = self._open()
 
     def close(self, linger_ms: int = 0) -> None:

@@ -140,8 +140,25 @@ class HeadLink:
             else:
                 self._outage.over(loop.time())  # the next absence begins with short pauses again
                 return welcome
+            await self._connect_again(until)
+
+    async def _connect_again(self, until: float = math.inf) -> None:
+        """Make a new connection, after a pause; one that cannot be made (no descriptor is left, perhaps) after more.
+
+        Raises:
+            ClusterTimeoutError: none could be made by that time of the loop.
+        """
+        loop = asyncio.get_running_loop()
+        while True:
             await asyncio.sleep(self._outage.pause())
-            self._client.reopen()
+            try:
+                self._client.reopen()
+                return
+            except OSError as error:
+                text = f"no connection to the head at {self.endpoint} can be made: {error.strerror or error}"
+                if loop.time() >= until:
+                    raise ClusterTimeoutError(text) from None
+                self._say(self._outage.failed(loop.time(), f"{text}; calls between workers go on, trying again"))
 
     async def _greet(self, timeout: float | None) -> Welcome:
         answer = await self._client.request(self._hello, timeout, first=True)
@@ -239,8 +256,7 @@ class HeadLink:
                         f"the head at {self.endpoint} is not there ({why}); calls between workers go on, trying again",
                     )
                 )
-            await asyncio.sleep(self._outage.pause())
-            self._client.reopen()
+            await self._connect_again()
         away = self._outage.over(loop.time())
         if away is not None:
             self._say(f"the head at {self.endpoint} is there again, after {away:.0f} s")

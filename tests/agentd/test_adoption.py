@@ -238,3 +238,4 @@ def test_a_record_that_goes_while_it_is_read_is_of_no_template(tmp_path):
     (tmp_path / "t").mkdir()
     (tmp_path / "t" / "1.json").symlink_to("gone")
     assert templates(str(tmp_path)) == []
+    assert adoption._records(str(tmp_path)) == {}

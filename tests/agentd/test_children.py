@@ -1,12 +1,14 @@
 """Real forks, real kills. The fixture checks that no process, fd or file is left."""
 
 import contextlib
+import errno
 import json
 import os
 import resource
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from children_kit import children, order, spec
@@ -244,9 +246,10 @@ async def test_close_does_not_wait_for_an_import(tmp_path, monkeypatch):
     assert reports.exits[one.id].kind == "stopped"
 
 
-async def test_environment_too_large_for_a_packet(tmp_path):
+@pytest.mark.parametrize("size", [3 << 18, 2 << 20])
+async def test_environment_too_large_for_a_packet(tmp_path, size):
     async with children(tmp_path) as (kids, reports):
-        one, two = spec(env={"BIG": "x" * (2 << 20)}), spec(1)
+        one, two = spec(env={"BIG": "x" * size}), spec(1)
         kids.start(order([one, two]))
         exit = await reports.gone(one)
         assert exit.kind == "start_failed"
@@ -261,6 +264,51 @@ async def test_log_directory_that_cannot_be_made(tmp_path):
         exit = await reports.gone(one)
         assert exit.kind == "start_failed"
         assert "/proc/nowhere/ns cannot be used" in exit.reason
+
+
+@pytest.mark.parametrize("whose", ["its own", "its template's"])
+async def test_a_process_that_cannot_be_looked_at_is_why_a_worker_does_not_start(tmp_path, monkeypatch, whose):
+    read, own, looks = Path.read_bytes, Path(f"/proc/{os.getpid()}/stat"), []
+
+    def none_left(path):
+        if path.match("/proc/*/stat") and (path == own) == (whose == "its own") and not looks:
+            looks.append(path)
+            raise OSError(errno.EMFILE, "Too many open files")
+        return read(path)
+
+    async with children(tmp_path, keep_s=60.0) as (kids, reports):
+        one, two = spec(), spec(1)
+        monkeypatch.setattr(Path, "read_bytes", none_left)
+        kids.start(order([one, two]))
+        exit = await reports.gone(one)
+        assert exit.kind == "start_failed"
+        assert exit.reason.endswith("Too many open files")
+        await reports.up(two)
+
+
+@pytest.mark.parametrize("where", ["prepare", "ask"])
+async def test_a_fault_of_ours_costs_the_worker_that_it_met_alone(tmp_path, monkeypatch, caplog, where):
+    async with children(tmp_path) as (kids, reports):
+        before, one, two = spec(0), spec(1), spec(2)
+        kids.start(order([before]))
+        await reports.up(before)  # the template is ready, and so asked at once
+        right, met = getattr(kids._starter, where), []
+
+        def fault(*args):
+            if met:
+                return right(*args)
+            met.append(args)
+            raise RuntimeError("not thought of")
+
+        monkeypatch.setattr(kids._starter, where, fault)
+        kids.start(order([one, two]))
+        exit = await reports.gone(one)
+        assert exit.kind == "start_failed"
+        assert "internal error of its agentd (RuntimeError: not thought of)" in exit.reason
+        await reports.up(two)
+        (record,) = [one for one in caplog.records if one.levelname == "ERROR"]
+        assert record.exc_info
+        caplog.clear()
 
 
 async def test_a_template_that_has_just_ended_gets_no_worker(tmp_path):

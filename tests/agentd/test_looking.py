@@ -112,6 +112,18 @@ async def test_the_answer_goes_back(lab):
     assert await asked == Enumerated(ANSWER)
 
 
+async def test_a_look_that_fails_in_agentd_is_an_answer(lab, caplog):
+    asked = asking(lab)
+    await lab.begun.get()
+    lab.answer.set_exception(OSError(24, "Too many open files"))
+    answer = (await asked).answer
+    assert answer.kind == "failed"
+    assert answer.text.startswith("its agentd cannot look for it (OSError: [Errno 24] Too many open files)")
+    assert not lab.running.done()
+    (record,) = [one for one in caplog.records if one.levelname == "ERROR"]
+    assert record.exc_info
+
+
 async def test_a_driver_that_ends_ends_the_look(lab):
     asked = asking(lab)
     await lab.begun.get()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import itertools
 import os
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from rlinf_actors.head.commands import Timing
 from rlinf_actors.head.server import HeadServer
 from rlinf_actors.net.host import pid_start
 from rlinf_actors.net.memory import MemoryNetwork
+from rlinf_actors.net.outage import RETRY_MIN_S
 from rlinf_actors.net.rpc import ControlClient
 from rlinf_actors.wire.agents import LogCredit, LogLines, WorkerExited, WorkerReady
 from rlinf_actors.wire.clients import Done, GetNodes, Launch, Launched, Nodes, StopGroup, WorkerChanged
@@ -292,6 +295,37 @@ async def test_a_cut_off_node_is_lost_ends_its_workers_and_comes_back(lab, tmp_p
     assert agent.children.alive == {}
     status = await driver.ask(GetStatus())
     assert [(node.report.node_id, node.state, node.rank) for node in status.nodes] == [("n0", "ready", 0)]
+
+
+async def test_a_connection_that_cannot_be_made_is_tried_again_and_told_of_once(lab, monkeypatch):
+    agent = lab.agent("n0")
+    await lab.until(lambda: agent.registered == 1)
+    link, refused = lab.network.link, []
+
+    def none_for_a_while(endpoint, identity, *args, **options):
+        if len(refused) == 5:
+            return link(endpoint, identity, *args, **options)
+        refused.append(asyncio.get_running_loop().time())
+        raise OSError(errno.EADDRINUSE, "cannot open a socket: all are taken")
+
+    monkeypatch.setattr(lab.network, "link", none_for_a_while)
+    lab.network.cut(agent.identity)
+    lab.network.dark.add(ENDPOINT)  # so that this life ends, and the next one begins with a new connection
+    await lab.until(lambda: agent.registered == 2)
+    pauses = [later - before for before, later in itertools.pairwise(refused)]
+    assert min(pauses) >= RETRY_MIN_S / 2
+    assert pauses[-1] > pauses[0]
+    text = f"not registered yet: no connection to the head at {ENDPOINT} can be made: cannot open a socket: all are"
+    assert len([said for said in agent.says if said.startswith(text)]) == 1
+
+
+async def test_an_agent_that_cannot_connect_at_all_ends_with_the_reason(lab, monkeypatch):
+    def none(*args, **options):
+        raise OSError(errno.EMFILE, "cannot open a socket: all are taken")
+
+    monkeypatch.setattr(lab.network, "link", none)
+    with pytest.raises(OSError, match="cannot open a socket"):
+        await lab.agent("n0").task
 
 
 async def test_a_cut_off_robot_is_made_safe_first_and_its_owner_hears_of_it(lab):

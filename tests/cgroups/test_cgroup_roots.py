@@ -1,6 +1,7 @@
 """Where workers' cgroups can be made, on made-up machines: a directory stands for the kernel's file system."""
 
 import os
+import signal
 from types import SimpleNamespace
 
 import pytest
@@ -174,3 +175,17 @@ def test_a_cgroup_that_is_not_there_is_empty(tmp_path):
     assert none.processes() == []
     assert none.oom_kills() is None
     assert none.remove()
+
+
+def test_one_that_has_become_another_users_does_not_spare_the_rest(tmp_path, monkeypatch):
+    (tmp_path / "cgroup.procs").write_text("11\n12\n")
+    killed = []
+
+    def kill(pid, number):
+        if pid == 11:
+            raise PermissionError
+        killed.append((pid, number))
+
+    monkeypatch.setattr(os, "kill", kill)
+    Cgroup("", {"pids": str(tmp_path)}).kill()
+    assert killed == [(12, signal.SIGKILL)]

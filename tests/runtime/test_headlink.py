@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import sys
 
@@ -90,6 +91,64 @@ async def test_refusals_before_the_first_welcome_do_not_make_a_later_absence_lon
         if isinstance(envelope.body, ClientHello):
             times.append(loop.time())
     assert times[1] - times[0] < 10.0 / 4 + 0.3, "a quarter of the lease, and the first pause"
+    ends.link.close("the test ends")
+
+
+def no_links(network, monkeypatch, tries):
+    """So many links cannot be made, then all can; returns when they could not."""
+    link, refused = network.link, []
+
+    def made(*args, **options):
+        if len(refused) == tries:
+            return link(*args, **options)
+        refused.append(asyncio.get_running_loop().time())
+        raise OSError(errno.EMFILE, "cannot open a socket: too many open files")
+
+    monkeypatch.setattr(network, "link", made)
+    return refused
+
+
+async def test_a_connection_that_cannot_be_made_just_now_is_made_later(ends, monkeypatch, caplog):
+    returned = asyncio.Event()
+    ends.link._on_return = returned.set
+    await ends.welcome(beat_s=0.01)
+    refused = no_links(ends.network, monkeypatch, 3)
+    await ends.next(ClientHello)  # the head is silent, and its first try has no answer
+    peer, hello = await ends.next(ClientHello)
+    ends.server.reply(peer, hello.id, Welcome("e2", "0.1", 60.0, 10.0))
+    await asyncio.wait_for(returned.wait(), 10)
+    assert len(refused) == 3
+    said = [record.getMessage() for record in caplog.records if record.name.endswith("headlink")]
+    assert len(said) == 2
+    assert "is there again, after" in said[1]
+
+
+async def test_a_worker_s_first_connection_that_cannot_be_made_anew_is_made_later(network, monkeypatch):
+    ends = Ends(network, replace(HELLO, role="worker"))
+    refused, none = [KeyRefusedError("not yet")], no_links(network, monkeypatch, 3)
+    greet = ends.link._greet
+
+    async def refuse_at_first(timeout):
+        if refused:
+            raise refused.pop()
+        return await greet(timeout)
+
+    monkeypatch.setattr(ends.link, "_greet", refuse_at_first)
+    await ends.welcome()
+    assert len(none) == 3
+    ends.link.close("the test ends")
+
+
+async def test_a_worker_that_cannot_connect_anew_in_its_time_says_why(network, monkeypatch):
+    ends = Ends(network, replace(HELLO, role="worker"))
+    no_links(network, monkeypatch, -1)
+
+    async def refuse(timeout):
+        raise KeyRefusedError("not yet")
+
+    monkeypatch.setattr(ends.link, "_greet", refuse)
+    with pytest.raises(ClusterTimeoutError, match=r"no connection .* can be made: cannot open a socket: too many open"):
+        await ends.link.start(10)
     ends.link.close("the test ends")
 
 

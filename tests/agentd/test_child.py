@@ -1,0 +1,34 @@
+"""One worker as agentd sees it, without a template."""
+
+import asyncio
+import os
+import subprocess
+import sys
+
+import pytest
+
+from agentd.child import Child
+from rlinf_actors import procfs
+
+
+@pytest.fixture
+def sleeper():
+    """A process that waits for its end."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+async def test_one_that_ends_just_before_it_is_told_to_is_no_error(sleeper, monkeypatch):
+    has_ended = procfs.has_ended
+
+    def and_then_it_does(pidfd, *args):
+        before = has_ended(pidfd, *args)
+        sleeper.kill()
+        sleeper.wait()  # reaped, as its template would
+        return before
+
+    monkeypatch.setattr(procfs, "has_ended", and_then_it_does)
+    worker = Child(None, None, None, pid=sleeper.pid, pidfd=os.pidfd_open(sleeper.pid))
+    worker._terminate()
+    worker.release(asyncio.get_running_loop())

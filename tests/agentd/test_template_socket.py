@@ -1,0 +1,69 @@
+"""A template process as agentd sees it: its socket."""
+
+import asyncio
+import errno
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from agentd.templates import Process, Template
+from rlinf_actors.wire import spawn
+
+
+def busy(chars):
+    return spawn.DevicesBusy("w", 1, 1.0, "x" * chars)
+
+
+@pytest.fixture
+def child():
+    """A process that waits for its end."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+@pytest.fixture
+async def standing(tmp_path, child):
+    """A template that reads nothing, and the other end of the socket to it."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ended = asyncio.Event()
+    process = Process(child.pid, os.pidfd_open(child.pid), ours, str(tmp_path / "t"), child)
+    template = Template(asyncio.get_running_loop(), None, process, None, lambda template: ended.set())
+    yield template, theirs
+    template.kill()
+    await ended.wait()
+    theirs.close()
+
+
+@pytest.mark.parametrize("chars", [spawn.MAX_PACKET, 2 * spawn.MAX_PACKET], ids=["for its reader", "for the kernel"])
+@pytest.mark.parametrize("behind", [False, True])
+async def test_a_packet_that_is_too_large_is_refused_at_once(standing, behind, chars):
+    template, theirs = standing
+    sent = 0
+    while behind and not template._outgoing:
+        template.send(busy(30_000))
+        sent += 1
+    with pytest.raises(OSError, match=os.strerror(errno.EMSGSIZE)):
+        template.send(busy(chars))
+    template.send(busy(1))
+    theirs.setblocking(False)
+    loop = asyncio.get_running_loop()
+    for _ in range(sent):
+        assert len(await loop.sock_recv(theirs, spawn.MAX_PACKET)) > 30_000
+    assert spawn.decode_to_template(await loop.sock_recv(theirs, spawn.MAX_PACKET)) == busy(1)
+    assert not template._outgoing
+
+
+@pytest.mark.parametrize("size", [4096, 200_000])
+async def test_the_kernel_takes_as_much_as_it_is_taken_to(size):
+    """What Template counts on."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
+        room = ours.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) - 32
+        with pytest.raises(OSError, match=os.strerror(errno.EMSGSIZE)):
+            ours.send(bytes(room + 1))
+        assert ours.send(bytes(room)) == room

@@ -1,0 +1,43 @@
+"""A child process for code that may do anything: what it leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from rlinf_actors import procfs
+from rlinf_actors.hardware.contained import run_child
+
+LEAVES_A_TOOL = """
+import os, subprocess, sys
+def main(argv):
+    tool = subprocess.Popen(["sleep", "60"], preexec_fn=os.setpgrp)
+    print(tool.pid, flush=True)
+    os._exit(3)
+"""
+
+
+def refuse(*args: object) -> None:
+    raise PermissionError(1, "Operation not permitted")
+
+
+@pytest.mark.live
+async def test_a_tool_that_has_become_another_users_is_left_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "leaves.py").write_text(LEAVES_A_TOOL)
+    procfs.set_subreaper()  # as agentd is
+    kill = os.kill
+    monkeypatch.setattr(os, "kill", refuse)
+    monkeypatch.setattr(signal, "pidfd_send_signal", refuse)
+    end = await run_child("leaves", [], env=dict(os.environ), timeout_s=60, root=str(tmp_path))
+    tool = int(end.output)
+    kill(tool, signal.SIGKILL)
+    await asyncio.to_thread(os.waitpid, tool, 0)
+    assert (end.code, end.note) == (3, "")
+    said = f"process {tool}, which a look at the hardware started, cannot be ended: it is another user's by now"
+    assert {record.getMessage() for record in caplog.records} == {said}
