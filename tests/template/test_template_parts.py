@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -102,6 +103,51 @@ def test_who_executes_a_program_while_it_is_looked_at_may_be_of_one_that_has_end
         second = nursery._sweep()
         process.kill()
     assert (first, second) == (({of_one.id}, True), {of_one.id})
+
+
+TOLD = """
+import os, selectors, socket, subprocess, sys
+from types import SimpleNamespace
+from rlinf_actors.cgroups.worker import Cgroup
+from rlinf_actors.wire import spawn
+from rlinf_actors.worker.ending import end_all
+from rlinf_actors.worker.nursery import Nursery
+from rlinf_actors.worker.process import Worker
+
+place = SimpleNamespace(out_path="/dev/null", err_path="/dev/null")
+fork = SimpleNamespace(spec=SimpleNamespace(id="w", claims=["arm"], forward_logs=False), place=place)
+worker = Worker(fork, Cgroup(), {})
+process = subprocess.Popen(["true"], start_new_session=True)
+process.returncode = 0  # the nursery reaps it
+worker.started(process.pid)
+sent = []
+nursery = Nursery(selectors.DefaultSelector(), sent.append, True)
+nursery.add(worker)
+os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
+nursery.wake()
+nursery.look()
+assert [type(packet) for packet in sent] == [spawn.Exited] and nursery.workers == [worker], sent
+"""
+"""A robot worker has ended and agentd was told, but has no pidfd of it yet."""
+
+
+@pytest.mark.parametrize(
+    ("then", "reaped"),
+    [
+        ("nursery.renew(spawn.Renew(1.0))", False),
+        ("nursery.tell(spawn.Revoke('w', 'its group was shut down'))", False),
+        ("nursery.probe()", False),
+        ("nursery.revoke_all('its agentd was stopped')", False),
+        ("nursery.watched('w')", True),
+        ("nursery.orphaned('its agentd ended')", True),
+        ("end_all(nursery.workers, socket.socketpair()[0])", False),
+    ],
+)
+def test_a_worker_whose_end_was_told_harms_nobody_before_it_is_reaped(then, reaped):
+    """In a process of its own: a nursery ends every process below it that it does not know."""
+    code = f"{TOLD}\n{then}\nassert (nursery.workers == []) == {reaped}"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (0, "")
 
 
 def test_import_path_puts_the_drivers_directories_before_the_interpreters():
