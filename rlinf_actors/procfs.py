@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -185,7 +186,11 @@ def marked(ids: Iterable[str]) -> list[int]:
 
 def threads() -> list[str]:
     """Names of this process's threads, in the kernel's words."""
-    return [Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in os.listdir("/proc/self/task")]
+    names = []
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended since it was listed
+            names.append(Path(f"/proc/self/task/{task}/comm").read_bytes().decode(errors="replace").strip())
+    return names
 
 
 @dataclass(frozen=True)

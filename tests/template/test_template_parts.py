@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -194,6 +195,27 @@ def test_children_are_found_although_a_thread_ends_meanwhile(monkeypatch):
     lists = [["999999999"], os.listdir(f"/proc/{os.getppid()}/task")]  # the first is listed, and gone when it is read
     monkeypatch.setattr(os, "listdir", lambda path: lists.pop(0))
     assert os.getpid() in procfs.children(os.getppid())
+
+
+def test_a_thread_that_ends_while_all_are_named_is_left_out(monkeypatch):
+    tasks = os.listdir("/proc/self/task")
+    names = procfs.threads()
+    monkeypatch.setattr(os, "listdir", lambda path: ["999999999", *tasks])  # listed, and gone when it is read
+    assert procfs.threads() == names
+
+
+def test_a_thread_may_have_any_name():
+    """The kernel cuts names after 15 bytes, in the middle of a letter too."""
+    names = []
+
+    def tell() -> None:
+        procfs.set_name("fourteen bytesé")
+        names.extend(procfs.threads())
+
+    thread = threading.Thread(target=tell)
+    thread.start()
+    thread.join()
+    assert "fourteen bytes\ufffd" in names
 
 
 def test_a_full_log_file_begins_anew_at_the_end_of_a_line(tmp_path):
