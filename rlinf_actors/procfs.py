@@ -104,6 +104,21 @@ def stat(pid: int) -> Stat | None:
     return Stat(pid, state, parent, group, session, int(fields[19]))
 
 
+def pidfd_of(pid: int) -> int:
+    """A pidfd of a process.
+
+    Raises:
+        ProcessLookupError: it is gone, though its number may be a group's or a session's yet.
+        OSError: it cannot be made: no descriptor is left.
+    """
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.EINVAL):  # EINVAL: a number that is one still, before Linux 6.15
+            raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH)) from None
+        raise
+
+
 def open_pidfd(pid: int, started: int) -> int:
     """A pidfd of a process that began then (clock ticks since the boot); -1 if it is gone.
 
@@ -113,11 +128,9 @@ def open_pidfd(pid: int, started: int) -> int:
     if found is None or found.started != started or found.state in "ZX":
         return -1
     try:
-        pidfd = os.pidfd_open(pid)
-    except OSError as error:
-        if error.errno in (errno.ESRCH, errno.ENOENT, errno.EINVAL):
-            return -1
-        raise
+        pidfd = pidfd_of(pid)
+    except ProcessLookupError:
+        return -1
     found = stat(pid)
     if found is None or found.started != started:
         os.close(pidfd)
