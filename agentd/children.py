@@ -32,6 +32,7 @@ from agentd.unsettled import Unsettled
 from rlinf_actors import procfs
 from rlinf_actors.compat import timeout
 from rlinf_actors.errors import WorkerStartError
+from rlinf_actors.scarce import explain
 from rlinf_actors.wire import spawn
 from rlinf_actors.wire.agents import RefusalReport, StartWorkers, WorkerExited, WorkerReady
 from rlinf_actors.wire.values import ExitReport, RunningWorker, WorkerSpec
@@ -41,6 +42,8 @@ log = logging.getLogger(__name__)
 EARLIER_ENDED = "its agentd ended; robot workers do not go on without one"
 TEMPLATE_END_S = 6.0
 """How long a template may take to end; it gives what it kills 5 s."""
+WATCH_AGAIN_S = 0.5
+"""When to watch a worker for which no descriptor was left."""
 
 
 class Children:
@@ -77,7 +80,7 @@ class Children:
         self._devices = DeviceLocks(loop, site.resources)
         self._logs = Logs(loop, site.node, report, self._on_logs_read)
         self._health = HealthWatch(loop, report, health or HealthTimes())
-        self._owner = os.pidfd_open(site.owner_pid) if site.owner_pid is not None else -1
+        self._owner = procfs.pidfd_of(site.owner_pid) if site.owner_pid is not None else -1
         self._templates = TemplatePool(loop, site, self._owner, self._on_packet, self._on_template_end)
         self._starter = Starter(site, self._templates, self._logs)
         procfs.set_subreaper()  # what a killed template leaves behind comes to us
@@ -298,13 +301,20 @@ class Children:
             else:
                 self._devices.said(known.spec, packet, template.send)
 
-    def _on_forked(self, template: Template, packet: spawn.Forked) -> None:
+    def _on_forked(self, template: Template, packet: spawn.Forked, again: bool = False) -> None:
+        if template.gone:
+            return  # while this waited for a descriptor: its end tells of the worker's, whose pid may be another's
         worker = self._workers.get(packet.id)
         if worker is not None:
             worker.pid = packet.pid
             try:
-                worker.pidfd = os.pidfd_open(packet.pid)  # the template keeps even a dead one until we have this
+                worker.pidfd = procfs.pidfd_of(packet.pid)  # the template keeps even a dead one until we have this
             except ProcessLookupError:  # unless it has ended itself, and is no child of ours: its end tells of both
+                return
+            except OSError as error:  # no descriptor is left: as if the template had said it later
+                if not again:
+                    log.warning("worker %s is watched once that can be done: %s", packet.id, explain(error))
+                self._loop.call_later(WATCH_AGAIN_S, self._on_forked, template, packet, True)
                 return
             self._loop.add_reader(worker.pidfd, self._on_worker_end, worker)
             if worker.stopping and not worker.has_robots:

@@ -7,6 +7,7 @@ import contextlib
 import os
 from collections.abc import Callable
 
+from rlinf_actors import procfs
 from rlinf_actors.errors import RlinfActorsError
 from rlinf_actors.net.host import pid_start
 
@@ -25,7 +26,7 @@ def watch(pid: int, started: int, ended: Callable[[], None], stack: contextlib.A
     """
     loop = asyncio.get_running_loop()
     try:
-        owner = os.pidfd_open(pid)
+        owner = procfs.pidfd_of(pid)
     except ProcessLookupError:
         raise RlinfActorsError(f"the owner, process {pid}, is gone already") from None
     stack.callback(os.close, owner)

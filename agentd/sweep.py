@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import logging
 import os
 import signal
 from collections.abc import Callable, Iterable, Mapping
@@ -11,12 +13,17 @@ from collections.abc import Callable, Iterable, Mapping
 from rlinf_actors import procfs
 from rlinf_actors.cgroups.roots import Roots
 from rlinf_actors.cgroups.worker import leftovers, workers_of
+from rlinf_actors.scarce import explain
 from rlinf_actors.wire.spawn import ROBOT_END_S
 
 PATIENCE_S = 3.0
 """One that is in an uninterruptible call is not waited for longer."""
 EXEC_S = 0.002
 """When to look again at an orphan that is just executing a program: nothing tells that it has."""
+AGAIN_S = 0.5
+"""When to look again where no descriptor was left for it."""
+
+log = logging.getLogger(__name__)
 
 
 def clear_cgroups(loop: asyncio.AbstractEventLoop, roots: Roots, done: Callable[[], object] = lambda: None) -> bool:
@@ -67,6 +74,16 @@ class Sweep:
         self._look()
 
     def _look(self) -> None:
+        try:
+            self._search()
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            if not self._over:  # else it has taken too long already
+                log.warning("what workers have left is looked for again in %g s: %s", AGAIN_S, explain(error))
+                self._loop.call_later(AGAIN_S, self._look)
+
+    def _search(self) -> None:
         for pid in procfs.pids():
             stat = procfs.stat(pid)
             if stat is None:
@@ -113,7 +130,7 @@ class Sweep:
         if pid in self._pidfds:
             return
         try:
-            pidfd = os.pidfd_open(pid)
+            pidfd = procfs.pidfd_of(pid)
         except ProcessLookupError:
             return
         self._pidfds[pid] = pidfd

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -112,6 +113,21 @@ def stat_of(pid: int) -> Stat:
     return Stat(pid, state, parent, group, session, int(fields[19]))
 
 
+def pidfd_of(pid: int) -> int:
+    """A pidfd of a process.
+
+    Raises:
+        ProcessLookupError: it is gone, though its number may be a group's or a session's yet.
+        OSError: it cannot be made: no descriptor is left.
+    """
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.EINVAL):  # EINVAL: a number that is one still, before Linux 6.15
+            raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH)) from None
+        raise
+
+
 def open_pidfd(pid: int, started: int) -> int:
     """A pidfd of a process that began then (clock ticks since the boot); -1 if it is gone.
 
@@ -121,11 +137,9 @@ def open_pidfd(pid: int, started: int) -> int:
     if found is None or found.started != started or found.state in "ZX":
         return -1
     try:
-        pidfd = os.pidfd_open(pid)
-    except OSError as error:
-        if error.errno in (errno.ESRCH, errno.ENOENT, errno.EINVAL):
-            return -1
-        raise
+        pidfd = pidfd_of(pid)
+    except ProcessLookupError:
+        return -1
     found = stat(pid)
     if found is None or found.started != started:
         os.close(pidfd)
@@ -194,7 +208,11 @@ def marked(ids: Iterable[str]) -> list[int]:
 
 def threads() -> list[str]:
     """Names of this process's threads, in the kernel's words."""
-    return [Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in os.listdir("/proc/self/task")]
+    names = []
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended since it was listed
+            names.append(Path(f"/proc/self/task/{task}/comm").read_bytes().decode(errors="replace").strip())
+    return names
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ def end_all(run_dir: str) -> None:
     while (left := processes_of(run_dir)) and time.monotonic() < deadline:
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
-                pidfd = os.pidfd_open(pid)
+                pidfd = procfs.pidfd_of(pid)
                 try:
                     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
                     procfs.has_ended(pidfd, max(0.0, deadline - time.monotonic()))

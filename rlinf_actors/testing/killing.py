@@ -37,7 +37,7 @@ def kill_all(pids: Sequence[int]) -> None:
     pidfds = []
     for found in stopped:
         with contextlib.suppress(ProcessLookupError):
-            pidfds.append(os.pidfd_open(found))
+            pidfds.append(procfs.pidfd_of(found))
             os.kill(found, signal.SIGKILL)
     for pidfd in pidfds:
         procfs.has_ended(pidfd, None)

@@ -160,7 +160,7 @@ def _has_open(pid: int, file: os.stat_result) -> bool:
 def _gone(pid: int, deadline: float) -> bool:
     """Wait for its end."""
     try:
-        pidfd = os.pidfd_open(pid)
+        pidfd = procfs.pidfd_of(pid)
     except ProcessLookupError:
         return True
     try:

@@ -47,8 +47,9 @@ def end_all(workers: Sequence[Worker], wakeup: socket.socket) -> None:
             with contextlib.suppress(BlockingIOError):
                 wakeup.recv(4096)
     for worker in workers:
-        worker.out.finish()
-        worker.err.finish()
+        if not worker.told:  # else its pipes were read to their ends then, and closed
+            worker.out.finish()
+            worker.err.finish()
         worker.cgroup.remove()
 
 

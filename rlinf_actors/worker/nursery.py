@@ -127,7 +127,7 @@ class Nursery:
         """There is no agentd: robot workers end, the others go on. What ends is reaped at once."""
         for worker in self.workers:
             worker.watched = True
-            if worker.has_robots and not worker.kill_at:
+            if worker.has_robots and not worker.told and not worker.kill_at:
                 self._pass_on(worker, spawn.Revoke(worker.id, reason))
                 worker.kill_at = time.monotonic() + spawn.ROBOT_END_S
             self._reap(worker)
@@ -152,6 +152,8 @@ class Nursery:
             self._ends.pop(id, None)
 
     def _pass_on(self, worker: Worker, packet: spawn.ToWorker) -> None:
+        if worker.told:
+            return  # it has ended and its socket is closed: no selector can be asked about that
         if worker.control in self._selector.get_map():
             worker.outgoing.append(spawn.encode(packet))
             self._flush(worker)

@@ -17,13 +17,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlinf_actors import version
+from rlinf_actors import procfs, version
 from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.admission import known_as
 from rlinf_actors.net.lending import Lending
 from rlinf_actors.net.link import Network
 from rlinf_actors.net.tally import Tally
+from rlinf_actors.scarce import explain
 from rlinf_actors.security.gate import Gate
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.payload import Copy
@@ -244,9 +245,14 @@ class WorkerServer:
     def _watch(self, peer: bytes, pid: int) -> None:
         """Notice the end of a peer on this machine, which may hold parts of our memory and wait for answers."""
         try:
-            fd = os.pidfd_open(pid)
-        except OSError:  # it has ended already
+            fd = procfs.pidfd_of(pid)
+        except ProcessLookupError:  # it has ended already
             self.peer_gone(peer)
+            return
+        except OSError as error:  # it lives, as far as we know: its end is told as that of one on another machine
+            log.warning("the head alone tells when %.60r ends: %s", known_as(peer), explain(error))
+            if self.far is not None:
+                self.far.serve(peer)
             return
         loop = asyncio.get_running_loop()
         self._near.add(peer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import select
 import signal
@@ -15,7 +16,8 @@ import time
 import pytest
 from children_kit import make, order, spec
 
-from agentd import adoption, remains
+import agentd.sweep
+from agentd import adoption, owner, remains
 from agentd.adoption import take_stock
 from agentd.launch import Rules
 from agentd.pool import TemplatePool
@@ -24,6 +26,7 @@ from agentd.site import Site
 from agentd.sweep import Sweep
 from agentd.templates import make_directories
 from rlinf_actors import procfs
+from rlinf_actors.errors import RlinfActorsError
 from rlinf_actors.settings import WORKER_MARK
 from rlinf_actors.testing.killing import templates
 from rlinf_actors.wire import spawn
@@ -217,6 +220,57 @@ async def test_a_sweep_finds_what_was_between_two_programs_when_it_looked(monkey
         left = procfs.stat(process.pid)
         process.kill()
     assert left is None
+
+
+@pytest.mark.parametrize("call", ["pidfd_open", "listdir"])
+async def test_a_sweep_that_has_no_descriptor_looks_again(monkeypatch, caplog, call):
+    mark, real, failed = f"lives-{os.getpid()}", getattr(os, call), []
+
+    def limited(*what):
+        if not failed:
+            failed.append(what)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real(*what)
+
+    monkeypatch.setattr(agentd.sweep, "AGAIN_S", 0.0)
+    with marked(["sleep", "1000"], mark) as process:
+        monkeypatch.setattr(os, call, limited)
+        try:
+            await remains.sweep([mark], {})
+            left = procfs.stat(process.pid)
+        finally:
+            process.kill()
+    assert (bool(failed), left) == (True, None)
+    assert "is looked for again in 0 s: Too many open files" in caplog.text
+
+
+async def test_a_sweep_does_not_mind_one_that_ends_before_it_is_watched(monkeypatch):
+    """Linux before 6.15 says EINVAL of one whose number is a session's yet."""
+    mark, pidfd_open = f"ends-{os.getpid()}", os.pidfd_open
+    with marked(["sleep", "1000"], mark) as process:
+
+        def late(pid):
+            if pid == process.pid:
+                process.kill()
+                process.wait()
+                raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+            return pidfd_open(pid)
+
+        monkeypatch.setattr(os, "pidfd_open", late)
+        try:
+            await remains.sweep([mark], {})
+        finally:
+            process.kill()
+
+
+async def test_an_owner_whose_number_is_a_sessions_yet_is_gone(monkeypatch):
+    def late(pid):
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(os, "pidfd_open", late)
+    async with contextlib.AsyncExitStack() as stack:
+        with pytest.raises(RlinfActorsError, match="is gone already"):
+            owner.watch(os.getpid(), 0, lambda: None, stack)
 
 
 def test_the_link_to_the_package_is_replaced_only_where_it_leads_elsewhere(tmp_path):

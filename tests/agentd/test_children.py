@@ -10,9 +10,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pace
 import pytest
 from children_kit import children, order, spec
 
+import agentd.children
 from agentd.pool import MAX_IDLE
 from rlinf_actors import procfs
 from rlinf_actors.settings import WORKER_MARK
@@ -79,6 +81,28 @@ async def test_worker_is_stopped_in_a_process_with_many_descriptors(tmp_path):
             await reports.up(one)
             kids.stop([one.id], 5)
             assert (await reports.gone(one)).kind == "stopped"
+
+
+async def test_a_worker_is_watched_and_stopped_as_soon_as_there_is_a_descriptor_for_that(tmp_path, monkeypatch, caplog):
+    pidfd_open, none_left = os.pidfd_open, [True]
+
+    def limited(pid):
+        if none_left and procfs.stat(pid).parent != os.getpid():  # a worker's is its template
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return pidfd_open(pid)
+
+    monkeypatch.setattr(os, "pidfd_open", limited)
+    monkeypatch.setattr(agentd.children, "WATCH_AGAIN_S", 0.01)
+    async with children(tmp_path) as (kids, reports):
+        one, other = spec(), spec(1, do="sys.exit(3)")
+        kids.start(order([one, other]))
+        await reports.up(one)
+        assert (await reports.gone(other)).exit_code == 3, "its template tells that"
+        kids.stop([one.id], pace.PATIENCE_S)
+        assert "is watched once that can be done: Too many open files" in caplog.text
+        none_left.clear()
+        exit = await reports.gone(one)
+        assert (exit.kind, exit.signal) == ("stopped", signal.SIGTERM)
 
 
 async def test_a_run_dir_of_an_agentd_that_was_installed_elsewhere(tmp_path):

@@ -2,6 +2,8 @@
 
 import os
 import subprocess
+import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -104,6 +106,51 @@ def test_who_executes_a_program_while_it_is_looked_at_may_be_of_one_that_has_end
     assert (first, second) == (({of_one.id}, True), {of_one.id})
 
 
+TOLD = """
+import os, selectors, socket, subprocess, sys
+from types import SimpleNamespace
+from rlinf_actors.cgroups.worker import Cgroup
+from rlinf_actors.wire import spawn
+from rlinf_actors.worker.ending import end_all
+from rlinf_actors.worker.nursery import Nursery
+from rlinf_actors.worker.process import Worker
+
+place = SimpleNamespace(out_path="/dev/null", err_path="/dev/null")
+fork = SimpleNamespace(spec=SimpleNamespace(id="w", claims=["arm"], forward_logs=False), place=place)
+worker = Worker(fork, Cgroup(), {})
+process = subprocess.Popen(["true"], start_new_session=True)
+process.returncode = 0  # the nursery reaps it
+worker.started(process.pid)
+sent = []
+nursery = Nursery(selectors.DefaultSelector(), sent.append, True)
+nursery.add(worker)
+os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
+nursery.wake()
+nursery.look()
+assert [type(packet) for packet in sent] == [spawn.Exited] and nursery.workers == [worker], sent
+"""
+"""A robot worker has ended and agentd was told, but has no pidfd of it yet."""
+
+
+@pytest.mark.parametrize(
+    ("then", "reaped"),
+    [
+        ("nursery.renew(spawn.Renew(1.0))", False),
+        ("nursery.tell(spawn.Revoke('w', 'its group was shut down'))", False),
+        ("nursery.probe()", False),
+        ("nursery.revoke_all('its agentd was stopped')", False),
+        ("nursery.watched('w')", True),
+        ("nursery.orphaned('its agentd ended')", True),
+        ("end_all(nursery.workers, socket.socketpair()[0])", False),
+    ],
+)
+def test_a_worker_whose_end_was_told_harms_nobody_before_it_is_reaped(then, reaped):
+    """In a process of its own: a nursery ends every process below it that it does not know."""
+    code = f"{TOLD}\n{then}\nassert (nursery.workers == []) == {reaped}"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
 def test_import_path_puts_the_drivers_directories_before_the_interpreters():
     current = ["/run/pkg", "/usr/lib/python3.11", "/venv/lib/python3.11/site-packages"]
     wanted = ["/work", "", "/gone", "/other/lib/python3.12/site-packages", "/usr/lib/python312.zip", "/work", "/lib2"]
@@ -148,6 +195,27 @@ def test_children_are_found_although_a_thread_ends_meanwhile(monkeypatch):
     lists = [["999999999"], os.listdir(f"/proc/{os.getppid()}/task")]  # the first is listed, and gone when it is read
     monkeypatch.setattr(os, "listdir", lambda path: lists.pop(0))
     assert os.getpid() in procfs.children(os.getppid())
+
+
+def test_a_thread_that_ends_while_all_are_named_is_left_out(monkeypatch):
+    tasks = os.listdir("/proc/self/task")
+    names = procfs.threads()
+    monkeypatch.setattr(os, "listdir", lambda path: ["999999999", *tasks])  # listed, and gone when it is read
+    assert procfs.threads() == names
+
+
+def test_a_thread_may_have_any_name():
+    """The kernel cuts names after 15 bytes, in the middle of a letter too."""
+    names = []
+
+    def tell() -> None:
+        procfs.set_name("fourteen bytesé")
+        names.extend(procfs.threads())
+
+    thread = threading.Thread(target=tell)
+    thread.start()
+    thread.join()
+    assert "fourteen bytes\ufffd" in names
 
 
 def test_a_full_log_file_begins_anew_at_the_end_of_a_line(tmp_path):

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import os
 import re
 
 import msgspec
 import pytest
 
 from rlinf_actors.net.memory import MemoryNetwork
+from rlinf_actors.runtime.watched import WatchedClients
 from rlinf_actors.testing import faults
 from rlinf_actors.wire import frames, payload
+from rlinf_actors.wire.clients import WatchClients
 from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.wire.vouched import Vouched
+from rlinf_actors.worker.farpeers import FarPeers
 from rlinf_actors.worker.server import WorkerServer
 
 
@@ -253,3 +258,50 @@ async def test_a_link_that_takes_the_place_of_a_lost_one_ends_what_that_was_serv
     await ends.settled()
     assert told == [(b"driver#secret", "w")]
     assert stream.cancelled
+
+
+def memory_of(pid) -> frames.Memory:
+    """What a peer on this machine says of itself."""
+    return frames.Memory(pid, 0, 0, 0, 1)
+
+
+async def test_a_peer_that_cannot_be_watched_for_want_of_a_descriptor_is_followed_as_one_from_far(
+    ends, monkeypatch, caplog
+):
+    told, gone = [], []
+    watched = WatchedClients(told.append)
+
+    async def connected() -> None:
+        pass
+
+    def none_left(pid):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(ends.server, "peer_gone", gone.append)
+    ends.server.far = FarPeers(watched.watch, connected, ends.server.peer_gone)
+    ends.join()
+    monkeypatch.setattr(os, "pidfd_open", none_left)
+    ends.say(memory_of(os.getpid()))
+    await ends.settled()
+    assert (told, gone) == ([WatchClients(["driver"])], []), "it lives"
+    assert "the head alone tells when 'driver' ends: Too many open files" in caplog.text
+    watched.gone("driver")
+    assert gone == [b"driver#secret"]
+
+
+@pytest.mark.parametrize("number", [errno.ESRCH, errno.EINVAL, errno.ENOENT])
+async def test_a_peer_that_has_ended_before_it_is_watched_is_gone(ends, monkeypatch, number):
+    """Linux before 6.15 says EINVAL of one whose number is a session's yet."""
+
+    def gone(pid):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "pidfd_open", gone)
+    executor = Inline()
+    executor.paused = True
+    ends.server.open(executor)
+    ends.join()
+    ends.say(frames.Stream(1, "numbers", 4), payload.encode_call((), {}))
+    ends.say(memory_of(os.getpid()))
+    await ends.settled()
+    assert executor.queue[0].cancelled

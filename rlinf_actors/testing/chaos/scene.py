@@ -199,7 +199,7 @@ class Scene:
             if strike.how == "kill":
                 self._kill(strike, pid, targets[pid])
             elif strike.how == "stop":
-                pidfd = os.pidfd_open(pid)
+                pidfd = procfs.pidfd_of(pid)
                 signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
                 self._later(strike.seconds, lambda: _continue(pidfd))
             else:
