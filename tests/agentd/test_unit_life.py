@@ -32,7 +32,7 @@ def head():
 
 @pytest.fixture
 def place():
-    with tempfile.TemporaryDirectory(prefix="un-") as path:
+    with tempfile.TemporaryDirectory(prefix="un-", dir="/tmp") as path:
         yield Path(path)
 
 
