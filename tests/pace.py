@@ -4,6 +4,12 @@ have it slower (``pytest --slowness 3``).
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
 slowness = 1.0
 """Of this machine. conftest sets it before any test module is imported."""
 
@@ -16,3 +22,22 @@ LIVE_TIMEOUT_S = 120.0
 def timers(**seconds: float) -> dict[str, dict[str, float]]:
     """``[timers]`` of agentd.toml, for the *options* of a LocalCluster."""
     return {"timers": {name: value * slowness for name, value in seconds.items()}}
+
+
+def settled(look: Callable[[], T]) -> T:
+    """What another process holds, once two looks in a row are equal: libzmq closes on threads of its own, silently."""
+    deadline = time.monotonic() + PATIENCE_S
+    before: T | None = None
+    now = look()
+    while now != before and time.monotonic() < deadline:
+        time.sleep(0.2)
+        before, now = now, look()
+    return now
+
+
+def again_like(look: Callable[[], T], before: T) -> T:
+    """The same, once it is as *before*; where that does not come, what it is instead."""
+    deadline = time.monotonic() + PATIENCE_S
+    while (now := look()) != before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return now

@@ -100,7 +100,7 @@ def box(units: dict[str, str], version: str = "") -> Iterator[Box]:
             with the libraries that this machine lacks for it, all of it below usr.
     """
     with contextlib.ExitStack() as stack:
-        place = stack.enter_context(tempfile.TemporaryDirectory(prefix="sd-"))
+        place = stack.enter_context(tempfile.TemporaryDirectory(prefix="sd-", dir="/tmp"))
         for name, text in {**units, "box.target": TARGET}.items():
             file = Path(place, "units", name)
             file.parent.mkdir(parents=True, exist_ok=True)

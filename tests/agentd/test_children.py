@@ -71,6 +71,8 @@ async def test_worker_is_stopped_in_a_process_with_many_descriptors(tmp_path):
     """Above 1023 lie those of an agentd that has the head in it, and many connections."""
     with contextlib.ExitStack() as stack:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if hard < 1300:
+            pytest.skip(f"this user may have {hard} descriptors")
         stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         for _ in range(1024):
@@ -135,7 +137,8 @@ async def test_worker_is_a_process_of_its_own(tmp_path, method):
     env = facts["env"]
     assert env[WORKER_MARK] == one.id
     assert (env["PATH"], env["RANK"], env["OMP_NUM_THREADS"]) == ("/ours:/node", "0", "3")
-    assert not env.keys() & {"OPENBLAS_NUM_THREADS", "GLIBC_TUNABLES"}
+    for name in ("OPENBLAS_NUM_THREADS", "GLIBC_TUNABLES"):  # the template's own are not a worker's
+        assert env.get(name) == os.environ.get(name)
     assert facts["cwd"] == str(extra)
     assert facts["path"][0] == str(tmp_path / "run" / "pkg")
     assert str(extra) in facts["path"]

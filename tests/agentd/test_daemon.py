@@ -24,7 +24,7 @@ NO_HARDWARE = "{}"
 @pytest.fixture
 def place():
     """A short directory for sockets: pytest's own are too long for them."""
-    with tempfile.TemporaryDirectory(prefix="ad-") as path:
+    with tempfile.TemporaryDirectory(prefix="ad-", dir="/tmp") as path:
         Path(path, "hw.json").write_text(NO_HARDWARE)
         Path(path, "agentd.toml").write_text("")
         yield Path(path)

@@ -102,7 +102,7 @@ def other(tmp_path_factory):
     return python
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)  # pip downloads in it
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 async def test_worker_in_another_python(tmp_path, other, method):
     async with children(tmp_path) as (kids, reports):

@@ -32,7 +32,7 @@ def head():
 
 @pytest.fixture
 def place():
-    with tempfile.TemporaryDirectory(prefix="un-") as path:
+    with tempfile.TemporaryDirectory(prefix="un-", dir="/tmp") as path:
         yield Path(path)
 
 
@@ -60,6 +60,8 @@ def gone(pidfds) -> None:
 def test_a_life_as_the_manager_hears_it(place, unit, head):
     unit.start()
     ready = unit.said[-1]
+    while not ready["STATUS"].startswith("registered"):  # the head was late with its first answer
+        ready = unit.wait_for("STATUS")
     assert ready["STATUS"] == f"registered; head: tcp://{head.head}; no accelerators or robots"
     (place / "agentd.d").mkdir()
     (place / "agentd.d" / "10.toml").write_text('[node]\nname = "other"\nlabels = {a = "b"}\n')

@@ -8,11 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from namespaces import can_unshare
 
+CABLE = ("--net", "ip", "link", "add", "eth0", "type", "veth", "peer", "name", "eth1")
 pytestmark = [
     pytest.mark.netns,
     pytest.mark.live,
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make network namespaces"),
+    pytest.mark.skipif(not can_unshare(*CABLE), reason="needs root and network namespaces"),
 ]
 
 SCRIPT = """

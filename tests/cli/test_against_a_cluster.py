@@ -12,6 +12,9 @@ from rlinf_actors.cli import app
 
 pytestmark = pytest.mark.live
 
+THERE = {"ready", "suspect"}
+"""States of a node that is there; the second where its beats are late at that moment."""
+
 
 class Pid(Worker):
     def pid(self) -> int:
@@ -37,17 +40,19 @@ def test_everything_that_runs_is_shown(local, capsys):
     pids = group.pid().wait()
 
     nodes = as_json(capsys, "nodes")
-    assert [(node["rank"], node["hostname"], node["state"], node["hardware"]) for node in nodes] == [
-        (0, "node0", "ready", {"NV_GPU": 2}),
-        (1, "node1", "ready", {"NV_GPU": 2}),
+    assert [(node["rank"], node["hostname"], node["hardware"]) for node in nodes] == [
+        (0, "node0", {"NV_GPU": 2}),
+        (1, "node1", {"NV_GPU": 2}),
     ]
+    assert {node["state"] for node in nodes} <= THERE
     (shown,) = as_json(capsys, "groups")
     assert (shown["name"], shown["world_size"], shown["workers"]) == ("pids", 4, {"running": 4})
     workers = as_json(capsys, "workers", "pids")
     assert [worker["pid"] for worker in workers] == pids
     assert [worker["node_rank"] for worker in workers] == [0, 0, 1, 1]
     status = as_json(capsys, "status")
-    assert (status["nodes"], status["workers"]) == ({"ready": 2}, {"running": 4})
+    assert (sum(status["nodes"].values()), status["workers"]) == (2, {"running": 4})
+    assert status["nodes"].keys() <= THERE
     assert len(status["clients"]) == 1
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import pace
 import pytest
 from cycle_kit import Small, alive, check, files, held, template_of
 
@@ -41,10 +42,10 @@ def test_groups_of_one_driver(rlinf_leak_check, cycles):
 
         for n in range(WARM_UP):
             once(cluster, n)
-        before, there = look()
+        before, there = pace.settled(look)
         for n in range(WARM_UP, WARM_UP + cycles):
             once(cluster, n)
-        after, left = look()
+        after, left = pace.again_like(look, (before, there))
         assert left == there
         check(before, after, cycles)
 
@@ -64,10 +65,10 @@ def test_drivers_of_one_cluster(rlinf_leak_check, cycles):
 
         for n in range(WARM_UP):
             life(n)
-        before, there = life(WARM_UP, look)
+        before, there = life(WARM_UP, lambda: pace.settled(look))
         for n in range(WARM_UP + 1, WARM_UP + cycles):
             life(n)
-        after, left = life(WARM_UP + cycles, look)
+        after, left = life(WARM_UP + cycles, lambda: pace.again_like(look, (before, there)))
         assert left == there
         check(before, after, cycles)
 
@@ -80,10 +81,14 @@ def test_clusters_of_one_process(rlinf_leak_check, cycles):
     some = max(1, cycles // 6)  # each takes a second or two
     for n in range(2):
         life(n)
-    before = held("driver", os.getpid())
+
+    def look():
+        return held("driver", os.getpid())
+
+    before = pace.settled(look)
     for n in range(some):
         life(n)
-    check([before], [held("driver", os.getpid())], some)
+    check([before], [pace.again_like(look, before)], some)
 
 
 def test_no_setsid_grandchild_of_a_killed_worker_is_left(rlinf_leak_check, cycles):

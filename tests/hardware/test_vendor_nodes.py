@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def short() -> Iterator[Path]:
     """A short directory for sockets: pytest's own are too long for them."""
-    with tempfile.TemporaryDirectory(prefix="hw-") as path:
+    with tempfile.TemporaryDirectory(prefix="hw-", dir="/tmp") as path:
         yield Path(path)
 
 
@@ -35,7 +35,8 @@ def node(directory: Path, environ: dict[str, str], config: str = "") -> Iterator
     (directory / "agentd.toml").write_text(config)
     read, write = os.pipe()
     command = [sys.executable, "-m", "agentd", "--config", str(directory / "agentd.toml"), "--head", "--listen",
-               "127.0.0.1:0", "--run-dir", str(directory / "run"), "--ready-fd", str(write)]  # fmt: skip
+               "127.0.0.1:0", "--run-dir", str(directory / "run"), "--log-dir", str(directory / "log"),
+               "--ready-fd", str(write)]  # fmt: skip
     env = {"PYTHONPATH": str(ROOT), **environ}
     agent = subprocess.Popen(command, env=env, pass_fds=(write,), stderr=subprocess.DEVNULL)
     os.close(write)
@@ -59,13 +60,13 @@ def test_a_node_registers_whatever_its_vendors_libraries_do(short: Path, tmp_pat
     tree.amd()
     tree.tool("rocm-smi", f"out({capture('rocm_smi.json')!r})")
     hangs = {"LD_LIBRARY_PATH": str(fake_nvml), "FAKE_NVML_MODE": "init=hang"}
-    with node(short, {**tree.environ, **hangs}, "[hardware]\nprobe_timeout_s = 5\n") as head:
+    with node(short, {**tree.environ, **hangs}, "[hardware]\nprobe_timeout_s = 20\n") as head:
         report = fetch_status(head, Settings.load(tree.environ)).nodes[0].report
         assert [(found.type, len(found.infos)) for found in report.resources] == [("AMD_GPU", 2)]
         said = {fault.partition(": ")[0]: fault.partition(": ")[2] for fault in report.faults}
     assert said.keys() == {"NV_GPU", "NPU", "MUSA_GPU", "KUNLUN_XPU"}
     assert said["NV_GPU"].startswith(
-        "the vendor's library gave no answer within 5 s in nvmlInitWithFlags; it was killed"
+        "the vendor's library gave no answer within 20 s in nvmlInitWithFlags; it was killed"
     )
     assert "[hardware] probe_timeout_s; NVIDIA's persistence daemon" in said["NV_GPU"]
     assert said["NPU"].startswith("npu-smi info gave no answer within ")

@@ -234,7 +234,7 @@ async def test_an_agent_keeps_nothing_of_what_a_tool_started(tree: Tree, after: 
     tree.kunlun()
     answer = f"out({capture('kunlun_devices.txt')!r})\nsys.stdout.flush()"
     tree.tool("xpu_smi", f"{answer}\nif os.fork() == 0: signal.pause()\n{after}")
-    report = await probed(tree, **{PROBE_LIMIT: "2" if after else "60"})
+    report = await probed(tree, **{PROBE_LIMIT: "10" if after else "60"})
     assert indices(report) == [0, 1]
 
 

@@ -201,5 +201,5 @@ def gone(pid: int) -> None:
 @contextlib.contextmanager
 def keyed_cluster() -> Iterator[KeyedCluster]:
     """A head with keys, and no other node."""
-    with tempfile.TemporaryDirectory(prefix="kc-") as place, contextlib.ExitStack() as stack:
+    with tempfile.TemporaryDirectory(prefix="kc-", dir="/tmp") as place, contextlib.ExitStack() as stack:
         yield KeyedCluster(Path(place), stack)

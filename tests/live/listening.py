@@ -74,7 +74,8 @@ def listening(pids: Iterable[int], net: str = "/proc/net") -> list[Listening]:
         if words[3] == LISTEN and words[9] in owners:
             ip, port = words[1].split(":")
             found.append(Listening(owners[words[9]], socket.inet_ntoa(struct.pack("<I", int(ip, 16))), int(port, 16)))
-    for line in Path(f"{net}/tcp6").read_text().splitlines()[1:]:
+    tcp6 = Path(f"{net}/tcp6")
+    for line in tcp6.read_text().splitlines()[1:] if tcp6.exists() else []:  # a kernel may be without IPv6
         words = line.split()
         if words[3] == LISTEN and words[9] in owners:
             found.append(Listening(owners[words[9]], "::", int(words[1].split(":")[1], 16)))

@@ -16,7 +16,7 @@ from rlinf_actors.cli import session
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire.operators import Drained, DrainNode, EStop, EStopped
 
-session.TIMEOUT_S = 2.0  # of what `rlinf-actors` asks; nobody will answer
+session.TIMEOUT_S = 20.0  # of what `rlinf-actors` asks: each attempt ends by what it is told, before that
 
 
 class Mine(Worker):

@@ -20,7 +20,7 @@ from rlinf_actors.testing import LocalCluster
 
 pytestmark = pytest.mark.live
 
-TIMERS = pace.timers(beat_s=0.1, lease_s=3.0)
+TIMERS = pace.timers(beat_s=0.1, lease_s=8.0)
 
 
 @pytest.fixture(scope="module")

@@ -117,10 +117,10 @@ def test_what_goes_wrong_on_a_node_names_it(two_nodes, mode, path, message):
 
 
 def test_a_type_that_hangs_is_ended(two_nodes, monkeypatch, tmp_path):
-    monkeypatch.setattr(cluster_hardware, "LIMIT_S", 4.0)  # it must get as far as to hang
+    monkeypatch.setattr(cluster_hardware, "LIMIT_S", 12.0)  # it must get as far as to hang
     marker = tmp_path / "pid"
     config = section(ARM, **with_variables(ARM_MODE="hang", ARM_PID_FILE=str(marker)))
-    with pytest.raises(ConfigError, match=r"gave no answer within 4 s in _misbehave; it was killed"):
+    with pytest.raises(ConfigError, match=r"gave no answer within 12 s in _misbehave; it was killed"):
         two_nodes.cluster(cluster_cfg=config)
     assert not Path(f"/proc/{marker.read_text()}").exists()
 
@@ -192,7 +192,8 @@ def test_an_agent_that_dies_of_it():
         local.cluster(cluster_cfg=section(ARM, **with_variables(ARM_MODE="agent")))
 
 
-async def test_a_driver_that_gives_up_ends_the_look(two_nodes, tmp_path):
+async def test_a_driver_that_gives_up_ends_the_look(two_nodes, monkeypatch, tmp_path):
+    monkeypatch.setattr(cluster_hardware, "LIMIT_S", 600.0)  # that is not what ends it
     pipe = tmp_path / "pid"
     os.mkfifo(pipe)
     config = section(ARM, **with_variables(ARM_MODE="hang", ARM_PID_FILE=str(pipe)))
@@ -207,7 +208,7 @@ async def test_a_driver_that_gives_up_ends_the_look(two_nodes, tmp_path):
         connecting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await connecting
-        assert await asyncio.to_thread(select.select, [pidfd], [], [], 8.0) != ([], [], [])
+        assert await asyncio.to_thread(select.select, [pidfd], [], [], pace.PATIENCE_S) != ([], [], [])
     finally:
         os.close(pidfd)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 
 import live_workers as lw
 import pace
 import pytest
+from namespaces import can_unshare
 
 pytestmark = pytest.mark.live
 
@@ -89,9 +89,10 @@ def run(tmp_path, source, prefix=()):
 
 def apart(*options, prepare):
     """A command line that runs a program in namespaces of its own, after *prepare*."""
-    if os.getuid() != 0 or shutil.which("unshare") is None:
-        pytest.skip("namespaces need root and unshare")
-    return ["unshare", *options, "sh", "-c", f'{prepare} && exec "$@"', "sh"]
+    within = [*options, "sh", "-c", f'{prepare} && exec "$@"', "sh"]
+    if not can_unshare(*within, "true"):
+        pytest.skip("needs root and namespaces")
+    return ["unshare", *within]
 
 
 def test_256_open_files(tmp_path, rlinf_leak_check):

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import attacked_workers
+import pace
 import pytest
 import strangers
 from listening import listening
@@ -64,7 +65,11 @@ def test_strangers_cost_little_and_reach_nothing(local: LocalCluster, request: p
     quiet, loud = strangers.Latencies(), strangers.Latencies()
     for _ in range(max(100, min(count, 1000))):
         quiet.of(lambda: group.hit().wait())
-    fds = {pid: strangers.descriptors(pid) for pid in targets}
+
+    def descriptors() -> dict[int, list[str]]:
+        return {pid: strangers.descriptors(pid) for pid in targets}
+
+    fds = pace.settled(descriptors)
     memory = {pid: strangers.resident(pid) for pid in targets}
     with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), os.nice, (19,)) as others:
         # nice, since strangers have processors of their own: what they make others do is what counts
@@ -75,7 +80,7 @@ def test_strangers_cost_little_and_reach_nothing(local: LocalCluster, request: p
     assert group.hit().wait() == [len(quiet) + len(loud) + 2] * 2, "a call of somebody else's was run"
     grown = {pid: strangers.resident(pid) - before for pid, before in memory.items()}
     assert all(bytes < GROWTH for bytes in grown.values()), grown
-    assert {pid: strangers.descriptors(pid) for pid in targets} == fds
+    assert pace.again_like(descriptors, fds) == fds
     for node in local.nodes:
         assert node.alive
         assert "Traceback" not in node.log()

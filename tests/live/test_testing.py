@@ -168,7 +168,9 @@ class TestPlugin:
         path = tmp_path / "test_mine.py"
         path.write_text(textwrap.dedent(source))
         command = [sys.executable, "-m", "pytest", *PLUGIN, *arguments, str(path), "--rootdir", str(tmp_path)]
-        env = {**lw.SCRIPT_ENV, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # installed or not, the plugin is loaded once
+        ours = {name: value for name, value in lw.SCRIPT_ENV.items() if name != "FORCE_COLOR"}
+        # installed or not, the plugin is loaded once; what is printed is the same whatever this pytest was given
+        env = {**ours, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PY_COLORS": "0", "PYTEST_ADDOPTS": ""}
         return subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=env)
 
     def test_a_failed_test_shows_the_logs_of_its_nodes(self, tmp_path):

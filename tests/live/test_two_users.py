@@ -12,11 +12,17 @@ from pathlib import Path
 
 import pytest
 from listening import listening
+from namespaces import can_unshare
 
 from rlinf_actors import Cluster, Worker, procfs
 from rlinf_actors.testing import LocalCluster
 
-pytestmark = [pytest.mark.live, pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")]
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.skipif(
+        not can_unshare("--mount", "true"), reason="needs root and mount namespaces, to be another user"
+    ),
+]
 
 HERE = Path(__file__).parent
 OTHER = 61007

@@ -76,6 +76,16 @@ def next_of(cluster, *kinds: str, after: int = 0) -> ClusterEvent:
     return next(iter(cluster.events(since=after, follow=True, kinds=kinds)))
 
 
+def last_of(cluster) -> int:
+    """Number of the last event that says how a worker answers, which it does now: the machine may have paused."""
+    seq = 0
+    for event in cluster.events(kinds=("worker_unresponsive", "worker_responsive")):
+        seq = event.seq
+        if event.kind == "worker_unresponsive":
+            seq = next_of(cluster, "worker_responsive", after=seq).seq
+    return seq
+
+
 def shown(capsys: pytest.CaptureFixture[str]) -> dict:
     capsys.readouterr()
     assert app.run(["workers", "--json"]) == 0
@@ -87,8 +97,9 @@ def test_a_stopped_worker_is_unresponsive_until_it_goes_on(local, capsys):
     group = Sleeper.create_group().launch(cluster, name="g")
     (pid,) = group.pid().wait()
     pulses = Pulses(group)
+    before = last_of(cluster)
     os.kill(pid, signal.SIGSTOP)
-    event = next_of(cluster, "worker_unresponsive", "worker_died")
+    event = next_of(cluster, "worker_unresponsive", "worker_died", after=before)
     assert (event.kind, event.pid, event.rank) == ("worker_unresponsive", pid, 0)
     assert "its I/O thread does not answer" in event.text
     row = shown(capsys)
@@ -105,8 +116,9 @@ def test_a_stopped_worker_is_unresponsive_until_it_goes_on(local, capsys):
 def test_who_holds_the_gil_is_unresponsive_and_its_call_returns(local):
     cluster = local.cluster()
     group = Sleeper.create_group().launch(cluster, name="g")
+    before = last_of(cluster)
     call = group.hold(round(3 * SOON["timers"]["unresponsive_s"]))
-    event = next_of(cluster, "worker_unresponsive", "worker_died")
+    event = next_of(cluster, "worker_unresponsive", "worker_died", after=before)
     assert event.kind == "worker_unresponsive"
     assert call.wait() == ["held"]
     next_of(cluster, "worker_responsive", after=event.seq)
@@ -117,9 +129,10 @@ def test_a_stopped_template_is_named(local):
     group = Sleeper.create_group().launch(cluster, name="g")
     (template,) = group.template().wait()
     assert procfs.stat(template) is not None
+    before = last_of(cluster)
     os.kill(template, signal.SIGSTOP)
     try:
-        event = next_of(cluster, "worker_unresponsive", "worker_died")
+        event = next_of(cluster, "worker_unresponsive", "worker_died", after=before)
         assert (event.kind, "its template does not answer" in event.text) == ("worker_unresponsive", True)
         assert group.pid().wait() != []
     finally:

@@ -23,7 +23,9 @@ def listening() -> list[tuple[str, str]]:
             ip, port = local.split(":")
             host = socket.inet_ntoa(struct.pack("<I", int(ip, 16)))
             found.append((f"{host}:{int(port, 16)}", _mechanism(host, int(port, 16))))
-    found += [(line, "tcp6") for line in Path("/proc/net/tcp6").read_text().splitlines()[1:] if f" {LISTEN} " in line]
+    tcp6 = Path("/proc/net/tcp6")
+    if tcp6.exists():  # a kernel may be without IPv6
+        found += [(line, "tcp6") for line in tcp6.read_text().splitlines()[1:] if f" {LISTEN} " in line]
     for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
         words = line.split(maxsplit=7)
         if int(words[3], 16) & ACCEPTS:

@@ -48,7 +48,10 @@ def _is_open(fd: str) -> bool:
 
 
 def _rows(table: str) -> Iterator[tuple[str, str, str]]:
-    with open(f"/proc/self/net/{table}", encoding="ascii") as file:
+    path = f"/proc/self/net/{table}"
+    if table == "tcp6" and not os.path.exists(path):  # a kernel without IPv6
+        return
+    with open(path, encoding="ascii") as file:
         for line in list(file)[1:]:
             words = line.split()
             yield words[1].partition(":")[0], words[3], words[9]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import netns_kit
+import pace
 import pytest
 from keyed_hosts import environment, joined, two_nodes
 
@@ -132,7 +133,11 @@ def test_strangers_of_another_machine(network: list[netns_kit.Host], place: Path
         strange("knock", 20, sockets).hear()
         job.tell(CALLS)
         quiet = [job.hear()]
-        fds = {pid: strangers.descriptors(pid) for pid in targets}
+
+        def descriptors() -> dict[int, list[str]]:
+            return {pid: strangers.descriptors(pid) for pid in targets}
+
+        fds = pace.settled(descriptors)
         plan = (("knock", count, sockets, GROWTH), ("stream", 20, tcp, GROWTH), ("8 streams", 40, tcp, 4 * GROWTH))
         for what, times, where, most in plan:
             before = peaks_begin(targets)
@@ -150,7 +155,7 @@ def test_strangers_of_another_machine(network: list[netns_kit.Host], place: Path
             )
             assert "all was taken" not in came
             assert all(grew < most for grew in grown.values()), grown
-            assert {pid: strangers.descriptors(pid) for pid in targets} == fds
+            assert pace.again_like(descriptors, fds) == fds
         for host, name, rank in ((elsewhere, "near", 2), (far, "away", 3)):
             before = peaks_begin(targets)
             idle = strange("idle", count // 2, tcp)

@@ -122,7 +122,7 @@ class Soak:
         def empty(place: tuple[str, str]) -> None:
             channel, key = place
             stream = Stream("queue", "", f"{channel}/{key}")
-            while take(self._log, self._channels[channel], key, stream, DRAIN_S, empty_is_fine=True):
+            while take(self._log, self._channels[channel], key, stream, DRAIN_S):
                 pass
 
         places = [(channel, key) for channel in CHANNELS for key in KEYS]

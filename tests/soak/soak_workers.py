@@ -199,14 +199,14 @@ class Soaker(Worker):
             pass
 
 
-def take(log: Log, channel: Any, key: str, place: Stream, limit: float = LIMIT_S, empty_is_fine: bool = False) -> bool:
-    """One get, written down; False when it was the STOP, or nothing came in time."""
+def take(log: Log, channel: Any, key: str, place: Stream, empty_s: float | None = None) -> bool:
+    """One get, written down; False when it was the STOP, or nothing came in time: *empty_s*, where that is fine."""
     log.write("ask", place)
-    work = channel.get(key, async_op=True)
+    work = channel.get(key, async_op=True, timeout=empty_s)
     try:
-        value = work.wait(limit)
+        value = work.wait(LIMIT_S)  # the host has the last word: an item that is under way is no end of the queue
     except TimeoutError:
-        log.write("stopped" if empty_is_fine else "late", place, 0, "get")
+        log.write("late" if empty_s is None else "stopped", place, 0, "get")
         return False
     if value == STOP:
         log.write("stopped", place)
