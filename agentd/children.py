@@ -32,7 +32,7 @@ from agentd.unsettled import Unsettled
 from rlinf_actors import procfs
 from rlinf_actors.compat import timeout
 from rlinf_actors.errors import WorkerStartError
-from rlinf_actors.scarce import explain
+from rlinf_actors.scarce import AGAIN_S, explain
 from rlinf_actors.wire import spawn
 from rlinf_actors.wire.agents import RefusalReport, StartWorkers, WorkerExited, WorkerReady
 from rlinf_actors.wire.values import ExitReport, RunningWorker, WorkerSpec
@@ -42,8 +42,6 @@ log = logging.getLogger(__name__)
 EARLIER_ENDED = "its agentd ended; robot workers do not go on without one"
 TEMPLATE_END_S = 6.0
 """How long a template may take to end; it gives what it kills 5 s."""
-WATCH_AGAIN_S = 0.5
-"""When to watch a worker for which no descriptor was left."""
 
 
 class Children:
@@ -314,7 +312,7 @@ class Children:
             except OSError as error:  # no descriptor is left: as if the template had said it later
                 if not again:
                     log.warning("worker %s is watched once that can be done: %s", packet.id, explain(error))
-                self._loop.call_later(WATCH_AGAIN_S, self._on_forked, template, packet, True)
+                self._loop.call_later(AGAIN_S, self._on_forked, template, packet, True)
                 return
             self._loop.add_reader(worker.pidfd, self._on_worker_end, worker)
             if worker.stopping and not worker.has_robots:

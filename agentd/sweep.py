@@ -13,15 +13,13 @@ from collections.abc import Callable, Iterable, Mapping
 from rlinf_actors import procfs
 from rlinf_actors.cgroups.roots import Roots
 from rlinf_actors.cgroups.worker import leftovers, workers_of
-from rlinf_actors.scarce import explain
+from rlinf_actors.scarce import AGAIN_S, explain
 from rlinf_actors.wire.spawn import ROBOT_END_S
 
 PATIENCE_S = 3.0
 """One that is in an uninterruptible call is not waited for longer."""
 EXEC_S = 0.002
 """When to look again at an orphan that is just executing a program: nothing tells that it has."""
-AGAIN_S = 0.5
-"""When to look again where no descriptor was left for it."""
 
 log = logging.getLogger(__name__)
 

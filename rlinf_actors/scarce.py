@@ -7,6 +7,8 @@ import os
 import resource
 from pathlib import Path
 
+AGAIN_S = 0.5
+"""When to try again what no descriptor was left for: nothing tells when there is one."""
 _PORT_RANGE = "/proc/sys/net/ipv4/ip_local_port_range"
 
 

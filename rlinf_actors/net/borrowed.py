@@ -57,14 +57,8 @@ class Lens:
 
 def borrow(fd: int, ports: Collection[int]) -> tuple[socket.socket, tuple[str, int]] | None:
     """A copy of a descriptor to keep, and the other end's address and port; as Lens.on. Who gets it closes it."""
-    try:
-        copy = os.dup(fd)
-    except OSError:  # closed already, or no descriptor is left
-        return None
-    try:
-        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, copy)
-    except OSError:  # a file's by now
-        os.close(copy)
+    connection = _copy(fd)
+    if connection is None:
         return None
     peer = _other_end(connection, ports)
     if peer is None:
@@ -79,19 +73,25 @@ def end_loop(fd: int) -> None:
     Where nobody listens at a port that the kernel gives to outgoing connections, one that tries again and again gets
     this very number at last: it hears what it says, and keeps the port from whoever is to listen there.
     """
-    try:
-        copy = os.dup(fd)
-    except OSError:  # closed already, or no descriptor is left
-        return
-    try:
-        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, copy)
-    except OSError:  # a file's by now
-        os.close(copy)
+    connection = _copy(fd)
+    if connection is None:
         return
     with connection, contextlib.suppress(OSError):  # not connected any more
         ours = connection.getsockname()
         if isinstance(ours, tuple) and ours == connection.getpeername():
             connection.shutdown(socket.SHUT_RDWR)
+
+
+def _copy(fd: int) -> socket.socket | None:
+    try:
+        copy = os.dup(fd)
+    except OSError:  # closed already, or no descriptor is left
+        return None
+    try:
+        return socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, copy)
+    except OSError:  # a file's by now
+        os.close(copy)
+        return None
 
 
 def _other_end(connection: socket.socket, ports: Collection[int]) -> tuple[str, int] | None:

@@ -2,21 +2,9 @@
 
 import asyncio
 import os
-import subprocess
-import sys
-
-import pytest
 
 from agentd.child import Child
 from rlinf_actors import procfs
-
-
-@pytest.fixture
-def sleeper():
-    """A process that waits for its end."""
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        yield process
-        process.kill()
 
 
 async def test_one_that_ends_just_before_it_is_told_to_is_no_error(sleeper, monkeypatch):

@@ -94,7 +94,7 @@ async def test_a_worker_is_watched_and_stopped_as_soon_as_there_is_a_descriptor_
         return pidfd_open(pid)
 
     monkeypatch.setattr(os, "pidfd_open", limited)
-    monkeypatch.setattr(agentd.children, "WATCH_AGAIN_S", 0.01)
+    monkeypatch.setattr(agentd.children, "AGAIN_S", 0.01)
     async with children(tmp_path) as (kids, reports):
         one, other = spec(), spec(1, do="sys.exit(3)")
         kids.start(order([one, other]))

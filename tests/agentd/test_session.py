@@ -6,8 +6,6 @@ import asyncio
 import errno
 import itertools
 import os
-import subprocess
-import sys
 
 import msgspec
 import pytest
@@ -238,14 +236,6 @@ async def test_a_driver_that_goes_takes_its_groups_along(lab):
     driver.client.notify(Goodbye("bye"))
     await lab.until(lambda: not agent.children.alive)
     assert agent.children.stops == [(["g-0"], 0.1)]
-
-
-@pytest.fixture
-def sleeper():
-    """A process that waits for its end."""
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        yield process
-        process.kill()
 
 
 async def test_the_end_of_a_watched_driver_is_noticed_by_its_pidfd(lab, sleeper):

@@ -68,11 +68,9 @@ async def ends(network):
     made.link.close("the test ends")
 
 
-async def test_refusals_before_the_first_welcome_do_not_make_a_later_absence_longer(network, monkeypatch):
-    """A worker may know of a restarted head before that knows its job's key."""
-    ends = Ends(network, replace(HELLO, role="worker"))
-    refused = [KeyRefusedError("not yet")] * 6
-    greet = ends.link._greet
+def refuse(ends, monkeypatch, times):
+    """The head does not know this process's key yet: so many hellos are refused."""
+    refused, greet = [KeyRefusedError("not yet")] * times, ends.link._greet
 
     async def refuse_at_first(timeout):
         if refused:
@@ -80,6 +78,12 @@ async def test_refusals_before_the_first_welcome_do_not_make_a_later_absence_lon
         return await greet(timeout)
 
     monkeypatch.setattr(ends.link, "_greet", refuse_at_first)
+
+
+async def test_refusals_before_the_first_welcome_do_not_make_a_later_absence_longer(network, monkeypatch):
+    """A worker may know of a restarted head before that knows its job's key."""
+    ends = Ends(network, replace(HELLO, role="worker"))
+    refuse(ends, monkeypatch, 6)
     starting = asyncio.ensure_future(ends.link.start(60))
     peer, request = await asyncio.wait_for(ends.came.get(), 60)
     ends.server.reply(peer, request.id, Welcome("e", "0.1", 60.0, 10.0, "tok"))
@@ -125,15 +129,8 @@ async def test_a_connection_that_cannot_be_made_just_now_is_made_later(ends, mon
 
 async def test_a_worker_s_first_connection_that_cannot_be_made_anew_is_made_later(network, monkeypatch):
     ends = Ends(network, replace(HELLO, role="worker"))
-    refused, none = [KeyRefusedError("not yet")], no_links(network, monkeypatch, 3)
-    greet = ends.link._greet
-
-    async def refuse_at_first(timeout):
-        if refused:
-            raise refused.pop()
-        return await greet(timeout)
-
-    monkeypatch.setattr(ends.link, "_greet", refuse_at_first)
+    none = no_links(network, monkeypatch, 3)
+    refuse(ends, monkeypatch, 1)
     await ends.welcome()
     assert len(none) == 3
     ends.link.close("the test ends")
