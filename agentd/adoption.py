@@ -25,7 +25,7 @@ from rlinf_actors import procfs
 from rlinf_actors.compat import timeout
 from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.wire import spawn
-from rlinf_actors.wire.protocol import PROTOCOL
+from rlinf_actors.wire.protocol import OLDEST, PROTOCOL, spoken
 from rlinf_actors.wire.values import RunningWorker
 
 log = logging.getLogger(__name__)
@@ -160,8 +160,8 @@ async def _take_over(stem: str, record: Record, keep: bool, remains: Remains) ->
         try:
             if not keep:
                 raise _Unfit("workers are not kept here")
-            if record.protocol != PROTOCOL:
-                raise _Unfit(f"it speaks protocol {record.protocol}, this agentd {PROTOCOL}")
+            if not OLDEST <= record.protocol <= PROTOCOL:
+                raise _Unfit(f"it speaks protocol {record.protocol}, this agentd {spoken(OLDEST, PROTOCOL)}")
             workers, since = await _ask(sock, f"{stem}.sock", record)
         except _Unfit as why:
             text = f"its template, process {record.pid} of an earlier agentd, could not be taken over: {why}"

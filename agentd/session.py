@@ -20,7 +20,7 @@ from rlinf_actors.net.rpc import ControlClient
 from rlinf_actors.net.silence import STALL_S
 from rlinf_actors.wire.agents import HardwareFound, StartWorkers
 from rlinf_actors.wire.messages import Body
-from rlinf_actors.wire.protocol import PROTOCOL
+from rlinf_actors.wire.protocol import OLDEST, PROTOCOL
 from rlinf_actors.wire.session import AgentHello, Welcome
 from rlinf_actors.wire.values import HardwareAnswer, HardwareQuestion, NodeReport, RunningWorker
 
@@ -270,7 +270,7 @@ class Session:
                 return
         running = self._state.running()
         hello = AgentHello(
-            PROTOCOL,
+            OLDEST,
             version.VERSION,
             action.incarnation,
             self._report,
@@ -279,6 +279,7 @@ class Session:
             self._keeps,
             self._lost,
             list(self._watched),
+            PROTOCOL,
         )
         try:
             answer = await self._client.request(hello, action.timeout_s)

@@ -36,6 +36,7 @@ from rlinf_actors.wire.agents import (
     WorkersHealth,
 )
 from rlinf_actors.wire.messages import Body
+from rlinf_actors.wire.protocol import OLDEST
 from rlinf_actors.wire.refusalnotes import RefusalNotes
 from rlinf_actors.wire.session import HELLO_AGAIN, Beat, Goodbye, Welcome
 from rlinf_actors.wire.values import ExitReport, RunningWorker
@@ -71,6 +72,7 @@ class AgentState:
         new_incarnation: makes a name for each life of this agent.
         random: between 0 and 1; spreads beats and retries.
         policy: times.
+        protocol: the one that the session with the head speaks.
     """
 
     new_incarnation: Callable[[], str]
@@ -78,6 +80,7 @@ class AgentState:
     policy: Policy = field(default_factory=Policy)
     phase: Phase = Phase.JOINING
     incarnation: str = ""
+    protocol: int = OLDEST
     _beat_s: float = 1.0
     _next_beat: float = math.inf
     _outage: Outage = field(init=False)
@@ -184,6 +187,7 @@ class AgentState:
         self._step("welcomed")
         self._beat_s = self._silence.beat_s = welcome.beat_s
         self._silence.lease_s = welcome.lease_s
+        self.protocol = welcome.protocol
         self._silence.heard(now)
         self._leases.lease_s = welcome.robot_lease_s
         away = self._outage.over(now)

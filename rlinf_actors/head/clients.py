@@ -19,6 +19,7 @@ from rlinf_actors.head.remembered import CLIENT, Remembered
 from rlinf_actors.head.watches import Watches
 from rlinf_actors.security.members import LOCAL, Member
 from rlinf_actors.wire.clients import ClientGone
+from rlinf_actors.wire.protocol import agreed
 from rlinf_actors.wire.session import ClientHello, Goodbye
 
 ROLES = ("driver", "worker")
@@ -123,6 +124,7 @@ class ClientTable:
             del self._by_peer[known.peer]
             self._watches.moved(known)
             known.peer, known.last_seen, known.member = peer, now, member
+            known.protocol = agreed(hello.protocol, hello.newest)
             self._by_peer[peer] = known
             return known
         before = self._by_worker.get(hello.worker_id) if hello.worker_id else None
@@ -139,6 +141,7 @@ class ClientTable:
             peer,
             now,
             member=member,
+            protocol=agreed(hello.protocol, hello.newest),
         )
         self._clients[client.incarnation] = self._by_peer[peer] = client
         if client.worker_id:

@@ -17,6 +17,7 @@ from rlinf_actors.placement.node_order import order_nodes
 from rlinf_actors.security.members import LOCAL, Member
 from rlinf_actors.settings import NODE_RANK
 from rlinf_actors.wire.clients import GetNodes
+from rlinf_actors.wire.protocol import agreed
 from rlinf_actors.wire.session import AgentHello, Beat
 from rlinf_actors.wire.values import NodeState
 
@@ -122,7 +123,10 @@ class NodeTable:
         if other is not None and other.id != hello.node.node_id:
             raise Refused("protocol", f"this connection is node {other.name}'s; another node's agentd has its own")
         known = self._nodes.get(hello.node.node_id)
-        node = Node(hello.node, hello.incarnation, peer, hello.is_head, now, now, hello.keeps, member=member)
+        protocol = agreed(hello.protocol, hello.newest)
+        node = Node(
+            hello.node, hello.incarnation, peer, hello.is_head, now, now, hello.keeps, member=member, protocol=protocol
+        )
         if known is not None:
             node.jobs = known.jobs
         self._release(now)

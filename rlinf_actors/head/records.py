@@ -9,6 +9,7 @@ from rlinf_actors.head.transitions import NODE, WORKER, NodeLife, WorkerLife, st
 from rlinf_actors.model.restart import rank_id
 from rlinf_actors.placement.node_order import RegisteredNode
 from rlinf_actors.security.members import LOCAL, Member
+from rlinf_actors.wire.protocol import OLDEST
 from rlinf_actors.wire.values import (
     Endpoint,
     ExitReport,
@@ -25,7 +26,7 @@ from rlinf_actors.wire.values import (
 class Node:
     """One incarnation of an agent. `since` is when its state last changed, `log_name` what its LogLines call it,
     `draining` why it takes no new workers; with `keeps` its workers may outlive it, for its next incarnation. `jobs`
-    are the namespaces that have, or had, workers there.
+    are the namespaces that have, or had, workers there. Its session speaks `protocol`.
     """
 
     report: NodeReport
@@ -40,6 +41,7 @@ class Node:
     draining: str = ""
     member: Member = LOCAL
     jobs: set[str] = field(default_factory=set)
+    protocol: int = OLDEST
 
     @property
     def id(self) -> str:
@@ -91,7 +93,8 @@ class Node:
 @dataclass
 class Client:
     """A driver or worker process. `watchers` are the nodes whose agents hold its pidfd, by id, with the agents' peers;
-    without any it lives by beats. `given_up` counts the workers that it named and that nobody has.
+    without any it lives by beats. `given_up` counts the workers that it named and that nobody has. Its session speaks
+    `protocol`.
     """
 
     incarnation: str
@@ -106,6 +109,7 @@ class Client:
     watchers: dict[str, bytes] = field(default_factory=dict)
     given_up: int = 0
     member: Member = LOCAL
+    protocol: int = OLDEST
 
     def __str__(self) -> str:
         return f"{self.role} {self.incarnation[:8]}, process {self.pid}, namespace {self.namespace!r}"

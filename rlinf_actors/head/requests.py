@@ -19,7 +19,7 @@ from rlinf_actors.wire.clients import Done, EnumerateHardware, FindGroup, GetNod
 from rlinf_actors.wire.keys import AddKey, Enroll, GetKeys, RevokeKey, RotateKey
 from rlinf_actors.wire.messages import Body
 from rlinf_actors.wire.operators import DrainNode, EStop, GetEvents, GetStatus
-from rlinf_actors.wire.protocol import PROTOCOL
+from rlinf_actors.wire.protocol import OLDEST, PROTOCOL, agreed, spoken, what_to_upgrade
 from rlinf_actors.wire.session import HELLO_AGAIN, AgentHello, Beat, ClientHello, Welcome
 
 Signed = TypeVar("Signed", DrainNode, EStop)
@@ -126,7 +126,7 @@ class Requests:
 
     def _agent_hello(self, event: Asked, hello: AgentHello) -> Welcome:
         tables = self._tables
-        self._check_protocol("agentd", hello.protocol, hello.version)
+        protocol = self._protocol("this agentd", hello)
         check_agent(hello)
         hello = clipped.hello(hello)
         known = tables.nodes.get(hello.node.node_id)
@@ -141,11 +141,11 @@ class Requests:
         tables.robots.node_back(node)
         tables.drains.node_back(node)
         tables.clients.watch_all(node)
-        return self._welcome("")
+        return self._welcome("", protocol)
 
     def _client_hello(self, event: Asked, hello: ClientHello) -> Welcome:
         tables = self._tables
-        self._check_protocol(f"this {hello.role}", hello.protocol, hello.version)
+        protocol = self._protocol(f"this {hello.role}", hello)
         check_names(
             incarnation=hello.incarnation, namespace=hello.namespace, worker_id=hello.worker_id, host=hello.host
         )
@@ -157,17 +157,25 @@ class Requests:
             tables.emit(of_driver("driver_joined", client, "is here"))
         tables.groups.tell_all(client)
         tables.clients.watch(client, tables.nodes.alive())
-        return self._welcome(tables.clients.token(client.namespace))
+        return self._welcome(tables.clients.token(client.namespace), protocol)
 
-    def _check_protocol(self, who: str, protocol: int, version: str) -> None:
-        if protocol != PROTOCOL:
+    def _protocol(self, who: str, hello: AgentHello | ClientHello) -> int:
+        """The protocol that the session speaks.
+
+        Raises:
+            Refused: there is none in common.
+        """
+        protocol = agreed(hello.protocol, hello.newest)
+        if not protocol:
+            theirs, ours = spoken(hello.protocol, hello.newest), spoken(OLDEST, PROTOCOL)
             raise Refused(
                 "protocol",
-                f"{who} is rlinf-actors {version} (protocol {protocol}), the head is {self._tables.identity.version} "
-                f"(protocol {PROTOCOL}): install the same version on both",
+                f"{who} is rlinf-actors {hello.version} ({theirs}), the head is {self._tables.identity.version} "
+                f"({ours}): {what_to_upgrade(hello.protocol, who, 'the head first')}",
             )
+        return protocol
 
-    def _welcome(self, token: str) -> Welcome:
+    def _welcome(self, token: str, protocol: int) -> Welcome:
         tables = self._tables
         timing = tables.timing
         return Welcome(
@@ -178,6 +186,7 @@ class Requests:
             token=token,
             robot_lease_s=timing.robot_lease_s,
             head_grace_s=timing.head_grace_s,
+            protocol=protocol,
         )
 
 

@@ -30,6 +30,7 @@ from rlinf_actors.security.members import LOCAL, Member
 from rlinf_actors.wire.agents import StopWorkers
 from rlinf_actors.wire.keys import KeyState
 from rlinf_actors.wire.operators import Status
+from rlinf_actors.wire.protocol import OLDEST, PROTOCOL
 from rlinf_actors.wire.session import AgentHello
 
 
@@ -183,6 +184,8 @@ class Tables:
             self.robots.stopped(),
             self.trouble,
             self.wall,
+            PROTOCOL,
+            OLDEST,
         )
 
     def _job_token(self, namespace: str, token: str | None) -> None:

@@ -19,7 +19,7 @@ from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.lending import Lending
 from rlinf_actors.net.link import Link, Network, secret_identity
 from rlinf_actors.wire import frames
-from rlinf_actors.wire.protocol import PROTOCOL
+from rlinf_actors.wire.protocol import OLDEST, PROTOCOL
 from rlinf_actors.wire.values import Endpoint
 from rlinf_actors.wire.vouched import Vouched
 
@@ -144,7 +144,7 @@ class Peer:
         )
         self.link_identity = identity
         join = frames.Join(
-            PROTOCOL, version.VERSION, PYTHON, self._identity, token, self.worker_id, self.succeeds, self._me
+            OLDEST, version.VERSION, PYTHON, self._identity, token, self.worker_id, self.succeeds, self._me, PROTOCOL
         )
         link.send(frames.encode(join))
         self._joined = link

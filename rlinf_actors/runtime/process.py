@@ -46,7 +46,7 @@ from rlinf_actors.wire.clients import (
 )
 from rlinf_actors.wire.messages import Body
 from rlinf_actors.wire.operators import GetStatus, Status
-from rlinf_actors.wire.protocol import PROTOCOL
+from rlinf_actors.wire.protocol import OLDEST, PROTOCOL
 from rlinf_actors.wire.session import ClientHello, Goodbye, Welcome
 
 log = logging.getLogger(__name__)
@@ -129,7 +129,7 @@ class Runtime:
             ProtocolMismatchError, AuthenticationError: refused.
         """
         hello = ClientHello(
-            protocol=PROTOCOL,
+            protocol=OLDEST,
             version=version.VERSION,
             incarnation=self.incarnation,
             role=self.role,
@@ -139,6 +139,7 @@ class Runtime:
             pid_start=pid_start(os.getpid()),
             worker_id=self.worker_id,
             token=self.token,
+            newest=PROTOCOL,
         )
         head = HeadLink(self.network, endpoint, hello, self._noticed, self.head_lost, self._returned, self._given_up)
         try:

@@ -23,7 +23,8 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
 class Join(Frame, frozen=True, tag=0):
     """First on every link. `token` proves membership of the job; `python` is "3.11"; `worker_id`
     is whom the sender means to reach, so that a recycled address is noticed. `succeeds` are the identities of links
-    of the same process whose connections were lost, `worker` is that process's own worker id, "" for a driver.
+    of the same process whose connections were lost, `worker` is that process's own worker id, "" for a driver. The
+    sender speaks `protocol` (the oldest) to `newest` (0: the same).
     """
 
     protocol: int
@@ -34,6 +35,7 @@ class Join(Frame, frozen=True, tag=0):
     worker_id: str
     succeeds: list[bytes] = []
     worker: str = ""
+    newest: int = 0
 
 
 class Rejected(Frame, frozen=True, tag=1):

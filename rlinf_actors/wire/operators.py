@@ -16,7 +16,7 @@ class GetStatus(Message, frozen=True):
 
 
 class Status(Message, frozen=True):
-    """What a head knows. `at` is its clock, in seconds since the epoch."""
+    """What a head knows. `at` is its clock, in seconds since the epoch. It serves protocols `oldest` to `protocol`."""
 
     epoch: str
     version: str
@@ -28,6 +28,8 @@ class Status(Message, frozen=True):
     stopped: list[str] = []
     trouble: list[str] = []
     at: Number = 0.0
+    protocol: int = 5  # a head of protocol 5 does not say
+    oldest: int = 5
 
 
 class GetEvents(Message, frozen=True):

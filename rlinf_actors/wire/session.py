@@ -13,7 +13,8 @@ class AgentHello(Message, frozen=True):
 
     `keeps`: workers without robots go on for a lease when this agent ends, and the next incarnation lists them. `ended`
     are ids of workers of an earlier one that it could not take over and ended, and why. `watched` are the clients whose
-    processes it watches, for this head or the one before: they are there, however long they are silent.
+    processes it watches, for this head or the one before: they are there, however long they are silent. It speaks
+    `protocol` (the oldest) to `newest` (0: the same).
     """
 
     protocol: int
@@ -25,12 +26,14 @@ class AgentHello(Message, frozen=True):
     keeps: bool = False
     ended: dict[str, str] = {}
     watched: list[str] = []
+    newest: int = 0
 
 
 class ClientHello(Message, frozen=True):
     """First message of a driver or worker. `pid` and `pid_start` (clock ticks since boot, field
     22 of /proc/PID/stat) let the agent on the same host watch the process. `token` is the job's: a worker was given it
-    when it was started, a driver that comes back has it from its first Welcome.
+    when it was started, a driver that comes back has it from its first Welcome. The client speaks
+    `protocol` (the oldest) to `newest` (0: the same).
     """
 
     protocol: int
@@ -43,12 +46,13 @@ class ClientHello(Message, frozen=True):
     pid_start: int
     worker_id: str = ""
     token: str = ""
+    newest: int = 0
 
 
 class Welcome(Message, frozen=True):
     """The head's answer to a hello. `token` is the job's membership token (clients only). Agents with robot workers
     and owners of such beat four times in `robot_lease_s`. `head_grace_s` is how long the head may be silent while its
-    machine answers.
+    machine answers. `protocol` is the one that this session speaks.
     """
 
     epoch: str
@@ -58,6 +62,7 @@ class Welcome(Message, frozen=True):
     token: str = ""
     robot_lease_s: Number = 2.0
     head_grace_s: Number = 120.0
+    protocol: int = 5  # a head of protocol 5 does not say
 
 
 class Goodbye(Message, frozen=True):

@@ -28,7 +28,7 @@ from rlinf_actors.scarce import explain
 from rlinf_actors.security.gate import Gate
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.payload import Copy
-from rlinf_actors.wire.protocol import PROTOCOL
+from rlinf_actors.wire.protocol import OLDEST, PROTOCOL, agreed, spoken, what_to_upgrade
 from rlinf_actors.wire.vouched import Vouched
 from rlinf_actors.worker.executor import Activity, Executor
 from rlinf_actors.worker.farpeers import FarPeers, client_of
@@ -310,12 +310,14 @@ class WorkerServer:
             if self._dropped.note():
                 what, whose, count = type(frame).__name__, known_as(peer), self._dropped.count
                 log.warning("dropped a %s from %.60r, which has not joined (%d dropped by now)", what, whose, count)
-        elif frame.protocol != PROTOCOL:
+        elif not agreed(frame.protocol, frame.newest):
+            theirs, ours = spoken(frame.protocol, frame.newest), spoken(OLDEST, PROTOCOL)
+            advice = what_to_upgrade(frame.protocol, frame.name, f"the node of {self._name}")
             text = (
-                f"protocol {frame.protocol} (rlinf-actors {frame.version}) does not match protocol {PROTOCOL} "
-                f"(rlinf-actors {version.VERSION}) of {self._name}: install the same version on both"
+                f"{frame.name} is rlinf-actors {frame.version} ({theirs}), {self._name} is {version.VERSION} ({ours}): "
+                f"{advice}"
             )
-            self._reject(peer, "protocol", text, f"it speaks protocol {frame.protocol}, not {PROTOCOL}")
+            self._reject(peer, "protocol", text, f"it speaks {theirs}, not {ours}")
         elif not hmac.compare_digest(frame.token.encode(), self._token.encode()):
             text = f"{frame.name} is not a member of the job of {self._name}"
             self._reject(peer, "authentication", text, "it does not have its job's token")

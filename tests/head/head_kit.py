@@ -59,7 +59,8 @@ def node_report(id: str, ip: str = "", **more: Any) -> NodeReport:
 
 
 def agent_hello(id: str, incarnation: str = "", **more: Any) -> AgentHello:
-    hello = {name: more.pop(name) for name in ("is_head", "workers", "watched", "protocol", "version") if name in more}
+    said = ("is_head", "workers", "watched", "protocol", "newest", "version")
+    hello = {name: more.pop(name) for name in said if name in more}
     return AgentHello(
         **{"protocol": PROTOCOL, "version": "1.0", **hello, "incarnation": incarnation or f"{id}-1"},
         node=node_report(id, **more),

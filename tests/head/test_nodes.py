@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from head_kit import HeadKit, agent_hello
+from head_kit import HeadKit, agent_hello, client_hello
 
 from rlinf_actors.head.commands import Refuse
 from rlinf_actors.wire.clients import Nodes, WorkerChanged
-from rlinf_actors.wire.protocol import PROTOCOL
+from rlinf_actors.wire.protocol import OLDEST, PROTOCOL
 from rlinf_actors.wire.session import HELLO_AGAIN, Beat, Goodbye, Welcome
 from rlinf_actors.wire.values import HardwareReport, ResourceReport
 
@@ -26,17 +26,49 @@ def order(answer) -> list[tuple[int, str]]:
 
 def test_a_hello_is_welcomed_with_the_timers():
     kit = HeadKit(beat_s=0.5, lease_s=7.0)
-    assert kit.node("n0") == Welcome("epoch", "1.0", 0.5, 7.0, "")
+    assert kit.node("n0") == Welcome("epoch", "1.0", 0.5, 7.0, "", protocol=PROTOCOL)
     assert kit.node_states() == {"n0": "ready"}
 
 
-def test_another_protocol_is_refused_naming_both():
+@pytest.mark.parametrize("hello", [agent_hello, client_hello])
+@pytest.mark.parametrize(
+    ("peer", "spoken"),
+    [
+        ({"protocol": OLDEST}, OLDEST),
+        ({"protocol": PROTOCOL}, PROTOCOL),
+        ({"protocol": OLDEST, "newest": PROTOCOL}, PROTOCOL),
+        ({"protocol": PROTOCOL, "newest": PROTOCOL + 1}, PROTOCOL),
+        ({"protocol": OLDEST - 1, "newest": OLDEST}, OLDEST),
+    ],
+)
+def test_a_session_speaks_the_newest_protocol_that_both_ends_know(hello, peer, spoken):
     kit = HeadKit()
-    refused = kit.ask("a:n0", agent_hello("n0", protocol=99, version="9.9"))
+    welcome = kit.ask("p", hello("n0", **peer))
+    assert isinstance(welcome, Welcome)
+    assert welcome.protocol == spoken
+    session = kit.head._tables.nodes.of_peer(b"p") or kit.head._tables.clients.of_peer(b"p")
+    assert session.protocol == spoken
+
+
+@pytest.mark.parametrize(
+    ("hello", "who"), [(agent_hello, "this agentd"), (client_hello, "this driver")], ids=["agent", "driver"]
+)
+@pytest.mark.parametrize(
+    ("peer", "theirs", "advice"),
+    [
+        ({"protocol": 99}, "protocol 99", "upgrade the head first"),
+        ({"protocol": 98, "newest": 99}, "protocols 98 to 99", "upgrade the head first"),
+        ({"protocol": OLDEST - 1}, f"protocol {OLDEST - 1}", "upgrade {who}"),
+    ],
+)
+def test_a_peer_without_a_protocol_in_common_is_told_what_to_upgrade(hello, who, peer, theirs, advice):
+    kit = HeadKit()
+    refused = kit.ask("p", hello("n0", version="9.9", **peer))
     assert isinstance(refused, Refuse)
     assert refused.kind == "protocol"
-    assert "9.9 (protocol 99)" in refused.text
-    assert f"1.0 (protocol {PROTOCOL})" in refused.text
+    assert f"{who} is rlinf-actors 9.9 ({theirs})" in refused.text
+    assert f"the head is 1.0 (protocols {OLDEST} to {PROTOCOL})" in refused.text
+    assert refused.text.endswith(advice.format(who=who))
 
 
 def test_a_beat_is_answered_and_a_stranger_is_asked_for_a_hello():

@@ -11,7 +11,7 @@ from fake_worker import FakeWorker, Waiter
 from rlinf_actors.errors import AuthenticationError, ProtocolMismatchError, RlinfActorsError, WorkerDiedError
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.wire import frames
-from rlinf_actors.wire.protocol import PROTOCOL
+from rlinf_actors.wire.protocol import OLDEST, PROTOCOL
 from rlinf_actors.wire.values import Endpoint
 
 
@@ -27,7 +27,8 @@ async def test_joins_then_says_the_first_thing_then_what_waited(peer, worker):
     connect(peer, worker, lambda: (frames.Create(99, "m:C", {}), [b"cls"]))
     peer.send(frames.Call(call + 1, "next"))
     join, create, one, two = await worker.until(4)
-    assert (join.protocol, join.token, join.worker_id, join.name) == (PROTOCOL, "token", "id-0", "driver:x")
+    assert (join.protocol, join.newest) == (OLDEST, PROTOCOL)
+    assert (join.token, join.worker_id, join.name) == ("token", "id-0", "driver:x")
     assert isinstance(create, frames.Create)
     assert (one.method, two.method) == ("step", "next")
     assert worker.came[2][1] == [b"arg"]

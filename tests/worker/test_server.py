@@ -16,7 +16,7 @@ from rlinf_actors.runtime.watched import WatchedClients
 from rlinf_actors.testing import faults
 from rlinf_actors.wire import frames, payload
 from rlinf_actors.wire.clients import WatchClients
-from rlinf_actors.wire.protocol import PROTOCOL
+from rlinf_actors.wire.protocol import OLDEST, PROTOCOL
 from rlinf_actors.wire.vouched import Vouched
 from rlinf_actors.worker.farpeers import FarPeers
 from rlinf_actors.worker.server import WorkerServer
@@ -127,7 +127,8 @@ async def test_a_class_that_cannot_be_made_fails_calls_before_and_after(ends):
     [
         ({"token": "guess"}, "authentication", "is not a member of the job"),
         ({"worker_id": "id-9"}, "authentication", "looked for another worker"),
-        ({"protocol": PROTOCOL + 1}, "protocol", f"protocol {PROTOCOL + 1} .*does not match protocol {PROTOCOL}"),
+        ({"protocol": PROTOCOL + 1}, "protocol", rf"\(protocol {PROTOCOL + 1}\), .*: upgrade the node of g:0"),
+        ({"protocol": OLDEST - 1}, "protocol", rf"\(protocol {OLDEST - 1}\), .*: upgrade driver"),
     ],
 )
 async def test_strangers_are_refused_with_the_reason(ends, changes, kind, said):
@@ -141,6 +142,15 @@ async def test_strangers_are_refused_with_the_reason(ends, changes, kind, said):
     assert re.search(said, answer.text)
     assert rest == []
     assert len(ends.came) == 1
+
+
+@pytest.mark.parametrize("speaks", [{"protocol": OLDEST}, {"protocol": OLDEST, "newest": PROTOCOL + 1}])
+async def test_a_link_of_the_protocol_before_is_taken(ends, speaks):
+    ends.server.open(Inline())
+    ends.join(**speaks)
+    ends.call(1)
+    (answer, _), *_ = await ends.until(1)
+    assert isinstance(answer, frames.Ok)
 
 
 async def test_who_has_not_joined_gets_nothing_run(ends, caplog):
