@@ -125,9 +125,12 @@ class Child:
             self.pidfd = -1
 
     def why(self, exit: ExitReport) -> dict[str, str]:
-        """What to put into its exit report: it was stopped, or, where its owner did not want that, the reason."""
+        """Return the fields of the exit report of a worker that was stopped.
+
+        A robot worker whose owner did not want the stop keeps how it ended: what became of its robot is in there.
+        """
         if not (self.reason and self.has_robots):
-            return {"kind": "stopped"}
+            return {"kind": "stopped", "reason": self.reason}
         return {} if exit.reason else {"reason": self.reason}
 
     def ended_with_template(self, status: int | None) -> ExitReport:

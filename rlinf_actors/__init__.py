@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rlinf_actors.config.cluster import NodeGroupConfig as NodeGroupConfig
     from rlinf_actors.errors import AuthenticationError as AuthenticationError
     from rlinf_actors.errors import CallTimeoutError as CallTimeoutError
+    from rlinf_actors.errors import ChannelBrokenError as ChannelBrokenError
     from rlinf_actors.errors import ChannelClosedError as ChannelClosedError
     from rlinf_actors.errors import ClusterTimeoutError as ClusterTimeoutError
     from rlinf_actors.errors import ConfigError as ConfigError
@@ -82,6 +83,7 @@ _MODULES = {
     "errors": (
         "AuthenticationError",
         "CallTimeoutError",
+        "ChannelBrokenError",
         "ChannelClosedError",
         "ClusterTimeoutError",
         "ConfigError",

@@ -169,7 +169,14 @@ class PeerDiedError(RlinfActorsError):
 
 
 class ChannelClosedError(RlinfActorsError):
-    """The channel was closed, here or by its owner."""
+    """The channel was closed, by `Channel.close` in some process: its orderly end, which ends a loop over it."""
+
+
+class ChannelBrokenError(PeerDiedError):
+    """The channel ended otherwise than by `Channel.close`, and the items that waited in it are gone.
+
+    The message says why: its host died, the process that created it ended, or this process left the cluster.
+    """
 
 
 class AuthenticationError(RlinfActorsError):

@@ -6,18 +6,20 @@ import json
 import math
 import threading
 import warnings
-from collections.abc import AsyncIterator, Hashable
+from collections.abc import AsyncIterator, Hashable, Iterator
 from typing import Any
 
 from rlinf_actors.channel.backend import Backend, Shown
-from rlinf_actors.channel.client import RemoteChannel, remote_channel
+from rlinf_actors.channel.client import RemoteChannel, end_of_channel, remote_channel
 from rlinf_actors.channel.keys import DEFAULT_KEY
 from rlinf_actors.channel.local import LocalChannel
 from rlinf_actors.cluster.attach import worker_job
 from rlinf_actors.cluster.cluster import Cluster
 from rlinf_actors.cluster.service import launch_service
 from rlinf_actors.errors import (
+    ChannelBrokenError,
     ChannelClosedError,
+    ConnectionLostError,
     GroupNotFoundError,
     NameInUseError,
     SerializationError,
@@ -43,8 +45,11 @@ class Channel:
     be changed before the put is done. A Channel can be an argument of a call. Any thread may use it.
 
     Raises (every operation):
-        ChannelClosedError: it was closed, or has ended with who made it.
-        PeerDiedError: the process that holds the items died.
+        ChannelClosedError: `close` was called, in whichever process; a get raises it when its key is empty.
+        ChannelBrokenError: (a PeerDiedError) it ended in any other way, and its items with it: the process that holds
+            them died, or the one that created the channel ended. What a get returned before stays yours.
+        ConnectionLostError: the connection to the process that holds the items was lost and made anew; the channel
+            goes on.
     """
 
     DEFAULT_KEY = DEFAULT_KEY
@@ -213,12 +218,29 @@ class Channel:
         return work if async_op else work.wait()
 
     async def __aiter__(self) -> AsyncIterator[Any]:
-        """Items of the default key as they come, until the channel is closed and empty."""
+        """Yield items of the default key as they come, until the channel is closed and empty.
+
+        Raises:
+            ChannelBrokenError: the channel ended otherwise than by `close`.
+        """
         while True:
             try:
                 item = await self._backend.get(DEFAULT_KEY, False, None)
             except ChannelClosedError:
                 return
+            except ConnectionLostError:
+                continue  # the host gives again what this process had not taken
+            yield item
+
+    def __iter__(self) -> Iterator[Any]:
+        """As ``async for``, with gets that block."""
+        while True:
+            try:
+                item = self.get()
+            except ChannelClosedError:
+                return
+            except ConnectionLostError:
+                continue
             yield item
 
     # --- looking ---
@@ -241,6 +263,8 @@ class Channel:
             closed, rows = self._backend.show()
         except ChannelClosedError:
             return f"Channel {self._name!r} (ended)"
+        except ChannelBrokenError as error:
+            return f"Channel {self._name!r} (broken: {error})"
         lines = [f"Channel {self._name!r}{' (closed)' if closed else ''}: {sum(row[1] for row in rows)} items"]
         for key, count, items in rows:
             more = f", … {count - len(items)} more" if count > len(items) else ""
@@ -257,6 +281,9 @@ class Channel:
 
         Blocks for a round trip. The host ends, and the name is free, once every item was taken: before this returns,
         if none waits.
+
+        Raises:
+            ChannelBrokenError: it has ended otherwise, perhaps with items that nobody took.
         """
         try:
             self._backend.close()
@@ -278,9 +305,7 @@ class Channel:
                 try:
                     self._made, self._maxsize = _connected(self._name, self._namespace)
                 except GroupNotFoundError as error:
-                    raise ChannelClosedError(
-                        f"channel {self._name!r} has ended before this process first used it"
-                    ) from error
+                    raise _ended_before(self._name, self._namespace) from error
             return self._made
 
 
@@ -306,6 +331,21 @@ def _connected(name: str, namespace: str) -> tuple[Backend, int]:
             f"there is no channel {name!r} in namespace {namespace!r}: create it first, by Channel.create({name!r})"
         ) from None
     return _remote(runtime, group, name), int(json.loads(group.detail)["maxsize"])
+
+
+def _ended_before(name: str, namespace: str) -> Exception:
+    """Return the error for a channel that ended before this process first used it."""
+    runtime = _runtime()
+    early = f"channel {name!r} ended before this process first used it"
+    try:
+        group = runtime.io.submit(runtime.groups.find(namespace, GROUP_PREFIX + name, ended=True)).result()
+    except GroupNotFoundError:  # the head was restarted since, or it is too long ago
+        return ChannelBrokenError(f"{early}, and the head does not know how: whether items were lost is unknown")
+    ends = [end_of_channel(name, peer.error) for peer in group.peers if peer.error is not None]
+    lost = [end for end in ends if not isinstance(end, ChannelClosedError)]
+    if lost:
+        return type(lost[0])(f"{early}: {lost[0]}")
+    return ChannelClosedError(f"{early}: it was closed, and every item was taken")
 
 
 def _remote(runtime: Runtime, group: RemoteGroup, name: str) -> RemoteChannel:

@@ -21,10 +21,11 @@ from rlinf_actors.channel.outgoing import Outgoing, Put
 from rlinf_actors.channel.requests import Asked, Batch, Get, opened
 from rlinf_actors.errors import (
     CallTimeoutError,
+    ChannelBrokenError,
     ChannelClosedError,
+    ConnectionLostError,
     GroupClosedError,
     NodeLostError,
-    PeerDiedError,
     RlinfActorsError,
     WorkerDiedError,
 )
@@ -132,15 +133,9 @@ class RemoteChannel:
 
     def gone(self, error: Exception) -> Exception:
         """What a request gets for a host that is gone as *error* says."""
-        if isinstance(error, WorkerDiedError) and error.exit_code == 0:
-            found: RlinfActorsError = ChannelClosedError(f"channel {self._name!r} was closed")
-        elif isinstance(error, GroupClosedError):
-            found = ChannelClosedError(f"channel {self._name!r} has ended: {error}")
-        elif isinstance(error, (WorkerDiedError, NodeLostError)):
-            found = PeerDiedError(f"the host of channel {self._name!r} died, and its items: {error}", peer=self._name)
-        else:
-            return error
-        found.__cause__ = error
+        found = end_of_channel(self._name, error)
+        if found is not error:
+            found.__cause__ = error
         return found
 
     def taken(self, peer: Peer, call: int) -> None:
@@ -249,6 +244,29 @@ class RemoteChannel:
 
         io.call(arm)
         work._on_done(lambda: io.call(disarm))
+
+
+def end_of_channel(name: str, error: Exception) -> Exception:
+    """Return what the users of a channel get for *error*, which says how its host ended.
+
+    A host ends with exit code 0 only when its channel was closed and every item was taken. Every other end breaks the
+    channel, so that nobody takes it for an orderly one.
+    """
+    if isinstance(error, WorkerDiedError) and error.exit_code == 0:
+        return ChannelClosedError(f"channel {name!r} was closed")
+    if isinstance(error, ConnectionLostError):
+        return ConnectionLostError(
+            f"{error}. Channel {name!r} and its items are there: an item that no get has returned comes again; a put "
+            "that was under way may be in or not",
+            node_rank=error.node_rank,
+        )
+    if isinstance(error, (WorkerDiedError, NodeLostError)):
+        return ChannelBrokenError(
+            f"channel {name!r} is broken: the host of channel {name!r} died, and its items: {error}", peer=name
+        )
+    if isinstance(error, GroupClosedError) or type(error) is RlinfActorsError:  # stopped, or this process has left
+        return ChannelBrokenError(f"channel {name!r} is broken, and its items are gone: {error}", peer=name)
+    return error
 
 
 class _Waits:

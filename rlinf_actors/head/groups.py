@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+import msgspec
+
 from rlinf_actors.head.causes import FirstEnds
 from rlinf_actors.head.claims import ClaimTable, owner_of
 from rlinf_actors.head.clients import ClientTable
@@ -26,6 +28,7 @@ from rlinf_actors.head.transitions import WorkerLife
 from rlinf_actors.security.members import Member
 from rlinf_actors.wire.agents import StartWorkers, WorkerReady
 from rlinf_actors.wire.clients import Done, WorkerChanged
+from rlinf_actors.wire.endings import ending
 from rlinf_actors.wire.values import ExitReport, GroupState, LeaseState, WorkerSpec
 
 
@@ -71,6 +74,7 @@ class GroupTable:
         self._groups: dict[tuple[str, str], Group] = {}
         self._of_worker: dict[str, Group] = {}
         self._touched: dict[tuple[str, str], Group] = {}
+        self._orphans: dict[str, list[Group]] = {}  # by the id of the worker that owned them, until it is known how
         self._ended = EndedGroups()
         self._unseen = Ended(WORKER, emit, before)
         self._restarts = Restarts()
@@ -171,6 +175,8 @@ class GroupTable:
     def _finish(self, worker: Worker, node: Node, exit: ExitReport, now: float) -> None:
         group, id = self._of_worker[worker.id], worker.id
         worker.exit = self._causes.noted(group, worker, node.name, exit, now)
+        if group.orphaned and exit.kind == "stopped":
+            worker.exit = msgspec.structs.replace(exit, reason=group.orphaned)
         successor = self._restarts.ended(group, worker, now)
         if successor is not None:  # before the end is told: nobody gets its robot in between
             self.adopt(group, successor)
@@ -253,13 +259,42 @@ class GroupTable:
         worker.exit = exit or ExitReport("node_lost", reason=reason)
         self._step(worker, "node_lost")
 
-    def client_gone(self, incarnation: str) -> None:
-        """A client has ended: its groups are stopped, and it hears of no other any more."""
+    def client_gone(self, incarnation: str, client: Client | None) -> None:
+        """A client has ended: its groups are stopped, and it hears of no other any more.
+
+        Args:
+            incarnation: of the client.
+            client: its record, None for a client that this head has never met.
+        """
         for group in list(self._groups.values()):
             group.subscribers.pop(incarnation, None)
             if group.owner == incarnation:
-                self.stop_group(group, "its owner ended")
+                self._orphan(group, client)
+                self.stop_group(group, group.orphaned)
                 self._touched[group.key] = group
+
+    def _orphan(self, group: Group, client: Client | None) -> None:
+        """Note whose end ends a group. How a worker ended may be told after its process was seen to end."""
+        group.orphaned = "its owner ended"
+        if client is None:
+            return
+        owners = self._of_worker.get(client.worker_id)
+        owner = owners.workers[client.worker_id] if owners is not None else None
+        if owner is None:
+            group.orphaned += f": {client}, {self._clients.ended(client.incarnation)}"
+        else:
+            group.orphaned += f": {self._named(owner)}"
+            self._orphans.setdefault(owner.id, []).append(group)
+            if owner.exit is not None:
+                self._owner_ended(owner)
+
+    def _owner_ended(self, owner: Worker) -> None:
+        how = ending(owner.exit) if owner.exit is not None else "ended"
+        for group in self._orphans.pop(owner.id, ()):
+            group.orphaned = f"its owner ended: {self._named(owner)} {how}"
+
+    def _named(self, worker: Worker) -> str:
+        return f"worker {worker.spec.group}:{worker.spec.rank} on node {self._nodes.hostname(worker.node_id)}"
 
     def tell_all(self, client: Client) -> None:
         """A client is back: say how all workers of its groups are."""
@@ -362,6 +397,7 @@ class GroupTable:
             self.changed(worker)
             group = self._of_worker[worker.id]
             if worker.gone:
+                self._owner_ended(worker)
                 group.living.discard(worker.id)
                 self._restarts.withdraw(worker.id)
                 self._stops.ended(worker)

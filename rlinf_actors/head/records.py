@@ -168,6 +168,7 @@ class Group:
 
     `living` are the ids of those that are not gone, `waiting` the StopGroup requests to answer when there are none.
     The owner of a `detached` one did not launch it. `unclaimed`: agents say whose it is, and the owner did not yet.
+    `orphaned` says whose end ends the group, for those who use it; "" while its owner lives.
     """
 
     namespace: str
@@ -183,6 +184,7 @@ class Group:
     stopping: bool = False
     detached: bool = False
     unclaimed: bool = False
+    orphaned: str = ""
 
     @property
     def key(self) -> tuple[str, str]:

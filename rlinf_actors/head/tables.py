@@ -242,7 +242,7 @@ class Tables:
         self.clients.unwatch(node.id, node.last_seen)
 
     def _client_gone(self, incarnation: str, client: Client | None) -> None:
-        self.groups.client_gone(incarnation)
+        self.groups.client_gone(incarnation, client)
         if client is not None:
             if client.role == "driver":
                 self.emit(of_driver("driver_ended", client, f"has ended: {self.clients.ended(incarnation)}"))

@@ -86,8 +86,9 @@ class World:
     def host_dies(self, **how) -> None:
         """The head tells the users."""
         self.server.close(0)
+        report = ExitReport(**{"kind": "signalled", **(how or {"signal": 9})})
         for user in self.users:
-            user.group.update([self._state("gone", ExitReport("signalled", **(how or {"signal": 9})))])
+            user.group.update([self._state("gone", report)])
 
     def _state(self, state: str, ended: ExitReport | None = None) -> WorkerState:
         return WorkerState("host-0", 0, 0, "10.0.0.1", state, 1, Endpoint("here", self.endpoint), exit=ended)

@@ -144,3 +144,11 @@ def test_equal_keys_are_equal_bytes():
 def test_other_keys_are_refused(key):
     with pytest.raises(UsageError, match="cannot be a channel's key"):
         key_bytes(key)
+
+
+def test_a_loop_takes_items_until_the_channel_is_closed():
+    channel = Channel.create("looped", local=True)
+    for n in range(3):
+        channel.put(n)
+    channel.close()
+    assert list(channel) == [0, 1, 2]

@@ -8,9 +8,10 @@ import gc
 import pytest
 from channel_kit import World, settle
 
-from rlinf_actors import ChannelClosedError, PeerDiedError
+from rlinf_actors import Channel, ChannelBrokenError, ChannelClosedError
 from rlinf_actors.channel import outgoing
 from rlinf_actors.channel.client import remote_channel
+from rlinf_actors.errors import ConnectionLostError
 from rlinf_actors.wire import frames
 
 
@@ -89,7 +90,7 @@ async def test_a_lost_connection_loses_no_item_and_ends_what_waits():
     assert unread.done()
     world.lose(user)
     await settle()
-    with pytest.raises(PeerDiedError, match="was lost, and is there again"):
+    with pytest.raises(ConnectionLostError, match=r"is there again.* Channel 'q' and its items are"):
         await waiting
     again = user.get()
     assert await again == "x", "nobody had taken it"
@@ -140,6 +141,65 @@ async def test_a_closed_and_empty_channel_is_drained_once():
     world.host_dies(exit_code=0)
     with pytest.raises(ChannelClosedError, match="'q' was closed"):
         await user.get()
+
+
+OWNER_KILLED = {
+    "kind": "stopped",
+    "reason": "its owner ended: worker maker:0 on node n1 was ended by signal 9 (SIGKILL)",
+}
+
+
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        ({"kind": "signalled", "signal": 9}, "host of channel 'q' died.*SIGKILL"),
+        ({"kind": "exited", "exit_code": 143}, "host of channel 'q' died"),
+        ({"kind": "node_lost", "reason": "node n2: silent"}, "host of channel 'q' died.*n2"),
+        ({"kind": "stopped"}, "'q' is broken.*was stopped"),
+        (OWNER_KILLED, "'q' is broken.*maker:0 on node n1.*SIGKILL"),
+    ],
+    ids=["host killed", "host terminated", "node lost", "stopped", "creator killed"],
+)
+async def test_a_channel_that_was_not_closed_breaks_every_operation(how, text):
+    world = World(maxsize=1)
+    user = world.user("a")
+    await user.put(0)
+    waiting = [user.get("other"), user.batch(5, "other"), user.put(1)]
+    iterated = []
+
+    async def iterate():
+        async for item in Channel("q", "ns", user.channel):
+            iterated.append(item)
+
+    await user.put("handed out", Channel.DEFAULT_KEY)
+    iterating = asyncio.ensure_future(iterate())
+    await settle()
+    world.host_dies(**how)
+    for broken in (*waiting, iterating, user.get(), user.get(nowait=True), user.put(2), user.put(2, nowait=True)):
+        with pytest.raises(ChannelBrokenError, match=text):
+            await broken
+    assert iterated == ["handed out"]
+
+
+async def test_an_iteration_goes_on_after_a_lost_connection():
+    world = World()
+    user, other = world.user("a"), world.user("b")
+    iterated = aiter(Channel("q", "ns", user.channel))
+    first = asyncio.ensure_future(anext(iterated))
+    await settle()
+    world.lose(user)
+    await settle()
+    await other.put("x", Channel.DEFAULT_KEY)
+    assert await first == "x"
+    await iterated.aclose()
+
+
+async def test_an_iteration_ends_when_the_channel_was_closed():
+    world = World()
+    user = world.user("a")
+    await user.put("x", Channel.DEFAULT_KEY)
+    await user.channel._ask(user.group.peers[0], frames.ChannelClose)
+    assert [item async for item in Channel("q", "ns", user.channel)] == ["x"]
 
 
 class TestOutgoing:
@@ -196,7 +256,7 @@ class TestOutgoing:
         await works[0]
         world.host_dies()
         for work in works[1:]:
-            with pytest.raises(PeerDiedError, match="host of channel 'q' died"):
+            with pytest.raises(ChannelBrokenError, match="host of channel 'q' died"):
                 await work
         assert user.channel._outgoing.nbytes == 0
 

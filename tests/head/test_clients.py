@@ -7,7 +7,7 @@ from head_kit import HeadKit
 
 from rlinf_actors.head.commands import Refuse
 from rlinf_actors.wire.agents import LogCredit, LogLines, ProcessGone, StopWorkers, Unwatch, Watch
-from rlinf_actors.wire.clients import Done, FindGroup, GetNodes, Launched, StopCluster
+from rlinf_actors.wire.clients import Done, FindGroup, GetNodes, Launched, StopCluster, WorkerChanged
 from rlinf_actors.wire.operators import GetStatus, Status
 from rlinf_actors.wire.session import HELLO_AGAIN, Beat, Goodbye, Welcome
 
@@ -193,8 +193,9 @@ def test_the_end_of_a_driver_stops_its_groups_with_little_grace():
     kit.launch("mine", [0, 1])
     kit.launch("theirs", [0], peer="d2")
     kit.tell("d1", Goodbye("done"))
-    assert kit.sent(StopWorkers, "a:n0") == [StopWorkers(["mine-0"], 0.5, "its owner ended")]
-    assert kit.sent(StopWorkers, "a:n1") == [StopWorkers(["mine-1"], 0.5, "its owner ended")]
+    why = "its owner ended: driver d1, process 100, namespace 'ns', done"
+    assert kit.sent(StopWorkers, "a:n0") == [StopWorkers(["mine-0"], 0.5, why)]
+    assert kit.sent(StopWorkers, "a:n1") == [StopWorkers(["mine-1"], 0.5, why)]
     assert kit.group_states() == {"mine": "stopping", "theirs": "starting"}
 
 
@@ -205,7 +206,25 @@ def test_the_end_of_a_worker_ends_the_groups_it_made():
     kit.driver("w", role="worker", worker_id="g-0", token=token)
     assert isinstance(kit.launch("child", [0], peer="w"), Launched)
     kit.exited("a:n0", "g-0", exit_code=1)
-    assert kit.sent(StopWorkers, "a:n0") == [StopWorkers(["child-0"], kit.timing.orphan_grace_s, "its owner ended")]
+    why = "its owner ended: worker g:0 on node n0 exited with code 1"
+    assert kit.sent(StopWorkers, "a:n0") == [StopWorkers(["child-0"], kit.timing.orphan_grace_s, why)]
+
+
+@pytest.mark.parametrize("agent", ["new", "of protocol 5"])
+def test_users_of_a_group_hear_how_its_owner_ended(agent):
+    kit = HeadKit()
+    kit.cluster()
+    token = kit.launch("g", [0]).group.token
+    kit.driver("w", role="worker", worker_id="g-0", token=token, host="host-n0")
+    kit.launch("child", [0], peer="w")
+    kit.ask("d1", FindGroup("ns", "child"))
+    kit.killed("w", "a:n0")  # agentd sees the process end before the template says how
+    (stop,) = kit.sent(StopWorkers, "a:n0")
+    assert stop.reason == "its owner ended: worker g:0 on node n0"
+    kit.exited("a:n0", "g-0", kind="signalled", signal=9)
+    kit.exited("a:n0", "child-0", kind="stopped", reason=stop.reason if agent == "new" else "")
+    (changed,) = kit.sent(WorkerChanged, "d1")
+    assert changed.workers[0].exit.reason == ("its owner ended: worker g:0 on node n0 was ended by signal 9 (SIGKILL)")
 
 
 def test_a_job_is_not_open_to_other_namespaces():

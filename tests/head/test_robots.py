@@ -220,4 +220,5 @@ class TestTheEmergencyStop:
 
 def test_the_end_of_the_owner_ends_them_with_a_reason(kit):
     kit.tell("d1", Goodbye("done"))
-    assert ("env-0", "its owner ended") in [(stop.ids[0], stop.reason) for stop in kit.sent(StopWorkers)]
+    reasons = {stop.ids[0]: stop.reason for stop in kit.sent(StopWorkers)}
+    assert reasons["env-0"] == "its owner ended: driver d1, process 100, namespace 'ns', done"

@@ -91,6 +91,17 @@ class User(Worker):
             return type(error).__name__
         return "none"
 
+    def take_all(self, channel: Channel, taken: Channel) -> tuple[list[Any], str]:
+        """What a loop over a channel gives, each item put into *taken* as well, and the error that ends it."""
+        items = []
+        try:
+            for item in channel:
+                items.append(item)
+                taken.put(item)
+        except Exception as error:  # noqa: BLE001 - which one is the answer
+            return items, f"{type(error).__name__}: {error}"
+        return items, ""
+
     def get_behind_a_put(self, channel: Channel) -> Any:
         """A get that is at the host before what it puts under the key "ready"."""
         getting = channel.get(async_op=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 
 import channel_workers as cw
 import pace
 import pytest
 
-from rlinf_actors import Channel, PeerDiedError, WorkerDiedError
+from rlinf_actors import Channel, ChannelBrokenError, ChannelClosedError, WorkerDiedError
 
 pytestmark = pytest.mark.live
 
@@ -64,14 +65,14 @@ def test_everybody_hears_of_a_dead_host(rlinf_cluster):
     works = [channel.get(async_op=True), channel.get_batch(3, async_op=True), channel.put(1, key="full", async_op=True)]
     os.kill(cw.host_pid(channel), signal.SIGKILL)
     for work in works:
-        with pytest.raises(PeerDiedError, match="host of channel 'doomed' died"):
+        with pytest.raises(ChannelBrokenError, match="host of channel 'doomed' died"):
             work.wait()
-    assert blocked.wait() == ["PeerDiedError"]
+    assert blocked.wait() == ["ChannelBrokenError"]
     for ask in (channel.get_nowait, channel.qsize, lambda: channel.put(1)):
-        with pytest.raises(PeerDiedError):
+        with pytest.raises(ChannelBrokenError):
             ask()
     (late,) = cw.launch(rlinf_cluster, name="late").error_of_get(channel).wait()
-    assert late in ("ChannelClosedError", "PeerDiedError")
+    assert late == "ChannelBrokenError"
 
 
 def test_killed_between_its_request_and_the_item(rlinf_cluster):
@@ -150,4 +151,33 @@ def test_workers_in_every_operation_hear_of_a_dead_host(rlinf_cluster):
     ends = group.ends(channel, asked)
     assert asked.get() == "waiting"
     os.kill(cw.host_pid(channel), signal.SIGKILL)
-    assert ends.wait() == [["PeerDiedError"] * 4]
+    assert ends.wait() == [["ChannelBrokenError"] * 4]
+
+
+def test_a_loop_over_a_channel_whose_creator_is_killed_raises(rlinf_cluster):
+    asked = Channel.create("asked")
+    makers, users = cw.launch(rlinf_cluster, name="makers"), cw.launch(rlinf_cluster, name="users")
+    (channel,) = makers.make("theirs").wait()  # holds one item
+    loop = users.take_all(channel, asked)
+    assert asked.get(timeout=pace.PATIENCE_S) == "made here"
+    channel.put("left", key="nobody's")
+    cw.kill(makers)
+    (taken, error) = loop.wait(pace.PATIENCE_S)[0]
+    assert taken == ["made here"]
+    assert error.startswith("ChannelBrokenError: channel 'theirs' is broken, and its items are gone")
+    assert "its owner ended: worker makers:0" in error
+    with pytest.raises(ChannelBrokenError):
+        channel.close()
+
+
+@pytest.mark.parametrize(("end", "kind"), [("closed", ChannelClosedError), ("killed", ChannelBrokenError)])
+def test_a_handle_that_is_used_too_late_says_how_the_channel_ended(rlinf_cluster, end, kind):
+    channel = Channel.create("over")
+    pickled = pickle.dumps(channel)
+    if end == "closed":
+        channel.close()
+    else:
+        os.kill(cw.host_pid(channel), signal.SIGKILL)
+    channel._backend._group.gone.wait(pace.PATIENCE_S)
+    with pytest.raises(kind, match="ended before this process first used it"):
+        pickle.loads(pickled).get()  # noqa: S301 - our own bytes

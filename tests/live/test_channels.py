@@ -18,9 +18,9 @@ import pytest
 from rlinf_actors import (
     CallTimeoutError,
     Channel,
+    ChannelBrokenError,
     ChannelClosedError,
     GroupNotFoundError,
-    PeerDiedError,
     SerializationError,
     UsageError,
     WorkerDiedError,
@@ -228,7 +228,7 @@ def test_made_in_a_worker_and_gone_with_it(rlinf_cluster):
     assert by_rank.get() == "made here"
     waiting = channel.get(async_op=True)
     cw.kill(group)
-    with pytest.raises(ChannelClosedError):
+    with pytest.raises(ChannelBrokenError):
         waiting.wait()
 
 
@@ -297,7 +297,7 @@ def test_distributed_keys_live_where_they_were_first_used(local_cluster):
     group.execute_on(1).put(channel, ["again"], key="theirs").wait()
     assert "'theirs': ['again']" in str(channel)
     os.kill(cw.host_pid(channel, 1), signal.SIGKILL)
-    with pytest.raises(PeerDiedError):
+    with pytest.raises(ChannelBrokenError):
         [channel.get("theirs") for _ in range(2)]
     assert channel.get("mine") == "near"
 

@@ -19,6 +19,7 @@ SCENE = "scene"
 """The record of who makes the faults happen."""
 EXPECTED = frozenset(
     {
+        "ChannelBrokenError",
         "ChannelClosedError",
         "GroupClosedError",
         "GroupNotFoundError",
