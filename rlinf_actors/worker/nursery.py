@@ -6,6 +6,7 @@ its own) -> swept (what it left behind is dead) -> told (Exited sent) -> reaped.
 
 from __future__ import annotations
 
+import math
 import os
 import selectors
 import signal
@@ -92,8 +93,10 @@ class Nursery:
     def renew(self, packet: spawn.Renew) -> None:
         """The leases of robot workers last longer. One that stands still does not need every packet."""
         for worker in self._workers.values():
-            if worker.has_robots and not worker.outgoing:
-                self._pass_on(worker, packet)
+            if worker.has_robots:
+                worker.renew(packet.until)
+                if not worker.outgoing:
+                    self._pass_on(worker, packet)
 
     def probe(self) -> None:
         """Say who has answered since the last time, and ask again those who have; one question at a time each."""
@@ -165,10 +168,12 @@ class Nursery:
     def patience(self) -> float | None:
         """Seconds until `look` must run even if nothing happens; None: it need not."""
         deadlines = [worker.deadline for worker in self._ending]
-        deadlines += [worker.kill_at for worker in self._workers.values() if worker.kill_at and worker.status is None]
+        now = time.monotonic()
+        deadlines += [worker.due(now) for worker in self._workers.values() if worker.status is None]
         if self._look_again:
             deadlines.append(self._look_again)
-        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+        first = min(deadlines, default=math.inf)
+        return None if first == math.inf else max(0.0, first - now)
 
     # --- output and control ---
 
@@ -231,6 +236,8 @@ class Nursery:
                 self._send(RefusalReport([replace(one, worker=worker.id) for one in packet.refusals]))
             elif isinstance(packet, (spawn.StartFailed, spawn.LeaseLost, spawn.TemplateFailed)):
                 worker.failure = packet.text
+                if isinstance(packet, spawn.LeaseLost):
+                    worker.said_lease_lost(time.monotonic())
 
     # --- ends ---
 
@@ -241,9 +248,8 @@ class Nursery:
         self._woken = False
         for worker in self._workers.values():
             if worker.status is None:
-                if worker.kill_at and worker.kill_at <= time.monotonic():
-                    kill_group(worker.pid)
-                    worker.kill_at = 0.0
+                if worker.must_die(time.monotonic()):
+                    self._kill(worker)
                 worker.status = os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
                 if worker.status is not None:
                     self._ending.append(worker)
@@ -255,6 +261,12 @@ class Nursery:
             if worker.id not in left or worker.deadline <= time.monotonic():
                 self._ending.remove(worker)
                 self._tell(worker, worker.id in left)
+
+    def _kill(self, worker: Worker) -> None:
+        if worker.guard_due and not worker.kill_at:
+            worker.failure = worker.failure or "the lease of its robots was lost, and its guard could not run"
+        worker.lease_lost, worker.guard_due, worker.kill_at = True, 0.0, 0.0  # once
+        kill_group(worker.pid)
 
     def _sweep(self) -> set[str]:
         """Kill what ended workers left behind. Returns the ids that still have something left.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -14,6 +15,12 @@ from rlinf_actors.cgroups.worker import Cgroup
 from rlinf_actors.wire import spawn
 from rlinf_actors.wire.values import ExitReport
 from rlinf_actors.worker.drain import Drain
+from rlinf_actors.worker.lease import Lease
+
+GUARD_S = 0.2
+"""How long a guard has, at least, from when its template sees that the lease is over, in seconds."""
+KILL_MARGIN = 0.05
+"""Part of the lease that is kept for the kill of a robot worker whose guard cannot run: 0.1 s of 2 s."""
 
 
 class Worker:
@@ -29,6 +36,9 @@ class Worker:
         self.status: os.waitid_result | None = None
         self.deadline = 0.0
         self.kill_at = 0.0  # when, 0 for never
+        self.lease = Lease(fork.place.lease_until, fork.place.lease_s)
+        self.guard_due = 0.0  # its guard must have said LeaseLost by then, 0 while its lease lasts
+        self.lease_lost = False  # its guard has said so
         self.told = self.watched = False
         self.outgoing: deque[bytes] = deque()
         self.unanswered = 0  # probes since the last Pong
@@ -54,6 +64,35 @@ class Worker:
     def has_robots(self) -> bool:
         """Whether it holds a lease of robots."""
         return bool(self.fork.spec.claims)
+
+    def renew(self, until: float) -> None:
+        """Its lease lasts until then."""
+        self.lease.renew(until)
+        self.guard_due = 0.0
+
+    def said_lease_lost(self, now: float) -> None:
+        """Its guard runs, and makes the robots safe: the process has the time for that."""
+        self.lease_lost, self.guard_due = True, 0.0
+        self.kill_at = min(self.kill_at or math.inf, now + spawn.ROBOT_END_S)
+
+    def due(self, now: float) -> float:
+        """When the process must be killed, or its lease be looked at again; infinity for never."""
+        end = now + self.lease.left(now) if self._lease_counts else math.inf
+        return min(self.guard_due or end, self.kill_at or math.inf)
+
+    def must_die(self, now: float) -> bool:
+        """True if the process must be killed now. Notices the end of its lease.
+
+        The guard tells its template first that the lease is over, before it calls any code of the user's. A guard that
+        says nothing cannot run (C code holds the interpreter's lock), and then nobody else stops the robot.
+        """
+        if self._lease_counts and not self.guard_due and not self.lease.left(now):
+            self.guard_due = max(now + GUARD_S, self.lease.until - KILL_MARGIN * self.lease.lease_s)
+        return bool((self.guard_due and self.guard_due <= now) or (self.kill_at and self.kill_at <= now))
+
+    @property
+    def _lease_counts(self) -> bool:
+        return self.has_robots and self.lease.lease_s > 0 and not self.lease_lost
 
     def note(self, text: str) -> None:
         """A line of ours in its stderr file."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import select
 import subprocess
@@ -133,6 +134,13 @@ class Streamer(Worker):
             a, b = os.pipe()
             os.read(a, 1)
             self.arm.move(b)
+
+    def moves_and_holds_the_gil(self, seconds: int) -> None:
+        """Goes into C code with the interpreter's lock, where no thread of this process can run; then moves."""
+        for n in range(10):
+            self.arm.move(n)
+        ctypes.PyDLL(None).sleep(seconds)
+        self.arm.move(-1)
 
     def streams_beside(self) -> None:
         """A thread of the user's own that lets nothing end it."""

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import live_workers as lw
@@ -207,6 +208,23 @@ def test_the_private_agentd_is_killed(cluster, arm):
     os.kill(agentd, signal.SIGKILL)
     rk.stopped_last(arm.until_closed())
     with pytest.raises(RlinfActorsError):
+        call.wait()
+
+
+def test_agentd_stands_still_while_the_worker_holds_the_gil(arm, cluster):
+    """Its guard cannot run and its agentd cannot kill it: its template does, before the lease is over."""
+    group = launch(cluster, arm, rk.Streamer)
+    call = group.moves_and_holds_the_gil(20 * int(pace.slowness))
+    arm.until_streaming()
+    worker = procfs.stat(int(arm.commands()[0].text.split()[-1]))
+    agentd = procfs.stat(worker.parent).parent
+    os.kill(agentd, signal.SIGSTOP)
+    stopped = time.monotonic()
+    last = arm.until_closed()[-1]
+    os.kill(agentd, signal.SIGCONT)
+    assert last.text == "closed", "nothing follows its end"
+    assert last.at - stopped < 6 * pace.slowness, "its lease, from the last beat before the stop"
+    with pytest.raises(WorkerDiedError, match="guard could not run"):
         call.wait()
 
 

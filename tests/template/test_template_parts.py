@@ -1,5 +1,6 @@
 """The parts of the template that need no template."""
 
+import math
 import os
 import subprocess
 import sys
@@ -9,11 +10,15 @@ from types import SimpleNamespace
 import pytest
 
 from rlinf_actors import procfs
+from rlinf_actors.cgroups.worker import Cgroup
 from rlinf_actors.procfs import OomKills
 from rlinf_actors.settings import WORKER_MARK
+from rlinf_actors.wire.spawn import ROBOT_END_S, Fork, WorkerPlace
+from rlinf_actors.wire.values import Claim, WorkerSpec
 from rlinf_actors.worker.drain import TAIL_LINE_BYTES, TAIL_LINES, Drain, Tail
 from rlinf_actors.worker.forked import _count, import_path, unprotect
 from rlinf_actors.worker.nursery import Nursery
+from rlinf_actors.worker.process import Worker
 
 
 def test_a_tail_that_is_no_text_fits_into_a_packet_all_the_same():
@@ -115,7 +120,7 @@ from rlinf_actors.worker.ending import end_all
 from rlinf_actors.worker.nursery import Nursery
 from rlinf_actors.worker.process import Worker
 
-place = SimpleNamespace(out_path="/dev/null", err_path="/dev/null")
+place = SimpleNamespace(out_path="/dev/null", err_path="/dev/null", lease_until=0.0, lease_s=0.0)
 fork = SimpleNamespace(spec=SimpleNamespace(id="w", claims=["arm"], forward_logs=False), place=place)
 worker = Worker(fork, Cgroup(), {})
 process = subprocess.Popen(["true"], start_new_session=True)
@@ -149,6 +154,56 @@ def test_a_worker_whose_end_was_told_harms_nobody_before_it_is_reaped(then, reap
     code = f"{TOLD}\n{then}\nassert (nursery.workers == []) == {reaped}"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (ran.returncode, ran.stderr) == (0, "")
+
+
+@pytest.fixture
+def robot_worker():
+    place = WorkerPlace("", "", "", "n0", "", "", "/dev/null", "/dev/null", lease_until=102.0, lease_s=2.0)
+    spec = WorkerSpec("w", "g", "ns", 0, 1, 0, {}, claims=[Claim("Arm:1", "Arm 1")])
+    worker = Worker(Fork(spec, place, {}), Cgroup(), {})
+    yield worker
+    worker.close()
+
+
+def looked_at(worker: Worker, end: float) -> float | None:
+    """Look at the worker whenever it is due, from 100.0 on; returns when it must be killed, None if not by *end*."""
+    now = 100.0
+    while now <= end:
+        if worker.must_die(now):
+            return now
+        before, now = now, worker.due(now)
+        assert now > before
+    return None
+
+
+def test_robot_worker_whose_guard_cannot_run_is_killed_before_its_lease_ends(robot_worker):
+    assert looked_at(robot_worker, 200.0) == pytest.approx(101.9)
+
+
+def test_robot_worker_with_a_renewed_lease_is_not_killed(robot_worker):
+    assert not robot_worker.must_die(101.7)
+    robot_worker.renew(102.5)
+    assert looked_at(robot_worker, 102.0) is None
+    assert looked_at(robot_worker, 200.0) == pytest.approx(102.4)
+
+
+def test_guard_that_says_that_the_lease_is_lost_has_the_time_of_its_hook(robot_worker):
+    assert not robot_worker.must_die(101.7)
+    robot_worker.said_lease_lost(101.71)
+    assert looked_at(robot_worker, 200.0) == pytest.approx(101.71 + ROBOT_END_S)
+
+
+def test_guard_has_its_time_also_where_its_template_stood_still(robot_worker):
+    assert not robot_worker.must_die(110.0)
+    assert not robot_worker.must_die(110.19)
+    assert robot_worker.must_die(110.2)
+
+
+def test_worker_without_robots_has_no_deadline():
+    place = WorkerPlace("", "", "", "n0", "", "", "/dev/null", "/dev/null", lease_until=102.0, lease_s=2.0)
+    worker = Worker(Fork(WorkerSpec("w", "g", "ns", 0, 1, 0, {}), place, {}), Cgroup(), {})
+    assert (worker.must_die(200.0), worker.due(200.0)) == (False, math.inf)
+    worker.close()
 
 
 def test_import_path_puts_the_drivers_directories_before_the_interpreters():
