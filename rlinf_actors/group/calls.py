@@ -50,7 +50,7 @@ class RemoteMethod:
                 raise UsageError(
                     f"{self._name}() streams, and a stream has no deadline: leave the loop when it has run long enough"
                 )
-            return StreamResult(self._name, self._peers(), parts)
+            return StreamResult(self._name, self._peers(), parts, self._control.runtime.lost)
         result: WorkerGroupFuncResult[Any] = WorkerGroupFuncResult(
             self._control.runtime, self._name, self._peers(), self._timeout
         )

@@ -88,7 +88,9 @@ def launch(
     modules = [type(info).__module__ for infos in hardware.values() for info in infos]
     modules += [node.accelerator_registered_by for node in nodes if node.accelerator_registered_by]
     again = options.restart.restarts
-    construction = Construction(reference, parts, options.max_concurrency or 0, _failure, providers(modules), again)
+    construction = Construction(
+        reference, parts, options.max_concurrency or 0, _failure, providers(modules), again, lost=runtime.lost
+    )
     group = runtime.groups.new(cluster.namespace, name, node_names, construction)
     group.detail = detail.encode(described)  # also for an attach() here before the head has answered
     title = reference or f"{cls.__module__}:{cls.__qualname__}"
@@ -99,6 +101,7 @@ def launch(
             future.result()  # one round trip; with a loop running, `await group` and every call raise instead
         except BaseException:
             future.cancel()  # Ctrl-C while it waits for hardware withdraws it
+            group.error_was_raised()
             raise
     return GroupControl(
         runtime, group, cls, methods, _own_methods(cls, methods), placements, described.models, hardware

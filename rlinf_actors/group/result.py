@@ -75,7 +75,9 @@ class WorkerGroupFuncResult(Work["list[T]"]):
     _timer: asyncio.TimerHandle | None = None
     _cancelled = False
     _expired = False
-    _seen = False
+    _unseen = False  # failed, and no caller has been given the error
+    loop: asyncio.AbstractEventLoop | None = None
+    shared = False
 
     def __init__(self, runtime: Runtime, method: str, peers: Sequence[Peer], timeout: float | None = None) -> None:
         super().__init__()
@@ -85,6 +87,9 @@ class WorkerGroupFuncResult(Work["list[T]"]):
         self._timeout = timeout
         self._answers: list[_Answer] = [None] * len(peers)
         self._order: list[int] = []
+        loop = asyncio._get_running_loop()
+        if loop is not None:
+            self.loop = loop
 
     # --- sending (the caller's thread) ---
 
@@ -106,7 +111,9 @@ class WorkerGroupFuncResult(Work["list[T]"]):
     def _expire(self) -> None:
         with self._lock:
             self._expired = True
-        self._give_up()
+            awaited = bool(self._callbacks)
+        if self._give_up():
+            self._fail(awaited)
 
     def _give_up(self) -> bool:
         """Nobody waits for the ranks that have not answered; True if that is how the call ended."""
@@ -129,11 +136,8 @@ class WorkerGroupFuncResult(Work["list[T]"]):
                 self._failed = index
             callbacks: tuple[Callable[[], object], ...] = ()
             if not self._finished and (len(self._order) == len(self._peers) or failed):
-                if self._failed == index:
-                    if isinstance(answer, GroupClosedError):
-                        self._seen = True  # the caller's own doing: not an error that was lost
-                    else:
-                        self._runtime.lost.failed(self)
+                if self._failed == index and not isinstance(answer, GroupClosedError):  # that is the caller's own doing
+                    self._fail(bool(self._callbacks))
                 self._finished = True
                 callbacks, self._callbacks = self._callbacks, ()
         for callback in callbacks:
@@ -143,9 +147,13 @@ class WorkerGroupFuncResult(Work["list[T]"]):
         if self._timer is not None and len(self._order) == len(self._peers):
             self._runtime.io.call(self._timer.cancel)
 
+    def _fail(self, awaited: bool) -> None:
+        self._unseen = True
+        self._runtime.lost.failed(self, awaited=awaited)
+
     def _outcome(self) -> list[T]:
+        self._mark_seen()
         if self._failed is not None:
-            self._mark_seen()
             # one error may be raised many times (of a dead worker: by every call): its traceback must not grow
             raise self._failure(self._failed).with_traceback(None)
         if len(self._order) < len(self._peers):
@@ -316,21 +324,31 @@ class WorkerGroupFuncResult(Work["list[T]"]):
                 )
 
     def _mark_seen(self) -> None:
-        self._seen = True
-        self._runtime.lost.seen(self)
+        if self._unseen:
+            self._unseen = False
+            self._runtime.lost.seen(self)
+
+    @property
+    def cause(self) -> Exception | None:
+        """See runtime.lost.Failed."""
+        answer = None if self._failed is None else self._answers[self._failed]
+        return answer if isinstance(answer, Exception) else None
+
+    def raised(self) -> Exception:
+        """The error as `wait` raises it, without counting as looked at."""
+        return self._unanswered() if self._failed is None else self._failure(self._failed)
 
     def describe(self) -> str:
         """The error as one text, for the log."""
         if self._failed is None:
-            return "no error"
-        answer = self._answers[self._failed]
-        if isinstance(answer, tuple) and isinstance(answer[0], frames.Raised):
-            raised, peer = answer[0], self._peers[self._failed]  # as text: this may run on the I/O thread
-            return f"{self._method}() in {peer.name} on {peer.node}: {raised.error}: {raised.text}\n{raised.traceback}"
-        return f"{self._method}(): {answer}"
+            return str(self._unanswered())
+        answer, peer = self._answers[self._failed], self._peers[self._failed]
+        frame = answer[0] if isinstance(answer, tuple) else answer
+        assert isinstance(frame, (frames.Raised, Exception))
+        return failure.describe(frame, self._method, worker=peer.name, node=peer.node)
 
     def __del__(self) -> None:
-        if self._failed is not None and not self._seen:
+        if self._unseen:
             self._runtime.lost.collected(self)
 
     def __repr__(self) -> str:

@@ -9,12 +9,16 @@ import asyncio
 import collections
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from rlinf_actors.errors import GroupClosedError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.wire import failure, frames, payload
 from rlinf_actors.wire.vouched import Vouched
+
+if TYPE_CHECKING:
+    from rlinf_actors.runtime.lost import LostErrors
 
 T = TypeVar("T")
 
@@ -43,8 +47,14 @@ class _Slot:
 class _Feed:
     """What arrived and was not taken yet; and who waits for it. Any thread."""
 
-    def __init__(self, method: str, peers: Sequence[Peer]) -> None:
+    shared = False
+
+    def __init__(self, method: str, peers: Sequence[Peer], lost: LostErrors) -> None:
         self.method = method
+        self.loop = asyncio._get_running_loop()
+        self.iterated = False
+        self._lost = lost
+        self._failed: tuple[_Slot, frames.Raised | Exception, Vouched] | None = None  # the first, until it is taken
         self.calls: list[tuple[_Slot, int]] = []
         self._peers = peers
         self._lock = threading.Lock()
@@ -64,6 +74,10 @@ class _Feed:
         with self._lock:
             self._items.append((slot, frame, parts))
             wake, self._wake = self._wake, None
+            failed = isinstance(frame, (frames.Raised, Exception)) and not isinstance(frame, GroupClosedError)
+            if failed and self._failed is None and not self._closed:
+                self._failed = (slot, frame, parts)  # type: ignore[assignment]  # of what Raised and Exception are
+                self._lost.failed(self, awaited=self.iterated)
         if wake is not None:
             wake()
 
@@ -88,11 +102,12 @@ class _Feed:
             if isinstance(frame, frames.Ok):
                 self._left -= 1
                 continue
+            if self._failed is not None:
+                self._lost.seen(self)
+                self._failed = None
             self.close()
-            if isinstance(frame, Exception):
-                raise frame
-            assert isinstance(frame, frames.Raised)
-            raise failure.decode(frame, parts, worker=slot.peer.name, rank=slot.peer.rank, node=slot.peer.node)
+            assert isinstance(frame, (frames.Raised, Exception))
+            raise _error(slot, frame, parts)
         return False
 
     def close(self) -> None:
@@ -107,6 +122,24 @@ class _Feed:
             slot.peer.forget(call)
         if wake is not None:
             wake()
+        if self._failed is not None:
+            self._lost.collected(self)  # the loop over the stream was left before it came to the error
+
+    @property
+    def cause(self) -> Exception | None:
+        """See runtime.lost.Failed."""
+        return self._failed[1] if self._failed is not None and isinstance(self._failed[1], Exception) else None
+
+    def raised(self) -> Exception:
+        """The error as the iteration would raise it."""
+        assert self._failed is not None
+        return _error(*self._failed)
+
+    def describe(self) -> str:
+        """The error as one text, for the log."""
+        assert self._failed is not None
+        slot, frame, _ = self._failed
+        return failure.describe(frame, self.method, worker=slot.peer.name, node=slot.peer.node)
 
     def drop(self) -> None:
         """As `close`, a little later: from a destructor, whose own thread may hold any lock, this one's too."""
@@ -121,6 +154,12 @@ class _Feed:
             slot.taken = 0
 
 
+def _error(slot: _Slot, frame: frames.Raised | Exception, parts: Vouched) -> Exception:
+    if isinstance(frame, Exception):
+        return frame
+    return failure.decode(frame, parts, worker=slot.peer.name, rank=slot.peer.rank, node=slot.peer.node)
+
+
 class StreamResult(Generic[T]):
     """Iterate it once, by ``async for rank, item in …`` or ``for rank, item in …``.
 
@@ -128,12 +167,13 @@ class StreamResult(Generic[T]):
     iteration with that error. Leaving the loop early, `close`, or dropping it ends the generators.
     """
 
-    def __init__(self, method: str, peers: Sequence[Peer], parts: Sequence[Buffer]) -> None:
-        self._feed = _Feed(method, peers)
+    def __init__(self, method: str, peers: Sequence[Peer], parts: Sequence[Buffer], lost: LostErrors) -> None:
+        self._feed = _Feed(method, peers, lost)
         self._feed.start(parts)
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, T]]:
         loop = asyncio.get_running_loop()
+        self._feed.iterated = True
         try:
             while True:
                 event = asyncio.Event()
@@ -157,6 +197,7 @@ class StreamResult(Generic[T]):
             self.close()
 
     def __iter__(self) -> Iterator[tuple[int, T]]:
+        self._feed.iterated = True
         try:
             while True:
                 gate = threading.Lock()

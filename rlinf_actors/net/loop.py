@@ -81,6 +81,10 @@ class IoThread:
             if not self.loop.is_closed():
                 raise
 
+    def later(self, seconds: float, function: Callable[[], object]) -> None:
+        """Run a function on the loop after *seconds*. Any thread; after `stop` it does nothing."""
+        self.call(self.loop.call_later, seconds, function)
+
     def inside(self) -> bool:
         """Whether the caller runs on this thread."""
         return threading.current_thread() is self._thread

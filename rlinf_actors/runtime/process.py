@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import uuid
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -91,12 +92,14 @@ class Runtime:
         self.token = token
         self.host = host_key()
         self.serving_thread = 0  # of a worker: where its calls run, one at a time; a wait there for itself cannot end
-        self.lost = LostErrors(change_exit_code=role == "driver" and settings.fail_on_lost_errors)
         self.closed = False
         self._on_lost = on_lost
         self._on_given_up = on_given_up
         raise_file_limit()
         self.io = IoThread(f"rlinf-actors-{role}-io")
+        # a run of pytest has an exit code of its own, which says how its tests went
+        change_exit_code = role == "driver" and settings.fail_on_lost_errors and "_pytest.config" not in sys.modules
+        self.lost = LostErrors(change_exit_code, self.io.later)
         self.network: Network = self.io.submit(_made(lambda: ZmqNetwork(self.io.loop, security))).result()
         self.network.memory = self._memory = shared_memory(settings.shared_memory_bytes, self.io)
         self.groups = GroupHandles(
@@ -227,6 +230,7 @@ class Runtime:
         if not self.io.inside():
             self.io.submit(self._close()).result()
             self.io.stop()
+        self.lost.close()  # what the end itself made fail, and what no loop's handler has taken
         if self._printer is not None:
             self._printer.close()
 

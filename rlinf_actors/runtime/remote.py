@@ -24,6 +24,7 @@ from rlinf_actors.errors import (
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.model.restart import rank_id
 from rlinf_actors.net.link import Network
+from rlinf_actors.runtime.lost import LostErrors
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.work import Promise
 from rlinf_actors.wire import frames
@@ -46,6 +47,7 @@ class Construction:
         extensions: what registers the types of the workers' hardware.
         again: whether workers that fail are started, and constructed, again.
         constructed: the worker of each rank that was.
+        lost: hears that the group cannot come up, None if its owner waits for it in any case.
     """
 
     cls: str
@@ -55,6 +57,59 @@ class Construction:
     extensions: Sequence[Extension] = ()
     again: bool = False
     constructed: dict[int, str] = field(default_factory=dict)
+    lost: LostErrors | None = None
+
+
+class Readiness(Promise[None]):
+    """Whether the owner's group is up; an error that nobody awaits is reported.
+
+    Calls on the group fail by the same error: whoever sees it there has seen it here.
+    """
+
+    shared = True
+
+    def __init__(self, name: str, lost: LostErrors) -> None:
+        super().__init__(f"group {name!r}")
+        self.loop = asyncio._get_running_loop()
+        self._lost = lost
+        self._unseen = False
+
+    def reject(self, error: BaseException) -> bool:
+        """Set the error, and register it; False if there is an outcome already. Any thread."""
+        awaited = bool(self._callbacks)
+        ended = super().reject(error)
+        if ended and not isinstance(error, GroupClosedError):  # that is the owner's own doing
+            self._unseen = True
+            self._lost.failed(self, awaited=awaited)
+        return ended
+
+    def seen(self) -> None:
+        """The error was raised to the caller."""
+        if self._unseen:
+            self._unseen = False
+            self._lost.seen(self)
+
+    def _outcome(self) -> None:
+        self.seen()
+        return super()._outcome()
+
+    @property
+    def cause(self) -> Exception | None:
+        """See runtime.lost.Failed."""
+        return self._error if isinstance(self._error, Exception) else None
+
+    def raised(self) -> Exception:
+        """The error as `await group` raises it."""
+        assert isinstance(self._error, Exception)
+        return self._error
+
+    def describe(self) -> str:
+        """The error as one text, for the log."""
+        return f"{self._what} could not be brought up: {self._error}"
+
+    def __del__(self) -> None:
+        if self._unseen:
+            self._lost.collected(self)
 
 
 class RemoteGroup:
@@ -98,7 +153,8 @@ class RemoteGroup:
         self._new_peer = partial(Peer, network, identity, me=me)
         self.peers = [self._peer(rank, node) for rank, node in enumerate(node_names)]
         self.states: dict[int, WorkerState] = {}
-        self.ready: Promise[None] = Promise(f"group {name!r}")
+        lost = construction.lost if construction is not None else None
+        self.ready: Promise[None] = Promise(f"group {name!r}") if lost is None else Readiness(name, lost)
         self.gone: Promise[None] = Promise(f"the end of group {name!r}")
         self.closing = False
         self.launched: list[str] = []
@@ -191,6 +247,11 @@ class RemoteGroup:
         self.ready.reject(error)
         for peer in self.peers:
             peer.fail(error)
+
+    def error_was_raised(self) -> None:
+        """The caller of launch() got the error of `ready` as an exception."""
+        if isinstance(self.ready, Readiness):
+            self.ready.seen()
 
     def close(self, error: Exception | None = None) -> None:
         """The handle is of no use any more: end its calls and drop its links."""

@@ -17,6 +17,8 @@ from rlinf_actors.wire.vouched import Vouched
 
 _HERE = str(Path(__file__).parent.parent)  # not resolved: in workers it is a link, and tracebacks name that
 _MAX_TEXT = 256 << 10
+_HEAP_TYPE = 1 << 9
+"""Py_TPFLAGS_HEAPTYPE of CPython: set for every class that Python code defines."""
 
 _NOT_MIXED: tuple[type, ...] = (StopIteration, StopAsyncIteration, WorkerError)
 with contextlib.suppress(NameError):
@@ -74,8 +76,10 @@ def _rebuild(cls: type[BaseException], args: tuple[Any, ...], state: dict[str, A
 
 
 def _blank(cls: type[BaseException], *args: Any) -> Any:
-    """An instance of which no constructor in Python has run."""
-    built_in = next(base for base in cls.__mro__ if base.__module__ == "builtins")
+    """Return an instance of *cls* without running a constructor in Python."""
+    built_in: Any = cls
+    while built_in.__flags__ & _HEAP_TYPE:
+        built_in = built_in.__base__  # not the next in the MRO: MemoryError.__new__ refuses a class laid out by another
     return built_in.__new__(cls, *args)
 
 
@@ -111,6 +115,13 @@ def decode(raised: Raised, parts: Vouched, *, worker: str, rank: int, node: str)
         plain = WorkerError(message, **where)  # type: ignore[arg-type]
         plain.__cause__ = original
         return plain
+
+
+def describe(answer: Raised | Exception, method: str, *, worker: str, node: str) -> str:
+    """The failure of a call in full, as text, without unpickling."""
+    if isinstance(answer, Exception):
+        return f"{method}(): {answer}"
+    return f"{method}() in {worker} on {node}: {answer.error}: {answer.text}\n{answer.traceback}"
 
 
 def mixed(original: BaseException, message: str, where: dict[str, Any]) -> WorkerError:

@@ -87,6 +87,9 @@ class Io:
     def call(self, function: Any, *args: Any) -> None:
         self.loop.call_soon_threadsafe(function, *args)
 
+    def later(self, seconds: float, function: Any) -> None:
+        self.loop.call_later(seconds, function)
+
     def submit(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
@@ -99,14 +102,15 @@ class World:
         self.ranks = [FakeRank(self.network, rank) for rank in range(size)]
         self.remote = RemoteGroup(self.network, "driver:x", "here", "ns", "arms", [f"n{n}" for n in range(size)])
         self.stopped: list[float] = []
+        io = Io()
         self.runtime = types.SimpleNamespace(
-            lost=LostErrors(change_exit_code=False),
+            lost=LostErrors(False, io.later),
             serving_thread=0,
             worker_id="",
             closed=False,
             check_usable=lambda: None,
             copy=bytes,
-            io=Io(),
+            io=io,
             groups=types.SimpleNamespace(stop=self._stop_group),
         )
         methods = public_methods(cls)

@@ -19,6 +19,7 @@ from rlinf_actors.errors import (
     WorkerDiedError,
     WorkerError,
 )
+from rlinf_actors.runtime.lost import GRACE_S
 from rlinf_actors.wire import frames
 
 
@@ -314,17 +315,94 @@ class TestDurations:
             result.consume_durations("median")
 
 
+class Handler:
+    """The exception handler of the test's loop; keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.errors: list[BaseException] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: self.errors.append(context["exception"]))
+
+
+@pytest.mark.virtual_time
 class TestLost:
-    async def test_an_error_nobody_awaits_is_logged_with_its_traceback(self, world, caplog):
-        with caplog.at_level(logging.ERROR):
-            result = world.group.execute_on(0).move()
-            world.ranks[0].raises((await world.ranks[0].call()).id, ValueError("unseen"))
-            await world.said_to(0)
-            assert result.done()
-            del result
-            gc.collect()
+    async def test_an_error_that_nobody_awaits_reaches_the_loops_handler_after_the_grace(self, world):
+        handler = Handler()
+        result = world.group.execute_on(0).move()
+        world.ranks[0].raises((await world.ranks[0].call()).id, ValueError("unseen"))
+        await world.said_to(0)
+        await asyncio.sleep(GRACE_S / 2)
+        assert handler.errors == []
+        await asyncio.sleep(GRACE_S)
+        assert [str(error).splitlines()[0] for error in handler.errors] == ["arms:0 on n0 raised ValueError: unseen"]
+        with pytest.raises(ValueError, match="unseen") as caught:
+            await result
+        assert handler.errors == [caught.value]
+        del result
+        gc.collect()
+        world.runtime.lost.close()
         assert world.runtime.lost.count == 1
+
+    async def test_one_of_a_call_that_was_made_without_a_loop_is_logged(self, world, caplog):
+        def fire_and_forget():
+            world.group.execute_on(0).move()
+
+        thread = threading.Thread(target=fire_and_forget)
+        thread.start()
+        thread.join()
+        with caplog.at_level(logging.ERROR):
+            world.ranks[0].raises((await world.ranks[0].call()).id, ValueError("unseen"))
+            await asyncio.sleep(2 * GRACE_S)
         assert "move() in arms:0 on n0: ValueError: unseen" in caplog.text
+
+    async def test_who_awaits_already_gets_it_by_exception_alone(self, world):
+        handler = Handler()
+        result = world.group.execute_on(0).move()
+        waiting = asyncio.create_task(result.async_wait())
+        world.ranks[0].raises((await world.ranks[0].call()).id, ValueError("seen"))
+        with pytest.raises(ValueError, match="seen"):
+            await waiting
+        await asyncio.sleep(2 * GRACE_S)
+        assert handler.errors == []
+
+    async def test_a_death_that_ends_many_calls_is_reported_once(self, world):
+        handler = Handler()
+        results = [world.group.execute_on(1).move() for _ in range(5)]
+        await world.ranks[1].until(5)
+        world.dies(1)
+        await asyncio.sleep(2 * GRACE_S)
+        assert [type(error) for error in handler.errors] == [WorkerDiedError]
+        assert all(result.exception() is handler.errors[0] for result in results)
+
+    async def test_a_deadline_that_nobody_awaits_is_reported(self, world):
+        handler = Handler()
+        result = world.group.with_timeout(1.0).execute_on(0).move()
+        await asyncio.sleep(1.0 + 2 * GRACE_S)
+        assert [type(error) for error in handler.errors] == [CallTimeoutError]
+        del result
+
+    async def test_a_stream_that_nobody_iterates_reports_its_error(self, world):
+        handler = Handler()
+        stream = world.group.execute_on(0).watch()
+        world.ranks[0].raises((await world.ranks[0].call()).id, ValueError("unseen"))
+        await asyncio.sleep(2 * GRACE_S)
+        assert [str(error).splitlines()[0] for error in handler.errors] == ["arms:0 on n0 raised ValueError: unseen"]
+        with pytest.raises(ValueError, match="unseen"):
+            [item async for item in stream]
+        assert len(handler.errors) == 1
+
+    async def test_a_stream_that_is_left_before_its_error_reports_it(self, world):
+        handler = Handler()
+        stream = world.group.execute_on(0).watch()
+        call = await world.ranks[0].call()
+        items = stream.__aiter__()
+        world.ranks[0].item(call.id, 1)
+        assert await items.__anext__() == (0, 1)
+        world.ranks[0].raises(call.id, ValueError("unseen"))
+        await asyncio.sleep(2 * GRACE_S)
+        assert handler.errors == []  # the loop over it may yet come to the error
+        await items.aclose()
+        await asyncio.sleep(GRACE_S)
+        assert len(handler.errors) == 1
 
     @pytest.mark.parametrize("look", ["await", "exception", "as_completed"])
     async def test_one_that_is_looked_at_is_not(self, world, look):

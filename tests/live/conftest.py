@@ -21,7 +21,7 @@ def cluster(shared_cluster: Cluster) -> Iterator[Cluster]:
     lost = shared_cluster.runtime.lost
     before = lost.count
     yield shared_cluster
-    assert lost.count == before, "the test dropped a result with an error, which makes the whole run exit with 1"
+    assert lost.count == before, "the test left a result with an error that nobody awaited"
     for group in shared_cluster.runtime.groups.all():
         if group.owned and not group.gone.done():
             shared_cluster.runtime.io.submit(shared_cluster.runtime.groups.stop(group, 0.0)).result(pace.PATIENCE_S)

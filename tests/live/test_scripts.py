@@ -164,6 +164,36 @@ class TestExitCodes:
         assert done.returncode == 0
         assert "nobody looks" in done.stderr
 
+    @pytest.mark.parametrize(
+        ("body", "said"),
+        [
+            ("result = Mine.create_group().launch(cluster).bad()", "bad() in worker_group_Mine:0"),
+            ("group = Broken.create_group().launch(cluster)", "group 'worker_group_Broken' could not be brought up"),
+        ],
+    )
+    def test_a_failure_is_reported_while_the_driver_blocks_elsewhere(self, tmp_path, body, said):
+        source = """
+            class Broken(Mine):
+                def __init__(self):
+                    raise ValueError("nobody looks")
+            cluster = Cluster(num_nodes=1)
+            {body}
+            sys.stdin.readline()
+        """
+        path = lw.script(tmp_path, HEADER + lw.dedent(source.format(body=body)))
+        pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with subprocess.Popen([sys.executable, path], text=True, env=lw.SCRIPT_ENV, **pipes) as driver:
+            lines = [driver.stderr.readline()]
+            while "ValueError: nobody looks" not in lines[-1]:
+                lines.append(driver.stderr.readline())
+                assert lines[-1], lines  # else the driver has ended
+            assert said in "".join(lines)
+            driver.stdin.close()
+            assert "nobody looks" in "".join(lines)
+            assert driver.wait(pace.PATIENCE_S) == 1
+            rest = driver.stderr.read()
+        assert rest.count("could not be brought up") + rest.count("bad() in") == 0, rest
+
     def test_a_failed_launch_that_nobody_looks_at(self, tmp_path):
         done = run(
             tmp_path,

@@ -2,44 +2,182 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import logging
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 
 import pytest
 
-from rlinf_actors.runtime.lost import LostErrors
+from rlinf_actors.runtime.lost import GRACE_S, LOOP_PATIENCE_S, LostErrors
 
 
 class Result:
+    """A failed call. `loop` is None: it was made without one."""
+
+    cause = None
+    loop = None
+    shared = False
+
+    def __init__(self, text="step(): ValueError: boom"):
+        self.text = text
+
     def describe(self):
-        return "step(): ValueError: boom"
+        return self.text
+
+    def raised(self):
+        return ValueError(self.text)
 
 
-def test_seen_errors_are_not_lost(caplog):
-    lost = LostErrors(change_exit_code=False)
+class Ready(Result):
+    """A group that could not come up."""
+
+    shared = True
+
+
+class Clock:
+    """Timers that run when the test says so."""
+
+    def __init__(self) -> None:
+        self.due: list[tuple[float, Callable[[], object]]] = []
+
+    def later(self, seconds: float, function: Callable[[], object]) -> None:
+        self.due.append((seconds, function))
+
+    def run(self, up_to: float = GRACE_S) -> None:
+        for seconds, function in list(self.due):
+            if seconds <= up_to:
+                self.due.remove((seconds, function))
+                function()
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def lost(clock, caplog):
+    caplog.set_level(logging.ERROR)
+    return LostErrors(False, clock.later)
+
+
+def test_an_error_that_is_seen_in_time_makes_no_noise(lost, clock, caplog):
     result = Result()
-    lost.failed(result)
+    lost.failed(result, awaited=False)
     lost.seen(result)
+    clock.run()
     lost.close()
     assert lost.count == 0
     assert caplog.text == ""
 
 
-def test_unseen_ones_are_logged_when_they_go_and_at_the_end(caplog):
-    lost = LostErrors(change_exit_code=False)
-    one, two = Result(), Result()
-    lost.failed(one)
-    lost.failed(two)
-    with caplog.at_level(logging.ERROR):
-        lost.collected(one)
-        del one
-        lost.close()
-        lost.close()
-    assert lost.count == 2
-    assert caplog.text.count("step(): ValueError: boom") == 2
+def test_an_error_that_nobody_sees_is_logged_once(lost, clock, caplog):
+    result = Result()
+    lost.failed(result, awaited=False)
+    assert caplog.text == ""
+    clock.run()
+    assert caplog.text.count("step(): ValueError: boom") == 1
     assert "wait() or await" in caplog.text
+    lost.collected(result)
+    lost.close()
+    lost.close()
+    assert caplog.text.count("step(): ValueError: boom") == 1
+    assert lost.count == 1
+
+
+def test_a_result_that_nobody_holds_is_reported_too(lost, clock, caplog):
+    lost.failed(Result(), awaited=False)
+    gc.collect()
+    clock.run()
+    assert caplog.text.count("boom") == 1
+
+
+def test_one_that_is_awaited_is_reported_only_if_the_wait_was_given_up(lost, clock, caplog):
+    kept, dropped = Result("kept"), Result("dropped")
+    lost.failed(kept, awaited=True)
+    lost.failed(dropped, awaited=True)
+    assert clock.due == []
+    lost.collected(dropped)
+    assert "dropped" in caplog.text
+    assert "kept" not in caplog.text
+
+
+def test_the_end_reports_what_is_still_in_its_grace(lost, caplog):
+    result = Result()
+    lost.failed(result, awaited=False)
+    lost.close()
+    assert caplog.text.count("boom") == 1
+
+
+def test_calls_that_failed_by_one_error_are_one_report(lost, clock, caplog):
+    one, two = Result(), Result()
+    one.cause = two.cause = RuntimeError("the worker died")
+    lost.failed(one, awaited=False)
+    lost.failed(two, awaited=False)
+    clock.run()
+    assert lost.count == 1
+
+
+@pytest.mark.parametrize("awaited", [True, False])
+def test_who_sees_a_call_fail_by_a_groups_error_has_seen_the_groups(lost, clock, caplog, awaited):
+    ready, call = Ready(), Result()
+    ready.cause = call.cause = RuntimeError("the constructor raised")
+    lost.failed(ready, awaited=False)
+    lost.failed(call, awaited=awaited)
+    if not awaited:
+        lost.seen(call)
+    clock.run()
+    lost.close()
+    assert caplog.text.count("boom") == (0 if not awaited else 1)  # of the wait that never took it, at the end
+
+
+class TestLoops:
+    """Errors of calls that were made in an event loop."""
+
+    async def test_its_exception_handler_is_given_the_error(self, lost, clock, caplog):
+        loop, contexts, came = asyncio.get_running_loop(), [], asyncio.Event()
+        loop.set_exception_handler(lambda _, context: (contexts.append(context), came.set()))
+        result = Result()
+        result.loop = loop
+        lost.failed(result, awaited=False)
+        clock.run()
+        await came.wait()
+        clock.run(LOOP_PATIENCE_S)
+        assert [str(context["exception"]) for context in contexts] == ["step(): ValueError: boom"]
+        assert contexts[0]["future"] is result
+        assert caplog.text == ""
+
+    async def test_a_loop_that_is_blocked_leaves_it_to_the_log(self, lost, clock, caplog):
+        loop, contexts = asyncio.get_running_loop(), []
+        loop.set_exception_handler(lambda _, context: contexts.append(context))
+        result = Result()
+        result.loop = loop
+        lost.failed(result, awaited=False)
+        clock.run()
+        clock.run(LOOP_PATIENCE_S)  # before the loop gets a turn
+        await asyncio.sleep(0)
+        assert caplog.text.count("boom") == 1
+        assert contexts == []
+
+    async def test_the_end_leaves_nothing_to_a_loop_that_did_not_take_it(self, lost, clock, caplog):
+        result = Result()
+        result.loop = asyncio.get_running_loop()
+        lost.failed(result, awaited=False)
+        lost.close()
+        lost.close()
+        assert caplog.text.count("boom") == 1
+
+    def test_a_loop_that_has_ended_leaves_it_to_the_log(self, lost, clock, caplog):
+        result = Result()
+        result.loop = asyncio.new_event_loop()
+        result.loop.close()
+        lost.failed(result, awaited=False)
+        clock.run()
+        assert caplog.text.count("boom") == 1
 
 
 SCRIPT = """
@@ -49,13 +187,23 @@ SCRIPT = """
     atexit.register(lambda: print("atexit ran"))
 
     class Result:
+        cause = loop = None
+        shared = False
         def describe(self): return "step(): boom"
 
-    lost = LostErrors(change_exit_code={change})
+    lost = LostErrors({change}, lambda seconds, function: None)
 
     def lose():
         result = Result()
-        lost.failed(result)
+        lost.failed(result, awaited=False)
+        lost.close()
+
+    def lose_late():
+        "Reported, and awaited afterwards."
+        result = Result()
+        lost._later = lambda seconds, function: function()
+        lost.failed(result, awaited=False)
+        lost.seen(result)
         lost.close()
     {body}
 """
@@ -67,6 +215,7 @@ SCRIPT = """
         ("lose()", True, 1),
         ("lose()", False, 0),
         ("pass", True, 0),
+        ("lose_late()", True, 0),
         ("lose(); sys.exit(3)", True, 3),
         ("lose(); sys.exit(0)", True, 1),
         ("lose(); sys.exit()", True, 1),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 from fake_worker import FakeWorker, Waiter
@@ -16,7 +17,8 @@ from rlinf_actors.errors import (
     WorkerError,
     WorkerStartError,
 )
-from rlinf_actors.runtime.remote import Construction, RemoteGroup, death
+from rlinf_actors.runtime.lost import LostErrors
+from rlinf_actors.runtime.remote import Construction, Readiness, RemoteGroup, death
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.values import Endpoint, ExitReport, GroupState, WorkerState
 
@@ -46,6 +48,43 @@ class World:
 @pytest.fixture
 async def world(network):
     return World(network)
+
+
+class TestReadiness:
+    """A group that cannot come up, of an owner who may not look."""
+
+    @pytest.fixture
+    def lost(self):
+        return LostErrors(False, lambda seconds, function: None)
+
+    def test_a_failure_that_nobody_awaits_is_reported(self, lost, caplog):
+        ready = Readiness("g", lost)
+        ready.reject(WorkerError("no arm"))
+        lost.close()
+        assert "group 'g' could not be brought up: no arm" in caplog.text
+
+    @pytest.mark.parametrize("look", ["wait", "launch"])
+    def test_one_that_is_raised_is_not(self, lost, look):
+        ready = Readiness("g", lost)
+        ready.reject(WorkerError("no arm"))
+        if look == "wait":
+            with pytest.raises(WorkerError, match="no arm"):
+                ready.wait()
+        else:
+            ready.seen()
+        lost.close()
+        assert lost.count == 0
+
+    def test_the_owners_own_shutdown_is_no_failure(self, lost):
+        Readiness("g", lost).reject(GroupClosedError("shut down"))
+        lost.close()
+        assert lost.count == 0
+
+    def test_one_that_is_dropped_after_its_report_counts_once(self, lost, caplog):
+        Readiness("g", lost).reject(WorkerError("no arm"))
+        gc.collect()
+        lost.close()
+        assert lost.count == 1
 
 
 async def test_nobody_is_created_before_rank_0_has_given_its_port(world):

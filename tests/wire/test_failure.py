@@ -49,6 +49,7 @@ MIXED = [
     subprocess.CalledProcessError(3, ["false"]),
     ModuleNotFoundError("No module named 'x'", name="x"),
     AttributeError("no attribute"),
+    MemoryError("cannot allocate 8 GiB"),
     kinds.KeywordOnly(where="here"),
     kinds.NeedsTwo(5, "lost"),
     kinds.NeedsTwoInNew(1, "x"),
