@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Iterator
 import hypothesis
 import pace
 import pytest
+from nightly import Figures
 from virtual_time import VirtualLoop
 
 from rlinf_actors.testing import pytest_plugin
@@ -41,11 +42,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--without-torch", action="store_true", help="leave out the tests marked torch, also where CI is set"
     )
+    parser.addoption("--figures", metavar="FILE", help="append what tests measure to that file (tests/nightly.py)")
     parser.addoption("--slowness", type=float, default=1.0, help="how much slower timers of tests are (tests/pace.py)")
     parser.addoption("--soak-seconds", type=float, default=15, help="how long the soak lasts (tests/soak)")
-    parser.addoption(
-        "--malformed-connections", type=int, default=50, help="strangers at each port (tests/live/test_strangers.py)"
-    )
+    parser.addoption("--strangers", type=int, default=50, help="how many come to each socket (test_strangers*.py)")
+    parser.addoption("--idle-connections", type=int, default=250, help="that say nothing, to each socket (the same)")
+    parser.addoption("--gil-seconds", type=int, help="how long the GIL is held (tests/live/test_no_false_death.py)")
     parser.addoption("--cycles", type=int, default=30, help="how many starts and stops tests/cycles makes")
     parser.addoption("--kill-rounds", type=int, default=1, help="how often each is killed (tests/kills)")
     parser.addoption("--kill-seed", type=int, default=0, help="of when, and of who of two is killed first")
@@ -92,6 +94,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """The loop of an async test."""
     return {"loop": VirtualLoop if item.get_closest_marker("virtual_time") else asyncio.new_event_loop}
+
+
+@pytest.fixture
+def figures(request: pytest.FixtureRequest) -> Figures:
+    """For what a test measures and does not assert, and for how much of a long form is done (tests/nightly.py)."""
+    return Figures(request.node.nodeid, request.config.getoption("figures"))
 
 
 @pytest.fixture(autouse=True)

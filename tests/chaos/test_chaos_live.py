@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
+from nightly import Figures
 
 from rlinf_actors.testing.chaos.__main__ import run
 
@@ -13,13 +14,24 @@ pytestmark = pytest.mark.live
 
 
 @pytest.mark.timeout(0)
-def test_a_random_fault_every_two_seconds_breaks_no_promise(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_a_random_fault_every_two_seconds_breaks_no_promise(
+    request: pytest.FixtureRequest, tmp_path: Path, figures: Figures
+) -> None:
     seconds, seed = (request.config.getoption(f"chaos_{name}") for name in ("seconds", "seed"))
     if seed is None:
         seed = random.SystemRandom().randrange(1 << 32)
     print(f"chaos: seed {seed}")
     report = run(seconds, 2.0, seed, [], str(tmp_path))
     print(report.text())
+    faults = ", ".join(f"{count} {kind}" for kind, count in sorted(report.faults.items()))
+    ended = sum(sum(ends.values()) for ends in report.outcomes.values())
+    answered = sum(ends.get("ok", 0) for ends in report.outcomes.values())
+    noticed = "{p50:.1f} / {p99:.1f} / {max:.1f} ms (p50 / p99 / max) of {count:.0f}"
+    figures.done(round(seconds), round(seconds), "s")
+    figures.add("faults", f"{sum(report.faults.values())}: {faults}")
+    figures.add("operations that ended", f"{ended:,}, {answered:,} with a result")
+    figures.add("a kill was noticed after", noticed.format(**report.noticed_ms))
+    figures.add("violations", len(report.violations))
     assert not report.violations, report.text()
     assert sum(report.faults.values()) > seconds / 4
     assert report.outcomes["call"]["ok"]

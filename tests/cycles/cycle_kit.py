@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from nightly import Figures
+
 from rlinf_actors import Worker, procfs
 from rlinf_actors.cgroups.roots import PARENT, find
 
@@ -94,14 +96,15 @@ def files(run_dir: str, template: int) -> list[str]:
     return sorted(found)
 
 
-def check(before: Iterable[Held], after: Iterable[Held], cycles: int) -> None:
-    """Nothing more than before; prints what there is, for those who want figures (pytest -s)."""
+def check(before: Iterable[Held], after: Iterable[Held], cycles: int, unit: str, figures: Figures) -> None:
+    """Nothing more than before."""
     problems = []
     for old, new in zip(before, after, strict=True):
         grown = (new.rss_kib - old.rss_kib) / 1024
-        print(
-            f"{new.name}: {cycles} cycles, {len(new.fds)} fds, {new.threads} threads, "
-            f"RSS {old.rss_kib / 1024:.1f} -> {new.rss_kib / 1024:.1f} MiB"
+        figures.add(
+            f"{new.name} after {cycles} {unit}",
+            f"{len(new.fds)} descriptors, {new.threads} threads, RSS {old.rss_kib / 1024:.1f} to "
+            f"{new.rss_kib / 1024:.1f} MiB",
         )
         if new.threads != old.threads:
             problems.append(f"{new.name}: {old.threads} threads became {new.threads}")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 import pace
 import pytest
 from cycle_kit import Small, alive, check, files, held, template_of
+from nightly import Figures
 
 from rlinf_actors import Cluster, NodePlacementStrategy, WorkerDiedError
 from rlinf_actors.testing import LocalCluster
@@ -32,7 +34,7 @@ def once(cluster, n):
     group.shutdown()
 
 
-def test_groups_of_one_driver(rlinf_leak_check, cycles):
+def test_groups_of_one_driver(rlinf_leak_check, cycles, figures: Figures):
     with Cluster(num_nodes=1) as cluster:
         agent = cluster._daemon._process.pid
 
@@ -45,12 +47,13 @@ def test_groups_of_one_driver(rlinf_leak_check, cycles):
         before, there = pace.settled(look)
         for n in range(WARM_UP, WARM_UP + cycles):
             once(cluster, n)
+            figures.done(n + 1 - WARM_UP, cycles, "groups")
         after, left = pace.again_like(look, (before, there))
         assert left == there
-        check(before, after, cycles)
+        check(before, after, cycles, "groups", figures)
 
 
-def test_drivers_of_one_cluster(rlinf_leak_check, cycles):
+def test_drivers_of_one_cluster(rlinf_leak_check, cycles, figures: Figures):
     with LocalCluster(1) as local:
         agent = local.nodes[0].pid
 
@@ -68,12 +71,13 @@ def test_drivers_of_one_cluster(rlinf_leak_check, cycles):
         before, there = life(WARM_UP, lambda: pace.settled(look))
         for n in range(WARM_UP + 1, WARM_UP + cycles):
             life(n)
+            figures.done(n + 1 - WARM_UP, cycles, "drivers")
         after, left = life(WARM_UP + cycles, lambda: pace.again_like(look, (before, there)))
         assert left == there
-        check(before, after, cycles)
+        check(before, after, cycles, "drivers", figures)
 
 
-def test_clusters_of_one_process(rlinf_leak_check, cycles):
+def test_clusters_of_one_process(rlinf_leak_check, cycles, figures: Figures):
     def life(n):
         with Cluster(num_nodes=1) as cluster:
             once(cluster, n)
@@ -88,10 +92,11 @@ def test_clusters_of_one_process(rlinf_leak_check, cycles):
     before = pace.settled(look)
     for n in range(some):
         life(n)
-    check([before], [pace.again_like(look, before)], some)
+        figures.done(n + 1, some, "private clusters")
+    check([before], [pace.again_like(look, before)], some, "private clusters", figures)
 
 
-def test_no_setsid_grandchild_of_a_killed_worker_is_left(rlinf_leak_check, cycles):
+def test_no_setsid_grandchild_of_a_killed_worker_is_left(rlinf_leak_check, cycles, figures: Figures):
     """When the call has failed, what the worker started is gone."""
     survivors = []
     with Cluster(num_nodes=1) as cluster:
@@ -106,4 +111,6 @@ def test_no_setsid_grandchild_of_a_killed_worker_is_left(rlinf_leak_check, cycle
                 if alive(child):
                     survivors.append(child)
             group.shutdown()
+            figures.done(n + 5, math.ceil(cycles / 5) * 5, "killed workers with a grandchild")
+    figures.add("grandchildren that were left", len(survivors))
     assert survivors == []

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 from kills_scene import NODES, VICTIMS, Scene, start_bystanders
+from nightly import Figures
 
 from rlinf_actors.testing import LocalCluster
 
@@ -28,8 +29,12 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 @pytest.mark.parametrize(
     "victims", [*itertools.combinations(VICTIMS, 1), *itertools.combinations(VICTIMS, 2)], ids="+".join
 )
-def test_killed(scene: Scene, victims: tuple[str, ...], kill_rounds: int, kill_seed: int) -> None:
+def test_killed(
+    scene: Scene, victims: tuple[str, ...], kill_rounds: int, kill_seed: int, figures: Figures
+) -> None:
     rng = random.Random(f"{kill_seed} {victims}")
+    figures.done(0, kill_rounds, "rounds")
     for number in range(kill_rounds):
         found = scene.round(victims, rng)
         assert not found, f"round {number}, seed {kill_seed}:\n" + "\n".join(found)
+        figures.done(number + 1, kill_rounds, "rounds")

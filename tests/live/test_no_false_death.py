@@ -1,6 +1,6 @@
 """Busy or stopped is not dead: for almost three leases nothing answers, and everything goes on afterwards.
 
-``--default-timers`` tries it with the default leases: 30 s each, three of them.
+``--default-timers`` tries it with the default leases: 30 s each, three of them. ``--gil-seconds N``: for so long.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from contextlib import contextmanager
 import live_workers as lw
 import pace
 import pytest
+from nightly import Figures
 from standstill_workers import Busy, Looped
 
 from rlinf_actors import NodePlacementStrategy
@@ -28,6 +29,8 @@ pytestmark = [pytest.mark.live, pytest.mark.timeout(180)]
 @pytest.fixture(scope="module")
 def hold_s(request: pytest.FixtureRequest) -> int:
     """Almost three leases."""
+    if request.config.getoption("gil_seconds"):
+        return int(request.config.getoption("gil_seconds"))
     return 30 if request.config.getoption("default_timers") else math.ceil(8 * pace.slowness)
 
 
@@ -71,7 +74,7 @@ def node_states(cluster):
     return [node.state for node in status.nodes]
 
 
-def test_workers_that_hold_the_gil_block_their_loop_or_are_stopped(cluster, hold_s):
+def test_workers_that_hold_the_gil_block_their_loop_or_are_stopped(cluster, hold_s, figures: Figures):
     with groups(cluster, [0, 1, 1]) as (busy, looped):
         pids = busy.pid().wait(pace.PATIENCE_S)
         with stopped(pids[2]):
@@ -83,10 +86,11 @@ def test_workers_that_hold_the_gil_block_their_loop_or_are_stopped(cluster, hold
         assert counted.wait(60) == [2, 2, 2]
         assert busy.pid().wait(pace.PATIENCE_S) == pids
         assert looped.rest(0).wait(pace.PATIENCE_S) == ["rested"]
+    figures.done(hold_s, hold_s, "s with the GIL held, a loop blocked and a worker stopped")
 
 
 @pytest.mark.parametrize("what", ["the head", "an agentd for less than its lease"])
-def test_a_stopped_daemon_costs_no_worker_and_calls_go_on(local, cluster, hold_s, what):
+def test_a_stopped_daemon_costs_no_worker_and_calls_go_on(local, cluster, hold_s, what, figures: Figures):
     node, seconds = (0, hold_s) if what == "the head" else (1, hold_s / 8)
     with groups(cluster, [0, 1]) as (busy, looped):
         pids = busy.pid().wait(pace.PATIENCE_S)
@@ -98,6 +102,7 @@ def test_a_stopped_daemon_costs_no_worker_and_calls_go_on(local, cluster, hold_s
         with Busy.create_group().launch(cluster, NodePlacementStrategy([0, 1]), name="later") as later:
             assert later.count().wait(60) == [1, 1]
         assert "lost" not in node_states(cluster)
+    figures.done(math.ceil(seconds), math.ceil(seconds), f"s with {what} stopped")
 
 
 DRIVER = """
@@ -113,7 +118,7 @@ DRIVER = """
 """
 
 
-def test_a_stopped_driver_keeps_its_groups(local, cluster, hold_s, tmp_path):
+def test_a_stopped_driver_keeps_its_groups(local, cluster, hold_s, tmp_path, figures: Figures):
     script = tmp_path / "driver.py"
     script.write_text(lw.dedent(DRIVER.format(head=local.head)))
     env = {**lw.SCRIPT_ENV, **local.driver_env, "PYTHONPATH": f"{lw.ROOT}:{lw.ROOT / 'tests/live'}"}
@@ -132,3 +137,4 @@ def test_a_stopped_driver_keeps_its_groups(local, cluster, hold_s, tmp_path):
         assert json.loads(driver.stdout.readline()) == [pids, [1, 1]]
         driver.stdin.close()
         assert driver.wait(pace.PATIENCE_S) == 0
+    figures.done(hold_s, hold_s, "s with a driver stopped")

@@ -1,7 +1,7 @@
 """Strangers at every port of a running cluster: nothing of theirs arrives, nothing of ours is lost.
 
-``--malformed-connections 10000`` makes as many to each socket, and prints what the job's calls took meanwhile. By a
-network, and at workers' ports: tests/netns/test_strangers_from_far.py.
+``--strangers 10000`` makes as many to each socket, ``--idle-connections 5000`` as many that say nothing. From another
+machine, and at workers' ports: tests/netns/test_strangers_from_far.py.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import concurrent.futures
 import multiprocessing
 import os
 import resource
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import pace
 import pytest
 import strangers
 from listening import listening
+from nightly import Figures
 
 from rlinf_actors import Cluster, NodePlacementStrategy, procfs
 from rlinf_actors.testing import LocalCluster
@@ -53,8 +55,8 @@ def counters(cluster: Cluster) -> attacked_workers.Counter:
 
 
 @pytest.mark.timeout(600)
-def test_strangers_cost_little_and_reach_nothing(local: LocalCluster, request: pytest.FixtureRequest):
-    count = request.config.option.malformed_connections
+def test_strangers_cost_little_and_reach_nothing(local: LocalCluster, request: pytest.FixtureRequest, figures: Figures):
+    count = request.config.option.strangers
     cluster = local.cluster()
     group = counters(cluster)
     workers = group.pid().wait()
@@ -85,24 +87,36 @@ def test_strangers_cost_little_and_reach_nothing(local: LocalCluster, request: p
         assert node.alive
         assert "Traceback" not in node.log()
         assert "internal error" not in node.log()
-    print(
-        f"\n{ends}\np99 of a call of two ranks: {quiet.p99:.2f} ms alone, {loud.p99:.2f} ms with strangers "
-        f"({len(quiet)} and {len(loud)} calls); memory grew by {[n >> 10 for n in grown.values()]} KiB"
-    )
+    assert ends.total() - ends["last"] == count * len(addresses)
+    figures.done(count * len(addresses), count * len(addresses), "strangers, 0 of whom reached anything")
+    figures.add("p99 of a call of two ranks, alone", f"{quiet.p99:.2f} ms of {len(quiet)}")
+    figures.add("with strangers", f"{loud.p99:.2f} ms of {len(loud)}")
+    figures.add("memory that a process grew by", f"at most {max(grown.values()) >> 10:,} KiB (limit {GROWTH >> 10:,})")
 
 
-def test_idle_connections_keep_no_node_from_joining(local: LocalCluster, request: pytest.FixtureRequest):
-    count = max(500, request.config.option.malformed_connections // 2)
+@pytest.mark.timeout(600)
+def test_idle_connections_keep_no_node_from_joining(
+    local: LocalCluster, request: pytest.FixtureRequest, figures: Figures
+):
+    count = request.config.option.idle_connections
     head = [one for one in listening([local.nodes[0].pid]) if one.path == "" or one.path.endswith("/head")]
     assert len(head) == 2
     local.stop_node(1)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard := resource.getrlimit(resource.RLIMIT_NOFILE)[1], hard))
+    before = strangers.resident(local.nodes[0].pid)
     idle = []
     try:
-        for number in range(count):
-            idle.append(head[number % 2].connect())
+        for number in range(count * len(head)):
+            idle.append(head[number % len(head)].connect())
+        begun = time.monotonic()
         local.restart_agent(1)
+        took = time.monotonic() - begun
         assert counters(local.cluster()).hit().wait() == [2, 2]
+        grown = strangers.resident(local.nodes[0].pid) - before
     finally:
         for link in idle:
             link.close()
+    assert grown < GROWTH, grown
+    figures.done(len(idle), count * len(head), "idle connections")
+    figures.add("start of a node beside them", f"{took:.2f} s")
+    figures.add("memory that the head grew by", f"{grown >> 10:,} KiB (limit {GROWTH >> 10:,})")

@@ -1,6 +1,7 @@
 """Strangers of another machine at every socket of two nodes with keys, workers' TCP ports among them, while a job runs.
 
-Only with ``--malformed-connections 1000`` or more: so many come to each; what the job's calls took is printed.
+Only with ``--strangers 1000`` or more, which come to each socket, or with ``--idle-connections 1000`` or more, which
+say nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import netns_kit
 import pace
 import pytest
 from keyed_hosts import environment, joined, two_nodes
+from nightly import Figures
 
 from rlinf_actors import procfs
 
@@ -92,81 +94,113 @@ class Talk:
         assert self._process.wait(60) == 0
 
 
-@pytest.fixture
-def count(request: pytest.FixtureRequest) -> int:
-    asked: int = request.config.option.malformed_connections
+def many(request: pytest.FixtureRequest, option: str) -> int:
+    asked: int = request.config.getoption(option)
     if asked < MANY:
-        pytest.skip(f"needs --malformed-connections {MANY} or more")
+        pytest.skip(f"needs {option} {MANY} or more")
     return asked
 
 
+class Scene(contextlib.ExitStack):
+    """A head and a node with keys, each on a host of its own, a job on both, and a host elsewhere."""
+
+    def __init__(self, place: Path) -> None:
+        super().__init__()
+        self.place = place
+
+    def begin(self) -> None:
+        self.head, self.far, self.elsewhere = self.enter_context(netns_kit.hosts(3))
+        self.address = f"{self.head.ip}:6399"
+        agents = two_nodes(self.head, self.far, self.place, self.address)
+        for agent in agents:
+            self.callback(agent.wait, 30)
+            self.callback(agent.terminate)
+        script = self.place / "driver.py"
+        script.write_text(textwrap.dedent(DRIVER))
+        env = environment(self.place, "head", RLINF_HEAD=self.address)
+        self.job = Talk(self, self.head.command([sys.executable, str(script)]), env)
+        self.targets = [*(agent.pid for agent in agents), *self.job.hear()["pids"]]
+        self.sockets = [one for agent in agents for one in sockets_of(agent.pid)]
+        self.tcp = [one for one in self.sockets if not one.path]
+        assert len(self.tcp) == 3, self.tcp  # the head's and the workers'
+
+    def strange(self, what: str, times: int, where: list[Listening]) -> Talk:
+        command = [sys.executable, str(LIVE / "strangers.py"), what, str(times)]
+        made = Talk(self, self.elsewhere.command(command), environment(self.place, "nobody"))
+        made.tell([dataclasses.asdict(one) for one in where])
+        return made
+
+    def descriptors(self) -> dict[int, list[str]]:
+        return {pid: strangers.descriptors(pid) for pid in self.targets}
+
+    def grown(self, before: dict[int, int]) -> dict[int, int]:
+        """By how much the memory of each was more, at most, than *before*."""
+        return {pid: strangers.resident(pid, "VmHWM") - before[pid] for pid in self.targets}
+
+
 @pytest.fixture
-def network(count: int) -> Iterator[list[netns_kit.Host]]:
-    with netns_kit.hosts(3) as made:
+def scene(place: Path) -> Iterator[Scene]:
+    with Scene(place) as made:
         yield made
 
 
-def test_strangers_of_another_machine(network: list[netns_kit.Host], place: Path, count: int) -> None:
-    head, far, elsewhere = network
-    address = f"{head.ip}:6399"
-    with contextlib.ExitStack() as stack:
-        agents = two_nodes(head, far, place, address)
-        for agent in agents:
-            stack.callback(agent.wait, 30)
-            stack.callback(agent.terminate)
-        script = place / "driver.py"
-        script.write_text(textwrap.dedent(DRIVER))
-        env = environment(place, "head", RLINF_HEAD=address)
-        job = Talk(stack, head.command([sys.executable, str(script)]), env)
-        targets = [*(agent.pid for agent in agents), *job.hear()["pids"]]
-        sockets = [one for agent in agents for one in sockets_of(agent.pid)]
-        tcp = [one for one in sockets if not one.path]
-        assert len(tcp) == 3, tcp  # the head's and the workers'
-        outside = environment(place, "nobody")
-
-        def strange(what: str, times: int, where: list[Listening]) -> Talk:
-            command = [sys.executable, str(LIVE / "strangers.py"), what, str(times)]
-            made = Talk(stack, elsewhere.command(command), outside)
-            made.tell([dataclasses.asdict(one) for one in where])
-            return made
-
-        strange("knock", 20, sockets).hear()
+def test_strangers_of_another_machine_reach_nothing(
+    scene: Scene, request: pytest.FixtureRequest, figures: Figures
+) -> None:
+    count = many(request, "--strangers")
+    scene.begin()
+    job = scene.job
+    scene.strange("knock", 20, scene.sockets).hear()
+    job.tell(CALLS)
+    quiet = [job.hear()]
+    fds = pace.settled(scene.descriptors)
+    plan = (
+        ("knock", count, scene.sockets, GROWTH),
+        ("stream", 20, scene.tcp, GROWTH),
+        ("8 streams", 40, scene.tcp, 4 * GROWTH),
+    )
+    for what, times, where, most in plan:
+        before = peaks_begin(scene.targets)
+        job.tell(0)
+        came = scene.strange(what, times, where).hear()
+        job.tell(0)
+        loud = job.hear()
         job.tell(CALLS)
-        quiet = [job.hear()]
+        quiet.append(job.hear())
+        grown = scene.grown(before)
+        assert "all was taken" not in came
+        assert sum(came.values()) - came.get("last", 0) == times * len(where)
+        assert all(grew < most for grew in grown.values()), grown
+        assert pace.again_like(scene.descriptors, fds) == fds
+        figures.done(times * len(where), times * len(where), f'"{what}", 0 of which reached anything')
+        figures.add(
+            f'p99 of a call beside "{what}"',
+            f"{loud['p99']:.2f} ms of {loud['calls']} ({quiet[-2]['p99']:.2f} before, {quiet[-1]['p99']:.2f} after)",
+        )
+        figures.add(
+            "memory that a process grew by", f"at most {max(grown.values()) >> 10:,} KiB (limit {most >> 10:,})"
+        )
 
-        def descriptors() -> dict[int, list[str]]:
-            return {pid: strangers.descriptors(pid) for pid in targets}
 
-        fds = pace.settled(descriptors)
-        plan = (("knock", count, sockets, GROWTH), ("stream", 20, tcp, GROWTH), ("8 streams", 40, tcp, 4 * GROWTH))
-        for what, times, where, most in plan:
-            before = peaks_begin(targets)
-            job.tell(0)
-            came = strange(what, times, where).hear()
-            job.tell(0)
-            loud = job.hear()
-            job.tell(CALLS)
-            quiet.append(job.hear())
-            grown = {pid: strangers.resident(pid, "VmHWM") - before[pid] for pid in targets}
-            print(
-                f"\n{what} {times} at {len(where)} sockets: {came}\np99 {loud['p99']:.2f} ms in {loud['calls']} calls, "
-                f"{quiet[-2]['p99']:.2f} before and {quiet[-1]['p99']:.2f} after; memory grew by at most "
-                f"{[grew >> 10 for grew in grown.values()]} KiB"
-            )
-            assert "all was taken" not in came
-            assert all(grew < most for grew in grown.values()), grown
-            assert pace.again_like(descriptors, fds) == fds
-        for host, name, rank in ((elsewhere, "near", 2), (far, "away", 3)):
-            before = peaks_begin(targets)
-            idle = strange("idle", count // 2, tcp)
-            idle.hear()
-            late = joined(head, host, place, address, name, rank)
-            late.terminate()
-            late.wait(30)
-            grown = {pid: strangers.resident(pid, "VmHWM") - before[pid] for pid in targets}
-            print(f"a node joined beside {count // 2} idle connections; {[grew >> 10 for grew in grown.values()]} KiB")
-            assert all(grew < GROWTH for grew in grown.values()), grown
-            idle.end()
+def test_idle_connections_of_another_machine_keep_no_node_from_joining(
+    scene: Scene, request: pytest.FixtureRequest, figures: Figures
+) -> None:
+    count = many(request, "--idle-connections")
+    scene.begin()
+    for host, name, rank in ((scene.elsewhere, "near", 2), (scene.far, "away", 3)):
+        before = peaks_begin(scene.targets)
+        idle = scene.strange("idle", count, scene.tcp)
+        assert idle.hear() == {"idle": count * len(scene.tcp)}
+        late = joined(scene.head, host, scene.place, scene.address, name, rank)
+        late.terminate()
+        late.wait(30)
+        grown = scene.grown(before)
+        assert all(grew < GROWTH for grew in grown.values()), grown
+        idle.end()
+        figures.done((rank - 1) * count * len(scene.tcp), 2 * count * len(scene.tcp), "idle connections")
+        figures.add(
+            "memory that a process grew by", f"at most {max(grown.values()) >> 10:,} KiB (limit {GROWTH >> 10:,})"
+        )
 
 
 def sockets_of(agent: int) -> list[Listening]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import soak_log
+from nightly import Figures
 
 from rlinf_actors.settings import SEND_WINDOW
 from rlinf_actors.testing import LocalCluster
@@ -29,7 +30,9 @@ GROWTH_FROM_S = 60
 
 
 @pytest.mark.timeout(0)
-def test_soak(tmp_path: Path, rlinf_leak_check: None, soak_seconds: float, soak_seed: int | None) -> None:
+def test_soak(
+    tmp_path: Path, rlinf_leak_check: None, soak_seconds: float, soak_seed: int | None, figures: Figures
+) -> None:
     from soak_driver import Soak
 
     seed = random.SystemRandom().randrange(1 << 32) if soak_seed is None else soak_seed
@@ -45,9 +48,12 @@ def test_soak(tmp_path: Path, rlinf_leak_check: None, soak_seconds: float, soak_
             soak.close()
     logs = soak_log.read(str(tmp_path))
     events = sum(map(len, logs.values()))
-    print(f"soak: {soak.rounds} rounds, {events} events, {len(soak.killed)} killed")
     found = soak_checker.problems(logs, soak.killed)
     growth = grown(soak.samples, soak.rounds)
+    figures.done(round(time.monotonic() - end + soak_seconds), round(soak_seconds), "s")
+    figures.add("soak", f"{soak.rounds} rounds, {events:,} events, {len(soak.killed)} killed; seed {seed}")
+    figures.add("lost, doubled, out of order or damaged", len(found))
+    figures.add("that grew", len(growth))
     if soak_seconds >= GROWTH_FROM_S:
         found += growth
     assert not found, f"seed {seed}, {soak.rounds} rounds:\n" + "\n".join(found[:30])
