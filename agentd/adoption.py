@@ -55,7 +55,7 @@ class Found:
     record: Record
     process: Process
     workers: list[spawn.Kept]
-    since: float
+    inventory: spawn.Inventory
     strays: list[spawn.Kept] = field(default_factory=list)
 
 
@@ -103,7 +103,7 @@ async def take_stock(run_dir: str, keep: bool) -> Survivors:
         others |= {kept.id for kept in found.strays}
         found.workers = [kept for kept in found.workers if kept.id in known]
         survivors.workers.update({kept.id: known[kept.id] for kept in found.workers})
-    survivors.since = min((found.since for found in survivors.templates if found.workers), default=0.0)
+    survivors.since = min((found.inventory.since for found in survivors.templates if found.workers), default=0.0)
     left = [known[id] for id in known.keys() - survivors.workers.keys()]
     for one in left:
         survivors.lost.setdefault(one.spec.id, "its agentd and the template that it came from had both ended")
@@ -162,7 +162,7 @@ async def _take_over(stem: str, record: Record, keep: bool, remains: Remains) ->
                 raise _Unfit("workers are not kept here")
             if not OLDEST <= record.protocol <= PROTOCOL:
                 raise _Unfit(f"it speaks protocol {record.protocol}, this agentd {spoken(OLDEST, PROTOCOL)}")
-            workers, since = await _ask(sock, f"{stem}.sock", record)
+            workers, inventory = await _ask(sock, f"{stem}.sock", record)
         except _Unfit as why:
             text = f"its template, process {record.pid} of an earlier agentd, could not be taken over: {why}"
             log.error("template %d is ended, and its workers: %s", record.pid, why)
@@ -170,7 +170,7 @@ async def _take_over(stem: str, record: Record, keep: bool, remains: Remains) ->
             return None
         stack.pop_all()
     log.info("template %d of an earlier agentd goes on, with %d workers", record.pid, len(workers))
-    return Found(record, Process(record.pid, pidfd, sock, stem), workers, since)
+    return Found(record, Process(record.pid, pidfd, sock, stem), workers, inventory)
 
 
 def _open(record: Record) -> int:
@@ -178,8 +178,8 @@ def _open(record: Record) -> int:
     return procfs.open_pidfd(record.pid, record.started) if record.boot == boot_id() else -1
 
 
-async def _ask(sock: socket.socket, path: str, record: Record) -> tuple[list[spawn.Kept], float]:
-    """What a template has, and since when it has had no agentd that the head knew.
+async def _ask(sock: socket.socket, path: str, record: Record) -> tuple[list[spawn.Kept], spawn.Inventory]:
+    """What a template has, and the end of its answer.
 
     Raises:
         _Unfit: it does not answer as it should.
@@ -198,7 +198,7 @@ async def _ask(sock: socket.socket, path: str, record: Record) -> tuple[list[spa
         raise _Unfit(f"it cannot be asked ({error})") from None
 
 
-async def _inventory(sock: socket.socket) -> tuple[list[spawn.Kept], float]:
+async def _inventory(sock: socket.socket) -> tuple[list[spawn.Kept], spawn.Inventory]:
     """Its answer.
 
     Raises:
@@ -220,7 +220,7 @@ async def _inventory(sock: socket.socket) -> tuple[list[spawn.Kept], float]:
             raise
     finally:
         loop.remove_reader(sock.fileno())
-    return workers, end.since
+    return workers, end
 
 
 def _take(sock: socket.socket, workers: list[spawn.Kept]) -> spawn.Inventory | None:

@@ -96,6 +96,7 @@ class Children:
     def start(self, order: StartWorkers) -> None:
         """Start workers. Each one's fate follows through *report*: WorkerReady, then or instead one WorkerExited."""
         env = self._site.environment()
+        self._templates.refresh()
         try:
             self._unsettled.ordered(order)
         except OSError as error:
@@ -138,6 +139,7 @@ class Children:
     def settled(self, ids: Sequence[str]) -> None:
         """The head knows how these workers ended."""
         self._unsettled.settled(ids)
+        self._trim()
 
     def registered(self, keep_s: float) -> None:
         """The head has taken this node; templates wait *keep_s* seconds for another agentd if this one ends."""
@@ -154,7 +156,7 @@ class Children:
         taken: list[RunningWorker] = []
         asking: list[tuple[spawn.Kept, Template]] = []
         for found in survivors.templates:
-            template = self._templates.adopt(found.record.key, found.process)
+            template = self._templates.adopt(found.record, found.process, found.inventory)
             for kept in found.strays:  # nobody waits for their ends
                 template.send(spawn.Watching(kept.id))
                 if kept.exit is not None:
@@ -175,6 +177,7 @@ class Children:
         for path in (self._site.run_dir / "w").iterdir():
             if path.name not in self._workers:
                 path.unlink(missing_ok=True)
+        self._templates.refresh()
         self._trim()
         return taken
 
@@ -266,6 +269,7 @@ class Children:
     def _on_packet(self, template: Template, packet: spawn.ToAgent) -> None:
         if isinstance(packet, spawn.TemplateReady):
             template.ready = True
+            template.installed, template.paths = packet.installed, tuple(packet.paths)
             if not packet.forks:
                 log.warning(
                     "%s: workers are started afresh instead of forked: %s", template.key.interpreter, packet.why
@@ -367,4 +371,4 @@ class Children:
         self._changed.set()
 
     def _trim(self) -> None:
-        self._templates.trim({worker.template for worker in self._workers.values()})
+        self._templates.trim({worker.template for worker in self._workers.values()} | self._unsettled.templates)

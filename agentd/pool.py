@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import logging
 import os
 from collections.abc import Callable, Collection, Mapping
 from itertools import count
@@ -11,9 +13,13 @@ import msgspec
 
 from agentd import launch
 from agentd.site import Site
-from agentd.templates import Process, Template, make_directories, start
+from agentd.templates import Process, Record, Template, make_directories, start
 from rlinf_actors import procfs
+from rlinf_actors.installed import fingerprint
+from rlinf_actors.version import VERSION
 from rlinf_actors.wire import spawn
+
+log = logging.getLogger(__name__)
 
 MAX_IDLE = 4
 """Templates without workers that are kept for later launches; the one used last stays longest."""
@@ -48,8 +54,11 @@ class TemplatePool:
         self._on_packet = on_packet
         self._on_end = on_end
         self._by_key: dict[launch.Key, Template] = {}
+        self._told_to_end: set[Template] = set()
         self._numbers = count(1)
         self._pkg = make_directories(site.run_dir)
+        told = msgspec.json.encode((VERSION, site.entry, self._told()))
+        self._settings = hashlib.sha256(told).hexdigest()[:32]
 
     def get(self, key: launch.Key, node_env: Mapping[str, str]) -> Template:
         """The template of this key; started if there is none.
@@ -60,12 +69,10 @@ class TemplatePool:
         template = self._by_key.pop(key, None)
         if template is None or template.has_ended():
             stem = self._stem()
-            rules = self._site.rules
             config = {"agent": os.getpid(), "owner": self._owner, "entry": self._site.entry, "slot": launch.SLOT}
             if self._keep_s is not None:
                 config |= {"keep": f"{stem}.sock", "keep_s": self._keep_s}
-            more = {"preload": key.preload, "cgroups": rules.cgroups, "log_bytes": rules.log_bytes}
-            json = msgspec.json.encode({**config, **more}).decode()
+            json = msgspec.json.encode({**config, **self._told(), "preload": key.preload}).decode()
             process = start(
                 key,
                 lambda fd: launch.template_command(key, self._pkg, fd, self._site.node, json),
@@ -73,17 +80,41 @@ class TemplatePool:
                 (self._owner,) if self._owner >= 0 else (),
                 stem,
                 self._keep_s is not None,
+                self._settings,
             )
             template = self._made(key, process)
+            template.settings = self._settings
         self._by_key[key] = template  # at the end: it was used last
         return template
 
-    def adopt(self, key: launch.Key, process: Process) -> Template:
+    def _told(self) -> dict[str, object]:
+        """What each template is told of this node's settings."""
+        rules = self._site.rules
+        return {"cgroups": rules.cgroups, "log_bytes": rules.log_bytes}
+
+    def adopt(self, record: Record, process: Process, inventory: spawn.Inventory) -> Template:
         """Take over a template of an earlier agentd."""
-        template = self._made(key, process)
+        template = self._made(record.key, process)
         template.ready = True
-        self._by_key.setdefault(key, template)
+        template.settings, template.installed = record.settings, inventory.installed
+        template.paths = tuple(inventory.paths)
+        self._by_key.setdefault(record.key, template)
         return template
+
+    def refresh(self) -> None:
+        """Retire each template that was told other settings, or imported other code, than the next one would.
+
+        Its workers go on. It ends when it has none (`trim`).
+        """
+        now: dict[tuple[tuple[str, ...], tuple[str, ...]], str] = {}
+        for template in [one for one in self._by_key.values() if one.ready]:
+            imports = template.paths, template.key.preload
+            if imports not in now:
+                now[imports] = fingerprint(*imports)
+            if (template.settings, template.installed) != (self._settings, now[imports]):
+                what = "code" if template.settings == self._settings else "settings"
+                log.info("template %d forks no more workers: its %s are not those of now", template.pid, what)
+                self.retire(template)
 
     def registered(self, seconds: float) -> None:
         """The head has taken this node; templates wait that long for another agentd, where they do."""
@@ -99,10 +130,15 @@ class TemplatePool:
             del self._by_key[template.key]
 
     def trim(self, busy: Collection[Template]) -> None:
-        """End the templates that have been idle longest, beyond MAX_IDLE of them."""
+        """End the retired templates that are idle, and of the others those idle longest, beyond MAX_IDLE of them."""
         idle = [key for key, template in self._by_key.items() if template.ready and template not in busy]
         for key in idle[:-MAX_IDLE]:
-            self._by_key.pop(key).send(spawn.Shutdown())
+            self.retire(self._by_key[key])
+        serving = set(self._by_key.values())
+        for template in self.running - serving - set(busy) - self._told_to_end:
+            if template.ready:
+                self._told_to_end.add(template)
+                template.send(spawn.Shutdown())
 
     def shut_down(self) -> None:
         """Tell all to end."""
@@ -131,5 +167,6 @@ class TemplatePool:
 
     def _ended(self, template: Template) -> None:
         self.running.discard(template)
+        self._told_to_end.discard(template)
         self.retire(template)
         self._on_end(template)

@@ -37,7 +37,8 @@ class Record(msgspec.Struct, frozen=True):
     """What another agentd finds of a template, in ``t/*.json``: which process it is, and what it serves.
 
     With `boot` (the kernel's boot id) and `started` (clock ticks since then) `pid` names a process for good. `protocol`
-    is that of its agentd; one of another protocol cannot be taken over.
+    is that of its agentd; one of another protocol cannot be taken over. `settings` is a hash of what its agentd told
+    it, "" in a record of protocol 5.
     """
 
     pid: int
@@ -45,6 +46,7 @@ class Record(msgspec.Struct, frozen=True):
     boot: str
     protocol: int
     key: Key
+    settings: str = ""
 
 
 def boot_id() -> str:
@@ -83,6 +85,7 @@ def start(
     inherited: tuple[int, ...],
     stem: str,
     keep: bool,
+    settings: str = "",
 ) -> Process:
     """Start a template.
 
@@ -93,6 +96,7 @@ def start(
         inherited: fds that it inherits besides.
         stem: of its files in the run directory; what it writes itself goes into one.
         keep: whether another agentd may find it; the record for that is written before the process could outlive us.
+        settings: for that record.
 
     Raises:
         OSError: the interpreter cannot be executed, or a file cannot be written.
@@ -118,7 +122,7 @@ def start(
         stack.callback(child.kill)
         if keep:
             stat = procfs.stat_of(child.pid)  # at least a zombie: nobody but us reaps it
-            record = Record(child.pid, stat.started, boot_id(), PROTOCOL, key)
+            record = Record(child.pid, stat.started, boot_id(), PROTOCOL, key, settings)
             write_file(Path(f"{stem}.json"), msgspec.json.encode(record))
         process = Process(child.pid, os.pidfd_open(child.pid), ours, stem, child)
         stack.pop_all()
@@ -154,6 +158,9 @@ class Template:
     Attributes:
         ready: it said TemplateReady.
         failure: what is wrong with its interpreter, "" while nothing is known to be.
+        settings: hash of what its agentd told it.
+        installed: fingerprint of what it found in `paths` before it imported that; "" if it has not said.
+        paths: its sys.path.
     """
 
     def __init__(
@@ -167,6 +174,9 @@ class Template:
         self.key = key
         self.ready = False
         self.failure = ""
+        self.settings = ""
+        self.installed = ""
+        self.paths: tuple[str, ...] = ()
         self.gone = False
         self._loop = loop
         self._process = process

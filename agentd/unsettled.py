@@ -38,6 +38,11 @@ class Unsettled:
         """Whether this worker has ended, the head may not know it, and its template does."""
         return id in self._ended
 
+    @property
+    def templates(self) -> set[Template]:
+        """Those that remember an end that the head may not know."""
+        return set(self._ended.values())
+
     def template(self, id: str) -> Template | None:
         """Who remembers how this worker ended; None if it has not, or that is settled, or nobody does."""
         return self._ended.get(id)

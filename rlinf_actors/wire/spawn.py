@@ -130,12 +130,18 @@ class DevicesBusy(Message, frozen=True):
 
 
 class TemplateReady(Message, frozen=True):
-    """`forks` is False when it must spawn instead; `why` then says what is running in it."""
+    """`forks` is False when it must spawn instead; `why` then says what is running in it.
+
+    `paths` is the interpreter's sys.path. `installed` is the fingerprint of what was there before the template imported
+    it (rlinf_actors.installed), "" from a template of protocol 5.
+    """
 
     pid: Pid
     python: str
     forks: bool
     why: str = ""
+    installed: str = ""
+    paths: list[str] = []
 
 
 class TemplateFailed(Message, frozen=True):
@@ -259,10 +265,12 @@ class Kept(Message, frozen=True):
 
 class Inventory(Message, frozen=True):
     """Every Kept was sent. `since`: when the last agentd that the head had registered was gone (CLOCK_MONOTONIC, in
-    seconds).
+    seconds). `installed` and `paths` are those of TemplateReady.
     """
 
     since: Number
+    installed: str = ""
+    paths: list[str] = []
 
 
 LEASE_LOST_CODE = 76

@@ -30,6 +30,7 @@ import msgspec
 from rlinf_actors import procfs
 from rlinf_actors.cgroups.roots import Roots
 from rlinf_actors.cgroups.worker import Cgroup, cgroup_of
+from rlinf_actors.installed import fingerprint
 from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE
 from rlinf_actors.net import faultpoints
 from rlinf_actors.scarce import explain
@@ -107,6 +108,8 @@ class Template:
         self._agent = socket.socket(fileno=fd)
         for inherited in (fd, *([config.owner] * (config.owner >= 0))):
             os.set_inheritable(inherited, False)
+        self._paths = list(sys.path)
+        self._installed = fingerprint(self._paths, config.preload)  # before anything of it is imported
         self._selector = selectors.DefaultSelector()
         self._over = False
         self._why = ""
@@ -130,7 +133,9 @@ class Template:
         gc.freeze()  # what is here now is never collected, so that the collector does not touch, and copy, its pages
         why = cannot_fork()
         procfs.die_with_parent(0)  # from here on agentd's end is an EOF
-        self._link.send(spawn.TemplateReady(os.getpid(), sys.version.split()[0], not why, why))
+        self._link.send(
+            spawn.TemplateReady(os.getpid(), sys.version.split()[0], not why, why, self._installed, self._paths)
+        )
         while not self._over:
             for key, mask in self._selector.select(self._patience()):
                 key.data(mask)
@@ -236,7 +241,7 @@ class Template:
         self._link.adopted()
         for kept in self._nursery.inventory():
             self._link.send(kept)
-        self._link.send(spawn.Inventory(self._link.since))
+        self._link.send(spawn.Inventory(self._link.since, self._installed, self._paths))
 
     # --- starting a worker ---
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import json
 import os
 import select
 import signal
@@ -13,8 +14,9 @@ import subprocess
 import sys
 import time
 
+import pace
 import pytest
-from children_kit import make, order, spec
+from children_kit import HERE, children, make, order, spec
 
 import agentd.sweep
 from agentd import adoption, owner, remains
@@ -41,9 +43,9 @@ print("hidden", subprocess.check_output(command, text=True), end="")
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
 
 
-async def left(tmp_path, *specs):
+async def left(tmp_path, *specs, **options):
     """An agentd that starts these and goes; returns its reports, and its template's pid."""
-    kids, reports = make(tmp_path, keep_s=60.0)
+    kids, reports = make(tmp_path, keep_s=60.0, **options)
     kids.start(order(specs))
     await reports.up(*specs)
     for one in specs:
@@ -55,10 +57,10 @@ async def left(tmp_path, *specs):
 
 
 @contextlib.asynccontextmanager
-async def taken(tmp_path, template, goes=False):
+async def taken(tmp_path, template, goes=False, **options):
     """The next agentd, once it has taken stock. It ends everything, or *goes* as the one before."""
     survivors = await take_stock(str(tmp_path / "run"), True)
-    kids, reports = make(tmp_path, keep_s=60.0, ledger=survivors.ledger)
+    kids, reports = make(tmp_path, keep_s=60.0, ledger=survivors.ledger, **options)
     kids.adopt(survivors)
     try:
         yield kids, reports, survivors
@@ -85,6 +87,65 @@ async def test_what_hides_its_mark_ends_with_a_template_that_stands_still(tmp_pa
         assert survivors.templates == []
         assert ended(hidden)
     os.close(hidden)
+
+
+async def parent_of(kids, reports, one):
+    """Start a worker; returns the pid of its template."""
+    kids.start(order([one]))
+    (up,) = await reports.up(one)
+    return procfs.stat(up.pid).parent
+
+
+async def test_after_an_upgrade_new_workers_come_from_new_templates_and_the_old_one_ends(tmp_path):
+    site = tmp_path / "site-packages"
+    (site / "numpy-1.26.0.dist-info").mkdir(parents=True)
+    env = {"PYTHONPATH": f"{HERE}:{site}"}
+    async with children(tmp_path, env=env) as (kids, reports):
+        one, two, three = spec(0), spec(1), spec(2)
+        first = await parent_of(kids, reports, one)
+        assert await parent_of(kids, reports, two) == first
+        (site / "numpy-1.26.0.dist-info").rename(site / "numpy-2.0.0.dist-info")
+        assert await parent_of(kids, reports, three) != first
+        assert len(kids._templates.running) == 2, "it serves its living workers"
+        kids.stop([one.id, two.id], 5.0)
+        await reports.gone(one)
+        await reports.gone(two)
+        kids.settled([one.id, two.id])
+        await kids._until(lambda: len(kids._templates.running) == 1, pace.PATIENCE_S)
+        assert procfs.stat(first) is None, "it ended with its last worker"
+
+
+@pytest.mark.parametrize("changed", ["settings", "code", "nothing"])
+async def test_template_that_is_taken_over_forks_only_what_a_new_one_would(tmp_path, changed):
+    site = tmp_path / "site-packages"
+    site.mkdir()
+    env, one, two = {"PYTHONPATH": f"{HERE}:{site}"}, spec(0), spec(1)
+    _, template = await left(tmp_path, one, env=env)
+    if changed == "code":
+        (site / "torch-2.9.0.dist-info").mkdir()
+    rules = {"log_bytes": 1 << 20} if changed == "settings" else {}
+    async with taken(tmp_path, template, env=env, rules=rules) as (kids, reports, _):
+        assert one.id in kids._workers
+        assert (await parent_of(kids, reports, two) == template) == (changed == "nothing")
+        kids.stop([one.id], 5.0)
+        await reports.gone(one)
+        kids.settled([one.id])
+        if changed != "nothing":
+            await kids._until(lambda: len(kids._templates.running) == 1, pace.PATIENCE_S)
+            assert [running.pid for running in kids._templates.running] != [template]
+
+
+async def test_template_of_the_protocol_before_forks_no_more(tmp_path):
+    """Its record and its answer do not say what it was told and has imported."""
+    one, two = spec(0), spec(1)
+    _, template = await left(tmp_path, one)
+    (path,) = (tmp_path / "run" / "t").glob("*.json")
+    record = json.loads(path.read_text())
+    del record["settings"]
+    path.write_text(json.dumps({**record, "protocol": 5}))
+    async with taken(tmp_path, template) as (kids, reports, _):
+        assert one.id in kids._workers
+        assert await parent_of(kids, reports, two) != template
 
 
 async def test_a_worker_that_no_ledger_knows_is_ended_and_forgotten(tmp_path):
@@ -136,7 +197,7 @@ async def test_an_answer_that_came_while_agentd_stood_still_counts(monkeypatch):
 
     with ours, theirs:
         asyncio.get_running_loop().call_soon(stand_still)
-        assert await adoption._inventory(ours) == ([spawn.Kept("a")], 5.0)
+        assert await adoption._inventory(ours) == ([spawn.Kept("a")], spawn.Inventory(5.0))
         with pytest.raises(asyncio.TimeoutError):
             await adoption._inventory(ours)
 

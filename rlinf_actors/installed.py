@@ -1,0 +1,97 @@
+"""What an interpreter would import now, told apart by stat calls alone. Stateless; nothing is imported.
+
+A template forks workers out of modules that it imported long ago. So it remembers the fingerprint of what was installed
+when it started, and agentd compares that with the fingerprint of now before each launch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+
+PACKAGE = "rlinf_actors"
+_SITE = ("site-packages", "dist-packages")
+_RECORDS = (".dist-info", ".egg-info", ".egg", ".egg-link", ".pth")
+"""What pip and setuptools replace with each installation. It is not all that can change, but it always changes."""
+_MAX_FILES = 2000
+"""Files of one package outside of site-packages that are looked at."""
+
+
+def fingerprint(paths: Sequence[str], modules: Iterable[str] = ()) -> str:
+    """Return a hash of what an interpreter would import.
+
+    It changes when pip installs, upgrades or removes a distribution in one of *paths*, and when a source file of this
+    package or of *modules* changes that lies outside of site-packages (editable installations, PYTHONPATH).
+
+    Args:
+        paths: sys.path of the interpreter. What is no directory counts as empty.
+        modules: what a template imports beside this package.
+    """
+    names = dict.fromkeys((PACKAGE, *(module.partition(".")[0] for module in modules)))
+    places = [*paths, *(source for path in paths if _is_site(path) for source in _editable(path))]
+    found = hashlib.sha256()
+    for place in dict.fromkeys(map(os.path.normpath, places)):
+        for line in _distributions(place) if _is_site(place) else _sources(place, names):
+            found.update(line.encode(errors="surrogateescape") + b"\n")
+    return found.hexdigest()[:32]
+
+
+def _is_site(path: str) -> bool:
+    return os.path.basename(path) in _SITE
+
+
+def _distributions(site: str) -> Iterator[str]:
+    yield site
+    for name in _names(site):
+        if name.endswith(_RECORDS):
+            yield f"{name} {_changed(os.path.join(site, name))}"
+
+
+def _editable(site: str) -> Iterator[str]:
+    """The directories that .pth files add to sys.path."""
+    for name in _names(site):
+        if not name.endswith((".pth", ".egg-link")):
+            continue
+        try:
+            with open(os.path.join(site, name), encoding="utf-8", errors="replace") as file:
+                lines = file.read(65536).splitlines()
+        except OSError:
+            continue
+        yield from (os.path.join(site, line.strip()) for line in lines if not line.startswith(("#", "import", "\n")))
+
+
+def _sources(place: str, names: Iterable[str]) -> Iterator[str]:
+    """The source files of these modules in a directory. Of those in site-packages their distribution says enough."""
+    for name in names:
+        directory = os.path.realpath(os.path.join(place, name))
+        if os.path.isfile(f"{directory}.py"):
+            yield f"{directory}.py {_changed(f'{directory}.py')}"
+        if not os.path.isdir(directory):
+            continue
+        yield directory
+        if _is_site(os.path.dirname(directory)):
+            yield from _distributions(os.path.dirname(directory))
+            continue
+        left = _MAX_FILES
+        for parent, inner, files in os.walk(directory):
+            inner[:] = sorted(one for one in inner if one != "__pycache__")
+            for file in sorted(one for one in files if one.endswith((".py", ".so")))[:left]:
+                yield f"{file} {_changed(os.path.join(parent, file))}"
+            left = max(0, left - len(files))
+
+
+def _names(directory: str) -> list[str]:
+    """Names in a directory, in order; none if it cannot be read."""
+    try:
+        return sorted(os.listdir(directory))
+    except OSError:
+        return []
+
+
+def _changed(path: str) -> str:
+    """When it was written last; "" if it is not there."""
+    try:
+        return str(os.stat(path).st_mtime_ns)
+    except OSError:
+        return ""

@@ -1,0 +1,88 @@
+"""What counts as another installation, and what does not."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rlinf_actors.installed import fingerprint
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """site-packages with numpy, and with an editable installation of this package."""
+    made = tmp_path / "lib" / "site-packages"
+    (made / "numpy-1.26.0.dist-info").mkdir(parents=True)
+    (made / "numpy").mkdir()
+    sources = tmp_path / "src" / "rlinf_actors" / "worker"
+    sources.mkdir(parents=True)
+    (sources / "template.py").write_text("one")
+    (made / "_rlinf_actors.pth").write_text(f"{tmp_path}/src\n")
+    return made
+
+
+def upgrade(site: Path) -> None:
+    (site / "numpy-1.26.0.dist-info").rename(site / "numpy-2.0.0.dist-info")
+
+
+def install_again(site: Path) -> None:
+    (site / "numpy-1.26.0.dist-info").rmdir()
+    (site / "numpy-1.26.0.dist-info").mkdir()
+    os.utime(site / "numpy-1.26.0.dist-info", ns=(1, 1))
+
+
+def install_more(site: Path) -> None:
+    (site / "torch-2.1.0.dist-info").mkdir()
+
+
+def edit(site: Path) -> None:
+    file = site.parents[1] / "src" / "rlinf_actors" / "worker" / "template.py"
+    file.write_text("two")
+    os.utime(file, ns=(1, 1))
+
+
+def lead_elsewhere(site: Path) -> None:
+    (site / "_rlinf_actors.pth").write_text("/nowhere\n")
+    os.utime(site / "_rlinf_actors.pth", ns=(1, 1))
+
+
+@pytest.mark.parametrize("change", [upgrade, install_again, install_more, edit, lead_elsewhere])
+def test_other_code_has_another_fingerprint(site, change):
+    before = fingerprint([str(site)])
+    assert fingerprint([str(site)]) == before
+    change(site)
+    assert fingerprint([str(site)]) != before
+
+
+def test_what_running_it_leaves_changes_nothing(site):
+    before = fingerprint([str(site)])
+    for directory in (site, site / "numpy", site.parents[1] / "src" / "rlinf_actors"):
+        (directory / "__pycache__").mkdir()
+        (directory / "__pycache__" / "a.pyc").write_text("")
+    assert fingerprint([str(site)]) == before
+
+
+def test_modules_on_pythonpath_count_where_the_template_imports_them(tmp_path):
+    (tmp_path / "mine.py").write_text("one")
+    (tmp_path / "other.py").write_text("one")
+    before, without = fingerprint([str(tmp_path)], ["mine.part"]), fingerprint([str(tmp_path)])
+    for name in ("mine.py", "other.py"):
+        os.utime(tmp_path / name, ns=(1, 1))
+    assert fingerprint([str(tmp_path)], ["mine.part"]) != before
+    assert fingerprint([str(tmp_path)]) == without
+
+
+def test_the_package_behind_a_link_is_looked_at(site, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "rlinf_actors").symlink_to(tmp_path / "src" / "rlinf_actors")
+    before = fingerprint([str(tmp_path / "run")])
+    edit(site)
+    assert fingerprint([str(tmp_path / "run")]) != before
+
+
+def test_paths_that_are_no_directories_are_empty():
+    assert fingerprint(["", "/nowhere", "/usr/lib/python311.zip"]) == fingerprint(
+        ["", "/nowhere", "/usr/lib/python311.zip"]
+    )
