@@ -116,6 +116,17 @@ async def take_stock(run_dir: str, keep: bool) -> Survivors:
     return survivors
 
 
+def unspoken(run_dir: str) -> list[int]:
+    """Return the protocols of running templates that this agentd could only end."""
+    found = []
+    for record in _records(run_dir).values():
+        pidfd = -1 if _speaks(record) else _open(record)
+        if pidfd >= 0:
+            os.close(pidfd)
+            found.append(record.protocol)
+    return found
+
+
 def running(known: RunningWorker, kept: spawn.Kept) -> RunningWorker:
     """A worker as the head is told of it."""
     told = msgspec.structs.replace(known, pid=kept.pid, exit=kept.exit)
@@ -160,7 +171,7 @@ async def _take_over(stem: str, record: Record, keep: bool, remains: Remains) ->
         try:
             if not keep:
                 raise _Unfit("workers are not kept here")
-            if not OLDEST <= record.protocol <= PROTOCOL:
+            if not _speaks(record):
                 raise _Unfit(f"it speaks protocol {record.protocol}, this agentd {spoken(OLDEST, PROTOCOL)}")
             workers, inventory = await _ask(sock, f"{stem}.sock", record)
         except _Unfit as why:
@@ -171,6 +182,10 @@ async def _take_over(stem: str, record: Record, keep: bool, remains: Remains) ->
         stack.pop_all()
     log.info("template %d of an earlier agentd goes on, with %d workers", record.pid, len(workers))
     return Found(record, Process(record.pid, pidfd, sock, stem), workers, inventory)
+
+
+def _speaks(record: Record) -> bool:
+    return OLDEST <= record.protocol <= PROTOCOL
 
 
 def _open(record: Record) -> int:

@@ -16,7 +16,7 @@ from agentd.inherited import inherited
 from agentd.reload import take_over
 from agentd.security import named, own_key
 from agentd.standing import Standing
-from rlinf_actors.errors import ConfigError
+from rlinf_actors.errors import ConfigError, ProtocolMismatchError
 from rlinf_actors.net.address import endpoint_of, split_address
 from rlinf_actors.settings import Unit
 from rlinf_actors.systemd.notify import Manager
@@ -210,6 +210,8 @@ class Daemon:
         self._described_env = dict(described.env_vars) if described is not None else {}
         for fault in report.faults:
             log.warning("hardware: %s", fault)
+        if self._keeps and head is None:
+            await self._ask_before_ending(network, run_dir)
         survivors = None if config.embedded else await self._take_stock(run_dir, self._keeps)
         if self._handing_over:
             return OK
@@ -252,6 +254,21 @@ class Daemon:
     def _keeps(self) -> bool:
         """Whether workers may go on without this process: a private cluster's agentd is never started again."""
         return self._config.keep and not self._config.embedded
+
+    async def _ask_before_ending(self, network: ZmqNetwork, run_dir: str) -> None:
+        """Find out whether the head serves this agentd, if taking stock would end workers of another version.
+
+        Raises:
+            ProtocolMismatchError: it does not. The workers go on as without an agentd: for one of their own version.
+        """
+        from agentd.adoption import unspoken
+        from agentd.session import why_not_served
+
+        if not unspoken(run_dir):
+            return
+        refused = await why_not_served(network, self._head_endpoint)
+        if refused:
+            raise ProtocolMismatchError(f"{refused}. Workers of the version before go on for a lease: none was ended")
 
     async def _take_stock(self, run_dir: str, keep: bool) -> Survivors:
         from agentd.adoption import take_stock

@@ -213,9 +213,10 @@ class LookAtHead(msgspec.Struct, frozen=True):
 
 
 class Say(msgspec.Struct, frozen=True):
-    """A line for people: the service manager's status and the log."""
+    """A line for people: the service manager's status and the log. `urgent`: somebody has to do something."""
 
     text: str
+    urgent: bool = False
 
 
 class Registered(msgspec.Struct, frozen=True):

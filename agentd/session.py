@@ -16,11 +16,13 @@ from agentd import state as s
 from rlinf_actors import procfs, version
 from rlinf_actors.errors import ClusterTimeoutError, ProtocolError, RlinfActorsError
 from rlinf_actors.net.link import Network, Sight, secret_identity
+from rlinf_actors.net.outage import HELLO_TIMEOUT_S
 from rlinf_actors.net.rpc import ControlClient
 from rlinf_actors.net.silence import STALL_S
 from rlinf_actors.wire.agents import HardwareFound, StartWorkers
 from rlinf_actors.wire.messages import Body
-from rlinf_actors.wire.protocol import OLDEST, PROTOCOL
+from rlinf_actors.wire.operators import GetStatus, Status
+from rlinf_actors.wire.protocol import OLDEST, PROTOCOL, agreed, spoken, what_to_upgrade
 from rlinf_actors.wire.session import AgentHello, Welcome
 from rlinf_actors.wire.values import HardwareAnswer, HardwareQuestion, NodeReport, RunningWorker
 
@@ -50,6 +52,25 @@ class WorkerKeeper(Protocol):
 
     async def close(self, grace_s: float, reason: str = "") -> None:
         """See Children."""
+
+
+async def why_not_served(network: Network, endpoint: str) -> str:
+    """Return why the head would refuse an agentd of this version, "" if it would not, or does not answer in time."""
+    client = ControlClient(network, endpoint, secret_identity("agent:asks"), lambda body: None, lambda: None)
+    try:
+        status = await client.request(GetStatus(""), HELLO_TIMEOUT_S)
+    except RlinfActorsError as error:
+        log.warning("the head was not asked whether it serves this version: %s", error)
+        return ""
+    finally:
+        client.close()
+    if not isinstance(status, Status) or agreed(status.oldest, status.protocol):
+        return ""
+    theirs, ours = spoken(status.oldest, status.protocol), spoken(OLDEST, PROTOCOL)
+    return (
+        f"this agentd is rlinf-actors {version.VERSION} ({ours}), the head at {endpoint} is {status.version} "
+        f"({theirs}): {what_to_upgrade(status.oldest, 'the head first', 'this agentd')}"
+    )
 
 
 async def _nothing_to_look_with(question: HardwareQuestion) -> HardwareAnswer:
@@ -227,7 +248,7 @@ class Session:
         elif isinstance(action, e.LookAtHead):
             self._spawn(self._look(action), "look at the head")
         elif isinstance(action, e.Say):
-            log.info("%s", action.text)
+            log.log(logging.ERROR if action.urgent else logging.INFO, "%s", action.text)
             self._on_status(action.text)
         elif isinstance(action, e.Registered):
             self._children.settled(list(self._lost))

@@ -17,7 +17,7 @@ from agentd import events as e
 from agentd.leases import RobotLeases
 from agentd.phases import Phase, step
 from agentd.roster import Roster
-from rlinf_actors.errors import ClusterTimeoutError, NodeLostError, NotTheHeadError
+from rlinf_actors.errors import ClusterTimeoutError, NodeLostError, NotTheHeadError, ProtocolMismatchError
 from rlinf_actors.net.outage import Outage
 from rlinf_actors.net.silence import Silence
 from rlinf_actors.wire.agents import (
@@ -216,6 +216,11 @@ class AgentState:
             self._step("failed")
             self._away(f"not registered yet: {error}", now)
             self._hello(again=True)
+        elif isinstance(error, ProtocolMismatchError) and self._roster.running:
+            self._step("failed")
+            text = f"the head refused this node: {error}; workers go on for {self.policy.head_grace_s:g} s"
+            self._away(text, now, urgent=True)
+            self._hello(again=True)
         else:
             self._step("refused")
             self._out.append(e.Exit(78, f"the head refused this node: {error}"))
@@ -236,11 +241,11 @@ class AgentState:
         self.incarnation = self.new_incarnation()
         self._hello(again=True)
 
-    def _away(self, text: str, now: float) -> None:
+    def _away(self, text: str, now: float, urgent: bool = False) -> None:
         """The head is not there: say so, but not each time."""
         said = self._outage.failed(now, text)
         if said:
-            self._out.append(e.Say(said))
+            self._out.append(e.Say(said, urgent))
 
     def _drain(self, event: e.Drain) -> None:
         if self.phase is Phase.ENDED or (self.phase is Phase.DRAINING and event.grace_s is None):

@@ -13,10 +13,10 @@ from msgspec.structs import replace
 from rlinf_actors.errors import (
     AuthenticationError,
     ClusterTimeoutError,
-    InternalError,
     NodeLostError,
     NotTheHeadError,
     ProtocolError,
+    ProtocolMismatchError,
     RlinfActorsError,
 )
 from rlinf_actors.net.link import Network, Sight, secret_identity
@@ -48,7 +48,6 @@ class HeadLink:
             back in time, or it does not take this process back.
         on_return: called when a head that had forgotten us has taken us back.
         on_given_up: called instead if it does not because it has given up on this process.
-        on_failed: called with a notice whose handler raised.
     """
 
     def __init__(
@@ -60,7 +59,6 @@ class HeadLink:
         on_silence: Callable[[str], None] = lambda reason: None,
         on_return: Callable[[], None] = lambda: None,
         on_given_up: Callable[[str], None] = lambda reason: None,
-        on_failed: Callable[[Body, InternalError], object] | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.welcome: Welcome | None = None
@@ -79,9 +77,7 @@ class HeadLink:
         self._looking: asyncio.Task[None] | None = None
         self._network = network
         self.identity = secret_identity(f"{hello.role}:{hello.incarnation}")
-        self._client = ControlClient(
-            network, endpoint, self.identity, self._noticed, self._greet_again, on_failed=on_failed
-        )
+        self._client = ControlClient(network, endpoint, self.identity, self._noticed, self._greet_again)
 
     async def start(self, timeout: float | None) -> Welcome:
         """Introduce this process.
@@ -250,11 +246,11 @@ class HeadLink:
                 if isinstance(error, NodeLostError):
                     self._on_given_up(str(error))
                     return
-                if not isinstance(error, (ClusterTimeoutError, AuthenticationError)):
+                if not isinstance(error, (ClusterTimeoutError, AuthenticationError, ProtocolMismatchError)):
                     self._on_silence(str(error))  # it is there, and does not take this process back
                     return
-                # not there, or there and without the agent that knows this worker
-                why = error if isinstance(error, AuthenticationError) else "no answer"
+                # not there; there and without the agent that knows this worker; or of a version that may be replaced
+                why = "no answer" if isinstance(error, ClusterTimeoutError) else error
                 self._say(
                     self._outage.failed(
                         loop.time(),

@@ -33,7 +33,6 @@ from rlinf_actors.cgroups.worker import Cgroup, cgroup_of
 from rlinf_actors.installed import fingerprint
 from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE
 from rlinf_actors.net import faultpoints
-from rlinf_actors.net.loop import end_process
 from rlinf_actors.scarce import explain
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire import spawn
@@ -47,6 +46,14 @@ from rlinf_actors.worker.process import Worker
 
 WORKER_IMPORTS = ("asyncio", "zmq", "msgspec", "cloudpickle", "rlinf_actors.net.transport")
 """What every worker needs; missing ones are an error."""
+LATER_IMPORTS = (
+    "rlinf_actors.channel.channel",
+    "rlinf_actors.hardware.extensions",
+    "rlinf_actors.placement.component",
+    "rlinf_actors.security.own",
+    "rlinf_actors.worker.channelhost",
+)
+"""What a worker may come to use. An upgrade may have replaced the files by then, and two versions do not mix."""
 OPTIONAL_IMPORTS = ("uvloop",)
 
 
@@ -94,11 +101,7 @@ def main(fd: int, node: str, config_json: str) -> None:
         forked.spawned(config.packet, fd, config.entry, config.agent, config.cgroup)
         return
     procfs.die_with_parent(signal.SIGKILL, config.agent)  # an import may hang; nobody would notice agentd's end
-    try:
-        start = Template(fd, node, config).run()
-    except Exception:  # noqa: BLE001 - a bug of ours
-        traceback.print_exc()
-        end_process()
+    start = Template(fd, node, config).run()
     if start is not None:
         forked.run(start)
 
@@ -164,7 +167,7 @@ class Template:
 
     def _import(self) -> None:
         module = self._config.entry.partition(":")[0]
-        for name in (*WORKER_IMPORTS, module):
+        for name in (*WORKER_IMPORTS, *LATER_IMPORTS, module):
             try:
                 importlib.import_module(name)
             except ModuleNotFoundError as error:

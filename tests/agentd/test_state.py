@@ -138,6 +138,26 @@ def test_a_refusal_ends_with_78_and_its_reason(error):
     assert str(error) in end.text
 
 
+def test_a_refused_protocol_ends_no_worker_before_the_head_grace():
+    """A head, or an agentd, of the wrong version was installed by mistake, and may yet be replaced."""
+    kit = Kit().join()
+    kit.start("w1")
+    kit.do(e.Heard(Beat(HELLO_AGAIN)))
+    began = kit.now
+    out = kit.do(e.HelloFailed(ProtocolMismatchError("upgrade the head first")))
+    assert [type(action) for action in out] == [e.Say, e.SayHello]
+    assert out[0].urgent
+    assert "upgrade the head first; workers go on for 120 s" in out[0].text
+    kit.do(e.HeadLooked(True), 3)
+    assert [type(action) for action in kit.do(e.HelloFailed(ProtocolMismatchError("no")))] == [e.SayHello]
+    assert not any(isinstance(action, e.StopChildren) for action in kit.do(e.Tick(), began + 119 - kit.now))
+    assert any(isinstance(action, e.StopChildren) for action in kit.do(e.Tick(), 2))
+    kit.do(e.FromWorkers(WorkerExited("w1", GONE)))
+    (*_, end) = kit.do(e.HelloFailed(ProtocolMismatchError("no")))
+    assert isinstance(end, e.Exit)
+    assert end.code == 78
+
+
 def test_another_at_the_head_s_address_is_tried_again_and_said():
     """A head that was replaced by one with another key, by mistake perhaps, ends no worker before its time."""
     kit = Kit().join()

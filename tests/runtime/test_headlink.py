@@ -246,7 +246,7 @@ async def test_a_deadline_that_passes_meanwhile_says_for_how_long_the_head_was_a
         await ends.link.request(GetStatus(), 0.05)
 
 
-@pytest.mark.parametrize(("kind", "told"), [("node_lost", "given_up"), ("protocol", "alone"), ("usage", "alone")])
+@pytest.mark.parametrize(("kind", "told"), [("node_lost", "given_up"), ("usage", "alone")])
 async def test_a_head_that_does_not_take_us_back_ends_the_session(ends, kind, told):
     peer = await ends.welcome()
     ends.server.notify(peer, Beat(HELLO_AGAIN))
@@ -255,12 +255,19 @@ async def test_a_head_that_does_not_take_us_back_ends_the_session(ends, kind, to
     assert await asyncio.wait_for(getattr(ends, told).get(), 10) == "the head has given up on this driver"
 
 
-async def test_a_worker_whose_agent_is_not_back_yet_tries_again(ends):
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("authentication", "worker 'w' is not known here"),  # its agent is not back yet
+        ("protocol", "upgrade the head first"),  # the head that was there before may come back
+    ],
+)
+async def test_a_head_that_may_take_us_back_later_is_asked_again(ends, kind, why):
     peer = await ends.welcome()
     for _ in range(2):
         ends.server.notify(peer, Beat(HELLO_AGAIN))
         _, again = await ends.next(ClientHello)
-        ends.server.fail(peer, again.id, "authentication", "worker 'w' is not known here")
+        ends.server.fail(peer, again.id, kind, why)
     _, again = await ends.next(ClientHello)
     ends.server.reply(peer, again.id, Welcome("e2", "0.1", 60.0, 10.0))
 

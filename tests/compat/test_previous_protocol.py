@@ -1,0 +1,156 @@
+"""Clusters of two versions: each peer of the protocol before is served, and a cluster is upgraded while it works."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import compat_workers as cw
+import pace
+import previous
+import pytest
+
+from rlinf_actors import Channel, NodePlacementStrategy, RlinfActorsError
+from rlinf_actors.testing import LocalCluster, local_cluster
+from rlinf_actors.wire.protocol import OLDEST, PROTOCOL
+
+pytestmark = pytest.mark.live
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory):
+    """The interpreter of the previous version's environment."""
+    return previous.install(tmp_path_factory.mktemp("previous"))
+
+
+@pytest.fixture
+def later(tmp_path):
+    """The interpreter of a version's environment that today's serves no more."""
+    return previous.install_later(tmp_path / "later")
+
+
+@pytest.fixture
+def versions(monkeypatch):
+    """The interpreters of LocalCluster's nodes that run another version, by rank: for agentds started from then on."""
+    pythons: dict[int, str] = {}
+
+    def start(arguments, run_dir, tell, env):
+        python = pythons.get(int(arguments[arguments.index("--node-rank") + 1]))
+        if python is None:
+            return start_new(arguments, run_dir, tell, env)
+        owner = ["--owner-pid", str(os.getpid())]
+        command = [python, "-m", "agentd", *arguments, *owner, "--run-dir", run_dir, "--ready-fd", str(tell)]
+        with open(f"{run_dir}/agentd.log", "ab") as log:
+            return subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(tell,), env=env, cwd=run_dir
+            )
+
+    start_new = local_cluster.start_agentd
+    monkeypatch.setattr(local_cluster, "start_agentd", start)
+    return pythons
+
+
+def nodes(lease_s=8.0):
+    return LocalCluster(2, env={"PYTHONPATH": str(HERE)}, options=pace.timers(beat_s=0.1, lease_s=lease_s))
+
+
+class Driver:
+    """compat_workers.main as a process."""
+
+    def __init__(self, python, local) -> None:
+        self.process = subprocess.Popen(
+            [python, HERE / "compat_workers.py", local.head, "2"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **local.driver_env, "PYTHONPATH": str(HERE)},
+            cwd=HERE,
+        )
+        self.pids = self.heard()
+
+    def heard(self):
+        return self.process.stdout.readline().split()
+
+    def ask(self, line):
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        return self.heard()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_error):
+        with self.process:
+            self.process.stdin.close()
+            assert self.process.wait(pace.PATIENCE_S) == 0
+
+
+def upgrade(local, rank):
+    """Let the node's agentd of the previous version hand over to one of this version."""
+    local.nodes[rank].process.send_signal(signal.SIGUSR1)
+    assert local.nodes[rank].process.wait(pace.PATIENCE_S) == 0
+    local.restart_agent(rank)
+
+
+def test_the_previous_version_speaks_the_protocol_before(old):
+    command = [old, "-c", "from rlinf_actors.wire.protocol import PROTOCOL; print(PROTOCOL)"]
+    said = subprocess.run(command, capture_output=True, text=True, cwd=HERE)
+    assert (said.stdout.strip(), OLDEST) == (str(OLDEST), PROTOCOL - 1), "previous.txt names another protocol"
+
+
+def test_a_cluster_is_upgraded_head_first_while_a_driver_works(versions, old):
+    versions |= {0: old, 1: old}
+    with nodes() as local, Driver(old, local) as driver:
+        assert driver.ask("call 21") == ["42", "42", *driver.pids, "1", "0"]
+        del versions[0]
+        local.kill_agent(0)  # the head, and the agentd of its node
+        local.restart_agent(0)
+        assert driver.ask("call 4") == ["8", "8", *driver.pids, "1", "0"]
+        assert driver.ask("exercise after-head") == [str(PROTOCOL), str(OLDEST)]
+        with local.cluster(namespace="new") as cluster:
+            assert cw.exercise(cluster, "across", [0, 1]) == [PROTOCOL, OLDEST]
+            del versions[1]
+            upgrade(local, 1)
+            assert driver.ask("call 5") == ["10", "10", *driver.pids, "1", "0"]
+            assert driver.ask("exercise after-node") == [str(PROTOCOL), str(PROTOCOL)]
+            assert cw.exercise(cluster, "upgraded", [0, 1]) == [PROTOCOL, PROTOCOL]
+
+
+def test_a_newer_node_and_a_newer_driver_are_taken_by_a_head_of_the_protocol_before(versions, old):
+    versions[0] = old
+    with nodes() as local, local.cluster() as cluster:
+        assert cw.exercise(cluster, "above", [0, 1]) == [OLDEST, PROTOCOL]
+
+
+def test_workers_go_on_without_importing_what_another_version_has_put_in_place(tmp_path):
+    with nodes() as local, local.cluster() as cluster:
+        two = NodePlacementStrategy([1, 1])
+        mixed = cw.Mixed.create_group().launch(cluster, two, name="mixed")
+        counting = cw.Counting.create_group().launch(cluster, two, name="counting")
+        assert mixed.double(1).wait() == [2, 2]
+        channel = Channel.create("items", node_rank=0)
+        installed = Path(local.nodes[1].run_dir, "pkg", "rlinf_actors")  # what its workers import from
+        installed.unlink()
+        installed.symlink_to(tmp_path)
+        cw.use(mixed, counting, channel)
+
+
+def test_a_refused_agentd_ends_no_worker(versions, later):
+    with nodes(lease_s=60.0) as local, local.cluster() as cluster:
+        group = cw.Mixed.create_group().launch(cluster, NodePlacementStrategy([0, 1]), name="kept")
+        pids = group.pid().wait()
+        local.nodes[1].process.send_signal(signal.SIGUSR1)
+        local.nodes[1].process.wait(pace.PATIENCE_S)
+        versions[1] = later
+        with pytest.raises(RlinfActorsError, match="upgrade the head first"):
+            local.restart_agent(1)
+        assert local.nodes[1].process.wait(pace.PATIENCE_S) == 69  # its unit tries again, with what is installed then
+        assert group.double(1).wait() == [2, 2]
+        del versions[1]
+        local.restart_agent(1)
+        assert group.pid().wait() == pids
+        assert group.swap().wait() == [1, 0]
