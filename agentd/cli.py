@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import errno
 import faulthandler
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -17,7 +18,9 @@ from rlinf_actors.errors import ConfigError, RlinfActorsError
 from rlinf_actors.settings import Unit
 from rlinf_actors.systemd.journal import Voice
 
-USAGE, UNAVAILABLE, NO_PERMISSION, CONFIGURATION = 64, 69, 77, 78
+log = logging.getLogger(__name__)
+
+USAGE, UNAVAILABLE, INTERNAL_ERROR, NO_PERMISSION, CONFIGURATION = 64, 69, 70, 77, 78
 
 
 class _Parser(argparse.ArgumentParser):
@@ -145,6 +148,9 @@ def _ends(work: Callable[[], int], voice: Voice, failed: Callable[[int, str], No
         if isinstance(error, PermissionError):
             code = NO_PERMISSION
         text = ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
+    except Exception as error:  # a bug of ours, in a task or in the start
+        log.critical("internal error", exc_info=True)
+        code, text = INTERNAL_ERROR, f"internal error: {type(error).__name__}: {error}"
     failed(code, text)
     return _say(voice, code, text)
 

@@ -1,23 +1,27 @@
 """A robot arm in the care of a worker: whatever ends, the arm's last command is stop.
 
 The arm is a simulated one: a process of its own that records every command. Run it as it is, or
-choose what goes wrong: ``python examples/robot_arm.py --fault template``.
+choose what goes wrong: ``python examples/robot_arm.py --fault template``. With ``--native`` the arm is moved by a loop
+in C (robot_arm_loop.c, compiled with cc), which Python cannot stop: it reads the lease page before each command.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 from rlinf_actors import Cluster, ComponentPlacement, Worker, procfs
 from rlinf_actors.errors import RlinfActorsError
 from rlinf_actors.testing import simulated_arm_hardware
 from rlinf_actors.testing.simulated_arm import SimulatedArmClient, read_record
+from rlinf_actors.worker.leasepage import INCLUDE_DIR
 
 
 class Env(Worker):
@@ -37,6 +41,11 @@ class Env(Worker):
             position, _ = self.arm.state()
             self.arm.move(position + 0.01)
 
+    def stream_native(self, library: str) -> None:
+        """The same in C, which the interpreter waits for without holding its lock."""
+        loop = ctypes.CDLL(library)
+        loop.stream(ctypes.c_void_p(self.lease_page.address), self.arm.fileno())
+
     def on_lease_lost(self) -> None:
         """The one thing that must still happen: it runs on a thread of its own, and nothing of ours after it."""
         self.arm.stop()
@@ -47,7 +56,15 @@ class Env(Worker):
         self.arm.close()
 
 
-def stream_until_the_fault(address: str, record: str, fault: str) -> None:
+def compiled(folder: str) -> str:
+    """The loop as a shared library."""
+    library = f"{folder}/robot_arm_loop.so"
+    source = Path(__file__).with_name("robot_arm_loop.c")
+    subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-I", INCLUDE_DIR, "-o", library, source], check=True)
+    return library
+
+
+def stream_until_the_fault(address: str, record: str, fault: str, library: str) -> None:
     cluster_cfg = {
         "num_nodes": 1,
         "component_placement": {"env": {"node_group": "arms", "placement": "0"}},
@@ -67,7 +84,7 @@ def stream_until_the_fault(address: str, record: str, fault: str) -> None:
             group.stream(20).wait()
             group.shutdown()
             return
-        work = group.stream(1_000_000)
+        work = group.stream_native(library) if library else group.stream(1_000_000)
         watcher = SimulatedArmClient(address, "watcher")
         for _ in range(20):  # a second of states
             watcher.state()
@@ -86,14 +103,16 @@ def stream_until_the_fault(address: str, record: str, fault: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fault", choices=("none", "worker", "template", "agentd"), default="worker")
-    fault = parser.parse_args().fault
+    parser.add_argument("--native", action="store_true", help="move the arm by a loop in C")
+    given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         record = f"{folder}/arm.jsonl"
         command = [sys.executable, "-m", "rlinf_actors.testing.simulated_arm", "--record", record]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as arm:
             try:
                 assert arm.stdout is not None
-                stream_until_the_fault(f"127.0.0.1:{int(arm.stdout.readline())}", record, fault)
+                address = f"127.0.0.1:{int(arm.stdout.readline())}"
+                stream_until_the_fault(address, record, given.fault, compiled(folder) if given.native else "")
             finally:
                 arm.terminate()
         commands = [one.text for one in read_record(record) if one.connection == 1 and one.text != "closed"]

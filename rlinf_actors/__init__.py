@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rlinf_actors.errors import GroupClosedError as GroupClosedError
     from rlinf_actors.errors import GroupNotFoundError as GroupNotFoundError
     from rlinf_actors.errors import HardwareInUseError as HardwareInUseError
+    from rlinf_actors.errors import InternalError as InternalError
     from rlinf_actors.errors import NameInUseError as NameInUseError
     from rlinf_actors.errors import NodeLostError as NodeLostError
     from rlinf_actors.errors import NotTheHeadError as NotTheHeadError
@@ -91,6 +92,7 @@ _MODULES = {
         "GroupClosedError",
         "GroupNotFoundError",
         "HardwareInUseError",
+        "InternalError",
         "NameInUseError",
         "NodeLostError",
         "NotTheHeadError",

@@ -226,6 +226,13 @@ class UsageError(RlinfActorsError, RuntimeError):
     """The API was used in a way that cannot work; the message says how to do it instead."""
 
 
+class InternalError(RlinfActorsError):
+    """rlinf-actors itself failed while it handled a message: a bug of ours. What the message belonged to ends with it.
+
+    ``__cause__`` is what was raised; the log has its traceback.
+    """
+
+
 class ProtocolError(RlinfActorsError):
     """A message was not expected in this state: a bug in a peer of ours, never in user code."""
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterator
 import hypothesis
 import pace
 import pytest
-from nightly import Figures
+from nightly import Figures, Tally
 from virtual_time import VirtualLoop
 
 from rlinf_actors.testing import pytest_plugin
@@ -30,6 +30,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.umask(0o022)  # with one that lets others write (0002 is usual too) files of keys and state are refused
     if not config.pluginmanager.is_registered(pytest_plugin):
         config.pluginmanager.register(pytest_plugin)
+    if path := config.getoption("figures"):
+        config.pluginmanager.register(Tally(Figures("", path)))
     pace.slowness = config.getoption("slowness")
     # by default an example fails that takes 0.2 s, on a machine that stands still for a moment too
     hypothesis.settings.register_profile(

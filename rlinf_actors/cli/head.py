@@ -10,13 +10,14 @@ import os
 import signal
 import sys
 import tempfile
+import traceback
 from dataclasses import dataclass
 
 import click
 from msgspec.structs import replace
 
 from rlinf_actors.cli.output import json_option, show_json
-from rlinf_actors.errors import ConfigError
+from rlinf_actors.errors import ConfigError, RlinfActorsError
 from rlinf_actors.head.commands import Timing
 from rlinf_actors.head.keys import OwnKeys
 from rlinf_actors.head.ownkeys import own_keys
@@ -24,7 +25,7 @@ from rlinf_actors.head.server import HeadServer
 from rlinf_actors.head.store import Store
 from rlinf_actors.net import faultpoints
 from rlinf_actors.net.address import endpoint_of
-from rlinf_actors.net.loop import end_on_internal_error
+from rlinf_actors.net.loop import end_on_internal_error, end_process
 from rlinf_actors.net.security import Security, key_at
 from rlinf_actors.settings import LISTEN, Settings, Unit
 from rlinf_actors.systemd.journal import Voice
@@ -67,7 +68,13 @@ def head(listen: str | None, insecure_test_network: bool, state_dir: str | None,
     key = key_at(endpoint, settings, "head", insecure=insecure)
     protected = Protected(Security.of(key, insecure), own_keys(key, settings))
     manager = Manager(unit.notify_socket, unit.watchdog_s)
-    asyncio.run(_serve(endpoint, protected, directory, as_json, manager))
+    try:
+        asyncio.run(_serve(endpoint, protected, directory, as_json, manager))
+    except (RlinfActorsError, OSError):
+        raise
+    except Exception:  # noqa: BLE001 - a bug of ours
+        traceback.print_exc()
+        end_process()
 
 
 @dataclass(frozen=True)

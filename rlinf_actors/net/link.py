@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from rlinf_actors.errors import InternalError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.arena import Arena
 from rlinf_actors.net.silence import LOOK_TIMEOUT_S
@@ -24,6 +25,11 @@ OnReset = Callable[[], None]
 """Runs on the network's loop: the connection over TCP was lost, and is there again. What was under way may be lost."""
 OnMessage = Callable[[bytes, bytes, "list[Buffer]"], None]
 """(peer, header, parts); runs on the network's loop. *peer* is b"" on a Link."""
+
+
+OnFailed = Callable[[bytes, InternalError], object]
+"""(peer, error); runs on the network's loop: OnMessage raised, and this process goes on. Fails what the message that
+came last from the peer belonged to."""
 
 
 def secret_identity(name: str) -> bytes:
@@ -103,10 +109,18 @@ class Network(Protocol):
     forked: bool
     memory: Arena | None
 
-    def listener(self, on_message: OnMessage, *, max_bytes: int = -1, gate: Gate | None = None) -> Listener:
+    def listener(
+        self,
+        on_message: OnMessage,
+        *,
+        max_bytes: int = -1,
+        gate: Gate | None = None,
+        on_failed: OnFailed | None = None,
+    ) -> Listener:
         """A listener that is not bound yet; frames above *max_bytes* end the connection (-1: no limit).
 
-        Where its TCP side is a CURVE server, *gate* decides whom it lets in.
+        Where its TCP side is a CURVE server, *gate* decides whom it lets in. For *on_failed* see net.loop's
+        `handling_failed`.
         """
 
     def link(
@@ -118,6 +132,7 @@ class Network(Protocol):
         token: str = "",
         on_turned_away: OnTurnedAway | None = None,
         on_reset: OnReset | None = None,
+        on_failed: OnFailed | None = None,
     ) -> Link:
         """A link to *endpoint*; the listener knows it as *identity*, unique per process and purpose, and best unknown
         to others. To a worker it is the job's *token* that proves membership, to the head this process's own key.

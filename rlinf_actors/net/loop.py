@@ -1,4 +1,4 @@
-"""Event loops: uvloop where there is one, and a loop in a thread of its own."""
+"""Event loops: uvloop where there is one, a loop in a thread of its own, and what an exception of ours does to each."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
-from rlinf_actors.errors import UsageError
+from rlinf_actors.errors import InternalError, UsageError
 
 T = TypeVar("T")
 
@@ -31,20 +31,57 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def end_on_internal_error(loop: asyncio.AbstractEventLoop) -> None:
-    """End this process, a daemon, when an exception escapes a callback of *loop*: a bug of ours.
+    """End this process, a daemon, when an exception escapes a callback of *loop* or the handler of a message.
 
-    Its state is half changed by then: it would look alive, and answer nobody. The end is like that of kill -9, with
-    exit code `INTERNAL_ERROR`: whoever starts it anew gets one that takes over what the first one had.
+    Such an exception is a bug of ours, and leaves the daemon's state half changed: it would look alive, and answer
+    nobody. The end is like that of kill -9, with exit code `INTERNAL_ERROR`: whoever starts the daemon anew gets one
+    that takes over what the first one had. What a peer sent is never the cause: bytes that are no message raise
+    RemoteWireError, which the receiver drops, and a message that makes no sense is refused.
     """
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         loop.default_exception_handler(context)
-        if "handle" in context and isinstance(context.get("exception"), Exception):
-            log.critical("internal error (above): this process ends, since it cannot know its state any more")
-            logging.shutdown()
-            os._exit(INTERNAL_ERROR)
+        if ("handle" in context or _MESSAGE in context) and isinstance(context.get("exception"), Exception):
+            end_process()
 
     loop.set_exception_handler(handle)
+
+
+def end_process() -> NoReturn:
+    """End this daemon after an internal error that was logged."""
+    log.critical("internal error (above): this process ends, since it cannot know its state any more")
+    logging.shutdown()
+    os._exit(INTERNAL_ERROR)
+
+
+_MESSAGE = "bug"  # in the context; asyncio logs it
+
+
+def handling_failed(
+    loop: asyncio.AbstractEventLoop, what: str, error: Exception, fail: Callable[[InternalError], object] | None
+) -> None:
+    """Apply the process's policy to an exception that escaped the handler of a message. Every transport calls this.
+
+    The policy is the exception handler of the loop, which gets the exceptions of timers and descriptors too: a daemon
+    ends there (`end_on_internal_error`); a driver or worker logs, fails what the message belonged to, and goes on.
+
+    Args:
+        loop: of the transport.
+        what: what was being done, for people.
+        error: the exception.
+        fail: fails what the message belonged to: the call, the message, the channel operation.
+    """
+    loop.call_exception_handler(
+        {"message": f"internal error: {what} failed", "exception": error, _MESSAGE: "of rlinf-actors"}
+    )
+    if fail is None:
+        return
+    said = InternalError(f"{what} failed, which is a bug of rlinf-actors: {type(error).__name__}: {error}")
+    said.__cause__ = error
+    try:
+        fail(said)
+    except Exception as second:  # noqa: BLE001 - there is nobody left to tell
+        loop.call_exception_handler({"message": f"internal error: failing {what} failed too", "exception": second})
 
 
 class IoThread:

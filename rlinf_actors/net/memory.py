@@ -16,9 +16,11 @@ from collections.abc import Callable, Sequence
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net import faultpoints
+from rlinf_actors.net.admission import known_as
 from rlinf_actors.net.arena import Arena
-from rlinf_actors.net.link import Found, OnMessage, OnReset, OnTurnedAway, Sight
+from rlinf_actors.net.link import Found, OnFailed, OnMessage, OnReset, OnTurnedAway, Sight
 from rlinf_actors.net.look import ANSWERS_S
+from rlinf_actors.net.loop import handling_failed
 from rlinf_actors.net.silence import LOOK_TIMEOUT_S
 from rlinf_actors.security.gate import Gate
 from rlinf_actors.security.members import LOCAL, Member
@@ -44,8 +46,15 @@ class MemoryNetwork:
         self.members: dict[bytes, Member | None] = {}
         self.drop: Callable[[bytes, bytes], bool] = lambda _identity, _header: False
 
-    def listener(self, on_message: OnMessage, *, max_bytes: int = -1, gate: Gate | None = None) -> MemoryListener:
-        return MemoryListener(self, on_message)
+    def listener(
+        self,
+        on_message: OnMessage,
+        *,
+        max_bytes: int = -1,
+        gate: Gate | None = None,
+        on_failed: OnFailed | None = None,
+    ) -> MemoryListener:
+        return MemoryListener(self, on_message, on_failed)
 
     def link(
         self,
@@ -56,8 +65,9 @@ class MemoryNetwork:
         token: str = "",
         on_turned_away: OnTurnedAway | None = None,
         on_reset: OnReset | None = None,
+        on_failed: OnFailed | None = None,
     ) -> MemoryLink:
-        link = self._links[identity] = MemoryLink(self, endpoint, identity, on_message, on_reset)
+        link = self._links[identity] = MemoryLink(self, endpoint, identity, on_message, on_reset, on_failed)
         return link
 
     def reset(self, identity: bytes) -> None:
@@ -102,7 +112,16 @@ class MemoryNetwork:
             one = functools.partial(self._deliver, identity, header, arrive)
             faultpoints.active.carry("transport.send", end, peer, name, one, self._loop)
 
-    def _arrive(self, end: object, peer: bytes, name: str, hand_over: Callable[[], None]) -> None:
+    def _arrive(
+        self, end: MemoryListener | MemoryLink, peer: bytes, name: str, header: bytes, parts: list[Buffer]
+    ) -> None:
+        def hand_over() -> None:
+            try:
+                end.on_message(peer, header, parts)
+            except Exception as error:  # noqa: BLE001 - it goes to the loop's policy
+                fail = None if end.on_failed is None else functools.partial(end.on_failed, peer)
+                handling_failed(self._loop, f"handling a message from {known_as(peer) or name}", error, fail)
+
         if faultpoints.active is None:
             hand_over()
         else:
@@ -120,10 +139,11 @@ class MemoryNetwork:
 class MemoryListener:
     """The twin of ZmqListener."""
 
-    def __init__(self, network: MemoryNetwork, on_message: OnMessage) -> None:
+    def __init__(self, network: MemoryNetwork, on_message: OnMessage, on_failed: OnFailed | None = None) -> None:
         self._network = network
         self._endpoint = ""
         self.on_message = on_message
+        self.on_failed = on_failed
         self.on_unreachable: Callable[[bytes], None] | None = None
         self.links: dict[bytes, MemoryLink] = {}
         self.open = True
@@ -144,7 +164,7 @@ class MemoryListener:
         def arrive() -> None:
             link = self.links.get(peer)
             if link is not None and link.open:
-                self._network._arrive(link, b"", link._endpoint, lambda: link.on_message(b"", header, list(copies)))
+                self._network._arrive(link, b"", link._endpoint, header, list(copies))
             elif self.on_unreachable is not None:
                 self.on_unreachable(peer)
 
@@ -168,11 +188,13 @@ class MemoryLink:
         identity: bytes,
         on_message: OnMessage,
         on_reset: OnReset | None,
+        on_failed: OnFailed | None = None,
     ) -> None:
         self._network = network
         self._endpoint = endpoint
         self._identity = identity
         self.on_message = on_message
+        self.on_failed = on_failed
         self.on_reset = on_reset
         self.open = True
         if faultpoints.active is not None:
@@ -188,12 +210,8 @@ class MemoryLink:
             if listener is None:
                 return
             listener.links[self._identity] = self
-            self._network._arrive(
-                listener,
-                self._identity,
-                self._identity.decode(errors="replace"),
-                lambda: listener.on_message(self._identity, header, list(copies)),
-            )
+            name = self._identity.decode(errors="replace")
+            self._network._arrive(listener, self._identity, name, header, list(copies))
 
         self._network._leave(self, b"", self._endpoint, header, self._identity, arrive)
 

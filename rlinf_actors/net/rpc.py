@@ -14,6 +14,7 @@ from rlinf_actors.errors import (
     ConfigError,
     GroupNotFoundError,
     HardwareInUseError,
+    InternalError,
     NameInUseError,
     NodeLostError,
     PlacementError,
@@ -38,6 +39,9 @@ log = logging.getLogger(__name__)
 
 MAX_FRAME = MAX_CONTROL_BYTES + FULL
 """Bytes: the last message of a full chunk may be as long as a message can be."""
+
+FAILED_CHARS = 1 << 16
+"""Of the text of a refusal: it quotes what was asked, which may be nearly as long as a message can be."""
 
 _REFUSALS: dict[str, type[RlinfActorsError]] = {
     "name_in_use": NameInUseError,
@@ -127,6 +131,7 @@ class ControlServer:
         path: str = "",
     ) -> None:
         """Refuse a request; *kind* chooses the error class at the asker."""
+        text, path = (one if len(one) <= FAILED_CHARS else f"{one[: FAILED_CHARS - 1]}…" for one in (text, path))
         failed = Failed(request_id, kind, text, list(missing_ranks), path)
         self._send("rpc.reply", peer, failed, failed)
 
@@ -176,6 +181,7 @@ class ControlClient:
         on_reset: called when the connection was lost and is there again: what was under way may be lost. A head that
             was restarted at its address begins like that too.
         explains: whether an error says who listens there, where nothing was heard; see net.doubt.
+        on_failed: called with a notice whose handler raised, where this process goes on; see net.loop.
     """
 
     def __init__(
@@ -186,8 +192,11 @@ class ControlClient:
         on_notice: Callable[[Body], None],
         on_reset: Callable[[], None] | None = None,
         explains: bool = True,
+        on_failed: Callable[[Body, InternalError], object] | None = None,
     ) -> None:
         self.endpoint = endpoint
+        self._on_failed = on_failed
+        self._handling: Envelope | None = None
         self._on_notice = on_notice
         self._pending: dict[int, _Asked] = {}
         self._next = 0
@@ -196,7 +205,12 @@ class ControlClient:
         self._refused: AuthenticationError | None = None
         self._doubt = Doubt(network, endpoint, self._give_up, explains)
         self._open: Callable[[], Link] = lambda: network.link(
-            endpoint, identity, self._received, on_turned_away=self._turned_away, on_reset=on_reset
+            endpoint,
+            identity,
+            self._received,
+            on_turned_away=self._turned_away,
+            on_reset=on_reset,
+            on_failed=self._failed,
         )
         self._link = self._open()
 
@@ -329,9 +343,10 @@ class ControlClient:
 
     def _received(self, peer: bytes, header: bytes, parts: list[Buffer]) -> None:
         self._heard = True
+        self._handling = None
         self._doubt.heard()
         try:
-            envelope = codec.decode(header)
+            envelope = self._handling = codec.decode(header)
         except RemoteWireError as error:
             log.warning("dropped a message from the head at %s: %s", self.endpoint, error)
             return
@@ -353,3 +368,14 @@ class ControlClient:
             if envelope.kind == "hello" and self._holding:
                 return  # it was on its way before we knew: `resume` asks again
             asked.future.set_exception(refusal(envelope))
+
+    def _failed(self, _peer: bytes, error: InternalError) -> None:
+        """Fail what a message of the head belonged to whose handler raised."""
+        envelope = self._handling
+        if isinstance(envelope, Notice):
+            if self._on_failed is not None:
+                self._on_failed(envelope.body, error)
+        elif isinstance(envelope, (Reply, Failed)):
+            asked = self._pending.get(envelope.id)
+            if asked is not None and not asked.future.done():
+                asked.future.set_exception(error)

@@ -30,7 +30,8 @@ from rlinf_actors.net.admission import Admission, known_as
 from rlinf_actors.net.chunks import pack, unpack
 from rlinf_actors.net.handshakes import Handshakes
 from rlinf_actors.net.hangup import HangUps
-from rlinf_actors.net.link import OnMessage
+from rlinf_actors.net.link import OnFailed, OnMessage
+from rlinf_actors.net.loop import handling_failed
 from rlinf_actors.net.tally import Tally
 
 if TYPE_CHECKING:
@@ -60,10 +61,13 @@ _UNIX = "localhost:"
 class Socket:
     """What a listener and a link share: the lock, the outgoing queues, the drain."""
 
-    def __init__(self, network: ZmqNetwork, kind: int, on_message: OnMessage) -> None:
+    def __init__(
+        self, network: ZmqNetwork, kind: int, on_message: OnMessage, on_failed: OnFailed | None = None
+    ) -> None:
         self._network = network
         self._loop = network._loop
         self._on_message = on_message
+        self._on_failed = on_failed
         self._lock = threading.Lock()
         self._out: collections.deque[tuple[bytes, bytes, Sequence[Buffer]]] = collections.deque()
         self._flush_due = False
@@ -249,9 +253,12 @@ class Socket:
                 continue
             try:
                 self._on_message(peer, header, parts)
-            except Exception:
-                # a bug of ours; the messages behind this one belong to others and must not be lost with it
-                log.exception("handling a message from %r failed", known_as(peer))
+            except Exception as error:  # noqa: BLE001 - it goes to the loop's policy
+                self._failed(peer, error)  # where this process goes on, the messages behind this one belong to others
+
+    def _failed(self, peer: bytes, error: Exception) -> None:
+        fail = None if self._on_failed is None else functools.partial(self._on_failed, peer)
+        handling_failed(self._loop, f"handling a message from {known_as(peer) or self._name(peer)}", error, fail)
 
     def _key_of(self, frame: zmq.Frame) -> str:
         """The public key that the connection of this frame proved to have, "" on a unix socket.
@@ -288,8 +295,8 @@ class Socket:
             return
         try:
             self._on_message(peer, header, parts)
-        except Exception:
-            log.exception("handling a message from %r failed", known_as(peer))
+        except Exception as error:  # noqa: BLE001 - it goes to the loop's policy
+            self._failed(peer, error)
 
     def _name(self, peer: bytes) -> str:
         """What rules of fault points call the other end."""

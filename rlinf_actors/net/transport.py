@@ -21,7 +21,7 @@ from rlinf_actors.net.arena import Arena
 from rlinf_actors.net.arrivals import AT_SERVER, Arrivals
 from rlinf_actors.net.borrowed import end_loop
 from rlinf_actors.net.hangup import HangUps
-from rlinf_actors.net.link import Found, OnMessage, OnReset, OnTurnedAway, Sight
+from rlinf_actors.net.link import Found, OnFailed, OnMessage, OnReset, OnTurnedAway, Sight
 from rlinf_actors.net.look import identify, look_at
 from rlinf_actors.net.security import Mechanism, Proof, Security
 from rlinf_actors.net.silence import LOOK_TIMEOUT_S
@@ -61,8 +61,15 @@ class ZmqNetwork:
         self.forked = False
         _networks.add(self)
 
-    def listener(self, on_message: OnMessage, *, max_bytes: int = -1, gate: Gate | None = None) -> ZmqListener:
-        return _open(lambda: ZmqListener(self, on_message, max_bytes, gate))
+    def listener(
+        self,
+        on_message: OnMessage,
+        *,
+        max_bytes: int = -1,
+        gate: Gate | None = None,
+        on_failed: OnFailed | None = None,
+    ) -> ZmqListener:
+        return _open(lambda: ZmqListener(self, on_message, max_bytes, gate, on_failed))
 
     def link(
         self,
@@ -73,9 +80,10 @@ class ZmqNetwork:
         token: str = "",
         on_turned_away: OnTurnedAway | None = None,
         on_reset: OnReset | None = None,
+        on_failed: OnFailed | None = None,
     ) -> ZmqLink:
         proof = self._security.proof(endpoint, token)
-        return _open(lambda: ZmqLink(self, endpoint, identity, on_message, proof, on_turned_away, on_reset))
+        return _open(lambda: ZmqLink(self, endpoint, identity, on_message, proof, on_turned_away, on_reset, on_failed))
 
     def _ask_for(self, domain: str, gate: Gate) -> None:
         """Have *gate* decide about connections to this domain, before anything listens there."""
@@ -129,8 +137,15 @@ os.register_at_fork(after_in_child=_note_fork)  # once: what is registered stays
 class ZmqListener(Socket):
     """A ROUTER."""
 
-    def __init__(self, network: ZmqNetwork, on_message: OnMessage, max_bytes: int, gate: Gate | None) -> None:
-        super().__init__(network, zmq.ROUTER, on_message)
+    def __init__(
+        self,
+        network: ZmqNetwork,
+        on_message: OnMessage,
+        max_bytes: int,
+        gate: Gate | None,
+        on_failed: OnFailed | None = None,
+    ) -> None:
+        super().__init__(network, zmq.ROUTER, on_message, on_failed)
         self._paths: list[tuple[str, int]] = []
         self._gate = gate
         self._arrivals: Arrivals | None = None
@@ -209,8 +224,9 @@ class ZmqLink(Socket):
         proof: Proof | None,
         on_turned_away: OnTurnedAway | None,
         on_reset: OnReset | None,
+        on_failed: OnFailed | None = None,
     ) -> None:
-        super().__init__(network, zmq.DEALER, on_message)
+        super().__init__(network, zmq.DEALER, on_message, on_failed)
         self._endpoint = endpoint
         self._on_turned_away = on_turned_away
         self._on_reset = on_reset

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import zmq
 from zmq.utils import z85
 
+from rlinf_actors.net.loop import handling_failed
 from rlinf_actors.security.gate import Gate
 
 log = logging.getLogger(__name__)
@@ -133,9 +134,9 @@ class ZapHandler:
             if verdict.reply[2] != b"200":
                 self._turned_away(verdict)
             return verdict.reply
-        except Exception:
-            # a bug of ours: who asked waits for an answer, and is not let in
-            log.exception("a connection was refused: deciding about it failed")
+        except Exception as error:  # noqa: BLE001 - it goes to the loop's policy
+            # where this process goes on, who asked waits for an answer, and is not let in
+            handling_failed(self._loop, "deciding about a connection", error, None)
             return _answer(request[1] if len(request) > 1 else b"", b"500", b"internal error")
 
     def _turned_away(self, verdict: Verdict) -> None:

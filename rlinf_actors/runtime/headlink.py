@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from rlinf_actors.errors import (
     AuthenticationError,
     ClusterTimeoutError,
+    InternalError,
     NodeLostError,
     NotTheHeadError,
     ProtocolError,
@@ -48,6 +49,7 @@ class HeadLink:
             back in time, or it does not take this process back.
         on_return: called when a head that had forgotten us has taken us back.
         on_given_up: called instead if it does not because it has given up on this process.
+        on_failed: called with a notice whose handler raised.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class HeadLink:
         on_silence: Callable[[str], None] = lambda reason: None,
         on_return: Callable[[], None] = lambda: None,
         on_given_up: Callable[[str], None] = lambda reason: None,
+        on_failed: Callable[[Body, InternalError], object] | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.welcome: Welcome | None = None
@@ -77,7 +80,9 @@ class HeadLink:
         self._looking: asyncio.Task[None] | None = None
         self._network = network
         self.identity = secret_identity(f"{hello.role}:{hello.incarnation}")
-        self._client = ControlClient(network, endpoint, self.identity, self._noticed, self._greet_again)
+        self._client = ControlClient(
+            network, endpoint, self.identity, self._noticed, self._greet_again, on_failed=on_failed
+        )
 
     async def start(self, timeout: float | None) -> Welcome:
         """Introduce this process.

@@ -14,7 +14,13 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from rlinf_actors import version
-from rlinf_actors.errors import AuthenticationError, ProtocolMismatchError, RemoteWireError, RlinfActorsError
+from rlinf_actors.errors import (
+    AuthenticationError,
+    InternalError,
+    ProtocolMismatchError,
+    RemoteWireError,
+    RlinfActorsError,
+)
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.lending import Lending
 from rlinf_actors.net.link import Link, Network, secret_identity
@@ -32,6 +38,8 @@ _links = itertools.count(1)
 new_call = itertools.count(1).__next__
 """The next call's number: unique in the process, so that one header serves every rank of a group call. Any thread."""
 
+
+_REJECTIONS: dict[str, type[RlinfActorsError]] = {"protocol": ProtocolMismatchError, "internal": InternalError}
 
 _HEARD = (frames.Held, frames.Returned, frames.Facts, frames.Released, frames.LaneEnded)
 """What goes to whom `Peer.listen` gave a number."""
@@ -83,6 +91,7 @@ class Peer:
         self.wanted = False  # whether there was something to send
         self.received = 0  # messages: whether anything comes at all is seen by a change
         self._handshakes_failed = 0
+        self._handling: frames.AnyFrame | None = None
         self._needed = needed
         self._lost = lost
         self._me = me
@@ -141,6 +150,7 @@ class Peer:
             token=token,
             on_turned_away=self._turned_away,
             on_reset=lambda: self._lost(self),
+            on_failed=self._failed,
         )
         self.link_identity = identity
         join = frames.Join(
@@ -273,13 +283,14 @@ class Peer:
 
     def _received(self, _peer: bytes, header: bytes, parts: list[Buffer]) -> None:
         self.received += 1
+        self._handling = None
         try:
-            frame = frames.decode(self._lending.unpack(header, parts))
+            frame = self._handling = frames.decode(self._lending.unpack(header, parts))
         except RemoteWireError as error:
             log.warning("dropped a message from %s on %s: %s", self.name, self.node, error)
             return
         if isinstance(frame, frames.Rejected):
-            kind = ProtocolMismatchError if frame.kind == "protocol" else AuthenticationError
+            kind = _REJECTIONS.get(frame.kind, AuthenticationError)
             self.fail(kind(f"{self.name} on {self.node}: {frame.text}"))
             return
         if isinstance(frame, _HEARD):
@@ -300,3 +311,13 @@ class Peer:
             self._ready()
             return
         log.warning("dropped a %s from %s on %s", type(frame).__name__, self.name, self.node)
+
+    def _failed(self, _peer: bytes, error: InternalError) -> None:
+        """Fail what a message belonged to whose handler raised: its call, or, where there is none, the whole link."""
+        frame = self._handling
+        if isinstance(frame, (frames.Ok, frames.Item, frames.Raised)):
+            pending = self.pending.pop(frame.id, None)
+            if pending is not None:
+                pending.fail(error)
+            return
+        self.fail(error)

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from rlinf_actors import version
 from rlinf_actors.errors import (
     GroupClosedError,
+    InternalError,
     NodeLostError,
     ProtocolError,
     RlinfActorsError,
@@ -144,7 +145,16 @@ class Runtime:
             token=self.token,
             newest=PROTOCOL,
         )
-        head = HeadLink(self.network, endpoint, hello, self._noticed, self.head_lost, self._returned, self._given_up)
+        head = HeadLink(
+            self.network,
+            endpoint,
+            hello,
+            self._noticed,
+            self.head_lost,
+            self._returned,
+            self._given_up,
+            self._notice_failed,
+        )
         try:
             welcome = await head.start(timeout)
         except BaseException:
@@ -265,6 +275,15 @@ class Runtime:
             (self._given_up if body.lost else self.head_lost)(body.reason)
         else:
             log.warning("the head sent a %s, which this process does not expect", type(body).__name__)
+
+    def _notice_failed(self, body: Body, error: InternalError) -> None:
+        """Fail what a notice of the head belonged to whose handler raised. Other notices nobody waits for."""
+        if isinstance(body, WorkerChanged):
+            group = self.groups.get(body.namespace, body.group)
+            if group is not None:
+                group.fail(error)
+        elif isinstance(body, Goodbye):
+            self._end_all(error)
 
     def _returned(self) -> None:
         """A head that was restarted has taken us back: it does not know what we want to hear of."""

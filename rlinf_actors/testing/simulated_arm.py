@@ -175,6 +175,10 @@ class SimulatedArmClient:
         _, position, moving = line.decode().split()
         return float(position), moving == "1"
 
+    def fileno(self) -> int:
+        """Descriptor of the connection, for code that writes commands itself: a line of text each."""
+        return self._socket.fileno()
+
     def close(self) -> None:
         """Close the connection; the arm goes on with its last command."""
         self._socket.close()

@@ -9,6 +9,7 @@ since the next one asks for everything (Adopt). Refusals alone are kept for it, 
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import selectors
@@ -23,6 +24,8 @@ from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.wire import spawn
 from rlinf_actors.wire.agents import Refusal, RefusalReport
 from rlinf_actors.wire.refusalnotes import RefusalNotes
+
+log = logging.getLogger(__name__)
 
 REFUSALS_S = 1.0
 """Seconds between two numbers of refusals of one kind."""
@@ -168,7 +171,12 @@ class AgentLink:
             if size == 0:
                 self._lose()
                 return
-            if not self._take(spawn.decode_to_template(self._buffer[:size])):
+            try:
+                packet = spawn.decode_to_template(self._buffer[:size])
+            except RemoteWireError as error:  # of an agentd of another version: the workers here go on
+                log.warning("dropped a packet of agentd: %s", error)
+                continue
+            if not self._take(packet):
                 return
 
     def _lose(self) -> None:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from rlinf_actors.wire.spawn import WorkerPlace
     from rlinf_actors.wire.values import WorkerSpec
     from rlinf_actors.worker.device_lock import DeviceLock
+    from rlinf_actors.worker.leasepage import LeasePage
+    from rlinf_actors.worker.safety import Guard
     from rlinf_actors.worker.server import WorkerServer
 
 
@@ -39,6 +41,8 @@ class WorkerContext:
         server: what others talk to.
         tcp_port: the port it listens on, 0 with a unix socket only.
         pid: of the process that is the worker; a fork of it has another.
+        guard: of a worker with robots.
+        lease_page: a worker without robots gets one when it asks.
     """
 
     address: WorkerAddress
@@ -54,6 +58,8 @@ class WorkerContext:
     extras: dict[str, Any] = field(default_factory=dict)
     tcp_port: int = 0
     pid: int = field(default_factory=os.getpid)
+    guard: Guard | None = None
+    lease_page: LeasePage | None = None
 
     def accelerator_type(self) -> AcceleratorType:
         """The type of its accelerators; NO_ACCEL without."""

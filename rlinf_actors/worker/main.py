@@ -116,6 +116,8 @@ def _start(
         broadcaster=Broadcaster(messenger, address),
         server=server,
         device_lock=DeviceLock(spec.id, name, has_devices, control.send, worker_context.make_logger(name)),
+        guard=guard,
+        lease_page=guard.page if guard is not None else None,
     )
     worker_context.install(context)
     set_worker_job(job)

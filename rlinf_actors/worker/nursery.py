@@ -214,6 +214,8 @@ class Nursery:
                 data = worker.control.recv(spawn.MAX_PACKET >> 4)
             except BlockingIOError:
                 return
+            except ConnectionResetError:
+                continue  # it ended with packets of ours unread, which is told once; what it said before is still here
             except ConnectionError:
                 data = b""
             if not data:

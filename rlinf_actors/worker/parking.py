@@ -1,7 +1,8 @@
 """Bringing the user's threads to a standstill, so that nothing of theirs follows the stop command.
 
 The main thread is interrupted by a signal, which also ends a blocking system call; its handler does
-not return. Any other Python thread gets an exception whose constructor does not return: that runs
+not return. One that has masked the signal runs the handler when Python looks for signals, since another thread takes
+the signal for the process. Any other Python thread gets an exception whose constructor does not return: that runs
 before the next of its own instructions. C code is not interrupted: a thread stands still when it
 comes back from there.
 """
@@ -46,6 +47,11 @@ class Parking:
         self._signalled = False
         signal.signal(SIGNAL, self.handler)
 
+    def interrupt(self) -> None:
+        """Have the main thread stand still at its next instruction in Python. Any thread; returns at once."""
+        signal.pthread_kill(self._main, SIGNAL)
+        signal.raise_signal(SIGNAL)  # taken here, handled there: the main thread may have masked it
+
     def park(self) -> bool:
         """Stop every Python thread but ours and the caller. Returns whether the main thread stands still.
 
@@ -55,13 +61,15 @@ class Parking:
         still = False
         while not still and waited < PARK_S:  # not by the clock: while this process stood still nobody was waited for
             wait = min(again, PARK_S - waited)
-            signal.pthread_kill(self._main, SIGNAL)
+            self.interrupt()
             still = self._said.acquire(timeout=wait)
             waited += wait
             again *= 2
         for _ in range(2):  # one that was just being started is there the second time
             for ident in self._users():
                 self._stop(ident)
+        if not still:
+            self._stop(self._main)  # also where the user's code has taken the signal's handler from us
         return still
 
     def let_go(self) -> None:

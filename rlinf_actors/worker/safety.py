@@ -2,6 +2,7 @@
 
 House rules:
 * It decides by itself, from the deadline it was given: nobody has to reach it for the robot to stop.
+* The clock comes first: what was queued while this process stood still is not read before it.
 * on_lease_lost runs once, or not at all where `_close` ran to its end; the process ends after it.
 * Nothing here takes a lock that the user's threads may hold: they are standing still.
 """
@@ -9,6 +10,7 @@ House rules:
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import select
 import signal
@@ -22,9 +24,13 @@ from typing import Any
 from rlinf_actors.wire import spawn
 from rlinf_actors.wire.values import WorkerSpec
 from rlinf_actors.worker.control import Control
+from rlinf_actors.worker.descendants import Descendants
 from rlinf_actors.worker.lease import Lease
+from rlinf_actors.worker.leasepage import LeasePage, LeasePageWriter
 from rlinf_actors.worker.parking import OURS, SIGNAL, Parking, waits_for_lock
 
+ENDINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that ask a process to end: a robot worker makes its robots safe first."""
 UNWIND_S = 0.25
 """When on_lease_lost has waited for a lock that long, in seconds, the threads that stand still give theirs back."""
 
@@ -43,21 +49,36 @@ class Guard:
         self, spec: WorkerSpec, place: spawn.WorkerPlace, control: Control, instance: Callable[[], Any]
     ) -> None:
         self._spec = spec
-        self._lease = Lease(place.lease_until, place.lease_s)
+        self._lease = Lease(place.lease_until + _suspended(), place.lease_s)
+        self._page = LeasePageWriter(self._deadline_ns())
+        self._timer = _Alarm()
         self._control = control
         self._instance = instance
         self._closed = False
         self._robots = ", ".join(claim.title for claim in spec.claims)
         self._asked: list[str] = []
         self._parking = Parking()
+        self._descendants = Descendants(spec.id)
         self._wakeup, signals = socket.socketpair()
         for end in (self._wakeup, signals):
             end.setblocking(False)
         self._signals = signals
-        signal.signal(signal.SIGTERM, self._on_terminate)
+        for number in ENDINGS:
+            signal.signal(number, self._on_ending)
+        signal.signal(signal.SIGCONT, self._on_continued)
         signal.set_wakeup_fd(signals.fileno(), warn_on_full_buffer=False)  # tells us also while the main thread is in C
         os.register_at_fork(after_in_child=self._forget)
+        self._catch_up()
         threading.Thread(target=self._run, name=f"{OURS}guard", daemon=True).start()
+
+    @property
+    def page(self) -> LeasePage:
+        """The lease page."""
+        return self._page.page
+
+    def keep(self, pid: int) -> bool:
+        """Do not stop this process, nor what it starts, before on_lease_lost. Return False if there is none."""
+        return self._descendants.keep(pid)
 
     def closed(self) -> None:
         """`_close` ran to its end: the robots are in their owner's order. Any thread."""
@@ -77,15 +98,37 @@ class Guard:
                 self._parking.stay()
             threading.Event().wait()
 
-    def _on_terminate(self, *_: object) -> None:
-        self.lose("it was sent SIGTERM")
+    def _on_ending(self, number: int, _: object) -> None:
+        self.lose(f"it was sent {signal.Signals(number).name}")
+
+    def _on_continued(self, *_: object) -> None:
+        """SIGCONT, on the main thread: it goes on from here only if the lease has outlasted the stand still."""
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        if self._lease.lost(now):
+            self.lose(self._stood_still(now))
+            self._parking.handler(SIGNAL, None)
 
     def _forget(self) -> None:
         """In a child process that the worker forked: signals to it are none of the guard's business."""
         signal.set_wakeup_fd(-1)
-        for number, handler in ((signal.SIGTERM, self._on_terminate), (SIGNAL, self._parking.handler)):
+        ours: list[tuple[int, object]] = [(number, self._on_ending) for number in ENDINGS]
+        for number, handler in [*ours, (signal.SIGCONT, self._on_continued), (SIGNAL, self._parking.handler)]:
             if signal.getsignal(number) == handler:
-                signal.signal(number, signal.SIG_DFL)
+                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+    def _catch_up(self) -> None:
+        """Read what came while this process started: it has moved no robot yet, so no time has been lost."""
+        poll = select.poll()
+        poll.register(self._control.fileno(), select.POLLIN)
+        while poll.poll(0):
+            packet = self._control.receive()
+            if packet is None:
+                return  # the template has ended: the guard's thread finds that again
+            if isinstance(packet, spawn.Revoke):
+                self.lose(packet.reason)
+            elif isinstance(packet, spawn.Renew):
+                self._lease.renew(packet.until + _suspended())
+        self._page.renew(self._deadline_ns())
 
     # --- the guard's thread ---
 
@@ -95,6 +138,9 @@ class Guard:
                 reason = self._wait()
             except Exception:  # noqa: BLE001 - a bug of ours: nothing guards the robots any more
                 reason = f"its guard failed\n{traceback.format_exc()}"
+            if not self._closed:
+                self._parking.interrupt()  # first: a native loop that sees the page must not return to Python and go on
+            self._page.lose()
             self._control.try_send(spawn.LeaseLost(self._spec.id, reason))
             if not self._closed:
                 self._make_safe()
@@ -105,18 +151,23 @@ class Guard:
     def _wait(self) -> str:
         """Wait for the end of the lease; returns why it is over."""
         poll = select.poll()
-        poll.register(self._control, select.POLLIN)
-        poll.register(self._wakeup, select.POLLIN)
+        for fd in (self._control.fileno(), self._wakeup.fileno(), self._timer.fd):
+            if fd >= 0:
+                poll.register(fd, select.POLLIN)
+        lost = f"the lease of {self._robots} was lost"
         while True:
-            left = self._lease.left(time.monotonic())
-            ready = poll.poll(left * 1000)  # what was renewed while we stood still is read before time counts
-            if not ready and not left:
-                silent = self._lease.silence(time.monotonic())
-                return f"the lease of {self._robots} was lost: no word from the head for {silent:.1f} s"
-            for fd, _ in ready:
+            left = self._lease.left(time.clock_gettime(time.CLOCK_BOOTTIME))
+            self._timer.set(left)
+            ready = {fd for fd, _ in poll.poll(left * 1000)} - {self._timer.fd}
+            now = time.clock_gettime(time.CLOCK_BOOTTIME)
+            if self._lease.lost(now):  # before what was queued meanwhile is read: that renews nothing any more
+                return f"{lost}: {self._asked[0] if self._asked else self._stood_still(now)}"
+            if not ready and not self._lease.left(now):
+                return f"{lost}: no word from the head for {self._lease.silence(now):.1f} s"
+            for fd in ready:
                 reason = self._heard() if fd == self._control.fileno() else self._woken()
                 if reason:
-                    return f"the lease of {self._robots} was lost: {reason}"
+                    return f"{lost}: {reason}"
 
     def _heard(self) -> str:
         """Take a packet of the template's; returns why the lease is over, "" if it is not."""
@@ -126,24 +177,40 @@ class Guard:
         if isinstance(packet, spawn.Revoke):
             return packet.reason
         if isinstance(packet, spawn.Renew):
-            self._lease.renew(packet.until)
+            now = time.clock_gettime(time.CLOCK_BOOTTIME)
+            if self._lease.lost(now):  # this process stood still after it looked at the clock
+                return self._stood_still(now)
+            self._lease.renew(packet.until + _suspended())
+            self._page.renew(self._deadline_ns())
         else:
             self._control.hand_over(packet)
         return ""
+
+    def _stood_still(self, now: float) -> str:
+        return (
+            "its process stood still, or was kept from running by C code that holds the interpreter's lock, and read "
+            f"nothing for {self._lease.silence(now):.1f} s"
+        )
+
+    def _deadline_ns(self) -> int:
+        """The last moment of the lease, for the page: in nanoseconds of CLOCK_MONOTONIC."""
+        return max(0, int((self._lease.last_moment - _suspended()) * 1e9))
 
     def _woken(self) -> str:
         signals = self._wakeup.recv(4096)
         if self._asked:
             return self._asked[0]
-        return "it was sent SIGTERM" if signal.SIGTERM in signals else ""
+        return next((f"it was sent {number.name}" for number in ENDINGS if number in signals), "")
 
     def _make_safe(self) -> None:
         instance = self._instance()
         if instance is None:
             return
-        still = self._parking.park()
-        if not still:
+        stopped = self._descendants.stop()
+        if not self._parking.park():
             _say("[rlinf-actors] the main thread is in C code that does not return; on_lease_lost runs beside it\n")
+        if not (self._descendants.stop() and stopped):  # what a thread has started before it stood still
+            _say("[rlinf-actors] a process that this worker started does not stop; on_lease_lost runs beside it\n")
         thread = threading.Thread(target=_call, args=(instance,), name=f"{OURS}on-lease-lost", daemon=True)
         end = time.monotonic() + spawn.ON_LEASE_LOST_S
         thread.start()
@@ -153,6 +220,7 @@ class Guard:
         thread.join(max(0.0, end - time.monotonic()))
         if thread.is_alive():
             _say(f"[rlinf-actors] on_lease_lost did not return within {spawn.ON_LEASE_LOST_S:g} s\n")
+        self._descendants.kill()
 
 
 def _call(instance: Any) -> None:
@@ -170,3 +238,30 @@ def _say(text: str) -> None:
     with contextlib.suppress(OSError):
         while data and poll.poll(0):
             data = data[os.write(2, data[: select.PIPE_BUF]) :]
+
+
+def _suspended() -> float:
+    """For how long this machine has been suspended since its boot, in seconds: CLOCK_MONOTONIC stood still then."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
+
+
+class _Itimerspec(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_long) for name in ("interval_s", "interval_ns", "value_s", "value_ns")]
+
+
+class _Alarm:
+    """A descriptor that is readable after a time that goes on while the machine is suspended; poll's own does not.
+
+    Attributes:
+        fd: the descriptor, -1 where the kernel has no such timer: poll's own time is all there is then.
+    """
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self.fd: int = self._libc.timerfd_create(time.CLOCK_BOOTTIME, os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def set(self, seconds: float) -> None:
+        """Be readable after so long, and not any more because of an earlier time."""
+        whole, rest = divmod(max(1, int(seconds * 1e9)), 1_000_000_000)  # 0 would switch it off
+        value = _Itimerspec(0, 0, whole, rest)
+        self._libc.timerfd_settime(self.fd, 0, ctypes.byref(value), None)

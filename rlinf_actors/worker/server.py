@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlinf_actors import procfs, version
-from rlinf_actors.errors import RemoteWireError
+from rlinf_actors.errors import InternalError, RemoteWireError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.admission import known_as
 from rlinf_actors.net.lending import Lending
@@ -26,7 +26,7 @@ from rlinf_actors.net.link import Network
 from rlinf_actors.net.tally import Tally
 from rlinf_actors.scarce import explain
 from rlinf_actors.security.gate import Gate
-from rlinf_actors.wire import frames
+from rlinf_actors.wire import failure, frames
 from rlinf_actors.wire.payload import Copy
 from rlinf_actors.wire.protocol import OLDEST, PROTOCOL, agreed, spoken, what_to_upgrade
 from rlinf_actors.wire.vouched import Vouched
@@ -41,6 +41,16 @@ LinkLost = Callable[[bytes, str], object]
 Handler = Callable[[bytes, Any, Vouched], None]
 """(peer, a frame of the kinds that it serves, parts), on the I/O thread."""
 
+
+_CHANNEL_REQUESTS = (
+    frames.ChannelPut,
+    frames.ChannelGet,
+    frames.ChannelBatch,
+    frames.ChannelLook,
+    frames.ChannelShow,
+    frames.ChannelClose,
+    frames.ChannelWhere,
+)
 
 NAME_CHARS = 60
 """Most that is said of a stranger's name."""
@@ -87,7 +97,7 @@ class WorkerServer:
         on_refused: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._on_refused = on_refused
-        self._listener = network.listener(self._received, gate=gate)
+        self._listener = network.listener(self._received, gate=gate, on_failed=self._failed)
         self._copy: Copy = bytes if network.memory is None else network.memory.copy
         self._worker_id = worker_id
         self._name = name
@@ -96,6 +106,8 @@ class WorkerServer:
         self._network = network
         self._dropped = Tally()
         self._members: dict[bytes, Lending] = {}
+        self._workers: dict[bytes, str] = {}  # ids of the members that are workers
+        self._handling: frames.AnyFrame | None = None
         self._calls: dict[tuple[bytes, int], Invocation] = {}
         self._newest: dict[bytes, int] = {}
         self._taken: collections.deque[tuple[bytes, int]] = collections.deque(maxlen=REMEMBERED)
@@ -192,8 +204,9 @@ class WorkerServer:
 
     def _received(self, peer: bytes, header: bytes, parts: list[Buffer]) -> None:
         lending = self._members.get(peer)
+        self._handling = None
         try:
-            frame = frames.decode(header if lending is None else lending.unpack(header, parts))
+            frame = self._handling = frames.decode(header if lending is None else lending.unpack(header, parts))
         except RemoteWireError as error:
             if self._dropped.note():
                 whose = known_as(peer)
@@ -203,6 +216,25 @@ class WorkerServer:
             self._join(peer, frame)
         else:
             self._said(peer, lending, frame, Vouched(parts))  # it has joined: a member of this job
+
+    def _failed(self, peer: bytes, error: InternalError) -> None:
+        """Fail what a message belonged to whose handler raised.
+
+        A call, a stream or a request to a channel gets the error as its answer. Where nothing waits for an answer, one
+        of several messages is missing now: the link is of no use any more, and both ends hear that.
+        """
+        frame = self._handling
+        if isinstance(frame, (frames.Call, frames.Stream, frames.Cancel, frames.Credit, frames.Create)):
+            invocation = self._calls.pop((peer, frame.id), None)
+            if invocation is not None:
+                invocation.cancel()
+            self.answer(peer, *failure.encode(frame.id, error))
+        elif isinstance(frame, _CHANNEL_REQUESTS):
+            self.answer(peer, frames.Raised(frame.id, "internal", type(error).__name__, str(error)))
+        else:
+            self.answer(peer, frames.Rejected("internal", str(error)))
+            if peer in self._members:
+                self._link_lost(peer, self._workers.get(peer, ""))
 
     def _said(self, peer: bytes, lending: Lending, frame: frames.AnyFrame, parts: Vouched) -> None:
         if type(frame) in self._handlers:
@@ -278,6 +310,7 @@ class WorkerServer:
 
     def _forget(self, peer: bytes) -> None:
         self._newest.pop(peer, None)
+        self._workers.pop(peer, None)
         self._near.discard(peer)
         lending = self._members.pop(peer, None)
         if lending is not None:
@@ -328,6 +361,8 @@ class WorkerServer:
             self._members[peer] = Lending(
                 self._network.memory, self._network.soon, lambda frame: self._send(peer, frame, (), False), frame.name
             )
+            if frame.worker:
+                self._workers[peer] = frame.worker
             if self.far is not None and peer.startswith(b"driver:"):  # drivers come and go; workers of the job are few
                 self.far.met(peer)
             for link in frame.succeeds:

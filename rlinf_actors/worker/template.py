@@ -33,6 +33,7 @@ from rlinf_actors.cgroups.worker import Cgroup, cgroup_of
 from rlinf_actors.installed import fingerprint
 from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE
 from rlinf_actors.net import faultpoints
+from rlinf_actors.net.loop import end_process
 from rlinf_actors.scarce import explain
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire import spawn
@@ -101,7 +102,11 @@ def main(fd: int, node: str, config_json: str) -> None:
         forked.spawned(config.packet, fd, config.entry, config.agent, config.cgroup)
         return
     procfs.die_with_parent(signal.SIGKILL, config.agent)  # an import may hang; nobody would notice agentd's end
-    start = Template(fd, node, config).run()
+    try:
+        start = Template(fd, node, config).run()
+    except Exception:  # noqa: BLE001 - a bug of ours
+        traceback.print_exc()
+        end_process()
     if start is not None:
         forked.run(start)
 

@@ -20,6 +20,7 @@ from rlinf_actors.net.ports import HeldPorts
 from rlinf_actors.worker import context as worker_context
 from rlinf_actors.worker.channels import Channels
 from rlinf_actors.worker.device_lock import DeviceLock
+from rlinf_actors.worker.leasepage import LeasePage, LeasePageWriter
 from rlinf_actors.worker.manager import ManagerProxy
 from rlinf_actors.worker.messaging import Messaging
 from rlinf_actors.worker.timers import Timers, timed
@@ -250,25 +251,62 @@ class Worker(Messaging, Channels):
         """
         self._own_ports.release(port)
 
+    @property
+    def lease_page(self) -> LeasePage:
+        """Shared memory that says until when this worker may move its robots, for code that Python cannot stop.
+
+        A C or C++ control loop reads it before each command: ``rlinf_lease_held(page)`` of ``rlinf_lease.h``, with
+        `LeasePage.address` for *page*. In a worker without robots the page never runs out.
+
+        Raises:
+            UsageError: in a child process that was not forked by a worker of a group.
+        """
+        context = self._connected("lease_page")
+        if context.lease_page is None:
+            context.lease_page = LeasePageWriter().page
+        return context.lease_page
+
+    def keep_for_stop(self, pid: int) -> None:
+        """Let a process that this worker started run on while `on_lease_lost` does, since the robot is reached by it.
+
+        All others are stopped (SIGSTOP) before `on_lease_lost` begins, so that none of them moves the robot after the
+        stop command. What the process starts is kept too. `on_lease_lost` has to bring it to rest. All are killed
+        when `on_lease_lost` has returned. Does nothing in a worker without robots.
+
+        Args:
+            pid: of the process, such as ``subprocess.Popen(...).pid``.
+
+        Raises:
+            UsageError: there is no such process, or this is a child process of a worker.
+        """
+        context = self._context
+        if context is None or os.getpid() != context.pid:
+            raise UsageError(f"{self._worker_name} is a child process of a worker: call keep_for_stop() in the worker")
+        if context.guard is not None and not context.guard.keep(pid):
+            raise UsageError(f"{self._worker_name} cannot keep process {pid} for its stop: there is no such process")
+
     def on_lease_lost(self) -> None:
         """Make this worker's robots safe: send the stop command. Define it where a worker is placed on robots.
 
         Such a worker holds a lease, 2 s by default, that the head renews through agentd every 0.5 s. The method
-        runs when the lease was not renewed (a cut network, a head or an agentd that died or stands still), when it is
+        runs when the lease was not renewed (a cut network, a head or an agentd that died or stands still), when the
+        worker's own process stood still for as long as the lease lasts (SIGSTOP, a suspended machine), when it is
         taken away (the owner of the group ended, `rlinf-actors estop`, the group is shut down and `_close()` is not
-        defined or did not return), at SIGTERM, and when agentd or the template process dies. It runs at most once,
-        also while ``__init__`` is still running, and never in a worker without robots. After it the process ends.
+        defined or did not return), at SIGTERM, SIGINT and SIGHUP, and when agentd or the template process dies. It
+        runs at most once, also while ``__init__`` is still running, and never in a worker without robots. After it
+        the process ends.
 
         Thread: one of its own. All other threads of yours stand still before it begins and begin nothing more;
         the main thread stops within 0.2 s unless it is in C code, and the event loop, if there is one, with it.
-        A lock that one of them holds is given back after 0.25 s by raising SystemExit there, so ``finally`` blocks
+        Processes that the worker started are stopped, except those of `keep_for_stop`. It may start new ones.
+        A lock that a thread holds is given back after 0.25 s by raising SystemExit there, so ``finally`` blocks
         may run then. It must be a plain ``def`` without arguments; what it raises is printed to stderr.
 
         Time: it has 1 s. With a lease of 2 s it begins at the latest 1.9 s after the last word of the head.
 
-        What cannot be promised: C code that holds the interpreter's lock delays it, and a worker that is ended by
-        kill -9, by the kernel or by a crash in C code does not run it. Processes that the worker started go on until
-        it has ended. So the robot's controller needs a watchdog of its own.
+        What cannot be promised: C code that holds the interpreter's lock delays it (see `lease_page`), and a worker
+        that is ended by kill -9, by the kernel or by a crash in C code does not run it. So the robot's controller
+        needs a watchdog of its own.
         """
 
     @property

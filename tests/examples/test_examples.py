@@ -141,6 +141,14 @@ def test_the_robot_arm_is_stopped_last(tmp_path, fault):
     assert fault == "none" or f"after its {fault} was killed" in out
 
 
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler (cc)")
+@pytest.mark.parametrize("fault", ["worker", "template"])
+def test_the_robot_arm_that_a_loop_in_c_moves_is_stopped_last(tmp_path, fault):
+    out = succeeds(tmp_path, "robot_arm.py", "--native", "--fault", fault)
+    assert re.search(r"commands in the arm's record; the last two: move \d\.\d+, stop\n", out)
+    assert "the owner is told: " in out
+
+
 # --- Slurm: srun and scontrol are stood in for by plain processes ---
 
 SRUN = """#!{python}

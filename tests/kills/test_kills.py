@@ -9,6 +9,7 @@ import itertools
 import random
 from collections.abc import Iterator
 
+import pace
 import pytest
 from kills_scene import NODES, VICTIMS, Scene, start_bystanders
 from nightly import Figures
@@ -17,10 +18,15 @@ from rlinf_actors.testing import LocalCluster
 
 pytestmark = pytest.mark.live
 
+LEASES = pace.timers(lease_s=60.0)
+"""An agentd that starts again beside other work may need more than the usual 10 s, and that ends its workers rightly.
+Nothing here waits for a lease.
+"""
+
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    with LocalCluster(NODES) as local:
+    with LocalCluster(NODES, options=LEASES) as local:
         bystanders = start_bystanders(local.cluster())
         yield Scene(local, bystanders, tmp_path_factory.mktemp("kills"))
 

@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import textwrap
 import threading
 
 import pytest
@@ -105,21 +104,3 @@ def test_pid_start_names_a_process_for_good():
 def test_route_to_loopback():
     assert route_ip("127.0.0.1") == "127.0.0.1"
     assert route_ip("localhost") == "127.0.0.1"
-
-
-@pytest.mark.parametrize("make", ["new_event_loop", "asyncio.new_event_loop"])
-def test_a_daemon_ends_when_an_exception_escapes_a_callback(make):
-    source = f"""
-        import asyncio, os
-        from rlinf_actors.net.loop import end_on_internal_error, new_event_loop
-        loop = {make}()
-        end_on_internal_error(loop)
-        ours, theirs = os.pipe()
-        loop.add_reader(ours, lambda: 1 / 0)
-        os.write(theirs, b"x")
-        loop.run_forever()
-    """
-    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(source)], capture_output=True, text=True, timeout=20)
-    assert ended.returncode == 70
-    assert "ZeroDivisionError" in ended.stderr
-    assert "internal error (above): this process ends" in ended.stderr

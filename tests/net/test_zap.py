@@ -104,7 +104,7 @@ async def test_a_bug_lets_nobody_in_and_the_next_is_answered(
         handler.close()
         context.term()
     assert replies == [b"500", b"200", b"500", b"400"]
-    assert "deciding about it failed" in caplog.text
+    assert "deciding about a connection failed" in caplog.text
     assert "a malformed request" in caplog.text
 
 

@@ -106,4 +106,5 @@ def test_one_short_leg_by_the_command(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     (leg,) = json.loads((tmp_path / "report.json").read_text())["legs"]
     assert leg["outcome"] == "passed"
+    assert "1 of 1 tests" in leg["done"]
     assert "lost, doubled, out of order or damaged: 0" in (tmp_path / "report.md").read_text()

@@ -144,3 +144,44 @@ def test_another_user_is_told_of_by_its_id(template, place):
         template.turn()
         assert other.wait(pace.PATIENCE_S) == 0
     assert template.told() == [Refusal("a connection to its template's socket: it is a process of user 61007")]
+
+
+RUN_TEMPLATE = """
+import sys
+from rlinf_actors.worker import nursery, template
+bug = sys.argv[3]
+if bug:
+    setattr(nursery.Nursery, bug, lambda self: 1 / 0)
+template.WORKER_IMPORTS = template.OPTIONAL_IMPORTS = ()
+template.main(int(sys.argv[1]), "n0", '{"agent": %s, "entry": "json:dumps"}' % sys.argv[2])
+"""
+
+
+def template_process(sock: socket.socket, bug: str = "") -> subprocess.Popen[str]:
+    """A real template whose agentd is this process; the method of its nursery called *bug* raises."""
+    arguments = [str(sock.fileno()), str(os.getpid()), bug]
+    command = [sys.executable, "-c", RUN_TEMPLATE, *arguments]
+    return subprocess.Popen(command, pass_fds=[sock.fileno()], stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("bug", ["probe", "look"], ids=["message", "timer"])
+def test_a_template_ends_with_70_by_an_exception_of_ours(bug):
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        process = template_process(theirs, bug)
+        ours.send(spawn.encode(spawn.Probe()))
+        _, said = process.communicate(timeout=pace.PATIENCE_S)
+    assert process.returncode == 70
+    assert "ZeroDivisionError" in said
+    assert "internal error (above): this process ends" in said
+
+
+def test_a_packet_that_is_none_ends_no_template():
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        process = template_process(theirs)
+        ours.send(b"\x81\xa4type\xa7Unknown")
+        ours.send(spawn.encode(spawn.Shutdown()))
+        _, said = process.communicate(timeout=pace.PATIENCE_S)
+    assert process.returncode == 0
+    assert "dropped a packet of agentd" in said

@@ -14,10 +14,10 @@ from rlinf_actors.worker.lease import Lease
 
 def test_there_is_time_left_to_stop():
     lease = Lease(until=102.0, lease_s=2.0)
-    assert lease.left(100.0) == pytest.approx(1.7)
-    assert lease.left(101.7) == pytest.approx(0.0)
+    assert lease.left(100.0) == pytest.approx(1.6)
+    assert lease.left(101.6) == pytest.approx(0.0)
     assert lease.left(105.0) == 0.0
-    assert lease.silence(101.7) == pytest.approx(1.7)
+    assert lease.silence(101.6) == pytest.approx(1.6)
 
 
 def test_an_older_renewal_changes_nothing():
@@ -25,6 +25,14 @@ def test_an_older_renewal_changes_nothing():
     lease.renew(103.0)
     lease.renew(102.5)
     assert lease.until == 103.0
+
+
+def test_after_its_last_moment_it_is_lost_and_not_before():
+    lease = Lease(until=102.0, lease_s=2.0)
+    assert lease.last_moment == pytest.approx(101.75)
+    assert lease.left(101.7) == 0.0  # time to stop, unless a renewal waits to be read
+    assert not lease.lost(101.7)
+    assert lease.lost(101.75)
 
 
 HEADER = """
@@ -91,6 +99,63 @@ def test_every_thread_of_the_users_stands_still_and_ours_go_on():
         count(1)
     """)
     assert out == "True True\n"
+
+
+def test_a_main_thread_that_masks_all_signals_stands_still():
+    out = run("""
+        import signal
+        begun, count = threading.Event(), [0]
+
+        def one():
+            return 1
+
+        def act():
+            begun.wait()
+            still, before = parking.park(), count[0]
+            threading.Event().wait(0.1)
+            print(still, before == count[0], flush=True)
+            os._exit(0)
+
+        guard(act)
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        begun.set()
+        while True:
+            try:
+                count[0] += one()
+            except BaseException:
+                continue
+    """)
+    assert out == "True True\n"
+
+
+def test_a_main_thread_whose_handler_was_replaced_stands_still():
+    out = run("""
+        import signal
+        begun, count = threading.Event(), [0]
+        module.PARK_S = 0.2
+
+        def one():
+            return 1
+
+        def act():
+            begun.wait()
+            still = parking.park()
+            threading.Event().wait(0.1)
+            before = count[0]
+            threading.Event().wait(0.1)
+            print(still, before == count[0], flush=True)
+            os._exit(0)
+
+        guard(act)
+        signal.signal(module.SIGNAL, lambda *_: None)
+        begun.set()
+        try:  # as in a worker, whose main function catches everything
+            while True:
+                count[0] += one()
+        except Unwound:
+            raise
+    """)
+    assert out == "False True\n"
 
 
 def test_a_lock_comes_back_when_they_are_let_go():

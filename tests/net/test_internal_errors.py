@@ -1,0 +1,241 @@
+"""What an exception of our own does, on every transport: a daemon ends, another process fails what it belonged to."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import textwrap
+from types import SimpleNamespace
+
+import pytest
+
+from rlinf_actors.errors import InternalError, RlinfActorsError
+from rlinf_actors.net import loop as loops
+from rlinf_actors.net.rpc import ControlClient, ControlServer
+from rlinf_actors.runtime.peer import Peer
+from rlinf_actors.wire import failure, frames
+from rlinf_actors.wire.messages import Request
+from rlinf_actors.wire.session import Beat, Goodbye
+from rlinf_actors.wire.values import Endpoint
+from rlinf_actors.worker.server import WorkerServer
+
+
+class BugError(Exception):
+    """What a handler of ours raises."""
+
+
+def broken(*_: object) -> None:
+    raise BugError("a bug")
+
+
+@pytest.fixture
+async def reported():
+    """What the loop's exception handler was given; the process goes on."""
+    seen = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: seen.append(context))
+    return seen
+
+
+@pytest.fixture
+async def ended(monkeypatch):
+    """Set when this process, a daemon, would have ended."""
+    happened = asyncio.Event()
+    monkeypatch.setattr(loops, "end_process", happened.set)
+    loops.end_on_internal_error(asyncio.get_running_loop())
+    return happened
+
+
+class Answer:
+    """Who waits for an answer."""
+
+    def __init__(self, *, bug: bool = False) -> None:
+        self.outcome: asyncio.Future[frames.AnyFrame] = asyncio.get_running_loop().create_future()
+        self._bug = bug
+
+    def answer(self, frame, parts) -> bool:
+        if self._bug:
+            broken()
+        if type(frame) is frames.Raised:
+            self.outcome.set_exception(failure.decode(frame, parts, worker="w:0", rank=0, node="n"))
+        else:
+            self.outcome.set_result(frame)
+        return True
+
+    def fail(self, error) -> None:
+        self.outcome.set_exception(error)
+
+    async def error(self) -> Exception:
+        with pytest.raises(RlinfActorsError) as caught:
+            await asyncio.wait_for(self.outcome, 10)
+        return caught.value
+
+
+class Pair:
+    """A worker's server and another process's link to it; `served` gets the frames of channels."""
+
+    def __init__(self, wire) -> None:
+        self.server = WorkerServer(wire.network, "w-0", "w:0", "token")
+        self.lost: list[str] = []
+        self.server.on_link_lost(lambda _, worker: self.lost.append(worker))
+        self.server.serve((frames.ChannelLook,), lambda peer, frame, _: self.server.answer(peer, frames.Ok(frame.id)))
+        where = self.server.bind(wire.endpoint())
+        self.peer = Peer(wire.network, "worker:a", "w:0", 0, "n", me="a-0")
+        self.peer.worker_id = "w-0"
+        tcp = where if where.startswith("tcp") else ""
+        self.peer.connect(Endpoint("here", "" if tcp else where, tcp), "here", "token", lambda: None)
+
+    def look(self, *, bug: bool = False) -> Answer:
+        """A request that is answered as long as both ends go on."""
+        waiting = Answer(bug=bug)
+        call = self.peer.open(waiting)
+        self.peer.send(frames.ChannelLook(call, b"k"))
+        return waiting
+
+    async def goes_on(self) -> None:
+        assert isinstance(await asyncio.wait_for(self.look().outcome, 10), frames.Ok)
+
+
+async def test_a_daemon_ends_by_a_message_whose_handler_raises(wire, ended, caplog):
+    listener = wire.network.listener(broken)
+    link = wire.network.link(listener.bind(wire.endpoint()), b"me", broken)
+    link.send(b"hello")
+    await asyncio.wait_for(ended.wait(), 10)
+    assert "BugError: a bug" in caplog.text
+
+
+async def test_a_daemon_ends_by_a_timer_that_raises(wire, ended):
+    asyncio.get_running_loop().call_soon(broken)
+    await asyncio.wait_for(ended.wait(), 10)
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x80", b"\x82\xa4type\xa3not\xa4body\x01"])
+async def test_bytes_that_are_no_message_end_no_daemon(wire, ended, data):
+    came = asyncio.Event()
+    server = ControlServer(wire.network, lambda peer, envelope: came.set())
+    endpoint = server.bind(wire.endpoint())
+    wire.network.link(endpoint, b"stranger", lambda *_: None).send(data)
+    client = ControlClient(wire.network, endpoint, b"agent:a", lambda body: None)
+    client.notify(Beat("a"))
+    await asyncio.wait_for(came.wait(), 10)
+    assert not ended.is_set()
+    client.close()
+
+
+async def test_an_answer_too_long_for_its_receiver_ends_no_daemon(wire, ended):
+    refused = []
+
+    def refuse(peer, envelope) -> None:
+        if isinstance(envelope, Request):
+            refused.append(envelope)
+            server.fail(peer, envelope.id, "usage", f"{'x' * (20 << 20)!r} is no name")
+
+    server = ControlServer(wire.network, refuse)
+    client = ControlClient(wire.network, server.bind(wire.endpoint()), b"agent:a", lambda body: None)
+    with pytest.raises(RlinfActorsError, match=r"'xxx.*xxx…"):
+        await client.request(Beat("a"), 10)
+    assert not ended.is_set()
+    client.close()
+
+
+async def test_a_call_whose_answer_cannot_be_handled_fails_and_others_go_on(wire, reported):
+    pair = Pair(wire)
+    error = await pair.look(bug=True).error()
+    assert isinstance(error, InternalError)
+    assert "handling a message from" in str(error)
+    assert isinstance(error.__cause__, BugError)
+    assert [context["exception"] for context in reported] == [error.__cause__]
+    await pair.goes_on()
+
+
+@pytest.mark.parametrize("kind", [frames.Call, frames.Create])
+async def test_a_call_that_cannot_be_taken_fails_at_its_caller_and_others_go_on(wire, reported, monkeypatch, kind):
+    pair = Pair(wire)
+    monkeypatch.setattr(pair.server, "_take", broken)
+    monkeypatch.setattr(pair.server, "creations", SimpleNamespace(put=broken))
+    waiting = Answer()
+    call = pair.peer.open(waiting)
+    pair.peer.send(frames.Call(call, "step") if kind is frames.Call else frames.Create(call, "m:C", {}, 0))
+    assert "a bug" in str(await waiting.error())
+    assert len(reported) == 1
+    await pair.goes_on()
+
+
+async def test_a_request_to_a_channel_that_fails_is_refused_and_others_go_on(wire, reported):
+    pair = Pair(wire)
+    pair.server.serve((frames.ChannelGet,), broken)
+    waiting = Answer()
+    pair.peer.send(frames.ChannelGet(pair.peer.open(waiting), b"k", False))
+    error = await waiting.error()
+    assert "a bug" in str(error)
+    assert len(reported) == 1
+    await pair.goes_on()
+
+
+async def test_a_message_that_is_lost_by_a_bug_ends_the_link_at_both_ends(wire, reported):
+    pair = Pair(wire)
+    pair.server.serve((frames.Message,), broken)
+    told = asyncio.get_running_loop().create_future()
+    pair.peer.on_gone(told.set_result)
+    pair.peer.send(frames.Message(1, 0, "a:0", "a-0", "", 10))
+    error = await asyncio.wait_for(told, 10)
+    assert isinstance(error, InternalError)
+    assert pair.lost == ["a-0"]
+    assert len(reported) == 1
+
+
+async def test_a_notice_that_cannot_be_handled_is_told_and_the_next_is_handled(wire, reported):
+    notices, failed = [], []
+
+    def notice(body) -> None:
+        notices.append(body)
+        if len(notices) == 1:
+            broken()
+
+    def serve(peer, envelope) -> None:
+        server.notify(peer, Goodbye("first"))
+        server.notify(peer, Goodbye("second"))
+        server.reply(peer, envelope.id, Beat("b"))
+
+    server = ControlServer(wire.network, serve)
+    endpoint = server.bind(wire.endpoint())
+    client = ControlClient(
+        wire.network, endpoint, b"driver:d", notice, on_failed=lambda body, error: failed.append((body, error))
+    )
+    assert await client.request(Beat("a"), 10) == Beat("b")
+    assert notices == [Goodbye("first"), Goodbye("second")]
+    ((body, error),) = failed
+    assert body == Goodbye("first")
+    assert isinstance(error.__cause__, BugError)
+    client.close()
+
+
+@pytest.mark.parametrize("make", ["new_event_loop", "asyncio.new_event_loop"])
+@pytest.mark.parametrize("kind", ["message", "descriptor", "timer"])
+def test_a_daemon_ends_with_70(make, kind, short_dir):
+    source = f"""
+        import asyncio, os
+        from rlinf_actors.net.loop import end_on_internal_error, new_event_loop
+        from rlinf_actors.net.transport import ZmqNetwork
+        loop = {make}()
+        end_on_internal_error(loop)
+        ours, theirs = os.pipe()
+
+        async def begin():
+            if {kind!r} == "timer":
+                loop.call_later(0.01, lambda: 1 / 0)
+            elif {kind!r} == "descriptor":
+                loop.add_reader(ours, lambda: 1 / 0)
+                os.write(theirs, b"x")
+            else:
+                network = ZmqNetwork(loop)
+                listener = network.listener(lambda *_: 1 / 0)
+                network.link(listener.bind("ipc://{short_dir}/daemon"), b"me", lambda *_: None).send(b"hello")
+
+        loop.create_task(begin())
+        loop.run_forever()
+    """
+    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(source)], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 70
+    assert "ZeroDivisionError" in ended.stderr
+    assert "internal error (above): this process ends" in ended.stderr

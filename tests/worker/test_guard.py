@@ -1,0 +1,302 @@
+"""A robot worker's guard, in a process of its own whose template is the test: nothing moves after the stop."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pace
+import pytest
+
+from rlinf_actors import procfs
+from rlinf_actors.settings import WORKER_MARK
+from rlinf_actors.wire import spawn
+
+LEASE_S = 2.0 * pace.slowness
+LONG_S = 600.0
+
+WORKER = """
+import contextlib, ctypes, os, signal, socket, subprocess, sys, threading, time
+from rlinf_actors.wire import spawn
+from rlinf_actors.wire.values import Claim, WorkerSpec
+from rlinf_actors.worker.control import Control
+from rlinf_actors.worker.safety import Guard
+
+control, arm, lease_s, until = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])
+
+def move(who="main"):
+    os.write(arm, f"move {who}\\n".encode())
+
+class Env:
+    def on_lease_lost(self):
+        time.sleep(0.05)  # as one that waits for the robot's confirmation
+        os.write(arm, b"stop\\n")
+        time.sleep(0.05)
+
+spec = WorkerSpec("w1", "env", "ns", 0, 1, 0, {}, claims=[Claim("Arm:1", "Arm 1")])
+place = spawn.WorkerPlace("", "", "", "node", "", "", "", "", until, lease_s)
+guard = Guard(spec, place, Control(socket.socket(fileno=control), lambda: None), Env)
+
+def stream(who="main", forever=True):
+    while True:
+        with contextlib.suppress(Exception):
+            move(who)
+            time.sleep(0.002)
+
+"""
+
+
+class Process:
+    """The worker; what it sent the arm is read from a pipe."""
+
+    def __init__(self, folder: Path, body: str, lease_s: float, env: dict[str, str] | None = None) -> None:
+        self.lease_s = lease_s
+        script = folder / "worker.py"
+        script.write_text(WORKER + textwrap.dedent(body))
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._arm, arm = os.pipe()
+        self._text = b""
+        given = [str(theirs.fileno()), str(arm), str(lease_s), str(time.monotonic() + lease_s)]
+        self.process = subprocess.Popen(
+            [sys.executable, str(script), *given],
+            pass_fds=(theirs.fileno(), arm),
+            env={**os.environ, WORKER_MARK: "w1", **(env or {})},
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        os.close(arm)
+        theirs.close()
+
+    def renew(self) -> None:
+        self.control.send(spawn.encode(spawn.Renew(time.monotonic() + self.lease_s)))
+
+    def until_moving(self, *who: str) -> None:
+        """Wait until each of these has moved the arm; the lease lasts meanwhile."""
+        missing = set(who or ["main"])
+        while missing:
+            assert self.process.poll() is None
+            self.renew()
+            missing -= {line.removeprefix("move ") for line in self._read()}
+
+    def _read(self) -> list[str]:
+        data = os.read(self._arm, 1 << 16)
+        *whole, rest = (self._text + data).split(b"\n")
+        self._text = rest
+        return [line.decode() for line in whole] if data else ["end"]
+
+    def rest(self) -> list[str]:
+        """All that comes until nobody holds the arm's connection any more."""
+        lines = list[str]()
+        while lines[-1:] != ["end"]:
+            lines += self._read()
+        return lines[:-1]
+
+    def reason(self) -> str:
+        """Why it lost its lease, as it said before it ended."""
+        with contextlib.suppress(ConnectionResetError):  # there are packets that it has not read: told once
+            self.control.recv(1 << 16, socket.MSG_PEEK)
+        packet = spawn.decode_to_agent(self.control.recv(1 << 16))
+        assert isinstance(packet, spawn.LeaseLost)
+        return packet.text
+
+    def close(self) -> None:
+        self.control.close()
+        os.close(self._arm)
+
+    def revoke(self) -> None:
+        self.control.send(spawn.encode(spawn.Revoke("w1", "told")))
+
+
+@contextlib.contextmanager
+def worker(folder: Path, body: str, lease_s: float = LONG_S, **env: str) -> Iterator[Process]:
+    procfs.set_subreaper()  # as a template is; conftest takes that back
+    made = Process(folder, body, lease_s, env)
+    try:
+        yield made
+    finally:
+        made.process.kill()
+        made.process.wait(pace.PATIENCE_S)
+        for pid in procfs.children(os.getpid()):  # orphans, which the guard has killed
+            stat = procfs.stat(pid)
+            ours = stat is not None and made.process.pid == stat.session
+            if stat is not None and (ours or stat.state == "Z" or procfs.mark_of(pid) == "w1"):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+        made.close()
+
+
+def stopped_last(lines: list[str]) -> None:
+    assert lines.count("stop") == 1, lines[-5:]
+    assert lines[-1] == "stop", lines[lines.index("stop") :]
+
+
+def test_one_that_stood_still_for_a_lease_moves_no_more_although_renewals_wait(tmp_path):
+    with worker(tmp_path, "stream()", LEASE_S) as one:
+        one.until_moving()
+        os.kill(one.process.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, one.process.pid, os.WSTOPPED)
+        time.sleep(LEASE_S + 0.1)  # it is the lease's length that is tested
+        os.set_blocking(one._arm, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                one._read()
+        os.set_blocking(one._arm, True)
+        one.renew()
+        os.kill(one.process.pid, signal.SIGCONT)
+        assert one.rest() == ["stop"]
+        assert one.process.wait(pace.PATIENCE_S) == spawn.LEASE_LOST_CODE
+        assert "its process stood still" in one.reason()
+
+
+def test_one_that_stood_still_for_a_moment_goes_on(tmp_path):
+    with worker(tmp_path, "stream()") as one:
+        one.until_moving()
+        os.kill(one.process.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, one.process.pid, os.WSTOPPED)
+        os.kill(one.process.pid, signal.SIGCONT)
+        for _ in range(3):
+            one.until_moving()
+        one.revoke()
+        stopped_last(one.rest())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("before", ["", "signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\n"])
+def test_signals_that_end_a_process_make_its_robot_safe(tmp_path, number, before):
+    with worker(tmp_path, f"{before}stream()") as one:
+        one.until_moving()
+        os.kill(one.process.pid, number)
+        stopped_last(one.rest())
+        assert one.process.wait(pace.PATIENCE_S) == spawn.LEASE_LOST_CODE
+        assert f"it was sent {number.name}" in one.reason()
+
+
+def test_renewals_that_came_while_it_started_count(tmp_path):
+    """Importing takes longer than the lease on a slow machine; nothing has moved meanwhile."""
+    with worker(tmp_path, "stream()", 0.5) as one:  # over before Python has started, but for these
+        for _ in range(3):
+            one.control.send(spawn.encode(spawn.Renew(time.monotonic() + LONG_S)))
+        one.until_moving()
+        one.revoke()
+        stopped_last(one.rest())
+
+
+POPEN = """
+code = f"import os, time\\nwhile True: os.write({arm}, b'move child\\\\n'); time.sleep(0.002)"
+subprocess.Popen([sys.executable, "-c", code], pass_fds=[arm], env={ENV})
+"""
+DOUBLE_FORK = """
+if not os.fork():
+    os.setsid()
+    if not os.fork():
+        stream("child")
+    os._exit(0)
+os.wait()
+"""
+OWN_GROUP = """
+if not os.fork():
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    stream("child")
+"""
+CHILDREN = {
+    "fork": "if not os.fork(): stream('child')\n",
+    "popen": POPEN.replace("{ENV}", "None"),
+    "popen without environment": POPEN.replace("{ENV}", "{}"),
+    "popen in a session of its own": POPEN.replace("{ENV}", "None, start_new_session=True"),
+    "double fork": DOUBLE_FORK,
+    "one that ignores SIGHUP in a group of its own": OWN_GROUP,
+    "a child of a child": "if not os.fork():\n    if not os.fork(): stream('child')\n    time.sleep(600)\n",
+}
+
+
+@pytest.mark.parametrize("kind", CHILDREN)
+def test_nothing_that_a_child_sends_follows_the_stop(tmp_path, kind):
+    with worker(tmp_path, CHILDREN[kind] + "stream()") as one:
+        one.until_moving("main", "child")
+        one.revoke()
+        stopped_last(one.rest())
+
+
+def test_a_child_that_reaches_the_robot_runs_while_the_hook_does(tmp_path):
+    """It stops the arm when it is told to; then it goes, as all the others do."""
+    body = """
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if not pid:
+        theirs.setblocking(False)
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                if theirs.recv(10) == b"stop":
+                    os.write(arm, b"stop\\n")
+                    theirs.send(b"done")
+                    time.sleep(600)
+            move("child")
+            time.sleep(0.002)
+    def stop(self):
+        ours.send(b"stop")
+        ours.recv(10)
+    Env.on_lease_lost = stop
+    assert guard.keep(pid) and not guard.keep(1 << 22)
+    time.sleep(600)
+    """
+    with worker(tmp_path, body) as one:
+        one.until_moving("child")
+        one.revoke()
+        stopped_last(one.rest())
+
+
+def test_a_process_that_the_hook_starts_runs(tmp_path):
+    body = """
+    def stop(self):
+        subprocess.run([sys.executable, "-c", f"import os; os.write({arm}, b'stop\\\\n')"], pass_fds=[arm], check=True)
+    Env.on_lease_lost = stop
+    stream()
+    """
+    with worker(tmp_path, body) as one:
+        one.until_moving()
+        one.revoke()
+        stopped_last(one.rest())
+
+
+LOOP_C = """
+#include <unistd.h>
+#include <rlinf_lease.h>
+void stream(const void *page, int arm) {
+    while (rlinf_lease_held(page)) {
+        if (write(arm, "move native\\n", 12) < 0) return;
+        usleep(2000);
+    }
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler (cc)")
+@pytest.mark.parametrize(("library", "lease_s"), [("CDLL", LONG_S), ("CDLL", LEASE_S), ("PyDLL", LEASE_S)])
+def test_a_native_loop_that_reads_the_page_stops_with_the_lease(tmp_path, library, lease_s):
+    """PyDLL keeps the interpreter's lock: the guard cannot run, and the page runs out by itself."""
+    source, shared = tmp_path / "loop.c", tmp_path / "loop.so"
+    source.write_text(LOOP_C)
+    include = Path(__file__).parents[2] / "rlinf_actors" / "include"
+    flags = ["-shared", "-fPIC", "-O2", "-Wall", "-Werror", "-I", include]
+    subprocess.run(["cc", *flags, "-o", shared, source], check=True)
+    body = f"""
+    ctypes.{library}({json.dumps(str(shared))}).stream(ctypes.c_void_p(guard.page.address), arm)
+    stream()
+    """
+    with worker(tmp_path, body, lease_s) as one:
+        one.until_moving("native")
+        if lease_s == LONG_S:
+            one.revoke()
+        stopped_last(one.rest())
+        assert one.process.wait(pace.PATIENCE_S) == spawn.LEASE_LOST_CODE
