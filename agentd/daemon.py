@@ -8,7 +8,8 @@ import logging
 import os
 import shutil
 import signal
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from agentd.config import Config, load
@@ -144,6 +145,7 @@ class Daemon:
             assert config.connect is not None
             given = config.connect.startswith(("ipc://", "tcp://"))
             self._head_endpoint = config.connect if given else endpoint_of(config.connect, "--connect")
+            self._leave_record("node", [self._head_endpoint], stack)
             return None
         from rlinf_actors.head.commands import Timing
         from rlinf_actors.head.ownkeys import own_keys
@@ -171,8 +173,30 @@ class Daemon:
             os.unlink(f"{run_dir}/head")  # of one that was killed; the directory's lock is ours
         if config.listen is not None:
             endpoints.append(endpoint_of(config.listen, "--listen"))
-        self._head_endpoint = head.start(endpoints)[0]
+        bound = head.start(endpoints)
+        self._head_endpoint = bound[0]
+        self._leave_record("private" if config.embedded else "head", bound, stack)
         return head
+
+    def _leave_record(self, kind: str, endpoints: Sequence[str], stack: contextlib.AsyncExitStack) -> None:
+        """Have `rlinf-actors`, and an emergency stop above all, find this head, or the head that this node joins."""
+        from rlinf_actors.net import discovery
+        from rlinf_actors.settings import Settings
+
+        config = self._config
+        pid = config.owner_pid if config.embedded and config.owner_pid is not None else os.getpid()
+        record = discovery.Record(
+            kind,
+            pid,
+            time.time(),
+            list(endpoints),
+            discovery.script_of(pid),
+            self._key.path if self._key is not None else "",
+            self._key.server if self._key is not None else "",
+            config.insecure,
+        )
+        unit = Unit() if config.embedded else Unit.load()
+        stack.callback(discovery.leave(record, Settings.load(), unit.run_dir))
 
     async def _probe(self) -> tuple[ProbeReport, Described | None]:
         from agentd.node import read_described, without_devices

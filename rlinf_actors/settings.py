@@ -19,12 +19,13 @@ EXT_MODULE = "RLINF_EXT_MODULE"
 COMM_NET_DEVICES = "RLINF_COMM_NET_DEVICES"
 TIMEOUT_MINUTES = "RLINF_TIMEOUT"
 RUN_DIR = "RLINF_ACTORS_RUN_DIR"
+HEADS_DIR = "RLINF_ACTORS_HEADS"
 LOG_DIR = "RLINF_ACTORS_LOG_DIR"
 CONFIG_FILE = "RLINF_ACTORS_CONFIG"
+CLIENT_CONFIG = "RLINF_ACTORS_CLIENT_CONFIG"
 INSECURE_TEST_NETWORK = "RLINF_ACTORS_INSECURE_TEST_NETWORK"
 CHANNEL_BYTES = "RLINF_ACTORS_CHANNEL_BYTES"
 LOST_ERRORS = "RLINF_ACTORS_LOST_ERRORS"
-ROBOT_OWNER_MUST_ANSWER = "RLINF_ACTORS_ROBOT_OWNER_MUST_ANSWER"
 SEND_WINDOW = "RLINF_ACTORS_SEND_WINDOW"
 PATHS = "RLINF_ACTORS_PATHS"
 SHARED_MEMORY = "RLINF_ACTORS_SHARED_MEMORY"
@@ -71,22 +72,23 @@ class Settings:
 
     Attributes:
         head: the coordinator's address, ``HOST:PORT`` or a ZeroMQ endpoint; None without one.
+        head_from: what names it: RLINF_HEAD, or a key of a client file.
         node_rank: this node's rank in the cluster, None to let the head choose.
         path_env_merge_mode: "append" (configuration first, then the node's) or "override".
         ext_module: module whose ``register()`` runs in the probe and in every worker.
         comm_net_devices: network interfaces for collectives, None to ask the kernel's route.
         timeout_minutes: how long collectives wait, None for torch's default.
         run_dir: parent directory of sockets, None for the per-user default.
+        heads_dir: directory in which heads leave their records, None for the usual places (net.discovery).
         log_dir: directory of worker logs, None for the default.
         state_dir: directory for what a head remembers across its restarts, None for the default.
         listen: HOST:PORT where `rlinf-actors head` listens, None for loopback.
         insecure_test_network: whether sockets may leave loopback without keys (``=1``; closed test networks only).
         fail_on_lost_errors: whether a script whose calls failed unnoticed exits with 1 instead of 0
             (``RLINF_ACTORS_LOST_ERRORS=log`` switches it off).
-        robot_owner_must_answer: whether groups with robots end when their owner stands still; None for those alone
-            whose robots are on another host.
         channel_bytes: bytes that may be in a channel before puts wait; 0 for no limit.
         config_file: agentd's configuration file, None for the default places.
+        client_config: the client file, None for the usual places (net.discovery).
         shared_memory_bytes: how much shared memory a process may lend to others on its machine, 0 for none.
         send_window_bytes: how many bytes a worker may have sent to another one that were not received yet.
         paths: kind of buffer to the path that it takes where that is possible (``cpu=lane,accelerator=staged``).
@@ -99,19 +101,21 @@ class Settings:
     """
 
     head: str | None = None
+    head_from: str = HEAD
     node_rank: int | None = None
     path_env_merge_mode: str = "append"
     ext_module: str | None = None
     comm_net_devices: str | None = None
     timeout_minutes: float | None = None
     run_dir: str | None = None
+    heads_dir: str | None = None
     log_dir: str | None = None
     state_dir: str | None = None
     listen: str | None = None
     insecure_test_network: bool = False
     fail_on_lost_errors: bool = True
-    robot_owner_must_answer: bool | None = None
     config_file: str | None = None
+    client_config: str | None = None
     send_window_bytes: int = DEFAULT_SEND_WINDOW
     paths: Mapping[str, str] = field(default_factory=dict)
     shared_memory_bytes: int = DEFAULT_SHARED_MEMORY
@@ -142,13 +146,14 @@ class Settings:
             comm_net_devices=env.get(COMM_NET_DEVICES) or None,
             timeout_minutes=_minutes(env.get(TIMEOUT_MINUTES)),
             run_dir=env.get(RUN_DIR) or None,
+            heads_dir=env.get(HEADS_DIR) or None,
             log_dir=env.get(LOG_DIR) or None,
             state_dir=_first(env.get(STATE_DIR)),
             listen=env.get(LISTEN) or None,
             insecure_test_network=env.get(INSECURE_TEST_NETWORK) == "1",
             fail_on_lost_errors=env.get(LOST_ERRORS) != "log",
-            robot_owner_must_answer=_yes_or_no(env.get(ROBOT_OWNER_MUST_ANSWER), ROBOT_OWNER_MUST_ANSWER),
             config_file=env.get(CONFIG_FILE) or None,
+            client_config=env.get(CLIENT_CONFIG) or None,
             send_window_bytes=_bytes(env.get(SEND_WINDOW), SEND_WINDOW, DEFAULT_SEND_WINDOW, MIN_SEND_WINDOW),
             shared_memory_bytes=_bytes(env.get(SHARED_MEMORY), SHARED_MEMORY, DEFAULT_SHARED_MEMORY, 0),
             channel_bytes=_bytes(env.get(CHANNEL_BYTES), CHANNEL_BYTES, DEFAULT_CHANNEL_BYTES, 0),
@@ -218,14 +223,6 @@ def _watchdog(env: Mapping[str, str], pid: int) -> float | None:
     if not text.isdigit() or int(text) == 0:
         raise ConfigError(f"is {text!r}; it must be a number of microseconds above 0", path="WATCHDOG_USEC")
     return int(text) / 1e6
-
-
-def _yes_or_no(text: str | None, name: str) -> bool | None:
-    if not text:
-        return None
-    if text not in ("0", "1"):
-        raise ConfigError(f"is {text!r}; it must be 1 (yes) or 0 (no)", path=name)
-    return text == "1"
 
 
 def _rank(text: str | None) -> int | None:

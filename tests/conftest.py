@@ -20,12 +20,17 @@ from rlinf_actors.testing import pytest_plugin
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """This user's keys are none of the tests' business. Also: where the project runs from its checkout, nothing has
+    """This user's keys and heads are none of the tests' business, and an emergency stop in another terminal stops none
+    of the tests'. Also: where the project runs from its checkout, nothing has
     registered the plugin yet.
     """
     config_home = tempfile.TemporaryDirectory(prefix="rlinf-test-config-")
     config.add_cleanup(config_home.cleanup)
     os.environ["XDG_CONFIG_HOME"] = config_home.name  # before test modules keep the environment for what they start
+    os.environ["RLINF_ACTORS_HEADS"] = f"{config_home.name}/heads"
+    os.environ["RLINF_ACTORS_CLIENT_CONFIG"] = f"{config_home.name}/client.toml"
+    os.mkdir(os.environ["RLINF_ACTORS_HEADS"])
+    open(os.environ["RLINF_ACTORS_CLIENT_CONFIG"], "x").close()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job, and what it starts, ignores it
     os.umask(0o022)  # with one that lets others write (0002 is usual too) files of keys and state are refused
     if not config.pluginmanager.is_registered(pytest_plugin):

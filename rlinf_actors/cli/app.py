@@ -12,7 +12,6 @@ import click
 
 from rlinf_actors.cli import (
     doctor,
-    estop,
     events,
     groups,
     head,
@@ -67,13 +66,22 @@ for _command in (
     plan.plan,
     paths.paths,
     hw.hw,
-    estop.estop,
     doctor.doctor,
     events.events,
     keys.keys,
     units.units,
 ):
     app.add_command(_command)
+
+
+@app.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def estop(context: click.Context, arguments: tuple[str, ...]) -> None:
+    """Stop all robots, now; see `rlinf-actors estop --help`."""
+    from rlinf_actors.cli.estop import main  # usually cli.main runs it, without click
+
+    context.exit(main(arguments))
 
 
 def run(arguments: Sequence[str]) -> int:

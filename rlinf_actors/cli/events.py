@@ -16,7 +16,7 @@ from rlinf_actors.cli.output import note
 from rlinf_actors.cli.session import expected, find_head, head_option, observing
 from rlinf_actors.cluster.events import KINDS, EventCursor, patience
 from rlinf_actors.errors import ClusterTimeoutError
-from rlinf_actors.settings import Settings
+from rlinf_actors.net.discovery import client_settings
 from rlinf_actors.wire.operators import Events
 from rlinf_actors.wire.values import ClusterEvent
 
@@ -87,7 +87,7 @@ def read_events(
         ClusterTimeoutError: the head does not answer.
         asyncio.TimeoutError: *limit_s* is over.
     """
-    settings = Settings.load()
+    settings = client_settings()
     endpoint = find_head(head, settings)
 
     async def read() -> None:

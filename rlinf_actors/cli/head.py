@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 import traceback
 from dataclasses import dataclass
 
@@ -23,7 +24,7 @@ from rlinf_actors.head.keys import OwnKeys
 from rlinf_actors.head.ownkeys import own_keys
 from rlinf_actors.head.server import HeadServer
 from rlinf_actors.head.store import Store
-from rlinf_actors.net import faultpoints
+from rlinf_actors.net import discovery, faultpoints
 from rlinf_actors.net.address import endpoint_of
 from rlinf_actors.net.loop import end_on_internal_error, end_process
 from rlinf_actors.net.security import Security, key_at
@@ -66,7 +67,8 @@ def head(listen: str | None, insecure_test_network: bool, state_dir: str | None,
     directory = state_dir or settings.state_dir or _default_state_dir(settings, int(port))
     endpoint = endpoint_of(where, said_by)
     key = key_at(endpoint, settings, "head", insecure=insecure)
-    protected = Protected(Security.of(key, insecure), own_keys(key, settings))
+    known_by = (key.path if key is not None else "", key.server if key is not None else "", insecure)
+    protected = Protected(Security.of(key, insecure), own_keys(key, settings), known_by)
     manager = Manager(unit.notify_socket, unit.watchdog_s)
     try:
         asyncio.run(_serve(endpoint, protected, directory, as_json, manager))
@@ -79,10 +81,17 @@ def head(listen: str | None, insecure_test_network: bool, state_dir: str | None,
 
 @dataclass(frozen=True)
 class Protected:
-    """How the head's socket is protected, and whom it lets in from the start."""
+    """How the head's socket is protected, and whom it lets in from the start.
+
+    Attributes:
+        security: of its socket.
+        keys: that it lets in.
+        known_by: the same for its record: path of the key file, its public key, and whether it takes no keys.
+    """
 
     security: Security
     keys: OwnKeys
+    known_by: tuple[str, str, bool]
 
 
 def _default_state_dir(settings: Settings, port: int) -> str | None:
@@ -122,7 +131,12 @@ async def _serve(endpoint: str, protected: Protected, state_dir: str | None, as_
             own=protected.keys,
             on_end=end,
         )
-        address = server.start([endpoint])[0].removeprefix("tcp://")
+        bound = server.start([endpoint])
+        address = bound[0].removeprefix("tcp://")
+        record = discovery.Record(
+            "head", os.getpid(), time.time(), bound, discovery.script_of(os.getpid()), *protected.known_by
+        )
+        stack.callback(discovery.leave(record, Settings.load(), Unit.load().run_dir))
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, end, number.name)
         loop.add_signal_handler(signal.SIGHUP, _nothing_to_read)

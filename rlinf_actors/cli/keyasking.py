@@ -17,6 +17,7 @@ from rlinf_actors.head.ownkeys import own_keys
 from rlinf_actors.head.remembered import Change
 from rlinf_actors.head.store import FILE, Store
 from rlinf_actors.net.address import endpoint_of, split_address
+from rlinf_actors.net.discovery import client_settings
 from rlinf_actors.net.rpc import ControlClient, KeyRefusedError, refusal
 from rlinf_actors.net.security import Security
 from rlinf_actors.security.jointoken import PATH, JoinToken
@@ -42,7 +43,7 @@ def administer(head: str | None, state_dir: str | None, question: Question) -> K
         ConfigError: no head runs here and no state is named, or the state is in use or no state.
         RlinfActorsError: it was refused; as cli.session.fetch_status.
     """
-    settings = Settings.load()
+    settings = client_settings()
     if state_dir is not None:
         if head is not None:
             raise UsageError(
@@ -83,7 +84,7 @@ def as_member(key: KeyFile, head: str | None, question: RotateKey) -> Enrolled:
         AuthenticationError: the key is not good (any more).
         ClusterTimeoutError: no answer.
     """
-    endpoint = find_head(head, Settings.load())
+    endpoint = find_head(head, client_settings())
     if not endpoint.startswith("tcp://"):
         raise ConfigError("a key is changed by who has it, over TCP: say the head's HOST:PORT by --head")
     return asyncio.run(_as(key, endpoint, question))

@@ -14,7 +14,7 @@ from rlinf_actors.cli.amounts import Amount
 from rlinf_actors.cli.keyasking import administer, as_holder, as_member, join_address
 from rlinf_actors.cli.keyshowing import key_dict, row_of
 from rlinf_actors.cli.output import json_option, note, show_fields, show_json, show_table
-from rlinf_actors.cli.session import head_option, who
+from rlinf_actors.cli.session import head_option
 from rlinf_actors.errors import AuthenticationError, ClusterTimeoutError, ConfigError, UsageError
 from rlinf_actors.head.keys import TOKEN_S
 from rlinf_actors.security import jointoken, keyfile
@@ -22,6 +22,7 @@ from rlinf_actors.security.jointoken import JoinToken
 from rlinf_actors.security.keyfile import KeyFile
 from rlinf_actors.security.keypair import KeyPair
 from rlinf_actors.security.publickey import check_name, check_public, fingerprint
+from rlinf_actors.security.thisuser import who
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire.keys import AddKey, Enroll, GetKeys, RevokeKey, RotateKey
 

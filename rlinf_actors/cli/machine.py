@@ -20,11 +20,12 @@ from rlinf_actors.cgroups.roots import Roots, find
 from rlinf_actors.cgroups.worker import leftovers
 from rlinf_actors.cli.checks import Directory, KeyOnDisk, Machine, Process
 from rlinf_actors.cli.running import Agentd, agentds, is_locked
-from rlinf_actors.cli.session import fetch_status, parents
+from rlinf_actors.cli.session import fetch_status
 from rlinf_actors.compat import tomllib
 from rlinf_actors.errors import ConfigError, RlinfActorsError
 from rlinf_actors.hardware.probe import run_probe
 from rlinf_actors.net.address import endpoint_of
+from rlinf_actors.net.discovery import parents
 from rlinf_actors.net.host import route_ip
 from rlinf_actors.security import keyfile
 from rlinf_actors.settings import HEAD, Settings

@@ -12,9 +12,10 @@ from rlinf_actors.cli.amounts import Amount
 from rlinf_actors.cli.events import read_events
 from rlinf_actors.cli.nodes import node_dict
 from rlinf_actors.cli.output import json_option, note, show_fields, show_json, show_table, size
-from rlinf_actors.cli.session import ask_head, head_option, status_of, who
+from rlinf_actors.cli.session import ask_head, head_option, status_of
 from rlinf_actors.cluster.events import EventCursor
 from rlinf_actors.errors import ClusterTimeoutError, NodeLostError, RlinfActorsError, UsageError
+from rlinf_actors.security.thisuser import who
 from rlinf_actors.wire.operators import Drained, DrainNode, Events, Status
 from rlinf_actors.wire.values import ClusterEvent, NodeState
 

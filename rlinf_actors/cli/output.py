@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 import click
 
-from rlinf_actors.head.happenings import printable
 from rlinf_actors.settings import journal_stream
 from rlinf_actors.systemd.journal import marked, reads
+from rlinf_actors.wire.bounds import printable
 
 F = TypeVar("F", bound=Callable[..., Any])
 

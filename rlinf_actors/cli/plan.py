@@ -13,6 +13,7 @@ from rlinf_actors.errors import ClusterTimeoutError, ConfigError
 from rlinf_actors.hardware.configured import describe_hardware
 from rlinf_actors.hardware.extensions import load_module
 from rlinf_actors.hardware.report import accelerator_type_of
+from rlinf_actors.net.discovery import client_settings
 from rlinf_actors.placement.described import DescribedCluster, parse_description
 from rlinf_actors.placement.node_order import RegisteredNode, missing_ranks, order_nodes
 from rlinf_actors.placement.plan import plan as make_plan
@@ -39,7 +40,7 @@ def plan(conf: str, describe: str | None, head: str | None, as_json: bool) -> No
         - {count: 8, ip: 10.0.0.1, accelerator: {type: NV_GPU, model: A800, number: 8}}
         - {count: 2, ip: 10.0.1.1, robots: [{type: Franka}]}
     """  # noqa: D301 - \b is click's mark for text that is not to be wrapped
-    settings = Settings.load()
+    settings = client_settings()
     if settings.ext_module:
         load_module(settings.ext_module)
     config = ClusterConfig.from_any(conf)

@@ -11,6 +11,8 @@ from rlinf_actors.config.cluster import ClusterConfig
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.hardware.configured import without_types
 from rlinf_actors.net.address import endpoint_of
+from rlinf_actors.net.discovery import CLIENT_FILE, PRIVATE, client_settings
+from rlinf_actors.net.security import is_tcp
 from rlinf_actors.settings import Settings
 
 
@@ -32,8 +34,8 @@ class Asked:
         return read_config(self.cluster_cfg)
 
     def settings(self) -> Settings:
-        """Those of the environment, with the keys that are given."""
-        settings = Settings.load()
+        """Those of the environment and the client file, with the keys that are given."""
+        settings = client_settings()
         return settings if self.keys is None else replace(settings, key_dir=self.keys, key_file=None)
 
     def directory(self) -> str | None:
@@ -55,12 +57,13 @@ class Asked:
     def endpoint(self, settings: Settings, wanted: int) -> str:
         """The head's, "" for a private one. Raises ConfigError where that cannot be: *wanted* nodes are too many."""
         head = self.head or settings.head
-        if head:
-            return endpoint_of(head, "head")
+        if head and head != PRIVATE:
+            return endpoint_of(head, "head" if self.head else settings.head_from)
         if wanted > 1:
             raise ConfigError(
                 f"is {wanted}, and no head is known: start `agentd --head` on one node and "
-                f"`agentd --connect HOST:PORT` on the others, then pass head='HOST:PORT' or set RLINF_HEAD",
+                f"`agentd --connect HOST:PORT` on the others, then pass head='HOST:PORT', set RLINF_HEAD, or write "
+                f'head = "HOST:PORT" into /etc/{CLIENT_FILE}',
                 path="num_nodes",
             )
         return ""
@@ -97,10 +100,13 @@ class InUse:
             raise _differs("cluster_cfg", self.config, asked.cluster_cfg)
         if asked.log_dir is not None and asked.directory() != self.log_dir:
             raise _differs("distributed_log_dir", self.log_dir, os.fspath(asked.log_dir))
-        if asked.head is not None and endpoint_of(asked.head, "head") != self.head:
+        if asked.head is not None and not self._is_at(asked.head):
             raise _differs("head", self.head, asked.head)
         if asked.namespace is not None and asked.namespace != self.namespace:
             raise _differs("namespace", self.namespace, asked.namespace)
+
+    def _is_at(self, head: str) -> bool:
+        return not is_tcp(self.head) if head == PRIVATE else endpoint_of(head, "head") == self.head
 
 
 def _differs(name: str, old: object, new: object) -> ConfigError:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from rlinf_actors.head.happenings import printable
 from rlinf_actors.wire.agents import WorkersHealth
+from rlinf_actors.wire.bounds import printable
 from rlinf_actors.wire.session import AgentHello
 from rlinf_actors.wire.values import ExitReport, RunningWorker, WorkerHealth
 

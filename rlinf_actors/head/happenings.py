@@ -7,6 +7,7 @@ import msgspec
 from rlinf_actors.head.commands import Record
 from rlinf_actors.head.records import Client, Group, Node, Worker
 from rlinf_actors.head.transitions import WorkerLife
+from rlinf_actors.wire.bounds import printable
 from rlinf_actors.wire.endings import ending
 from rlinf_actors.wire.values import EventKind
 
@@ -67,16 +68,7 @@ def of_end(group: Group) -> Record:
     return of_group("group_ended", group, f"has ended; {how}")
 
 
-TEXT_CHARS = 1000
-"""Most of a line of the event log, and of what a person gave as a reason: no message pushes other events out."""
-
 NAME_CHARS = 200
-
-
-def printable(text: str, limit: int = TEXT_CHARS) -> str:
-    """A text of somebody else's as part of one line: it does nothing to a terminal, and begins no line of its own."""
-    cut = text if len(text) <= limit else f"{text[: limit - 1]}…"
-    return cut if cut.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in cut)
 
 
 def shown(record: Record) -> Record:

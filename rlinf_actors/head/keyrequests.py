@@ -7,9 +7,9 @@ who sits at the head's machine: on its unix socket, or with its own key.
 from __future__ import annotations
 
 from rlinf_actors.head.commands import Answer, Asked
-from rlinf_actors.head.happenings import printable
 from rlinf_actors.head.tables import Tables
 from rlinf_actors.security.members import Member
+from rlinf_actors.wire.bounds import printable
 from rlinf_actors.wire.keys import AddKey, Enroll, Enrolled, GetKeys, Keys, KeyState, RevokeKey, RotateKey
 
 NOT_KEPT = (

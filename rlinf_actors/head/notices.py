@@ -8,7 +8,6 @@ from rlinf_actors.errors import ProtocolError
 from rlinf_actors.head import clipped
 from rlinf_actors.head.clients import given_up
 from rlinf_actors.head.commands import Notify, Told
-from rlinf_actors.head.happenings import printable
 from rlinf_actors.head.records import Client, Node
 from rlinf_actors.head.tables import Tables
 from rlinf_actors.security.members import LOCAL
@@ -22,6 +21,7 @@ from rlinf_actors.wire.agents import (
     WorkerReady,
     WorkersHealth,
 )
+from rlinf_actors.wire.bounds import printable
 from rlinf_actors.wire.clients import Handles, WatchClients
 from rlinf_actors.wire.messages import Body
 from rlinf_actors.wire.session import HELLO_AGAIN, Beat, Goodbye
@@ -85,8 +85,7 @@ class Notices:
     def _client_told(self, client: Client, body: Body) -> None:
         tables = self._tables
         if isinstance(body, Beat):
-            client.answered = max(client.answered, min(body.word, tables.now))
-            tables.emit(Notify(client.peer, Beat(tables.identity.epoch, word=tables.now)))
+            tables.emit(Notify(client.peer, Beat(tables.identity.epoch)))
         elif isinstance(body, LogCredit):
             for node in tables.nodes.alive():
                 if node.log_name == body.node:

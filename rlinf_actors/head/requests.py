@@ -9,12 +9,13 @@ from msgspec.structs import replace
 from rlinf_actors.head import clipped
 from rlinf_actors.head.checks import check_agent, check_names, own_namespace
 from rlinf_actors.head.commands import Answer, Asked, EndCluster, Notify, Refuse, Refused
-from rlinf_actors.head.happenings import of_driver, of_node, printable
+from rlinf_actors.head.happenings import of_driver, of_node
 from rlinf_actors.head.keyrequests import KeyRequests, who
 from rlinf_actors.head.records import Client
 from rlinf_actors.head.tables import Tables
 from rlinf_actors.net.admission import known_as
 from rlinf_actors.security.members import LOCAL
+from rlinf_actors.wire.bounds import printable
 from rlinf_actors.wire.clients import Done, EnumerateHardware, FindGroup, GetNodes, Launch, StopCluster, StopGroup
 from rlinf_actors.wire.keys import AddKey, Enroll, GetKeys, RevokeKey, RotateKey
 from rlinf_actors.wire.messages import Body

@@ -5,17 +5,21 @@ It names neither the peer nor its key (that is in a draft of libzmq), only what 
 
 from __future__ import annotations
 
-import asyncio
 import collections
 import errno
 import itertools
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import zmq
 
-from rlinf_actors.security.gate import Gate
 from rlinf_actors.security.publickey import fingerprint
+
+if TYPE_CHECKING:  # `rlinf-actors estop` imports this module, and has no time for asyncio
+    import asyncio
+
+    from rlinf_actors.security.gate import Gate
 
 FAILED = int(
     zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -88,7 +92,7 @@ class Handshakes:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._on_event(*_EVENT.unpack(frames[0]))
+            self._on_event(*read_event(frames))
         self._again = self._loop.call_soon(self._drain)  # the FD says nothing of what is there already
 
 
@@ -115,6 +119,12 @@ class GateTally:
         counts, self._counts = self._counts, collections.Counter()
         for (address, why), times in counts.items():
             self._gate.refused("", address, why, times)
+
+
+def read_event(frames: Sequence[bytes]) -> tuple[int, int]:
+    """Return the event and its value that a monitor's message tells of."""
+    event, value = _EVENT.unpack(frames[0])
+    return int(event), int(value)
 
 
 def at_server(value: int) -> str:

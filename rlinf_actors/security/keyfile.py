@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlinf_actors.errors import ConfigError
@@ -38,12 +37,14 @@ class KeyFile:
         name: of the node or driver, as the head lists it.
         pair: the identity.
         head: the head's public key; "" in the head's own file.
+        path: of the file that it was read from, "" where it was not.
     """
 
     role: str
     name: str
     pair: KeyPair
     head: str = ""
+    path: str = field(default="", compare=False)
 
     @property
     def server(self) -> str:
@@ -85,17 +86,21 @@ def locate(settings: Settings, role: str) -> Path | None:
     return path if path.exists() else None
 
 
-def load(path: Path) -> KeyFile:
+def load(path: str | Path, user: int | None = None) -> KeyFile:
     """Read a key file.
+
+    Args:
+        path: of the file.
+        user: whose it must be: this process's user, unless root reads what another one's head uses.
 
     Raises:
         ConfigError: it is not there, others can read it, or it is no key file; the message says what to do.
     """
-    where = str(path)
+    path, where = Path(path), str(path)
     try:
-        _check_owner(path.parent, os.stat(path.parent), "chmod 700")
+        _check_owner(path.parent, os.stat(path.parent), "chmod 700", user)
         with open(path, "rb") as file:
-            _check_owner(path, os.fstat(file.fileno()), "chmod 600")
+            _check_owner(path, os.fstat(file.fileno()), "chmod 600", user)
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}", path=where) from None
@@ -119,7 +124,7 @@ def save(path: Path, key: KeyFile, in_private: bool = True) -> None:
     if in_private:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_owner(path.parent, os.stat(path.parent), "chmod 700")
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    beside = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
     try:
         with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
             file.write(_text(key))
@@ -139,7 +144,7 @@ def save_new(path: Path, key: KeyFile) -> None:
     Raises:
         FileExistsError: there is: another process was as fast.
     """
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    beside = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
     save(beside, key)
     try:
         os.link(beside, path)
@@ -168,12 +173,13 @@ def is_private(mode: int, owner: int, user: int) -> bool:
     return not mode & (stat.S_IRWXO | group)
 
 
-def _check_owner(path: Path, info: os.stat_result, fix: str) -> None:
-    if not is_private(info.st_mode, info.st_uid, os.geteuid()):
+def _check_owner(path: Path, info: os.stat_result, fix: str, user: int | None = None) -> None:
+    user = os.geteuid() if user is None else user
+    if not is_private(info.st_mode, info.st_uid, user):
         mode = stat.S_IMODE(info.st_mode)
         raise ConfigError(
             f"is not this user's alone (mode {mode:04o}, owner {info.st_uid}): others may read the key. "
-            f"Make sure that nobody did, and run: chown {os.geteuid()} {path} && {fix} {path}",
+            f"Make sure that nobody did, and run: chown {user} {path} && {fix} {path}",
             path=str(path),
         )
 
@@ -206,4 +212,4 @@ def _parse(data: bytes, where: str) -> KeyFile:
     if found["role"] != "head":
         check_public(found["head"], where)
     pair = KeyPair.of_text(found["public"], found["secret"], where)
-    return KeyFile(found["role"], found["name"], pair, "" if found["role"] == "head" else found["head"])
+    return KeyFile(found["role"], found["name"], pair, "" if found["role"] == "head" else found["head"], where)

@@ -1,4 +1,4 @@
-"""The key of this user's own processes, for loopback where nobody has made keys.
+"""Who this user is, and the key of this user's own processes, for loopback where nobody has made keys.
 
 Any user of a machine can connect to a loopback port, and take one that is free before somebody else's head does. So
 both ends prove that they belong to one user: by a key file that makes itself when it is first needed, which only that
@@ -7,6 +7,10 @@ user can read. Whoever has it is `members.LOCAL`.
 
 from __future__ import annotations
 
+import getpass
+import os
+import socket
+
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.security import keyfile
 from rlinf_actors.security.keyfile import KeyFile
@@ -14,6 +18,15 @@ from rlinf_actors.security.keypair import KeyPair
 from rlinf_actors.settings import KEY_DIR, Settings
 
 ROLE = "local"
+
+
+def who() -> str:
+    """Return ``USER@HOST`` of this process, for others to read. A container's user may have no name."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # the latter since Python 3.13
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
 
 
 def key(settings: Settings) -> KeyFile:

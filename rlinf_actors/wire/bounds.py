@@ -30,6 +30,15 @@ Count = Annotated[int, Meta(ge=1, le=2**53)]
 Size = Annotated[int, Meta(ge=0, le=MAX_SIZE)]
 """How many there are of something that is counted through."""
 
+TEXT_CHARS = 1000
+"""Most of a line of the event log, and of what a person gave as a reason: no message pushes other events out."""
+
+
+def printable(text: str, limit: int = TEXT_CHARS) -> str:
+    """Return a text of somebody else's for use within a line: it does nothing to a terminal and begins no new line."""
+    cut = text if len(text) <= limit else f"{text[: limit - 1]}…"
+    return cut if cut.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in cut)
+
 
 def waiting(seconds: float | None, name: str = "the timeout") -> float | None:
     """How long a user is ready to wait: None, as infinity, for ever; less than nothing is nothing.

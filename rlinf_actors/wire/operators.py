@@ -74,12 +74,14 @@ class EStop(Message, frozen=True):
 
 class EStopped(Message, frozen=True):
     """Which workers were told to make their robots safe. `stopped` is what is in force now, a line each. `warning`: it
-    is in force, but a head that is restarted would not know.
+    is in force, but a head that is restarted would not know. `lifted` is the stop that a release has ended, "" where
+    none was in force; None of a head before protocol 6, which does not say.
     """
 
     hits: list[RobotStop] = []
     stopped: list[str] = []
     warning: str = ""
+    lifted: Union[str, None] = None
 
 
 class DrainNode(Message, frozen=True):

@@ -13,6 +13,7 @@ from typing import Any
 
 from rlinf_actors import Cluster, RlinfActorsError, Worker
 from rlinf_actors.cli import session
+from rlinf_actors.security.thisuser import who
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire.operators import Drained, DrainNode, EStop, EStopped
 
@@ -54,8 +55,8 @@ def main() -> None:
     said["by directory"] = outcome(lambda: session.status_of(facts["run_dir"]))
     tries = [
         lambda: session.status_of(head),
-        lambda: session.ask_head(head, EStop(session.who(), "", None), EStopped),
-        lambda: session.ask_head(head, DrainNode("node-0", session.who(), ""), Drained),
+        lambda: session.ask_head(head, EStop(who(), "", None), EStopped),
+        lambda: session.ask_head(head, DrainNode("node-0", who(), ""), Drained),
         lambda: Cluster(num_nodes=1, head=head, timeout=session.TIMEOUT_S),
     ]
     with ThreadPoolExecutor(len(tries)) as pool:

@@ -1,0 +1,313 @@
+"""`rlinf-actors estop`: which heads it stops, and what it says. Real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pace
+import pytest
+from namespaces import can_unshare
+
+from rlinf_actors.net.ports import HeldPorts
+from rlinf_actors.settings import CLIENT_CONFIG, HEAD, HEADS_DIR, KEY_DIR, RUN_DIR
+
+pytestmark = pytest.mark.live
+
+COMMAND = (sys.executable, "-m", "rlinf_actors.cli.main")
+OTHER_USER = 61008
+OTHER_USER_PY = Path(__file__).parents[1] / "live" / "other_user.py"
+PRIVATE = """
+import sys
+from rlinf_actors import Cluster
+with Cluster(num_nodes=1):
+    print("up", flush=True)
+    sys.stdin.read()
+"""
+
+
+class Machine:
+    """A machine of its own, as far as an emergency stop can tell."""
+
+    def __init__(self, folder: Path, ends: ExitStack) -> None:
+        self.heads = folder / "heads"
+        self.heads.mkdir()
+        self.env = {**os.environ, HEADS_DIR: str(self.heads), KEY_DIR: str(folder / "keys"), RUN_DIR: str(folder)}
+        self.env.pop(HEAD, None)
+        self._ends = ends
+
+    def start(self, *command: str, **options: object) -> tuple[subprocess.Popen[str], str]:
+        """A process, and the first line that it prints; killed at the end."""
+        env = {**self.env, **options.pop("env", {})}
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=env, **options
+        )
+        self._ends.enter_context(process)
+        self._ends.callback(process.kill)
+        return process, process.stdout.readline().strip()
+
+    def head(self, **options: object) -> tuple[subprocess.Popen[str], str]:
+        """A standing head and its address."""
+        return self.start(*COMMAND, "head", "--listen", "127.0.0.1:0", **options)
+
+    def private(self, folder: Path) -> subprocess.Popen[str]:
+        """A script with a private cluster."""
+        (folder / "train.py").write_text(PRIVATE)
+        path = {"PYTHONPATH": ":".join(sys.path)}
+        process, said = self.start(sys.executable, str(folder / "train.py"), cwd=folder, env=path)
+        assert said == "up"
+        return process
+
+    def run(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*COMMAND, *arguments], env={**self.env, **env}, capture_output=True, text=True, check=False,
+            timeout=pace.PATIENCE_S,
+        )  # fmt: skip
+
+    def estop(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+        return self.run("estop", *arguments, **env)
+
+    def in_force(self, address: str) -> list[str]:
+        return json.loads(self.run("status", "--json", "--head", address).stdout)["estop"]
+
+
+@pytest.fixture
+def machine() -> Iterator[Machine]:
+    with tempfile.TemporaryDirectory(prefix="estop-") as folder, ExitStack() as ends:  # short: it holds unix sockets
+        yield Machine(Path(folder), ends)
+
+
+def test_every_cluster_of_this_machine_is_stopped_and_named(machine, tmp_path):
+    _, one = machine.head()
+    _, other = machine.head()
+    script = machine.private(tmp_path)
+    done = machine.estop("--reason", "a hand in the cell")
+    assert done.returncode == 0, done
+    stopped = [line for line in done.stdout.splitlines() if line.startswith("STOPPED")]
+    assert len(stopped) == 3
+    assert any(one in line for line in stopped)
+    assert any(other in line and "head, pid" in line for line in stopped)
+    (private,) = (line for line in stopped if f"private cluster, pid {script.pid}" in line)
+    assert private.endswith(": train.py)")
+    assert "every known head has acknowledged" in done.stderr
+    for address in (one, other):
+        assert "a hand in the cell" in machine.in_force(address)[0]
+
+
+def test_json_says_it_for_each_cluster(machine):
+    process, address = machine.head()
+    done = machine.estop("--json")
+    said = json.loads(done.stdout)
+    (cluster,) = said["clusters"]
+    assert (cluster["head"], cluster["kind"], cluster["pid"]) == (address, "head", process.pid)
+    assert (cluster["acknowledged"], cluster["error"], cluster["hits"], said["complete"]) == (True, "", [], True)
+    assert said["in_force"] == cluster["in_force"] != []
+    assert said["hits"] == []
+
+
+def test_a_head_that_does_not_acknowledge_is_said_in_capitals_and_keeps_no_other_waiting(machine):
+    _, address = machine.head()
+    frozen, silent = machine.head()
+    frozen.send_signal(signal.SIGSTOP)
+    try:
+        with subprocess.Popen(
+            [*COMMAND, "estop"], env=machine.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as pressing:
+            began = time.monotonic()
+            assert pressing.stdout.readline().startswith(f"STOPPED      {address}"), "while the other is waited for"
+            out, err = pressing.communicate(timeout=pace.PATIENCE_S)
+            assert time.monotonic() - began >= 3, "a head that stands still for a moment has its time"
+    finally:
+        frozen.send_signal(signal.SIGCONT)
+    assert pressing.returncode == 69
+    assert f"NOT STOPPED  {silent}: it did not answer within 5 s" in out
+    assert "1 OF 2 HEADS DID NOT ACKNOWLEDGE THE EMERGENCY STOP. ROBOTS MAY STILL MOVE" in err
+
+
+def test_a_configured_head_that_is_away_fails_at_once_and_the_others_are_stopped(machine):
+    _, address = machine.head()
+    with closing(HeldPorts()) as ports:
+        began = time.monotonic()
+        done = machine.estop(**{HEAD: f"127.0.0.1:{ports.hold()}"})
+        took = time.monotonic() - began
+    assert done.returncode == 69
+    assert f"STOPPED      {address}" in done.stdout
+    assert "NOT STOPPED  127.0.0.1:" in done.stdout
+    assert "head, by RLINF_HEAD" in done.stdout
+    assert "1 OF 2 HEADS DID NOT ACKNOWLEDGE" in done.stderr
+    assert took < 5, "a port that refuses is not waited for"
+
+
+def test_an_unknown_name_is_said_and_keeps_no_other_from_being_stopped(machine):
+    _, address = machine.head()
+    done = machine.estop(**{HEAD: "nosuch.invalid:6380"})
+    assert done.returncode == 69
+    assert f"STOPPED      {address}" in done.stdout
+    assert "NOT STOPPED  nosuch.invalid:6380: its name 'nosuch.invalid' cannot be resolved" in done.stdout
+
+
+def test_without_a_head_nothing_was_stopped_and_it_says_so(machine):
+    done = machine.estop()
+    assert done.returncode == 69
+    assert "NOTHING WAS STOPPED: NO HEAD IS KNOWN. ROBOTS MAY STILL MOVE" in done.stderr
+
+
+def test_wrong_settings_keep_no_head_from_being_stopped(machine, tmp_path):
+    _, address = machine.head()
+    (tmp_path / "client.toml").write_text("haed = 1\n")
+    for wrong in ({CLIENT_CONFIG: str(tmp_path / "client.toml")}, {"RLINF_TIMEOUT": "long"}):
+        done = machine.estop(**wrong)
+        assert done.returncode == 69, "a head may be hidden by that"
+        assert f"STOPPED      {address}" in done.stdout
+        assert "TROUBLE: " in done.stderr
+
+
+def test_the_client_file_names_a_head_elsewhere(machine, tmp_path):
+    _, address = machine.head(env={HEADS_DIR: str(tmp_path)})
+    (tmp_path / "client.toml").write_text(f'head = "{address}"\n')
+    client = {CLIENT_CONFIG: str(tmp_path / "client.toml")}
+    done = machine.estop(**client)
+    assert done.returncode == 0, done
+    assert f"STOPPED      {address}: no robot worker is running (head, by {tmp_path}/client.toml: head)" in done.stdout
+    assert machine.run("status", **client).stdout.startswith(f"head      tcp://{address} ")
+
+
+def test_one_that_is_named_is_the_only_one(machine):
+    _, one = machine.head()
+    _, other = machine.head()
+    assert machine.estop("--head", one).returncode == 0
+    assert len(machine.in_force(one)) == 1
+    assert machine.in_force(other) == []
+
+
+def test_the_head_that_an_agentd_here_has_joined_is_stopped(machine, tmp_path):
+    _, address = machine.head(env={HEADS_DIR: str(tmp_path)})  # on another machine, as far as its record goes
+    ready, tell = os.pipe()
+    run_dir = f"{machine.env[RUN_DIR]}/node"
+    agentd = [sys.executable, "-m", "agentd", "--connect", address, "--run-dir", run_dir, "--ready-fd", str(tell)]
+    process = subprocess.Popen(agentd, env=machine.env, pass_fds=(tell,), stderr=subprocess.DEVNULL)
+    os.close(tell)
+    try:
+        assert b"node_id" in os.read(ready, 4096)
+        done = machine.estop()
+        assert done.returncode == 0, done
+        assert f"STOPPED      {address}" in done.stdout
+        assert f"head of this node's agentd, pid {process.pid}" in done.stdout
+    finally:
+        os.close(ready)
+        process.terminate()
+        process.wait(pace.PATIENCE_S)
+
+
+def test_a_head_with_keys_of_its_own_is_stopped_without_naming_them(machine, tmp_path):
+    keys = {KEY_DIR: str(tmp_path / "lab")}
+    assert machine.run("keys", "init", **keys).returncode == 0
+    _, address = machine.head(env=keys)
+    done = machine.estop()
+    assert done.returncode == 0, done
+    assert f"STOPPED      {address}" in done.stdout
+
+
+@pytest.mark.skipif(not can_unshare("--mount", "true"), reason="needs root and mount namespaces, to be another user")
+def test_root_stops_the_clusters_of_every_user_and_others_only_their_own(machine):
+    folder = Path(machine.env[RUN_DIR])
+    folder.chmod(0o755)
+    machine.heads.chmod(0o1777)
+    runs = folder / "as_other.py"
+    runs.write_text("import os, json, sys, runpy; os.environ |= json.loads(sys.argv.pop(1)); "
+                    "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)")  # fmt: skip
+    env = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONDONTWRITEBYTECODE": "1"}
+
+    def other(module: str, *arguments: str) -> tuple[str, ...]:
+        """A command of ours as another user."""
+        home = tempfile.mkdtemp(dir=folder)
+        variables = json.dumps({HEADS_DIR: str(machine.heads), KEY_DIR: f"{folder}/keys-of-other"})
+        return (sys.executable, str(OTHER_USER_PY), str(OTHER_USER), home, str(runs), variables, module, *arguments)
+
+    (folder / "keys-of-other").mkdir(0o700)
+    os.chown(folder / "keys-of-other", OTHER_USER, OTHER_USER)
+    _, ours = machine.head()
+    _, theirs = machine.start(*other("rlinf_actors.cli.main", "head", "--listen", "127.0.0.1:0"), env=env)
+    run_dir = tempfile.mkdtemp(dir=folder)
+    os.chown(run_dir, OTHER_USER, OTHER_USER)
+    agentd = other("agentd", "--head", "--listen", "127.0.0.1:0", "--run-dir", run_dir, "--ready-fd", "1")
+    _, ready = machine.start(*agentd, env=env)
+    assert "node_id" in ready
+    alone = subprocess.run(
+        other("rlinf_actors.cli.main", "estop"), env={**machine.env, **env}, capture_output=True, text=True, check=False
+    )
+    assert alone.returncode == 0, alone
+    assert theirs in alone.stdout
+    assert ours not in alone.stdout
+    assert "note: user 0 has heads on this machine too: only that user, or root, may stop them" in alone.stderr
+    assert machine.in_force(ours) == []
+    done = machine.estop()
+    assert done.returncode == 0, done
+    assert f"STOPPED      {ours}" in done.stdout
+    assert f"STOPPED      {theirs}" in done.stdout
+    assert done.stdout.count(f"user {OTHER_USER}") == 2, "the agentd's unix socket takes root's word too"
+
+
+# --- the release ---
+
+
+def test_a_release_of_several_names_them_and_lifts_nothing(machine):
+    _, one = machine.head()
+    _, other = machine.head()
+    machine.estop("--head", one, "--reason", "smoke")
+    done = machine.estop("--release")
+    assert done.returncode == 78
+    assert "2 heads are known, and a release is for one of them; nothing was lifted" in done.stderr
+    lines = done.stderr.splitlines()
+    at = next(number for number, line in enumerate(lines) if f"--head {one}" in line)
+    assert "smoke" in lines[at + 1]
+    at = next(number for number, line in enumerate(lines) if f"--head {other}" in line)
+    assert "no emergency stop is in force" in lines[at + 1]
+    assert len(machine.in_force(one)) == 1
+
+
+def test_a_release_says_which_stop_it_has_lifted(machine):
+    _, address = machine.head()
+    machine.estop("--reason", "smoke")
+    machine.estop("--namespace", "lab", "--reason", "dust")
+    done = machine.estop("--release")
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"LIFTED       {address}: emergency stop by ")
+    assert "smoke" in done.stdout
+    assert "still in force: emergency stop by" in done.stderr
+    assert "dust" in done.stderr
+    again = machine.estop("--release")
+    assert again.returncode == 0
+    assert "nothing was in force that this lifts" in again.stdout
+
+
+def test_with_several_heads_every_other_command_names_them(machine, tmp_path):
+    process, one = machine.head()
+    _, other = machine.head()
+    script = machine.private(tmp_path)
+    done = machine.run("status")
+    assert done.returncode == 78
+    for line in (
+        f"--head {one}", f"--head {other}", f"head, pid {process.pid}, up ", "rlinf_actors.cli.main head --listen",
+        f"private cluster, pid {script.pid}, up ", ": train.py",
+    ):  # fmt: skip
+        assert line in done.stderr
+
+
+# --- what it costs ---
+
+
+def test_it_starts_without_what_it_does_not_need():
+    code = "import rlinf_actors.cli.main, rlinf_actors.cli.estop, sys; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"asyncio", "click", "rich", "logging", "numpy", "torch", "ssl"} & set(loaded)
+    assert "zmq" in loaded

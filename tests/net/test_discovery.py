@@ -1,0 +1,290 @@
+"""Which head is meant: the option, the environment, the client file, and what runs on this machine."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from rlinf_actors.cluster.asked import Asked
+from rlinf_actors.errors import ConfigError
+from rlinf_actors.net import discovery
+from rlinf_actors.net.discovery import PREFIX, SOCKET, SUFFIX, Record, find_head, leave, look, with_client_file
+from rlinf_actors.settings import CLIENT_CONFIG, HEAD, Settings
+
+
+@pytest.fixture
+def settings(tmp_path):
+    """Of a machine on which nothing runs."""
+    for name in ("heads", "r"):
+        (tmp_path / name).mkdir()
+    return Settings(
+        heads_dir=str(tmp_path / "heads"), run_dir=str(tmp_path / "r"), config_home=str(tmp_path / "config")
+    )
+
+
+@pytest.fixture
+def run(settings):
+    """Leaves records, as heads that run do."""
+    ends = []
+
+    def start(kind: str, *endpoints: str, script: str = "", age_s: float = 0.0, pid: int = 4321) -> Record:
+        record = Record(kind, pid, time.time() - age_s, list(endpoints), script)
+        ends.append(leave(record, settings))
+        return record
+
+    yield start
+    for end in ends:
+        end()
+
+
+def test_the_option_wins_over_the_environment():
+    settings = Settings(head="10.0.0.1:1")
+    assert find_head("127.0.0.1:6380", settings) == ("tcp://127.0.0.1:6380", "")
+    assert find_head(None, settings) == ("tcp://10.0.0.1:1", "")
+    assert find_head("ipc:///run/x", settings) == ("ipc:///run/x", "")
+
+
+@pytest.mark.parametrize(("option", "environment", "path"), [("host", None, "--head"), (None, "host:", HEAD)])
+def test_what_is_no_address(option, environment, path):
+    with pytest.raises(ConfigError, match=r"neither HOST:PORT .* nor a run directory") as caught:
+        find_head(option, Settings(head=environment))
+    assert caught.value.path == path
+
+
+def test_a_name_without_an_address_is_said():
+    with pytest.raises(
+        ConfigError, match=r"name 'nosuch\.invalid' cannot be resolved \(.*\): is it spelt right"
+    ) as caught:
+        find_head(None, Settings(head="nosuch.invalid:6380"))
+    assert caught.value.path == HEAD
+
+
+# --- what runs here ---
+
+
+def test_nothing_runs_here(settings):
+    with pytest.raises(ConfigError, match=r"none of yours runs on this machine: pass --head HOST:PORT, set RLINF_HEAD"):
+        find_head(None, settings)
+
+
+def test_the_only_private_cluster_is_meant(settings, run):
+    run("private", "ipc:///tmp/rlinf-a/head", script="train.py", age_s=65)
+    endpoint, told = find_head(None, settings)
+    assert endpoint == "ipc:///tmp/rlinf-a/head"
+    assert told == "private cluster, pid 4321, up 65 s: train.py (/tmp/rlinf-a)"
+
+
+def test_a_standing_head_is_meant_before_private_clusters(settings, run):
+    run("private", "ipc:///tmp/rlinf-a/head")
+    run("private", "ipc:///tmp/rlinf-b/head")
+    run("head", "tcp://10.0.0.1:6380")
+    assert find_head(None, settings)[0] == "tcp://10.0.0.1:6380"
+
+
+@pytest.mark.parametrize("kind", ["private", "head"])
+def test_of_two_none_is_meant_and_both_are_named(settings, run, kind):
+    run(kind, "ipc:///tmp/rlinf-a/head", script="train.py --epochs 3", age_s=7300, pid=11)
+    run(kind, "ipc:///tmp/rlinf-b/head", "tcp://0.0.0.0:6380", script="rlinf-actors head", pid=22)
+    with pytest.raises(ConfigError) as caught:
+        find_head(None, settings)
+    first, *lines = str(caught.value).splitlines()
+    what = "private cluster" if kind == "private" else "head"
+    assert first == "2 heads of yours run on this machine; say which by --head, or by RLINF_HEAD:"
+    assert lines == [
+        f"  --head /tmp/rlinf-a    {what}, pid 11, up 2 h: train.py --epochs 3",
+        f"  --head 127.0.0.1:6380  {what}, pid 22, up 0 s: rlinf-actors head",
+    ]
+
+
+def test_the_head_of_an_agentd_here_is_hinted_at_and_not_guessed(settings, run):
+    run("node", "tcp://10.0.0.1:6380", pid=33)
+    with pytest.raises(ConfigError, match=r"agentd \(pid 33\) of this machine has joined the head at 10.0.0.1:6380"):
+        find_head(None, settings)
+
+
+def test_a_record_ends_with_its_process_or_before(settings):
+    remove = leave(Record("head", os.getpid(), time.time(), ["tcp://127.0.0.1:1"]), settings)
+    (path,) = (record.path for record in look(settings).records)
+    kept = Path(path).read_bytes()
+    remove()
+    assert look(settings) == discovery.Seen(())
+    Path(path).write_bytes(kept)  # as kill -9 leaves it
+    os.chmod(path, 0o600)
+    assert look(settings) == discovery.Seen(())
+    leave(Record("head", os.getpid(), time.time(), ["tcp://127.0.0.1:2"]), settings)()
+    assert os.listdir(settings.heads_dir) == [], "the next head has removed it"
+
+
+def test_a_record_lies_somewhere_else_where_a_disk_is_full(settings, monkeypatch, tmp_path):
+    monkeypatch.setattr(discovery, "PLACES", (f"{tmp_path}/no-such-disk", settings.heads_dir))
+    usual = Settings(run_dir=settings.run_dir)
+    remove = leave(Record("head", 1, 0.0, ["tcp://127.0.0.1:1"]), usual)
+    assert len(os.listdir(settings.heads_dir)) == 1
+    remove()
+
+
+def test_a_head_without_a_record_works_and_says_so(settings, monkeypatch, caplog):
+    monkeypatch.setattr(discovery, "PLACES", ("/no-such-disk",))
+    leave(Record("head", 1, 0.0, ["tcp://127.0.0.1:1"]), Settings())()
+    assert "`rlinf-actors estop` finds it by --head only" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "why"),
+    [
+        (b"{", 0o600, "truncated"),
+        (msgspec.json.encode(Record("other", 1, 0.0, ["tcp://x:1"])), 0o600, "a record of kind 'other'"),
+        (msgspec.json.encode(Record("head", 1, 0.0, [])), 0o600, "with 0 endpoints"),
+        (msgspec.json.encode(Record("head", 1, 0.0, ["tcp://x:1"])), 0o644, "others could have written it"),
+    ],
+)
+def test_a_record_that_cannot_be_read_is_told_of(settings, content, mode, why):
+    path = f"{settings.heads_dir}/{PREFIX}x{SUFFIX}"
+    with open(path, "wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        os.write(file.fileno(), content)
+        os.chmod(path, mode)
+        ((at, said),) = look(settings).unreadable
+    assert at == path
+    assert why in said
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+def test_root_finds_the_heads_of_other_users_if_it_asks_for_them(settings, run):
+    run("head", "tcp://127.0.0.1:1")
+    (path,) = (record.path for record in look(settings).records)
+    os.chown(path, 12345, -1)
+    assert [record.user for record in look(settings, everybody=True).records] == [12345]
+    assert look(settings) == discovery.Seen((), (), (12345,))
+
+
+@pytest.mark.parametrize(
+    ("words", "script"),
+    [
+        (["python3.11", "-u", "-X", "dev", "/home/ann/train.py", "--epochs", "3"], "train.py --epochs 3"),
+        (["/usr/bin/python", "-m", "agentd", "--head"], "agentd --head"),
+        (["python", "-c", "pass"], "python -c pass"),
+        (["python"], "python"),
+        (["/opt/bin/rlinf-actors", "head"], "rlinf-actors head"),
+    ],
+)
+def test_a_script_is_named_without_its_interpreter(words, script):
+    assert discovery.script_in(words) == script
+
+
+# --- heads of earlier versions, which leave no record ---
+
+
+@pytest.fixture
+def listening(settings):
+    """Makes run directories as earlier heads have them; someone listens there."""
+    sockets = []
+
+    def make(name: str, mode: int = 0o700) -> str:
+        directory = f"{settings.run_dir}/rlinf-{name}"
+        os.mkdir(directory)
+        os.chmod(directory, mode)
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(f"{directory}/{SOCKET}")
+        listener.listen()
+        sockets.append(listener)
+        return directory
+
+    yield make
+    for listener in sockets:
+        listener.close()
+
+
+def test_a_directory_is_named(listening):
+    directory = listening("a")
+    assert find_head(directory, Settings())[0] == f"ipc://{directory}/{SOCKET}"
+
+
+def test_a_head_of_an_earlier_version_is_found_by_its_socket(settings, listening, run):
+    directory = listening("a")
+    assert find_head(None, settings)[0] == f"ipc://{directory}/{SOCKET}"
+    run("private", f"ipc://{directory}/{SOCKET}")
+    assert len(look(settings).records) == 1, "with a record it is not found twice"
+
+
+def test_what_is_no_head_of_ours_is_not_found(settings, listening):
+    os.mkdir(f"{settings.run_dir}/rlinf-dead", 0o700)
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(f"{settings.run_dir}/rlinf-dead/{SOCKET}")
+    listening("open", mode=0o755)
+    if os.getuid() == 0:
+        os.chown(listening("theirs"), 12345, -1)
+    assert look(settings).records == ()
+
+
+# --- the client file ---
+
+
+def write(tmp_path, text: str, mode: int = 0o600) -> Settings:
+    folder = tmp_path / "config" / "rlinf-actors"
+    folder.mkdir(parents=True)
+    (folder / "client.toml").write_text(text)
+    (folder / "client.toml").chmod(mode)
+    return Settings(config_home=str(tmp_path / "config"), heads_dir=str(tmp_path))
+
+
+def test_the_client_file_names_the_head_where_the_environment_does_not(tmp_path):
+    settings = write(tmp_path, 'head = "127.0.0.1:7"\nkey_file = "/etc/x.key"\n')
+    found = with_client_file(settings)
+    assert (found.head, found.key_file) == ("127.0.0.1:7", "/etc/x.key")
+    assert find_head(None, found)[0] == "tcp://127.0.0.1:7"
+    assert Asked().endpoint(found, 3) == "tcp://127.0.0.1:7"
+    named = Settings(config_home=settings.config_home, head="127.0.0.1:8", key_dir="/keys")
+    assert with_client_file(named) == named
+
+
+def test_an_error_of_the_client_files_head_names_the_file(tmp_path):
+    found = with_client_file(write(tmp_path, 'head = "gpu:"\n'))
+    for attempt in (lambda: find_head(None, found), lambda: Asked().endpoint(found, 1)):
+        with pytest.raises(ConfigError) as caught:
+            attempt()
+        assert caught.value.path == f"{tmp_path}/config/rlinf-actors/client.toml: head"
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "error"),
+    [
+        ('haed = "a:1"\n', 0o600, "client.toml: haed: is not a key here; did you mean 'head'? Known: head, key_file"),
+        ("head = 3\n", 0o600, "client.toml: head: is 3; it must be a text"),
+        ("head\n", 0o600, "client.toml: is not TOML"),
+        ('head = "a:1"\n', 0o620, "others can write to it (mode 0620"),
+    ],
+)
+def test_a_wrong_client_file_is_an_error_that_says_what_to_do(tmp_path, text, mode, error):
+    with pytest.raises(ConfigError) as caught:
+        with_client_file(write(tmp_path, text, mode))
+    assert error in str(caught.value)
+
+
+def test_a_named_client_file_must_be_there(tmp_path):
+    with pytest.raises(ConfigError, match=f"{CLIENT_CONFIG} .*: does not exist"):
+        with_client_file(Settings(client_config=f"{tmp_path}/none"))
+
+
+# --- Cluster() ---
+
+
+def test_a_cluster_joins_no_head_that_nobody_named(settings, run):
+    run("head", "tcp://10.0.0.1:6380")
+    assert Asked().endpoint(settings, 1) == "", "a private one"
+    with pytest.raises(ConfigError, match=r"is 2, and no head is known: .* or write head = .* into .*client\.toml"):
+        Asked().endpoint(settings, 2)
+
+
+def test_private_is_a_choice_too(settings):
+    named = Settings(head="10.0.0.1:6380")
+    assert Asked(head="private").endpoint(named, 1) == ""
+    assert Asked().endpoint(Settings(head="private"), 1) == ""
+    with pytest.raises(ConfigError, match="none of yours runs on this machine"):
+        find_head(None, Settings(head="private", heads_dir=settings.heads_dir))
