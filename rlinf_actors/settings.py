@@ -26,6 +26,7 @@ CLIENT_CONFIG = "RLINF_ACTORS_CLIENT_CONFIG"
 INSECURE_TEST_NETWORK = "RLINF_ACTORS_INSECURE_TEST_NETWORK"
 CHANNEL_BYTES = "RLINF_ACTORS_CHANNEL_BYTES"
 LOST_ERRORS = "RLINF_ACTORS_LOST_ERRORS"
+ROBOT_OWNER_MUST_ANSWER = "RLINF_ACTORS_ROBOT_OWNER_MUST_ANSWER"
 SEND_WINDOW = "RLINF_ACTORS_SEND_WINDOW"
 PATHS = "RLINF_ACTORS_PATHS"
 SHARED_MEMORY = "RLINF_ACTORS_SHARED_MEMORY"
@@ -86,6 +87,8 @@ class Settings:
         insecure_test_network: whether sockets may leave loopback without keys (``=1``; closed test networks only).
         fail_on_lost_errors: whether a script whose calls failed unnoticed exits with 1 instead of 0
             (``RLINF_ACTORS_LOST_ERRORS=log`` switches it off).
+        robot_owner_must_answer: whether groups with robots end when their owner stands still; None for those alone
+            whose robots are on another host.
         channel_bytes: bytes that may be in a channel before puts wait; 0 for no limit.
         config_file: agentd's configuration file, None for the default places.
         client_config: the client file, None for the usual places (net.discovery).
@@ -114,6 +117,7 @@ class Settings:
     listen: str | None = None
     insecure_test_network: bool = False
     fail_on_lost_errors: bool = True
+    robot_owner_must_answer: bool | None = None
     config_file: str | None = None
     client_config: str | None = None
     send_window_bytes: int = DEFAULT_SEND_WINDOW
@@ -152,6 +156,7 @@ class Settings:
             listen=env.get(LISTEN) or None,
             insecure_test_network=env.get(INSECURE_TEST_NETWORK) == "1",
             fail_on_lost_errors=env.get(LOST_ERRORS) != "log",
+            robot_owner_must_answer=_yes_or_no(env.get(ROBOT_OWNER_MUST_ANSWER), ROBOT_OWNER_MUST_ANSWER),
             config_file=env.get(CONFIG_FILE) or None,
             client_config=env.get(CLIENT_CONFIG) or None,
             send_window_bytes=_bytes(env.get(SEND_WINDOW), SEND_WINDOW, DEFAULT_SEND_WINDOW, MIN_SEND_WINDOW),
@@ -223,6 +228,14 @@ def _watchdog(env: Mapping[str, str], pid: int) -> float | None:
     if not text.isdigit() or int(text) == 0:
         raise ConfigError(f"is {text!r}; it must be a number of microseconds above 0", path="WATCHDOG_USEC")
     return int(text) / 1e6
+
+
+def _yes_or_no(text: str | None, name: str) -> bool | None:
+    if not text:
+        return None
+    if text not in ("0", "1"):
+        raise ConfigError(f"is {text!r}; it must be 1 (yes) or 0 (no)", path=name)
+    return text == "1"
 
 
 def _rank(text: str | None) -> int | None:

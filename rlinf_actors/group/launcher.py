@@ -46,6 +46,7 @@ class GroupLauncher(Generic[T]):
         pids_limit: int | None = None,
         limits: str = "required",
         restart: RestartPolicy | None = None,
+        robot_owner_must_answer: bool | None = None,
     ) -> Union[WorkerGroup[T], T]:
         """Reserve the name, start the workers, and return without waiting for their constructors.
 
@@ -72,6 +73,9 @@ class GroupLauncher(Generic[T]):
                 ``rlinf-actors doctor``); "best_effort": it starts without them there, and says so in its log.
             restart: when a worker that failed is started again, constructed with the same arguments: calls in flight
                 fail, later ones wait for it. Default: never.
+            robot_owner_must_answer: whether a group with robots ends when this process stands still for a robot lease
+                (SIGSTOP, a debugger, C code that holds the interpreter's lock), although its process is there. Default:
+                what RLINF_ACTORS_ROBOT_OWNER_MUST_ANSWER says, else True where a robot is on another host.
 
         Returns:
             The group. In a plain script the name is reserved when this returns; in a running event loop
@@ -103,6 +107,7 @@ class GroupLauncher(Generic[T]):
                 numa_bind=numa_bind,
                 limits=Limits.of(memory_limit, pids_limit, limits),
                 restart=restart or RestartPolicy.never(),
+                robot_owner_must_answer=robot_owner_must_answer,
             ),
         )
         return cast("WorkerGroup[T]", WorkerGroup(control))

@@ -57,6 +57,7 @@ class Options:
     numa_bind: bool = False
     limits: Limits = field(default_factory=Limits)
     restart: RestartPolicy = field(default_factory=RestartPolicy.never)
+    robot_owner_must_answer: bool | None = None
 
 
 def launch(
@@ -136,7 +137,14 @@ def _for_workers(options: Options, cluster: Cluster) -> LaunchOptions:
         numa_bind=options.numa_bind,
         limits=options.limits,
         restart=options.restart,
+        owner_must_answer=_must_answer(options.robot_owner_must_answer, settings.robot_owner_must_answer),
     )
+
+
+def _must_answer(option: bool | None, setting: bool | None) -> str:
+    """Return `WorkerSpec.owner_must_answer`, from the argument of ``launch`` or else the environment."""
+    chosen = setting if option is None else option
+    return {None: "elsewhere", True: "always", False: ""}[chosen]
 
 
 def _warn_of_robots(cls: type, specs: Sequence[WorkerSpec]) -> None:

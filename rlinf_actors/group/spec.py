@@ -40,6 +40,7 @@ class LaunchOptions:
         numa_bind: bind workers to the NUMA nodes of their accelerators.
         limits: of each worker.
         restart: when workers that fail are started again.
+        owner_must_answer: of workers with robots; see WorkerSpec.
     """
 
     start_method: str = "fork"
@@ -54,6 +55,7 @@ class LaunchOptions:
     numa_bind: bool = False
     limits: Limits = field(default_factory=Limits)
     restart: RestartPolicy = field(default_factory=RestartPolicy.never)
+    owner_must_answer: str = "elsewhere"
 
 
 def worker_specs(
@@ -97,6 +99,7 @@ def worker_specs(
                 pids_limit=options.limits.pids,
                 limits_best_effort=options.limits.best_effort,
                 restart=options.restart if options.restart.restarts else None,
+                owner_must_answer=options.owner_must_answer if placement.rank in claims else "",
             )
         )
     return specs

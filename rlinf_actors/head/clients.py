@@ -123,7 +123,7 @@ class ClientTable:
         if known is not None:
             del self._by_peer[known.peer]
             self._watches.moved(known)
-            known.peer, known.last_seen, known.member = peer, now, member
+            known.peer, known.last_seen, known.answered, known.member = peer, now, now, member
             known.protocol = agreed(hello.protocol, hello.newest)
             self._by_peer[peer] = known
             return known
@@ -142,6 +142,7 @@ class ClientTable:
             now,
             member=member,
             protocol=agreed(hello.protocol, hello.newest),
+            answered=now,
         )
         self._clients[client.incarnation] = self._by_peer[peer] = client
         if client.worker_id:
@@ -312,6 +313,7 @@ class ClientTable:
         """The head stood still: nobody was silent."""
         for client in self._clients.values():
             client.last_seen = self._timing.after_stall(client.last_seen, seconds, now)
+            client.answered = min(now, client.answered + seconds)
         self._awaited.stalled(seconds)
 
     def next_deadline(self) -> float:

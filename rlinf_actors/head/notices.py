@@ -85,7 +85,8 @@ class Notices:
     def _client_told(self, client: Client, body: Body) -> None:
         tables = self._tables
         if isinstance(body, Beat):
-            tables.emit(Notify(client.peer, Beat(tables.identity.epoch)))
+            client.answered = max(client.answered, min(body.word, tables.now))
+            tables.emit(Notify(client.peer, Beat(tables.identity.epoch, word=tables.now)))
         elif isinstance(body, LogCredit):
             for node in tables.nodes.alive():
                 if node.log_name == body.node:

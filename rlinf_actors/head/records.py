@@ -21,6 +21,9 @@ from rlinf_actors.wire.values import (
     WorkerState,
 )
 
+WORDS = 6
+"""The first protocol whose clients repeat the head's `word` in their beats."""
+
 
 @dataclass
 class Node:
@@ -94,7 +97,7 @@ class Node:
 class Client:
     """A driver or worker process. `watchers` are the nodes whose agents hold its pidfd, by id, with the agents' peers;
     without any it lives by beats. `given_up` counts the workers that it named and that nobody has. Its session speaks
-    `protocol`.
+    `protocol`. `answered` is the latest time at which the head said something that the client has heard.
     """
 
     incarnation: str
@@ -110,6 +113,12 @@ class Client:
     given_up: int = 0
     member: Member = LOCAL
     protocol: int = OLDEST
+    answered: float = 0.0
+
+    @property
+    def in_touch(self) -> float:
+        """When both ways to it were last known to be whole; one of protocol 5 says nothing of the way to it."""
+        return self.answered if self.protocol >= WORDS else self.last_seen
 
     def __str__(self) -> str:
         return f"{self.role} {self.incarnation[:8]}, process {self.pid}, namespace {self.namespace!r}"

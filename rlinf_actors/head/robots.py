@@ -18,13 +18,17 @@ from rlinf_actors.head.commands import Answer, Emit, Keep, Record, Refused, Timi
 from rlinf_actors.head.groups import GroupTable
 from rlinf_actors.head.happenings import of_group, of_worker
 from rlinf_actors.head.nodes import NodeTable
-from rlinf_actors.head.records import Group, Node, Worker
+from rlinf_actors.head.records import Client, Group, Node, Worker
 from rlinf_actors.head.remembered import Latch, Remembered, Unlatch
 from rlinf_actors.head.transitions import NodeLife
 from rlinf_actors.wire.clients import Launch
 from rlinf_actors.wire.operators import EStop, EStopped
 from rlinf_actors.wire.values import RobotStop
 
+OWNER_PART = 0.8
+"""Part of the robot lease after which an owner that is out of touch loses its robots: 1.6 s of 2 s, as the guard of a
+worker without renewals acts. It answers eight times in the lease, and an answer is known with the one after it.
+"""
 ALL = "*"
 """Key of the emergency stop of every namespace; none is called that."""
 MAX_STOPS = 1000
@@ -64,6 +68,7 @@ class RobotTable:
         self._clients = clients
         self._groups = groups
         self._unvouched: dict[tuple[str, str], float] = {}
+        self._began: dict[tuple[str, str], float] = {}
         self._stops = dict(before.stops)
 
     # --- silence ---
@@ -73,10 +78,10 @@ class RobotTable:
         groups = list(self._robot_groups())
         known = {group.key for group in groups}
         self._unvouched = {key: at for key, at in self._unvouched.items() if key in known}
+        self._began = {key: at for key, at in self._began.items() if key in known}
         for group in groups:
-            if not group.stopping and now >= self._vouched(group, now) + self._lease_s:
-                silent = now - self._vouched(group, now)
-                why = f"its owner was silent for {silent:.1f} s"
+            if not group.stopping and now >= self._owned_until(group, now):
+                why = self._silence(group, now)
                 self._emit(of_group("lease_lost", group, f"loses its robots: {why}"))
                 self._groups.stop_group(group, why)
             for worker in self._robots(group):
@@ -90,25 +95,47 @@ class RobotTable:
     def stalled(self, seconds: float) -> None:
         """The head stood still: nobody was silent."""
         self._unvouched = {key: at + seconds for key, at in self._unvouched.items()}
+        self._began = {key: at + seconds for key, at in self._began.items()}
 
     def next_deadline(self, now: float) -> float:
         """When `tick` has something to do, infinity for never."""
         times = [math.inf]
         for group in self._robot_groups():
             if not group.stopping:
-                times.append(self._vouched(group, now))
+                times.append(self._owned_until(group, now))
             nodes = (self._nodes.get(worker.node_id) for worker in self._robots(group))
-            times += [node.last_seen for node in nodes if node is not None]
-        return min(times) + self._lease_s
+            times += [node.last_seen + self._lease_s for node in nodes if node is not None]
+        return min(times)
 
-    def _vouched(self, group: Group, now: float) -> float:
-        """When somebody last said, or meant, that the owner lives: itself, or an agent that watches its process."""
+    def _owned_until(self, group: Group, now: float) -> float:
+        """When the owner loses the group's robots if nothing more is heard."""
         client = self._clients.get(group.owner)
         if client is None:  # a restarted head waits for its return
-            return self._unvouched.setdefault(group.key, now)
+            return self._unvouched.setdefault(group.key, now) + self._lease_s
         self._unvouched.pop(group.key, None)
-        watchers = [node.last_seen for node in map(self._nodes.get, client.watchers) if node is not None]
-        return max(client.last_seen, *watchers, 0.0)
+        in_touch = max(client.in_touch, self._began.setdefault(group.key, now))
+        watchers = [node.last_seen for node in self._watchers(group, client)]
+        return max(in_touch + OWNER_PART * self._lease_s, *(seen + self._lease_s for seen in watchers), 0.0)
+
+    def _watchers(self, group: Group, owner: Client) -> list[Node]:
+        """The nodes whose agents see the owner's process, if that suffices to keep the robots."""
+        if any(self._must_answer(worker, owner) for worker in self._robots(group)):
+            return []
+        return [node for node in map(self._nodes.get, owner.watchers) if node is not None]
+
+    def _must_answer(self, worker: Worker, owner: Client) -> bool:
+        node = self._nodes.get(worker.node_id)
+        elsewhere = node is None or node.report.host != owner.host
+        return worker.spec.owner_must_answer == "always" or (worker.spec.owner_must_answer == "elsewhere" and elsewhere)
+
+    def _silence(self, group: Group, now: float) -> str:
+        client = self._clients.get(group.owner)
+        if client is None:
+            return f"its owner was silent for {now - self._unvouched[group.key]:.1f} s"
+        if client.last_seen - client.in_touch > self._lease_s / 2:
+            return f"its owner did not hear the head for {now - client.in_touch:.1f} s: the network from here is cut"
+        seen = max([client.last_seen, *(node.last_seen for node in self._watchers(group, client))])
+        return f"its owner was silent for {now - seen:.1f} s"
 
     def _robot_groups(self) -> Iterator[Group]:
         return (group for group in self._groups.with_robots() if self._robots(group))

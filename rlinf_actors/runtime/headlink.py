@@ -29,6 +29,10 @@ from rlinf_actors.wire.session import HELLO_AGAIN, Beat, ClientHello, Goodbye, W
 
 log = logging.getLogger(__name__)
 
+OWNER_BEATS = 8
+"""Beats of an owner of robot workers in their lease: the head knows of an answer with the next beat, and three more may
+be late.
+"""
 HEAD_GRACE_S = 120.0
 """How long a head may be silent while its machine answers, until it has said how long workers outlive it."""
 
@@ -71,6 +75,7 @@ class HeadLink:
         # a worker's agent looks for all of its node, and ends the worker if need be
         self._silence = Silence(HEAD_GRACE_S, hello.role == "driver", f"the head at {endpoint}")
         self._beat_s = 1.0
+        self._word = 0.0  # the head's clock in its last answer, which the next beat repeats
         self._on_return = on_return
         self._on_given_up = on_given_up
         self._outage = Outage(random.random)
@@ -170,6 +175,8 @@ class HeadLink:
         answer = await self._client.request(self._hello, timeout, first=True)
         if not isinstance(answer, Welcome):
             raise ProtocolError(f"the head at {self.endpoint} answered a hello with {type(answer).__name__}")
+        if self.welcome is None or self.welcome.epoch != answer.epoch:
+            self._word = 0.0  # another head has another clock
         self.welcome = answer
         self._silence.beat_s, self._silence.lease_s = answer.beat_s, answer.lease_s
         self._silence.grace_s = answer.head_grace_s
@@ -177,9 +184,10 @@ class HeadLink:
         return answer
 
     def own_robots(self) -> None:
-        """This process owns robot workers: the head is to hear of it four times in their lease."""
+        """This process owns robot workers: answer the head eight times in their lease."""
         if self.welcome is not None:
-            self._beat_s = min(self._beat_s, self.welcome.robot_lease_s / 4)
+            self._beat_s = min(self._beat_s, self.welcome.robot_lease_s / OWNER_BEATS)
+            self._beat()  # the next one may be due in a whole beat of before
 
     async def _tend(self) -> None:
         """Beat, and mind the head's silence; ends when that has a verdict."""
@@ -195,13 +203,16 @@ class HeadLink:
             if now >= next_beat:
                 next_beat = now + self._beat_s
                 if not self._away:  # else there is a hello on its way, and beats to nobody would only pile up
-                    self._client.notify(Beat(self._hello.incarnation))
+                    self._beat()
             if self._silence.suspected(now):
                 self._greet_again()
             if self._silence.look(now):
                 self._looking = loop.create_task(self._look(), name="look at the head")
             if self._judge(now):
                 return
+
+    def _beat(self) -> None:
+        self._client.notify(Beat(self._hello.incarnation, word=self._word))
 
     async def _look(self) -> None:
         sight = await self._network.look(self.endpoint, self._silence.look_timeout_s)
@@ -228,6 +239,8 @@ class HeadLink:
                 self._silence.heard(asyncio.get_running_loop().time())
             if again:
                 self._greet_again()  # the head was restarted, and does not know us
+            elif self.welcome is not None and body.incarnation == self.welcome.epoch:
+                self._word = body.word
             return
         self._on_notice(body)
 

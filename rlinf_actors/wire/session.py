@@ -51,8 +51,8 @@ class ClientHello(Message, frozen=True):
 
 class Welcome(Message, frozen=True):
     """The head's answer to a hello. `token` is the job's membership token (clients only). Agents with robot workers
-    and owners of such beat four times in `robot_lease_s`. `head_grace_s` is how long the head may be silent while its
-    machine answers. `protocol` is the one that this session speaks.
+    beat four times in `robot_lease_s`, owners of such workers eight times. `head_grace_s` is how long the head may be
+    silent while its machine answers. `protocol` is the one that this session speaks.
     """
 
     epoch: str
@@ -81,7 +81,11 @@ class Beat(Message, frozen=True):
 
     `at` is the sender's monotonic clock, in seconds; the answer repeats it. What a robot worker may still do is
     counted from then, when the head was certainly not yet silent, and not from when the answer came.
+
+    `word` is the head's clock, in its answers to clients, which repeat it in their next beat (protocol 6; 0 before the
+    first answer). So the head knows that its words arrive, and not only that the client's do.
     """
 
     incarnation: str = ""
     at: Number = 0.0
+    word: Number = 0.0

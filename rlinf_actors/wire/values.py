@@ -157,7 +157,9 @@ class WorkerSpec(Value, frozen=True):
     """What an agent needs to start one worker process. `env` is what the placement and the
     configuration ask for; the agent adds its node's. `token` proves membership of the job.
     `claims` are the robots it was placed on. `numa_nodes` are those of its accelerators, -1 where unknown, if it is to
-    be bound to them. `memory_limit` is in bytes, `pids_limit` in processes and threads, both for it and all that it
+    be bound to them. `owner_must_answer`: the head ends the group if its owner does not answer beats for a robot lease,
+    although an agent sees the owner's process: "always", "elsewhere" (if the robot is on another host), "" for never.
+    `memory_limit` is in bytes, `pids_limit` in processes and threads, both for it and all that it
     starts; with `limits_best_effort` it starts also where they cannot hold. `incarnation` counts the restarts of its
     rank.
     """
@@ -185,6 +187,7 @@ class WorkerSpec(Value, frozen=True):
     limits_best_effort: bool = False
     restart: Union[RestartPolicy, None] = None
     incarnation: int = 0
+    owner_must_answer: str = ""
 
 
 class Endpoint(Value, frozen=True):

@@ -95,6 +95,7 @@ class HeadKit:
         self.now = 1000.0
         self.own = own or OwnKeys()
         self.keyed: dict[str, str] = {}
+        self.words: dict[str, float] = {}
         self.disk = Remembered()
         self.full = False
         self.ids = itertools.count(1)
@@ -160,11 +161,18 @@ class HeadKit:
         self.out = self._keep(told)
         return self.out
 
+    def beat(self, peer: str) -> list[Command]:
+        """A peer beats; a client repeats the head's last answer, as it would."""
+        self.tell(peer, Beat(peer, word=self.words.get(peer, 0.0)))
+        for answer in self.sent(Beat, peer):
+            self.words[peer] = answer.word
+        return self.out
+
     def beats(self, *peers: str, seconds: int) -> None:
         """Let time pass in which these peers beat every second, and others are silent."""
         for _ in range(seconds):
             for peer in peers:
-                self.tell(peer, Beat(peer))
+                self.beat(peer)
             self.wait(1)
 
     def wait(self, seconds: float) -> list[Command]:

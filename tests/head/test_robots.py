@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from head_kit import HeadKit, Refuse, agent_hello, running
 
@@ -13,7 +14,8 @@ from rlinf_actors.wire.values import Claim, ExitReport, WorkerSpec
 
 ARM = Claim("Franka:10.10.10.1", "Franka 10.10.10.1")
 OTHER = Claim("Franka:10.10.10.2", "Franka 10.10.10.2")
-SILENT = "its owner was silent for 2.0 s"
+VOUCHED_NO_MORE = "its owner was silent for 2.0 s"
+SILENT = "its owner was silent for 1.6 s"
 
 
 def specs(group: str, nodes: list[int], claims: list[Claim], namespace: str = "ns") -> list[WorkerSpec]:
@@ -36,13 +38,13 @@ def kit() -> HeadKit:
 
 
 def beats(kit: HeadKit, *peers: str, seconds: float) -> list[StopWorkers]:
-    """These beat twice a second for so long; what the agents were told to stop meanwhile, reminders left out."""
+    """These beat four times a second for so long; what the agents were told to stop meanwhile, reminders left out."""
     stops = []
-    for _ in range(int(seconds * 2)):
+    for _ in range(int(seconds * 4)):
         for peer in peers:
-            kit.tell(peer, Beat(peer))
+            kit.beat(peer)
             stops += kit.sent(StopWorkers)
-        kit.wait(0.5)
+        kit.wait(0.25)
         stops += kit.sent(StopWorkers)
     return [stop for index, stop in enumerate(stops) if stop not in stops[:index]]
 
@@ -65,18 +67,63 @@ def test_an_owner_that_beats_keeps_them(kit):
     assert beats(kit, "d1", "a:n0", "a:n1", seconds=5) == []
 
 
-def test_an_owner_that_stands_still_is_vouched_for_by_the_agent_that_watches_it():
+def test_an_owner_that_does_not_hear_the_head_is_out_of_touch_although_it_is_heard(kit):
+    """The network is cut in one direction: its beats repeat what it heard before."""
+    beats(kit, "d1", "a:n0", "a:n1", seconds=1)
+    cut, word = kit.now, kit.words["d1"]
+    stops: list[StopWorkers] = []
+    while not stops:
+        for peer in ("a:n0", "a:n1"):
+            kit.beat(peer)
+        kit.tell("d1", Beat("d1", word=word))
+        kit.wait(0.25)
+        stops = kit.sent(StopWorkers)
+    assert kit.now - cut <= 1.75
+    assert "its owner did not hear the head for 1.6 s: the network from here is cut" in stops[0].reason
+
+
+def test_an_owner_of_protocol_5_is_in_touch_when_it_is_heard():
+    kit = HeadKit()
+    kit.cluster(2)
+    kit.driver("d2", protocol=5)
+    kit.ask("d2", Launch("ns", "env", "m:C", specs("env", [1], [ARM])))
+    for _ in range(10):
+        for peer in ("a:n0", "a:n1", "d2"):
+            kit.tell(peer, Beat(peer))
+            assert kit.sent(StopWorkers) == []
+        kit.wait(0.5)
+
+
+def must_answer(how: str, node: int) -> HeadKit:
+    """The agent of n0 watches driver d2; the arm is on n0, its driver's host, or on n1."""
     kit = HeadKit()
     kit.cluster(2)
     kit.driver("d2", host="host-n0", pid=7, pid_start=70)
-    kit.ask("d2", Launch("ns", "env", "m:C", specs("env", [1], [ARM])))
+    workers = [msgspec.structs.replace(spec, owner_must_answer=how) for spec in specs("env", [node], [ARM])]
+    kit.ask("d2", Launch("ns", "env", "m:C", workers))
+    return kit
+
+
+@pytest.mark.parametrize(("how", "node"), [("", 1), ("", 0), ("elsewhere", 0)])
+def test_an_owner_that_stands_still_is_vouched_for_by_the_agent_that_watches_it(how, node):
+    kit = must_answer(how, node)
     assert beats(kit, "d1", "a:n0", "a:n1", seconds=5) == []
-    assert StopWorkers(["env-0"], kit.timing.orphan_grace_s, SILENT) in beats(kit, "d1", "a:n1", seconds=3)
+    stops = beats(kit, "d1", "a:n1", seconds=3)  # the node that watches it is silent
+    assert stops == [StopWorkers(["env-0"], kit.timing.orphan_grace_s, VOUCHED_NO_MORE)] or node == 0
+
+
+@pytest.mark.parametrize(("how", "node"), [("always", 0), ("always", 1), ("elsewhere", 1)])
+def test_an_owner_that_must_answer_loses_its_robots_when_it_stands_still(how, node):
+    kit = must_answer(how, node)
+    assert beats(kit, "d1", "d2", "a:n0", "a:n1", seconds=5) == []
+    stops = beats(kit, "d1", "a:n0", "a:n1", seconds=2)
+    assert [stop.ids for stop in stops] == [["env-0"]]
+    assert "its owner was silent for" in stops[0].reason
 
 
 def test_the_robots_of_a_silent_node_are_gone_long_before_the_node(kit):
     assert beats(kit, "d1", "a:n0", seconds=1.5) == []
-    kit.tell("d1", Beat("d1"))
+    kit.beat("d1")
     kit.wait(0.5)
     (changed,) = kit.sent(WorkerChanged, "d1")
     (state,) = changed.workers
@@ -121,7 +168,7 @@ def test_a_stand_still_of_the_heads_counts_nobody_as_silent(kit):
 def test_a_restarted_head_waits_one_robot_lease_for_their_owner():
     kit = HeadKit()
     kit.ask("a:n1", agent_hello("n1", workers=[running(specs("env", [0], [ARM])[0], "d1")]))
-    assert beats(kit, "a:n1", seconds=2.5) == [StopWorkers(["env-0"], kit.timing.orphan_grace_s, SILENT)]
+    assert beats(kit, "a:n1", seconds=2.5) == [StopWorkers(["env-0"], kit.timing.orphan_grace_s, VOUCHED_NO_MORE)]
 
 
 def test_an_agent_that_beats_on_is_told_again_which_robots_are_to_stop(kit):

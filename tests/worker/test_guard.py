@@ -248,10 +248,11 @@ def test_a_child_that_reaches_the_robot_runs_while_the_hook_does(tmp_path):
         ours.recv(10)
     Env.on_lease_lost = stop
     assert guard.keep(pid) and not guard.keep(1 << 22)
+    move()
     time.sleep(600)
     """
     with worker(tmp_path, body) as one:
-        one.until_moving("child")
+        one.until_moving("main", "child")
         one.revoke()
         stopped_last(one.rest())
 
