@@ -9,6 +9,7 @@ import warnings
 from collections.abc import AsyncIterator, Hashable, Iterator
 from typing import Any
 
+from rlinf_actors import forks
 from rlinf_actors.channel.backend import Backend, Shown
 from rlinf_actors.channel.client import RemoteChannel, end_of_channel, remote_channel
 from rlinf_actors.channel.keys import DEFAULT_KEY
@@ -61,6 +62,7 @@ class Channel:
         self._made = backend
         self._maxsize = maxsize
         self._lock = threading.Lock()
+        self._made_in = forks.generation()
 
     @classmethod
     def create(
@@ -300,6 +302,7 @@ class Channel:
     @property
     def _backend(self) -> Backend:
         """What is behind it; a handle that came as an argument connects when it is first used."""
+        forks.check(self._made_in)
         with self._lock:
             if self._made is None:
                 try:

@@ -36,7 +36,11 @@ class WorkerJob:
         """The worker's runtime, in session with the head; the first caller waits for that.
 
         Most workers never need the head, so none connects before it does.
+
+        Raises:
+            UsageError: this process is a fork of the worker.
         """
+        self.runtime.check_usable()  # before a lock that another thread may have held when it was forked
         self._begin().result()
         return self.runtime
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
+from rlinf_actors import forks
 from rlinf_actors.cluster.asked import Asked, InUse
 from rlinf_actors.cluster.attach import worker_job
 from rlinf_actors.cluster.bootstrap import EmbeddedDaemon
@@ -153,6 +154,7 @@ class Cluster(ClusterView):
         self._connected = self._shared = self._closed = False
         self._gone = ""
         self._owner_pid = os.getpid()
+        self._made_in = forks.generation()
         settings, job = asked.settings(), worker_job()
         if settings.ext_module and job is None:
             extensions.load_module(settings.ext_module)
@@ -283,6 +285,8 @@ class Cluster(ClusterView):
             return current
         if worker_job() is not None:
             return Cluster()
+        if cls._current is not None:
+            forks.check(cls._current._made_in)
         raise UsageError("no Cluster is running in this process: make one by Cluster(...) or Cluster.connect(...)")
 
     @classmethod

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn, TypeVar
 
+from rlinf_actors import forks
 from rlinf_actors.errors import InternalError, UsageError
 
 T = TypeVar("T")
@@ -93,6 +94,7 @@ class IoThread:
 
     def __init__(self, name: str) -> None:
         self.loop = new_event_loop()
+        self._made_in = forks.generation()
         self._asking = threading.RLock()
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -102,8 +104,13 @@ class IoThread:
         """Run a coroutine on the loop. Any thread.
 
         Raises:
-            UsageError: the thread was stopped: the Cluster was shut down.
+            UsageError: the thread was stopped: the Cluster was shut down. Or this process is a fork, and has no thread.
         """
+        try:
+            self.check_usable()
+        except UsageError:
+            coroutine.close()
+            raise
         with self._asking:  # what is asked before `stop` is begun before the loop's end, and ends with it at the latest
             if not self._stopped:
                 return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
@@ -121,6 +128,10 @@ class IoThread:
     def later(self, seconds: float, function: Callable[[], object]) -> None:
         """Run a function on the loop after *seconds*. Any thread; after `stop` it does nothing."""
         self.call(self.loop.call_later, seconds, function)
+
+    def check_usable(self) -> None:
+        """Raise UsageError in a forked child, which does not have the thread."""
+        forks.check(self._made_in)
 
     def inside(self) -> bool:
         """Whether the caller runs on this thread."""

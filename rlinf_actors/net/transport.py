@@ -7,12 +7,12 @@ import contextlib
 import itertools
 import os
 import random
-import weakref
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import zmq
 
+from rlinf_actors import forks
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net import curve, faultpoints, handshakes
@@ -59,7 +59,7 @@ class ZmqNetwork:
         self._zap: ZapHandler | None = None
         self.memory: Arena | None = None
         self.forked = False
-        _networks.add(self)
+        forks.watch(self)
 
     def listener(
         self,
@@ -105,6 +105,10 @@ class ZmqNetwork:
             if not self._loop.is_closed():  # a closed loop: the process is ending, and nobody listens
                 raise
 
+    def note_fork(self) -> None:
+        """The sockets and their thread are the parent's, and using them would spin or corrupt."""
+        self.forked = True
+
     def close(self) -> None:
         for socket in list(self._sockets):
             socket.close()
@@ -121,17 +125,7 @@ def _open(make: Callable[[], T]) -> T:
         raise OSError(error.errno, f"cannot open a socket: {explain(found)}") from None
 
 
-_networks: weakref.WeakSet[ZmqNetwork] = weakref.WeakSet()
 _domains = itertools.count(1)
-
-
-def _note_fork() -> None:
-    """In a child by os.fork: the sockets and their thread are the parent's, and using them would spin or corrupt."""
-    for network in _networks:
-        network.forked = True
-
-
-os.register_at_fork(after_in_child=_note_fork)  # once: what is registered stays for the life of the process
 
 
 class ZmqListener(Socket):

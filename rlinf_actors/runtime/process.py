@@ -20,7 +20,6 @@ from rlinf_actors.errors import (
     NodeLostError,
     ProtocolError,
     RlinfActorsError,
-    UsageError,
 )
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net import faultpoints
@@ -225,11 +224,7 @@ class Runtime:
         Raises:
             UsageError: this process is a fork of the one that has the connections.
         """
-        if self.network.forked:
-            raise UsageError(
-                "this process is a fork of the driver or worker that has the connections, and cannot use them: "
-                "call the group in the parent, or start this process with the spawn method"
-            )
+        self.io.check_usable()
 
     def close(self) -> None:
         """Say goodbye, close every socket and end the I/O thread. Twice is fine."""

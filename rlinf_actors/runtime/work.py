@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Generator
 from typing import Any, Generic, TypeVar
 
+from rlinf_actors import forks
 from rlinf_actors.errors import CallTimeoutError
 from rlinf_actors.wire.bounds import waiting
 
@@ -28,6 +29,7 @@ class Work(Generic[T]):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._made_in = forks.generation()
 
     def done(self) -> bool:
         """Whether the outcome is there. Never blocks."""
@@ -41,10 +43,12 @@ class Work(Generic[T]):
 
         Raises:
             CallTimeoutError: the time was up; the work goes on and can be waited for again.
+            UsageError: this process was forked after the work began: only the parent will know the outcome.
             ValueError: *timeout* is no number.
         """
         timeout = waiting(timeout)
         if not self._finished:
+            forks.check(self._made_in)
             self._before_blocking()
             gate = threading.Lock()
             gate.acquire()
@@ -61,6 +65,7 @@ class Work(Generic[T]):
 
     def __await__(self) -> Generator[Any, None, T]:
         if not self._finished:
+            forks.check(self._made_in)
             loop = asyncio.get_running_loop()
             future: asyncio.Future[None] = loop.create_future()
 

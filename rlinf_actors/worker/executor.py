@@ -15,8 +15,11 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
+from rlinf_actors import forks
 from rlinf_actors.net.loop import new_event_loop
-from rlinf_actors.worker.invocation import Invocation
+from rlinf_actors.worker.invocation import Invocation, own_steps
+
+CONSTRUCTOR = "the constructor (or on_restart)"
 
 
 class Activity(NamedTuple):
@@ -81,7 +84,7 @@ class SerialExecutor:
         return self._queue.empty()
 
     def begin(self, make: Callable[[], Any]) -> Any:
-        return make()
+        return forks.guarded(CONSTRUCTOR, make)
 
     def serve(self, instance: Any) -> None:
         get = self._queue.get
@@ -131,6 +134,8 @@ class LoopExecutor:
         self._running: dict[asyncio.Task[None], Invocation] = {}
         self._plain: Invocation | None = None
         self._instance: Any = None
+        self._thread = 0
+        forks.watch(self)
 
     def submit(self, invocation: Invocation) -> None:
         self._queue.append(invocation)
@@ -143,7 +148,13 @@ class LoopExecutor:
     def serve(self, instance: Any) -> None:
         self._instance = instance
         asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
+        self._thread = threading.get_ident()
+        forks.guarded("a task or callback of user code", self._loop.run_forever)
+
+    def note_fork(self) -> None:
+        """In a child: end the loop in its present turn, whatever task or callback of user code has forked."""
+        if threading.get_ident() == self._thread and self._loop.is_running():
+            self._loop.stop()
 
     def begin(self, make: Callable[[], Any]) -> Any:
         """With the loop running, so that a constructor may make tasks and futures."""
@@ -152,8 +163,12 @@ class LoopExecutor:
             made = make()
             return await made if inspect.iscoroutine(made) else made
 
+        async def guarded() -> Any:
+            return await own_steps(call(), CONSTRUCTOR)
+
         asyncio.set_event_loop(self._loop)
-        return self._loop.run_until_complete(call())
+        self._thread = threading.get_ident()
+        return self._loop.run_until_complete(guarded())
 
     def _pump(self) -> None:
         self._due.release()

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+import types
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from typing import Any, TypeVar
 
+from rlinf_actors import forks
 from rlinf_actors.errors import SerializationError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.wire import failure, frames, payload
 from rlinf_actors.wire.vouched import Vouched
 from rlinf_actors.worker.parking import Unwound
+
+T = TypeVar("T")
 
 Reply = Callable[["Invocation", frames.AnyFrame, Sequence[Buffer]], None]
 
@@ -22,6 +26,42 @@ class CallExpiredError(Exception):
 
 class CallRefusedError(Exception):
     """There is no such method to call, or not in that way."""
+
+
+@types.coroutine
+def own_steps(coroutine: Coroutine[Any, Any, T], what: str) -> Generator[Any, Any, T]:
+    """Await *coroutine*, user code, and end a forked child wherever it comes back to the event loop.
+
+    Args:
+        coroutine: what to await.
+        what: that code, for people.
+    """
+    here = forks.generation()
+    advance: Callable[[Any], Any] = coroutine.send
+    given: Any = None
+    while True:
+        if forks.generation() != here:  # another task of this turn of the loop has forked
+            forks.end_child(what, None)
+        try:
+            wanted = advance(given)
+        except StopIteration as end:
+            if forks.generation() != here:
+                forks.end_child(what, None)
+            returned: T = end.value
+            return returned
+        except BaseException as error:
+            if forks.generation() != here:
+                forks.end_child(what, error)
+            raise
+        finally:
+            given = None  # an exception whose traceback has this frame
+        if forks.generation() != here:
+            forks.end_child(what, None)
+        try:
+            given = yield wanted
+            advance = coroutine.send
+        except BaseException as error:  # noqa: BLE001 - it is the coroutine's: a cancellation, say
+            advance, given = coroutine.throw, error
 
 
 class Invocation:
@@ -131,6 +171,7 @@ class Invocation:
         if self.cancelled:
             return
         self.began = start = time.perf_counter()
+        here = forks.generation()
         try:
             method, args, kwargs = self.bind(instance)
             start = time.perf_counter()
@@ -138,12 +179,20 @@ class Invocation:
         except Unwound:  # the lease of a robot worker is over: nothing more is begun here
             raise
         except BaseException as error:  # noqa: BLE001 - whatever it is, the caller is told; the worker lives on
+            if forks.generation() != here:
+                forks.end_child(f"{self.method}()", error)
             self.fail(error)
             return
+        if forks.generation() != here:
+            forks.end_child(f"{self.method}()", None)
         self.succeed(value, time.perf_counter() - start)
 
     async def run_async(self, instance: Any) -> None:
         """Run a method of any kind on this event loop and answer."""
+        await own_steps(self._run_async(instance), f"{self.method}()")
+
+    async def _run_async(self, instance: Any) -> None:
+        here = forks.generation()
         self.began = start = time.perf_counter()
         try:
             method, args, kwargs = self.bind(instance)
@@ -157,6 +206,8 @@ class Invocation:
         except Unwound:
             raise
         except BaseException as error:
+            if forks.generation() != here:
+                forks.end_child(f"{self.method}()", error)
             self.fail(error)
             if isinstance(error, asyncio.CancelledError) and self.cancelled:
                 return

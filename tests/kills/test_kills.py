@@ -35,9 +35,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 @pytest.mark.parametrize(
     "victims", [*itertools.combinations(VICTIMS, 1), *itertools.combinations(VICTIMS, 2)], ids="+".join
 )
-def test_killed(
-    scene: Scene, victims: tuple[str, ...], kill_rounds: int, kill_seed: int, figures: Figures
-) -> None:
+def test_killed(scene: Scene, victims: tuple[str, ...], kill_rounds: int, kill_seed: int, figures: Figures) -> None:
     rng = random.Random(f"{kill_seed} {victims}")
     figures.done(0, kill_rounds, "rounds")
     for number in range(kill_rounds):
