@@ -5,7 +5,7 @@ Lines of text over TCP. A client sends ``move X``, ``stop`` or ``hello NAME``; t
 JSON object a line: time (CLOCK_MONOTONIC, which all processes of a machine share), connection, command.
 
 Run one with ``python -m rlinf_actors.testing.simulated_arm --port 0 --record FILE``; its first line
-of output is the port.
+of output is the port. With several --record it is several arms, each with a port and a line of its own.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Command:
 
 
 class SimulatedArm:
-    """The arm's process. Loop thread only.
+    """One arm. Loop thread only.
 
     Args:
         record: file that every command is appended to, whole lines at a time.
@@ -60,19 +60,19 @@ class SimulatedArm:
         self._clients: set[asyncio.Task[None]] = set()
         self._count = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._server: asyncio.Server
+        self._states: asyncio.Task[None]
 
-    async def serve(self, host: str, port: int) -> None:
-        """Listen, print the port, and serve until SIGTERM or SIGINT."""
-        loop, over = asyncio.get_running_loop(), asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, over.set)
-        server = await asyncio.start_server(self._client, host, port, limit=_MAX_LINE)
-        sys.stdout.write(f"{server.sockets[0].getsockname()[1]}\n")
-        sys.stdout.flush()
-        states = loop.create_task(self._send_states(), name="states")
-        await over.wait()
-        states.cancel()
-        server.close()
+    async def listen(self, host: str, port: int) -> int:
+        """Take clients until `close`. Return the port."""
+        self._server = await asyncio.start_server(self._client, host, port, limit=_MAX_LINE)
+        self._states = asyncio.get_running_loop().create_task(self._send_states(), name="states")
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def close(self) -> None:
+        """End all connections, and wait for that."""
+        self._states.cancel()
+        self._server.close()
         for writer in self._writers:
             writer.transport.abort()
         if self._clients:
@@ -198,12 +198,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="simulated_arm", description="A robot arm that only records its commands.")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=0, help="0 for a free one, which is printed")
-    parser.add_argument("--record", required=True, metavar="FILE", help="file that every command is appended to")
+    parser.add_argument(
+        "--record", required=True, action="append", metavar="FILE", help="file that every command is appended to"
+    )
     parser.add_argument("--rate", type=float, default=RATE_HZ, metavar="HZ", help="states a second (%(default)g)")
     parser.add_argument("--watchdog", type=float, default=0.0, metavar="S", help="stop after S seconds without command")
     given = parser.parse_args(arguments)
-    arm = SimulatedArm(given.record, rate_hz=given.rate, watchdog_s=given.watchdog)
-    asyncio.run(arm.serve(given.host, given.port))
+    arms = [SimulatedArm(record, rate_hz=given.rate, watchdog_s=given.watchdog) for record in given.record]
+    asyncio.run(serve(arms, given.host, given.port))
+
+
+async def serve(arms: Sequence[SimulatedArm], host: str, port: int) -> None:
+    """Listen, print the ports, and serve until SIGTERM or SIGINT."""
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, over.set)
+    ports = [await arm.listen(host, port) for arm in arms]
+    sys.stdout.write("".join(f"{port}\n" for port in ports))
+    sys.stdout.flush()
+    await over.wait()
+    for arm in arms:
+        await arm.close()
 
 
 if __name__ == "__main__":
