@@ -170,6 +170,25 @@ def test_one_that_stood_still_for_a_moment_goes_on(tmp_path):
         stopped_last(one.rest())
 
 
+def test_one_whose_machine_was_suspended_for_a_lease_has_lost_it(tmp_path):
+    """CLOCK_MONOTONIC stands still meanwhile, CLOCK_BOOTTIME does not."""
+    body = """
+    slept, real = [0.0], time.clock_gettime
+    time.clock_gettime = lambda clock: real(clock) + (slept[0] if clock == time.CLOCK_BOOTTIME else 0.0)
+    def sleep(*_):
+        slept[0] = 3600.0
+        signal.raise_signal(signal.SIGUSR2)  # wakes the guard; a timer of CLOCK_BOOTTIME does where a machine sleeps
+    signal.signal(signal.SIGUSR1, sleep)
+    signal.signal(signal.SIGUSR2, lambda *_: None)
+    stream()
+    """
+    with worker(tmp_path, body) as one:
+        one.until_moving()
+        os.kill(one.process.pid, signal.SIGUSR1)
+        stopped_last(one.rest())
+        assert "its process stood still" in one.reason()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 @pytest.mark.parametrize("before", ["", "signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\n"])
 def test_signals_that_end_a_process_make_its_robot_safe(tmp_path, number, before):

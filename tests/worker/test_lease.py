@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 import subprocess
 import sys
 import textwrap
+import time
 
 import pace
 import pytest
 
 from rlinf_actors.worker.lease import Lease
+from rlinf_actors.worker.leasepage import LeasePageWriter
 
 
 def test_there_is_time_left_to_stop():
@@ -33,6 +37,39 @@ def test_after_its_last_moment_it_is_lost_and_not_before():
     assert lease.left(101.7) == 0.0  # time to stop, unless a renewal waits to be read
     assert not lease.lost(101.7)
     assert lease.lost(101.75)
+
+
+def test_a_lease_page_moves_forward_and_stays_lost():
+    writer = LeasePageWriter(time.monotonic_ns() + 60 * 10**9)
+    page, first = writer.page, writer.page.deadline_ns
+    writer.renew(first - 1)
+    assert page.held()
+    assert page.deadline_ns == first
+    writer.renew(first + 5)
+    assert page.deadline_ns == first + 5
+    writer.lose()
+    writer.renew(first + 10)
+    assert page.deadline_ns == 0
+    assert not page.held()
+
+
+def test_a_lease_page_runs_out_without_its_writer():
+    assert not LeasePageWriter(time.monotonic_ns()).page.held()
+    assert LeasePageWriter().page.held()
+
+
+def test_nobody_but_its_writer_can_write_a_lease_page():
+    fd = LeasePageWriter().page.fd
+    with pytest.raises(PermissionError):
+        mmap.mmap(fd, mmap.PAGESIZE)
+    other = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
+    try:
+        with pytest.raises(PermissionError):
+            os.write(other, b"x")
+        with pytest.raises(PermissionError):
+            mmap.mmap(other, mmap.PAGESIZE)
+    finally:
+        os.close(other)
 
 
 HEADER = """
