@@ -21,6 +21,7 @@ from agentd.child import Child
 from agentd.devices import DeviceLocks
 from agentd.events import Report
 from agentd.health import HealthTimes, HealthWatch
+from agentd.keeping import Keeping
 from agentd.ledger import Ledger
 from agentd.logs import Logs, Position
 from agentd.orphans import Orphans
@@ -74,14 +75,17 @@ class Children:
         self._unsettled = Unsettled(ledger or Ledger(site.run_dir / "l" if site.keep_s is not None else None))
         self._closing = False
         self._changed = asyncio.Event()
-        self._orphans = Orphans(loop, site.rules.cgroups, self._end, self._changed.set)
+        self._keeping = Keeping(loop, site.run_dir, site.keep_s is not None, site.keeper)
+        self._orphans = Orphans(loop, site.rules.cgroups, self._keeping, self._end, self._changed.set)
         self._devices = DeviceLocks(loop, site.resources)
         self._logs = Logs(loop, site.node, report, self._on_logs_read)
         self._health = HealthWatch(loop, report, health or HealthTimes())
         self._owner = procfs.pidfd_of(site.owner_pid) if site.owner_pid is not None else -1
-        self._templates = TemplatePool(loop, site, self._owner, self._on_packet, self._on_template_end)
+        self._templates = TemplatePool(loop, site, self._keeping, self._owner, self._on_packet, self._on_template_end)
         self._starter = Starter(site, self._templates, self._logs)
-        procfs.set_subreaper()  # what a killed template leaves behind comes to us
+        procfs.set_subreaper()  # what a killed keeper leaves behind comes to us
+        with contextlib.suppress(OSError):  # it runs before it is needed; where it cannot, the first launch says why
+            self._keeping.begin()
 
     # --- what the session asks for ---
 
@@ -195,6 +199,7 @@ class Children:
             worker.release(self._loop)
         for template in list(self._templates.running):
             template.abandon()
+        self._keeping.abandon()
         self._let_go()
 
     async def close(self, grace_s: float, reason: str = "") -> None:
@@ -212,6 +217,7 @@ class Children:
             for template in self._templates.running:
                 template.kill()
         await self._until(lambda: not self._templates.running and not self._orphans.sweeps, TEMPLATE_END_S)
+        await self._keeping.close()
         self._unsettled.close()
         self._let_go()
 
@@ -269,6 +275,7 @@ class Children:
     def _on_packet(self, template: Template, packet: spawn.ToAgent) -> None:
         if isinstance(packet, spawn.TemplateReady):
             template.ready = True
+            self._keeping.ready(template.pid)
             template.installed, template.paths = packet.installed, tuple(packet.paths)
             if not packet.forks:
                 log.warning(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from functools import partial
 
 from agentd.child import Child
+from agentd.keeping import Keeping
 from agentd.sweep import Sweep
 from rlinf_actors.cgroups.roots import Roots
 from rlinf_actors.cgroups.worker import leftovers
@@ -23,6 +25,7 @@ class Orphans:
     Args:
         loop: the agent's.
         cgroups: where workers' cgroups are made.
+        keeping: says how those ended whose template was gone.
         on_end: called with each of them, and how it ended.
         on_done: called when there may be no more.
 
@@ -34,12 +37,14 @@ class Orphans:
         self,
         loop: asyncio.AbstractEventLoop,
         cgroups: Roots,
+        keeping: Keeping,
         on_end: Callable[[Child, ExitReport], None],
         on_done: Callable[[], None],
     ) -> None:
         self.sweeps = 0
         self._loop = loop
         self._cgroups = cgroups
+        self._keeping = keeping
         self._on_end = on_end
         self._on_done = on_done
 
@@ -66,9 +71,16 @@ class Orphans:
             worker.swept = True
         self.sweeps += 1
         pids = {worker.pid: worker.started() for worker in workers if worker.pid}
-        Sweep(self._loop, [worker.spec.id for worker in workers], pids, partial(self._on_swept, workers))
+        done = partial(self._on_swept, workers)
+        reapers = (os.getpid(), self._keeping.pid)
+        Sweep(self._loop, [worker.spec.id for worker in workers], pids, done, reapers)
 
     def _on_swept(self, workers: list[Child], statuses: dict[int, int]) -> None:
+        """Nothing of these workers is left. Ask how they ended: the keeper reaped them."""
+        unknown = [one.pid for one in workers if one.pid and one.pid not in statuses and one.template.gone]
+        self._keeping.when_ended(unknown, lambda more: self._tell(workers, {**statuses, **more}))
+
+    def _tell(self, workers: list[Child], statuses: dict[int, int]) -> None:
         self.sweeps -= 1
         for left in leftovers(self._cgroups):
             left.remove()  # of the template that is gone

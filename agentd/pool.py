@@ -11,7 +11,8 @@ from itertools import count
 
 import msgspec
 
-from agentd import launch
+from agentd import keeper, launch
+from agentd.keeping import Keeping
 from agentd.site import Site
 from agentd.templates import Process, Record, Template, make_directories, start
 from rlinf_actors import procfs
@@ -31,6 +32,7 @@ class TemplatePool:
     Args:
         loop: the agent's.
         site: where their workers run.
+        keeping: the connection to the keeper, which starts them.
         owner: pidfd of the process whose end is the end of every template, -1 without.
         on_packet, on_end: of each template.
 
@@ -42,6 +44,7 @@ class TemplatePool:
         self,
         loop: asyncio.AbstractEventLoop,
         site: Site,
+        keeping: Keeping,
         owner: int,
         on_packet: Callable[[Template, spawn.ToAgent], None],
         on_end: Callable[[Template], None],
@@ -49,6 +52,7 @@ class TemplatePool:
         self.running: set[Template] = set()
         self._loop = loop
         self._site = site
+        self._keeping = keeping
         self._owner = owner
         self._keep_s = site.keep_s
         self._on_packet = on_packet
@@ -69,18 +73,19 @@ class TemplatePool:
         template = self._by_key.pop(key, None)
         if template is None or template.has_ended():
             stem = self._stem()
-            config = {"agent": os.getpid(), "owner": self._owner, "entry": self._site.entry, "slot": launch.SLOT}
+            owner = keeper.OWNER if self._owner >= 0 else -1
+            config = {"owner": owner, "entry": self._site.entry, "slot": launch.SLOT}
             if self._keep_s is not None:
                 config |= {"keep": f"{stem}.sock", "keep_s": self._keep_s}
             json = msgspec.json.encode({**config, **self._told(), "preload": key.preload}).decode()
             process = start(
+                self._keeping,
                 key,
-                lambda fd: launch.template_command(key, self._pkg, fd, self._site.node, json),
+                launch.template_command(key, self._pkg, keeper.CONTROL, self._site.node, json),
                 launch.template_environment(key, node_env),
-                (self._owner,) if self._owner >= 0 else (),
+                self._owner,
                 stem,
-                self._keep_s is not None,
-                self._settings,
+                self._settings if self._keep_s is not None else None,
             )
             template = self._made(key, process)
             template.settings = self._settings
@@ -149,7 +154,7 @@ class TemplatePool:
                 template.kill()  # it may be in a long import, and has no workers yet
 
     def _made(self, key: launch.Key, process: Process) -> Template:
-        template = Template(self._loop, key, process, self._on_packet, self._ended)
+        template = Template(self._loop, self._keeping, key, process, self._on_packet, self._ended)
         self.running.add(template)
         return template
 

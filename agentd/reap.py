@@ -56,9 +56,12 @@ def reap(config: Config, result: str) -> int:
         return 0
     import asyncio  # what follows loads much of agentd
 
+    from agentd.keeping import remove_files
+
     with contextlib.closing(RunDir.open(path, os.environ)) as directory:
         ended = asyncio.run(_end(path, config))
         directory.begin()
+        remove_files(f"{path}/keeper")  # it has ended with the last template
     log.info("workers of an earlier agentd that were left in %s, and are ended: %d", path, ended)
     return 0
 

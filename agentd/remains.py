@@ -63,7 +63,7 @@ def below(template: int) -> dict[str, dict[int, int]]:
     stats = [stat for pid in procfs.subtree(template)[1:] if (stat := procfs.stat(pid)) is not None]
     owners: dict[int, str] = {}
     for stat in stats:  # parents come first
-        owners[stat.pid] = procfs.mark_of(stat.pid) or owners.get(stat.parent, "")
+        owners[stat.pid] = procfs.mark_of(stat.pid) or owners.get(stat.parent, "")  # what is branded is found later
     found: dict[str, dict[int, int]] = {}
     for stat in stats:
         owner = owners[stat.pid] or owners.get(stat.session, "")

@@ -28,6 +28,7 @@ class Site:
         owner_pid: process whose end is the end of every worker; None without one.
         keep_s: workers without robots go on that many seconds when agentd is gone, for the next one to adopt; None:
             they end with it.
+        keeper: the socket of rlinf-workers@.service, whose keeper starts templates; "": agentd starts a keeper itself.
         entry: ``module:function`` that runs a worker; see worker.template.
     """
 
@@ -42,6 +43,7 @@ class Site:
     resources: Sequence[ResourceReport] = ()
     owner_pid: int | None = None
     keep_s: float | None = None
+    keeper: str = ""
     entry: str = "rlinf_actors.worker.main:run_worker"
 
     @property

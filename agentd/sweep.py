@@ -51,6 +51,7 @@ class Sweep:
         pids: of processes of theirs, as far as known, and when each began (clock ticks since boot), so that none is
             mistaken for another that has its pid now; 0 for one that is gone, and only names a session.
         done: called once, with the wait statuses of those that were children of this process.
+        reapers: pids of the processes that orphans of the workers may become children of.
     """
 
     def __init__(
@@ -59,11 +60,13 @@ class Sweep:
         ids: Iterable[str],
         pids: Mapping[int, int],
         done: Callable[[dict[int, int]], None],
+        reapers: tuple[int, ...] = (),
     ) -> None:
         self._loop = loop
         self._ids = set(ids)
         self._pids = dict(pids)
         self._done = done
+        self._reapers = reapers or (os.getpid(),)
         self._pidfds: dict[int, int] = {}
         self._killed: set[int] = set()
         self._statuses: dict[int, int] = {}
@@ -93,16 +96,16 @@ class Sweep:
                 self._kill(pid)
         if self._pidfds or self._over:
             return
-        if any(map(self._missed, procfs.children(os.getpid()))):
+        if any(self._missed(pid) for reaper in self._reapers for pid in procfs.children(reaper)):
             self._loop.call_later(EXEC_S, self._look)
         else:
             self._loop.call_soon(self._finish)
 
     def _missed(self, pid: int) -> bool:
-        """Whether a child of this process may be one that the look has missed.
+        """True if a child of a reaper may be one that the look has missed.
 
-        What one of them forked after the list was made is our child when that one has ended; what was between two
-        programs had no mark, and has one now, or will.
+        What one of them forked after the list was made is a reaper's child when that one has ended; what was between
+        two programs had no mark, and has one now, or will.
         """
         if procfs.in_exec(pid):
             return True
@@ -110,7 +113,11 @@ class Sweep:
         return stat is not None and stat.state not in "ZX" and (self._ours(stat) or procfs.in_exec(pid))
 
     def _ours(self, stat: procfs.Stat) -> bool:
-        return self._named(stat) or procfs.mark_of(stat.pid) in self._ids
+        return (
+            self._named(stat)
+            or procfs.mark_of(stat.pid) in self._ids
+            or procfs.branded(stat.pid, self._ids) is not None
+        )
 
     def _named(self, stat: procfs.Stat) -> bool:
         """As far as can be said without its memory, which who has ended has not any more."""

@@ -8,7 +8,6 @@ import errno
 import os
 import signal
 import socket
-import subprocess
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 import rlinf_actors
+from agentd.keeping import Keeping
 from agentd.launch import Key
 from rlinf_actors import procfs
 from rlinf_actors.net import faultpoints
@@ -63,40 +63,33 @@ class Process:
         pidfd: of it.
         socket: SOCK_SEQPACKET.
         stem: of its files in the run directory.
-        child: set if it is a child of this process.
     """
 
     pid: int
     pidfd: int
     socket: socket.socket
     stem: str
-    child: subprocess.Popen[bytes] | None = None
-
-    @property
-    def code(self) -> int | None:
-        """How it ended, as subprocess says it; None if that is not known."""
-        return None if self.child is None else self.child.returncode
 
 
 def start(
+    keeping: Keeping,
     key: Key,
-    command: Callable[[int], list[str]],
+    command: list[str],
     env: dict[str, str],
-    inherited: tuple[int, ...],
+    owner: int,
     stem: str,
-    keep: bool,
-    settings: str = "",
+    settings: str | None = None,
 ) -> Process:
-    """Start a template.
+    """Have the keeper start a template. Blocks until the interpreter is executed.
 
     Args:
-        key: what it serves.
-        command: argv for a given fd, which the process inherits.
+        keeping: the connection to the keeper.
+        key: what the template serves.
+        command: its argv; its socket to us is the descriptor keeper.CONTROL.
         env: its environment.
-        inherited: fds that it inherits besides.
+        owner: pidfd that it inherits as keeper.OWNER, -1 without.
         stem: of its files in the run directory; what it writes itself goes into one.
-        keep: whether another agentd may find it; the record for that is written before the process could outlive us.
-        settings: for that record.
+        settings: for the record by which another agentd finds it; None where none may.
 
     Raises:
         OSError: the interpreter cannot be executed, or a file cannot be written.
@@ -108,23 +101,14 @@ def start(
         with theirs, open(f"{stem}.err", "wb") as err:
             if faultpoints.active is not None:
                 faultpoints.active.start("spawn.template", key.interpreter)
-            child = subprocess.Popen(
-                command(theirs.fileno()),
-                stdin=subprocess.DEVNULL,
-                stdout=err,
-                stderr=err,
-                cwd="/",
-                env=env,
-                pass_fds=(theirs.fileno(), *inherited),
-                start_new_session=True,
-            )
-        stack.callback(child.wait)
-        stack.callback(child.kill)
-        if keep:
-            stat = procfs.stat_of(child.pid)  # at least a zombie: nobody but us reaps it
-            record = Record(child.pid, stat.started, boot_id(), PROTOCOL, key, settings)
+            fds = [theirs.fileno(), err.fileno(), *([owner] * (owner >= 0))]
+            started = keeping.start(command, env, fds)
+        stack.callback(os.close, started.pidfd)
+        stack.callback(signal.pidfd_send_signal, started.pidfd, signal.SIGKILL)
+        if settings is not None:
+            record = Record(started.pid, started.began, boot_id(), PROTOCOL, key, settings)
             write_file(Path(f"{stem}.json"), msgspec.json.encode(record))
-        process = Process(child.pid, os.pidfd_open(child.pid), ours, stem, child)
+        process = Process(started.pid, started.pidfd, ours, stem)
         stack.pop_all()
     return process
 
@@ -150,10 +134,11 @@ class Template:
 
     Args:
         loop: watches its socket and its end.
+        keeping: says how it ended.
         key: what it serves.
         process: it; this object owns its socket and pidfd from now on.
         on_packet: called with each packet.
-        on_end: called once, after the last packet, when the process is gone; it is reaped then.
+        on_end: called once, after the last packet, when the process is gone and how it ended is known, if it ever is.
 
     Attributes:
         ready: it said TemplateReady.
@@ -166,6 +151,7 @@ class Template:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
+        keeping: Keeping,
         key: Key,
         process: Process,
         on_packet: Callable[[Template, spawn.ToAgent], None],
@@ -179,6 +165,9 @@ class Template:
         self.paths: tuple[str, ...] = ()
         self.gone = False
         self._loop = loop
+        self._keeping = keeping
+        self._abandoned = False
+        self._code: int | None = None
         self._process = process
         self._on_packet = on_packet
         self._on_end = on_end
@@ -228,17 +217,17 @@ class Template:
 
     def abandon(self) -> None:
         """Let go of the process: another agentd takes it over. One that is not ready ends with us."""
-        self.gone = True
-        if self._process.child is not None:
-            self._process.child.returncode = 0  # not ours to wait for any more
-        self._close()
+        self._abandoned = True
+        if not self.gone:
+            self.gone = True
+            self._close()
 
     def last_words(self) -> str:
         """How it ended and the last lines that it wrote."""
-        code = self._process.code
-        how = f"exit code {code}" if code is None or code >= 0 else f"signal {-code}"
-        if code is None and self._process.child is None:
-            how = "how is not known: an earlier agentd started it"
+        code = self._code
+        how = "how is not known: its keeper had ended"
+        if code is not None:
+            how = f"exit code {code}" if code >= 0 else f"signal {-code}"
         lines = self._stderr[-_STDERR_LINES:]
         return f"{how}; it wrote:\n" + "\n".join(lines) if lines else how
 
@@ -278,9 +267,14 @@ class Template:
         while self._on_readable():
             pass
         self.gone = True
-        if self._process.child is not None:
-            self._process.child.wait()
         self._close()
+        self._keeping.when_ended([self.pid], self._finish)
+
+    def _finish(self, statuses: dict[int, int]) -> None:
+        if self._abandoned:
+            return
+        if self.pid in statuses:
+            self._code = os.waitstatus_to_exitcode(statuses[self.pid])
         with contextlib.suppress(FileNotFoundError):
             self._stderr = Path(f"{self._process.stem}.err").read_text(errors="replace").splitlines()
         remove_files(self._process.stem)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import hashlib
 import os
+import resource
 import select
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,6 +18,10 @@ from rlinf_actors.settings import WORKER_MARK
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
+
+_RLIMIT_LOCKS = 10
+"""A resource limit that Linux has ignored since 2.4.25, and that systemd and shells leave at infinity."""
+_BRAND_BITS, _MIN_BRAND_BITS = 62, 40
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _MARK = WORKER_MARK.encode() + b"="
@@ -79,6 +85,68 @@ def mark_of(pid: int) -> str | None:
     if at == 0 and not environ.startswith(_MARK):
         return None
     return environ[at + len(_MARK) :].split(b"\0", 1)[0].decode(errors="replace") or None
+
+
+def brand(worker: str) -> bool:
+    """Give this process, and all that it starts from now on, a mark that only root can take off again.
+
+    It is the hard limit of a resource that the kernel counts no more. A limit is inherited over fork, exec, setsid and
+    an empty environment, everybody can read it (/proc/PID/limits), and without CAP_SYS_RESOURCE it can only be lowered.
+    A worker below another worker (a cluster within a worker) gets a number below that of the other one.
+
+    Args:
+        worker: its id.
+
+    Returns:
+        Whether the process has it. It has not where its limit had been lowered to nearly nothing before.
+    """
+    number, hard = _brand(worker), resource.getrlimit(_RLIMIT_LOCKS)[1]
+    while hard != resource.RLIM_INFINITY and number >= hard:
+        number >>= 1
+    if number.bit_length() < _MIN_BRAND_BITS:
+        return False
+    resource.setrlimit(_RLIMIT_LOCKS, (number, number))
+    return True
+
+
+def branded(pid: int, workers: Iterable[str]) -> str | None:
+    """Return which of these workers *pid* is, or comes from, by its brand; None if none of them, or it is gone.
+
+    A process of another user is none of them, unless this user is root: it may have chosen such a limit itself.
+    """
+    number = _limit(pid)
+    if number is None or not _MIN_BRAND_BITS <= number.bit_length() <= _BRAND_BITS:
+        return None
+    shift = _BRAND_BITS - number.bit_length()
+    found = next((worker for worker in workers if _brand(worker) >> shift == number), None)
+    return found if found is not None and os.geteuid() in (0, _user(pid)) else None
+
+
+def _brand(worker: str) -> int:
+    """A number of exactly _BRAND_BITS bits."""
+    digest = int.from_bytes(hashlib.sha256(worker.encode()).digest()[:8], "big")
+    return 1 << (_BRAND_BITS - 1) | digest >> (64 - _BRAND_BITS + 1)
+
+
+def _limit(pid: int) -> int | None:
+    try:
+        with open(f"/proc/{pid}/limits", "rb") as file:
+            text = file.read()
+    except OSError:
+        return None
+    at = text.find(b"Max file locks")
+    words = text[at + 14 :].split(None, 2)[:2] if at >= 0 else []
+    return int(words[1]) if len(words) == 2 and words[1].isdigit() else None
+
+
+def _user(pid: int) -> int:
+    """The real user of a process, -1 if it is gone. Its directory in /proc is root's where it may not be traced."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            text = file.read()
+    except OSError:
+        return -1
+    return int(text[text.index(b"\nUid:") + 5 :].split(None, 1)[0])
 
 
 @dataclass(frozen=True)
@@ -201,9 +269,9 @@ def subtree(pid: int) -> list[int]:
 
 
 def marked(ids: Iterable[str]) -> list[int]:
-    """Living processes that carry the mark of one of these workers, wherever they are in the tree."""
+    """Living processes that carry the mark or the brand of one of these workers, wherever they are in the tree."""
     wanted = set(ids)
-    return [pid for pid in pids() if mark_of(pid) in wanted]
+    return [pid for pid in pids() if mark_of(pid) in wanted or branded(pid, wanted) is not None]
 
 
 def threads() -> list[str]:

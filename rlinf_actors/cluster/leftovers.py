@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 
@@ -28,7 +29,10 @@ def processes_of(run_dir: str) -> list[int]:
 
 
 def end_all(run_dir: str) -> None:
-    """Kill them, and what they start meanwhile; returns when all are gone. Blocks, PATIENCE_S at most."""
+    """Kill them, and what they start meanwhile; returns when all are gone. Blocks, PATIENCE_S at most.
+
+    The cluster's keeper ends what hides, and then itself: its end is waited for.
+    """
     deadline = time.monotonic() + PATIENCE_S
     while (left := processes_of(run_dir)) and time.monotonic() < deadline:
         for pid in left:
@@ -39,3 +43,16 @@ def end_all(run_dir: str) -> None:
                     procfs.has_ended(pidfd, max(0.0, deadline - time.monotonic()))
                 finally:
                     os.close(pidfd)
+    _wait_for_keeper(run_dir, deadline)
+
+
+def _wait_for_keeper(run_dir: str, deadline: float) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as keeper:
+        try:
+            keeper.connect(f"{run_dir}/keeper")
+            keeper.send(b'{"do": "wait"}')
+        except OSError:  # it has ended
+            return
+        keeper.settimeout(max(0.01, deadline - time.monotonic()))
+        with contextlib.suppress(OSError):
+            keeper.recv(1)  # says nothing; it closes the socket when it ends

@@ -26,6 +26,16 @@ def templates(run_dir: str) -> list[int]:
     return found
 
 
+def keepers(run_dir: str) -> list[int]:
+    """The keepers of a node that run: each names its socket on its command line."""
+    wanted, found = os.fsencode(f"{run_dir}/keeper"), []
+    for pid in procfs.pids():
+        with contextlib.suppress(OSError):
+            if wanted in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                found.append(pid)
+    return found
+
+
 def kill_all(pids: Sequence[int]) -> None:
     """SIGKILL processes and all their descendants; stopped first, so that none makes another meanwhile."""
     stopped: list[int] = []

@@ -34,7 +34,7 @@ from rlinf_actors.settings import (
     Settings,
 )
 from rlinf_actors.testing.described import NodeHardware, per_node
-from rlinf_actors.testing.killing import kill_all, templates
+from rlinf_actors.testing.killing import keepers, kill_all, templates
 
 if TYPE_CHECKING:
     from rlinf_actors.cluster.cluster import Cluster
@@ -285,7 +285,7 @@ class LocalCluster:
 
     def _kill(self, node: LocalNode) -> None:
         """SIGKILL what still runs of a node."""
-        kill_all([*([node.pid] if node.alive else []), *templates(node.run_dir)])
+        kill_all([*([node.pid] if node.alive else []), *keepers(node.run_dir), *templates(node.run_dir)])
         node.process.wait()
 
     # --- starting ---

@@ -92,6 +92,7 @@ def prepare(start: Start) -> None:
     """All that makes this process differ from the template. Runs with all signals blocked; unblocks them."""
     spec = start.fork.spec
     start.cgroup.enter()  # before it can start anything
+    procfs.brand(spec.id)
     if start.forked:
         os.setsid()
     if not spec.claims:  # a robot worker makes its robots safe first: its control socket tells it

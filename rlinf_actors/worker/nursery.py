@@ -289,13 +289,14 @@ class Nursery:
                     again |= self._reap_orphan(pid)  # what it had forked is ours only now
                     continue
                 executing = procfs.in_exec(pid)  # before its mark is read: that may be there a moment later
-                owner = self._of_cgroup(pid) or procfs.mark_of(pid) or self._of_session(stat.session)
+                owner = self._of_cgroup(pid) or procfs.branded(pid, self._workers)
+                owner = owner or procfs.mark_of(pid) or self._of_session(stat.session)
                 if owner is None and (executing or procfs.in_exec(pid)):
                     self._look_again = time.monotonic() + EXEC_S
                     left |= {w.id for w in self._ending}  # it may be anyone's
                     continue
                 if owner in living or (owner is None and living):
-                    continue  # a daemon of a living worker; one that hides its mark ends with the last worker
+                    continue  # a daemon of a living worker; one of which nothing tells whose it is ends with the last
                 left |= {owner} if owner else {w.id for w in self._workers.values()}
                 for process in procfs.subtree(pid):
                     kill(process)

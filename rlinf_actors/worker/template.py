@@ -62,7 +62,7 @@ class Config(msgspec.Struct, frozen=True, omit_defaults=True):
     """What agentd tells a template on its command line.
 
     Attributes:
-        agent: pid of agentd.
+        agent: with *packet*: pid of the template.
         owner: inherited pidfd of the process whose end is the template's too, -1 without one.
         entry: ``module:function`` that runs a worker.
         preload: modules to import beside those that every worker needs.
@@ -75,7 +75,7 @@ class Config(msgspec.Struct, frozen=True, omit_defaults=True):
         log_bytes: size at which a worker's log file begins anew, 0 for none.
     """
 
-    agent: int
+    agent: int = 0
     owner: int = -1
     entry: str = "rlinf_actors.worker.main:run_worker"
     preload: Sequence[str] = ()
@@ -101,7 +101,6 @@ def main(fd: int, node: str, config_json: str) -> None:
     if config.packet >= 0:
         forked.spawned(config.packet, fd, config.entry, config.agent, config.cgroup)
         return
-    procfs.die_with_parent(signal.SIGKILL, config.agent)  # an import may hang; nobody would notice agentd's end
     try:
         start = Template(fd, node, config).run()
     except Exception:  # noqa: BLE001 - a bug of ours
@@ -145,7 +144,7 @@ class Template:
         gc.collect()
         gc.freeze()  # what is here now is never collected, so that the collector does not touch, and copy, its pages
         why = cannot_fork()
-        procfs.die_with_parent(0)  # from here on agentd's end is an EOF
+        procfs.die_with_parent(0)  # the keeper had it killed with itself until here, where agentd's end is an EOF
         self._link.send(
             spawn.TemplateReady(os.getpid(), sys.version.split()[0], not why, why, self._installed, self._paths)
         )

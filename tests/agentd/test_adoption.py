@@ -21,6 +21,7 @@ from children_kit import HERE, children, make, order, spec
 import agentd.sweep
 from agentd import adoption, owner, remains
 from agentd.adoption import take_stock
+from agentd.keeping import Keeping
 from agentd.launch import Rules
 from agentd.pool import TemplatePool
 from agentd.remains import Remains, end_template
@@ -69,7 +70,7 @@ async def taken(tmp_path, template, goes=False, **options):
             kids.abandon()
         else:
             await kids.close(0.2)
-            await asyncio.to_thread(os.waitpid, template, 0)  # of ours: the agentd before was this process too
+            assert procfs.stat(template) is None, "its keeper has reaped it"
 
 
 def ended(pidfd):
@@ -345,7 +346,8 @@ def test_the_link_to_the_package_is_replaced_only_where_it_leads_elsewhere(tmp_p
 async def test_files_of_templates_are_named_for_their_agentd(tmp_path):
     this = procfs.stat(os.getpid())
     site = Site(Rules("n0", ""), tmp_path, "", "", "", dict)
-    pool = TemplatePool(asyncio.get_running_loop(), site, -1, None, None)
+    loop = asyncio.get_running_loop()
+    pool = TemplatePool(loop, site, Keeping(loop, tmp_path, False), -1, None, None)
     assert pool._stem() == f"{tmp_path}/t/{this.pid}-{this.started}-1"
 
 

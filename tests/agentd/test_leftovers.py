@@ -114,17 +114,66 @@ async def test_daemons_of_living_workers_live(tmp_path):
         assert len(alive(pids)) == 4
 
 
-async def test_daemon_that_hides_its_mark_ends_with_the_last_worker(tmp_path):
-    shell = "setsid sleep 1000 >/dev/null 2>&1 & echo $!"
-    command = ["env", "-i", "sh", "-c", shell]
-    do = f"import subprocess; print('daemon', subprocess.check_output({command}, text=True), end='')"
+HIDES = """
+import signal, subprocess
+# no environment, a session of its own, forked twice, and none of the worker's descriptors
+shell = "setsid sh -c '(sleep 1000 & echo daemon $!)' 2>/dev/null </dev/null"
+command = ["env", "-i", "sh", "-c", shell.replace("sleep 1000", "sleep 1000 >/dev/null")]
+for _ in range(%d):
+    print(subprocess.check_output(command, text=True), end="", flush=True)
+print("daemon", os.getpid(), "parent", os.getppid(), flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["kill", "stop", "template"])
+async def test_what_hides_ends_with_its_worker_while_others_live(tmp_path, how):
+    """Without cgroups."""
     async with children(tmp_path) as (kids, reports):
-        one = spec(do=do)
+        one, other = spec(do=HIDES % 4), spec(1, do=DAEMONS)
         kids.start(order([one]))
-        pid = int((await reports.line("daemon"))[2].split()[1])
-        os.kill(reports.ready[one.id].pid, signal.SIGKILL)
+        pids, template = await daemons(reports, 5)
+        kids.start(order([other]))
+        await daemons(reports, 9)
+        others = {pid for _, _, text in reports.lines if "daemon" in text for pid in [int(text.split()[1])]} - set(pids)
+        assert all(procfs.mark_of(pid) is None for pid in pids[:4]), "they hide"
+        if how == "template":
+            os.kill(template, signal.SIGKILL)
+        elif how == "kill":
+            os.kill(reports.ready[one.id].pid, signal.SIGKILL)
+        else:
+            kids.stop([one.id], 5)
         await reports.gone(one)
-        assert alive([pid]) == []
+        assert alive(pids) == []
+        assert len(alive(others)) == (0 if how == "template" else 4)
+
+
+async def test_a_process_of_another_user_with_such_a_limit_is_not_hit(tmp_path, monkeypatch):
+    if os.getuid() != 0:
+        pytest.skip("needs root, to have another user")
+    code = "import sys; from rlinf_actors import procfs; procfs.brand(sys.argv[1]); print(flush=True); input()"
+    command = [sys.executable, "-c", code, "w1"]
+    process = await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    await process.stdout.readline()
+    try:
+        assert procfs.branded(process.pid, ["w0", "w1"]) == "w1"
+        assert procfs.branded(process.pid, ["w0"]) is None
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+        assert procfs.branded(process.pid, ["w0", "w1"]) is None
+    finally:
+        process.kill()
+        await process.wait()
+
+
+def test_a_worker_within_a_worker_has_a_brand_of_its_own():
+    code = """if 1:
+        import os
+        from rlinf_actors import procfs
+        for worker in map(str, range(20)):
+            assert procfs.brand(worker)
+            assert procfs.branded(os.getpid(), map(str, range(20))) == worker
+    """
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 async def test_fork_bomb_is_outrun(tmp_path):
@@ -154,31 +203,34 @@ AGENT = """
     from test_leftovers import DAEMONS, daemons
     async def main():
         async with children(pathlib.Path({tmp!r}), owner_pid={owner}) as (kids, reports):
-            one = spec(do=DAEMONS)
+            one = spec(do={do!r})
             kids.start(order([one]))
-            pids, template = await daemons(reports, 4)
+            pids, template = await daemons(reports, {n})
             print(template, *pids, flush=True)
             await asyncio.Event().wait()
     asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("victim", ["agentd", "owner", "template and agentd"])
-async def test_everything_ends_with_agentd_or_the_owner(tmp_path, victim):
+@pytest.mark.parametrize("hides", [False, True])
+@pytest.mark.parametrize("victim", ["agentd", "owner", "template and agentd", "template, agentd and owner"])
+async def test_everything_ends_with_agentd_or_the_owner(tmp_path, victim, hides):
     owner = await asyncio.create_subprocess_exec("sleep", "1000")
-    code = textwrap.dedent(AGENT).format(here=str(HERE), tmp=str(tmp_path), owner=owner.pid)
+    do, n = (HIDES % 8, 9) if hides else (DAEMONS, 4)
+    code = textwrap.dedent(AGENT).format(here=str(HERE), tmp=str(tmp_path), owner=owner.pid, do=do, n=n)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     agent = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=subprocess.PIPE, env=env)
     assert agent.stdout is not None
     try:
         pids = [int(word) for word in (await agent.stdout.readline()).split()]
-        assert len(pids) == 5
+        assert len(pids) == n + 1
         watched = [os.pidfd_open(pid) for pid in pids]
         if "template" in victim:
-            os.kill(pids[0], signal.SIGSTOP)  # it can do nothing for its workers: the kernel ends them
-        (owner if victim == "owner" else agent).kill()
-        if "template" in victim:
-            os.kill(pids[0], signal.SIGCONT)
+            os.kill(pids[0], signal.SIGKILL)  # it can do nothing for its workers: the kernel ends them
+        if "agentd" in victim:
+            agent.kill()
+        if "owner" in victim:
+            owner.kill()
         for pidfd in watched:
             await readable(pidfd)
             os.close(pidfd)

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from agentd.keeping import Keeping
 from agentd.templates import Process, Template
 from rlinf_actors.wire import spawn
 
@@ -30,8 +31,9 @@ async def standing(tmp_path, child):
     """A template that reads nothing, and the other end of the socket to it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ended = asyncio.Event()
-    process = Process(child.pid, os.pidfd_open(child.pid), ours, str(tmp_path / "t"), child)
-    template = Template(asyncio.get_running_loop(), None, process, None, lambda template: ended.set())
+    process = Process(child.pid, os.pidfd_open(child.pid), ours, str(tmp_path / "t"))
+    loop = asyncio.get_running_loop()
+    template = Template(loop, Keeping(loop, tmp_path, False), None, process, None, lambda template: ended.set())
     yield template, theirs
     template.kill()
     await ended.wait()

@@ -79,7 +79,7 @@ def alive(pid: int) -> bool:
 
 def template_of(agent: int) -> int:
     """Pid of the one template of an agentd."""
-    (template,) = [pid for pid in procfs.children(agent) if _command(pid) == "rlinf-template"]
+    (template,) = [pid for pid in procfs.subtree(agent) if _command(pid) == "rlinf-template"]
     return template
 
 

@@ -34,6 +34,13 @@ def running(pid: int) -> bool:
     return found is not None and found.state not in "ZX"
 
 
+def agentd_of(worker: int) -> int:
+    """The pid of a worker's agentd: it started the keeper, which started the template, which started the worker."""
+    template = procfs.stat(worker).parent
+    keeper = procfs.stat(template).parent
+    return procfs.stat(keeper).parent
+
+
 def on_every_node(cluster: Cluster, cls: type, *args: Any, name: str | None = None, **options: Any) -> Any:
     """One worker on each node."""
     strategy = NodePlacementStrategy(list(range(cluster.num_nodes)))

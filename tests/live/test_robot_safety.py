@@ -204,7 +204,7 @@ def test_the_private_agentd_is_killed(cluster, arm):
     call = group.moves()
     arm.until_streaming()
     worker = procfs.stat(int(arm.commands()[0].text.split()[-1]))
-    agentd = procfs.stat(worker.parent).parent
+    agentd = lw.agentd_of(worker.pid)
     os.kill(agentd, signal.SIGKILL)
     rk.stopped_last(arm.until_closed())
     with pytest.raises(RlinfActorsError):
@@ -217,7 +217,7 @@ def test_agentd_stands_still_while_the_worker_holds_the_gil(arm, cluster):
     call = group.moves_and_holds_the_gil(20 * int(pace.slowness))
     arm.until_streaming()
     worker = procfs.stat(int(arm.commands()[0].text.split()[-1]))
-    agentd = procfs.stat(worker.parent).parent
+    agentd = lw.agentd_of(worker.pid)
     os.kill(agentd, signal.SIGSTOP)
     stopped = time.monotonic()
     last = arm.until_closed()[-1]

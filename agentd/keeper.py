@@ -1,0 +1,351 @@
+"""The keeper: a small program that starts templates, and ends what they leave behind. It outlives agentd.
+
+``python -I -S keeper.py LISTENER PATH [stay]``: agentd runs it for itself, and ``agentd --keeper`` for the unit of
+workers. PATH is the socket's, for people who look at processes.
+
+Theory of operation. agentd connects to the keeper's socket, says hello, and asks it to start templates. The keeper is
+the parent of every template, and a subreaper: when a template ends, whatever ran below it becomes the keeper's child,
+however it was started and whatever it did to hide (setsid, double fork, an empty environment). Living templates are
+subreapers too. So each child of the keeper that is no template belongs to a template that is gone. It is killed
+ORPHANS_S later, in which time robot workers make their robots safe. The keeper knows no workers and needs no marks.
+
+A driver whose agentd was killed says wait, and sees the keeper's end as the end of its connection.
+
+It ends when it has no agentd and no child; with ``stay`` only by SIGTERM, which ends all templates first. When the
+keeper itself is killed, templates go on (those that are still importing end), and agentd starts another keeper.
+
+House rules:
+* One thread, one poll loop. Nothing blocks. It imports little, and of the standard library only: it runs as long as
+  agentd does.
+* It takes orders from processes of its own user alone, and from one agentd at a time: the last one that said Hello.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+
+MAX_PACKET = 65536
+CONTROL, OWNER = 3, 4
+"""Descriptors of a template: the socket to its agentd, and the pidfd of its owner if it has one."""
+ORPHANS_S = 1.5
+"""How long what a dead template left may live on: ROBOT_END_S of rlinf_actors.wire.spawn."""
+TEMPLATES_S = 8.0
+"""How long templates that are to end may take: they give robot workers 1.5 s, and what they kill 5 s."""
+_CREDENTIALS = struct.Struct("3i")
+_PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Keeper:
+    """The program. `run` returns at its end.
+
+    Args:
+        listener: SOCK_SEQPACKET, listens.
+        stays: it goes on without an agentd and without templates.
+    """
+
+    def __init__(self, listener: socket.socket, stays: bool = False) -> None:
+        self._listener = listener
+        self._stays = stays
+        self._callers: dict[int, socket.socket] = {}
+        self._waiting: set[socket.socket] = set()  # for our end
+        self._agent: socket.socket | None = None
+        self._keep = True
+        self._ready: dict[int, bool] = {}  # templates, by pid
+        self._spare_until = 0.0  # orphans
+        self._kill_templates_at = 0.0  # 0 for never
+        self._stopping = False
+        self._poll = select.poll()
+        self._wakeup, self._signals = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def run(self) -> None:
+        """Serve until there is nobody left to serve."""
+        signal.set_wakeup_fd(self._signals, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: self._stop())
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_IGN)
+        self._listener.setblocking(False)
+        self._accept()  # agentd connects before it starts us
+        self._poll.register(self._listener, select.POLLIN)
+        self._poll.register(self._wakeup, select.POLLIN)
+        while True:
+            alone = self._look()
+            if alone and (self._stopping or not (self._stays or self._serves)):
+                return
+            for fd, _ in self._poll.poll(self._patience_ms()):
+                if fd == self._wakeup:
+                    os.read(fd, 4096)
+                elif fd == self._listener.fileno():
+                    self._accept()
+                elif fd in self._callers:
+                    self._hear(self._callers[fd])
+
+    @property
+    def _serves(self) -> bool:
+        """True while there is an agentd, or somebody who may become one."""
+        return len(self._callers) > len(self._waiting)
+
+    def _patience_ms(self) -> float | None:
+        now = time.monotonic()
+        due = [at for at in (self._spare_until, self._kill_templates_at) if at > now]
+        return (min(due) - now) * 1000 + 1 if due else None
+
+    def _stop(self) -> None:
+        """SIGTERM: templates end their workers, those with robots after they had time for these."""
+        self._stopping = True
+        self._kill_templates_at = time.monotonic() + TEMPLATES_S
+        for pid in self._ready:
+            os.kill(pid, signal.SIGTERM)  # not reaped yet: it is ours still
+
+    # --- processes ---
+
+    def _look(self) -> bool:
+        """Reap, and kill what is due; returns whether no child is left."""
+        if 0 < self._kill_templates_at <= time.monotonic():
+            self._kill_templates_at = 0.0
+            for pid in self._ready:
+                os.kill(pid, signal.SIGKILL)
+        again = True
+        while again:
+            again = False
+            for pid in children():
+                leads = session(pid) == pid
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if not ended:
+                    continue
+                again = True  # its children are ours only now
+                if self._ready.pop(pid, None) is not None:
+                    self._spare_until = time.monotonic() + ORPHANS_S
+                    self._tell({"ended": pid, "status": status})
+                elif leads:  # a worker, perhaps
+                    self._tell({"ended": pid, "status": status})
+            if time.monotonic() >= self._spare_until:
+                for pid in children():
+                    if pid not in self._ready:  # what it has started is a child of ours when it has ended
+                        kill(pid)
+        return not children()
+
+    def _start(self, order: dict[str, object], fds: list[int]) -> None:
+        """Fork and execute a template, and tell agentd of it.
+
+        Raises:
+            OSError: no process can be started.
+        """
+        argv, env = order["argv"], order["env"]
+        assert isinstance(argv, list)
+        assert isinstance(env, dict)
+        this = os.getpid()
+        failed, tell = os.pipe2(os.O_CLOEXEC)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    become(this, fds, argv, env)
+                except OSError as error:
+                    os.write(tell, struct.pack("i", error.errno))
+                finally:
+                    os._exit(127)
+            os.close(tell)
+            tell = -1
+            code = os.read(failed, 4)  # returns when the program is executed
+        finally:
+            os.close(failed)
+            if tell >= 0:
+                os.close(tell)
+        if code:
+            os.waitpid(pid, 0)
+            (number,) = struct.unpack("i", code)
+            raise OSError(number, os.strerror(number))
+        self._ready[pid] = False
+        try:
+            pidfd = os.pidfd_open(pid)
+            try:
+                self._tell({"pid": pid, "began": began(pid)}, [pidfd])
+            finally:
+                os.close(pidfd)
+        except OSError:
+            os.kill(pid, signal.SIGKILL)
+            raise
+
+    # --- agentd ---
+
+    def _accept(self) -> None:
+        try:
+            caller, _ = self._listener.accept()
+        except OSError:
+            return
+        _, uid, _ = _CREDENTIALS.unpack(caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        if uid != os.getuid():
+            caller.close()
+            return
+        caller.setblocking(False)
+        self._callers[caller.fileno()] = caller
+        self._poll.register(caller, select.POLLIN)
+
+    def _hear(self, caller: socket.socket) -> None:
+        try:
+            data, fds = receive(caller, 4)
+        except BlockingIOError:
+            return
+        except OSError:
+            data, fds = b"", []
+        try:
+            if not data:
+                self._lose(caller)
+            else:
+                self._obey(caller, json.loads(data), fds)
+        except (ValueError, KeyError, TypeError, AssertionError):  # no agentd of ours says that
+            self._lose(caller)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _obey(self, caller: socket.socket, order: dict[str, object], fds: list[int]) -> None:
+        what = order["do"]
+        if what == "hello":
+            if self._agent is not None:
+                self._lose(self._agent)  # the lock of its run directory says that it is gone
+            self._agent, self._keep, self._kill_templates_at = caller, bool(order["keep"]), 0.0
+            self._tell({"keeper": os.getpid()})
+        elif what == "wait":
+            self._waiting.add(caller)
+        elif caller is not self._agent:
+            self._lose(caller)
+        elif what == "start":
+            with open(fds[0], "rb", closefd=False) as file:
+                packet = json.loads(file.read())
+            try:
+                self._start(packet, fds[1:])
+            except OSError as error:
+                self._tell({"errno": error.errno})
+        elif what == "ready":
+            template = order["pid"]
+            assert isinstance(template, int)
+            if template in self._ready:
+                self._ready[template] = True
+
+    def _tell(self, answer: dict[str, object], fds: list[int] | None = None) -> None:
+        if self._agent is None:
+            return
+        with contextlib.suppress(OSError):  # it has ended, or takes nothing: it learns of ends by its own pidfds
+            socket.send_fds(self._agent, [json.dumps(answer).encode()], fds or [])
+
+    def _lose(self, caller: socket.socket) -> None:
+        self._poll.unregister(caller)
+        del self._callers[caller.fileno()]
+        self._waiting.discard(caller)
+        caller.close()
+        if caller is not self._agent:
+            return
+        self._agent = None
+        for pid, ready in self._ready.items():
+            if not ready:  # it may hang in an import, and would not see its agentd's end
+                os.kill(pid, signal.SIGKILL)
+        if not self._keep:
+            self._kill_templates_at = time.monotonic() + TEMPLATES_S
+
+
+def become(parent: int, fds: list[int], argv: list[str], env: dict[str, str]) -> None:
+    """In the child of *parent*: turn into a template. *fds*: its socket, its stderr, and perhaps its owner.
+
+    It is killed with the keeper until it says otherwise: while it imports it could not notice the end of its agentd.
+
+    Raises:
+        OSError: that cannot be executed.
+    """
+    os.setsid()
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+    signal.set_wakeup_fd(-1)
+    for handled in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(handled, signal.SIG_DFL)
+    null = os.open("/dev/null", os.O_RDONLY)
+    # none is a low number that another one takes
+    taken = [os.dup(fd) for fd in (null, fds[1], fds[1], fds[0], *fds[2:])]
+    while min(taken) <= OWNER:
+        taken = [os.dup(fd) for fd in taken]
+    for number, fd in enumerate(taken):
+        os.dup2(fd, number)
+    os.chdir("/")
+    os.execve(argv[0], argv, env)
+
+
+def receive(sock: socket.socket, most: int) -> tuple[bytes, list[int]]:
+    """Take a packet and at most that many descriptors, which no program that is executed inherits.
+
+    Raises:
+        OSError: there is no packet now, or the other end is gone.
+    """
+    data, fds, _, _ = socket.recv_fds(sock, MAX_PACKET, most)  # takes flags, and drops them (CPython 3.10 to 3.13)
+    for fd in fds:
+        os.set_inheritable(fd, False)
+    return data, fds
+
+
+def began(pid: int) -> int:
+    """Return when a process that is not reaped began, in clock ticks since boot."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        text = file.read()
+    return int(text[text.rindex(b")") + 2 :].split()[19])
+
+
+def children() -> list[int]:
+    """Return the children of this process, which has one thread; zombies too."""
+    pid, found = os.getpid(), list[int]()
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:
+            return [int(word) for word in file.read().split()]
+    except FileNotFoundError:  # a kernel without PROC_CHILDREN
+        pass
+    for name in os.listdir("/proc"):
+        try:
+            with open(f"/proc/{int(name)}/stat", "rb") as file:
+                text = file.read()
+        except (OSError, ValueError):
+            continue
+        if int(text[text.rindex(b")") + 2 :].split()[1]) == pid:
+            found.append(int(name))
+    return found
+
+
+def session(pid: int) -> int:
+    """Return the session of a process, 0 if it is gone."""
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return 0
+
+
+def kill(pid: int) -> None:
+    """SIGKILL for a child, whose pid nobody else has before it is reaped."""
+    with contextlib.suppress(PermissionError):  # it has become another user
+        os.kill(pid, signal.SIGKILL)
+
+
+def main() -> None:
+    """Run the keeper on the socket that the command line names."""
+    if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
+    _libc.prctl(_PR_SET_NAME, ctypes.create_string_buffer(b"rlinf-keeper"), 0, 0, 0)
+    os.set_inheritable(int(sys.argv[1]), False)
+    listener = socket.socket(fileno=int(sys.argv[1]))
+    manager = os.environ.get("NOTIFY_SOCKET", "")
+    if manager:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
+            notify.sendto(b"READY=1\nSTATUS=listens for agentd", "\0" + manager[1:] if manager[0] == "@" else manager)
+    Keeper(listener, "stay" in sys.argv).run()
+
+
+if __name__ == "__main__":
+    main()
