@@ -45,6 +45,7 @@ from rlinf_actors.worker.executor import (
     uses_event_loop,
 )
 from rlinf_actors.worker.farpeers import FarPeers
+from rlinf_actors.worker.leaving import Leaving
 from rlinf_actors.worker.parking import Unwound
 from rlinf_actors.worker.safety import Guard
 from rlinf_actors.worker.server import Creation, WorkerServer
@@ -66,9 +67,12 @@ def run_worker(spec: WorkerSpec, place: spawn.WorkerPlace, control_fd: int) -> N
     """
     control = Control(socket.socket(fileno=control_fd), lambda: _exit(143))
     guard = Guard(spec, place, control, lambda: Worker.current_worker) if spec.claims else None
+    leaving = Leaving() if guard is None else None
     try:
         try:
             context, server = _start(spec, place, control, guard)
+            if leaving is not None:
+                leaving.watch(context.runtime.io)
         except OSError as error:  # something of this machine has run out
             control.send(spawn.StartFailed(spec.id, f"node {place.node} cannot start it: {error.strerror or error}"))
             raise
