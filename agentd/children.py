@@ -140,6 +140,10 @@ class Children:
         """The owner (LogLines.owner) has shown lines of that cost: it may be sent as many more."""
         self._logs.credit(chars, owner)
 
+    def flush_output(self, owner: str, wait_s: float) -> None:
+        """The owner ends: pass on what its workers wrote, for so many seconds, then say what was left out."""
+        self._logs.flush(owner, wait_s)
+
     def settled(self, ids: Sequence[str]) -> None:
         """The head knows how these workers ended."""
         self._unsettled.settled(ids)
@@ -218,6 +222,7 @@ class Children:
                 template.kill()
         await self._until(lambda: not self._templates.running and not self._orphans.sweeps, TEMPLATE_END_S)
         await self._keeping.close()
+        self._logs.end()
         self._unsettled.close()
         self._let_go()
 

@@ -120,7 +120,14 @@ class Daemon:
     def _close_run_dir(self, directory: RunDir) -> None:
         self._run_dir = None
         directory.close()
-        if self._config.embedded or self._orphaned:  # nobody is left who would remove it
+        if self._orphaned:  # else its driver keeps the logs if something failed, and removes it
+            from rlinf_actors.keptlogs import keep
+            from rlinf_actors.settings import Settings
+
+            parent = Settings.load().kept_logs
+            if self._config.embedded and parent is not None:
+                with contextlib.suppress(OSError):  # nobody is left who could be told
+                    keep(directory.path, parent)
             shutil.rmtree(directory.path, ignore_errors=True)
 
     def _open_network(self, stack: contextlib.AsyncExitStack) -> ZmqNetwork:

@@ -179,6 +179,13 @@ class Credit(msgspec.Struct, frozen=True):
     owner: str
 
 
+class FlushOutput(msgspec.Struct, frozen=True):
+    """The owner ends: pass on what its workers wrote, for so many seconds. Answered by a LogLines that is `final`."""
+
+    owner: str
+    wait_s: float
+
+
 class WatchProcess(msgspec.Struct, frozen=True):
     """Hold this process's pidfd. Answered by ProcessEnded."""
 
@@ -234,6 +241,6 @@ class Exit(msgspec.Struct, frozen=True):
 
 
 Action = Union[
-    SayHello, Send, StartChildren, StopChildren, RenewLeases, Settled, CloseChildren, Credit, WatchProcess,
+    SayHello, Send, StartChildren, StopChildren, RenewLeases, Settled, CloseChildren, Credit, FlushOutput, WatchProcess,
     UnwatchProcess, LookForHardware, StopLooking, LookAtHead, Say, Registered, Exit,
 ]  # fmt: skip

@@ -2,12 +2,16 @@
 
 The files are the buffer: without credit nothing is read, so a slow terminal costs no memory and
 loses nothing. Credit is counted per owner, by the cost of the lines sent (wire.agents.line_cost).
+
+What is never shown is counted, and the owner is told: when the owner ends (`flush`), when an ended worker's output has
+waited too long for credit, and when this agentd ends (`end`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import io
 import logging
 import os
 import re
@@ -15,7 +19,7 @@ import stat
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rlinf_actors.wire.agents import LogLines, line_cost
+from rlinf_actors.wire.agents import MAX_PATH, UPDATE, LogLines, line_cost
 
 log = logging.getLogger(__name__)
 
@@ -31,26 +35,34 @@ _BATCH = 128 << 10
 _PATIENCE_S = 60.0
 """How long what a worker left in its files waits for credit after its end."""
 
+_COUNTED = 1 << 20
+"""Bytes read at a time when lines are counted."""
+
 _END = re.compile(rb"\r\n|\n|\r(?!\Z)")
 
 
 def split(data: bytes, final: bool = False) -> tuple[list[str], int]:
-    """The complete lines in *data*, and how many bytes they are.
+    """Return the complete lines in *data*, and how many bytes they are.
 
-    A lone carriage return ends a line too, so that progress bars show. With *final* the rest is a
-    line as well; a piece of MAX_LINE bytes without an end is cut.
+    What a lone carriage return ends is the state of a progress bar: a line with UPDATE at its end, which the next line
+    takes the place of. With *final* the rest is a line as well; a piece of MAX_LINE bytes without an end is cut.
     """
     lines: list[str] = []
     end = 0
     for match in _END.finditer(data):
-        if match.start() > end or match[0] != b"\r":
-            lines.append(data[end : match.start()].decode(errors="replace"))
+        update = match[0] == b"\r"
+        if match.start() > end or not update:
+            if lines and lines[-1].endswith(UPDATE):
+                lines.pop()
+            lines.append(data[end : match.start()].decode(errors="replace") + (UPDATE if update else ""))
         end = match.end()
     rest = data[end:]
     if not lines and end == 0 and len(rest) >= MAX_LINE:
         return [rest[:MAX_LINE].decode(errors="replace") + CUT], MAX_LINE
     if final and rest:
         text = rest.rstrip(b"\r").decode(errors="replace")
+        if text and lines and lines[-1].endswith(UPDATE):
+            lines.pop()
         return [*lines, *([text] if text else [])], len(data)
     return lines, end
 
@@ -92,6 +104,21 @@ class _File:
                 self.offset, self.skipped = 0, self.skipped + 1
             return os.pread(file.fileno(), MAX_LINE, self.offset), False
 
+    def left(self) -> int:
+        """Return how many lines are there that were not read. Any thread."""
+        lines = 0
+        for path in (f"{self.path}.1", self.path):
+            try:
+                with open(path, "rb", buffering=0, opener=_opened) as file:
+                    begun = os.fstat(file.fileno()).st_ino == self.inode
+                    if path == self.path:
+                        lines += _count(file, self.offset if begun or not self.inode else 0)
+                    elif begun:  # else an older part, which was read
+                        lines += _count(file, self.offset)
+            except OSError:  # there is none, or nobody may read it
+                continue
+        return lines
+
     def more(self) -> bool:
         """Whether there is something that was not read."""
         try:
@@ -110,6 +137,15 @@ class _File:
             pass
         self.skipped += 1  # it is gone: renamed twice since, or removed
         return b""
+
+
+def _count(file: io.FileIO, start: int) -> int:
+    """Return how many lines, with an unfinished last one, follow *start* in *file*."""
+    file.seek(start)
+    lines, last = 0, b"\n"
+    while data := file.read(_COUNTED):
+        lines, last = lines + data.count(b"\n"), data[-1:]
+    return lines + (last != b"\n")
 
 
 @dataclass
@@ -157,6 +193,8 @@ class Logs:
         self._owners: dict[str, _Owner] = {}
         self._scheduled = False
         self._held = False
+        self._flushing: dict[str, asyncio.TimerHandle] = {}
+        self._counting: set[asyncio.Task[None]] = set()
 
     def hold(self) -> None:
         """Read nothing before `go_on`: nobody could be given it."""
@@ -205,7 +243,66 @@ class Logs:
         self._pending[id] = None
         self._pump(whole=True)
         if id in self._workers:
-            worker.drop = self._loop.call_later(_PATIENCE_S, self._forget, id)
+            worker.drop = self._loop.call_later(_PATIENCE_S, self._give_up, [worker])
+
+    def flush(self, owner: str, wait_s: float) -> None:
+        """*owner* ends: show what its workers wrote so far, then say how many lines were left out after *wait_s* s.
+
+        The answer is a LogLines that is `final`.
+        """
+        if owner in self._flushing:
+            return
+        self._flushing[owner] = self._loop.call_later(wait_s, self._flush_over, owner)
+        self._pending.update(dict.fromkeys(worker.id for worker in self._of(owner)))
+        self._pump()
+
+    def _flush_over(self, owner: str) -> None:
+        """The time is up: what the owner's workers that have ended left in their files is not shown any more."""
+        del self._flushing[owner]
+        self._give_up(self._of(owner), owner)
+
+    def _flushed(self) -> None:
+        """Answer those of whom nothing is left."""
+        waiting = {self._workers[id].owner for id in self._pending}
+        for owner in [owner for owner in self._flushing if owner not in waiting]:
+            self._flushing.pop(owner).cancel()
+            self._report(LogLines(owner, self._node, [], final=True))
+
+    def _give_up(self, workers: list[_Worker], flushed: str | None = None) -> None:
+        """Tell the owner of *workers* how many lines it will not see, and forget those that have ended.
+
+        Args:
+            workers: of one owner.
+            flushed: the owner whose `flush` this answers, None where it goes on.
+        """
+
+        async def count(files: list[_File], owner: str) -> None:
+            counts = await asyncio.to_thread(lambda: [file.left() for file in files])
+            paths = [file.path for file, left in zip(files, counts, strict=True) if left]
+            if paths or flushed is not None:
+                self._report(LogLines(owner, self._node, [], 0, flushed is not None, sum(counts), _where(paths)))
+
+        if workers or flushed is not None:
+            files = [file for worker in workers for file in worker.files]
+            task = self._loop.create_task(count(files, flushed or workers[0].owner), name="count lines")
+            self._counting.add(task)
+            task.add_done_callback(self._counting.discard)
+        for worker in [worker for worker in workers if worker.final]:
+            out, err = worker.files
+            self._forget(worker.id)
+            self._on_read(worker.id, (out.offset, out.inode), (err.offset, err.inode), True)
+
+    def end(self) -> None:
+        """This agentd ends, and its workers have: tell their owners what they will not see."""
+        for owner in list(self._owners):
+            files = [file for worker in self._of(owner) for file in worker.files]
+            paths = [file.path for file in files if file.more()]
+            if paths:
+                left = sum(file.left() for file in files)
+                self._report(LogLines(owner, self._node, [], left=left, where=_where(paths)))
+
+    def _of(self, owner: str) -> list[_Worker]:
+        return [worker for worker in self._workers.values() if worker.owner == owner]
 
     def credit(self, chars: int, owner: str) -> None:
         """Lines of that cost may be sent to *owner*."""
@@ -216,6 +313,11 @@ class Logs:
 
     def close(self) -> None:
         """Forget every worker."""
+        for timer in self._flushing.values():
+            timer.cancel()
+        self._flushing.clear()
+        for task in self._counting:
+            task.cancel()
         for id in list(self._workers):
             self._forget(id)
 
@@ -261,6 +363,8 @@ class Logs:
                 self._forget(id)
         if ready:
             self._soon()
+        if self._flushing:
+            self._flushed()
 
     def _read(self, worker: _Worker, file: _File) -> int:
         """Take one chunk of lines; returns how many bytes it was, 0 at the end."""
@@ -300,6 +404,14 @@ class Logs:
             lines = LogLines(name, self._node, owner.entries, owner.skipped)
             owner.entries, owner.chars, owner.skipped = [], 0, 0
             self._report(lines)
+
+
+def _where(paths: list[str]) -> str:
+    """Return the file that *paths* are, or their directory, as text that can be sent."""
+    if not paths:
+        return ""
+    where = paths[0] if len(paths) == 1 else os.path.commonpath([os.path.dirname(path) for path in paths])
+    return os.fsencode(where).decode(errors="replace")[:MAX_PATH]
 
 
 def _opened(path: str, flags: int) -> int:

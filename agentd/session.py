@@ -41,6 +41,9 @@ class WorkerKeeper(Protocol):
     def renew(self, until: float, lease_s: float) -> None:
         """See Children."""
 
+    def flush_output(self, owner: str, wait_s: float) -> None:
+        """See Children."""
+
     def log_credit(self, chars: int, owner: str) -> None:
         """See Children."""
 
@@ -233,6 +236,8 @@ class Session:
             self._spawn(self._close_children(action), "close children")
         elif isinstance(action, e.Credit):
             self._children.log_credit(action.chars, action.owner)
+        elif isinstance(action, e.FlushOutput):
+            self._children.flush_output(action.owner, action.wait_s)
         elif isinstance(action, e.WatchProcess):
             self._watch(action)
         elif isinstance(action, e.UnwatchProcess):

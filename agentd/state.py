@@ -21,6 +21,7 @@ from rlinf_actors.errors import ClusterTimeoutError, NodeLostError, NotTheHeadEr
 from rlinf_actors.net.outage import Outage
 from rlinf_actors.net.silence import Silence
 from rlinf_actors.wire.agents import (
+    FlushLogs,
     LogCredit,
     LogLines,
     LookForHardware,
@@ -327,6 +328,8 @@ class AgentState:
             self._stop(body.ids, body.grace_s, body.reason)
         elif isinstance(body, LogCredit):
             self._out.append(e.Credit(body.chars, body.owner))
+        elif isinstance(body, FlushLogs):
+            self._out.append(e.FlushOutput(body.owner, body.wait_s))
         elif isinstance(body, LookForHardware):
             self._out.append(e.LookForHardware(body.id, body.question))
         elif isinstance(body, StopLooking):

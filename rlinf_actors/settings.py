@@ -25,6 +25,7 @@ CONFIG_FILE = "RLINF_ACTORS_CONFIG"
 CLIENT_CONFIG = "RLINF_ACTORS_CLIENT_CONFIG"
 INSECURE_TEST_NETWORK = "RLINF_ACTORS_INSECURE_TEST_NETWORK"
 CHANNEL_BYTES = "RLINF_ACTORS_CHANNEL_BYTES"
+KEPT_LOGS = "RLINF_ACTORS_KEPT_LOGS"
 LOST_ERRORS = "RLINF_ACTORS_LOST_ERRORS"
 ROBOT_OWNER_MUST_ANSWER = "RLINF_ACTORS_ROBOT_OWNER_MUST_ANSWER"
 SEND_WINDOW = "RLINF_ACTORS_SEND_WINDOW"
@@ -101,6 +102,8 @@ class Settings:
         head_key: public key of the head, None for what the key file says.
         key_dir: directory of this user's key files, None for the default; see security.keyfile.
         config_home: parent directory of this user's configuration.
+        kept_logs: directory for the logs of private clusters in which something failed, None to keep none
+            (``RLINF_ACTORS_KEPT_LOGS=none``).
     """
 
     head: str | None = None
@@ -130,6 +133,7 @@ class Settings:
     head_key: str | None = None
     key_dir: str | None = None
     config_home: str = "~/.config"
+    kept_logs: str | None = None
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None) -> Settings:
@@ -168,6 +172,7 @@ class Settings:
             key_file=env.get(KEY_FILE) or None,
             head_key=env.get(HEAD_KEY) or None,
             key_dir=env.get(KEY_DIR) or None,
+            kept_logs=_kept_logs(env),
             config_home=env.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"),
         )
 
@@ -213,6 +218,14 @@ class Unit:
 def journal_stream(environ: Mapping[str, str] | None = None) -> str:
     """``DEVICE:INODE`` of the journal's socket, "" without one."""
     return (os.environ if environ is None else environ).get("JOURNAL_STREAM", "")
+
+
+def _kept_logs(env: Mapping[str, str]) -> str | None:
+    given = env.get(KEPT_LOGS)
+    if given:
+        return None if given == "none" else os.path.abspath(given)
+    state_home = env.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return os.path.join(state_home, "rlinf-actors", "kept-logs")  # "logs" there is agentd's
 
 
 def _first(directories: str | None) -> str | None:

@@ -20,13 +20,13 @@ from rlinf_actors.testing import pytest_plugin
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """This user's keys and heads are none of the tests' business, and an emergency stop in another terminal stops none
-    of the tests'. Also: where the project runs from its checkout, nothing has
-    registered the plugin yet.
+    """This user's keys, heads and kept logs are none of the tests' business, and an emergency stop in another terminal
+    stops none of the tests'. Also: where the project runs from its checkout, nothing has registered the plugin yet.
     """
     config_home = tempfile.TemporaryDirectory(prefix="rlinf-test-config-")
     config.add_cleanup(config_home.cleanup)
     os.environ["XDG_CONFIG_HOME"] = config_home.name  # before test modules keep the environment for what they start
+    os.environ["XDG_STATE_HOME"] = config_home.name
     os.environ["RLINF_ACTORS_HEADS"] = f"{config_home.name}/heads"
     os.environ["RLINF_ACTORS_CLIENT_CONFIG"] = f"{config_home.name}/client.toml"
     os.mkdir(os.environ["RLINF_ACTORS_HEADS"])

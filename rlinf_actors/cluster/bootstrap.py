@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import shutil
 import signal
@@ -21,9 +22,12 @@ from pathlib import Path
 import rlinf_actors
 from rlinf_actors.cluster.leftovers import end_all
 from rlinf_actors.errors import ClusterTimeoutError, RlinfActorsError
+from rlinf_actors.keptlogs import keep
 from rlinf_actors.net.host import pid_start
 from rlinf_actors.settings import CLUSTER_MARK, Settings
 from rlinf_actors.wire.spawn import ROBOT_END_S
+
+log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 30.0
 _MAX_RUN_DIR = 60
@@ -87,12 +91,21 @@ class EmbeddedDaemon:
         self.endpoint = str(said["head"])
         return self.endpoint
 
-    async def stop(self, ask: Callable[[], Awaitable[bool]], timeout: float = 10.0) -> None:
+    async def stop(
+        self,
+        ask: Callable[[], Awaitable[bool]],
+        timeout: float = 10.0,
+        failed: Callable[[], bool] = lambda: True,
+    ) -> str:
         """End it: *ask* it, else SIGTERM, and SIGKILL if it is still there after *timeout* seconds. Twice is fine.
 
         Args:
             ask: tells it to end; False if it could not be asked. An RlinfActorsError is the same.
             timeout: seconds.
+            failed: whether something failed, so that the logs are kept. Called when it has ended.
+
+        Returns:
+            The directory where the logs are kept, "" if they are not.
         """
         self._stopping = True
         process = self._process
@@ -116,8 +129,20 @@ class EmbeddedDaemon:
         if process is not None:
             process.wait()
             self._process = None
+        kept = self._keep_logs() if process is not None and failed() else ""
         if self.run_dir:
-            shutil.rmtree(self.run_dir, ignore_errors=True)  # agentd removes it; this is for one that was killed
+            shutil.rmtree(self.run_dir, ignore_errors=True)
+        return kept
+
+    def _keep_logs(self) -> str:
+        parent = Settings.load().kept_logs
+        if parent is None:
+            return ""
+        try:
+            return keep(self.run_dir, parent)
+        except OSError as error:
+            log.warning("the logs of the private cluster are removed, for they cannot be kept in %s: %s", parent, error)
+            return ""
 
     def _died(self) -> None:
         asyncio.get_running_loop().remove_reader(self._pidfd)

@@ -28,6 +28,7 @@ from rlinf_actors.model.node import CLUSTER_GROUP, NodeInfo
 from rlinf_actors.net.address import endpoint_of
 from rlinf_actors.net.host import free_port
 from rlinf_actors.net.security import Security
+from rlinf_actors.runtime.logprinter import say
 from rlinf_actors.runtime.process import Runtime
 from rlinf_actors.settings import NAMESPACE
 from rlinf_actors.wire.bounds import waiting
@@ -153,6 +154,7 @@ class Cluster(ClusterView):
         self._starting: asyncio.Task[None] | None = None
         self._connected = self._shared = self._closed = False
         self._gone = ""
+        self._failed = False  # the script, as far as this object knows
         self._owner_pid = os.getpid()
         self._made_in = forks.generation()
         settings, job = asked.settings(), worker_job()
@@ -234,15 +236,25 @@ class Cluster(ClusterView):
         if self._starting is not None and not self._starting.done():
             self._starting.cancel()
             await asyncio.wait([self._starting])  # it ends its daemon; what it raises goes to who waits for it
+        self._failed = self._failed or self.runtime.lost.script_failed
         self.runtime.lost.close()
         if self._daemon is not None:
-            await self._daemon.stop(self._ask_daemon_to_end)
+            kept = await self._daemon.stop(self._ask_daemon_to_end, failed=self._something_failed)
+            self.runtime.logs_moved = (self._daemon.run_dir, kept)
+            if kept:
+                say(f"the logs of this private cluster are kept in {kept}")
             return
         groups = [group for group in self.runtime.groups.all() if group.owned and not group.gone.done()]
         ends = [self.runtime.groups.stop(group, STOP_GRACE_S) for group in groups]
         for outcome in await asyncio.gather(*ends, return_exceptions=True):
             if isinstance(outcome, Exception):
                 log.warning("a group was not stopped by this process; the head does it: %s", outcome)
+        await self.runtime.flush_output()
+
+    def _something_failed(self) -> bool:
+        """Whether the logs of a private cluster may be needed."""
+        runtime = self.runtime
+        return bool(self._failed or self._gone or runtime.groups.failures or runtime.lost.count or runtime.output_left)
 
     async def _ask_daemon_to_end(self) -> bool:
         if not self._connected:
@@ -257,13 +269,15 @@ class Cluster(ClusterView):
     def __enter__(self) -> Cluster:
         return self
 
-    def __exit__(self, *_error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
+        self._failed = self._failed or kind is not None
         self.shutdown()
 
     async def __aenter__(self) -> Cluster:
         return self
 
-    async def __aexit__(self, *_error: object) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_error: object) -> None:
+        self._failed = self._failed or kind is not None
         await self.shutdown_async()
 
     @classmethod

@@ -15,7 +15,7 @@ from rlinf_actors.head.jobs import Jobs
 from rlinf_actors.head.nodes import NodeTable
 from rlinf_actors.head.records import Client
 from rlinf_actors.security.members import LOCAL, Member, may
-from rlinf_actors.wire.agents import LogCredit
+from rlinf_actors.wire.agents import FlushLogs, LogCredit
 from rlinf_actors.wire.operators import DrainNode, EStop
 from rlinf_actors.wire.session import AgentHello, ClientHello
 
@@ -24,7 +24,7 @@ MAX_NODES_OF_ONE = 64
 """With one key, lost ones too: the users of a machine may each have an agentd with the machine's key."""
 MAX_DRIVERS_OF_ONE = 1000
 """Processes with one driver's key. Each may be watched on the node that it names, and then lives without a word."""
-_CLAIMS = (AgentHello, ClientHello, DrainNode, EStop, LogCredit)
+_CLAIMS = (AgentHello, ClientHello, DrainNode, EStop, LogCredit, FlushLogs)
 """What claims something that depends on who says it; the rest may be said by whoever may say it at all."""
 
 
@@ -65,7 +65,9 @@ class Authority:
             node = self._nodes.known(body.node_id)
             if node is None or not node.member.is_same(member):
                 raise Refused(KIND, f"{member} may drain its own node only, and {body.node_id!r} is not")
-        elif isinstance(body, LogCredit) and isinstance(session, Client) and session.namespace != body.owner:
+        elif (
+            isinstance(body, (LogCredit, FlushLogs)) and isinstance(session, Client) and session.namespace != body.owner
+        ):
             raise Refused(KIND, f"{member} has nothing to do with the output of namespace {body.owner!r}")
 
     def speaker(self, event: Asked | Told) -> Member:

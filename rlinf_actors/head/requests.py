@@ -15,6 +15,7 @@ from rlinf_actors.head.records import Client
 from rlinf_actors.head.tables import Tables
 from rlinf_actors.net.admission import known_as
 from rlinf_actors.security.members import LOCAL
+from rlinf_actors.wire.agents import Flushing, FlushLogs
 from rlinf_actors.wire.bounds import printable
 from rlinf_actors.wire.clients import Done, EnumerateHardware, FindGroup, GetNodes, Launch, StopCluster, StopGroup
 from rlinf_actors.wire.keys import AddKey, Enroll, GetKeys, RevokeKey, RotateKey
@@ -38,7 +39,7 @@ class Requests:
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
         self._keys = KeyRequests(tables)
-        self._ending: list[tuple[bytes, int]] = []
+        self._ending: list[tuple[bytes, int, bool]] = []
 
     def answer(self, event: Asked) -> None:
         """Answer *event*, now or later."""
@@ -59,10 +60,11 @@ class Requests:
         """Once everything has stopped after StopCluster: answer that, and end the head."""
         tables = self._tables
         if self._ending and not len(tables.groups):
-            for peer, id in self._ending:
+            for peer, id, _ in self._ending:
                 tables.emit(Answer(peer, id, Done()))
+            if not all(stay for _, _, stay in self._ending):
+                tables.emit(EndCluster("a driver ended it"))
             self._ending = []
-            tables.emit(EndCluster("a driver ended it"))
 
     def _answer(self, event: Asked) -> Body | None:
         """The answer, or None when it comes later."""
@@ -117,13 +119,25 @@ class Requests:
         if isinstance(body, StopGroup):
             tables.launches.stop(client, event.peer, event.id, body)
             return None
+        if isinstance(body, FlushLogs):
+            return self._flush_logs(client, body)
         if isinstance(body, StopCluster):
             if not tables.identity.embedded:
                 raise Refused("usage", "this cluster is not the driver's own: stop its agentds instead")
-            self._ending.append((event.peer, event.id))
+            self._ending.append((event.peer, event.id, body.stay))
             tables.launches.stop_all()
             return None
         raise Refused("protocol", f"the head does not answer a {type(body).__name__}")
+
+    def _flush_logs(self, client: Client, body: FlushLogs) -> Flushing:
+        """Pass it on to the nodes of the client's job; lines go to the job's first driver alone."""
+        tables = self._tables
+        nodes = [node for node in tables.nodes.alive() if client.namespace in node.jobs and node.protocol >= 6]
+        if tables.clients.driver_of(client.namespace) is not client:
+            nodes = []
+        for node in nodes:
+            tables.emit(Notify(node.peer, FlushLogs(client.namespace, body.wait_s)))
+        return Flushing(len(nodes))
 
     def _agent_hello(self, event: Asked, hello: AgentHello) -> Welcome:
         tables = self._tables

@@ -16,12 +16,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from rlinf_actors.head.commands import Asked, Event, Told, TurnedAway
-from rlinf_actors.wire.agents import LogCredit, LogLines, WorkerReady, WorkersHealth
+from rlinf_actors.wire.agents import FlushLogs, LogCredit, LogLines, WorkerReady, WorkersHealth
 from rlinf_actors.wire.clients import FindGroup, GetNodes, Handles, Launch, StopGroup
 from rlinf_actors.wire.operators import GetEvents, GetStatus
 from rlinf_actors.wire.session import Beat, ClientHello
 
-_TELLS_NOTHING = (Beat, LogLines, LogCredit, WorkerReady, WorkersHealth, GetStatus, GetEvents, GetNodes)
+_TELLS_NOTHING = (Beat, LogLines, LogCredit, FlushLogs, WorkerReady, WorkersHealth, GetStatus, GetEvents, GetNodes)
 
 
 class Settling:

@@ -11,9 +11,10 @@ from rlinf_actors.errors import ClusterTimeoutError, RlinfActorsError
 from rlinf_actors.net.link import Network
 from rlinf_actors.net.loop import IoThread
 from rlinf_actors.runtime.headlink import HEAD_GRACE_S, HeadLink
-from rlinf_actors.runtime.remote import Construction, RemoteGroup
+from rlinf_actors.runtime.remote import Construction, RemoteGroup, death
 from rlinf_actors.wire.clients import Done, FindGroup, Handles, Launch, Launched, StopGroup, WorkerChanged
 from rlinf_actors.wire.messages import Body
+from rlinf_actors.wire.values import WorkerState
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ class GroupHandles:
 
     Attributes:
         closed: the process is ending: nothing is begun any more.
+        failures: groups that could not come up, and workers of our groups that died.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class GroupHandles:
         head: Callable[[], HeadLink | None],
     ) -> None:
         self.closed = False
+        self.failures = 0
         self._network = network
         self._io = io
         self._identity = identity
@@ -185,6 +188,7 @@ class GroupHandles:
 
     def _construction_failed(self, group: RemoteGroup) -> None:
         """A group that cannot come up does not stay half up. Loop thread or a user's."""
+        self.failures += 1
         if self._io.inside():
             self._stop_failed(group)  # at once: whoever launches again under its name waits for that
         else:
@@ -211,9 +215,23 @@ class GroupHandles:
         """The head says how workers are now."""
         group = self.get(body.namespace, body.group)
         if group is not None:
+            self._note_deaths(group, body.workers)
             group.update(body.workers)
             if group.gone.done() and not group.owned:
                 del self._groups[(body.namespace, body.group)]  # nothing more will be said of it
+
+    def _note_deaths(self, group: RemoteGroup, workers: Sequence[WorkerState]) -> None:
+        """Count workers of our own that died; say it of one that nothing waits for, whose callers would not hear it."""
+        for worker in workers:
+            before, exit = group.states.get(worker.rank), worker.exit
+            if exit is None or exit.kind == "stopped" or group.closing or not group.owned:
+                continue
+            if before is None or before.exit is not None or not 0 <= worker.rank < len(group.peers):
+                continue
+            self.failures += 1
+            peer = group.peers[worker.rank]
+            if not peer.pending:
+                log.warning("%s", death(exit, peer.name, peer.rank, peer.node))
 
     def told(self) -> Handles:
         """What a head that was restarted, and has taken this process back, is to know of them."""

@@ -2,58 +2,189 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import queue
 import sys
 import threading
+import time
 from collections.abc import Callable
+from typing import TextIO
 
-from rlinf_actors.wire.agents import LogCredit, LogLines
+from rlinf_actors.wire.agents import UPDATE, LogCredit, LogLines
 from rlinf_actors.wire.messages import Body
+
+END_S = 2.0
+"""How long a driver that ends waits for its workers' output; what was not shown by then is counted."""
+STUCK_S = 0.5
+"""How long it waits beyond that for a terminal that takes nothing."""
+
+Source = tuple[str, str]
+"""A worker with its node, and the stream: who wrote a line."""
 
 
 class LogPrinter:
-    """Prints ``[group:rank@node] text``.
+    """Prints ``[group:rank@node] text``. `show`, `close` and `left_out` may be called from any thread.
+
+    A progress bar, which rewrites its line by carriage returns, keeps one line of a terminal up to date. Where the
+    output is no terminal, its last state alone is printed, once the bar ends its line.
 
     Args:
         shown: called with a LogCredit for what was printed, so that the sender may go on. Printer's thread.
+
+    Attributes:
+        left: lines that were left out, by node and where they are.
     """
 
     def __init__(self, shown: Callable[[Body], None]) -> None:
         self._shown = shown
-        self._queue: queue.SimpleQueue[LogLines | None] = queue.SimpleQueue()
+        self.left: dict[tuple[str, str], int] = {}
+        self._queue: queue.SimpleQueue[LogLines | Callable[[], object] | None] = queue.SimpleQueue()
+        self._until = float("inf")
+        self._printing: LogLines | None = None
+        self._bars: dict[Source, str] = {}  # the last state of each, in the order of their changes
+        self._open: TextIO | None = None  # the terminal whose last line is a bar's
         self._thread = threading.Thread(target=self._run, name="rlinf-actors-logs", daemon=True)
         self._thread.start()
 
     def show(self, lines: LogLines) -> None:
-        """Print soon. Any thread. Memory is bounded by the credit that the sender has."""
+        """Print soon. Memory is bounded by the credit that the sender has."""
+        self.left_out(lines.node, lines.where, lines.left)
         self._queue.put(lines)
 
-    def close(self) -> None:
-        """Print what is left and end."""
+    def after(self, callback: Callable[[], object]) -> None:
+        """Call *callback* on the printer's thread once all that `show` was given so far is printed."""
+        self._queue.put(callback)
+
+    def close(self, patience_s: float = END_S) -> None:
+        """Print for *patience_s* seconds what is left, then end. A terminal that takes nothing is given up."""
+        self._until = min(self._until, time.monotonic() + patience_s)
         self._queue.put(None)
-        self._thread.join()
+        self._thread.join(patience_s + STUCK_S)
+        if self._thread.is_alive():  # in a write that does not end
+            stuck = self._printing
+            while stuck is not None:
+                self._leave_out(stuck)
+                stuck = self._next_lines()
+            self._queue.put(None)
+
+    def _next_lines(self) -> LogLines | None:
+        """Take what the thread has not come to; None if there is nothing."""
+        while not self._queue.empty():
+            with contextlib.suppress(queue.Empty):
+                lines = self._queue.get_nowait()
+                if isinstance(lines, LogLines):
+                    return lines
+        return None
+
+    def hurry(self) -> None:
+        """Print no more: count what is left."""
+        self._until = 0.0
+
+    def left_out(self, node: str, where: str, lines: int) -> None:
+        """Count lines that are not shown."""
+        if lines:
+            self.left[node, where] = self.left.get((node, where), 0) + lines
 
     def _run(self) -> None:
         while (lines := self._queue.get()) is not None:
-            for stream, group in _by_stream(lines):
-                out = sys.stderr if stream == "err" else sys.stdout
-                if out is None:
-                    continue  # pythonw, or a script that closed it
-                try:
-                    out.write("".join(f"{line}\n" for line in group))
-                    out.flush()
-                except (OSError, ValueError):
-                    continue  # the terminal or pipe is gone; the files have every line
+            if callable(lines):
+                lines()
+                continue
+            if time.monotonic() > self._until:
+                self._leave_out(lines)
+            else:
+                self._printing = lines
+                self._print(lines)
             self._shown(LogCredit(lines.owner, lines.node, lines.cost))
+        self._finish_bars()
+
+    def _leave_out(self, lines: LogLines) -> None:
+        self.left_out(lines.node, "", sum(not text.endswith(UPDATE) for _, _, text in lines.entries))
+
+    def _print(self, lines: LogLines) -> None:
+        for stream, group in _by_stream(lines):
+            out = _stream(stream)
+            if out is None:
+                continue  # pythonw, or a script that closed it
+            try:
+                self._write(out, stream, group)
+                out.flush()
+            except (OSError, ValueError):
+                continue  # the terminal or pipe is gone; the files have every line
+
+    def _write(self, out: TextIO, stream: str, group: list[tuple[str, str]]) -> None:
+        """Print lines of one stream; *group* has a prefix and a text for each."""
+        printed = []
+        for prefix, text in group:
+            source = (prefix, stream)
+            self._bars.pop(source, None)
+            if text.endswith(UPDATE):
+                self._bars[source] = text[:-1]
+            else:
+                printed.append(f"{prefix}{text}\n")
+        if printed:
+            self._clear()
+            out.write("".join(printed))
+        self._show_bar()
+
+    def _clear(self) -> None:
+        """Remove the bar from the terminal's last line."""
+        out, self._open = self._open, None
+        if out is not None:
+            out.write("\r\x1b[K")
+            out.flush()
+
+    def _show_bar(self) -> None:
+        """Show the bar that changed last, if it is for a terminal."""
+        for (prefix, stream), text in reversed(self._bars.items()):
+            out = _stream(stream)
+            if out is not None and out.isatty():
+                if self._open is not out:
+                    self._clear()
+                width = os.get_terminal_size(out.fileno()).columns
+                out.write(
+                    "\r\x1b[K" + f"{prefix}{text}"[: max(width, 2) - 1]
+                )  # a line that is wrapped would not be rewritten
+                out.flush()
+                self._open = out
+                return
+        self._clear()
+
+    def _finish_bars(self) -> None:
+        """Print the last state of each bar, as a line."""
+        try:
+            self._clear()
+            for (prefix, stream), text in self._bars.items():
+                out = _stream(stream)
+                if out is not None:
+                    out.write(f"{prefix}{text}\n")
+                    out.flush()
+        except (OSError, ValueError):
+            return  # as above
+        self._bars.clear()
 
 
-def _by_stream(lines: LogLines) -> list[tuple[str, list[str]]]:
+def say(text: str) -> None:
+    """Print a line of ours where workers' lines are printed: a logging level must not hide that others are missing."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError):  # it is gone, or was closed
+            sys.stderr.write(f"[rlinf-actors] {text}\n")
+            sys.stderr.flush()
+
+
+def _stream(name: str) -> TextIO | None:
+    return sys.stderr if name == "err" else sys.stdout
+
+
+def _by_stream(lines: LogLines) -> list[tuple[str, list[tuple[str, str]]]]:
     """Runs of lines of one stream, in order, with their prefix."""
-    runs: list[tuple[str, list[str]]] = []
+    runs: list[tuple[str, list[tuple[str, str]]]] = []
     for worker, stream, text in lines.entries:
         if not runs or runs[-1][0] != stream:
             runs.append((stream, []))
-        runs[-1][1].append(f"[{worker}@{lines.node}] {text}")
+        runs[-1][1].append((f"[{worker}@{lines.node}] ", text))
     if lines.skipped:
-        runs.append(("err", [f"[{lines.node}] {lines.skipped} lines are not shown here; the log files have them"]))
+        text = f"{lines.skipped} lines are not shown here; the log files have them"
+        runs.append(("err", [(f"[{lines.node}] ", text)]))
     return runs

@@ -89,6 +89,11 @@ class LostErrors:
         self._exit_code = _ExitCode.watched() if change_exit_code else None
         self.count = 0
 
+    @property
+    def script_failed(self) -> bool:
+        """Whether the script ends by an exception, or with a code other than 0; False if that is not watched."""
+        return self._exit_code is not None and self._exit_code.chosen
+
     def failed(self, failed: Failed, *, awaited: bool) -> None:
         """Register a failure, to be reported after the grace unless `seen`.
 
@@ -207,7 +212,7 @@ class _ExitCode:
     def __init__(self) -> None:
         self.lost = False
         self._users = 0
-        self._chosen = False
+        self.chosen = False
         self._exit, self._hook = sys.exit, sys.excepthook
         sys.exit = self._note_exit  # type: ignore[assignment]
         sys.excepthook = self._note_exception
@@ -233,15 +238,15 @@ class _ExitCode:
 
     def _note_exit(self, status: Any = None, /) -> None:
         if threading.current_thread() is threading.main_thread():
-            self._chosen = status not in (None, 0)
+            self.chosen = status not in (None, 0)
         self._exit(status)
 
     def _note_exception(self, *error: Any) -> None:
-        self._chosen = True
+        self.chosen = True
         self._hook(*error)
 
     def _at_exit(self) -> None:
-        if self._chosen or not self.lost:
+        if self.chosen or not self.lost:
             return
         libc = ctypes.CDLL(None)
         at_exit = getattr(libc, "__cxa_atexit")

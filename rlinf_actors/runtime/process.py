@@ -6,6 +6,7 @@ handles of (`runtime.handles`). User threads call in; the loop thread does the w
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import sys
@@ -29,14 +30,14 @@ from rlinf_actors.net.loop import IoThread
 from rlinf_actors.net.security import Security
 from rlinf_actors.runtime.handles import GroupHandles
 from rlinf_actors.runtime.headlink import HeadLink
-from rlinf_actors.runtime.logprinter import LogPrinter
+from rlinf_actors.runtime.logprinter import END_S, LogPrinter, say
 from rlinf_actors.runtime.lost import LostErrors
 from rlinf_actors.runtime.memory import shared_memory
 from rlinf_actors.runtime.paths import PathWatch
 from rlinf_actors.runtime.watched import WatchedClients
 from rlinf_actors.scarce import raise_file_limit
 from rlinf_actors.settings import Settings
-from rlinf_actors.wire.agents import LogLines
+from rlinf_actors.wire.agents import Flushing, FlushLogs, LogLines
 from rlinf_actors.wire.clients import (
     ClientGone,
     GetNodes,
@@ -54,6 +55,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+ANSWER_S = 0.5
+"""How long after END_S the nodes may take to count what they did not send."""
 _START_AGAIN = "Call shutdown() on the Cluster and make a new one to go on"
 
 
@@ -110,6 +113,10 @@ class Runtime:
         self._gone: RlinfActorsError | None = None
         self._stopped = False
         self._printer: LogPrinter | None = None
+        self._output_cut = False
+        self._flushed = 0  # agents that have answered FlushLogs
+        self._flushed_one = asyncio.Event()
+        self.logs_moved = ("", "")  # a directory of logs, and where it is since the cluster has ended
         self._warned: set[str] = set()
         self.watched = WatchedClients(self._tell)
 
@@ -191,10 +198,59 @@ class Runtime:
         return await self.ask(GetStatus(namespace), Status, 10.0)
 
     async def stop_cluster(self) -> None:
-        """End an embedded cluster. Loop thread."""
+        """End an embedded cluster, and show what its workers wrote. Loop thread."""
         if self._head is not None:
+            await self._head.request(StopCluster(stay=True), 10.0)
+            await self.flush_output()
             await self._head.request(StopCluster(), 10.0)
             self._stopped = True  # nobody is left to say goodbye to
+
+    async def flush_output(self) -> None:
+        """Wait until what this job's ended workers wrote is printed, `END_S` at most. Loop thread."""
+        head, loop = self._head, asyncio.get_running_loop()
+        if head is None or head.welcome is None or head.welcome.protocol < 6 or self._gone is not None:
+            return
+        until = loop.time() + END_S
+        try:
+            agents = (await self.ask(FlushLogs(self.namespace, END_S), Flushing, END_S)).agents
+            await asyncio.wait_for(self._flushed_by(agents), END_S + ANSWER_S)
+        except (RlinfActorsError, asyncio.TimeoutError):
+            self._output_cut = True
+        if self._printer is None:
+            return
+        printed = asyncio.Event()
+        self._printer.after(lambda: self.io.call(printed.set))
+        try:
+            await asyncio.wait_for(printed.wait(), max(0.0, until - loop.time()))
+        except asyncio.TimeoutError:
+            self._output_cut = True
+            self._printer.hurry()
+
+    async def _flushed_by(self, agents: int) -> None:
+        while self._flushed < agents:
+            self._flushed_one.clear()
+            await self._flushed_one.wait()
+
+    @property
+    def output_left(self) -> bool:
+        """Whether workers wrote what was not shown, as far as this process knows."""
+        return self._output_cut or bool(self._printer is not None and self._printer.left)
+
+    def _say_what_was_left_out(self) -> None:
+        """Tell where the lines are that were not shown."""
+        left = dict(self._printer.left) if self._printer is not None else {}
+        places = {node: place for node, place in left if place}
+        for node, place in list(left):
+            if not place and node in places:  # lines that came here belong to those that stayed there
+                left[node, places[node]] += left.pop((node, place))
+        for (node, place), lines in left.items():
+            moved, kept = self.logs_moved
+            if place.startswith(f"{moved}/") and kept:
+                place = kept + place.removeprefix(moved)
+            where = f"they are in {node}:{place}" if place else f"the log files of {node} have them"
+            say(f"{lines:,} lines were left out; {where}")
+        if self._output_cut and not left:
+            say("not every node has said whether all output was shown; the log files there have it")
 
     # --- the end ---
 
@@ -238,6 +294,7 @@ class Runtime:
         self.lost.close()  # what the end itself made fail, and what no loop's handler has taken
         if self._printer is not None:
             self._printer.close()
+            self._say_what_was_left_out()
 
     async def _close(self) -> None:
         self._paths.close()
@@ -261,6 +318,9 @@ class Runtime:
             if self._printer is None:
                 self._printer = LogPrinter(self._shown)
             self._printer.show(body)
+            if body.final:
+                self._flushed += 1
+                self._flushed_one.set()
         elif isinstance(body, Warn):
             if body.text not in self._warned:
                 self._warned.add(body.text)

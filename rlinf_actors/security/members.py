@@ -76,6 +76,8 @@ VERBS: Mapping[str, frozenset[str]] = MappingProxyType(
         "StopGroup": _CLIENTS,
         "WatchClients": _CLIENTS,
         "LogCredit": _DRIVER | _HEAD,
+        "FlushLogs": _DRIVER | _HEAD,
+        "Flushing": _HEAD,
         # looking; everybody sees the nodes, and of the jobs its own (head.authority)
         "GetStatus": _PEERS,
         "Status": _HEAD,

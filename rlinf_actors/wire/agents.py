@@ -125,15 +125,26 @@ class RefusalReport(Message, frozen=True):
     refusals: Annotated[list[Refusal], Meta(max_length=MAX_REFUSALS)]
 
 
+UPDATE = "\r"
+"""At the end of a line's text: the state of a progress bar, which the next line of that stream takes the place of."""
+MAX_LOG_WAIT_S = 60.0
+MAX_PATH = 4096
+
+
 class LogLines(Message, frozen=True):
     """Lines that workers wrote, on their way agent -> head -> owner. `entries` are
-    (group:rank, stream, text); `skipped` says that lines were left out here (never in the files).
+    (group:rank, stream, text); `skipped` says that lines were left out here (never in the files). `left` lines more
+    will not be shown, since their workers, or this agent, have ended, or the owner does (`final`: the answer to
+    FlushLogs); they are in `where`, a file or directory of the node.
     """
 
     owner: str
     node: str
     entries: list[tuple[str, str, str]]
     skipped: int = 0
+    final: bool = False
+    left: Annotated[int, Meta(ge=0, le=2**53)] = 0
+    where: Annotated[str, Meta(max_length=MAX_PATH)] = ""
 
     @property
     def cost(self) -> int:
@@ -144,6 +155,23 @@ class LogLines(Message, frozen=True):
 def line_cost(text: str) -> int:
     """What a line takes of its owner's credit: its characters, and LINE_COST."""
     return len(text) + LINE_COST
+
+
+class FlushLogs(Message, frozen=True):
+    """The owner ends: show what its workers wrote, for *wait_s* seconds at most.
+
+    Request of the driver to the head, answered by Flushing; then notice of the head to the agents of the job's nodes.
+    Each answers with a LogLines that is `final`. Since protocol 6.
+    """
+
+    owner: str
+    wait_s: Annotated[float, Meta(ge=0.0, le=MAX_LOG_WAIT_S)]
+
+
+class Flushing(Message, frozen=True):
+    """The answer to FlushLogs: so many agents will answer. Since protocol 6."""
+
+    agents: int
 
 
 class LogCredit(Message, frozen=True):

@@ -126,7 +126,11 @@ class Warn(Message, frozen=True):
 
 
 class StopCluster(Message, frozen=True):
-    """End the cluster (embedded clusters only). Answered by Done."""
+    """End the cluster (embedded clusters only). Answered by Done, when every group has ended. `stay`: end the groups
+    only; the head and its agentd go on until they are asked again.
+    """
+
+    stay: bool = False
 
 
 class Done(Message, frozen=True):

@@ -13,6 +13,8 @@ from __future__ import annotations
 from typing import Union
 
 from rlinf_actors.wire.agents import (
+    Flushing,
+    FlushLogs,
     HardwareFound,
     LogCredit,
     LogLines,
@@ -56,7 +58,7 @@ Body = Union[
     WatchClients, ClientGone, Warn, StopCluster, Done,
     GetStatus, Status, GetEvents, Events, EStop, EStopped, DrainNode, Drained,
     StartWorkers, StopWorkers, LookForHardware, HardwareFound, StopLooking, Watch, Unwatch, ProcessGone, WorkerReady,
-    WorkerExited, WorkersHealth, LogLines, LogCredit, RefusalReport,
+    WorkerExited, WorkersHealth, LogLines, LogCredit, FlushLogs, Flushing, RefusalReport,
     Enroll, RotateKey, Enrolled, AddKey, RevokeKey, GetKeys, Keys,
 ]  # fmt: skip
 """Every control message."""

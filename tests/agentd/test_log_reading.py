@@ -2,11 +2,13 @@
 
 import asyncio
 
+import pace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentd.logs import CUT, MAX_LINE, WINDOW, Logs, split
+from rlinf_actors.wire.agents import UPDATE
 
 
 @pytest.mark.parametrize(
@@ -16,7 +18,10 @@ from agentd.logs import CUT, MAX_LINE, WINDOW, Logs, split
         (b"one\ntwo", False, ["one"], 4),
         (b"one\ntwo", True, ["one", "two"], 7),
         (b"one\r\n\r\ntwo\n", False, ["one", "", "two"], 11),
-        (b"\r 10%\r 20%", False, [" 10%"], 6),
+        (b"\r 10%\r 20%", False, [" 10%" + UPDATE], 6),
+        (b"\r 10%\r 20%\r 30%\r", False, [" 20%" + UPDATE], 11),
+        (b"\r 10%\r100%\nnext", False, ["100%"], 11),
+        (b"one\n 10%\r100%", True, ["one", "100%"], 13),
         (b"wait\r", False, [], 0),
         (b"wait\r", True, ["wait"], 5),
         (b"\xff\xfe\n", False, ["\ufffd\ufffd"], 3),
@@ -36,14 +41,30 @@ def test_split_is_the_same_in_pieces(data, step):
         lines, size = split(rest)
         pieces += lines
         rest = rest[size:]
-    assert pieces + split(rest, True)[0] == whole
+    assert settled(pieces + split(rest, True)[0]) == settled(whole)
+
+
+def settled(lines):
+    """The lines as a terminal shows them at the end: of a progress bar its last state."""
+    shown = []
+    for line in lines:
+        if shown and shown[-1].endswith(UPDATE):
+            shown.pop()
+        shown.append(line)
+    return shown
 
 
 class Kit:
     def __init__(self, tmp_path):
         self.loop = asyncio.new_event_loop()
         self.reports, self.reads, self.dir = [], [], tmp_path / "ns"
-        self.logs = Logs(self.loop, "n0", self.reports.append, self._read)
+        self.answered = asyncio.Event()
+        self.logs = Logs(self.loop, "n0", self._reported, self._read)
+
+    def _reported(self, report):
+        self.reports.append(report)
+        if report.final:
+            self.answered.set()
 
     def _read(self, id, out, err, to_end):
         self.reads += [id] * to_end
@@ -58,6 +79,11 @@ class Kit:
 
     def cost(self):
         return sum(report.cost for report in self.reports)
+
+    def final(self):
+        """What answered the flush, once it is there."""
+        self.loop.run_until_complete(asyncio.wait_for(self.answered.wait(), pace.PATIENCE_S))
+        return next(report for report in self.reports if report.final)
 
     def turns(self):
         self.loop.call_soon(self.loop.stop)
@@ -218,3 +244,76 @@ def test_output_that_is_lost_is_said_to_the_owner(kit):
     first, second = kit.lines()
     assert first.startswith("[rlinf-actors] output is lost: /log/w.out: No space left")
     assert second == "[rlinf-actors] output is written again"
+
+
+class TestFlush:
+    """The owner of workers ends: it sees what they wrote, or hears how much it does not."""
+
+    def test_one_that_has_shown_all_hears_so_at_once(self, kit):
+        out = kit.add()
+        out.write_text("one\ntwo, no end")
+        kit.logs.finish("w")
+        kit.logs.flush("ns", 1000.0)
+        assert kit.lines() == ["one", "two, no end"]
+        assert kit.reports[-1].final
+        assert kit.reports[-1].left == 0
+
+    def test_one_of_whom_nothing_is_known_here_hears_the_same(self, kit):
+        kit.logs.flush("stranger", 1000.0)
+        assert [(report.owner, report.final, report.left) for report in kit.reports] == [("stranger", True, 0)]
+
+    def test_it_goes_on_as_credit_comes(self, kit):
+        out = kit.add()
+        out.write_text(("x" * 1023 + "\n") * 4096)
+        kit.logs.finish("w")
+        kit.logs.flush("ns", 1000.0)
+        while not kit.reports[-1].final:
+            kit.logs.credit(WINDOW, "ns")
+            kit.turns()
+        assert len(kit.lines()) == 4096
+        assert kit.reports[-1].left == 0
+
+    def test_what_is_not_shown_in_time_is_counted_with_its_place(self, kit):
+        out = kit.add()
+        out.write_text(("x" * 1023 + "\n") * 4096 + "last, no end")
+        kit.logs.finish("w")
+        kit.logs.flush("ns", 0.0)
+        final = kit.final()
+        assert len(kit.lines()) + final.left == 4097
+        assert final.where == str(out)
+        assert kit.reads == ["w"], "the template may forget the worker"
+
+    def test_files_of_several_workers_are_named_by_their_directory(self, kit):
+        for name in ("v", "w"):
+            kit.add(name).write_text(("x" * 1023 + "\n") * 4096)
+            kit.logs.finish(name)
+        kit.logs.flush("ns", 0.0)
+        final = kit.final()
+        assert len(kit.lines()) + final.left == 2 * 4096
+        assert final.where == str(kit.dir)
+
+    def test_parts_that_were_begun_anew_are_counted_too(self, kit):
+        out = kit.add()
+        out.write_text(("x" * 1023 + "\n") * 4096)
+        kit.logs.grew(["w"])
+        rotate(out, "five\nsix\n")
+        kit.logs.finish("w")
+        kit.logs.flush("ns", 0.0)
+        assert len(kit.lines()) + kit.final().left == 4098
+
+    def test_other_owners_are_left_alone(self, kit):
+        mine, other = kit.add("v", "mine"), kit.add("w", "other")
+        for out in (mine, other):
+            out.write_text("one\n")
+        kit.logs.finish("v")
+        kit.logs.flush("mine", 1000.0)
+        assert [(report.owner, report.final) for report in kit.reports] == [("mine", False), ("mine", True)]
+
+
+def test_an_agent_that_ends_tells_what_it_has_not_passed_on(kit):
+    out = kit.add()
+    out.write_text(("x" * 1023 + "\n") * 4096)
+    kit.logs.finish("w")
+    shown = len(kit.lines())
+    kit.logs.end()
+    assert (kit.reports[-1].left, kit.reports[-1].where, kit.reports[-1].final) == (4096 - shown, str(out), False)

@@ -50,6 +50,9 @@ class NoWorkers:
     def renew(self, until, lease_s):
         """There are none."""
 
+    def flush_output(self, owner, wait_s):
+        """Nobody writes."""
+
     def log_credit(self, chars, owner):
         """Nobody writes."""
 

@@ -21,7 +21,7 @@ from rlinf_actors.net.host import pid_start
 from rlinf_actors.net.memory import MemoryNetwork
 from rlinf_actors.net.outage import RETRY_MIN_S
 from rlinf_actors.net.rpc import ControlClient
-from rlinf_actors.wire.agents import LogCredit, LogLines, WorkerExited, WorkerReady
+from rlinf_actors.wire.agents import Flushing, FlushLogs, LogCredit, LogLines, WorkerExited, WorkerReady
 from rlinf_actors.wire.clients import Done, GetNodes, Launch, Launched, Nodes, StopGroup, WorkerChanged
 from rlinf_actors.wire.operators import GetStatus
 from rlinf_actors.wire.protocol import PROTOCOL
@@ -66,6 +66,9 @@ class FakeChildren:
 
     def log_credit(self, chars, owner):
         self.credits.append((chars, owner))
+
+    def flush_output(self, owner, wait_s):
+        self.report(LogLines(owner, "n0", [], final=True, left=3, where="/logs"))
 
     def renew(self, until, lease_s):
         self.renewals.append(until)
@@ -266,6 +269,18 @@ async def test_output_and_credit_find_their_way(lab):
     await lab.until(lambda: lines in driver.notices)
     driver.client.notify(LogCredit("ns", "n0", 5))
     await lab.until(lambda: agent.children.credits == [(5, "ns")])
+
+
+async def test_a_driver_that_ends_hears_of_each_node_what_was_left_out(lab):
+    lab.agent("n0")
+    lab.agent("n1")
+    driver = await lab.driver()
+    await driver.ask(GetNodes(2))
+    await driver.launch("g", [0])
+    await lab.until(lambda: driver.states("g") == {0: "running"})
+    assert await driver.ask(FlushLogs("ns", 2.0)) == Flushing(1), "no worker of it is on the other"
+    final = LogLines("ns", "n0", [], final=True, left=3, where="/logs")
+    await lab.until(lambda: final in driver.notices)
 
 
 async def test_a_cut_off_node_is_lost_ends_its_workers_and_comes_back(lab, tmp_path):

@@ -96,6 +96,70 @@ class TestOutput:
         assert len(lines) == 3000, done.stderr
         assert lines[-1].endswith("line 2999")
 
+    def test_the_end_waits_for_output_and_counts_what_it_leaves_out(self, tmp_path):
+        """A terminal that is slower than the workers: it shows a part, and the files have the rest."""
+        source = HEADER + lw.dedent("""
+            with Cluster(num_nodes=1) as cluster:
+                Mine.create_group().launch(cluster, name="g").chatter(200_000).wait()
+                os.write(3, b"x")
+        """)
+        lines = 200_000
+        read, write = os.pipe()
+        env = {**lw.SCRIPT_ENV, "RLINF_ACTORS_KEPT_LOGS": str(tmp_path / "kept")}
+        with subprocess.Popen(
+            ["bash", "-c", f"exec {sys.executable} {lw.script(tmp_path, source)} 3>&{write}"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=(write,),
+            env=env,
+            text=True,
+        ) as driver:
+            os.close(write)
+            assert os.read(read, 1) == b"x"  # nothing was read from the driver's stdout so far
+            os.close(read)
+            assert driver.stderr is not None
+            said = driver.stderr.readline()
+            while "left out" not in said:
+                line = driver.stderr.readline()
+                assert line, said
+                said += line
+            assert driver.stdout is not None
+            shown = driver.stdout.read().count("line ")
+        assert "they are in" in said
+        kept = next((tmp_path / "kept").rglob("g-0.out"))
+        assert str(kept) in said
+        assert kept.read_text().count("\n") == lines
+        left = sum(int(line.split()[1].replace(",", "")) for line in said.splitlines() if "left out" in line)
+        assert shown + left >= lines
+
+    def test_an_unfinished_last_line_is_shown(self, tmp_path):
+        done = run(
+            tmp_path,
+            """
+            class Unfinished(Mine):
+                def say(self):
+                    print("no end", end="")
+            with Cluster(num_nodes=1) as cluster:
+                Unfinished.create_group().launch(cluster, name="g").say().wait()
+            """,
+        )
+        assert "] no end\n" in done.stdout, done.stderr
+
+    def test_logs_of_a_cluster_are_kept_when_something_failed_there(self, tmp_path):
+        body = """
+            with Cluster(num_nodes=1) as cluster:
+                group = Mine.create_group().launch(cluster, name="g")
+                group.say("before").wait()
+                {end}
+        """
+        env = {"RLINF_ACTORS_KEPT_LOGS": str(tmp_path / "kept")}
+        done = run(tmp_path, body.format(end="pass"), **env)
+        assert (done.returncode, "kept in" in done.stderr) == (0, False)
+        assert not (tmp_path / "kept").exists()
+        done = run(tmp_path, body.format(end="group.bad(); group.say('after').wait()"), **env)
+        assert f"are kept in {tmp_path / 'kept'}" in done.stderr
+        assert [path.read_text() for path in (tmp_path / "kept").rglob("g-0.out")] == ["before\nafter\n"]
+
     def test_files_of_a_log_directory(self, tmp_path):
         done = run(
             tmp_path,
@@ -209,6 +273,66 @@ class TestExitCodes:
         assert done.returncode == 1
         assert "RuntimeError: " in done.stderr
         assert "no arm" in done.stderr
+
+
+class TestOrderlyEnd:
+    """What the user's code registered with `atexit` runs when its worker is ended, and not killed."""
+
+    def test_atexit_functions_run_on_the_main_thread(self, tmp_path):
+        done = run(
+            tmp_path,
+            """
+            import atexit, threading
+
+            class Ends(Mine):
+                def __init__(self):
+                    atexit.register(self.bye)
+
+                def bye(self):
+                    print("atexit on", threading.current_thread().name, end="")
+
+                def _close(self):
+                    print("close")
+
+            class EndsInALoop(Ends):
+                async def coroutine(self): pass
+
+            with Cluster(num_nodes=1) as cluster:
+                for cls, method in ((Ends, "fork"), (Ends, "spawn"), (EndsInALoop, "fork")):
+                    for end in ("group", "cluster"):
+                        name = f"{end} {method} {cls.__name__}"
+                        group = cls.create_group().launch(cluster, name=name, start_method=method)
+                        group.say("here").wait()
+                        if end == "group":
+                            group.shutdown()
+            """,
+        )
+        assert done.returncode == 0, done.stderr
+        said: dict[str, list[str]] = {}
+        for worker, _, text in (line.partition("] ") for line in done.stdout.splitlines()):
+            said.setdefault(worker, []).append(text)
+        assert len(said) == 6
+        for worker, texts in said.items():
+            closes = ["close"] if worker.startswith("[group") else []
+            assert texts == ["here", *closes, "atexit on MainThread"], worker
+
+    def test_a_worker_that_is_stuck_in_c_ends_at_once_without_any(self, tmp_path):
+        done = run(
+            tmp_path,
+            """
+            import ctypes, signal, time
+            class Stuck(Mine):
+                def wait_in_c(self):
+                    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # as a call that is not interrupted
+                    print("stuck", flush=True)
+                    ctypes.CDLL(None).sleep(1000)
+            with Cluster(num_nodes=1) as cluster:
+                group = Stuck.create_group().launch(cluster, name="g")
+                stuck = group.wait_in_c()
+                group.shutdown(grace=600.0)
+            """,
+        )
+        assert done.returncode == 0, done.stderr
 
 
 class TestNothingRemains:

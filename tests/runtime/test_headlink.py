@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import io
+import pty
+import struct
 import sys
+import termios
+import threading
 
 import pytest
 from msgspec.structs import replace
@@ -14,7 +19,7 @@ from rlinf_actors.errors import ClusterTimeoutError, ProtocolError, ProtocolMism
 from rlinf_actors.net.rpc import ControlServer, KeyRefusedError
 from rlinf_actors.runtime.headlink import HeadLink
 from rlinf_actors.runtime.logprinter import LogPrinter
-from rlinf_actors.wire.agents import LogCredit, LogLines
+from rlinf_actors.wire.agents import UPDATE, LogCredit, LogLines
 from rlinf_actors.wire.clients import Done, Warn
 from rlinf_actors.wire.messages import Notice, Request
 from rlinf_actors.wire.operators import GetStatus
@@ -382,6 +387,59 @@ class TestLogPrinter:
         assert err == "[g:1@n1] two\n"
         assert credits == [LogCredit("owner", "n1", batch.cost)]
 
+    def test_of_a_progress_bar_only_the_last_state_is_printed_where_there_is_no_terminal(self, monkeypatch):
+        bar = [("g:0", "out", f" {n}%{UPDATE}") for n in range(0, 100, 10)]
+        batch = self.lines(
+            *bar, ("g:1", "out", "another"), ("g:0", "out", "100%"), ("g:1", "err", f"left at 3{UPDATE}")
+        )
+        out, err, _ = self.shown(monkeypatch, batch)
+        assert out == "[g:1@n1] another\n[g:0@n1] 100%\n"
+        assert err == "[g:1@n1] left at 3\n"
+
+    def test_a_progress_bar_keeps_one_line_of_a_terminal(self, monkeypatch, rlinf_leak_check):
+        master, slave = pty.openpty()
+        with open(slave, "w", encoding="utf-8") as terminal, open(master, encoding="utf-8", newline="") as screen:
+            fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
+            monkeypatch.setattr(sys, "stdout", terminal)
+            monkeypatch.setattr(sys, "stderr", terminal)
+            printer = LogPrinter(lambda credit: None)
+            printer.show(self.lines(("g:0", "err", f"10%{UPDATE}")))
+            printer.show(self.lines(("g:0", "err", f"20% {'#' * 80}{UPDATE}"), ("g:1", "out", "a line")))
+            printer.show(self.lines(("g:0", "err", "100%")))
+            printer.close()
+            terminal.write("end\n")
+            terminal.flush()
+            said = ""
+            while not said.endswith("end\r\n"):
+                said += screen.read(1)
+        assert shown_on(said) == ["[g:1@n1] a line", "[g:0@n1] 100%", "end", ""]
+        assert max(len(line) for line in said.split("\r")) < 40 + len(CLEAR), "a line that wraps is not rewritten"
+
+    def test_a_printer_that_ends_counts_what_it_does_not_print(self, monkeypatch, rlinf_leak_check):
+        out = io.StringIO()
+        monkeypatch.setattr(sys, "stdout", out)
+        printer = LogPrinter(lambda credit: None)
+        printer.hurry()
+        printer.show(self.lines(("g:0", "out", "one"), ("g:0", "out", "two")))
+        printer.show(LogLines("owner", "n1", [], left=5, where="/logs"))
+        printer.close()
+        assert out.getvalue() == ""
+        assert printer.left == {("n1", ""): 2, ("n1", "/logs"): 5}
+
+    def test_a_terminal_that_takes_nothing_does_not_hold_the_end(self, monkeypatch):
+        taken = threading.Event()
+
+        class Stuck(io.StringIO):
+            def write(self, text):
+                taken.wait()
+                return len(text)
+
+        monkeypatch.setattr(sys, "stdout", Stuck())
+        printer = LogPrinter(lambda credit: None)
+        printer.show(self.lines(("g:0", "out", "one")))
+        printer.close(0.0)
+        taken.set()
+
     def test_skipped_lines_are_told(self, monkeypatch, rlinf_leak_check):
         _, err, _ = self.shown(monkeypatch, self.lines(skipped=7))
         assert err == "[n1] 7 lines are not shown here; the log files have them\n"
@@ -396,3 +454,11 @@ class TestLogPrinter:
         printer.show(self.lines(("g:0", "out", "x"), ("g:0", "err", "y")))
         printer.close()
         assert len(credits) == 1
+
+
+CLEAR = "\r\x1b[K"
+
+
+def shown_on(said: str) -> list[str]:
+    """The lines of a terminal that was sent this."""
+    return [part.rsplit(CLEAR, 1)[-1] for part in said.replace("\r\n", "\n").split("\n")]

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from rlinf_actors.errors import ProtocolError, RemoteWireError, UsageError
 from rlinf_actors.wire import codec, frames, spawn
 from rlinf_actors.wire.agents import (
+    Flushing,
+    FlushLogs,
     HardwareFound,
     LogCredit,
     LogLines,
@@ -103,6 +105,8 @@ BODIES = [
     WorkerExited("w-0", ExitReport("signalled", None, 9, "yes", ["oops"])),
     LogLines("o", "n", [("g:0", "out", "hello")], 3),
     LogCredit("o", "n", 10),
+    FlushLogs("ns", 2.0),
+    Flushing(3),
     WorkerChanged("ns", "g", [STATE]),
     WatchClients(["inc"]),
     ClientGone("inc"),
