@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from rlinf_actors import version
 from rlinf_actors.errors import ConfigError, RlinfActorsError
+from rlinf_actors.procfs import open_standard_descriptors
 from rlinf_actors.settings import Unit
 from rlinf_actors.systemd.journal import Voice
 
@@ -77,6 +78,7 @@ def _modules(text: str) -> tuple[str, ...]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run agentd; returns its exit code."""
+    open_standard_descriptors()
     options = vars(parser().parse_args(argv))
     check_only, reap_only = options.pop("check_config"), options.pop("reap")
     from agentd.config import check_files, for_reaping, load

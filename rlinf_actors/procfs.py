@@ -33,6 +33,24 @@ def _prctl(option: int, argument: int | ctypes.Array[ctypes.c_char]) -> None:
         raise OSError(error, f"prctl({option}): {os.strerror(error)}")
 
 
+def open_standard_descriptors() -> None:
+    """Put /dev/null where descriptor 0, 1 or 2 is closed (``script >&-``), before anything else gets its number.
+
+    libuv aborts at a socket that has one of them, and what is printed would go to that socket.
+    """
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError as error:
+            if error.errno != errno.EBADF:
+                raise
+            null = os.open(os.devnull, os.O_RDWR)  # the lowest that is free: this one
+            if null != fd:
+                os.dup2(null, fd)
+                os.close(null)
+            os.set_inheritable(fd, True)
+
+
 def set_subreaper() -> None:
     """Orphaned descendants become children of this process instead of init's."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)

@@ -27,6 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return estop.main(words[1:])
     import importlib.util
 
+    from rlinf_actors.procfs import open_standard_descriptors
+
+    open_standard_descriptors()
     missing = [name for name in ("click", "rich") if importlib.util.find_spec(name) is None]
     if missing:
         print(

@@ -12,6 +12,7 @@ from typing import Any, NoReturn, TypeVar
 
 from rlinf_actors import forks
 from rlinf_actors.errors import InternalError, UsageError
+from rlinf_actors.procfs import open_standard_descriptors
 
 T = TypeVar("T")
 
@@ -23,6 +24,7 @@ INTERNAL_ERROR = 70
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
     """A new loop; uvloop's where it is installed."""
+    open_standard_descriptors()
     try:
         import uvloop
     except ImportError:

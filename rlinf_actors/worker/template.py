@@ -96,6 +96,7 @@ def main(fd: int, node: str, config_json: str) -> None:
         node: the node's name, for messages.
         config_json: a Config.
     """
+    procfs.open_standard_descriptors()
     config = msgspec.json.decode(config_json, type=Config)
     faultpoints.load(Settings.load().faults)
     if config.packet >= 0:

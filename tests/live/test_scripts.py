@@ -56,6 +56,23 @@ def test_a_class_of_the_script_itself(tmp_path):
     assert (done.returncode, done.stdout) == (0, "[41]\n"), done.stderr
 
 
+def test_a_script_whose_standard_descriptors_are_closed(tmp_path):
+    done = tmp_path / "done"
+    path = lw.script(
+        tmp_path,
+        HEADER
+        + lw.dedent(f"""
+            with Cluster(num_nodes=1) as cluster:
+                group = Mine.create_group().launch(cluster)
+                group.say("nobody reads this").wait()
+                open({str(done)!r}, "w").write(str(group.add(41).wait()))
+        """),
+    )
+    closed = "exec 0<&- 1>&- 2>&-"
+    subprocess.run(["bash", "-c", f"{closed}; exec {sys.executable} {path}"], env=lw.SCRIPT_ENV, check=True)
+    assert done.read_text() == "[41]"
+
+
 def test_a_module_beside_the_script_is_importable_in_workers(tmp_path):
     (tmp_path / "beside.py").write_text(
         "from rlinf_actors import Worker\nclass B(Worker):\n    def f(self): return 7\n"

@@ -104,3 +104,11 @@ def test_pid_start_names_a_process_for_good():
 def test_route_to_loopback():
     assert route_ip("127.0.0.1") == "127.0.0.1"
     assert route_ip("localhost") == "127.0.0.1"
+
+
+@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
+def test_a_loop_of_a_process_with_closed_standard_descriptors(closed):
+    """libuv aborts at a socket with one of their numbers."""
+    source = "from rlinf_actors.net.loop import new_event_loop; import os; new_event_loop().close(); os._exit(3)"
+    done = subprocess.run(["bash", "-c", f"exec {closed}; exec {sys.executable} -c '{source}'"], check=False)
+    assert done.returncode == 3
