@@ -57,6 +57,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--gil-seconds", type=int, help="how long the GIL is held (tests/live/test_no_false_death.py)")
     parser.addoption("--cycles", type=int, default=30, help="how many starts and stops tests/cycles makes")
     parser.addoption("--robot-rounds", type=int, default=1, help="how often each robot is stopped (tests/robots)")
+    parser.addoption("--grandchildren", type=int, default=8, help="daemons that hide (tests/agentd/test_leftovers.py)")
     parser.addoption("--kill-rounds", type=int, default=1, help="how often each is killed (tests/kills)")
     parser.addoption("--kill-seed", type=int, default=0, help="of when, and of who of two is killed first")
     parser.addoption(

@@ -135,6 +135,8 @@ LEGS = (
         100, "rounds of 10", 4200),
     Leg("robots stopped", tests("tests/robots", "--robot-rounds", "{size}"), 20, "rounds of 40 rows", 2400, alone=True),
     Leg("cycles", tests("tests/cycles", "--cycles", "{size}"), 1000, "cycles of 4 kinds", 3600),
+    Leg("daemons that hide", tests("tests/agentd/test_leftovers.py", "-k", "everything_ends and True",
+        "--grandchildren", "{size}"), 60, "of each worker", 600),
     Leg("soak", tests("tests/soak/test_soak.py", "--soak-seconds", "{size}", "--soak-seed", "{seed}"), 300, "s", 900),
     Leg("GIL", tests("tests/live/test_no_false_death.py", "--default-timers", "--gil-seconds", "{size}"), 30, "s", 900),
     Leg("strangers", tests("tests/live/test_strangers.py", "-k", "cost_little", "--strangers", "{size}"),

@@ -6,9 +6,11 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 from children_kit import HERE, children, order, spec
+from nightly import Figures
 
 from rlinf_actors import procfs
 
@@ -214,9 +216,10 @@ AGENT = """
 
 @pytest.mark.parametrize("hides", [False, True])
 @pytest.mark.parametrize("victim", ["agentd", "owner", "template and agentd", "template, agentd and owner"])
-async def test_everything_ends_with_agentd_or_the_owner(tmp_path, victim, hides):
+async def test_everything_ends_with_agentd_or_the_owner(tmp_path, victim, hides, request, figures: Figures):
+    hidden = request.config.option.grandchildren
     owner = await asyncio.create_subprocess_exec("sleep", "1000")
-    do, n = (HIDES % 8, 9) if hides else (DAEMONS, 4)
+    do, n = (HIDES % hidden, hidden + 1) if hides else (DAEMONS, 4)
     code = textwrap.dedent(AGENT).format(here=str(HERE), tmp=str(tmp_path), owner=owner.pid, do=do, n=n)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     agent = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=subprocess.PIPE, env=env)
@@ -231,9 +234,11 @@ async def test_everything_ends_with_agentd_or_the_owner(tmp_path, victim, hides)
             agent.kill()
         if "owner" in victim:
             owner.kill()
+        killed = time.monotonic()
         for pidfd in watched:
             await readable(pidfd)
             os.close(pidfd)
+        took = time.monotonic() - killed
     finally:
         for process in (owner, agent):
             if process.returncode is None:
@@ -242,7 +247,11 @@ async def test_everything_ends_with_agentd_or_the_owner(tmp_path, victim, hides)
     for stat in map(procfs.stat, pids):
         if stat is not None and stat.parent == os.getpid():  # earlier tests made us a subreaper
             os.waitpid(stat.pid, 0)  # noqa: ASYNC222 it is a zombie
-    assert alive(pids) == []
+    left = alive(pids)
+    if hides:
+        figures.done(hidden, hidden, "daemons that hide")
+        figures.add(f"left of {hidden} after kill -9 of {victim}", f"{len(left)}; the last ended after {took:.2f} s")
+    assert left == []
 
 
 async def readable(fd):
