@@ -1,5 +1,5 @@
-"""agentd's command line. Exit codes: 0, 64 usage, 69 unavailable, 70 internal error, 77 permission, 78 configuration
-or keys.
+"""agentd's command line. Exit codes: 0, 3 ended by `rlinf-actors head stop`, 64 usage, 69 unavailable, 70 internal
+error, 77 permission, 78 configuration or keys.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ if TYPE_CHECKING:  # loaded while the probe's process runs
 
 log = logging.getLogger(__name__)
 
-OK = 0
+OK, FOR_GOOD = 0, 3
 
 
 class Daemon:
@@ -67,6 +67,7 @@ class Daemon:
         self._node_id = ""
         self._stopping = asyncio.Event()
         self._orphaned = False
+        self._ended = ""
         self._handing_over = False
         self._described_env: dict[str, str] = {}
 
@@ -172,9 +173,10 @@ class Daemon:
         )
         store = None if config.embedded else Store(config.state_dir or run_dir)
         keys = own_keys(self._key, Settings.load())
-        head = HeadServer(network, timing=timing, embedded=config.embedded, store=store, own=keys, on_end=self._stop)
-        # only an embedded cluster ends with its head: drivers of others wait for a head that comes back
-        stack.callback(head.close, "the cluster was stopped" if config.embedded else "")
+        head = HeadServer(
+            network, timing=timing, embedded=config.embedded, store=store, own=keys, on_end=self._end_cluster
+        )
+        stack.callback(self._close_head, head)
         endpoints = [f"ipc://{run_dir}/head"]
         with contextlib.suppress(FileNotFoundError):
             os.unlink(f"{run_dir}/head")  # of one that was killed; the directory's lock is ours
@@ -271,7 +273,7 @@ class Daemon:
                 await self._keeper.close(0.0, end.text)  # refused: no agentd comes for them
             log.error("%s", end.text)
             self.standing.failed(end.code, end.text)
-        return end.code
+        return FOR_GOOD if self._ended and not config.embedded and end.code == OK else end.code
 
     def _looker(self, run_dir: str, report: NodeReport, described: bool) -> Looker:
         from agentd.launch import Rules
@@ -343,6 +345,18 @@ class Daemon:
             self._prestarting.add_done_callback(_log_failure)
 
     # --- the end, and changes ---
+
+    def _close_head(self, head: HeadServer) -> None:
+        """Drivers and agents wait for a head that was not stopped for good."""
+        if self._config.embedded:
+            head.close("the cluster was stopped")
+        else:
+            head.close(self._ended or "the head is being restarted", restarting=not self._ended)
+
+    def _end_cluster(self, reason: str) -> None:
+        """The head was told to end for good; its groups have ended."""
+        self._ended = reason
+        self._stop(reason)
 
     def _owner_ended(self) -> None:
         self._orphaned = True

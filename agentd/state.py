@@ -334,6 +334,8 @@ class AgentState:
             self._out.append(e.LookForHardware(body.id, body.question))
         elif isinstance(body, StopLooking):
             self._out.append(e.StopLooking(body.id))
+        elif isinstance(body, Goodbye) and body.restarting:
+            self._away(f"the head is being restarted; workers go on for {self.policy.head_grace_s:g} s", now)
         elif isinstance(body, Watch):
             self._out.append(e.WatchProcess(body.incarnation, body.pid, body.pid_start))
         elif isinstance(body, Unwatch):

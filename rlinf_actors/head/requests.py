@@ -24,7 +24,7 @@ from rlinf_actors.wire.operators import DrainNode, EStop, GetEvents, GetStatus
 from rlinf_actors.wire.protocol import OLDEST, PROTOCOL, agreed, spoken, what_to_upgrade
 from rlinf_actors.wire.session import HELLO_AGAIN, AgentHello, Beat, ClientHello, Welcome
 
-Signed = TypeVar("Signed", DrainNode, EStop)
+Signed = TypeVar("Signed", DrainNode, EStop, StopCluster)
 MAX_NODES = 100_000
 """More than any cluster has: a wait names each that is missing."""
 
@@ -40,6 +40,7 @@ class Requests:
         self._tables = tables
         self._keys = KeyRequests(tables)
         self._ending: list[tuple[bytes, int, bool]] = []
+        self._why_ending = "a driver ended it"
 
     def answer(self, event: Asked) -> None:
         """Answer *event*, now or later."""
@@ -63,7 +64,7 @@ class Requests:
             for peer, id, _ in self._ending:
                 tables.emit(Answer(peer, id, Done()))
             if not all(stay for _, _, stay in self._ending):
-                tables.emit(EndCluster("a driver ended it"))
+                tables.emit(EndCluster(self._why_ending))
             self._ending = []
 
     def _answer(self, event: Asked) -> Body | None:
@@ -91,6 +92,9 @@ class Requests:
             tables.looks.ask(event.peer, event.id, body, tables.now)
             return None
         client = tables.clients.of_peer(event.peer)
+        if isinstance(body, StopCluster) and client is None:
+            self._stop_for_good(event, body)
+            return None
         if isinstance(body, GetEvents):  # of an observer too: `rlinf-actors events`
             if client is not None:
                 own_namespace(client, body.namespace or "")
@@ -123,9 +127,8 @@ class Requests:
             return self._flush_logs(client, body)
         if isinstance(body, StopCluster):
             if not tables.identity.embedded:
-                raise Refused("usage", "this cluster is not the driver's own: stop its agentds instead")
-            self._ending.append((event.peer, event.id, body.stay))
-            tables.launches.stop_all()
+                raise Refused("usage", "this cluster is not the driver's own: `rlinf-actors head stop` ends it")
+            self._end_all(event, body)
             return None
         raise Refused("protocol", f"the head does not answer a {type(body).__name__}")
 
@@ -138,6 +141,24 @@ class Requests:
         for node in nodes:
             tables.emit(Notify(node.peer, FlushLogs(client.namespace, body.wait_s)))
         return Flushing(len(nodes))
+
+    def _stop_for_good(self, event: Asked, body: StopCluster) -> None:
+        """`rlinf-actors head stop`.
+
+        Raises:
+            Refused: a driver owns this cluster, or whoever asks is not the administrator.
+        """
+        if self._tables.identity.embedded:
+            raise Refused("usage", "this is the private cluster of a script: it ends with that script")
+        if event.member.role not in ("local", "head"):
+            raise Refused("authentication", f"{event.member} may not end the cluster: the head's own key may")
+        asked = _signed(event, body)
+        self._why_ending = f"{asked.by or 'somebody'} ended the cluster" + (f": {asked.reason}" if asked.reason else "")
+        self._end_all(event, body)
+
+    def _end_all(self, event: Asked, body: StopCluster) -> None:
+        self._ending.append((event.peer, event.id, body.stay))
+        self._tables.launches.stop_all()
 
     def _agent_hello(self, event: Asked, hello: AgentHello) -> Welcome:
         tables = self._tables

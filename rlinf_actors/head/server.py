@@ -141,10 +141,15 @@ class HeadServer:
         """Everything, for people."""
         return self._supervisor.status(self._loop.time())
 
-    def close(self, reason: str = "") -> None:
-        """Stop listening; with a *reason* the clients are told that the cluster ends. Twice is fine."""
+    def close(self, reason: str = "", restarting: bool = False) -> None:
+        """Stop listening. Twice is fine.
+
+        Args:
+            reason: what clients are told; "" tells nobody, as a crash does.
+            restarting: whether a head is expected back at this place, so that nothing ends; else the cluster ends.
+        """
         if reason:
-            self._act(self._supervisor.farewell(reason))
+            self._act((self._supervisor.restarting if restarting else self._supervisor.farewell)(reason))
         for waiting in (self._timer, self._setting):
             if waiting is not None:
                 waiting.cancel()

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 from rlinf_actors.head.commands import Asked, Event, Told, TurnedAway
 from rlinf_actors.wire.agents import FlushLogs, LogCredit, LogLines, WorkerReady, WorkersHealth
-from rlinf_actors.wire.clients import FindGroup, GetNodes, Handles, Launch, StopGroup
+from rlinf_actors.wire.clients import FindGroup, GetNodes, Handles, Launch, StopCluster, StopGroup
 from rlinf_actors.wire.operators import GetEvents, GetStatus
 from rlinf_actors.wire.session import Beat, ClientHello
 
@@ -120,6 +120,8 @@ class Settling:
 
     def _too_early(self, event: Asked | Told) -> bool:
         body = event.body
+        if isinstance(body, StopCluster):
+            return not self.over  # groups of nodes that are not back yet end too
         if not isinstance(body, ClientHello) and not self._has_session(event.peer):
             return False  # it is told to say hello first
         if isinstance(body, FindGroup) and not self._late and not self._whole(body.namespace, body.group):

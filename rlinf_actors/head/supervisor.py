@@ -24,12 +24,16 @@ from rlinf_actors.head.commands import (
     Unreachable,
 )
 from rlinf_actors.head.notices import Notices
+from rlinf_actors.head.records import Client, Node
 from rlinf_actors.head.requests import Requests
 from rlinf_actors.head.tables import Tables
 from rlinf_actors.head.transitions import NodeLife
 from rlinf_actors.wire.agents import LogCredit, LogLines
 from rlinf_actors.wire.operators import Status
 from rlinf_actors.wire.session import Beat, Goodbye
+
+KNOWS_RESTARTS = 6
+"""The first protocol whose peers understand Goodbye.restarting; an older one would end what depends on the head."""
 
 
 class Supervisor:
@@ -195,3 +199,9 @@ class Supervisor:
     def farewell(self, reason: str) -> list[Command]:
         """The head ends on purpose, and the cluster with it: tell the clients."""
         return [Notify(client.peer, Goodbye(reason)) for client in self._tables.clients.alive()]
+
+    def restarting(self, reason: str) -> list[Command]:
+        """The head ends and is expected back: tell agents and clients that nothing of theirs ends."""
+        sessions: list[Node | Client] = [*self._tables.nodes.alive(), *self._tables.clients.alive()]
+        goodbye = Goodbye(reason, restarting=True)
+        return [Notify(session.peer, goodbye) for session in sessions if session.protocol >= KNOWS_RESTARTS]

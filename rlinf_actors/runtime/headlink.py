@@ -242,7 +242,22 @@ class HeadLink:
             elif self.welcome is not None and body.incarnation == self.welcome.epoch:
                 self._word = body.word
             return
+        if isinstance(body, Goodbye) and body.restarting:
+            self._restarting()
+            return
         self._on_notice(body)
+
+    def _restarting(self) -> None:
+        """The head has been stopped and is expected back: requests wait until it has taken this process back.
+
+        The hello follows when the connection is made anew, or when the head has been silent for long.
+        """
+        if self._beats is None:
+            return  # not welcomed yet: the first hello is repeated
+        self._client.hold()
+        now = asyncio.get_running_loop().time()
+        text = f"the head at {self.endpoint} is being restarted; calls between workers go on, launches wait for it"
+        self._say(self._outage.failed(now, text))
 
     def _greet_again(self) -> None:
         """The head does not know us, or what we or it said may be lost: a hello brings both up to date."""

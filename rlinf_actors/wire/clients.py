@@ -126,11 +126,16 @@ class Warn(Message, frozen=True):
 
 
 class StopCluster(Message, frozen=True):
-    """End the cluster (embedded clusters only). Answered by Done, when every group has ended. `stay`: end the groups
-    only; the head and its agentd go on until they are asked again.
+    """End the cluster: every group first, then the head. Answered by Done when the groups have ended. `stay`: end the
+    groups only; the head and its agentd go on until they are asked again.
+
+    A driver may end its own private cluster; of any other cluster the administrator may, without a session. `by` and
+    `reason` are for people.
     """
 
     stay: bool = False
+    by: str = ""
+    reason: str = ""
 
 
 class Done(Message, frozen=True):

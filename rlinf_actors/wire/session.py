@@ -66,10 +66,15 @@ class Welcome(Message, frozen=True):
 
 
 class Goodbye(Message, frozen=True):
-    """Sent by whoever ends a session on purpose. `lost`: the head has given up on the process that it is sent to."""
+    """Sent by whoever ends a session on purpose. `lost`: the head has given up on the process that it is sent to.
+
+    `restarting`: the head was stopped and is expected back, so that nothing ends. It says so to sessions of protocol 6
+    and later; the others notice that it is away.
+    """
 
     reason: str = ""
     lost: bool = False
+    restarting: bool = False
 
 
 HELLO_AGAIN = "hello?"

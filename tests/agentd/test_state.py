@@ -138,6 +138,15 @@ def test_a_refusal_ends_with_78_and_its_reason(error):
     assert str(error) in end.text
 
 
+def test_a_head_that_is_restarted_ends_nothing_and_is_said_once():
+    kit = Kit().join()
+    kit.start("w1")
+    (said,) = kit.do(e.Heard(Goodbye("SIGTERM", restarting=True)))
+    assert said == e.Say("the head is being restarted; workers go on for 120 s")
+    out = kit.do(e.ConnectionLost())
+    assert [type(action) for action in out] == [e.SayHello]
+
+
 def test_a_refused_protocol_ends_no_worker_before_the_head_grace():
     """A head, or an agentd, of the wrong version was installed by mistake, and may yet be replaced."""
     kit = Kit().join()

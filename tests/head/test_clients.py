@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from head_kit import HeadKit
 
-from rlinf_actors.head.commands import Refuse
+from rlinf_actors.head.commands import EndCluster, Notify, Refuse
 from rlinf_actors.wire.agents import LogCredit, LogLines, ProcessGone, StopWorkers, Unwatch, Watch
 from rlinf_actors.wire.clients import Done, FindGroup, GetNodes, Launched, StopCluster, WorkerChanged
 from rlinf_actors.wire.operators import GetStatus, Status
@@ -63,7 +63,7 @@ def test_a_worker_with_the_token_is_welcome():
     assert isinstance(kit.driver("w", role="worker", worker_id="g-0", token=token), Welcome)
 
 
-@pytest.mark.parametrize("body", [GetNodes(0), FindGroup("ns", "g"), StopCluster()])
+@pytest.mark.parametrize("body", [GetNodes(0), FindGroup("ns", "g")])
 def test_a_stranger_must_say_hello_first(body):
     kit = HeadKit()
     refused = kit.ask("d9", body)
@@ -264,11 +264,42 @@ def test_an_idle_cluster_ends_at_once():
     assert kit.ended()
 
 
+def test_the_administrator_ends_a_cluster_for_good():
+    kit = HeadKit()
+    kit.cluster()
+    kit.launch("g", [0])
+    assert kit.ask("somebody", StopCluster(by="ann@h", reason="maintenance")) is None
+    assert kit.sent(StopWorkers, "a:n0") == [StopWorkers(["g-0"], kit.timing.stop_grace_s)]
+    assert kit.launch("late", [0]).kind == "usage"
+    kit.exited("a:n0", "g-0")
+    assert kit.answers() == [("somebody", Done())]
+    assert EndCluster("ann@h ended the cluster: maintenance") in kit.out
+
+
+def test_a_private_cluster_is_its_drivers_alone_to_end():
+    kit = HeadKit(embedded=True)
+    kit.cluster()
+    refused = kit.ask("somebody", StopCluster(by="ann@h"))
+    assert refused.kind == "usage"
+    assert "ends with that script" in refused.text
+
+
 def test_clients_hear_of_the_end_of_the_head():
     kit = HeadKit()
     kit.driver("d1")
     kit.driver("d2")
     assert [command.peer for command in kit.head.farewell("bye")] == [b"d1", b"d2"]
+
+
+def test_peers_that_know_restarts_hear_of_one_and_older_ones_of_nothing():
+    """To a peer of protocol 5 every goodbye of the head is the end of what it owns."""
+    kit = HeadKit()
+    kit.node("n0")
+    kit.node("n1", protocol=5)
+    kit.driver("d1")
+    kit.driver("d2", protocol=5)
+    goodbye = Goodbye("SIGTERM", restarting=True)
+    assert kit.head.restarting("SIGTERM") == [Notify(b"a:n0", goodbye), Notify(b"d1", goodbye)]
 
 
 # --- output of workers ---

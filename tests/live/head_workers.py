@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import AsyncIterator
 
-from rlinf_actors import Worker
+from rlinf_actors import Channel, Worker
 
 
 class Steady(Worker):
@@ -25,6 +25,28 @@ class Steady(Worker):
         time.sleep(0.01)
         self.calls += 1
         return self.calls
+
+
+class Pair(Worker):
+    """Two ranks that exchange messages, and one end of a channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent = 0
+
+    def exchange(self, count: int) -> int:
+        """Send so many numbers to the other rank while it does the same; each has to be the next one."""
+        other = 1 - self._rank
+        for number in range(self.sent, self.sent + count):
+            self.send(number, self._group_name, other)
+            received = self.recv(self._group_name, other)
+            assert received == number, f"received {received} where {number} was next"
+        self.sent += count
+        return self.sent
+
+    def take(self, channel: Channel, count: int) -> list[int]:
+        """Items of a channel."""
+        return [channel.get() for _ in range(count)]
 
 
 class Pipe(Worker):

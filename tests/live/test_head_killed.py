@@ -185,6 +185,20 @@ def test_all_goes_on_and_what_was_asked_meanwhile_is_done(lab, local, tmp_path):
         assert {state.name for state in status.groups} - {"first"} == {"mine", "new", "theirs"}
 
 
+def test_sigterm_to_an_agentd_with_the_head_ends_no_job(lab, local):
+    group = launch(lab, "outlasting")
+    pids = group.pid().wait()
+    with Load(group) as load:
+        local.stop_node(0, pace.PATIENCE_S)
+        before = load.done
+        launching = later(lambda: launch(lab, "waiting").pid().wait())
+        while load.done < before + 20:
+            assert load.error is None
+        local.restart_agent(0)
+        assert len(set(launching()) - set(pids)) == 2
+    assert group.pid().wait() == pids
+
+
 def test_a_worker_that_dies_meanwhile_is_told_as_it_ended(lab, local):
     group = launch(lab, "mortal")
     pids = group.pid().wait()

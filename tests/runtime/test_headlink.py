@@ -284,6 +284,20 @@ async def test_beats_are_the_sessions_own_other_notices_are_not(ends):
     assert await asyncio.wait_for(ends.notices.get(), 10) == Warn("careful")
 
 
+async def test_what_is_asked_of_a_head_that_restarts_waits_for_it(ends):
+    peer = await ends.welcome()
+    ends.server.notify(peer, Goodbye("SIGTERM", restarting=True))
+    ends.server.notify(peer, Warn("the last word"))
+    await asyncio.wait_for(ends.notices.get(), 10)
+    asking = asyncio.ensure_future(ends.link.request(GetStatus(), 10))
+    _, again = await ends.next(ClientHello)  # by its silence: nothing else was asked
+    ends.server.reply(peer, again.id, Welcome("e2", "0.1", 60.0, 10.0))
+    _, asked = await ends.next(GetStatus)
+    ends.server.reply(peer, asked.id, Done())
+    assert await asking == Done()
+    assert ends.alone.empty()
+
+
 async def test_a_head_that_does_not_answer(ends):
     with pytest.raises(ClusterTimeoutError, match="did not answer ClientHello within"):
         await ends.link.start(0.01)

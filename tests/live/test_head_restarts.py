@@ -1,0 +1,220 @@
+"""A head of its own that is stopped by SIGTERM and started again: jobs go on. And one that ends for good."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import head_workers as hw
+import live_workers as lw
+import pace
+import pytest
+from nightly import Figures
+
+from rlinf_actors import Channel, Cluster, NodeLostError, NodePlacementStrategy
+from rlinf_actors.cluster.bootstrap import start_agentd
+from rlinf_actors.net.ports import HeldPorts
+
+pytestmark = pytest.mark.live
+
+COMMAND = (sys.executable, "-m", "rlinf_actors.cli.main")
+
+
+class Site:
+    """A head and an agentd, each a process of its own, on one address.
+
+    Args:
+        place: a short path, for sockets.
+        address: where the head listens.
+    """
+
+    def __init__(self, place: Path, address: str) -> None:
+        self.place = place
+        self.address = address
+        self.state = place / "state-0"
+        self._numbers = itertools.count(1)
+        self.head = self._start_head()
+        self.agent = self._start_agent()
+
+    def cli(self, *arguments: str, code: int = 0) -> str:
+        """What `rlinf-actors` prints."""
+        done = subprocess.run(
+            [*COMMAND, *arguments, "--head", self.address], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == code, done.stderr
+        return done.stdout
+
+    def restart_head(self) -> None:
+        """SIGTERM, then a new head at the same address, from a copy of the state alone: as on another machine."""
+        self.head.send_signal(signal.SIGTERM)
+        assert self.head.wait(pace.PATIENCE_S) == 0
+        before, self.state = self.state, self.place / f"state-{next(self._numbers)}"
+        shutil.copytree(before, self.state)
+        shutil.rmtree(before)
+        self.head = self._start_head()
+
+    def log(self) -> str:
+        """What the heads have said."""
+        return (self.place / "head.log").read_text()
+
+    def close(self) -> None:
+        """End both."""
+        for process in (self.agent, self.head):
+            process.terminate()
+            process.wait(pace.PATIENCE_S)
+
+    def _start_head(self) -> subprocess.Popen[bytes]:
+        command = [*COMMAND, "head", "--listen", self.address, "--state-dir", str(self.state)]
+        with open(self.place / "head.log", "ab") as log:
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
+        assert process.stdout is not None
+        with process.stdout as said:
+            assert said.readline().decode().strip() == self.address
+        return process
+
+    def _start_agent(self) -> subprocess.Popen[bytes]:
+        (self.place / "hw.json").write_text("{}")
+        (self.place / "agentd.toml").write_text("")
+        run_dir = str(self.place / "agent")
+        os.mkdir(run_dir, 0o700)
+        read, write = os.pipe()
+        arguments = ["--connect", self.address, "--hardware", str(self.place / "hw.json"), "--node-id", "n0"]
+        options = ["--config", str(self.place / "agentd.toml"), "--log-dir", str(self.place / "log")]
+        process = start_agentd(
+            [*arguments, *options], run_dir, write, {**os.environ, "PYTHONPATH": str(lw.ROOT / "tests/live")}
+        )
+        os.close(write)
+        with os.fdopen(read) as pipe:
+            assert "node_id" in json.loads(pipe.readline())
+        return process
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with tempfile.TemporaryDirectory(prefix="hr-", dir="/tmp") as place, contextlib.closing(HeldPorts()) as ports:
+        made = Site(Path(place), f"127.0.0.1:{ports.hold()}")
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+class Load:
+    """Work that is done again and again on a thread of its own, until the block ends; then an error of it is raised."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.rounds = 0
+        self._work = work
+        self._progress = threading.Condition()
+        self._stop = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                self._work()
+                with self._progress:
+                    self.rounds += 1
+                    self._progress.notify_all()
+        except BaseException as error:  # noqa: BLE001 - raised where the block ends
+            self._error = error
+            with self._progress:
+                self._progress.notify_all()
+
+    def goes_on(self, rounds: int = 5) -> None:
+        """Wait until that much more was done."""
+        with self._progress:
+            until = self.rounds + rounds
+            assert self._progress.wait_for(lambda: self.rounds >= until or self._error, pace.PATIENCE_S), (
+                "it stands still"
+            )
+
+    def __enter__(self) -> Load:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._stop.set()
+        self._thread.join(pace.PATIENCE_S)
+        assert not self._thread.is_alive(), "it hangs"
+        if self._error is not None:
+            raise self._error
+
+
+@pytest.mark.timeout(0)
+def test_restarts_by_sigterm_lose_no_call_no_message_and_no_item(site, request, figures: Figures):
+    restarts = request.config.getoption("head_restarts")
+    with Cluster(num_nodes=1, head=site.address, namespace="mine") as cluster:
+        two = NodePlacementStrategy([0, 0])
+        steady = hw.Steady.create_group().launch(cluster, two, name="steady")
+        pair = hw.Pair.create_group().launch(cluster, two, name="pair")
+        taker = hw.Pair.create_group().launch(cluster, NodePlacementStrategy([0]), name="taker")
+        channel = Channel.create("items")
+        pids = steady.pid().wait(pace.PATIENCE_S)
+        calls, messages, items = itertools.count(1), itertools.count(20, 20), itertools.count(0, 10)
+
+        def call() -> None:
+            assert steady.step().wait(pace.PATIENCE_S) == [next(calls)] * 2
+
+        def exchange() -> None:
+            assert pair.exchange(20).wait(pace.PATIENCE_S) == [next(messages)] * 2
+
+        def hand_over() -> None:
+            first = next(items)
+            taken = taker.take(channel, 10)
+            for item in range(first, first + 10):
+                channel.put(item)
+            assert taken.wait(pace.PATIENCE_S) == [list(range(first, first + 10))]
+
+        with Load(call) as calling, Load(exchange) as exchanging, Load(hand_over) as handing:
+            for number in range(restarts):
+                site.restart_head()
+                new = hw.Steady.create_group().launch(cluster, two, name=f"new-{number}")
+                assert new.step().wait(pace.PATIENCE_S) == [1, 1]
+                new.shutdown()
+                for load in (calling, exchanging, handing):
+                    load.goes_on()
+                figures.done(number + 1, restarts, "restarts")
+        assert steady.pid().wait(pace.PATIENCE_S) == pids
+        status = json.loads(site.cli("status", "--json"))
+        assert status["epoch"].startswith(f"{restarts + 1}-")
+        figures.add("calls, messages, items", f"{2 * calling.rounds}, {40 * exchanging.rounds}, {10 * handing.rounds}")
+    assert site.log().count("SIGTERM: jobs go on") == restarts
+
+
+def test_head_stop_ends_the_cluster_for_good(site):
+    with Cluster(num_nodes=1, head=site.address) as cluster:
+        group = hw.Steady.create_group().launch(cluster, NodePlacementStrategy([0]), name="steady")
+        (pid,) = group.pid().wait(pace.PATIENCE_S)
+        end = os.pidfd_open(pid)
+        assert site.head.poll() is None
+        site.cli("head", "stop", code=64)  # nobody there to ask
+        assert group.step().wait(pace.PATIENCE_S) == [1]
+        assert "steady" in site.cli("head", "stop", "--yes", "--reason", "maintenance")
+        lw.wait_for_end(end)
+        assert site.head.wait(pace.PATIENCE_S) == 3
+        with pytest.raises(NodeLostError, match="ended the cluster: maintenance"):
+            cluster.runtime.io.submit(cluster.runtime.status(None)).result(pace.PATIENCE_S)
+        assert site.agent.poll() is None
+
+
+def test_a_head_without_state_ends_its_cluster_and_says_so():
+    with subprocess.Popen(
+        [*COMMAND, "head", "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline()
+        process.terminate()
+        _, said = process.communicate(timeout=pace.PATIENCE_S)
+    assert process.returncode == 0
+    assert "SIGTERM: the cluster ends, since no head can take the place of one without a state directory" in said
