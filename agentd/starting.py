@@ -12,6 +12,7 @@ from agentd.pool import TemplatePool
 from agentd.site import Site
 from agentd.templates import Template
 from rlinf_actors.errors import WorkerStartError
+from rlinf_actors.scarce import explain
 from rlinf_actors.wire import spawn
 from rlinf_actors.wire.values import WorkerSpec
 
@@ -55,7 +56,7 @@ class Starter:
         try:
             template = self._templates.get(plan.key, env)
         except OSError as error:
-            raise WorkerStartError(f"{where}: {plan.key.interpreter}: {error.strerror}") from None
+            raise WorkerStartError(f"{where}: {plan.key.interpreter}: {explain(error)}") from None
         directory = os.path.dirname(plan.out_path)
         try:
             os.makedirs(directory, exist_ok=True)

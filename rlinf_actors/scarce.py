@@ -5,10 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import threading
 from pathlib import Path
 
 AGAIN_S = 0.5
 """When to try again what no descriptor was left for: nothing tells when there is one."""
+NO_THREAD = "can't start new thread"
+"""What Python says where pthread_create has failed."""
+WORKERS = "rlinf-actors"
+"""Name of the directory that holds workers' cgroups; as `cgroups.roots.PARENT`."""
 _PORT_RANGE = "/proc/sys/net/ipv4/ip_local_port_range"
 
 
@@ -32,8 +37,133 @@ def explain(error: OSError) -> str:
             "'sysctl net.ipv4.ip_local_port_range=\"10000 65535\"' adds more"
         )
     if error.errno == errno.EAGAIN:
-        return f"{said}: a limit of processes is met (ulimit -u, pids.max of the cgroup): raise it, or start fewer"
+        return f"{said}: {no_process()}"
     return said
+
+
+def cause(error: BaseException) -> str:
+    """Return which limit of processes made *error*, and how to raise it; "" where the error is of another kind.
+
+    Python says "can't start new thread" and "Resource temporarily unavailable", and not what has run out.
+    """
+    if isinstance(error, RuntimeError) and str(error) == NO_THREAD:
+        return no_process()
+    if isinstance(error, OSError) and error.errno == errno.EAGAIN:  # of a non-blocking descriptor too
+        return _met(Path("/proc"))
+    return ""
+
+
+def start(thread: threading.Thread) -> None:
+    """Start a thread of ours.
+
+    Raises:
+        RuntimeError: there can be no more threads; names the limit and how to raise it.
+    """
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise _explained(error) from None
+
+
+def check_threads(count: int) -> None:
+    """Check that *count* threads can be started: a library that starts its own may abort the process if not.
+
+    Raises:
+        RuntimeError: as `start`.
+    """
+    over = threading.Event()
+    threads = [threading.Thread(target=over.wait, daemon=True) for _ in range(count)]
+    begun = []
+    try:
+        for thread in threads:
+            start(thread)
+            begun.append(thread)
+    finally:
+        over.set()
+        for thread in begun:
+            thread.join()
+
+
+def _explained(error: RuntimeError) -> RuntimeError:
+    why = cause(error)
+    return RuntimeError(f"{error}: {why}") if why else error
+
+
+def no_process(proc: Path = Path("/proc")) -> str:
+    """Return why no process or thread can be started, and what to do: the limit that is met, or those there are."""
+    return _met(proc) or (
+        "a limit of processes and threads is met: pids.max of a cgroup (TasksMax= of a systemd unit), ulimit -u, "
+        "kernel.threads-max, or memory for their stacks; raise it, or start fewer"
+    )
+
+
+def _met(proc: Path) -> str:
+    """Return which limit of processes is met, with what to do; "" if none is, as far as can be seen."""
+    for directory in _pids_cgroups(proc):
+        limit, now, hits = (_count(directory / name) for name in ("pids.max", "pids.current", "pids.events"))
+        if limit is None or not (hits or (now is not None and now >= limit)):
+            continue
+        whose, fix = "", f"raise {directory}/pids.max (TasksMax= of a systemd unit, --pids-limit of a container)"
+        if directory.parent.name == WORKERS:
+            whose, fix = f"pids_limit={limit} of this worker is exhausted: ", "raise pids_limit of launch()"
+        return (
+            f"{whose}cgroup {directory} may have {limit} processes and threads together, and has {now} now; "
+            f"{fix}, or start fewer"
+        )
+    soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    if soft == resource.RLIM_INFINITY or os.getuid() == 0:  # root may have any number
+        return ""
+    used = _threads_of(proc, os.getuid())
+    if used < 0.9 * soft:  # some may have ended since
+        return ""
+    return (
+        f"ulimit -u is exhausted: user {os.getuid()} may have {soft} processes and threads, and has {used} now, in all "
+        "its sessions and containers; raise it with 'ulimit -u' or limits.conf, LimitNPROC= in a systemd unit or "
+        "--ulimit nproc= for docker, or start fewer"
+    )
+
+
+def _pids_cgroups(proc: Path) -> list[Path]:
+    """Return the cgroups that may limit the processes of this one, from its own upwards."""
+    found = []
+    try:
+        mounts = [line.split() for line in (proc / "self/mountinfo").read_text().splitlines()]
+        own = [line.split(":", 2) for line in (proc / "self/cgroup").read_text().splitlines()]
+    except OSError:
+        return []
+    for _, controllers, path in own:
+        if controllers and "pids" not in controllers.split(","):
+            continue
+        for mount in mounts:
+            kind, options = mount[mount.index("-") + 1], mount[-1].split(",")
+            if kind != ("cgroup" if controllers else "cgroup2") or (controllers and "pids" not in options):
+                continue
+            top = Path(mount[4])
+            inside = Path(os.path.normpath(top / os.path.relpath(path, mount[3])))
+            found += [one for one in (inside, *inside.parents) if one == top or top in one.parents]
+            break
+    return found
+
+
+def _count(file: Path) -> int | None:
+    """Return the number in a file of the pids controller, None where there is none."""
+    try:
+        words = file.read_text().split()
+        return int(words[-1])
+    except (OSError, ValueError, IndexError):  # "max": no limit
+        return None
+
+
+def _threads_of(proc: Path, uid: int) -> int:
+    count = 0
+    for process in proc.iterdir():
+        if process.name.isdigit():
+            try:
+                if process.stat().st_uid == uid:
+                    count += sum(1 for _ in (process / "task").iterdir())
+            except OSError:  # it has ended
+                continue
+    return count
 
 
 def raise_file_limit() -> None:

@@ -24,6 +24,7 @@ from rlinf_actors.cluster.leftovers import end_all
 from rlinf_actors.errors import ClusterTimeoutError, RlinfActorsError
 from rlinf_actors.keptlogs import keep
 from rlinf_actors.net.host import pid_start
+from rlinf_actors.scarce import explain
 from rlinf_actors.settings import CLUSTER_MARK, Settings
 from rlinf_actors.wire.spawn import ROBOT_END_S
 
@@ -195,9 +196,18 @@ def start_agentd(arguments: Sequence[str], run_dir: str, tell: int, env: Mapping
         "--run-dir", run_dir, "--ready-fd", str(tell),
     ]  # fmt: skip
     with open(os.path.join(run_dir, "agentd.log"), "ab") as log:
-        return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(tell,), start_new_session=True, env=env
-        )
+        try:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(tell,),
+                start_new_session=True,
+                env=env,
+            )
+        except BlockingIOError as error:
+            raise BlockingIOError(error.errno, f"the private agentd cannot be started: {explain(error)}") from None
 
 
 def _make_run_dir(parent: str | None) -> str:

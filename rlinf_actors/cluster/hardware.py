@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from rlinf_actors import scarce
 from rlinf_actors.cluster.importpaths import import_paths
 from rlinf_actors.cluster.nodes import node_infos
 from rlinf_actors.config.cluster import ClusterConfig, NodeGroupConfig, cluster_section
@@ -234,7 +235,7 @@ async def _ask_here(look: _Look, host: str) -> HardwareResource | None:
             loop.call_soon_threadsafe(tell, found, None)
 
     # A daemon of its own: one that hangs keeps neither this wait nor the end of the script.
-    threading.Thread(target=ask, args=(look.group.hardware,), name=f"look for {kind}", daemon=True).start()
+    scarce.start(threading.Thread(target=ask, args=(look.group.hardware,), name=f"look for {kind}", daemon=True))
     try:
         return await asyncio.wait_for(answer, LIMIT_S)
     except asyncio.TimeoutError:

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from typing import Any, Generic, TypeVar
 
+from rlinf_actors import scarce
 from rlinf_actors.errors import UsageError
 from rlinf_actors.runtime.work import Promise
 
@@ -95,7 +96,7 @@ class Opening(Generic[T]):
         self._future: concurrent.futures.Future[Any] | None = None
         try:
             # a daemon: a start that nobody waits for any more must not hold up the interpreter's end
-            threading.Thread(target=self._run, name="rlinf-actors-start", daemon=True).start()
+            scarce.start(threading.Thread(target=self._run, name="rlinf-actors-start", daemon=True))
         except BaseException:
             turns.give_back()
             raise

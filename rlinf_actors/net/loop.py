@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn, TypeVar
 
-from rlinf_actors import forks
+from rlinf_actors import forks, scarce
 from rlinf_actors.errors import InternalError, UsageError
 from rlinf_actors.procfs import open_standard_descriptors
 
@@ -100,7 +100,11 @@ class IoThread:
         self._asking = threading.RLock()
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        try:
+            scarce.start(self._thread)
+        except RuntimeError:
+            self.loop.close()
+            raise
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Run a coroutine on the loop. Any thread.

@@ -27,11 +27,14 @@ from rlinf_actors.net.security import Mechanism, Proof, Security
 from rlinf_actors.net.silence import LOOK_TIMEOUT_S
 from rlinf_actors.net.sockets import Socket
 from rlinf_actors.net.zap import ZapHandler
-from rlinf_actors.scarce import explain
+from rlinf_actors.scarce import check_threads, explain
 from rlinf_actors.security.gate import Gate
 from rlinf_actors.security.members import LOCAL, Member
 
 T = TypeVar("T")
+
+ZMQ_THREADS = 2
+"""Of a context: one for its sockets, one that closes them."""
 
 
 def start_shared_thread() -> None:
@@ -53,8 +56,10 @@ class ZmqNetwork:
     def __init__(self, loop: asyncio.AbstractEventLoop, security: Security | None = None) -> None:
         self._loop = loop
         self._security = security or Security()
+        check_threads(ZMQ_THREADS)  # libzmq aborts the process where it cannot start one
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, min(65536, self._context.get(zmq.SOCKET_LIMIT)))
+        self._context.socket(zmq.PAIR).close()  # the first one starts its threads
         self._sockets: set[Socket] = set()
         self._zap: ZapHandler | None = None
         self.memory: Arena | None = None

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from rlinf_actors import scarce
 from rlinf_actors.errors import UsageError
 from rlinf_actors.runtime.work import Promise
 
@@ -35,7 +36,15 @@ class _Threads:
             if self._running == THEN_THREADS:
                 return
             self._running += 1
-        threading.Thread(target=self._run, name="rlinf-actors-then", daemon=True).start()
+        try:
+            scarce.start(threading.Thread(target=self._run, name="rlinf-actors-then", daemon=True))
+        except RuntimeError:
+            with self._lock:
+                self._running -= 1
+                if self._running or function not in self._due:
+                    return  # a thread that is there takes it
+                self._due.remove(function)
+            raise
 
     def _run(self) -> None:
         while True:

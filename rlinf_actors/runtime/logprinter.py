@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
+from rlinf_actors import scarce
 from rlinf_actors.wire.agents import UPDATE, LogCredit, LogLines
 from rlinf_actors.wire.messages import Body
 
@@ -45,7 +46,7 @@ class LogPrinter:
         self._bars: dict[Source, str] = {}  # the last state of each, in the order of their changes
         self._open: TextIO | None = None  # the terminal whose last line is a bar's
         self._thread = threading.Thread(target=self._run, name="rlinf-actors-logs", daemon=True)
-        self._thread.start()
+        scarce.start(self._thread)
 
     def show(self, lines: LogLines) -> None:
         """Print soon. Memory is bounded by the credit that the sender has."""

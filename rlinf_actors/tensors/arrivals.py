@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlinf_actors import scarce
 from rlinf_actors.errors import CallTimeoutError, PeerDiedError
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.runtime.remote import RemoteGroup
@@ -73,7 +74,7 @@ class Arrivals:
                 facts = frames.Facts(frame.id, self._station.host, "NO_ACCEL", [], [], False)
             self._reply(link, facts)
 
-        threading.Thread(target=answer, name="rlinf-actors-facts", daemon=True).start()
+        scarce.start(threading.Thread(target=answer, name="rlinf-actors-facts", daemon=True))
 
     def _facts(self, ask: frames.Ask) -> frames.Facts:
         devices = self._station.devices.get()

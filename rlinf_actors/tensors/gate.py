@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlinf_actors import scarce
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.tensors import ipc, paths
@@ -97,7 +98,7 @@ class Gate:
                 return
             self.id, self._ended = self.peer.listen(self._answered), ended
         self.peer.on_gone(self._fail)
-        threading.Thread(target=self._ask, name="rlinf-actors-ask", daemon=True).start()
+        scarce.start(threading.Thread(target=self._ask, name="rlinf-actors-ask", daemon=True))
 
     def _ask(self) -> None:
         """Not on the loop's thread: it may load torch and start CUDA."""
@@ -185,7 +186,7 @@ class Gate:
     def _start(self) -> None:
         """Ship what waits, on a thread for that; with the lock held."""
         self._shipping = True
-        threading.Thread(target=self._ship_waiting, name="rlinf-actors-freight", daemon=True).start()
+        scarce.start(threading.Thread(target=self._ship_waiting, name="rlinf-actors-freight", daemon=True))
 
     def _ship_waiting(self) -> None:
         while True:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
+from rlinf_actors import scarce
 from rlinf_actors.tensors.cuda import CudaError, Driver, Memory
 
 log = logging.getLogger(__name__)
@@ -129,7 +130,7 @@ def tried(driver: Driver, index: int, memory: bytes, event_handle: bytes) -> boo
 def _keeper() -> queue.SimpleQueue[Any]:
     """Where what was dropped goes: (driver, index, how to close it, its ticket). Put from finalizers."""
     dropped: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    threading.Thread(target=_keep, args=(dropped,), name="rlinf-actors-ipc-keeper", daemon=True).start()
+    scarce.start(threading.Thread(target=_keep, args=(dropped,), name="rlinf-actors-ipc-keeper", daemon=True))
     return dropped
 
 

@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from rlinf_actors import scarce
 from rlinf_actors.errors import CallTimeoutError, SerializationError, UsageError, WorkerError, WorkerStartError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.wire import payload
@@ -32,7 +33,9 @@ def encode(call_id: int, error: BaseException, kind: str = "raised") -> tuple[Ra
         text = str(error)
     except Exception as broken:  # noqa: BLE001 - a __str__ of the user's that raises must not hide the error
         text = f"<its __str__ raised {type(broken).__name__}>"
-    raised = Raised(call_id, kind, _sendable(kind_name), _sendable(text[:_MAX_TEXT]), _sendable(_format(error)))
+    limit = scarce.cause(error)
+    text = f"{text[:_MAX_TEXT]}: {limit}" if limit else text[:_MAX_TEXT]
+    raised = Raised(call_id, kind, _sendable(kind_name), _sendable(text), _sendable(_format(error)))
     return raised, encode_exception(error)
 
 

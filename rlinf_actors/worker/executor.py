@@ -15,10 +15,15 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
-from rlinf_actors import forks
+from rlinf_actors import forks, scarce
+from rlinf_actors.errors import UsageError
 from rlinf_actors.net.loop import new_event_loop
 from rlinf_actors.worker.invocation import Invocation, own_steps
 
+STOPPED = (
+    "user code stopped the event loop that runs this worker's calls, by loop.stop(), while {} was under way: no call "
+    "can be served any more. Return from the method, or cancel tasks of your own, instead"
+)
 CONSTRUCTOR = "the constructor (or on_restart)"
 
 
@@ -51,7 +56,7 @@ class Executor(Protocol):
         """What *make* returns, or, where that is awaitable, what it gives. Main thread, before `serve`."""
 
     def serve(self, instance: Any) -> None:
-        """Run calls on the main thread, for ever."""
+        """Run calls on the main thread, for ever. Returns only where user code has stopped the event loop."""
 
     def activity(self) -> Activity:
         """What runs now. Any thread; costs next to nothing."""
@@ -115,7 +120,7 @@ class ThreadsExecutor(SerialExecutor):
             SerialExecutor.serve(self, instance)
 
         for n in range(self._threads - 1):
-            threading.Thread(target=serve, name=f"worker-call-{n + 1}", daemon=True).start()
+            scarce.start(threading.Thread(target=serve, name=f"worker-call-{n + 1}", daemon=True))
         serve()
 
 
@@ -168,7 +173,13 @@ class LoopExecutor:
 
         asyncio.set_event_loop(self._loop)
         self._thread = threading.get_ident()
-        return self._loop.run_until_complete(guarded())
+        task = self._loop.create_task(guarded(), name=CONSTRUCTOR)
+        try:
+            return self._loop.run_until_complete(task)
+        except RuntimeError:
+            if task.done():
+                raise
+            raise UsageError(STOPPED.format(CONSTRUCTOR)) from None
 
     def _pump(self) -> None:
         self._due.release()

@@ -37,6 +37,7 @@ from rlinf_actors.worker import context as worker_context
 from rlinf_actors.worker.control import Control
 from rlinf_actors.worker.device_lock import DeviceLock
 from rlinf_actors.worker.executor import (
+    STOPPED,
     Activity,
     Executor,
     LoopExecutor,
@@ -73,8 +74,9 @@ def run_worker(spec: WorkerSpec, place: spawn.WorkerPlace, control_fd: int) -> N
             context, server = _start(spec, place, control, guard)
             if leaving is not None:
                 leaving.watch(context.runtime.io)
-        except OSError as error:  # something of this machine has run out
-            control.send(spawn.StartFailed(spec.id, f"node {place.node} cannot start it: {error.strerror or error}"))
+        except (OSError, RuntimeError) as error:  # something of this machine has run out
+            text = (error.strerror if isinstance(error, OSError) else "") or str(error)
+            control.send(spawn.StartFailed(spec.id, f"node {place.node} cannot start it: {text}"))
             raise
         _serve(context, server)
     except Unwound:  # its guard ends the process
@@ -197,6 +199,8 @@ def _serve(context: worker_context.WorkerContext, server: WorkerServer) -> None:
     server.open(executor)
     server.answer(creation.peer, frames.Ok(creation.frame.id))
     executor.serve(instance)
+    method = executor.activity().method
+    raise UsageError(STOPPED.format(f"{method}()" if method else "no call"))
 
 
 def _construct(context: worker_context.WorkerContext, creation: Creation) -> tuple[Executor, Any]:

@@ -335,3 +335,33 @@ class Closes(Worker):
 
     def _close(self) -> None:
         self.path.write_text("closed")
+
+
+class Forker(Worker):
+    """Starts more than it may."""
+
+    def start(self, what: str, count: int) -> None:
+        over, made, children = threading.Event(), [], []
+        try:
+            for _ in range(count):
+                if what == "threads":
+                    thread = threading.Thread(target=over.wait, daemon=True)
+                    thread.start()
+                    made.append(thread)
+                else:
+                    children.append(subprocess.Popen(["sleep", "1000"]))
+        finally:
+            over.set()
+            for thread in made:
+                thread.join()
+            for child in children:
+                child.kill()
+                child.wait()
+
+
+class Stopped(Worker):
+    """Stops the event loop that its calls run on."""
+
+    async def stop(self) -> None:
+        asyncio.get_running_loop().stop()
+        await asyncio.Event().wait()

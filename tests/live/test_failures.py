@@ -162,3 +162,9 @@ class TestDeaths:
 
 def _pid_of(group):
     return group.control.group.states[0].pid
+
+
+def test_a_worker_whose_event_loop_is_stopped_says_so(cluster):
+    group = lw.many(cluster, lw.Stopped, 1)
+    with pytest.raises(WorkerDiedError, match=r"by loop\.stop\(\), while stop\(\) was under way"):
+        group.stop().wait(pace.PATIENCE_S)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import live_workers as lw
 import pace
 import pytest
 from namespaces import can_unshare
+
+from rlinf_actors.cgroups.roots import find
 
 pytestmark = pytest.mark.live
 
@@ -75,10 +78,10 @@ if __name__ == "__main__":
 """
 
 
-def run(tmp_path, source, prefix=()):
+def run(tmp_path, source, prefix=(), arguments=()):
     path = lw.script(tmp_path, BEGIN + source)
     return subprocess.run(
-        [*prefix, sys.executable, str(path)],
+        [*prefix, sys.executable, str(path), *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -116,3 +119,37 @@ def test_every_port_taken(tmp_path, rlinf_leak_check):
         assert line.startswith(kind)
         assert "no TCP port is free: the kernel gives out 60000-60009" in line
     assert early == "early 1 [3]", done.stderr
+
+
+FEW_PROCESSES = """
+if __name__ == "__main__":
+    with open(sys.argv[1] + "/cgroup.procs", "w") as file:
+        file.write("0")
+    try:
+        with Cluster(num_nodes=1) as cluster:
+            print(launch(cluster, 1, "one").echo(1).wait())
+    except (RlinfActorsError, RuntimeError, BlockingIOError) as error:
+        print(type(error).__name__, error)
+"""
+
+
+@pytest.fixture
+def pids_cgroup():
+    """A cgroup for a driver, in which nothing else runs."""
+    roots = find()
+    if why := roots.missing(None, 1):
+        pytest.skip(why)
+    directory = Path(roots.v1.get("pids", roots.unified)) / f"rlt-{os.getpid()}"
+    directory.mkdir()
+    yield directory
+    for inner, _, _ in os.walk(directory, topdown=False):
+        os.rmdir(inner)
+
+
+@pytest.mark.parametrize("limit", [1, 4], ids=["for the driver", "for its agentd"])
+def test_too_few_processes(tmp_path, pids_cgroup, rlinf_leak_check, limit):
+    (pids_cgroup / "pids.max").write_text(str(limit))
+    done = run(tmp_path, FEW_PROCESSES, arguments=[str(pids_cgroup)])
+    assert f"cgroup {pids_cgroup} may have {limit} processes and threads together" in done.stdout, done.stderr
+    assert ("the private agentd cannot be started" in done.stdout) == (limit == 4)
+    assert done.returncode == 0, done.stderr

@@ -29,3 +29,22 @@ def test_a_limit_that_cannot_hold_is_refused(rlinf_leak_check, monkeypatch, tmp_
             lw.Greeter.create_group().launch(cluster, memory_limit="1GiB").wait_ready()
         group = lw.Greeter.create_group().launch(cluster, name="free", memory_limit="1GiB", limits="best_effort")
         assert group.greet().wait() == ["hello you from 0"]
+
+
+@pytest.mark.parametrize("what", ["threads", "processes"])
+def test_an_exhausted_pids_limit_is_named(cluster, what):
+    if why := find().missing(None, 1):
+        pytest.skip(why)
+    group = lw.many(cluster, lw.Forker, 1, name=what, pids_limit=24)
+    with pytest.raises((RuntimeError, BlockingIOError), match="pids_limit=24 of this worker is exhausted") as caught:
+        group.start(what, 100).wait()
+    assert "raise pids_limit of launch()" in str(caught.value)
+    assert group.start(what, 2).wait() == [None], "the worker goes on"
+
+
+def test_a_worker_that_cannot_have_its_threads_says_which_limit_is_met(cluster):
+    if why := find().missing(None, 1):
+        pytest.skip(why)
+    group = lw.many(cluster, lw.Forker, 1, pids_limit=24, max_concurrency=30)
+    with pytest.raises(WorkerDiedError, match="pids_limit=24 of this worker is exhausted"):
+        group.start("threads", 1).wait()
