@@ -23,7 +23,7 @@ class Descendants:
     """The processes below one worker, also those that have become daemons.
 
     Args:
-        worker: its id, which is the mark in the environment of all that it starts.
+        worker: its id, by which all that it starts is marked.
     """
 
     def __init__(self, worker: str) -> None:
@@ -80,7 +80,9 @@ class Descendants:
 
     def _is_ours(self, pid: int) -> bool:
         found = procfs.stat(pid)
-        return found is not None and (found.session == os.getpid() or procfs.mark_of(pid) == self._worker)
+        if found is None or found.session == os.getpid():
+            return found is not None
+        return procfs.branded(pid, [self._worker]) is not None or procfs.mark_of(pid) == self._worker
 
 
 def _runs(pid: int, started: int) -> bool:

@@ -229,6 +229,10 @@ class Plain(Worker):
     def pid(self) -> int:
         return os.getpid()
 
+    def lease(self) -> tuple[bool, int]:
+        self.keep_for_stop(os.getpid())  # asks for nothing
+        return self.lease_page.held(), self.lease_page.deadline_ns
+
     def on_lease_lost(self) -> None:
         Path(self.path).write_text("it ran")
 

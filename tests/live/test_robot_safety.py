@@ -18,6 +18,7 @@ import robot_kit as rk
 from rlinf_actors import Cluster, ComponentPlacement, NodePlacementStrategy, RestartPolicy, procfs
 from rlinf_actors.cli import app
 from rlinf_actors.errors import HardwareInUseError, NodeLostError, RlinfActorsError, UsageError, WorkerDiedError
+from rlinf_actors.worker.leasepage import NEVER
 
 pytestmark = pytest.mark.live
 
@@ -152,10 +153,16 @@ class TestTheHook:
         ran = tmp_path / "ran"
         group = rk.Plain.create_group(str(ran)).launch(cluster, NodePlacementStrategy([0]))
         pid = group.pid().wait()[0]
+        assert group.lease().wait() == [(True, NEVER)]
         os.kill(pid, signal.SIGTERM)
         with pytest.raises(WorkerDiedError, match="SIGTERM"):
             group.pid().wait()
         assert not ran.exists()
+
+    def test_a_worker_cannot_keep_a_process_that_is_not_there(self, cluster, arm):
+        group = launch(cluster, arm, rk.Streamer)
+        with pytest.raises(UsageError, match="env:0 cannot keep process 0 for its stop: there is no such process"):
+            group.keep_for_stop(0).wait()
 
     def test_a_coroutine_is_refused(self, cluster, arm):
         with pytest.raises(UsageError, match=r"AsyncHook.on_lease_lost is an async def: .* Make it a plain def"):

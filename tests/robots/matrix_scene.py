@@ -77,6 +77,7 @@ class Run:
         worker, template: pids; 0 of one whose constructor never ends.
         arms: those that it moves.
         cut: when the fault was (time.monotonic()).
+        pressed: when somebody pressed Enter for an emergency stop, 0 if nobody did.
         went_on: when a process that stood still was continued, 0 for none.
     """
 
@@ -85,6 +86,7 @@ class Run:
     worker: int = 0
     template: int = 0
     cut: float = 0.0
+    pressed: float = 0.0
     went_on: float = 0.0
 
     def of(self, arm: Arm, commands: Sequence[Command]) -> list[Command]:

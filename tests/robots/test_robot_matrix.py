@@ -228,11 +228,12 @@ class Round:
     def _pressed(self) -> None:
         runs, scene = self._kinds(PRESSED), self._scene
         busy = scene.busy(BUSY)
+        enter = time.monotonic()
         pressed = [scene.press("--reason", "a hand in the cell"), scene.press()]
         assert [one.wait(60) for one in pressed] == [0, 0]
         cut = time.monotonic()
         for run in runs:
-            run.cut = cut
+            run.cut, run.pressed = cut, enter
             run.until_closed()
         for one in busy:
             ms.end(one)
@@ -277,7 +278,7 @@ def test_the_arm_stops_in_time_and_nothing_follows(row: Row, results: Results, f
             assert texts[-1] == "stop", f"after its stop the arm was told {texts[texts.index('stop') + 1 :]}"
             assert not [one for one in arm.said if one.text != "stop" and run.went_on and one.at >= run.went_on]
             after = arm.said[-1].at - run.cut
-            longest = max(longest, after - stall)
+            longest = max(longest, arm.said[-1].at - (run.pressed or run.cut) - stall)
             assert row.bound_s is None or after - stall <= row.bound_s, (
                 f"the arm had its stop command {after:.3f} s after the cut; {row.bound_s} s are allowed, and the "
                 f"machine itself stood still for {stall:.3f} s of that by a control timer"

@@ -298,6 +298,40 @@ async def test_what_is_asked_of_a_head_that_restarts_waits_for_it(ends):
     assert ends.alone.empty()
 
 
+async def test_a_beat_repeats_the_last_word_of_the_head_that_took_us(ends):
+    peer = await ends.welcome()
+    ends.server.notify(peer, Beat("e", word=77.5))
+    ends.server.notify(peer, Beat("another", word=99.0))
+    while (said := (await ends.next(Beat))[1].body.word) == 0.0:
+        pass
+    assert said == 77.5
+
+
+async def test_another_head_s_clock_is_not_repeated(ends):
+    peer = await ends.welcome()
+    ends.server.notify(peer, Beat("e", word=77.5))
+    ends.server.notify(peer, Beat(HELLO_AGAIN))
+    peer, request = await ends.next(ClientHello)
+    ends.server.reply(peer, request.id, Welcome("e2", "0.1", 0.01, 10.0, "tok"))
+    ends.came = asyncio.Queue()
+    ends.server.notify(peer, Beat("e2", word=5.0))
+    while (said := (await ends.next(Beat))[1].body.word) == 77.5:  # on its way before the welcome
+        pass
+    assert said in (0.0, 5.0)
+
+
+async def test_an_owner_of_robots_answers_eight_times_in_their_lease(ends):
+    await ends.welcome(beat_s=1.0)
+    loop = asyncio.get_running_loop()
+    ends.link.own_robots()
+    await ends.next(Beat)  # at once: the next may be due only in a beat as long as before
+    await ends.next(Beat)
+    begun = loop.time()
+    for _ in range(4):
+        await ends.next(Beat)
+    assert loop.time() - begun == pytest.approx(1.0, abs=0.01)
+
+
 async def test_a_head_that_does_not_answer(ends):
     with pytest.raises(ClusterTimeoutError, match="did not answer ClientHello within"):
         await ends.link.start(0.01)

@@ -27,6 +27,7 @@ LONG_S = 600.0
 
 WORKER = """
 import contextlib, ctypes, os, signal, socket, subprocess, sys, threading, time
+from rlinf_actors import procfs
 from rlinf_actors.wire import spawn
 from rlinf_actors.wire.values import Claim, WorkerSpec
 from rlinf_actors.worker.control import Control
@@ -45,6 +46,7 @@ class Env:
 
 spec = WorkerSpec("w1", "env", "ns", 0, 1, 0, {}, claims=[Claim("Arm:1", "Arm 1")])
 place = spawn.WorkerPlace("", "", "", "node", "", "", "", "", until, lease_s)
+procfs.brand("w1")
 guard = Guard(spec, place, Control(socket.socket(fileno=control), lambda: None), Env)
 
 def stream(who="main", forever=True):
@@ -129,7 +131,7 @@ def worker(folder: Path, body: str, lease_s: float = LONG_S, **env: str) -> Iter
         for pid in procfs.children(os.getpid()):  # orphans, which the guard has killed
             stat = procfs.stat(pid)
             ours = stat is not None and made.process.pid == stat.session
-            if stat is not None and (ours or stat.state == "Z" or procfs.mark_of(pid) == "w1"):
+            if stat is not None and (ours or stat.state == "Z" or procfs.branded(pid, ["w1"])):
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
         made.close()
@@ -210,6 +212,9 @@ def test_renewals_that_came_while_it_started_count(tmp_path):
         stopped_last(one.rest())
 
 
+EXEC = "code = f'import os, time\\nwhile True: os.write({arm}, b\"move child\\\\n\"); time.sleep(0.002)'; " + (
+    "os.set_inheritable(arm, True); os.execve(sys.executable, [sys.executable, '-c', code], {})"
+)
 POPEN = """
 code = f"import os, time\\nwhile True: os.write({arm}, b'move child\\\\n'); time.sleep(0.002)"
 subprocess.Popen([sys.executable, "-c", code], pass_fds=[arm], env={ENV})
@@ -234,6 +239,7 @@ CHILDREN = {
     "popen without environment": POPEN.replace("{ENV}", "{}"),
     "popen in a session of its own": POPEN.replace("{ENV}", "None, start_new_session=True"),
     "double fork": DOUBLE_FORK,
+    "double fork without environment": DOUBLE_FORK.replace('stream("child")', EXEC),
     "one that ignores SIGHUP in a group of its own": OWN_GROUP,
     "a child of a child": "if not os.fork():\n    if not os.fork(): stream('child')\n    time.sleep(600)\n",
 }

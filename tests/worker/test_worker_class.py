@@ -44,6 +44,10 @@ def test_a_child_of_a_worker_is_a_member():
     assert (child.get_name(), child._rank, child._world_size, child.get_parent_rank()) == ("g:0:1", 1, 4, 0)
     with pytest.raises(UsageError, match="g:0:1 is a child process of one"):
         _ = child.manager_proxy
+    with pytest.raises(UsageError, match="g:0:1 is a child process of a worker: call keep_for_stop"):
+        child.keep_for_stop(1)
+    with pytest.raises(UsageError, match="lease_page needs a worker of a group"):
+        _ = child.lease_page
     port = child.acquire_free_port()
     assert port > 0
     child._own_ports.close()
