@@ -44,6 +44,7 @@ def row(socket: Listening, local: LocalCluster) -> tuple[str, str]:
         ("", "head"): ("the head's", "`RUN_DIR/head`"),
         ("w", name): ("a worker's", "`RUN_DIR/w/ID`"),
         ("t", name): ("a template's, for the next agentd", "`RUN_DIR/t/*.sock`"),
+        ("", "keeper"): ("a keeper's, for its agentd and the next", "`RUN_DIR/keeper`"),
     }[folder, name]
     assert (whose, where) in rows
     return whose, where
@@ -59,8 +60,10 @@ def test_what_listens_is_what_the_documentation_says():
         everybody = {pid: None for node in local.nodes for pid in procfs.subtree(node.pid)}
         found = listening(everybody)
         kinds = {row(socket, local) for socket in found}
-        assert {whose for whose, _ in kinds} == {"the head's", "a worker's", "a template's, for the next agentd"}
-        assert len(found) == 2 + 2 + 2, found
+        assert {whose for whose, _ in kinds} == {
+            "the head's", "a worker's", "a template's, for the next agentd", "a keeper's, for its agentd and the next"
+        }  # fmt: skip
+        assert len(found) == 2 + 2 + 2 + 2, found
         for socket in found:
             if socket.port:
                 assert socket.speaks("CURVE")
