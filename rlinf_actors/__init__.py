@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rlinf_actors.errors import ClusterTimeoutError as ClusterTimeoutError
     from rlinf_actors.errors import ConfigError as ConfigError
     from rlinf_actors.errors import ConnectionLostError as ConnectionLostError
+    from rlinf_actors.errors import EmergencyStopError as EmergencyStopError
     from rlinf_actors.errors import GroupClosedError as GroupClosedError
     from rlinf_actors.errors import GroupNotFoundError as GroupNotFoundError
     from rlinf_actors.errors import HardwareInUseError as HardwareInUseError
@@ -89,6 +90,7 @@ _MODULES = {
         "ClusterTimeoutError",
         "ConfigError",
         "ConnectionLostError",
+        "EmergencyStopError",
         "GroupClosedError",
         "GroupNotFoundError",
         "HardwareInUseError",

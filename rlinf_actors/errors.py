@@ -233,6 +233,12 @@ class InternalError(RlinfActorsError):
     """
 
 
+class EmergencyStopError(UsageError):
+    """A group that uses robots was launched while an emergency stop is in force; the message says whose, and how it is
+    released.
+    """
+
+
 class ProtocolError(RlinfActorsError):
     """A message was not expected in this state: a bug in a peer of ours, never in user code."""
 

@@ -18,6 +18,7 @@ PATH_ENV_MERGE_MODE = "RLINF_PATH_ENV_MERGE_MODE"
 EXT_MODULE = "RLINF_EXT_MODULE"
 COMM_NET_DEVICES = "RLINF_COMM_NET_DEVICES"
 TIMEOUT_MINUTES = "RLINF_TIMEOUT"
+LOG_LEVEL = "RLINF_LOG_LEVEL"
 RUN_DIR = "RLINF_ACTORS_RUN_DIR"
 HEADS_DIR = "RLINF_ACTORS_HEADS"
 LOG_DIR = "RLINF_ACTORS_LOG_DIR"
@@ -62,6 +63,7 @@ MIN_SEND_WINDOW = 1 << 20
 DEFAULT_SHARED_MEMORY = 1 << 30
 DEFAULT_CHANNEL_BYTES = 8 << 30
 
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 MERGE_MODES = ("append", "override")
 
 PATH_WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType({"cpu": ("lane",), "accelerator": ("lane", "staged")})
@@ -175,6 +177,24 @@ class Settings:
             kept_logs=_kept_logs(env),
             config_home=env.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"),
         )
+
+
+def for_workers(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the variables of the driver that hold for its workers too, unless the launch or the cluster has others."""
+    env = os.environ if environ is None else environ
+    return {name: env[name] for name in (LOG_LEVEL,) if env.get(name)}
+
+
+def log_level(environ: Mapping[str, str]) -> str:
+    """Return the level of workers' loggers that *environ* asks for, INFO by default.
+
+    Raises:
+        ConfigError: there is no such level. Not a setting: a worker whose node has a wrong one says so and goes on.
+    """
+    level = (environ.get(LOG_LEVEL) or "INFO").upper()
+    if level not in LOG_LEVELS:
+        raise ConfigError(f"is {environ[LOG_LEVEL]!r}; it must be one of {', '.join(LOG_LEVELS)}", path=LOG_LEVEL)
+    return level
 
 
 @dataclass(frozen=True)

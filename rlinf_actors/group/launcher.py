@@ -84,10 +84,13 @@ class GroupLauncher(Generic[T]):
         Raises:
             NameInUseError: (a ValueError) the name is taken; plain script only, see above.
             HardwareInUseError: another group holds a robot that this one was placed on; as above.
+            EmergencyStopError: it uses robots, and an emergency stop is in force; as above.
+            UsageError: an argument is of another kind, such as a strategy in the place of the cluster.
             PlacementError: the placement does not fit the cluster.
             ConfigError: *env_vars* and the placement show different devices.
             SerializationError: a constructor argument cannot be pickled.
         """
+        launching.check_arguments(cluster, placement_strategy, restart)
         control = launching.launch(
             self._cls,
             self._args,

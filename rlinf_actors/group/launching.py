@@ -24,7 +24,7 @@ from rlinf_actors.model.restart import RestartPolicy
 from rlinf_actors.placement.strategies import default_strategy
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.remote import Construction, RemoteGroup
-from rlinf_actors.settings import Settings
+from rlinf_actors.settings import Settings, for_workers
 from rlinf_actors.wire import failure, frames, payload
 from rlinf_actors.wire.bounds import MAX_SIZE
 from rlinf_actors.wire.clients import Launch
@@ -109,6 +109,33 @@ def launch(
     )
 
 
+def check_arguments(cluster: object, strategy: object, restart: object) -> None:
+    """Refuse arguments of a launch that are of another kind.
+
+    Raises:
+        UsageError: says which, and what to write.
+    """
+    if hasattr(cluster, "get_placement"):
+        raise UsageError(
+            f"launch() was given a {type(cluster).__name__} in the place of the cluster: write launch(cluster, "
+            f"placement_strategy={type(cluster).__name__}(...))"
+        )
+    if not hasattr(cluster, "runtime"):
+        raise UsageError(
+            f"launch() was given {cluster!r} in the place of the cluster: write launch(cluster), where cluster is what "
+            "Cluster(...) returned"
+        )
+    if strategy is not None and not hasattr(strategy, "get_placement"):
+        raise UsageError(
+            f"placement_strategy is {strategy!r}; it must be a PlacementStrategy, such as NodePlacementStrategy([0, 1])"
+        )
+    if restart is not None and not isinstance(restart, RestartPolicy):
+        example = "RestartPolicy.on_failure()"
+        if isinstance(restart, int) and not isinstance(restart, bool):
+            example = f"RestartPolicy.on_failure(max_restarts={restart})" if restart else "RestartPolicy.never()"
+        raise UsageError(f"restart is {restart!r}; it must be a RestartPolicy: write restart={example}")
+
+
 def _check(name: str, options: Options) -> None:
     if options.start_method not in START_METHODS:
         raise UsageError(f"start_method is {options.start_method!r}; it must be one of {', '.join(START_METHODS)}")
@@ -130,6 +157,7 @@ def _for_workers(options: Options, cluster: Cluster) -> LaunchOptions:
         sys_path=import_paths(),
         cwd=_cwd(),
         env=dict(options.env),
+        defaults=for_workers(),
         path_env_merge_mode=settings.path_env_merge_mode,
         net_devices=settings.comm_net_devices,
         log_dir=cluster.log_dir if options.show_logs else None,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 from rlinf_actors.errors import CallTimeoutError, GroupClosedError, SerializationError, UsageError
 from rlinf_actors.model.buffers import Buffer
-from rlinf_actors.runtime.peer import Peer, new_call
+from rlinf_actors.runtime.peer import ANSWER_S, Late, Peer, new_call
 from rlinf_actors.runtime.work import Work
 from rlinf_actors.wire import failure, frames, payload
 from rlinf_actors.wire.vouched import Vouched
@@ -75,6 +75,7 @@ class WorkerGroupFuncResult(Work["list[T]"]):
     _timer: asyncio.TimerHandle | None = None
     _cancelled = False
     _expired = False
+    _doing = ""  # what the late ranks did when the time was up
     _unseen = False  # failed, and no caller has been given the error
     loop: asyncio.AbstractEventLoop | None = None
     shared = False
@@ -109,11 +110,41 @@ class WorkerGroupFuncResult(Work["list[T]"]):
             self._timer = self._runtime.io.loop.call_later(seconds, self._expire)
 
     def _expire(self) -> None:
+        """The time is up: end the call where it runs, and say what ran there. The question overtakes nothing."""
+        late: list[Late] = []
+
+        def told() -> None:
+            self._runtime.io.call(self._over, late)
+
+        late.append(Late(self._missing(), told))
+        for peer in self._peers:
+            peer.forget(self._call)
+        self._timer = self._runtime.io.loop.call_later(ANSWER_S, self._over, late)
+
+    def _over(self, late: list[Late]) -> None:
+        """The late ranks have said what they do, or had the time for it. Loop thread."""
+        if self._timer is not None:
+            self._timer.cancel()
         with self._lock:
+            if self._expired:
+                return
             self._expired = True
             awaited = bool(self._callbacks)
+        self._doing = late[0].describe()
         if self._give_up():
             self._fail(awaited)
+
+    def _missing(self) -> list[Peer]:
+        return [peer for peer, answer in zip(self._peers, self._answers, strict=True) if answer is None]
+
+    def _late(self, timeout: float) -> CallTimeoutError:
+        asked = threading.Event()
+        late = Late(self._missing(), asked.set)
+        asked.wait(min(ANSWER_S, max(timeout, 0.01)))  # who polls is not held up
+        group = self._peers[0].name.rpartition(":")[0]
+        return CallTimeoutError(
+            f"{self._method}() of group {group!r} was not done within {timeout:g} s; it goes on: {late.describe()}"
+        )
 
     def _give_up(self) -> bool:
         """Nobody waits for the ranks that have not answered; True if that is how the call ended."""
@@ -164,9 +195,9 @@ class WorkerGroupFuncResult(Work["list[T]"]):
         """Why ranks have not answered though the call has ended."""
         if self._cancelled:
             return concurrent.futures.CancelledError(f"the call of {self._method}() was cancelled")
-        missing = [peer.name for peer, answer in zip(self._peers, self._answers, strict=True) if answer is None]
+        missing = ", ".join(peer.name for peer in self._missing())
         return CallTimeoutError(
-            f"{self._method}() had {self._timeout:g} s and did not return from {', '.join(missing)}"
+            f"{self._method}() had {self._timeout:g} s and did not return from {missing}: {self._doing}"
         )
 
     def _value(self, index: int) -> T:

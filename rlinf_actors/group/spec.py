@@ -17,6 +17,7 @@ from rlinf_actors.model.restart import RestartPolicy
 from rlinf_actors.placement.environment import GroupLayout, worker_environment
 from rlinf_actors.placement.view import ClusterView, find_group
 from rlinf_actors.placement.visibility import check_launch
+from rlinf_actors.settings import log_level
 from rlinf_actors.wire.values import Claim, WorkerSpec
 
 START_METHODS = ("fork", "spawn")
@@ -41,6 +42,7 @@ class LaunchOptions:
         limits: of each worker.
         restart: when workers that fail are started again.
         owner_must_answer: of workers with robots; see WorkerSpec.
+        defaults: variables of the driver that its workers get too, unless something says otherwise.
     """
 
     start_method: str = "fork"
@@ -56,6 +58,7 @@ class LaunchOptions:
     limits: Limits = field(default_factory=Limits)
     restart: RestartPolicy = field(default_factory=RestartPolicy.never)
     owner_must_answer: str = "elsewhere"
+    defaults: Mapping[str, str] = field(default_factory=dict)
 
 
 def worker_specs(
@@ -64,7 +67,7 @@ def worker_specs(
     """One spec per placement, in rank order, with ids that were never used before.
 
     Raises:
-        ConfigError: a visibility variable in the options contradicts the placement.
+        ConfigError: a visibility variable in the options contradicts the placement, or there is no such log level.
     """
     launch = uuid.uuid4().hex[:10]
     ordered = sorted(placements, key=lambda p: p.rank)
@@ -75,6 +78,8 @@ def worker_specs(
         group = find_group(cluster, placement.node_group_label)
         check_launch(options.env, placement, node, group)
         env = worker_environment(name, placement, layout, node, group, namespace, comm_net_devices=options.net_devices)
+        env = {**options.defaults, **env, **options.env}
+        log_level(env)
         interpreter = group.get_node_python_interpreter_path(placement.cluster_node_rank)
         specs.append(
             WorkerSpec(
@@ -84,7 +89,7 @@ def worker_specs(
                 rank=placement.rank,
                 world_size=len(placements),
                 node_rank=placement.cluster_node_rank,
-                env={**env, **options.env},
+                env=env,
                 path_env_merge_mode=options.path_env_merge_mode,
                 interpreter=interpreter or None,
                 start_method=options.start_method,

@@ -48,7 +48,10 @@ class Requests:
         try:
             answer = self._answer(event)
         except Refused as error:
-            tables.emit(Refuse(event.peer, event.id, error.kind, error.text, (), error.path))
+            client = tables.clients.of_peer(event.peer)
+            old = client is not None and client.protocol < 6
+            kind = "usage" if old and error.kind == "emergency_stop" else error.kind
+            tables.emit(Refuse(event.peer, event.id, kind, error.text, (), error.path))
             if isinstance(event.body, (AgentHello, ClientHello)):
                 who = known_as(event.peer) if event.member == LOCAL else str(event.member)
                 text = f"refused {who} ({error.kind}): {error.text}"

@@ -192,7 +192,7 @@ class RobotTable:
         if robots and stop:
             option = "" if ALL in self._stops else f" --namespace {asked.namespace}"
             raise Refused(
-                "usage",
+                "emergency_stop",
                 f"group {asked.group!r} uses {', '.join(robots)}, and robots are stopped: {stop}. When it is safe, "
                 f"release it with `rlinf-actors estop --release{option}`",
             )

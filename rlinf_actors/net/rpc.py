@@ -12,6 +12,7 @@ from rlinf_actors.errors import (
     AuthenticationError,
     ClusterTimeoutError,
     ConfigError,
+    EmergencyStopError,
     GroupNotFoundError,
     HardwareInUseError,
     InternalError,
@@ -51,6 +52,7 @@ _REFUSALS: dict[str, type[RlinfActorsError]] = {
     "authentication": AuthenticationError,
     "protocol": ProtocolMismatchError,
     "usage": UsageError,
+    "emergency_stop": EmergencyStopError,
     "node_lost": NodeLostError,
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import enum
 from typing import Any
 
@@ -133,6 +134,9 @@ def _rules(config: Any) -> tuple[ComponentRule, ...]:
     else:
         section = cluster_section(config)
         rules = parse_component_placement(section.get("component_placement") or {}, path)
+        meant = difflib.get_close_matches("component_placement", map(str, section), n=1, cutoff=0.8)
+        if not rules and meant and meant != ["component_placement"]:
+            raise ConfigError("unknown key; did you mean 'component_placement'?", path=f"{SECTION}.{meant[0]}")
     if not rules:
         raise ConfigError(f"there is no component_placement; add one, e.g. {EXAMPLE}", path=path)
     return rules

@@ -188,7 +188,7 @@ class GroupHandles:
 
     def _construction_failed(self, group: RemoteGroup) -> None:
         """A group that cannot come up does not stay half up. Loop thread or a user's."""
-        self.failures += 1
+        self.failures += not group.came_up
         if self._io.inside():
             self._stop_failed(group)  # at once: whoever launches again under its name waits for that
         else:

@@ -298,7 +298,7 @@ class Peer:
             if listener is not None:
                 listener(frame)
             return
-        if isinstance(frame, (frames.Ok, frames.Item, frames.Raised)):
+        if isinstance(frame, (frames.Ok, frames.Item, frames.Raised, frames.Runs)):
             pending = self.pending.get(frame.id)
             if pending is not None and pending.answer(frame, Vouched(parts)):  # of the worker that the head named
                 self.pending.pop(frame.id, None)
@@ -315,9 +315,83 @@ class Peer:
     def _failed(self, _peer: bytes, error: InternalError) -> None:
         """Fail what a message belonged to whose handler raised: its call, or, where there is none, the whole link."""
         frame = self._handling
-        if isinstance(frame, (frames.Ok, frames.Item, frames.Raised)):
+        if isinstance(frame, (frames.Ok, frames.Item, frames.Raised, frames.Runs)):
             pending = self.pending.pop(frame.id, None)
             if pending is not None:
                 pending.fail(error)
             return
         self.fail(error)
+
+
+ANSWER_S = 0.25
+"""How long a wait whose time is up asks the late workers what they are doing. Their I/O threads answer in some ms."""
+MAX_ASKED = 16
+"""Late workers that are asked and named; a message with a thousand would not be read."""
+
+
+class _Doing:
+    """One worker's answer to WhatRuns."""
+
+    def __init__(self, told: Callable[[], object]) -> None:
+        self.runs: frames.Runs | None = None
+        self._told = told
+
+    def answer(self, frame: frames.AnyFrame, parts: Vouched) -> bool:
+        if isinstance(frame, frames.Runs):
+            self.runs = frame
+        self._told()
+        return True
+
+    def fail(self, error: Exception) -> None:
+        self._told()
+
+
+class Late:
+    """Asks workers that are late what their user code is doing. Any thread.
+
+    Args:
+        peers: the late ones.
+        told: called once, on any thread, when all that can be asked have answered.
+    """
+
+    def __init__(self, peers: Sequence[Peer], told: Callable[[], object]) -> None:
+        self._peers = peers
+        self._lock = threading.Lock()
+        self._told = told
+        asked = [peer for peer in peers[:MAX_ASKED] if peer.connected]
+        self._left = len(asked) + 1
+        self._doing = {peer: _Doing(self._one) for peer in asked}
+        self._calls = []
+        for peer, doing in self._doing.items():
+            call = peer.open(doing)
+            self._calls.append((peer, call))
+            peer.send(frames.WhatRuns(call), now=True)
+        self._one()
+
+    def _one(self) -> None:
+        with self._lock:
+            self._left -= 1
+            last = not self._left
+        if last:
+            self._told()
+
+    def describe(self) -> str:
+        """Return what each is doing, for people. Ends the question."""
+        for peer, call in self._calls:
+            peer.pending.pop(call, None)
+        said = [f"{peer.name} on {peer.node} {self._said(peer)}" for peer in self._peers[:MAX_ASKED]]
+        more = len(self._peers) - len(said)
+        return "; ".join([*said, *([f"and {more} more"] if more else [])])
+
+    def _said(self, peer: Peer) -> str:
+        doing = self._doing.get(peer)
+        if doing is None:
+            return "is not up yet"
+        if doing.runs is None:
+            return "does not answer: its process is stopped, or C code holds its interpreter's lock"
+        waiting = ", and 1 call waits there" if doing.runs.waiting == 1 else ""
+        if doing.runs.waiting > 1:
+            waiting = f", and {doing.runs.waiting} calls wait there"
+        if not doing.runs.method:
+            return f"runs nothing{waiting}"
+        return f"has been running {doing.runs.method}() for {doing.runs.seconds:.1f} s{waiting}"

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from rlinf_actors.errors import (
+    CallTimeoutError,
     ConnectionLostError,
     GroupClosedError,
     NodeLostError,
@@ -25,7 +27,7 @@ from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.model.restart import rank_id
 from rlinf_actors.net.link import Network
 from rlinf_actors.runtime.lost import LostErrors
-from rlinf_actors.runtime.peer import Peer
+from rlinf_actors.runtime.peer import ANSWER_S, Late, Peer
 from rlinf_actors.runtime.work import Promise
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.endings import ending
@@ -68,8 +70,9 @@ class Readiness(Promise[None]):
 
     shared = True
 
-    def __init__(self, name: str, lost: LostErrors) -> None:
+    def __init__(self, name: str, lost: LostErrors, late: Callable[[], Sequence[Peer]] = tuple) -> None:
         super().__init__(f"group {name!r}")
+        self._late_ranks = late
         self.loop = asyncio._get_running_loop()
         self._lost = lost
         self._unseen = False
@@ -82,6 +85,12 @@ class Readiness(Promise[None]):
             self._unseen = True
             self._lost.failed(self, awaited=awaited)
         return ended
+
+    def _late(self, timeout: float) -> CallTimeoutError:
+        asked = threading.Event()
+        late = Late(self._late_ranks(), asked.set)
+        asked.wait(min(ANSWER_S, max(timeout, 0.01)))  # who polls is not held up
+        return CallTimeoutError(f"{self._what} was not ready within {timeout:g} s; it goes on: {late.describe()}")
 
     def seen(self) -> None:
         """The error was raised to the caller."""
@@ -130,6 +139,7 @@ class RemoteGroup:
         me: the worker id of this process, "" of a driver.
 
     Attributes:
+        came_up: False once it could not be constructed.
         launched: ids of its workers, of whichever incarnation: what tells it from a namesake.
     """
 
@@ -154,9 +164,10 @@ class RemoteGroup:
         self.peers = [self._peer(rank, node) for rank, node in enumerate(node_names)]
         self.states: dict[int, WorkerState] = {}
         lost = construction.lost if construction is not None else None
-        self.ready: Promise[None] = Promise(f"group {name!r}") if lost is None else Readiness(name, lost)
+        self.ready: Promise[None] = Promise(f"group {name!r}") if lost is None else Readiness(name, lost, self._late)
         self.gone: Promise[None] = Promise(f"the end of group {name!r}")
         self.closing = False
+        self.came_up = True
         self.launched: list[str] = []
         self.owned = construction is not None
         self._host = host
@@ -248,6 +259,11 @@ class RemoteGroup:
         for peer in self.peers:
             peer.fail(error)
 
+    def _late(self) -> list[Peer]:
+        """The ranks that are not constructed."""
+        constructed = self._construction.constructed if self._construction is not None else {}
+        return [peer for peer in self.peers if constructed.get(peer.rank) != peer.worker_id or not peer.worker_id]
+
     def error_was_raised(self) -> None:
         """The caller of launch() got the error of `ready` as an exception."""
         if isinstance(self.ready, Readiness):
@@ -335,6 +351,7 @@ class RemoteGroup:
         """The group cannot come up: the first cause ends every call on it."""
         if self.ready.done():
             return
+        self.came_up = isinstance(error, GroupClosedError)  # else it was ended by its owner before it could
         self._on_failure(self)
         self.fail(error)
 

@@ -56,7 +56,8 @@ class Work(Generic[T]):
             self._on_done(release)
             if not gate.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
                 self._forget(release)
-                raise CallTimeoutError(f"{self._what} was not done within {timeout:g} s; it goes on")
+                assert timeout is not None
+                raise self._late(timeout)
         return self._outcome()
 
     async def async_wait(self) -> T:
@@ -89,6 +90,10 @@ class Work(Generic[T]):
 
     def _outcome(self) -> T:
         raise NotImplementedError
+
+    def _late(self, timeout: float) -> CallTimeoutError:
+        """Return the error of a wait whose time is up; says what the work waits for, where that can be known."""
+        return CallTimeoutError(f"{self._what} was not done within {timeout:g} s; it goes on")
 
     def _before_blocking(self) -> None:
         """Raise where blocking can never end."""

@@ -112,6 +112,25 @@ class Raised(Frame, frozen=True, tag=9):
     traceback: str = ""
 
 
+class WhatRuns(Frame, frozen=True, tag=12):
+    """What does the receiver's user code do? Answered by its I/O thread with Runs. Since protocol 6; a worker that
+    does not know it answers nothing, and whoever asks does not wait for long.
+    """
+
+    id: int
+
+
+class Runs(Frame, frozen=True, tag=13):
+    """`method` has been running for `seconds`, the longest of those that run ("" if none does), and so many calls wait
+    for their turn.
+    """
+
+    id: int
+    method: str
+    seconds: Number = 0.0
+    waiting: int = 0
+
+
 class Memory(Frame, frozen=True, tag=10):
     """The sender's shared memory, as ``/proc/pid/fd/fd`` with that device, inode and size in bytes; pid 0: none is
     offered. `opened`: whether the sender has opened the receiver's, and may be lent parts of it.
@@ -310,8 +329,8 @@ ChannelFrame = Union[
 """What a channel's host takes."""
 
 AnyFrame = Union[
-    Join, Rejected, Create, Call, Stream, Credit, Cancel, Ok, Item, Raised, Memory, Dropped, Message, Held, Returned,
-    Ask, Facts, Released, LaneEnded, ChannelFrame,
+    Join, Rejected, Create, Call, Stream, Credit, Cancel, Ok, Item, Raised, WhatRuns, Runs, Memory, Dropped, Message,
+    Held, Returned, Ask, Facts, Released, LaneEnded, ChannelFrame,
 ]  # fmt: skip
 
 encode = msgspec.msgpack.Encoder().encode

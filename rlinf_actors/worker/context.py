@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from rlinf_actors.errors import ConfigError
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.hardware import AcceleratorType
 from rlinf_actors.net.ports import HeldPorts
+from rlinf_actors.settings import log_level
 
 if TYPE_CHECKING:
     from rlinf_actors.runtime.process import Runtime
@@ -86,12 +88,16 @@ def current() -> WorkerContext | None:
 
 
 def make_logger(name: str) -> logging.Logger:
-    """The worker's logger: level INFO, to stderr, not through the root logger's handlers."""
+    """Return the worker's logger: to stderr, not through the root logger's handlers; RLINF_LOG_LEVEL is its level."""
     logger = logging.getLogger(f"rlinf_actors.worker.{name}")
     if not logger.handlers:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter("[%(levelname)s %(asctime)s %(filename)s:%(lineno)d] %(message)s"))
         logger.addHandler(handler)
         logger.propagate = False
-        logger.setLevel(os.environ.get("LOGLEVEL", "INFO").upper())
+        try:
+            logger.setLevel(log_level(os.environ))
+        except ConfigError as error:  # of the node's environment: the driver's and the launch's are checked there
+            logger.setLevel("INFO")
+            logger.warning("%s; the level is INFO", error)
     return logger

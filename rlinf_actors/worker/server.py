@@ -254,6 +254,10 @@ class WorkerServer:
             invocation = self._calls.get((peer, frame.id))
             if invocation is not None:
                 invocation.credit(frame.n)
+        elif type(frame) is frames.WhatRuns:
+            doing = self.activity()
+            seconds = max(0.0, time.perf_counter() - doing.since) if doing.method else 0.0
+            self._send(peer, frames.Runs(frame.id, doing.method[:NAME_CHARS], seconds, doing.waiting), (), True)
         elif type(frame) is frames.Dropped:
             lending.dropped(frame)
         elif type(frame) is frames.Memory:

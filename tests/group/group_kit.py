@@ -6,6 +6,8 @@ import asyncio
 import types
 from typing import Any
 
+from msgspec.structs import replace
+
 from rlinf_actors.group.control import GroupControl
 from rlinf_actors.group.group import WorkerGroup
 from rlinf_actors.group.launching import _own_methods
@@ -42,12 +44,17 @@ class FakeRank:
         self.endpoint = self._listener.bind(f"ipc:///w{rank}")
         self.calls: list[frames.AnyFrame] = []
         self.args: list[tuple] = []
+        self.doing: frames.Runs | None = frames.Runs(0, "")
         self._peer = b""
         self._came = asyncio.Event()
 
     def _received(self, peer: bytes, header: bytes, parts: list) -> None:
         self._peer, frame = peer, frames.decode(header)
         if isinstance(frame, frames.Join):
+            return
+        if isinstance(frame, frames.WhatRuns):
+            if self.doing is not None:
+                self.say(replace(self.doing, id=frame.id))
             return
         self.calls.append(frame)
         if isinstance(frame, (frames.Call, frames.Stream)):

@@ -12,15 +12,17 @@ import types
 import group_kit
 import pytest
 
-from rlinf_actors.errors import CallTimeoutError, UsageError, WorkerStartError
+from rlinf_actors.errors import CallTimeoutError, ConfigError, UsageError, WorkerStartError
 from rlinf_actors.group import launching
+from rlinf_actors.group.launching import check_arguments
 from rlinf_actors.group.spec import LaunchOptions, class_reference, worker_specs
 from rlinf_actors.hardware import registry
 from rlinf_actors.model.hardware import HardwareInfo, HardwareResource
 from rlinf_actors.model.node import NodeGroupInfo, NodeInfo
 from rlinf_actors.model.placement import Placement
 from rlinf_actors.placement.described import DescribedCluster
-from rlinf_actors.placement.strategies import PackedPlacementStrategy
+from rlinf_actors.placement.strategies import NodePlacementStrategy, PackedPlacementStrategy
+from rlinf_actors.settings import for_workers
 from rlinf_actors.wire.values import Claim
 
 
@@ -47,6 +49,17 @@ class TestSpecs:
     def test_the_groups_own_variables_win(self):
         made = specs(LaunchOptions(env={"RANK": "7", "MINE": "x"}))
         assert (made[0].env["RANK"], made[0].env["MINE"]) == ("7", "x")
+
+    def test_the_drivers_log_level_is_the_workers_unless_the_group_has_its_own(self):
+        driver = for_workers({"RLINF_LOG_LEVEL": "DEBUG", "LOGLEVEL": "verbose"})
+        assert specs(LaunchOptions(defaults=driver))[0].env["RLINF_LOG_LEVEL"] == "DEBUG"
+        assert "LOGLEVEL" not in specs(LaunchOptions(defaults=driver))[0].env
+        own = LaunchOptions(defaults=driver, env={"RLINF_LOG_LEVEL": "error"})
+        assert specs(own)[0].env["RLINF_LOG_LEVEL"] == "error"
+
+    def test_a_log_level_that_does_not_exist_is_refused_before_anything_starts(self):
+        with pytest.raises(ConfigError, match=r"RLINF_LOG_LEVEL: is 'verbose'; it must be one of DEBUG, INFO"):
+            specs(LaunchOptions(defaults={"RLINF_LOG_LEVEL": "verbose"}))
 
     def test_options_are_carried(self):
         options = LaunchOptions("spawn", ["numpy"], ["/p"], "/c", {}, "override", None, "/logs", False)
@@ -230,3 +243,27 @@ class TestReadiness:
         await ending
         assert world.stopped == [5.0]
         assert "_close() failed; stopping it anyway" in caplog.text
+
+
+class TestArguments:
+    """What people pass to launch() by mistake: the error says what to write."""
+
+    CLUSTER = types.SimpleNamespace(runtime=None)
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (
+                (NodePlacementStrategy([0]), None, None),
+                r"launch\(cluster, placement_strategy=NodePlacementStrategy\(...\)\)",
+            ),
+            (("127.0.0.1:6380", None, None), r"'127.0.0.1:6380' in the place of the cluster: write launch\(cluster\)"),
+            ((CLUSTER, [0, 1], None), r"placement_strategy is \[0, 1\]; it must be a PlacementStrategy, such as"),
+            ((CLUSTER, None, 3), r"restart is 3; .* write restart=RestartPolicy.on_failure\(max_restarts=3\)"),
+            ((CLUSTER, None, 0), r"write restart=RestartPolicy.never\(\)"),
+            ((CLUSTER, None, "always"), r"restart is 'always'; .* write restart=RestartPolicy.on_failure\(\)"),
+        ],
+    )
+    def test_of_another_kind_are_refused(self, arguments, said):
+        with pytest.raises(UsageError, match=said):
+            check_arguments(*arguments)

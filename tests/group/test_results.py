@@ -241,6 +241,27 @@ class TestTimeouts:
             await result
         assert isinstance(await world.ranks[1].call(1), frames.Cancel)
 
+    @pytest.mark.virtual_time
+    async def test_the_error_says_what_the_late_ranks_do(self, world):
+        world.ranks[0].doing = frames.Runs(0, "load", 12.25, 2)
+        world.ranks[2].doing = None  # its I/O thread does not answer
+        result = world.group.with_timeout(1.0).move()
+        with pytest.raises(CallTimeoutError) as caught:
+            await result
+        said = str(caught.value).partition(": ")[2].split("; ")
+        assert said == [
+            "arms:0 on n0 has been running load() for 12.2 s, and 2 calls wait there",
+            "arms:1 on n1 runs nothing",
+            "arms:2 on n2 does not answer: its process is stopped, or C code holds its interpreter's lock",
+        ]
+
+    async def test_a_wait_whose_time_is_up_names_group_rank_and_method(self, world):
+        result = world.group.execute_on(1).move()
+        await world.ranks[1].call()
+        said = r"move\(\) of group 'arms' was not done within 0.01 s; it goes on: arms:1 on n1 does not answer"
+        with pytest.raises(CallTimeoutError, match=said):
+            result.wait(0.01)  # the loop of the stand-in stands still meanwhile
+
     async def test_an_answer_in_time_stops_the_clock(self, world):
         result = world.group.with_timeout(1000).execute_on(1).move()
         world.ranks[1].ok((await world.ranks[1].call()).id, 1)

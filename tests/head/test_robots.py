@@ -6,8 +6,11 @@ import msgspec
 import pytest
 from head_kit import HeadKit, Refuse, agent_hello, running
 
+from rlinf_actors.errors import EmergencyStopError
+from rlinf_actors.net.rpc import refusal
 from rlinf_actors.wire.agents import StartWorkers, StopWorkers
 from rlinf_actors.wire.clients import Launch, WorkerChanged
+from rlinf_actors.wire.messages import Failed
 from rlinf_actors.wire.operators import EStop, EStopped
 from rlinf_actors.wire.session import Beat, Goodbye, Welcome
 from rlinf_actors.wire.values import Claim, ExitReport, WorkerSpec
@@ -248,6 +251,8 @@ class TestTheEmergencyStop:
         assert isinstance(refused, Refuse)
         assert "group 'again' uses Franka 10.10.10.2, and robots are stopped: emergency stop by kim@lab" in refused.text
         assert "`rlinf-actors estop --release`" in refused.text
+        assert refused.kind == "emergency_stop"
+        assert isinstance(refusal(Failed(1, refused.kind, refused.text)), EmergencyStopError)
         assert not isinstance(kit.ask("d1", Launch("ns", "cpu", "m:C", specs("cpu", [0], []))), Refuse)
         lifted = kit.ask("observer", EStop("kim@lab", release=True))
         assert lifted == EStopped([], [], lifted="emergency stop by kim@lab (all namespaces)")

@@ -304,3 +304,13 @@ def test_descriptions(tmp_path: Path) -> None:
     node = cluster.get_node_info(1)
     with pytest.raises(ConfigError, match=r"have ranks \[1\]; they must be 0-0"):
         DescribedCluster([node])
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_misspelt_section_is_named_with_what_is_meant(whole):
+    section = {"num_nodes": 1, "component_placment": {"actor": "0"}}
+    config = {"cluster": section} if whole else section
+    with pytest.raises(
+        ConfigError, match=r"^cluster.component_placment: unknown key; did you mean 'component_placement'"
+    ):
+        ComponentPlacement(config, DescribedCluster.identical(1, 1))

@@ -249,6 +249,8 @@ FRAMES = [
     frames.Ok(2, 0.5),
     frames.Item(3),
     frames.Raised(2, "raised", "ValueError", "boom", "Traceback"),
+    frames.WhatRuns(5),
+    frames.Runs(5, "step", 2.5, 3),
     frames.Memory(17, 5, 1, 99, 4096, True),
     frames.Dropped([1, 2]),
     frames.Message(4, 1, "a:0", "w-0", "", 1000),

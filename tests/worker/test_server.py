@@ -100,6 +100,18 @@ async def test_calls_of_a_member_are_answered(ends):
     assert ends.server._calls == {}
 
 
+async def test_what_runs_is_told_also_while_the_class_is_constructed(ends):
+    ends.join()
+    ends.say(frames.WhatRuns(7))
+    assert (await ends.until(1))[0][0] == frames.Runs(7, "")
+    ends.server.constructing()
+    ends.call(1)
+    ends.say(frames.WhatRuns(8))
+    runs = (await ends.until(2))[1][0]
+    assert (runs.id, runs.method, runs.waiting) == (8, "__init__", 1)
+    assert runs.seconds >= 0
+
+
 async def test_calls_wait_for_the_class_in_their_order(ends):
     ends.join()
     for call in range(5):

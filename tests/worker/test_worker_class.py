@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from rlinf_actors import AcceleratorType, UsageError, Worker, WorkerAddress
+from rlinf_actors.worker.context import make_logger
 
 
 class Mine(Worker):
@@ -66,3 +69,19 @@ def test_timers_and_logs_of_a_child(caplog):
     assert set(child.pop_execution_times()) == {"tag", "by_method_name"}
     with pytest.raises(ValueError, match="recorded tags: none"):
         child.pop_execution_time("tag")
+
+
+@pytest.mark.parametrize(("environ", "level", "said"), [
+    ({}, "INFO", ""),
+    ({"LOGLEVEL": "verbose"}, "INFO", ""),
+    ({"RLINF_LOG_LEVEL": "debug"}, "DEBUG", ""),
+    ({"RLINF_LOG_LEVEL": "verbose"}, "INFO", "RLINF_LOG_LEVEL: is 'verbose'; it must be one of DEBUG, INFO"),
+])  # fmt: skip
+def test_the_workers_logger_has_the_configured_level(monkeypatch, capsys, environ, level, said):
+    for name in ("LOGLEVEL", "RLINF_LOG_LEVEL"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    logger = make_logger(f"levels:{len(environ)}{level}{said[:1]}")
+    assert logging.getLevelName(logger.level) == level
+    assert said in capsys.readouterr().err
