@@ -47,6 +47,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--reap", action="store_true", help="end what an agentd that is gone left here, and exit (for ExecStopPost=)"
     )
+    made.add_argument(
+        "--keeper", action="store_true", help="be the keeper of rlinf-workers@.service, which starts templates"
+    )
     made.add_argument("--node-rank", type=int, dest="rank", metavar="N", help="its rank (also: RLINF_NODE_RANK)")
     made.add_argument("--node-id", metavar="ID", help="this node's id, the same after a restart")
     made.add_argument("--name", help="this node's name for people (default: the host's)")
@@ -80,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run agentd; returns its exit code."""
     open_standard_descriptors()
     options = vars(parser().parse_args(argv))
-    check_only, reap_only = options.pop("check_config"), options.pop("reap")
+    check_only, reap_only, keeper = options.pop("check_config"), options.pop("reap"), options.pop("keeper")
     from agentd.config import check_files, for_reaping, load
     from agentd.security import check_addresses, own_key
     from rlinf_actors.net.security import Security
@@ -91,6 +94,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         unit = Unit.load()
         voice = Voice("agentd", sys.stderr, unit.journal_stream)
         voice.set_up_logging()
+        if keeper:
+            return _keep(options["run_dir"] or unit.run_dir, voice)
         config = load(options, os.environ) if not reap_only else for_reaping(options, os.environ)
         if not config.head and config.connect is None and not check_only and not reap_only:
             return _say(
@@ -110,8 +115,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if reap_only:
         from agentd.reap import reap
 
-        return _ends(lambda: reap(config, unit.result), voice, lambda code, text: None)
+        return _ends(lambda: reap(config, unit.result, unit.keeper), voice, lambda code, text: None)
     return _run(config, options, voice)
+
+
+def _keep(directory: str | None, voice: Voice) -> int:
+    if directory is None:
+        return _say(voice, USAGE, "--keeper needs a directory for its socket: --run-dir, or RuntimeDirectory=")
+    from agentd.keeping import become_keeper
+
+    return _ends(lambda: become_keeper(f"{directory}/keeper"), voice, lambda code, text: None)
 
 
 def _run(config: Any, options: dict[str, Any], voice: Voice) -> int:

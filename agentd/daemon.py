@@ -53,6 +53,7 @@ class Daemon:
         self._config = config
         self._arguments = arguments
         unit = Unit() if config.embedded else Unit.load()  # a driver's unit is none of ours
+        self._unit_keeper = unit.keeper
         self._manager = Manager(unit.notify_socket, unit.watchdog_s)
         self.standing = Standing(self._manager, config.ready_fd)
         self._environ = dict(os.environ)
@@ -324,6 +325,7 @@ class Daemon:
             head=self._head_endpoint,
             head_key=self._key.server if self._key is not None else "",
             keeps=self._keeps,
+            keeper=self._unit_keeper,
         )
         ledger = survivors.ledger if survivors is not None else None
         times = HealthTimes(config.probe_s, config.unresponsive_s, config.long_call_s)
@@ -363,6 +365,8 @@ class Daemon:
         self._stop("the driver ended")
 
     def _stop(self, reason: str) -> None:
+        if self._handing_over:  # `systemctl restart` sends SIGTERM after SIGUSR1
+            return
         self._stopping.set()
         if self._run_dir is not None and not self._config.embedded:
             self._run_dir.stop_asked()

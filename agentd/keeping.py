@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -18,9 +19,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from agentd import keeper
 from rlinf_actors import procfs
+from rlinf_actors.cgroups.worker import enter_leaf
 from rlinf_actors.settings import CLUSTER_MARK, FOR_THE_UNIT_ALONE
 
 log = logging.getLogger(__name__)
@@ -33,6 +36,8 @@ END_S = 3.0
 """How long the keeper's own end is waited for, when nothing is left that it keeps."""
 REAP_S = 1.0
 """How long a keeper may take to end after it has closed its socket."""
+_CREDENTIALS = struct.Struct("3i")
+"""struct ucred: pid, uid, gid."""
 _NOT_FOR_IT = FOR_THE_UNIT_ALONE | {CLUSTER_MARK}
 """By the mark a driver finds what it kills of a private cluster; the keeper ends what is left, and then itself."""
 _STATUSES = 1024
@@ -53,6 +58,34 @@ def remove_files(path: str) -> None:
     for name in (path, f"{path}.err"):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
+
+
+def pid_of(path: str) -> int | None:
+    """Return the pid of the keeper that listens there, None if none does."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        try:
+            sock.connect(path)
+        except OSError:
+            return None
+        pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return pid if uid == os.getuid() else None
+
+
+def become_keeper(path: str) -> NoReturn:
+    """Turn this process, the main one of rlinf-workers@.service, into a keeper that listens there.
+
+    Raises:
+        OSError: it cannot.
+    """
+    if why := enter_leaf():
+        log.warning("memory_limit and pids_limit are unavailable: %s", why)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)  # of one that was killed; systemd runs one at a time
+    listener.bind(path)
+    listener.listen(8)
+    listener.set_inheritable(True)
+    os.execv(sys.executable, [sys.executable, "-I", "-S", keeper.__file__, str(listener.fileno()), path, "stay"])
 
 
 class Keeping:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from agentd.config import Config, default_interpreters
+from agentd.keeping import pid_of
 from agentd.launch import Rules
 from agentd.node import default_log_dir
 from agentd.site import Site
@@ -31,6 +32,7 @@ def site(
     head: str,
     head_key: str,
     keeps: bool,
+    keeper: str = "",
 ) -> Site:
     """Where the workers of this node run; makes their cgroups' root ready. Loop thread.
 
@@ -42,15 +44,18 @@ def site(
         head: the coordinator's endpoint.
         head_key: its public key, "" without keys.
         keeps: whether workers may go on without this process.
+        keeper: the socket of the keeper in the workers' unit, "" without one.
 
     Raises:
         ConfigError: the configured cgroup cannot be used.
     """
+    found = roots(config, keeper)
+    clear_cgroups(asyncio.get_running_loop(), found)  # what workers of an earlier agentd left in theirs
     rules = Rules(
         report.hostname,
         config.log_dir or default_log_dir(config, run_dir, os.environ),
         allowed=allowed_interpreters(config, report),
-        cgroups=_cgroups(config),
+        cgroups=found,
         log_bytes=int(config.log_max_mb * 2**20),
     )
     return Site(
@@ -65,6 +70,7 @@ def site(
         resources=report.resources,
         owner_pid=config.owner_pid,
         keep_s=config.head_grace_s if keeps else None,
+        keeper=keeper if pid_of(keeper) is not None else "",
     )
 
 
@@ -76,13 +82,33 @@ def allowed_interpreters(config: Config, report: NodeReport) -> tuple[str, ...] 
     return None if found is None else tuple(found)
 
 
-def _cgroups(config: Config) -> Roots:
-    """Where workers' cgroups are made. What workers of an earlier agentd left in theirs ends."""
+def roots(config: Config, keeper: str) -> Roots:
+    """Where workers' cgroups are made; makes the parents of these ready, and says once what is missing.
+
+    Args:
+        config: agentd's.
+        keeper: the socket of the keeper in the workers' unit, "" without one.
+
+    Raises:
+        ConfigError: the configured cgroup cannot be used.
+    """
+    pid = pid_of(keeper) if keeper else None
+    if keeper and pid is None:
+        log.warning("no keeper listens on %s: systemctl start rlinf-workers@USER, then restart this agentd", keeper)
     try:
-        found = prepare(find(config.cgroup))
+        found = prepare(find(config.cgroup, pid=pid))
     except ValueError as error:
         raise ConfigError(str(error), path="workers.cgroup") from None
-    for why in dict.fromkeys(found.why.values()):
-        log.info("limits of workers: %s", why)
-    clear_cgroups(asyncio.get_running_loop(), found)
+    if "cgroup" in found.why:
+        log.warning(
+            "workers get no cgroups, so memory_limit and pids_limit are unavailable, and what workers leave is found "
+            "by its brand alone. To have them: %s", found.why["cgroup"],
+        )  # fmt: skip
+    else:
+        for why, names in _by_reason(found.why).items():
+            log.info("%s unavailable: %s", " and ".join(f"{name}_limit" for name in names), why)
     return found
+
+
+def _by_reason(why: Mapping[str, str]) -> dict[str, list[str]]:
+    return {text: [name for name in why if why[name] == text] for text in dict.fromkeys(why.values())}

@@ -12,7 +12,6 @@ import os
 
 from agentd.config import Config
 from agentd.rundir import RunDir, default_run_dir, was_stopping
-from rlinf_actors.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +32,7 @@ def spared(result: str, stop_asked: bool) -> str:
     return f"it ended unasked ({result}): workers wait for the next agentd, and end by themselves if none comes"
 
 
-def reap(config: Config, result: str) -> int:
+def reap(config: Config, result: str, keeper: str = "") -> int:
     """End templates, workers and what they left; returns the exit code. Takes some seconds at most.
 
     Where they are spared it takes no time: systemd starts the next agentd after this.
@@ -41,6 +40,7 @@ def reap(config: Config, result: str) -> int:
     Args:
         config: names the run directory and where cgroups are.
         result: see `spared`.
+        keeper: the socket of the keeper in the workers' unit, "" without one.
 
     Raises:
         ConfigError: an agentd runs there, or the directory is not ours.
@@ -59,28 +59,25 @@ def reap(config: Config, result: str) -> int:
     from agentd.keeping import remove_files
 
     with contextlib.closing(RunDir.open(path, os.environ)) as directory:
-        ended = asyncio.run(_end(path, config))
+        ended = asyncio.run(_end(path, config, keeper))
         directory.begin()
         remove_files(f"{path}/keeper")  # it has ended with the last template
     log.info("workers of an earlier agentd that were left in %s, and are ended: %d", path, ended)
     return 0
 
 
-async def _end(path: str, config: Config) -> int:
+async def _end(path: str, config: Config, keeper: str) -> int:
     """End all of it; returns how many workers there were."""
     import asyncio
 
     from agentd.adoption import take_stock
+    from agentd.prepare import roots
     from agentd.sweep import clear_cgroups
     from rlinf_actors import procfs
-    from rlinf_actors.cgroups.roots import find
 
     procfs.set_subreaper()  # what a template leaves behind comes to us
     ended = (await take_stock(path, keep=False)).lost
     cleared = asyncio.Event()
-    try:
-        if clear_cgroups(asyncio.get_running_loop(), find(config.cgroup), cleared.set):
-            await cleared.wait()
-    except ValueError as error:
-        raise ConfigError(str(error), path="workers.cgroup") from None
+    if clear_cgroups(asyncio.get_running_loop(), roots(config, keeper), cleared.set):
+        await cleared.wait()
     return len(ended)

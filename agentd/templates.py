@@ -113,6 +113,19 @@ def start(
     return process
 
 
+def reaped(pid: int) -> int | None:
+    """Reap a process that has ended, if it is a child of this one: its keeper has ended before it.
+
+    Returns:
+        Its wait status, None if it is another one's child.
+    """
+    try:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return status if ended else None
+
+
 def write_file(path: Path, data: bytes) -> None:
     """Write a file that is there whole or not at all, for us alone.
 
@@ -268,7 +281,11 @@ class Template:
             pass
         self.gone = True
         self._close()
-        self._keeping.when_ended([self.pid], self._finish)
+        status = reaped(self.pid)
+        if status is not None:
+            self._finish({self.pid: status})
+        else:
+            self._keeping.when_ended([self.pid], self._finish)
 
     def _finish(self, statuses: dict[int, int]) -> None:
         if self._abandoned:

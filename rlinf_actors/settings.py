@@ -34,6 +34,7 @@ PATHS = "RLINF_ACTORS_PATHS"
 SHARED_MEMORY = "RLINF_ACTORS_SHARED_MEMORY"
 FAULTS = "RLINF_ACTORS_FAULTS"
 LISTEN = "RLINF_ACTORS_LISTEN"
+KEEPER = "RLINF_ACTORS_KEEPER"
 KEY_DIR = "RLINF_ACTORS_KEYS"
 KEY_FILE = "RLINF_ACTORS_KEY_FILE"
 HEAD_KEY = "RLINF_ACTORS_HEAD_KEY"
@@ -43,7 +44,7 @@ FOR_THE_UNIT_ALONE = frozenset(
     {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "INVOCATION_ID",
      "JOURNAL_STREAM", "MAINPID", "SYSTEMD_EXEC_PID", "MEMORY_PRESSURE_WATCH", "MEMORY_PRESSURE_WRITE", "FDSTORE",
      "CREDENTIALS_DIRECTORY", "RUNTIME_DIRECTORY", "LOGS_DIRECTORY", "CACHE_DIRECTORY", "CONFIGURATION_DIRECTORY",
-     STATE_DIR, LISTEN, KEY_FILE}
+     STATE_DIR, LISTEN, KEEPER, KEY_FILE}
 )  # fmt: skip
 """What systemd tells the process of a unit, and not what that starts: a worker would take them for its own."""
 NAMESPACE = "CLUSTER_NAMESPACE"
@@ -208,6 +209,7 @@ class Unit:
         run_dir: of RuntimeDirectory=.
         log_dir: of LogsDirectory=.
         result: how the service ended, for its ExecStopPost=; "" anywhere else.
+        keeper: the socket of the keeper in rlinf-workers@.service, "" without that unit.
     """
 
     notify_socket: str = ""
@@ -216,6 +218,7 @@ class Unit:
     run_dir: str | None = None
     log_dir: str | None = None
     result: str = ""
+    keeper: str = ""
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None, pid: int | None = None) -> Unit:
@@ -232,6 +235,7 @@ class Unit:
             run_dir=_first(env.get("RUNTIME_DIRECTORY")),
             log_dir=_first(env.get("LOGS_DIRECTORY")),
             result=env.get("SERVICE_RESULT", ""),
+            keeper=env.get(KEEPER, ""),
         )
 
 

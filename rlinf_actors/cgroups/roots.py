@@ -13,10 +13,12 @@ from pathlib import Path
 
 PARENT = "rlinf-actors"
 """Directory in a root that holds nothing but workers' cgroups."""
+LEAF = "keeper"
+"""Cgroup of the keeper in rlinf-workers@.service, beside PARENT: so the unit's own has no processes."""
 CONTROLLERS = ("memory", "pids")
 _OTHER_WAYS = (
-    "set cgroup in [workers] to a directory that is delegated to this user, or start agentd with "
-    "systemd-run --scope -p Delegate=yes"
+    "start rlinf-workers@USER.service, set cgroup in [workers] to a directory that is delegated to this user, or start "
+    "agentd with systemd-run --scope -p Delegate=yes"
 )
 
 
@@ -101,6 +103,9 @@ def find(wanted: str = "auto", proc: str = "/proc", under_systemd: bool | None =
         if why:
             raise ValueError(why)
         return _unified(wanted, own_processes=False)
+    unit, leaf = os.path.split(here)
+    if leaf == LEAF and unit.endswith(".service"):  # made by a keeper, which systemd lets divide its unit
+        return _unified(unit, own_processes=False) if _writable(unit, user) else _none(f"{unit} cannot be written")
     if under_systemd and not _is_delegated(here):
         return _none(f"systemd manages the cgroups here: {_OTHER_WAYS}")
     if under_systemd and here.endswith(".service"):
@@ -112,6 +117,13 @@ def find(wanted: str = "auto", proc: str = "/proc", under_systemd: bool | None =
     else:
         found = _unified(here, own_processes=True)
     return found if under_systemd else _with_v1(found, own, mounts, user)
+
+
+def own_directory() -> str:
+    """Return the directory of this process's cgroup of v2, "" if it cannot be seen here."""
+    mounts, own = _mounts(Path("/proc/self/mountinfo").read_text()), _own(Path("/proc/self/cgroup").read_text())
+    two = next((mount for mount in mounts if mount.kind == "cgroup2"), None)
+    return two.directory(own[""]) if two is not None and "" in own else ""
 
 
 def _none(why: str) -> Roots:

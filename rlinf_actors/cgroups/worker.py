@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlinf_actors import procfs
-from rlinf_actors.cgroups.roots import PARENT, Roots, words
+from rlinf_actors.cgroups.roots import LEAF, PARENT, Roots, own_directory, words
 
 _LIMIT_FILES = {
     ("memory", 2): "memory.max",
@@ -50,6 +50,23 @@ def prepare(roots: Roots) -> Roots:
         except OSError as error:
             why[name] = f"{directory}/{PARENT} cannot be made: {error.strerror}"
     return Roots(unified, tuple(enforced), v1, why)
+
+
+def enter_leaf() -> str:
+    """Move this process into a leaf below its own cgroup, so that that one can pass controllers on to workers.
+
+    Returns:
+        Why that cannot be, "" if it is done.
+    """
+    here = own_directory()
+    if not here:
+        return "cgroup v2 is not mounted"
+    try:
+        os.makedirs(f"{here}/{LEAF}", exist_ok=True)
+        _write(f"{here}/{LEAF}/cgroup.procs", "0")
+    except OSError as error:
+        return f"{here} cannot be divided: {error.strerror} (Delegate=yes in the unit)"
+    return ""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from rlinf_actors.net.address import endpoint_of
 from rlinf_actors.net.discovery import parents
 from rlinf_actors.net.host import route_ip
 from rlinf_actors.security import keyfile
-from rlinf_actors.settings import HEAD, Settings
+from rlinf_actors.settings import HEAD, KEEPER, Settings
 from rlinf_actors.version import VERSION
 
 _DISTRIBUTIONS = {
@@ -214,11 +214,22 @@ def _cgroups(settings: Settings, running: Sequence[Agentd]) -> tuple[Roots, str]
         with contextlib.suppress(OSError, KeyError, TypeError, tomllib.TOMLDecodeError, UnicodeDecodeError):
             wanted = str(tomllib.loads(path.read_text())["workers"]["cgroup"])
     try:
-        return find(wanted, pid=running[0].pid if running else None), ""
+        agentd = running[0].pid if running else None
+        return find(wanted, pid=agentd if agentd is None else _keeper_of(agentd) or agentd), ""
     except OSError as error:  # it ended just now
         return Roots(), str(error)
     except ValueError as error:
         return Roots(), str(error)
+
+
+def _keeper_of(agentd: int) -> int | None:
+    """The keeper in the workers' unit of an agentd, None without one: workers are in its cgroup."""
+    try:
+        environ = Path(f"/proc/{agentd}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    path = next((os.fsdecode(one.partition(b"=")[2]) for one in environ if one.startswith(f"{KEEPER}=".encode())), "")
+    return next((pid for pid in procfs.pids() if path and path in _command(pid).split()), None)
 
 
 def _ask(endpoint: str, settings: Settings) -> tuple[str, str]:

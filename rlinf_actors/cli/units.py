@@ -9,7 +9,7 @@ import click
 from rlinf_actors.cli.output import note
 from rlinf_actors.systemd import units as files
 
-_NAMES = (files.HEAD, files.AGENTD, files.HARDENED)
+_NAMES = (*files.UNITS, *files.DROP_INS)
 
 
 @click.group()
@@ -20,8 +20,9 @@ def units() -> None:
 @units.command("print")
 @click.argument("names", nargs=-1, type=click.Choice(_NAMES), metavar="[NAME]...")
 def print_units(names: tuple[str, ...]) -> None:
-    """Print units with the paths of this installation: rlinf-head.service, rlinf-agentd@.service, and its drop-in
-    rlinf-agentd@.service.d/hardened.conf. Default: all.
+    """Print units with the paths of this installation: rlinf-head.service, rlinf-agentd@.service and
+    rlinf-workers@.service, and the drop-ins of the last two, rlinf-agentd@.service.d/hardened.conf and
+    rlinf-workers@.service.d/hardened.conf. Default: all.
     """
     chosen = names or _NAMES
     for name in chosen:
@@ -32,7 +33,7 @@ def print_units(names: tuple[str, ...]) -> None:
 
 @units.command("install")
 @click.option("--dir", "directory", default=files.DIRECTORY, show_default=True, help="Where the units are written.")
-@click.option("--hardened", is_flag=True, help="The drop-in for agents too; it says what workers cannot do then.")
+@click.option("--hardened", is_flag=True, help="The drop-ins for nodes too; they say what workers cannot do then.")
 @click.option("--force", is_flag=True, help="Overwrite files that somebody has changed.")
 def install(directory: str, hardened: bool, force: bool) -> None:
     """Write the units into a directory, and say how to enable them. A file that was changed is left as it is."""

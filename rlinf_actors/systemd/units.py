@@ -18,12 +18,14 @@ from pathlib import Path
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.version import VERSION
 
-HEAD, AGENTD, HARDENED = "rlinf-head.service", "rlinf-agentd@.service", "rlinf-agentd@.service.d/hardened.conf"
-UNITS = (HEAD, AGENTD)
+HEAD, AGENTD, WORKERS = "rlinf-head.service", "rlinf-agentd@.service", "rlinf-workers@.service"
+UNITS = (HEAD, AGENTD, WORKERS)
+HARDENED, HARDENED_WORKERS = f"{AGENTD}.d/hardened.conf", f"{WORKERS}.d/hardened.conf"
+DROP_INS = (HARDENED, HARDENED_WORKERS)
 """What is installed without being asked for by name."""
 DIRECTORY = "/etc/systemd/system"
 
-_SOURCES = {HEAD: HEAD, AGENTD: AGENTD, HARDENED: "hardened.conf"}
+_SOURCES = {**{name: name for name in UNITS}, **dict.fromkeys(DROP_INS, "hardened.conf")}
 _STAMP = "# rlinf-actors"
 
 
@@ -58,7 +60,7 @@ def text(name: str, programs: Mapping[str, str] | None = None) -> str:
     """A file as it is installed, with its stamp.
 
     Args:
-        name: HEAD, AGENTD or HARDENED.
+        name: one of UNITS or DROP_INS.
         programs: as `commands`, which is the default.
     """
     body = resources.files("rlinf_actors.systemd").joinpath("files", _SOURCES[name]).read_text(encoding="utf-8")

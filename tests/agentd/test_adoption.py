@@ -19,7 +19,7 @@ import pytest
 from children_kit import HERE, children, make, order, spec
 
 import agentd.sweep
-from agentd import adoption, owner, remains
+from agentd import adoption, keeping, owner, remains
 from agentd.adoption import take_stock
 from agentd.keeping import Keeping
 from agentd.launch import Rules
@@ -147,6 +147,55 @@ async def test_template_of_the_protocol_before_forks_no_more(tmp_path):
     async with taken(tmp_path, template) as (kids, reports, _):
         assert one.id in kids._workers
         assert await parent_of(kids, reports, two) != template
+
+
+async def test_a_killed_keeper_costs_no_worker_and_another_one_starts_templates(tmp_path):
+    async with children(tmp_path) as (kids, reports):
+        one, two, three = spec(0), spec(1), spec(2, env={"OMP_NUM_THREADS": "3"})
+        first = await parent_of(kids, reports, one)
+        keeper = procfs.stat(first).parent
+        os.kill(keeper, signal.SIGKILL)
+        assert await parent_of(kids, reports, two) == first, "templates go on"
+        other = await parent_of(kids, reports, three)
+        assert procfs.stat(other).parent not in (keeper, os.getpid())
+        assert reports.exits == {}
+        os.kill(first, signal.SIGKILL)
+        assert "ended (signal 9" in (await reports.gone(one)).reason, "it had become a child of agentd"
+
+
+async def test_a_keeper_that_stands_still_is_replaced(tmp_path, monkeypatch):
+    async with children(tmp_path) as (kids, reports):
+        one, two = spec(0), spec(1, env={"OMP_NUM_THREADS": "3"})
+        keeper = procfs.stat(await parent_of(kids, reports, one)).parent
+        os.kill(keeper, signal.SIGSTOP)
+        monkeypatch.setattr(keeping.Keeping, "_ask", impatient(keeping.Keeping._ask, monkeypatch))
+        assert procfs.stat(await parent_of(kids, reports, two)).parent != keeper
+        assert one.id not in reports.exits
+
+
+def impatient(ask, monkeypatch):
+    """The first question waits for next to nothing; those after it as long as they must."""
+    waits = iter([0.0])
+
+    def asked(*arguments):
+        with monkeypatch.context() as patch:
+            patch.setattr(keeping, "ANSWER_S", next(waits, pace.PATIENCE_S))
+            return ask(*arguments)
+
+    return asked
+
+
+async def test_a_template_that_still_imports_ends_with_its_agentd(tmp_path):
+    """It could not notice that itself. Its module hangs, and says when."""
+    (tmp_path / "hangs.py").write_text("import os, signal\nos.write(2, b'hangs')\nsignal.pause()\n")
+    env = {"PYTHONPATH": f"{HERE}:{tmp_path}"}
+    kids, _ = make(tmp_path, keep_s=60.0, env=env)
+    await kids.prestart(["hangs"])
+    (template,) = kids._templates.running
+    pidfd = os.pidfd_open(template.pid)
+    kids.abandon()
+    assert await asyncio.to_thread(procfs.has_ended, pidfd, pace.PATIENCE_S)
+    os.close(pidfd)
 
 
 async def test_a_worker_that_no_ledger_knows_is_ended_and_forgotten(tmp_path):

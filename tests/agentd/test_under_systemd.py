@@ -16,9 +16,8 @@ from rlinf_actors.systemd import units
 WHY_NOT = systemd_box.unusable()
 pytestmark = [pytest.mark.live, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
 
-ALL = (units.HEAD, units.AGENTD, units.HARDENED)
 HERE = Path(__file__).resolve().parent
-AGENT = "rlinf-agentd@root"
+AGENT, WORKERS = "rlinf-agentd@root", "rlinf-workers@root"
 PROGRAMS = {"@AGENTD@": f"{sys.executable} -m agentd", "@RLINF_ACTORS@": f"{sys.executable} -m rlinf_actors.cli.main"}
 
 
@@ -49,13 +48,15 @@ def box(tmp_path, keys, request):  # docs/operations.md, "Install", in short
     files[f"{units.HEAD}.d/test.conf"] = paths + head
     watchdog = f"WatchdogSec={request.config.option.watchdog_seconds or 60}\n"
     files[f"{units.AGENTD}.d/test.conf"] = f"{paths}{watchdog}Environment=RLINF_ACTORS_CONFIG={tmp_path}/agentd.toml\n"
+    files[f"{units.WORKERS}.d/test.conf"] = paths
     files["network-online.target"] = ""  # masked: nothing of a whole machine is started
     with systemd_box.box(files, request.config.option.systemd) as started:
         yield started
 
 
-@pytest.mark.timeout(120)  # a whole systemd, and two restarts of a daemon
-def test_a_life(box, tmp_path, keys, request):
+@pytest.fixture
+def driver(box, tmp_path, keys):
+    """Start head and agent, and a driver with these variables; gives what asks the driver, and the driver."""
     box.ctl("start", "rlinf-head")
     address = box.ctl("show", "-P", "StatusText", "rlinf-head").removeprefix("listens on ")
     (tmp_path / "hw.json").write_text("{}")
@@ -65,22 +66,36 @@ def test_a_life(box, tmp_path, keys, request):
     keys("join", keys("enroll", "n1", "--head", address))
     box.ctl("start", AGENT)
     assert box.ctl("show", "-P", "StatusText", AGENT) == f"registered; head: tcp://{address}; no accelerators or robots"
-    driver = box.popen(
-        sys.executable, str(HERE / "under_systemd_driver.py"), RLINF_HEAD=address, RLINF_ACTORS_KEYS=f"{tmp_path}/keys"
-    )
+    started = []
 
-    def ask():
-        driver.stdin.write("\n")
-        driver.stdin.flush()
-        return json.loads(driver.stdout.readline())
+    def start(**env):
+        command = sys.executable, str(HERE / "under_systemd_driver.py")
+        process = box.popen(*command, RLINF_HEAD=address, RLINF_ACTORS_KEYS=f"{tmp_path}/keys", **env)
+        started.append(process)
 
+        def ask():
+            process.stdin.write("\n")
+            process.stdin.flush()
+            return json.loads(process.stdout.readline())
+
+        return ask, process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+    box.ctl("stop", "rlinf-head")
+
+
+@pytest.mark.timeout(120)  # a whole systemd, and two restarts of a daemon
+def test_a_life(box, driver, request):
+    ask, process = driver()
     first, _ = ask()
     assert (first["no_new_privileges"], first["told"]) == ("1", [])
     version = int(box.ctl("show", "-P", "Version").split()[0].partition(".")[0])
-    # an earlier one does not tell a service that its cgroup is delegated
-    assert (f"/{AGENT}.service/rlinf-actors/" in first["cgroup"]) is (version >= 251), "a worker has its own"
+    assert f"/{WORKERS}.service/rlinf-actors/" in first["cgroup"], "a worker has its own"
     main_only = "--kill-whom=main" if version >= 252 else "--kill-who=main"
-    main = box.ctl("show", "-P", "MainPID", AGENT)
+    main, keeper = box.ctl("show", "-P", "MainPID", AGENT), box.ctl("show", "-P", "MainPID", WORKERS)
     for number in ("KILL", "USR1", "STOP") if request.config.option.watchdog_seconds else ("KILL", "USR1"):
         box.ctl("kill", "-s", number, main_only, AGENT)
         again, another = ask()
@@ -88,12 +103,39 @@ def test_a_life(box, tmp_path, keys, request):
         assert another["pid"] != first["pid"]
         assert box.ctl("show", "-P", "MainPID", AGENT) not in (main, "0")
         main = box.ctl("show", "-P", "MainPID", AGENT)
+    box.ctl("restart", AGENT)
+    assert ask()[0] == first, "a restart keeps workers"
+    assert box.ctl("show", "-P", "MainPID", AGENT) not in (main, "0")
+    assert box.ctl("show", "-P", "MainPID", WORKERS) == keeper
+    box.ctl("kill", "-s", "KILL", main_only, WORKERS)
+    assert ask()[0] == first, "workers and templates go on without their keeper"
+    box.ctl("restart", WORKERS)
     box.ctl("reload", AGENT)
     assert box.ctl("is-active", AGENT) == "active"
     assert box.processes(f"{AGENT}.service")
     box.ctl("stop", AGENT)
     assert box.processes(f"{AGENT}.service") == []
-    assert not os.path.exists(f"/proc/{driver.pid}/root/run/rlinf-agentd/root")
-    driver.kill()
-    driver.communicate()
-    box.ctl("stop", "rlinf-head")
+    assert len(box.processes(f"{WORKERS}.service")) == 1, "the keeper alone"
+    box.ctl("stop", WORKERS)
+    assert box.processes(f"{WORKERS}.service") == []
+    assert not os.path.exists(f"/proc/{process.pid}/root/run/rlinf-agentd/root")
+
+
+def without_limits() -> str:
+    """Why memory_limit and pids_limit cannot be tried here, "" if they can."""
+    offered = Path(systemd_box.unified(), "cgroup.controllers").read_text().split() if not WHY_NOT else []
+    missing = sorted({"memory", "pids"} - set(offered))
+    return f"cgroup v2 has no controller {' and '.join(missing)} here: whether limits hold was not tried" * bool(
+        missing
+    )
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.skipif(bool(without_limits()), reason=without_limits())
+def test_limits_hold_and_last_over_a_restart(box, driver):
+    ask, _ = driver(LIMITS=json.dumps({"memory_limit": "256MiB", "pids_limit": 100}))
+    limits = {"memory.max": str(256 << 20), "pids.max": "100"}
+    assert ask()[0]["limits"] == limits
+    box.ctl("restart", AGENT)
+    assert ask()[0]["limits"] == limits
+    box.ctl("stop", AGENT)

@@ -10,12 +10,20 @@ from pathlib import Path
 from rlinf_actors import Cluster, NodePlacementStrategy, Worker
 
 
+def limit(name: str) -> str:
+    """What holds in this process's cgroup, "" without such a controller."""
+    cgroup = Path("/proc/self/cgroup").read_text().splitlines()[-1].split(":")[-1]
+    file = Path(f"/sys/fs/cgroup{cgroup}", name)
+    return file.read_text().strip() if file.exists() else ""
+
+
 class Where(Worker):
     def look(self) -> dict[str, object]:
         status = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines())
         return {
             "pid": os.getpid(),
             "cgroup": Path("/proc/self/cgroup").read_text().splitlines()[-1].split(":")[-1],
+            "limits": {name: limit(name) for name in ("memory.max", "pids.max")},
             "no_new_privileges": status["NoNewPrivs"],
             "told": sorted(name for name in os.environ if name.endswith("_DIRECTORY") or name == "NOTIFY_SOCKET"),
         }
@@ -23,7 +31,8 @@ class Where(Worker):
 
 if __name__ == "__main__":
     with Cluster(num_nodes=1) as cluster:
-        first = Where.create_group().launch(cluster, NodePlacementStrategy([0]), name="first")
+        limits = json.loads(os.environ.get("LIMITS", "{}"))
+        first = Where.create_group().launch(cluster, NodePlacementStrategy([0]), name="first", **limits)
         for number, _ in enumerate(sys.stdin):
             another = Where.create_group().launch(cluster, NodePlacementStrategy([0]), name=f"more-{number}")
             print(json.dumps([first.look().wait()[0], another.look().wait()[0]]), flush=True)

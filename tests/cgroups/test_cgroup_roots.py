@@ -93,6 +93,17 @@ def test_a_scope_that_systemd_delegated(machine):
     assert made.find(under_systemd=True).unified == str(made.own)
 
 
+def test_the_unit_around_a_keepers_leaf_has_limits(machine):
+    made = machine("unified", own="system.slice/rlinf-workers@lab.service/keeper", processes="1\n")
+    unit = made.own.parent
+    (unit / "cgroup.procs").write_text("")
+    (unit / "cgroup.controllers").write_text("memory pids")
+    (unit / "cgroup.events").write_text("populated 1\n")
+    found = made.find(under_systemd=True)
+    assert found == Roots(str(unit), ("memory", "pids"))
+    assert found.missing(1 << 30, 100) == ""
+
+
 def test_a_service_that_systemd_delegated_has_cgroups_and_no_limits(machine):
     made = machine("unified", own="system.slice/rlinf-agentd@lab.service", enabled="", processes="1\n")
     try:

@@ -15,7 +15,7 @@ from rlinf_actors.cli import app
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.systemd import units
 
-ALL = (units.HEAD, units.AGENTD, units.HARDENED)
+ALL = (*units.UNITS, *units.DROP_INS)
 PROGRAMS = {"@AGENTD@": "/bin/true", "@RLINF_ACTORS@": "/bin/true"}
 
 
@@ -57,8 +57,12 @@ def test_systemd_finds_no_fault(analyze, name, hardened):
 
 
 @pytest.mark.parametrize(
-    ("name", "hardened", "most"), [(units.HEAD, False, 5.2), (units.AGENTD, False, 5.2), (units.AGENTD, True, 3.5)]
-)
+    ("name", "hardened", "most"),
+    [
+        (units.HEAD, False, 5.2), (units.AGENTD, False, 5.2), (units.AGENTD, True, 3.5), (units.WORKERS, False, 5.2),
+        (units.WORKERS, True, 3.5),
+    ],
+)  # fmt: skip
 def test_the_exposure_is_bounded(analyze, name, hardened, most):
     done = analyze("security --offline=true", name, hardened=hardened)
     found = re.search(r"Overall exposure level for \S+: ([\d.]+)", done.stdout)
@@ -73,7 +77,8 @@ def test_nothing_that_breaks_workers():
         "ProtectClock", "DevicePolicy", "DeviceAllow", "ProtectHome", "ProtectProc", "ProcSubset", "RestrictRealtime",
         "ProtectControlGroups", "RemoveIPC", "DynamicUser", "DelegateSubgroup",
     }  # fmt: skip
-    said = service(units.AGENTD) | service(units.HARDENED)
+    assert not service(units.AGENTD).keys() & forbidden, "they run there where the workers' unit does not"
+    said = service(units.WORKERS) | service(units.HARDENED)
     assert not said.keys() & forbidden
     filters = " ".join(said["SystemCallFilter"])
     assert not {"@resources", "@debug", "@ipc", "@memlock"} & set(filters.replace("~", "").split())
@@ -90,6 +95,24 @@ def test_what_keeps_workers_through_a_restart():
     assert {"3", "78"} <= set(said["RestartPreventExitStatus"].split()), "3: ended by `rlinf-actors head stop`"
     assert int(said["WatchdogSec"]) > 30
     assert said["RuntimeDirectoryMode"] == "0700"
+    assert "list-jobs" in said["ExecStop"], "a restart is told from a stop"
+
+
+def test_where_workers_run():
+    said = {key: values[-1] for key, values in service(units.WORKERS).items()}
+    expected = {
+        "Type": "notify", "KillMode": "process", "Delegate": "yes", "OOMPolicy": "continue", "Restart": "always",
+        "User": "%i", "LimitMEMLOCK": "infinity", "TasksMax": "infinity", "ExecStart": "/bin/true --keeper",
+        "RuntimeDirectoryMode": "0700",
+    }  # fmt: skip
+    assert {key: said.get(key) for key in expected} == expected
+    agentd = units.text(units.AGENTD)
+    assert f"KEEPER=/run/{said['RuntimeDirectory']}/keeper" in agentd
+    assert re.search(r"^Wants=.* rlinf-workers@%i\.service$", agentd, re.M)
+    assert "BindsTo" not in agentd
+    shared = ("Limit", "Protect", "SystemCall", "Capability", "NoNew", "Private")
+    walls = {key: values for key, values in service(units.AGENTD).items() if key.startswith(shared)}
+    assert walls.items() <= service(units.WORKERS).items(), "what workers were given and kept from before"
 
 
 def test_the_files_are_plain_ini_without_marks():
@@ -140,8 +163,8 @@ def test_install_writes_says_what_and_how_to_go_on(tmp_path, capsys):
     assert (tmp_path / units.AGENTD).stat().st_mode & 0o777 == 0o644
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(units.UNITS)
     code, out, _ = run(capsys, "install", "--dir", str(tmp_path), "--hardened")
-    assert out.splitlines()[-1] == f"written: {tmp_path / units.HARDENED}"
-    assert [line.split(":")[0] for line in out.splitlines()] == ["unchanged", "unchanged", "written"]
+    assert out.splitlines()[3:] == [f"written: {tmp_path / name}" for name in units.DROP_INS]
+    assert [line.split(":")[0] for line in out.splitlines()[:3]] == ["unchanged"] * 3
 
 
 def test_a_changed_file_is_left_alone_and_so_is_the_rest(tmp_path, capsys):
@@ -182,5 +205,5 @@ def test_print_fills_in_this_installation(capsys):
     start = next(line for line in out.splitlines() if line.startswith("ExecStart="))
     program = start.removeprefix("ExecStart=").split()[0]
     assert Path(program).is_file()
-    assert run(capsys, "print")[1].count("# --- ") == 3
+    assert run(capsys, "print")[1].count("# --- ") == 5
     assert run(capsys, "print", "nonsense.service")[0] == 64
