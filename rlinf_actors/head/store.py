@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import errno
 import logging
 import os
 import sqlite3
@@ -42,6 +43,9 @@ log = logging.getLogger(__name__)
 Row = TypeVar("Row")
 
 FILE = "head.sqlite3"
+ROOM = 256 << 10
+"""Bytes; a file system with less is taken for full."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 FORMAT = 1
 """Of the tables below; a file of another one is refused."""
 
@@ -72,6 +76,7 @@ class Store:
     Raises:
         ConfigError: the file cannot be read or written, is damaged, or belongs to a head that runs, or others can write
             to its directory; the message says what to do.
+        OSError: its file system, or a quota, is full: another try may find room.
     """
 
     def __init__(self, directory: str) -> None:
@@ -87,6 +92,8 @@ class Store:
             with contextlib.closing(os.fdopen(fd, "rb")):
                 _check_owner(self.path, os.fstat(fd))
         except OSError as error:
+            if error.errno in _FULL:
+                raise _no_room(self.path, os.strerror(error.errno)) from None
             raise ConfigError(
                 f"cannot be written: {error.strerror}. The head keeps emergency stops, ranks and keys there: give it a "
                 "directory that it may write to ([paths] state_dir, --state-dir)",
@@ -97,6 +104,8 @@ class Store:
             self.remembered = self._open()
         except (sqlite3.Error, msgspec.DecodeError, ConfigError) as error:
             self._database.close()
+            if isinstance(error, sqlite3.Error) and _says_full(error, directory):
+                raise _no_room(self.path, str(error)) from None
             raise ConfigError(_advice(error), path=self.path) from None
         self._writer = ThreadPoolExecutor(1, "head-store")
 
@@ -237,12 +246,41 @@ def _check_link(directory: str) -> None:
         )
 
 
+def _says_full(error: sqlite3.Error, directory: str) -> bool:
+    """True if sqlite failed for want of room. Some of its calls say only that writing, or making a file, failed."""
+    text = str(error)
+    if "full" in text:
+        return True
+    if "I/O error" not in text and "unable to open" not in text:
+        return False
+    found = os.statvfs(directory)
+    return found.f_bavail * found.f_frsize < ROOM or (found.f_files > 0 and found.f_favail == 0)
+
+
+def _no_room(path: str, said: str) -> OSError:
+    """Return the error for a head that cannot begin for want of room. It passes, so it is no ConfigError.
+
+    A supervisor starts a head that exits with 69 again, and leaves one that exits with 78 down.
+    """
+    mount = os.path.realpath(os.path.dirname(path))
+    while not os.path.ismount(mount):
+        mount = os.path.dirname(mount)
+    found = os.statvfs(mount)
+    free, size = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+    inodes = f" and {found.f_favail:,} of {found.f_files:,} inodes" if found.f_files else ""
+    return OSError(
+        f"{path} cannot be written: {said}. The file system at {mount} has {free >> 10:,} of {size >> 10:,} KiB"
+        f"{inodes} free for user {os.geteuid()}, or a quota is used up. The head keeps emergency stops, ranks and keys "
+        "there, and does not begin without: free some space. A unit starts it again each second until there is room"
+    )
+
+
 def _advice(error: Exception) -> str:
     text = str(error)
     if "locked" in text:
         return "is used by another head that runs: give this one another directory ([paths] state_dir, --state-dir)"
     if isinstance(error, sqlite3.OperationalError):
-        return f"cannot be used: {text}. Free space on that disk, or give the head a directory that it may write to"
+        return f"cannot be used: {text}. Give the head a directory that it may write to"
     return (
         f"is damaged ({text}). Move it away and start the head again: emergency stops that were in force, the "
         "nodes' ranks and all keys are forgotten then, so see first that every robot is safe"

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pace
 import pytest
+from namespaces import can_unshare
 
 from rlinf_actors.head.store import FILE
 from rlinf_actors.net.ports import HeldPorts
@@ -83,6 +84,90 @@ def test_a_damaged_file_is_78_and_is_left_as_it_is(tmp_path):
     assert str(tmp_path / FILE) in said
     assert "see first that every robot is safe" in said
     assert (tmp_path / FILE).read_bytes() == b"rubbish" * 1000
+
+
+ON_A_FULL_DISK = """
+import json, os, subprocess, sys
+
+disk, *command = sys.argv[1:]
+state = disk + "/state"
+filler = disk + "/filler"
+
+
+def start():
+    return subprocess.Popen([*command, state], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def fill():
+    with open(filler, "wb", 0) as file:
+        try:
+            while True:
+                file.write(bytes(1024))
+        except OSError:
+            pass
+
+
+def refused():
+    process = start()
+    said = process.communicate()[1]
+    return process.returncode, said
+
+
+def goes():
+    with start() as process:
+        line = process.stdout.readline() or process.stderr.read()
+        process.kill()
+    return line
+
+
+fill()
+first = refused()
+os.unlink(filler)
+before = goes()
+fill()
+again = refused()
+os.unlink(filler)
+print(json.dumps([first, before, again, goes()]))
+"""
+
+
+def on_a_full_disk(disk: Path, *command: str) -> list:
+    """How a head starts on a full disk, with room, on a full disk after kill -9, and with room again."""
+    within = ["--mount", "sh", "-c", f'mount -t tmpfs -o size=512k tmpfs {disk} && exec "$@"', "sh"]
+    if not can_unshare(*within, "true"):
+        pytest.skip("needs root and namespaces")
+    done = subprocess.run(
+        ["unshare", *within, sys.executable, "-c", ON_A_FULL_DISK, str(disk), *command],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=pace.PATIENCE_S,
+    )
+    return json.loads(done.stdout)
+
+
+def test_a_head_on_a_full_disk_is_started_again_and_goes_on_when_there_is_room(tmp_path):
+    command = (*COMMAND, "head", "--listen", "127.0.0.1:0", "--state-dir")
+    first, before, again, after = on_a_full_disk(tmp_path, *command)
+    for code, said in (first, again):
+        assert code == 69, "not 78, with which systemd leaves it down"
+        assert f"{tmp_path}/state/{FILE} cannot be written" in said
+        assert f"The file system at {tmp_path} has" in said
+        assert "of 512 KiB" in said
+    for line in (before, after):
+        assert line.startswith("127.0.0.1:")
+
+
+def test_an_agentd_with_the_head_on_a_full_disk_exits_with_69(tmp_path):
+    (run := tmp_path / "run").mkdir(mode=0o700)
+    (disk := tmp_path / "disk").mkdir(mode=0o700)
+    agentd = (sys.executable, "-m", "agentd", "--head", "--listen", "127.0.0.1:0", "--ready-fd", "1", "--prestart", "")
+    places = ("--run-dir", str(run), "--log-dir", str(run), "--state-dir")
+    first, _, again, after = on_a_full_disk(disk, *agentd, *places)
+    for code, said in (first, again):
+        assert code == 69
+        assert f"The file system at {disk} has" in said
+    assert json.loads(after)["head"].startswith("tcp://127.0.0.1:")
 
 
 def test_what_the_service_manager_hears_of_a_head(tmp_path):
