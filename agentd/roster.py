@@ -47,6 +47,10 @@ class Roster:
         ended = [self._ended[spec.id] for spec in order.workers if spec.id in self._ended]
         return [WorkerExited(one.spec.id, one.exit) for one in ended if one.exit is not None]
 
+    def owned_by(self, client: str) -> list[str]:
+        """Return the ids of the running workers that end with this client."""
+        return [id for id, worker in self.running.items() if worker.owner == client and not worker.detached]
+
     def up(self, report: WorkerReady) -> None:
         """A worker's runtime listens."""
         if report.id in self.running:

@@ -44,6 +44,10 @@ from rlinf_actors.wire.values import ExitReport, RunningWorker
 
 CUT_OFF_GRACE_S = 2.0
 """Between SIGTERM and SIGKILL for workers whose head is out of reach."""
+ORPHANS_S = 0.4
+"""How long the head may leave unanswered that an owner's process has ended; then this agent ends what that owned."""
+ORPHANS_GRACE_S = 0.4
+"""Between SIGTERM and SIGKILL for those workers: what the head gives them."""
 ALL_CREDIT = 1 << 60
 """As many characters of output as an owner may have outstanding."""
 REFUSALS_S = 5.0
@@ -89,6 +93,7 @@ class AgentState:
     _roster: Roster = field(default_factory=Roster)
     _unsent: list[Body] = field(default_factory=list)
     _processes: dict[str, None] = field(default_factory=dict)
+    _bereaved: dict[str, float] = field(default_factory=dict)
     _leases: RobotLeases = field(default_factory=RobotLeases)
     _silence: Silence = field(init=False)
     _refusals: RefusalNotes = field(default_factory=lambda: RefusalNotes(REFUSALS_S))
@@ -124,15 +129,13 @@ class AgentState:
         elif isinstance(event, e.Looked):
             self._send(event.found)  # an id that the head does not know any more is ignored there
         elif isinstance(event, e.ProcessEnded):
-            self._processes[event.incarnation] = None
-            if len(self._processes) > PROCESSES_KEPT:
-                del self._processes[next(iter(self._processes))]
-            self._send(ProcessGone(event.incarnation))
+            self._process_ended(event.incarnation, now)
         elif isinstance(event, e.HeadLooked):
             self._looked(event.there, now)
         elif isinstance(event, e.Stalled):
             self._silence.stood_still(event.seconds, now)
             self._next_beat = now
+            self._bereaved = dict.fromkeys(self._bereaved, now)
         elif isinstance(event, e.Adopted):
             self._adopt(event, now)
         elif isinstance(event, e.HandOver):
@@ -154,7 +157,7 @@ class AgentState:
 
     def next_deadline(self) -> float:
         """When a Tick is due, infinity for never."""
-        times = [self._leases.deadline]
+        times = [self._leases.deadline, min(self._bereaved.values(), default=math.inf) + ORPHANS_S]
         if self.phase is Phase.JOINED:
             times += [self._next_beat, self._refusals.next_deadline()]
         if self._depends():
@@ -167,6 +170,24 @@ class AgentState:
         """
         self._roster.adopt(adopted.workers)
         self._silence.heard(min(adopted.since or now, now))
+
+    def _process_ended(self, client: str, now: float) -> None:
+        """Tell the head. One that is not there, killed with the driver perhaps, ends nothing: then this agent does."""
+        self._processes[client] = None
+        if len(self._processes) > PROCESSES_KEPT:
+            del self._processes[next(iter(self._processes))]
+        self._send(ProcessGone(client))
+        if self.phase in (Phase.JOINED, Phase.JOINING) and self._roster.owned_by(client):
+            self._bereaved[client] = self._next_beat = now  # whoever answers that beat has been told before
+
+    def _end_orphans(self, now: float) -> None:
+        for client in [client for client, since in self._bereaved.items() if now >= since + ORPHANS_S]:
+            del self._bereaved[client]
+            orphans = self._roster.owned_by(client)
+            if orphans:
+                reason = f"its owner, client {client[:8]}, has ended, and the head does not answer"
+                self._out.append(e.Say(f"{len(orphans)} workers end: {reason}"))
+                self._stop(orphans, ORPHANS_GRACE_S, reason)
 
     def _settled(self, ids: list[str]) -> None:
         """The head knows how these ended, or need not know."""
@@ -191,6 +212,7 @@ class AgentState:
         self.protocol = welcome.protocol
         self._silence.heard(now)
         self._leases.lease_s = welcome.robot_lease_s
+        self._bereaved = {}
         away = self._outage.over(now)
         if away is not None:
             self._out.append(e.Say(f"the head is there, after {away:.0f} s"))
@@ -231,7 +253,7 @@ class AgentState:
         self._step("cut_off")
         self._out.append(e.Say(f"workers end: {reason}"))
         self._settled(self._roster.settle_all())
-        self._unsent = []
+        self._unsent, self._bereaved = [], {}
         if self._roster.running:
             self._stop(list(self._roster.running), CUT_OFF_GRACE_S, reason)
         else:
@@ -256,6 +278,7 @@ class AgentState:
             self._stop(list(self._roster.running), grace_s, event.reason)  # sooner than was said before
             return
         self._step("drain")
+        self._bereaved = {}
         for id in self._roster.running:
             self._leases.ended(id)
         self._out += [e.Say(f"stopping: {event.reason}"), e.CloseChildren(grace_s, event.reason)]
@@ -276,6 +299,7 @@ class AgentState:
             self._next_beat = max(self._next_beat + min(self._beat_s, self._leases.beat_s), now)
             self._out.append(e.Send(Beat(self.incarnation, now)))
             self._roster.beat_sent(now)
+        self._end_orphans(now)
         self._judge(now)
 
     def _depends(self) -> bool:
@@ -317,6 +341,7 @@ class AgentState:
             if self._answers(body):
                 # told before the beat that this answers: the head has them
                 self._settled(self._roster.beat_answered(body.at))
+                self._bereaved = {client: since for client, since in self._bereaved.items() if since > body.at}
                 if self._leases.answered(body.at, now):
                     self._out.append(e.RenewLeases(self._leases.until, self._leases.lease_s))
             elif body.incarnation == HELLO_AGAIN:

@@ -8,7 +8,7 @@ import concurrent.futures
 import logging
 import os
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -30,6 +30,7 @@ from rlinf_actors.net.host import free_port
 from rlinf_actors.net.security import Security
 from rlinf_actors.runtime.logprinter import say
 from rlinf_actors.runtime.process import Runtime
+from rlinf_actors.runtime.remote import RemoteGroup
 from rlinf_actors.settings import NAMESPACE
 from rlinf_actors.wire.bounds import waiting
 
@@ -37,6 +38,8 @@ log = logging.getLogger(__name__)
 
 STOP_GRACE_S = 2.0
 """Between SIGTERM and SIGKILL for groups that are still there when the cluster is shut down."""
+SILENT_HEAD_S = 5.0
+"""How long a shutdown waits for a head that does not answer: long enough for one that is restarted."""
 
 _turns = Turns()
 
@@ -245,11 +248,32 @@ class Cluster(ClusterView):
                 say(f"the logs of this private cluster are kept in {kept}")
             return
         groups = [group for group in self.runtime.groups.all() if group.owned and not group.gone.done()]
+        if await self._end_groups(groups):
+            await self.runtime.flush_output()
+
+    async def _end_groups(self, groups: Sequence[RemoteGroup]) -> bool:
+        """End them by the head; False if that is gone, which must not hold this process."""
         ends = [self.runtime.groups.stop(group, STOP_GRACE_S) for group in groups]
-        for outcome in await asyncio.gather(*ends, return_exceptions=True):
-            if isinstance(outcome, Exception):
-                log.warning("a group was not stopped by this process; the head does it: %s", outcome)
-        await self.runtime.flush_output()
+        told: asyncio.Future[list[BaseException | None]] = asyncio.gather(*ends, return_exceptions=True)
+        silent = asyncio.ensure_future(self.runtime.head_silent(SILENT_HEAD_S))
+        either: list[asyncio.Future[Any]] = [told, silent]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        silent.cancel()
+        if told.done():
+            for outcome in told.result():
+                if isinstance(outcome, Exception):
+                    log.warning("a group was not stopped by this process; the head does it: %s", outcome)
+            return True
+        left = [group.name for group in groups if not group.gone.done()]
+        told.cancel()
+        await asyncio.wait([told])
+        log.warning(
+            "the head at %s has not answered for %g s and was not told to end %s. Their workers on this machine end "
+            "when this process has ended (by its agentd), those on others when a head is there again or was away "
+            "for its grace (120 s by default)",
+            self._endpoint, SILENT_HEAD_S, ", ".join(f"group {name!r}" for name in left),
+        )  # fmt: skip
+        return False
 
     def _something_failed(self) -> bool:
         """Whether the logs of a private cluster may be needed."""

@@ -123,6 +123,13 @@ class HeadLink:
                 "Workers that run go on without it for a while"
             ) from None
 
+    async def silent(self, seconds: float) -> None:
+        """Wait until the head has been silent for *seconds* from now on."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while (left := seconds - min(self._silence.seconds(loop.time()), loop.time() - began)) > 0:  # noqa: ASYNC110
+            await asyncio.sleep(left)  # to the end of the silence, if it lasts
+
     def notify(self, body: Body) -> None:
         """Tell the head."""
         self._client.notify(body)

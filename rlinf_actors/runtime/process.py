@@ -252,6 +252,11 @@ class Runtime:
         if self._output_cut and not left:
             say("not every node has said whether all output was shown; the log files there have it")
 
+    async def head_silent(self, seconds: float) -> None:
+        """Wait until the head has been silent for *seconds* from now on. Loop thread."""
+        if self._head is not None:
+            await self._head.silent(seconds)
+
     # --- the end ---
 
     def daemon_died(self, reason: str) -> None:

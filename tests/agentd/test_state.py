@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from state_kit import GONE, LOOK, Kit
+from state_kit import GONE, LOOK, Kit, spec
 
 from agentd import events as e
 from agentd import state as s
@@ -21,7 +21,7 @@ from rlinf_actors.errors import (
     ProtocolMismatchError,
 )
 from rlinf_actors.net.outage import RETRY_MIN_S
-from rlinf_actors.wire.agents import ProcessGone, WorkerExited
+from rlinf_actors.wire.agents import ProcessGone, StartWorkers, WorkerExited
 from rlinf_actors.wire.session import HELLO_AGAIN, Beat, Goodbye, Welcome
 from rlinf_actors.wire.values import ExitReport
 
@@ -145,6 +145,61 @@ def test_a_head_that_is_restarted_ends_nothing_and_is_said_once():
     assert said == e.Say("the head is being restarted; workers go on for 120 s")
     out = kit.do(e.ConnectionLost())
     assert [type(action) for action in out] == [e.SayHello]
+
+
+class TestOwnersThatEnd:
+    """The head ends what they owned; where it does not answer, the agent of their host does."""
+
+    @pytest.fixture
+    def kit(self):
+        kit = Kit().join()
+        kit.do(e.Heard(StartWorkers([spec("mine")], "d1")))
+        kit.do(e.Heard(StartWorkers([spec("kept")], "d1", detached=True)))
+        kit.do(e.Heard(StartWorkers([spec("other")], "d2")))
+        return kit
+
+    def until_stopped(self, kit):
+        """The workers that it stops, and how long that takes."""
+        began = kit.now
+        while kit.state.next_deadline() < began + 5:
+            kit.now = max(kit.now, kit.state.next_deadline())
+            for action in kit.state.handle(e.Tick(), kit.now):
+                if isinstance(action, e.StopChildren):
+                    return action.ids, kit.now - began, action.grace_s
+        return [], None, None
+
+    def test_a_head_that_is_gone_too_leaves_it_to_the_agent(self, kit):
+        kit.do(e.ProcessEnded("d1"))
+        assert self.until_stopped(kit) == (["mine"], pytest.approx(0.4), 0.4)
+
+    def test_so_does_one_that_was_away_before(self, kit):
+        kit.do(e.ConnectionLost())
+        kit.do(e.HelloFailed(ClusterTimeoutError("no answer")))
+        kit.do(e.ProcessEnded("d1"))
+        assert self.until_stopped(kit) == (["mine"], pytest.approx(0.4), 0.4)
+
+    def test_a_head_that_answers_ends_them_itself(self, kit):
+        kit.do(e.ProcessEnded("d1"))
+        (beat,) = [a.body for a in kit.do(e.Tick()) if isinstance(a, e.Send)]
+        kit.do(e.Heard(Beat("epoch", beat.at)), 0.3)
+        assert self.until_stopped(kit)[0] == []
+
+    def test_an_answer_to_an_earlier_beat_says_nothing(self, kit):
+        kit.do(e.ProcessEnded("d1"))
+        kit.do(e.Heard(Beat("epoch", kit.now - 0.1)), 0.3)
+        assert self.until_stopped(kit)[0] == ["mine"]
+
+    def test_a_head_that_is_back_is_told_and_ends_them_itself(self, kit):
+        kit.do(e.ConnectionLost())
+        kit.do(e.ProcessEnded("d1"))
+        out = kit.do(e.Welcomed(Welcome("epoch2", "1.0", 1.0, 10.0)), 0.3)
+        assert e.Send(ProcessGone("d1")) in out
+        assert self.until_stopped(kit)[0] == []
+
+    def test_an_agent_that_stood_still_hears_the_head_first(self, kit):
+        kit.do(e.ProcessEnded("d1"))
+        kit.do(e.Stalled(3.0), 3.0)
+        assert self.until_stopped(kit) == (["mine"], pytest.approx(0.4), 0.4)
 
 
 def test_a_refused_protocol_ends_no_worker_before_the_head_grace():

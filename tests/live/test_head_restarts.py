@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -207,6 +208,85 @@ def test_head_stop_ends_the_cluster_for_good(site):
         with pytest.raises(NodeLostError, match="ended the cluster: maintenance"):
             cluster.runtime.io.submit(cluster.runtime.status(None)).result(pace.PATIENCE_S)
         assert site.agent.poll() is None
+
+
+class Control:
+    """Measures, on a thread of its own, how long the machine runs none of this process: how late 10 ms timers are."""
+
+    def __init__(self) -> None:
+        self._over = threading.Event()
+        self.late = 0.0
+        self._thread = threading.Thread(target=self._measure)
+
+    def _measure(self) -> None:
+        while not self._over.is_set():
+            begun = time.monotonic()
+            self._over.wait(0.01)
+            self.late += max(0.0, time.monotonic() - begun - 0.01)
+
+    def __enter__(self) -> Control:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+DRIVER = """
+    import sys
+    sys.path.insert(0, {tests!r})
+    import head_workers as hw
+    from rlinf_actors import Cluster, NodePlacementStrategy
+    with Cluster(num_nodes=1, head={head!r}) as cluster:
+        group = hw.Steady.create_group().launch(cluster, NodePlacementStrategy([0, 0]), name="mine")
+        print(*group.pid().wait(), flush=True)
+        sys.stdin.readline()
+"""
+
+
+@contextlib.contextmanager
+def driver(site: Site) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A script with a group of two, which ends when it reads a line; and pidfds of its workers."""
+    path = lw.script(site.place, lw.dedent(DRIVER).format(tests=str(lw.ROOT / "tests/live"), head=site.address))
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, path], stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=lw.SCRIPT_ENV
+    ) as process:
+        try:
+            assert process.stdout is not None
+            yield process, [os.pidfd_open(int(pid)) for pid in process.stdout.readline().split()]
+        finally:
+            process.kill()
+
+
+def test_a_dead_head_holds_no_driver_that_ends(site):
+    with driver(site) as (process, ends):
+        site.head.kill()
+        site.head.wait()
+        begun = time.monotonic()
+        _, said = process.communicate("end\n", timeout=pace.PATIENCE_S)
+        after = time.monotonic() - begun
+        for end in ends:
+            lw.wait_for_end(end)
+    assert process.returncode == 0
+    assert "has not answered for 5 s and was not told to end group 'mine'" in said
+    assert 5.0 <= after < 20.0  # 5 s of silence; the rest is the end of the interpreter
+
+
+def test_workers_end_within_a_second_of_their_driver_and_the_head(site, figures: Figures):
+    """Their agent sees the driver's end, and that no head answers. Nobody starts a head here."""
+    with driver(site) as (process, ends), Control() as control:
+        site.head.kill()
+        process.kill()
+        begun, late = time.monotonic(), control.late
+        for end in ends:
+            lw.wait_for_end(end)
+        after, stall = time.monotonic() - begun, control.late - late
+    figures.add(
+        "workers of a driver killed with the head ended after", f"{after:.2f} s, the machine's stall {stall:.2f} s"
+    )
+    assert after - stall <= 1.0, f"{after:.2f} s, of which the machine stood still for {stall:.2f} s by a control timer"
 
 
 def test_a_head_without_state_ends_its_cluster_and_says_so():

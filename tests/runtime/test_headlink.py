@@ -332,6 +332,19 @@ async def test_an_owner_of_robots_answers_eight_times_in_their_lease(ends):
     assert loop.time() - begun == pytest.approx(1.0, abs=0.01)
 
 
+async def test_a_wait_for_a_heads_silence_begins_anew_with_each_word(ends):
+    peer = await ends.welcome()
+    loop = asyncio.get_running_loop()
+    await asyncio.sleep(60)  # silence before the wait does not count
+    began = loop.time()
+    waiting = asyncio.ensure_future(ends.link.silent(5))
+    await asyncio.sleep(4)
+    assert not waiting.done()
+    ends.server.notify(peer, Beat("e"))
+    await waiting
+    assert loop.time() - began == pytest.approx(9, abs=0.1)
+
+
 async def test_a_head_that_does_not_answer(ends):
     with pytest.raises(ClusterTimeoutError, match="did not answer ClientHello within"):
         await ends.link.start(0.01)
