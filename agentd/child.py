@@ -72,7 +72,7 @@ class Child:
     def stop(self, loop: asyncio.AbstractEventLoop, grace_s: float, reason: str) -> None:
         """SIGTERM, or the end of its lease, and SIGKILL after the grace; see Children.stop."""
         if self.has_robots:
-            self._revoke(loop, reason or "its group was shut down")
+            self._revoke(loop, reason)
             self._kill_at(loop, loop.time() + max(grace_s, spawn.ROBOT_END_S))
         else:
             if grace_s > 0:
@@ -81,7 +81,8 @@ class Child:
 
     def _revoke(self, loop: asyncio.AbstractEventLoop, reason: str) -> None:
         """Tell a robot worker that its lease is over; SIGTERM says it to one whose template stands still."""
-        self.template.send(spawn.Revoke(self.spec.id, reason[: spawn.TEXT_CHARS]))
+        text = reason or "its group was shut down"
+        self.template.send(spawn.Revoke(self.spec.id, text[: spawn.TEXT_CHARS], orderly=not reason))
         if self.term_timer is None:
             self.term_timer = loop.call_later(TERM_S, self._terminate)
 

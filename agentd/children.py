@@ -36,6 +36,7 @@ from rlinf_actors.errors import WorkerStartError
 from rlinf_actors.scarce import AGAIN_S, explain
 from rlinf_actors.wire import spawn
 from rlinf_actors.wire.agents import RefusalReport, StartWorkers, WorkerExited, WorkerReady
+from rlinf_actors.wire.endings import ending
 from rlinf_actors.wire.values import ExitReport, RunningWorker, WorkerSpec
 
 log = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ class Children:
         *,
         ledger: Ledger | None = None,
         health: HealthTimes | None = None,
+        says_deaths: bool = True,
     ) -> None:
         self._loop = loop
         self._site = site
@@ -74,6 +76,7 @@ class Children:
         self._workers: dict[str, Child] = {}
         self._unsettled = Unsettled(ledger or Ledger(site.run_dir / "l" if site.keep_s is not None else None))
         self._closing = False
+        self._says_deaths = says_deaths
         self._changed = asyncio.Event()
         self._keeping = Keeping(loop, site.run_dir, site.keep_s is not None, site.keeper)
         self._orphans = Orphans(loop, site.rules.cgroups, self._keeping, self._end, self._changed.set)
@@ -377,6 +380,9 @@ class Children:
         (self._site.run_dir / "w" / worker.spec.id).unlink(missing_ok=True)
         if worker.stopping:
             exit = msgspec.structs.replace(exit, oom="no", **worker.why(exit))
+        elif self._says_deaths and exit.kind != "stopped":
+            name = f"worker {worker.spec.group}:{worker.spec.rank} of namespace {worker.spec.namespace!r}"
+            log.warning("%s (process %d) %s", name, worker.pid, ending(exit))
         self._logs.finish(worker.spec.id)
         self._report(WorkerExited(worker.spec.id, exit))
         self._trim()

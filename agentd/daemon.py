@@ -329,7 +329,14 @@ class Daemon:
         )
         ledger = survivors.ledger if survivors is not None else None
         times = HealthTimes(config.probe_s, config.unresponsive_s, config.long_call_s)
-        self._keeper = Children(asyncio.get_running_loop(), where, reported, ledger=ledger, health=times)
+        self._keeper = Children(
+            asyncio.get_running_loop(),
+            where,
+            reported,
+            ledger=ledger,
+            health=times,
+            says_deaths=not config.head,  # the head says them in this very log
+        )
         return self._keeper
 
     def _environment(self) -> dict[str, str]:

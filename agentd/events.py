@@ -220,10 +220,13 @@ class LookAtHead(msgspec.Struct, frozen=True):
 
 
 class Say(msgspec.Struct, frozen=True):
-    """A line for people: the service manager's status and the log. `urgent`: somebody has to do something."""
+    """A line for people: the service manager's status and the log. `urgent`: somebody has to do something; `warns`:
+    something ended, or is out of reach.
+    """
 
     text: str
     urgent: bool = False
+    warns: bool = False
 
 
 class Registered(msgspec.Struct, frozen=True):

@@ -253,7 +253,8 @@ class Session:
         elif isinstance(action, e.LookAtHead):
             self._spawn(self._look(action), "look at the head")
         elif isinstance(action, e.Say):
-            log.log(logging.ERROR if action.urgent else logging.INFO, "%s", action.text)
+            level = logging.ERROR if action.urgent else logging.WARNING if action.warns else logging.INFO
+            log.log(level, "%s", action.text)
             self._on_status(action.text)
         elif isinstance(action, e.Registered):
             self._children.settled(list(self._lost))

@@ -251,7 +251,7 @@ class AgentState:
     def _reset(self, reason: str) -> None:
         """This life is over: end its workers, then come back as a new incarnation."""
         self._step("cut_off")
-        self._out.append(e.Say(f"workers end: {reason}"))
+        self._out.append(e.Say(f"workers end: {reason}", warns=True))
         self._settled(self._roster.settle_all())
         self._unsent, self._bereaved = [], {}
         if self._roster.running:
@@ -264,11 +264,11 @@ class AgentState:
         self.incarnation = self.new_incarnation()
         self._hello(again=True)
 
-    def _away(self, text: str, now: float, urgent: bool = False) -> None:
+    def _away(self, text: str, now: float, *, urgent: bool = False, warns: bool = False) -> None:
         """The head is not there: say so, but not each time."""
         said = self._outage.failed(now, text)
         if said:
-            self._out.append(e.Say(said, urgent))
+            self._out.append(e.Say(said, urgent, warns))
 
     def _drain(self, event: e.Drain) -> None:
         if self.phase is Phase.ENDED or (self.phase is Phase.DRAINING and event.grace_s is None):
@@ -320,7 +320,7 @@ class AgentState:
         if there and self.phase is Phase.JOINED and self._silence.suspected(now):
             self._step("forgotten")  # over a new connection: the old one may be waiting to repeat what a cut lost
             grace = f"; workers go on for {self.policy.head_grace_s:g} s" if self._roster.running else ""
-            self._away(f"the head does not answer, but its machine does{grace}", now)
+            self._away(f"the head does not answer, but its machine does{grace}", now, warns=True)
             self._hello(again=True)
         self._judge(now)
 
@@ -366,7 +366,8 @@ class AgentState:
         elif isinstance(body, Unwatch):
             self._out.append(e.UnwatchProcess(body.incarnation))
         else:
-            self._out.append(e.Say(f"the head sent a {type(body).__name__}, which an agent does not expect"))
+            text = f"the head sent a {type(body).__name__}, which an agent does not expect"
+            self._out.append(e.Say(text, warns=True))
 
     def _start(self, body: StartWorkers, now: float) -> None:
         for end in self._roster.ends_among(body):  # asked for again, by a head that has not heard how they ended

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import msgspec
 
 from rlinf_actors.head.commands import Record
@@ -10,6 +12,18 @@ from rlinf_actors.head.transitions import WorkerLife
 from rlinf_actors.wire.bounds import printable
 from rlinf_actors.wire.endings import ending
 from rlinf_actors.wire.values import EventKind
+
+ERRORS = frozenset({"robot_conflict"})
+"""Kinds of events that need a person."""
+WARNINGS = frozenset({"node_lost", "worker_died", "lease_lost", "estop", "estop_released", "refused", "events_missing"})
+"""Kinds of events that are no part of an orderly life."""
+
+
+def level(kind: str) -> int:
+    """Return the level at which the head logs an event of *kind*."""
+    if kind in ERRORS:
+        return logging.ERROR
+    return logging.WARNING if kind in WARNINGS else logging.INFO
 
 
 def of_node(kind: EventKind, node: Node, text: str) -> Record:

@@ -31,6 +31,7 @@ from rlinf_actors.head.commands import (
     TurnedAway,
     Unreachable,
 )
+from rlinf_actors.head.happenings import level
 from rlinf_actors.head.keys import OwnKeys
 from rlinf_actors.head.remembered import Remembered
 from rlinf_actors.head.supervisor import Supervisor
@@ -208,7 +209,7 @@ class HeadServer:
                     command.peer, command.id, command.kind, command.text, command.missing_ranks, command.path
                 )
             elif isinstance(command, Record):
-                log.info("%s", command.text)
+                log.log(level(command.kind), "%s", command.text)
             elif isinstance(command, Keep):
                 self._keep(command)
             elif isinstance(command, EndCluster):

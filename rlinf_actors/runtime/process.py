@@ -111,7 +111,7 @@ class Runtime:
         self._paths = PathWatch(self.network, self.host, self.groups.all)
         self._head: HeadLink | None = None
         self._gone: RlinfActorsError | None = None
-        self._stopped = False
+        self._stopped = self._ending = False
         self._printer: LogPrinter | None = None
         self._output_cut = False
         self._flushed = 0  # agents that have answered FlushLogs
@@ -199,6 +199,7 @@ class Runtime:
 
     async def stop_cluster(self) -> None:
         """End an embedded cluster, and show what its workers wrote. Loop thread."""
+        self._ending = True
         if self._head is not None:
             await self._head.request(StopCluster(stay=True), 10.0)
             await self.flush_output()
@@ -273,6 +274,8 @@ class Runtime:
         self.head_lost(reason)
 
     def _end_all(self, error: RlinfActorsError) -> None:
+        if self._gone is None and not self._ending and self.role == "driver":
+            log.error("%s", error)  # whoever does not call just now would not hear it
         self._gone = error
         self._paths.close()
         if self._head is not None:

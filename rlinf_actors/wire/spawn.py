@@ -74,10 +74,13 @@ class Renew(Message, frozen=True):
 
 
 class Revoke(Message, frozen=True):
-    """To a robot worker, through its template: its lease is over. It makes its robots safe, and ends."""
+    """To a robot worker, through its template: its lease is over. It makes its robots safe, and ends. `orderly`: its
+    owner wanted that, so no lease was lost.
+    """
 
     id: str
     reason: str
+    orderly: bool = False
 
 
 class Probe(Message, frozen=True):

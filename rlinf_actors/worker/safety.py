@@ -54,7 +54,7 @@ class Guard:
         self._timer = _Alarm()
         self._control = control
         self._instance = instance
-        self._closed = False
+        self._closed = self._orderly = False
         self._robots = ", ".join(claim.title for claim in spec.claims)
         self._asked: list[str] = []
         self._parking = Parking()
@@ -167,7 +167,7 @@ class Guard:
             for fd in ready:
                 reason = self._heard() if fd == self._control.fileno() else self._woken()
                 if reason:
-                    return f"{lost}: {reason}"
+                    return f"{self._robots}: {reason}" if self._orderly else f"{lost}: {reason}"
 
     def _heard(self) -> str:
         """Take a packet of the template's; returns why the lease is over, "" if it is not."""
@@ -175,6 +175,7 @@ class Guard:
         if packet is None:
             return "its template process ended"
         if isinstance(packet, spawn.Revoke):
+            self._orderly = packet.orderly
             return packet.reason
         if isinstance(packet, spawn.Renew):
             now = time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import json
+import logging
 import os
 import resource
 import signal
@@ -368,6 +369,20 @@ async def test_template_that_does_not_answer_hides_no_end(tmp_path, monkeypatch)
         assert "does not answer" in (await reports.gone(one)).reason
         assert not [pid for pid in procfs.pids() if procfs.mark_of(pid) == one.id]
         os.kill(template, signal.SIGCONT)
+
+
+async def test_a_death_is_a_warning_in_the_log_and_an_end_that_was_asked_for_is_none(tmp_path, caplog):
+    async with children(tmp_path) as (kids, reports):
+        one, two = spec(), spec(1)
+        kids.start(order([one, two]))
+        await reports.up(one, two)
+        os.kill(reports.ready[one.id].pid, signal.SIGKILL)
+        await reports.gone(one)
+        kids.stop([two.id], 0.0)
+        await reports.gone(two)
+    (death,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert death.getMessage().startswith("worker g:0 of namespace ")
+    assert "SIGKILL" in death.getMessage()
 
 
 def test_on_uvloop(tmp_path):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+import typing
+
 import pytest
 from head_kit import HeadKit, client_hello
 
 from rlinf_actors.head.commands import Answer, Record, Refused, Told
+from rlinf_actors.head.happenings import ERRORS, WARNINGS, level
 from rlinf_actors.head.journal import MAX_READERS, Journal
 from rlinf_actors.wire.operators import EStop, Events, GetEvents
 from rlinf_actors.wire.session import Beat, Goodbye
-from rlinf_actors.wire.values import ExitReport
+from rlinf_actors.wire.values import EventKind, ExitReport
 
 
 class JournalKit:
@@ -265,3 +269,14 @@ def test_a_driver_that_waits_is_told_in_the_same_turn_and_forgotten_with_its_end
     assert not [c for c in commands if isinstance(c, Answer)]
     kit.wait(6.0)
     assert [body for _, body in kit.answers() if isinstance(body, Events)] == []
+
+
+def test_deaths_lost_nodes_and_emergency_stops_stand_out_in_the_heads_log():
+    kinds = set(typing.get_args(EventKind))
+    assert kinds >= WARNINGS
+    assert kinds >= ERRORS
+    for kind in ("worker_died", "node_lost", "lease_lost", "estop"):
+        assert level(kind) == logging.WARNING
+    for kind in ("worker_stopped", "node_left", "group_ended", "driver_ended"):
+        assert level(kind) == logging.INFO
+    assert level("robot_conflict") == logging.ERROR

@@ -17,9 +17,11 @@ from rlinf_actors.errors import (
     WorkerError,
     WorkerStartError,
 )
+from rlinf_actors.runtime.handles import GroupHandles
 from rlinf_actors.runtime.lost import LostErrors
 from rlinf_actors.runtime.remote import Construction, Readiness, RemoteGroup, death
 from rlinf_actors.wire import frames
+from rlinf_actors.wire.clients import WorkerChanged
 from rlinf_actors.wire.values import Endpoint, ExitReport, GroupState, WorkerState
 
 
@@ -285,3 +287,42 @@ async def test_a_worker_that_ends_before_it_is_constructed_and_is_started_again_
     assert not world.group.ready.done()
     assert world.failed == []
     assert world.group.peers[0].error is None
+
+
+class TestDeaths:
+    """What the owner's log says of workers that die."""
+
+    @pytest.fixture
+    async def handles(self, network, world):
+        made = GroupHandles(network, None, "driver:x", "here", "", None, lambda: None)
+        made._groups["ns", "g"] = world.group
+        world.group.update([world.state(0, master_port=1), world.state(1)])
+        for worker in world.workers:
+            worker.say(frames.Ok((await worker.until(2))[1].id))
+        await world.group.ready
+        return made
+
+    def died(self, world, **exit):
+        report = ExitReport(**(exit or {"kind": "signalled", "signal": 9}))
+        return WorkerChanged("ns", "g", [world.state(1, "gone", exit=report)])
+
+    async def test_one_that_nobody_waits_for_is_a_warning_once(self, world, handles, caplog):
+        handles.changed(self.died(world))
+        handles.changed(self.died(world))
+        (said,) = [record for record in caplog.records if record.levelname == "WARNING"]
+        assert "worker g:1 on n1" in said.getMessage()
+        assert "SIGKILL" in said.getMessage()
+        assert handles.failures == 1
+
+    async def test_who_waits_for_it_hears_it_by_the_error_alone(self, world, handles, caplog):
+        call = Waiter()
+        world.group.peers[1].open(call)
+        handles.changed(self.died(world))
+        assert isinstance(call.error, WorkerDiedError)
+        assert caplog.text == ""
+        assert handles.failures == 1
+
+    async def test_one_that_was_asked_to_end_is_no_failure(self, world, handles, caplog):
+        handles.changed(self.died(world, kind="stopped"))
+        assert caplog.text == ""
+        assert handles.failures == 0

@@ -115,8 +115,8 @@ class Process:
         self.control.close()
         os.close(self._arm)
 
-    def revoke(self) -> None:
-        self.control.send(spawn.encode(spawn.Revoke("w1", "told")))
+    def revoke(self, *, orderly: bool = False) -> None:
+        self.control.send(spawn.encode(spawn.Revoke("w1", "told", orderly)))
 
 
 @contextlib.contextmanager
@@ -140,6 +140,17 @@ def worker(folder: Path, body: str, lease_s: float = LONG_S, **env: str) -> Iter
 def stopped_last(lines: list[str]) -> None:
     assert lines.count("stop") == 1, lines[-5:]
     assert lines[-1] == "stop", lines[lines.index("stop") :]
+
+
+@pytest.mark.parametrize("orderly", [True, False])
+def test_a_lease_was_lost_unless_the_owner_wanted_the_end(tmp_path, orderly):
+    with worker(tmp_path, "stream()") as one:
+        one.until_moving()
+        one.revoke(orderly=orderly)
+        stopped_last(one.rest())
+        said = one.reason()
+    assert said.endswith(": told")
+    assert ("was lost" in said) != orderly
 
 
 def test_one_that_stood_still_for_a_lease_moves_no_more_although_renewals_wait(tmp_path):
