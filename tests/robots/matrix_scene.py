@@ -79,6 +79,7 @@ class Run:
         cut: when the fault was (time.monotonic()).
         pressed: when somebody pressed Enter for an emergency stop, 0 if nobody did.
         went_on: when a process that stood still was continued, 0 for none.
+        left: says that the worker did not end, "" if it did.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Run:
     cut: float = 0.0
     pressed: float = 0.0
     went_on: float = 0.0
+    left: str = ""
 
     def of(self, arm: Arm, commands: Sequence[Command]) -> list[Command]:
         """What this worker said to an arm."""
@@ -100,7 +102,7 @@ class Run:
             arm.until(lambda commands, arm=arm: len(self.of(arm, commands)) > ENOUGH, f"{self.name} streams")  # type: ignore[misc]
 
     def until_closed(self) -> None:
-        """Wait until the worker has no connection to its arms any more."""
+        """Wait until the worker has no connection to its arms any more. If that does not come, the row fails alone."""
 
         def closed(arm: Arm, commands: list[Command]) -> bool:
             hello = f"hello {self.name}:0 "
@@ -108,7 +110,10 @@ class Run:
             return mine <= {one.connection for one in commands if one.text == "closed"}
 
         for arm in self.arms:
-            arm.until(lambda commands, arm=arm: closed(arm, commands), f"{self.name} has ended")  # type: ignore[misc]
+            try:
+                arm.until(lambda commands, arm=arm: closed(arm, commands), "its worker has ended")  # type: ignore[misc]
+            except AssertionError as error:
+                self.left = str(error)
 
 
 @dataclass
