@@ -24,7 +24,7 @@ from rlinf_actors.net.asking import Answered, Asked, Asker, Down
 from rlinf_actors.net.discovery import Record
 from rlinf_actors.net.security import Security, is_tcp
 from rlinf_actors.security.thisuser import who
-from rlinf_actors.settings import Settings
+from rlinf_actors.settings import HEAD, HEAD_KEY, HEADS_DIR, KEY_DIR, KEY_FILE, RUN_DIR, Settings
 from rlinf_actors.wire.bounds import printable
 from rlinf_actors.wire.messages import Body, Failed
 from rlinf_actors.wire.operators import EStop, EStopped, GetStatus, Status
@@ -35,6 +35,8 @@ DEADLINE_S = 5.0
 """For the answer of a head. The stop itself takes milliseconds; a head also writes it to its disk before it answers."""
 OBSERVERS = ("head", "driver", "agent")
 """Whose key serves to ask the configured head."""
+_CANNOT_BE_WRONG = (HEAD, HEADS_DIR, RUN_DIR, KEY_DIR, KEY_FILE, HEAD_KEY)
+"""What an emergency stop reads of the environment where another variable keeps it from being read."""
 MAY_MOVE = "ROBOTS MAY STILL MOVE: PRESS THEIR OWN EMERGENCY STOPS."
 
 
@@ -58,7 +60,17 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--reason", default="", metavar="TEXT", help="why; those whose workers end are told")
     made.add_argument("--namespace", metavar="NS", help="only the robots of this namespace (default: every robot)")
     made.add_argument("--head", metavar="HOST:PORT|DIR", help="only this head: its address, or its run directory")
-    made.add_argument("--release", action="store_true", help="lift the stop: groups that use robots may be launched")
+    what = made.add_mutually_exclusive_group()
+    what.add_argument("--release", action="store_true", help="lift the stop: groups that use robots may be launched")
+    what.add_argument(
+        "--arm", action="store_true", help="stay connected; stop on Enter, on a byte from a pipe, or by --gpio-file"
+    )
+    made.add_argument("--gpio-file", metavar="FILE", help="with --arm: stop when this line has the level --gpio-at")
+    made.add_argument("--gpio-at", choices=("0", "1"), default="1", help="the level that stops (default 1)")
+    made.add_argument(
+        "--on-loss", choices=("stop", "exit"), default="stop",
+        help="with --arm: what the end of the pipe or of the line does (default stop)",
+    )  # fmt: skip
     made.add_argument("--json", action="store_true", dest="as_json", help="print JSON with stable keys")
     return made
 
@@ -69,7 +81,14 @@ def main(arguments: Sequence[str]) -> int:
         options = parser().parse_args(list(arguments))
     except SystemExit as end:
         return int(end.code or 0)
+    if options.gpio_file and not options.arm:
+        say("rlinf-actors estop: --gpio-file goes with --arm")
+        return USAGE
     try:
+        if options.arm:
+            from rlinf_actors.cli import armed
+
+            return armed.run(options)
         return _release(options) if options.release else _press(options)
     except ConfigError as error:  # --head is no address
         say(f"error: {error}")
@@ -100,7 +119,9 @@ class Target:
     @property
     def key(self) -> tuple[str, ...]:
         """What stays the same while this head lives."""
-        return (self.record.path if self.record is not None else "", *(endpoint for endpoint, _ in self.asked.ways))
+        if self.record is not None and self.record.path:
+            return (self.record.path,)
+        return tuple(endpoint for endpoint, _ in self.asked.ways) or (self.address,)
 
 
 @dataclass
@@ -128,7 +149,7 @@ def known_heads(given: str | None) -> Known:
         ConfigError: *given* is no address.
     """
     known = Known()
-    settings = _settings(known)
+    settings = settings_here(known)
     if given:
         endpoint = discovery.endpoint_at(given, "--head", resolve=False)
         known.targets.append(_configured(endpoint, given, "--head", settings))
@@ -157,13 +178,13 @@ def known_heads(given: str | None) -> Known:
     return known
 
 
-def _settings(known: Known) -> Settings:
+def settings_here(known: Known) -> Settings:
     """What the environment and the client file say. What is wrong with one must not keep the heads here from a stop."""
     try:
         settings = Settings.load()
     except ConfigError as error:
         known.troubles.append(f"the environment says something that cannot be: {error}")
-        return Settings(head=os.environ.get("RLINF_HEAD"), heads_dir=os.environ.get("RLINF_ACTORS_HEADS"))
+        return Settings.load({name: os.environ[name] for name in _CANNOT_BE_WRONG if name in os.environ})
     try:
         return discovery.with_client_file(settings)
     except ConfigError as error:

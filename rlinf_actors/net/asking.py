@@ -80,14 +80,15 @@ class Asked:
     Attributes:
         ways: as given.
         up: whether it has let this process in.
-        heard: when it last said something, in seconds of CLOCK_MONOTONIC.
+        added: when it was added, in seconds of CLOCK_MONOTONIC.
+        heard: when it last said something, likewise.
     """
 
     def __init__(self, ways: Sequence[tuple[str, Security]], fault: str = "") -> None:
         self.ways = ways
         self.fault = fault
         self.up = False
-        self.heard = 0.0
+        self.added = self.heard = 0.0
         self._lines: list[_Line] = []
         self._resolving = 0
         self._faults: list[str] = []
@@ -135,6 +136,7 @@ class Asker:
     def add(self, head: Asked) -> None:
         """Connect to a head, in all its ways. Returns at once."""
         self._heads.append(head)
+        head.added = time.monotonic()
         head._faults = [head.fault] if head.fault else []
         for endpoint, security in head.ways:
             if _has_name(endpoint):

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import re
 import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -80,6 +84,14 @@ class Machine:
         return json.loads(self.run("status", "--json", "--head", address).stdout)["estop"]
 
 
+@pytest.fixture(scope="module")
+def lab() -> Iterator[tuple[Machine, str, str]]:
+    """A machine with two heads that many tests share; each leaves no stop in force for all namespaces."""
+    with tempfile.TemporaryDirectory(prefix="estop-") as folder, ExitStack() as ends:
+        made = Machine(Path(folder), ends)
+        yield made, made.head()[1], made.head()[1]
+
+
 @pytest.fixture
 def machine() -> Iterator[Machine]:
     with tempfile.TemporaryDirectory(prefix="estop-") as folder, ExitStack() as ends:  # short: it holds unix sockets
@@ -147,9 +159,9 @@ def test_a_configured_head_that_is_away_fails_at_once_and_the_others_are_stopped
     assert took < 5, "a port that refuses is not waited for"
 
 
-def test_an_unknown_name_is_said_and_keeps_no_other_from_being_stopped(machine):
-    _, address = machine.head()
-    done = machine.estop(**{HEAD: "nosuch.invalid:6380"})
+def test_an_unknown_name_is_said_and_keeps_no_other_from_being_stopped(lab):
+    machine, address, _ = lab
+    done = machine.estop("--namespace", "x", **{HEAD: "nosuch.invalid:6380"})
     assert done.returncode == 69
     assert f"STOPPED      {address}" in done.stdout
     assert "NOT STOPPED  nosuch.invalid:6380: its name 'nosuch.invalid' cannot be resolved" in done.stdout
@@ -161,11 +173,11 @@ def test_without_a_head_nothing_was_stopped_and_it_says_so(machine):
     assert "NOTHING WAS STOPPED: NO HEAD IS KNOWN. ROBOTS MAY STILL MOVE" in done.stderr
 
 
-def test_wrong_settings_keep_no_head_from_being_stopped(machine, tmp_path):
-    _, address = machine.head()
+def test_wrong_settings_keep_no_head_from_being_stopped(lab, tmp_path):
+    machine, address, _ = lab
     (tmp_path / "client.toml").write_text("haed = 1\n")
     for wrong in ({CLIENT_CONFIG: str(tmp_path / "client.toml")}, {"RLINF_TIMEOUT": "long"}):
-        done = machine.estop(**wrong)
+        done = machine.estop("--namespace", "x", **wrong)
         assert done.returncode == 69, "a head may be hidden by that"
         assert f"STOPPED      {address}" in done.stdout
         assert "TROUBLE: " in done.stderr
@@ -181,12 +193,11 @@ def test_the_client_file_names_a_head_elsewhere(machine, tmp_path):
     assert machine.run("status", **client).stdout.startswith(f"head      tcp://{address} ")
 
 
-def test_one_that_is_named_is_the_only_one(machine):
-    _, one = machine.head()
-    _, other = machine.head()
-    assert machine.estop("--head", one).returncode == 0
-    assert len(machine.in_force(one)) == 1
-    assert machine.in_force(other) == []
+def test_one_that_is_named_is_the_only_one(lab):
+    machine, one, other = lab
+    assert machine.estop("--head", one, "--namespace", "only").returncode == 0
+    assert any("'only'" in line for line in machine.in_force(one))
+    assert not any("'only'" in line for line in machine.in_force(other))
 
 
 def test_the_head_that_an_agentd_here_has_joined_is_stopped(machine, tmp_path):
@@ -260,47 +271,211 @@ def test_root_stops_the_clusters_of_every_user_and_others_only_their_own(machine
 # --- the release ---
 
 
-def test_a_release_of_several_names_them_and_lifts_nothing(machine):
-    _, one = machine.head()
-    _, other = machine.head()
+def test_a_release_of_several_names_them_and_lifts_nothing(lab):
+    machine, one, other = lab
     machine.estop("--head", one, "--reason", "smoke")
     done = machine.estop("--release")
     assert done.returncode == 78
     assert "2 heads are known, and a release is for one of them; nothing was lifted" in done.stderr
     lines = done.stderr.splitlines()
-    at = next(number for number, line in enumerate(lines) if f"--head {one}" in line)
-    assert "smoke" in lines[at + 1]
-    at = next(number for number, line in enumerate(lines) if f"--head {other}" in line)
-    assert "no emergency stop is in force" in lines[at + 1]
-    assert len(machine.in_force(one)) == 1
+    first, last = (next(n for n, line in enumerate(lines) if f"--head {head} " in line) for head in (one, other))
+    smoke = next(n for n, line in enumerate(lines) if "smoke" in line)
+    assert first < smoke
+    assert last < first or smoke < last
+    assert any("smoke" in line for line in machine.in_force(one))
+    assert machine.estop("--release", "--head", one).returncode == 0
 
 
-def test_a_release_says_which_stop_it_has_lifted(machine):
-    _, address = machine.head()
-    machine.estop("--reason", "smoke")
-    machine.estop("--namespace", "lab", "--reason", "dust")
-    done = machine.estop("--release")
+def test_a_release_says_which_stop_it_has_lifted(lab):
+    machine, address, _ = lab
+    machine.estop("--head", address, "--reason", "smoke")
+    machine.estop("--head", address, "--namespace", "lab", "--reason", "dust")
+    done = machine.estop("--release", "--head", address)
     assert done.returncode == 0
     assert done.stdout.startswith(f"LIFTED       {address}: emergency stop by ")
     assert "smoke" in done.stdout
     assert "still in force: emergency stop by" in done.stderr
     assert "dust" in done.stderr
-    again = machine.estop("--release")
+    again = machine.estop("--release", "--head", address)
     assert again.returncode == 0
     assert "nothing was in force that this lifts" in again.stdout
 
 
-def test_with_several_heads_every_other_command_names_them(machine, tmp_path):
-    process, one = machine.head()
-    _, other = machine.head()
-    script = machine.private(tmp_path)
+def test_with_several_heads_every_other_command_names_them(lab):
+    machine, one, other = lab
     done = machine.run("status")
     assert done.returncode == 78
-    for line in (
-        f"--head {one}", f"--head {other}", f"head, pid {process.pid}, up ", "rlinf_actors.cli.main head --listen",
-        f"private cluster, pid {script.pid}, up ", ": train.py",
-    ):  # fmt: skip
-        assert line in done.stderr
+    for address in (one, other):
+        (line,) = (line for line in done.stderr.splitlines() if f"--head {address} " in line)
+        assert re.search(r"head, pid \d+, up .*: rlinf_actors\.cli\.main head --listen 127\.0\.0\.1:0", line)
+
+
+# --- the button ---
+
+
+class Armed:
+    """`rlinf-actors estop --arm`, and what it says."""
+
+    def __init__(self, machine: Machine, *arguments: str, stdin: int = subprocess.PIPE, heads: int = 2) -> None:
+        self.process = subprocess.Popen(
+            [*COMMAND, "estop", "--arm", "--json", *arguments], env=machine.env, stdin=stdin,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self.until("armed", heads)
+
+    def until(self, event: str, armed: int | None = None) -> dict:
+        """The next line that tells of this event, with so many heads armed."""
+        while True:
+            said = json.loads(self.process.stdout.readline())
+            if said.get("event") == event and armed in (None, said["armed"]):
+                return said
+
+    def end(self) -> tuple[int, dict, str]:
+        """Exit code, the report ({} without a stop), and what was said to people."""
+        out, err = self.process.communicate(timeout=pace.PATIENCE_S)
+        reports = [json.loads(line) for line in out.splitlines() if "clusters" in line]
+        return self.process.returncode, reports[-1] if reports else {}, err
+
+    def __enter__(self) -> Armed:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        with self.process:
+            pass
+
+
+class Stalls(threading.Thread):
+    """How long this machine stood still for a thread that wants to run every few milliseconds: the control."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.worst_s = 0.0
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        while not self._over.is_set():
+            due = time.monotonic() + 0.002
+            self._over.wait(0.002)
+            self.worst_s = max(self.worst_s, time.monotonic() - due)
+
+    def __enter__(self) -> Stalls:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self.join()
+
+
+def test_the_button_stops_every_head_within_20_ms(lab):
+    machine, one, other = lab
+    with Armed(machine, "--namespace", "button") as armed:
+        with Stalls() as stalls:
+            began = time.monotonic()
+            os.write(armed.process.stdin.fileno(), b"\n")
+            said = armed.until("pressed")
+        code, report, _ = armed.end()
+    assert said["sent_at"] - began - stalls.worst_s < 0.02, stalls.worst_s
+    assert (code, report["complete"]) == (0, True)
+    assert sorted(cluster["head"] for cluster in report["clusters"]) == sorted([one, other])
+    assert any("'button'" in line for line in machine.in_force(one))
+
+
+@pytest.mark.parametrize(("on_loss", "code"), [("stop", 0), ("exit", 130)])
+def test_the_end_of_the_pipe_counts_as_pressed_unless_it_is_told_otherwise(lab, on_loss, code):
+    machine, one, _ = lab
+    with Armed(machine, "--namespace", f"loss-{on_loss}", "--on-loss", on_loss) as armed:
+        armed.process.stdin.close()
+        armed.process.stdin = None
+        assert armed.end()[0] == code
+    assert any(f"loss-{on_loss}" in line for line in machine.in_force(one)) == (on_loss == "stop")
+
+
+def test_sigterm_disarms_it(lab):
+    with Armed(lab[0]) as armed:
+        armed.process.terminate()
+        code, report, err = armed.end()
+    assert (code, report) == (130, {})
+    assert "disarmed: nothing was stopped" in err
+
+
+@pytest.mark.parametrize(("key", "code"), [(b"\n", 0), (b"\x04", 130)])
+def test_enter_on_a_terminal_stops_and_control_d_disarms(lab, key, code):
+    ours, theirs = pty.openpty()
+    try:
+        with Armed(lab[0], "--namespace", "terminal", stdin=theirs) as armed:
+            os.write(ours, key)
+            assert armed.end()[0] == code
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+@pytest.mark.parametrize("end", ["level", "gone"])
+def test_a_gpio_line_stops_by_its_level_and_by_its_loss(lab, tmp_path, end):
+    line = tmp_path / "value"
+    line.write_text("1\n")
+    namespace = ("--namespace", "gpio")
+    with Armed(lab[0], *namespace, "--gpio-file", str(line), "--gpio-at", "0", stdin=subprocess.DEVNULL) as armed:
+        if end == "level":
+            line.write_text("0\n")
+        else:
+            line.unlink()
+        code, report, _ = armed.end()
+    assert (code, report["complete"]) == (0, True)
+
+
+def test_a_line_that_is_at_its_level_already_stops_at_once(lab, tmp_path):
+    (tmp_path / "value").write_text("1\n")
+    done = lab[0].estop("--arm", "--namespace", "gpio", "--gpio-file", str(tmp_path / "value"))
+    assert done.returncode == 0, done
+    assert done.stdout.count("STOPPED") == 2
+
+
+@pytest.mark.skipif(not can_unshare("--mount", "true"), reason="needs root and mount namespaces")
+def test_a_file_of_the_kernel_is_waited_for_by_pollpri():
+    code = """
+        import select, subprocess
+        from rlinf_actors.cli.armed import Line
+        line = Line("/proc/self/mounts", "1")
+        waiting = select.poll()
+        waiting.register(line.fd, line.events)
+        while waiting.poll(0):
+            line.pressed()
+        subprocess.run(["mount", "-t", "tmpfs", "none", "/mnt"], check=True)
+        assert waiting.poll(60000)
+        assert line.pressed() is False
+    """
+    subprocess.run(["unshare", "--mount", sys.executable, "-c", textwrap.dedent(code)], check=True)
+
+
+def test_a_button_that_nobody_can_press_is_refused(lab):
+    done = subprocess.run(
+        [*COMMAND, "estop", "--arm"], env=lab[0].env, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 64
+    assert "standard input is neither a terminal nor a pipe; or give --gpio-file" in done.stderr
+
+
+def test_the_button_tells_of_heads_that_appear_stand_still_and_end(machine):
+    _, one = machine.head()
+    with Armed(machine, heads=1) as armed:
+        process, other = machine.head()
+        assert armed.until("armed", 2)["head"] == other
+        process.send_signal(signal.SIGSTOP)
+        lost = armed.until("lost", 1)
+        assert lost["head"] == other
+        assert "ENTER DOES NOT REACH IT NOW" in lost["text"]
+        process.send_signal(signal.SIGCONT)
+        assert armed.until("armed", 2)["text"] == "again"
+        process.kill()
+        assert armed.until("ended", 1)["head"] == other
+        armed.process.stdin.close()
+        armed.process.stdin = None
+        code, report, _ = armed.end()
+    assert (code, [cluster["head"] for cluster in report["clusters"]]) == (0, [one])
 
 
 # --- what it costs ---

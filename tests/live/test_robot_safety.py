@@ -18,6 +18,7 @@ import robot_kit as rk
 from rlinf_actors import Cluster, ComponentPlacement, NodePlacementStrategy, RestartPolicy, procfs
 from rlinf_actors.cli import app
 from rlinf_actors.errors import HardwareInUseError, NodeLostError, RlinfActorsError, UsageError, WorkerDiedError
+from rlinf_actors.settings import HEAD, HEADS_DIR
 from rlinf_actors.worker.leasepage import NEVER
 
 pytestmark = pytest.mark.live
@@ -235,11 +236,23 @@ def test_agentd_stands_still_while_the_worker_holds_the_gil(arm, cluster):
         call.wait()
 
 
+def slowness_now() -> float:
+    """How many times longer than its own work a process of the kind of an emergency stop takes now: the control."""
+    began = time.monotonic()
+    process = subprocess.Popen([sys.executable, "-c", "import zmq, msgspec, argparse, json"])
+    _, code, used = os.wait4(process.pid, 0)
+    took = time.monotonic() - began
+    process.returncode = code
+    return max(1.0, took / (used.ru_utime + used.ru_stime))
+
+
 class TestSeveralNodes:
     """The arm is on node 1; the head on node 0; the driver beside them."""
 
     @pytest.fixture
-    def local(self, local_cluster, monkeypatch):
+    def local(self, local_cluster, monkeypatch, tmp_path):
+        (tmp_path / "heads").mkdir()
+        monkeypatch.setenv(HEADS_DIR, str(tmp_path / "heads"))  # an emergency stop finds no other test's
         made = local_cluster(2)
         for name, value in made.driver_env.items():
             monkeypatch.setenv(name, value)
@@ -283,6 +296,47 @@ class TestSeveralNodes:
             arm.until_streaming()
             driver.kill()
             rk.stopped_last(arm.until_closed())
+
+    @pytest.mark.parametrize("how", ["command", "button"])
+    def test_the_emergency_stop_is_in_time_and_not_led_astray_by_a_private_cluster(
+        self, local, arm, call, tmp_path, monkeypatch, how
+    ):
+        """Nobody names a head; a script with a private cluster runs on the head's machine."""
+        monkeypatch.delenv(HEAD)
+        private = """
+            import sys
+            from rlinf_actors import Cluster
+            with Cluster(num_nodes=1, head="private"):
+                print(flush=True)
+                sys.stdin.read()
+        """
+        env = {**lw.SCRIPT_ENV, HEADS_DIR: os.environ[HEADS_DIR]}
+        options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": env}
+        estop = [sys.executable, "-m", "rlinf_actors.cli.main", "estop"]
+        with subprocess.Popen([sys.executable, lw.script(tmp_path, lw.dedent(private))], **options) as script:
+            assert script.stdout.readline() == "\n"
+            slowdown = slowness_now()
+            if how == "button":
+                with subprocess.Popen([*estop, "--arm", "--json"], **options) as button:
+                    while json.loads(button.stdout.readline())["armed"] < 2:
+                        pass
+                    began = time.monotonic()
+                    said, _ = button.communicate("\n")
+                assert button.returncode == 0
+                assert said.count('"acknowledged": true') == 2
+            else:
+                began = time.monotonic()
+                done = subprocess.run(estop, env=env, capture_output=True, text=True, check=True)
+                assert done.stdout.count("STOPPED      ") == 2
+                assert "told: env:0" in done.stdout
+            commands = arm.until_closed()
+            slowdown = max(slowdown, slowness_now())
+            script.communicate()
+        rk.stopped_last(commands)
+        (stopped,) = (one.at for one in commands if one.text == "stop")
+        assert (stopped - began) / slowdown < 0.5, f"{stopped - began:.3f} s, on a machine {slowdown:.1f} times slower"
+        with pytest.raises(WorkerDiedError, match="emergency stop by"):
+            call.wait()
 
     def test_the_emergency_stop(self, local, arm, call, config, capsys):
         assert app.run(["estop", "--reason", "a hand in the cell", "--json"]) == 0
