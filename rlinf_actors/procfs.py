@@ -286,6 +286,14 @@ def subtree(pid: int) -> list[int]:
     return found
 
 
+def is_in_our_pid_namespace(pid: int) -> bool:
+    """True unless *pid* certainly belongs to a container: then its parents and its agentd may be out of sight."""
+    try:
+        return os.stat(f"/proc/{pid}/ns/pid").st_ino == os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return True
+
+
 def marked(ids: Iterable[str]) -> list[int]:
     """Living processes that carry the mark or the brand of one of these workers, wherever they are in the tree."""
     wanted = set(ids)

@@ -121,8 +121,13 @@ def _private(path: Path) -> bool:
 
 
 def processes() -> list[Process]:
-    """Templates and workers of this user, with what workers started."""
+    """Templates and workers of this user, with what workers started.
+
+    Those of containers are left out: whoever looks into a pid namespace from outside sees neither all of its processes
+    nor the lock of its agentd, and would take each for an orphan.
+    """
     marks = {pid: mark for pid in procfs.pids() if (mark := procfs.mark_of(pid)) is not None}
+    marks = {pid: mark for pid, mark in marks.items() if procfs.is_in_our_pid_namespace(pid)}
     stats = {pid: at for pid in marks if (at := procfs.stat(pid)) is not None and at.state not in "ZX"}
     templates = {pid for pid in stats if not marks[pid].strip("-")}
     found = []
@@ -139,7 +144,8 @@ def _served(template: int) -> bool:
     for argument in _command(template).split():
         if argument.endswith("/pkg"):
             with contextlib.suppress(OSError):
-                if is_locked(f"{os.path.dirname(argument)}/lock"):
+                # as the template sees it: a unit may have a /tmp of its own
+                if is_locked(f"/proc/{template}/root{os.path.dirname(argument)}/lock"):
                     return True
     return False
 

@@ -11,7 +11,9 @@ import subprocess
 import sys
 
 import pytest
+from namespaces import can_unshare
 
+from rlinf_actors import procfs
 from rlinf_actors.cgroups.roots import Roots
 from rlinf_actors.cli import app, checks, doctor
 from rlinf_actors.cli.checks import Directory, Finding, KeyOnDisk, Machine, Process, diagnose
@@ -192,6 +194,25 @@ def test_a_worker_without_its_template_is_an_orphan(tmp_path):
         for process in (orphan, template):
             process.kill()
             process.communicate()
+
+
+@pytest.mark.skipif(
+    not can_unshare("--pid", "--fork", "--mount-proc", "true"), reason="needs root and pid namespaces"
+)
+def test_what_runs_in_a_container_is_no_orphan_of_this_machine(tmp_path):
+    code = "import os, subprocess; os.environ['RLINF_ACTORS_WORKER'] = 'a-1'; subprocess.run(['sh', '-c', 'echo; cat'])"
+    template = subprocess.Popen(
+        ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", code, f"{tmp_path}/pkg"],
+        env={**os.environ, WORKER_MARK: "-" * 128}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert template.stdout is not None
+    template.stdout.readline()
+    inside = procfs.subtree(template.pid)[1:]
+    try:
+        assert len(inside) >= 2, "the template and what its worker would be"
+        assert not {process.pid for process in processes()} & set(inside)
+    finally:
+        template.communicate()
 
 
 def test_counts():
