@@ -14,7 +14,7 @@ from rlinf_actors.head.commands import Asked, Refused, Told
 from rlinf_actors.head.jobs import Jobs
 from rlinf_actors.head.nodes import NodeTable
 from rlinf_actors.head.records import Client
-from rlinf_actors.security.members import LOCAL, Member, may
+from rlinf_actors.security.members import LOCAL, VERBS, Member, may
 from rlinf_actors.wire.agents import FlushLogs, LogCredit
 from rlinf_actors.wire.operators import DrainNode, EStop
 from rlinf_actors.wire.session import AgentHello, ClientHello
@@ -26,6 +26,17 @@ MAX_DRIVERS_OF_ONE = 1000
 """Processes with one driver's key. Each may be watched on the node that it names, and then lives without a word."""
 _CLAIMS = (AgentHello, ClientHello, DrainNode, EStop, LogCredit, FlushLogs)
 """What claims something that depends on who says it; the rest may be said by whoever may say it at all."""
+
+
+_HOW = {
+    "head": "whoever has the head's own key: on the head's machine, as the user who can read head.key (in another "
+    "directory than the usual one: RLINF_ACTORS_KEYS=DIR)",
+    "driver": "a driver's key: `rlinf-actors keys enroll --driver NAME` on the head's machine, `rlinf-actors keys join "
+    "TOKEN` here",
+    "agent": "an agent, of its own node: `rlinf-actors keys enroll NODE` on the head's machine",
+    "worker": "a worker, within its job",
+}
+"""By role, who has it and how it is got."""
 
 
 class Authority:
@@ -49,7 +60,7 @@ class Authority:
         member, body, speaker = event.member, event.body, self.speaker(event)
         verb = type(body).__name__
         if not may(speaker, verb):
-            raise Refused(KIND, f"{speaker} may not say {verb}")
+            raise Refused(KIND, f"{speaker} may not say {verb}", advice=who_may(verb))
         if isinstance(body, EStop) and body.release and speaker.role not in ("local", "driver", "head"):
             raise Refused(KIND, f"{speaker} may not release an emergency stop: a driver may, or the head's machine")
         session = self._nodes.of_peer(event.peer) or self._clients.of_peer(event.peer)
@@ -125,3 +136,10 @@ class Authority:
             why_not = self._jobs.may_open(hello.namespace, member.name, hello.token)
             if why_not:
                 raise Refused(KIND, f"{member} may not join namespace {hello.namespace!r}: {why_not}")
+
+
+def who_may(verb: str) -> str:
+    """Who may say what somebody was refused, and how to be one of them; "" for a verb that nobody may say."""
+    roles = VERBS.get(verb, frozenset()) - {"enroll"}
+    hows = [_HOW[role] for role in _HOW if role in roles]
+    return f"that is for {', or for '.join(hows)}" if hows else ""

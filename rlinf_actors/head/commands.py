@@ -122,13 +122,17 @@ Emit = Callable[[Command], None]
 
 
 class Refused(Exception):
-    """Raised inside the supervisor to refuse the request at hand; fields as in messages.Failed."""
+    """Raised inside the supervisor to refuse the request at hand; fields as in messages.Failed.
 
-    def __init__(self, kind: str, text: str, path: str = "") -> None:
+    `advice` goes to whoever asked, behind the text, and not into the log.
+    """
+
+    def __init__(self, kind: str, text: str, path: str = "", advice: str = "") -> None:
         super().__init__(text)
         self.kind = kind
         self.text = text
         self.path = path
+        self.advice = advice
 
 
 class Identity(msgspec.Struct, frozen=True):

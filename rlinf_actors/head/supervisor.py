@@ -155,7 +155,8 @@ class Supervisor:
         """A request that was not let in: its number may be that of another, which still waits."""
         tables = self._tables
         if isinstance(event, Asked):
-            tables.out.append(Refuse(event.peer, event.id, error.kind, error.text))
+            text = f"{error.text}: {error.advice}" if error.advice else error.text
+            tables.out.append(Refuse(event.peer, event.id, error.kind, text))
         tables.refusals.note(str(event.member), type(event.body).__name__, f"refused: {error.text}", tables.now)
 
     def _turned_away(self, event: TurnedAway) -> None:

@@ -6,6 +6,7 @@ import pytest
 from head_kit import agent_hello, client_hello, job_key, running, specs
 from keys_kit import KeysKit, key, refused, two_jobs
 
+from rlinf_actors.head.authority import _HOW, who_may
 from rlinf_actors.head.commands import Record, Refuse
 from rlinf_actors.security.members import Member
 from rlinf_actors.wire.agents import LogCredit, LogLines
@@ -58,6 +59,16 @@ def test_what_each_role_may_ask(kit, peer, verb):
     answer = kit.ask(peer, REQUESTS[verb])
     forbidden = isinstance(answer, Refuse) and "may not say" in answer.text
     assert forbidden is (verb not in MAY[peer]), answer
+
+
+def test_who_may_not_say_something_hears_who_may_and_how(kit):
+    text = kit.ask("ann", GetKeys()).text
+    assert text.startswith("driver 'ann' may not say GetKeys: that is for whoever has the head's own key: on the ")
+    assert "RLINF_ACTORS_KEYS=DIR" in text
+    text = kit.ask("a:n1", Launch("ns", "g", "m:C", [])).text
+    assert "that is for a driver's key: `rlinf-actors keys enroll --driver NAME` on the head's machine" in text
+    assert who_may("Launched") == f"that is for {_HOW['head']}"
+    assert who_may("Nonsense") == ""
 
 
 def test_what_a_role_may_not_say_is_in_the_log_with_who_and_what(kit):
