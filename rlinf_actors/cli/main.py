@@ -19,6 +19,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: without the program's name; default: this process's.
     """
+    if any(map(_is_closed, (0, 1, 2))):  # only then: the module takes an emergency stop's time
+        from rlinf_actors.procfs import open_standard_descriptors
+
+        open_standard_descriptors()
     words = sys.argv[1:] if arguments is None else list(arguments)
     if words[:1] == ["estop"]:  # needs neither click nor rich, and has no time for them
         hurry()
@@ -27,9 +31,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return estop.main(words[1:])
     import importlib.util
 
-    from rlinf_actors.procfs import open_standard_descriptors
-
-    open_standard_descriptors()
     missing = [name for name in ("click", "rich") if importlib.util.find_spec(name) is None]
     if missing:
         print(
@@ -40,6 +41,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from rlinf_actors.cli.app import run
 
     return run(words)
+
+
+def _is_closed(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return True
+    return False
 
 
 def hurry() -> None:

@@ -332,9 +332,12 @@ class Armed:
 
     def end(self) -> tuple[int, dict, str]:
         """Exit code, the report ({} without a stop), and what was said to people."""
-        out, err = self.process.communicate(timeout=pace.PATIENCE_S)
+        out, err = (
+            self.process.stdout.read(),
+            self.process.stderr.read(),
+        )  # communicate() drops what readline() has taken
         reports = [json.loads(line) for line in out.splitlines() if "clusters" in line]
-        return self.process.returncode, reports[-1] if reports else {}, err
+        return self.process.wait(pace.PATIENCE_S), reports[-1] if reports else {}, err
 
     def __enter__(self) -> Armed:
         return self
@@ -387,7 +390,6 @@ def test_the_end_of_the_pipe_counts_as_pressed_unless_it_is_told_otherwise(lab, 
     machine, one, _ = lab
     with Armed(machine, "--namespace", f"loss-{on_loss}", "--on-loss", on_loss) as armed:
         armed.process.stdin.close()
-        armed.process.stdin = None
         assert armed.end()[0] == code
     assert any(f"loss-{on_loss}" in line for line in machine.in_force(one)) == (on_loss == "stop")
 
@@ -473,7 +475,6 @@ def test_the_button_tells_of_heads_that_appear_stand_still_and_end(machine):
         process.kill()
         assert armed.until("ended", 1)["head"] == other
         armed.process.stdin.close()
-        armed.process.stdin = None
         code, report, _ = armed.end()
     assert (code, [cluster["head"] for cluster in report["clusters"]]) == (0, [one])
 

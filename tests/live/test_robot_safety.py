@@ -321,7 +321,9 @@ class TestSeveralNodes:
                     while json.loads(button.stdout.readline())["armed"] < 2:
                         pass
                     began = time.monotonic()
-                    said, _ = button.communicate("\n")
+                    button.stdin.write("\n")
+                    button.stdin.flush()
+                    said = button.stdout.read()
                 assert button.returncode == 0
                 assert said.count('"acknowledged": true') == 2
             else:
