@@ -98,11 +98,11 @@ def machine() -> Iterator[Machine]:
         yield Machine(Path(folder), ends)
 
 
-def test_every_cluster_of_this_machine_is_stopped_and_named(machine, tmp_path):
-    _, one = machine.head()
-    _, other = machine.head()
+def test_every_cluster_of_this_machine_is_stopped_and_named(lab, tmp_path):
+    machine, one, other = lab
     script = machine.private(tmp_path)
     done = machine.estop("--reason", "a hand in the cell")
+    script.communicate()
     assert done.returncode == 0, done
     stopped = [line for line in done.stdout.splitlines() if line.startswith("STOPPED")]
     assert len(stopped) == 3
@@ -112,18 +112,20 @@ def test_every_cluster_of_this_machine_is_stopped_and_named(machine, tmp_path):
     assert private.endswith(": train.py)")
     assert "every known head has acknowledged" in done.stderr
     for address in (one, other):
-        assert "a hand in the cell" in machine.in_force(address)[0]
+        lifted = machine.estop("--release", "--head", address)
+        assert "a hand in the cell" in lifted.stdout
 
 
-def test_json_says_it_for_each_cluster(machine):
-    process, address = machine.head()
-    done = machine.estop("--json")
-    said = json.loads(done.stdout)
-    (cluster,) = said["clusters"]
-    assert (cluster["head"], cluster["kind"], cluster["pid"]) == (address, "head", process.pid)
-    assert (cluster["acknowledged"], cluster["error"], cluster["hits"], said["complete"]) == (True, "", [], True)
-    assert said["in_force"] == cluster["in_force"] != []
-    assert said["hits"] == []
+def test_json_says_it_for_each_cluster(lab):
+    machine, *addresses = lab
+    said = json.loads(machine.estop("--json", "--namespace", "json").stdout)
+    assert sorted(cluster["head"] for cluster in said["clusters"]) == sorted(addresses)
+    for cluster in said["clusters"]:
+        assert (cluster["kind"], cluster["endpoints"]) == ("head", [f"tcp://{cluster['head']}"])
+        assert (cluster["acknowledged"], cluster["error"], cluster["hits"]) == (True, "", [])
+        assert any("'json'" in line for line in cluster["in_force"])
+    assert said["in_force"] == [line for cluster in said["clusters"] for line in cluster["in_force"]]
+    assert (said["complete"], said["hits"]) == (True, [])
 
 
 def test_a_head_that_does_not_acknowledge_is_said_in_capitals_and_keeps_no_other_waiting(machine):
@@ -145,18 +147,16 @@ def test_a_head_that_does_not_acknowledge_is_said_in_capitals_and_keeps_no_other
     assert "1 OF 2 HEADS DID NOT ACKNOWLEDGE THE EMERGENCY STOP. ROBOTS MAY STILL MOVE" in err
 
 
-def test_a_configured_head_that_is_away_fails_at_once_and_the_others_are_stopped(machine):
-    _, address = machine.head()
+def test_a_configured_head_that_is_away_fails_at_once_and_the_others_are_stopped(lab):
+    machine, address, _ = lab
     with closing(HeldPorts()) as ports:
-        began = time.monotonic()
-        done = machine.estop(**{HEAD: f"127.0.0.1:{ports.hold()}"})
-        took = time.monotonic() - began
+        done = machine.estop("--namespace", "x", **{HEAD: f"127.0.0.1:{ports.hold()}"})
     assert done.returncode == 69
     assert f"STOPPED      {address}" in done.stdout
-    assert "NOT STOPPED  127.0.0.1:" in done.stdout
-    assert "head, by RLINF_HEAD" in done.stdout
-    assert "1 OF 2 HEADS DID NOT ACKNOWLEDGE" in done.stderr
-    assert took < 5, "a port that refuses is not waited for"
+    (failed,) = (line for line in done.stdout.splitlines() if line.startswith("NOT STOPPED  127.0.0.1:"))
+    assert "its port refuse" in failed or "nobody listens there" in failed, "it is not waited for"
+    assert failed.endswith("(head, by RLINF_HEAD)")
+    assert "1 OF 3 HEADS DID NOT ACKNOWLEDGE" in done.stderr
 
 
 def test_an_unknown_name_is_said_and_keeps_no_other_from_being_stopped(lab):

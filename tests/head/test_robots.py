@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+import restart_kit
 from head_kit import HeadKit, Refuse, agent_hello, running
 
 from rlinf_actors.errors import EmergencyStopError
@@ -11,7 +12,7 @@ from rlinf_actors.net.rpc import refusal
 from rlinf_actors.wire.agents import StartWorkers, StopWorkers
 from rlinf_actors.wire.clients import Launch, WorkerChanged
 from rlinf_actors.wire.messages import Failed
-from rlinf_actors.wire.operators import EStop, EStopped
+from rlinf_actors.wire.operators import EStop, EStopped, GetStatus
 from rlinf_actors.wire.session import Beat, Goodbye, Welcome
 from rlinf_actors.wire.values import Claim, ExitReport, WorkerSpec
 
@@ -264,6 +265,21 @@ class TestTheEmergencyStop:
         kit.driver("d2", namespace="other")
         refused = kit.ask("d2", Launch("other", "env", "m:C", specs("env", [0], [ARM], "other")))
         assert "`rlinf-actors estop --release --namespace other`" in refused.text
+
+    def test_a_restarted_head_keeps_it_and_refuses_launches_until_it_is_released(self):
+        kit = restart_kit.cluster(2)
+        kit.ask("observer", EStop("kim@lab", "smoke"))
+        kit.restart()
+        for node in (0, 1):
+            restart_kit.back(kit, node)
+        restart_kit.returns(kit)
+        assert kit.ask("observer", GetStatus()).stopped == ["emergency stop by kim@lab: smoke (all namespaces)"]
+        kit.wait(kit.timing.robot_settle_s + 1)
+        refused = kit.ask("d1", Launch("ns", "again", "m:C", specs("again", [0], [OTHER])))
+        assert isinstance(refused, Refuse)
+        assert "robots are stopped: emergency stop by kim@lab: smoke" in refused.text
+        kit.ask("observer", EStop("kim@lab", release=True))
+        assert not isinstance(kit.ask("d1", Launch("ns", "again", "m:C", specs("again", [0], [OTHER]))), Refuse)
 
     def test_an_agent_that_was_away_is_told_when_it_is_back(self, kit):
         kit.ask("observer", EStop("kim@lab"))
