@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from rlinf_actors.cli.estop import (
+from rlinf_actors.cli.stopping import (
     INTERRUPTED,
     USAGE,
     Known,
