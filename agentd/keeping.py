@@ -121,7 +121,8 @@ class Keeping:
             self._socket = self._connect()
         except (FileNotFoundError, ConnectionRefusedError):
             if not self._starts:
-                raise
+                text = f"no keeper listens on {self._path}: look at systemctl status rlinf-workers@USER"
+                raise ConnectionRefusedError(text) from None
             self._socket = self._start_keeper()
         self._loop.add_reader(self._socket.fileno(), self._on_readable)
 
@@ -184,11 +185,6 @@ class Keeping:
 
         timer = self._loop.call_later(STATUS_S, finish)
         self._waiting.update({pid: partial(told, pid) for pid in missing})
-
-    def keeps(self, pid: int) -> bool:
-        """True if the keeper is the parent of this process, and so will tell how it ended."""
-        stat = procfs.stat(pid)
-        return stat is not None and self._socket is not None and stat.parent == self.pid
 
     def abandon(self) -> None:
         """Let go of the keeper: the next agentd finds it."""
@@ -288,6 +284,8 @@ class Keeping:
         if self.pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
+        if self._starts:
+            remove_files(self._path)  # one that has not even said who it is must not be found again
         raise ConnectionAbortedError(errno.ECONNABORTED, "its keeper does not answer")
 
     def _receive(self) -> tuple[dict[str, int] | None, list[int]]:

@@ -224,7 +224,7 @@ def cgroups(machine: Machine) -> list[Finding]:
             Finding("cgroup", PASS, f"each worker {whose} gets a cgroup in {roots.unified}: nothing hides at its end")
         )
     else:
-        text = f"workers {whose} get no cgroup of v2: a process that clears its environment can outlive its worker"
+        text = f"workers {whose} get no cgroup of v2: what they leave is found by its brand alone"
         found.append(Finding("cgroup", WARN, text, roots.why.get("cgroup", "")))
     for name, option in (("memory", "memory_limit"), ("pids", "pids_limit")):
         if name in roots.why:

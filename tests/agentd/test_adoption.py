@@ -173,6 +173,13 @@ async def test_a_keeper_that_stands_still_is_replaced(tmp_path, monkeypatch):
         assert one.id not in reports.exits
 
 
+async def test_without_the_keeper_of_the_unit_a_launch_says_what_to_look_at(tmp_path):
+    async with children(tmp_path, keeper=f"{tmp_path}/none") as (kids, reports):
+        one = spec()
+        kids.start(order([one]))
+        assert "systemctl status rlinf-workers@USER" in (await reports.gone(one)).reason
+
+
 def impatient(ask, monkeypatch):
     """The first question waits for next to nothing; those after it as long as they must."""
     waits = iter([0.0])
