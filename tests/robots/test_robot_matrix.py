@@ -269,9 +269,12 @@ def results(request: pytest.FixtureRequest) -> Iterator[Results]:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_the_arm_stops_in_time_and_nothing_follows(row: Row, results: Results, figures: Figures) -> None:
+def test_the_arm_stops_in_time_and_nothing_follows(
+    row: Row, results: Results, figures: Figures, request: pytest.FixtureRequest
+) -> None:
     if "Native" in row.cls and shutil.which("cc") is None:
         pytest.skip("needs a C compiler (cc)")
+    figures.done(len(results[row.name]), request.config.getoption("robot_rounds"), "rounds")
     longest = 0.0
     assert results[row.name]
     for run, stall in results[row.name]:
