@@ -37,8 +37,14 @@ _watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()
 
 
 def generation() -> int:
-    """Return how many forks lie between the interpreter's start and this process: another number in each child."""
+    """Return how many forks lie between the driver or worker and this process: another number in each child."""
     return _generation
+
+
+def begin() -> None:
+    """Count from here: this process is a worker, and what its template had imported before the fork is its own."""
+    global _generation
+    _generation = 0
 
 
 def watch(watcher: Watcher) -> None:

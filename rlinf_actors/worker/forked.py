@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from rlinf_actors import procfs
+from rlinf_actors import forks, procfs
 from rlinf_actors.cgroups.worker import Cgroup
 from rlinf_actors.settings import PROBE_ROOT
 from rlinf_actors.wire import spawn
@@ -91,6 +91,7 @@ def tell_failure(control: int, worker: str, text: str) -> None:
 def prepare(start: Start) -> None:
     """All that makes this process differ from the template. Runs with all signals blocked; unblocks them."""
     spec = start.fork.spec
+    forks.begin()
     start.cgroup.enter()  # before it can start anything
     procfs.brand(spec.id)
     if start.forked:

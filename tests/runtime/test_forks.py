@@ -98,3 +98,14 @@ def test_generations_count_forks():
     forks.check(here)
     with pytest.raises(UsageError):
         forks.check(here - 1)
+
+
+def test_what_a_template_imported_is_its_workers_own():
+    local: Promise[int] = Promise("a get")
+
+    def worker() -> None:
+        forks.begin()
+        with pytest.raises(TimeoutError):
+            local.wait(0.01)
+
+    assert refused_in_child(worker) == ""
