@@ -190,23 +190,23 @@ class Daemon:
 
     def _leave_record(self, kind: str, endpoints: Sequence[str], stack: contextlib.AsyncExitStack) -> None:
         """Have `rlinf-actors`, and an emergency stop above all, find this head, or the head that this node joins."""
-        from rlinf_actors.net import discovery
+        from rlinf_actors.net import headrecords
         from rlinf_actors.settings import Settings
 
         config = self._config
         pid = config.owner_pid if config.embedded and config.owner_pid is not None else os.getpid()
-        record = discovery.Record(
+        record = headrecords.Record(
             kind,
             pid,
             time.time(),
             list(endpoints),
-            discovery.script_of(pid),
+            headrecords.script_of(pid),
             self._key.path if self._key is not None else "",
             self._key.server if self._key is not None else "",
             config.insecure,
         )
         unit = Unit() if config.embedded else Unit.load()
-        stack.callback(discovery.leave(record, Settings.load(), unit.run_dir))
+        stack.callback(headrecords.leave(record, Settings.load(), unit.run_dir))
 
     async def _probe(self) -> tuple[ProbeReport, Described | None]:
         from agentd.node import read_described, without_devices

@@ -84,7 +84,7 @@ class Settings:
         comm_net_devices: network interfaces for collectives, None to ask the kernel's route.
         timeout_minutes: how long collectives wait, None for torch's default.
         run_dir: parent directory of sockets, None for the per-user default.
-        heads_dir: directory in which heads leave their records, None for the usual places (net.discovery).
+        heads_dir: directory in which heads leave their records, None for the usual places (net.headrecords).
         log_dir: directory of worker logs, None for the default.
         state_dir: directory for what a head remembers across its restarts, None for the default.
         listen: HOST:PORT where `rlinf-actors head` listens, None for loopback.

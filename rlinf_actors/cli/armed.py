@@ -39,7 +39,7 @@ from rlinf_actors.cli.stopping import (
     settings_here,
 )
 from rlinf_actors.errors import UsageError
-from rlinf_actors.net import discovery
+from rlinf_actors.net import headrecords
 from rlinf_actors.net.asking import Asker, Down, Up
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire.bounds import printable
@@ -336,7 +336,7 @@ class Button:
             self._tell("empty", "", "NO HEAD IS KNOWN YET: ENTER WOULD STOP NOTHING. One that is started is armed")
 
     def _watch_places(self, settings: Settings) -> None:
-        for path in (UNITS, *discovery.watched(settings)):
+        for path in (UNITS, *headrecords.watched(settings)):
             with contextlib.suppress(OSError):  # it has just gone
                 self._watches.add(path, _OF_NAMES)
 

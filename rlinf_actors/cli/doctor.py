@@ -11,13 +11,17 @@ import click
 from rlinf_actors.cli.checks import FAIL, WARN, Finding, diagnose
 from rlinf_actors.cli.machine import look
 from rlinf_actors.cli.output import json_option, note, plain, show_json
+from rlinf_actors.errors import ConfigError
+from rlinf_actors.net.discovery import with_client_file
 from rlinf_actors.settings import Settings
 
 _COLORS = {"pass": "green", "warn": "yellow", "fail": "red"}
 
 
 @click.command()
-@click.option("--head", metavar="HOST:PORT", help="Ask this head too. Default: RLINF_HEAD, else none.")
+@click.option(
+    "--head", metavar="HOST:PORT", help="Ask this head too. Default: RLINF_HEAD, else the client file's, else none."
+)
 @json_option
 @click.pass_context
 def doctor(context: click.Context, head: str | None, as_json: bool) -> None:
@@ -26,7 +30,14 @@ def doctor(context: click.Context, head: str | None, as_json: bool) -> None:
     Changes nothing. Exit code 1 if something fails; warnings do not count.
     """
     note("looking at this machine ...")
-    findings = diagnose(look(Settings.load(), head))
+    settings, findings = Settings.load(), []
+    try:
+        settings = with_client_file(settings)
+    except ConfigError as error:
+        findings.append(
+            Finding("client_file", FAIL, str(error), "correct it: scripts and commands fail as long as it is so")
+        )
+    findings += diagnose(look(settings, head))
     if as_json:
         show_json({"findings": [dataclasses.asdict(finding) for finding in findings], **counts(findings)})
     else:

@@ -25,7 +25,7 @@ from rlinf_actors.head.keys import OwnKeys
 from rlinf_actors.head.ownkeys import own_keys
 from rlinf_actors.head.server import HeadServer
 from rlinf_actors.head.store import Store
-from rlinf_actors.net import discovery, faultpoints
+from rlinf_actors.net import discovery, faultpoints, headrecords
 from rlinf_actors.net.address import endpoint_of
 from rlinf_actors.net.loop import end_on_internal_error, end_process
 from rlinf_actors.net.security import Security, key_at
@@ -191,10 +191,10 @@ async def _serve(endpoint: str, protected: Protected, state_dir: str | None, as_
         )
         bound = server.start([endpoint])
         address = bound[0].removeprefix("tcp://")
-        record = discovery.Record(
-            "head", os.getpid(), time.time(), bound, discovery.script_of(os.getpid()), *protected.known_by
+        record = headrecords.Record(
+            "head", os.getpid(), time.time(), bound, headrecords.script_of(os.getpid()), *protected.known_by
         )
-        stack.callback(discovery.leave(record, Settings.load(), Unit.load().run_dir))
+        stack.callback(headrecords.leave(record, Settings.load(), Unit.load().run_dir))
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, end, number.name, False)
         loop.add_signal_handler(signal.SIGHUP, _nothing_to_read)

@@ -25,7 +25,8 @@ from rlinf_actors.compat import tomllib
 from rlinf_actors.errors import ConfigError, RlinfActorsError
 from rlinf_actors.hardware.probe import run_probe
 from rlinf_actors.net.address import endpoint_of
-from rlinf_actors.net.discovery import parents
+from rlinf_actors.net.discovery import named
+from rlinf_actors.net.headrecords import parents
 from rlinf_actors.net.host import route_ip
 from rlinf_actors.security import keyfile
 from rlinf_actors.settings import HEAD, KEEPER, Settings
@@ -48,7 +49,7 @@ def look(settings: Settings, head: str | None = None) -> Machine:
     report = asyncio.run(run_probe())
     running = agentds(parents(settings))
     cgroups, cgroup_error = _cgroups(settings, running)
-    endpoint = head or settings.head or ""
+    endpoint = named(head, settings)[0]
     head_version, head_error = _ask(endpoint, settings) if endpoint else ("", "")
     return Machine(
         user=os.getuid(),

@@ -17,7 +17,7 @@ from typing import Any
 from rlinf_actors.errors import ConfigError, RlinfActorsError
 from rlinf_actors.net import discovery
 from rlinf_actors.net.asking import Answered, Asked, Asker, Down
-from rlinf_actors.net.discovery import Record
+from rlinf_actors.net.headrecords import Record, look
 from rlinf_actors.net.security import Security, is_tcp
 from rlinf_actors.security.thisuser import who
 from rlinf_actors.settings import HEAD, HEAD_KEY, HEADS_DIR, KEY_DIR, KEY_FILE, RUN_DIR, Settings
@@ -92,7 +92,7 @@ def known_heads(given: str | None) -> Known:
         endpoint = discovery.endpoint_at(given, "--head", resolve=False)
         known.targets.append(_configured(endpoint, given, "--head", settings))
         return known
-    seen = discovery.look(settings, everybody=True)
+    seen = look(settings, everybody=True)
     for path, why in seen.unreadable:
         known.troubles.append(f"{path} cannot be read ({why}): the head that left it cannot be asked")
     for user in seen.others:

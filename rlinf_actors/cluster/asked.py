@@ -11,7 +11,7 @@ from rlinf_actors.config.cluster import ClusterConfig
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.hardware.configured import without_types
 from rlinf_actors.net.address import endpoint_of
-from rlinf_actors.net.discovery import CLIENT_FILE, PRIVATE, client_settings
+from rlinf_actors.net.discovery import CLIENT_FILE, PRIVATE, check_name, client_settings
 from rlinf_actors.net.security import is_tcp
 from rlinf_actors.settings import Settings
 
@@ -55,10 +55,17 @@ class Asked:
         return given or (config.num_nodes if config is not None else otherwise)
 
     def endpoint(self, settings: Settings, wanted: int) -> str:
-        """The head's, "" for a private one. Raises ConfigError where that cannot be: *wanted* nodes are too many."""
+        """The head's, "" for a private one. Blocks where it has a name to resolve.
+
+        Raises:
+            ConfigError: its name has no address, or none is named and *wanted* nodes are too many for a private one.
+        """
         head = self.head or settings.head
         if head and head != PRIVATE:
-            return endpoint_of(head, "head" if self.head else settings.head_from)
+            source = "head" if self.head else settings.head_from
+            endpoint = endpoint_of(head, source)
+            check_name(endpoint, source)
+            return endpoint
         if wanted > 1:
             raise ConfigError(
                 f"is {wanted}, and no head is known: start `agentd --head` on one node and "

@@ -23,6 +23,7 @@ import rlinf_actors
 from rlinf_actors.cluster.leftovers import end_all
 from rlinf_actors.errors import ClusterTimeoutError, RlinfActorsError
 from rlinf_actors.keptlogs import keep
+from rlinf_actors.net.headrecords import clear_stale
 from rlinf_actors.net.host import pid_start
 from rlinf_actors.scarce import explain
 from rlinf_actors.settings import CLUSTER_MARK, Settings
@@ -133,6 +134,7 @@ class EmbeddedDaemon:
         kept = self._keep_logs() if process is not None and failed() else ""
         if self.run_dir:
             shutil.rmtree(self.run_dir, ignore_errors=True)
+            clear_stale(Settings.load())  # the record of an agentd that was killed
         return kept
 
     def _keep_logs(self) -> str:

@@ -52,6 +52,7 @@ class Found(enum.Enum):
     """Who listens at an endpoint, as far as its first bytes tell; the values are for people."""
 
     NOBODY = "nobody listens there: start the head, or correct the address"
+    NAMELESS = "its name cannot be resolved: is it spelt right, and does this machine's name service know it?"
     SILENT = "its machine does not answer: is it on, is the address right, does a firewall drop packets?"
     MUTE = "something takes connections there and says nothing: a head that stands still, or another program"
     CLOSES = "something there closes each connection at once: a head that has too many, or another program"

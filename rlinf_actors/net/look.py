@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import socket
 from collections.abc import Coroutine
 from typing import Any
 
@@ -72,6 +73,8 @@ async def identify(endpoint: str) -> Found:
         reader, writer = await asyncio.wait_for(opening, ANSWERS_S)
     except ConnectionRefusedError:
         return Found.NOBODY
+    except socket.gaierror:
+        return Found.NAMELESS
     except (OSError, asyncio.TimeoutError):
         return Found.SILENT
     try:

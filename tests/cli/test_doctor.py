@@ -19,7 +19,7 @@ from rlinf_actors.cli import app, checks, doctor
 from rlinf_actors.cli.checks import Directory, Finding, KeyOnDisk, Machine, Process, diagnose
 from rlinf_actors.cli.machine import directory, key_files, look, processes, stale_run_dirs
 from rlinf_actors.cli.running import agentds
-from rlinf_actors.settings import WORKER_MARK, Settings
+from rlinf_actors.settings import CLIENT_CONFIG, WORKER_MARK, Settings
 
 GOOD = Machine(
     user=1000,
@@ -213,6 +213,14 @@ def test_what_runs_in_a_container_is_no_orphan_of_this_machine(tmp_path):
         assert not {process.pid for process in processes()} & set(inside)
     finally:
         template.communicate()
+
+
+def test_a_wrong_client_file_fails_and_keeps_nothing_else_from_being_looked_at(monkeypatch, tmp_path, capsys):
+    (tmp_path / "client.toml").write_text("haed = 1\n")
+    monkeypatch.setenv(CLIENT_CONFIG, str(tmp_path / "client.toml"))
+    monkeypatch.setattr(doctor, "look", lambda settings, head: GOOD)
+    assert app.run(["doctor"]) == 1
+    assert "haed: is not a key here; did you mean 'head'?" in capsys.readouterr().out
 
 
 def test_counts():

@@ -13,8 +13,9 @@ import pytest
 
 from rlinf_actors.cluster.asked import Asked
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.net import discovery
-from rlinf_actors.net.discovery import PREFIX, SOCKET, SUFFIX, Record, find_head, leave, look, with_client_file
+from rlinf_actors.net import headrecords
+from rlinf_actors.net.discovery import find_head, with_client_file
+from rlinf_actors.net.headrecords import PREFIX, SOCKET, SUFFIX, Record, leave, look
 from rlinf_actors.settings import CLIENT_CONFIG, HEAD, Settings
 
 
@@ -113,16 +114,16 @@ def test_a_record_ends_with_its_process_or_before(settings):
     (path,) = (record.path for record in look(settings).records)
     kept = Path(path).read_bytes()
     remove()
-    assert look(settings) == discovery.Seen(())
+    assert look(settings) == headrecords.Seen(())
     Path(path).write_bytes(kept)  # as kill -9 leaves it
     os.chmod(path, 0o600)
-    assert look(settings) == discovery.Seen(())
+    assert look(settings) == headrecords.Seen(())
     leave(Record("head", os.getpid(), time.time(), ["tcp://127.0.0.1:2"]), settings)()
     assert os.listdir(settings.heads_dir) == [], "the next head has removed it"
 
 
 def test_a_record_lies_somewhere_else_where_a_disk_is_full(settings, monkeypatch, tmp_path):
-    monkeypatch.setattr(discovery, "PLACES", (f"{tmp_path}/no-such-disk", settings.heads_dir))
+    monkeypatch.setattr(headrecords, "PLACES", (f"{tmp_path}/no-such-disk", settings.heads_dir))
     usual = Settings(run_dir=settings.run_dir)
     remove = leave(Record("head", 1, 0.0, ["tcp://127.0.0.1:1"]), usual)
     assert len(os.listdir(settings.heads_dir)) == 1
@@ -130,7 +131,7 @@ def test_a_record_lies_somewhere_else_where_a_disk_is_full(settings, monkeypatch
 
 
 def test_a_head_without_a_record_works_and_says_so(settings, monkeypatch, caplog):
-    monkeypatch.setattr(discovery, "PLACES", ("/no-such-disk",))
+    monkeypatch.setattr(headrecords, "PLACES", ("/no-such-disk",))
     leave(Record("head", 1, 0.0, ["tcp://127.0.0.1:1"]), Settings())()
     assert "`rlinf-actors estop` finds it by --head only" in caplog.text
 
@@ -161,7 +162,7 @@ def test_root_finds_the_heads_of_other_users_if_it_asks_for_them(settings, run):
     (path,) = (record.path for record in look(settings).records)
     os.chown(path, 12345, -1)
     assert [record.user for record in look(settings, everybody=True).records] == [12345]
-    assert look(settings) == discovery.Seen((), (), (12345,))
+    assert look(settings) == headrecords.Seen((), (), (12345,))
 
 
 @pytest.mark.parametrize(
@@ -175,7 +176,7 @@ def test_root_finds_the_heads_of_other_users_if_it_asks_for_them(settings, run):
     ],
 )
 def test_a_script_is_named_without_its_interpreter(words, script):
-    assert discovery.script_in(words) == script
+    assert headrecords.script_in(words) == script
 
 
 # --- heads of earlier versions, which leave no record ---
@@ -280,6 +281,11 @@ def test_a_cluster_joins_no_head_that_nobody_named(settings, run):
     assert Asked().endpoint(settings, 1) == "", "a private one"
     with pytest.raises(ConfigError, match=r"is 2, and no head is known: .* or write head = .* into .*client\.toml"):
         Asked().endpoint(settings, 2)
+
+
+def test_a_cluster_says_that_its_heads_name_has_no_address():
+    with pytest.raises(ConfigError, match=r"^RLINF_HEAD: the head's name 'nosuch\.invalid' cannot be resolved"):
+        Asked().endpoint(Settings(head="nosuch.invalid:6380"), 1)
 
 
 def test_private_is_a_choice_too(settings):

@@ -125,6 +125,7 @@ async def test_who_listens_is_seen_by_its_first_bytes(said, stays, found, monkey
 
 async def test_nobody_and_silence_are_told_apart(listener, monkeypatch):
     assert await identify(endpoint(listener)) is Found.NOBODY
+    assert await identify("tcp://nosuch.invalid:1") is Found.NAMELESS
     listener.listen(0)
     with socket.create_connection(listener.getsockname()):
         monkeypatch.setattr(look, "ANSWERS_S", 0.05)
