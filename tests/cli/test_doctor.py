@@ -64,7 +64,7 @@ def test_a_good_machine_passes_everything():
         ({"files": (64, 128)}, "open_files", "fail", "at most 128", "ulimit -Hn 65536"),
         ({"files": (256, 1024)}, "open_files", "warn", "about 137 workers", "LimitNOFILE"),
         ({"memlock": 65536, "accelerators": {"NV_GPU": 8}}, "locked_memory", "warn", "RDMA", "ulimit -l unlimited"),
-        ({"cgroups": Roots(why={"cgroup": "this", "memory": "m", "pids": "p"})}, "cgroup", "warn", "outlive", "this"),
+        ({"cgroups": Roots(why={"cgroup": "this", "memory": "m", "pids": "p"})}, "cgroup", "warn", "brand", "this"),
         ({"cgroups": Roots("/w", ("pids",), why={"memory": "that"})}, "memory_limit", "warn", "cannot hold", "that"),
         ({"cgroup_error": "is '/x', which is no directory"}, "cgroup", "fail", "no directory", "agentd.toml"),
         ({"clock_synchronized": False}, "clock", "warn", "not synchronized", "set-ntp"),
