@@ -20,6 +20,9 @@ END_S = 2.0
 STUCK_S = 0.5
 """How long it waits beyond that for a terminal that takes nothing."""
 
+WIDTH = 80
+"""Columns of a terminal that does not say how many it has."""
+
 Source = tuple[str, str]
 """A worker with its node, and the stream: who wrote a line."""
 
@@ -143,10 +146,9 @@ class LogPrinter:
             if out is not None and out.isatty():
                 if self._open is not out:
                     self._clear()
-                width = os.get_terminal_size(out.fileno()).columns
-                out.write(
-                    "\r\x1b[K" + f"{prefix}{text}"[: max(width, 2) - 1]
-                )  # a line that is wrapped would not be rewritten
+                width = os.get_terminal_size(out.fileno()).columns or WIDTH
+                # a line that the terminal wraps could not be rewritten
+                out.write("\r\x1b[K" + f"{prefix}{text}"[: width - 1])
                 out.flush()
                 self._open = out
                 return

@@ -388,7 +388,8 @@ class Late:
         if doing is None:
             return "is not up yet"
         if doing.runs is None:
-            return "does not answer: its process is stopped, or C code holds its interpreter's lock"
+            why = "its process is stopped, C code holds its interpreter's lock, or it is an older version"
+            return f"does not answer: {why}"
         waiting = ", and 1 call waits there" if doing.runs.waiting == 1 else ""
         if doing.runs.waiting > 1:
             waiting = f", and {doing.runs.waiting} calls wait there"
