@@ -28,7 +28,8 @@ from rlinf_actors.wire.bounds import printable
 
 PLACES = ("/tmp", "/dev/shm")
 """Where records lie, in the order in which they are tried: a disk may be full. Not TMPDIR: shells differ in it."""
-OF_UNITS = ("/run/rlinf-*", "/run/rlinf-*/*")
+UNIT_DIR = "/run/rlinf-"
+OF_UNITS = (f"{UNIT_DIR}*", f"{UNIT_DIR}*/*")
 """RuntimeDirectory= of units, which may have a /tmp of their own: their records lie there."""
 PREFIX, SUFFIX = "rlinf-head-", ".json"
 MAX_BYTES = 65536
@@ -113,9 +114,10 @@ def leave(record: Record, settings: Settings, unit_dir: str | None = None) -> Ca
         settings: the environment's, for where.
         unit_dir: RuntimeDirectory= of our unit, None without.
     """
-    clear_stale(settings)
+    of_unit = [unit_dir] if unit_dir and unit_dir.startswith(UNIT_DIR) and not settings.heads_dir else []
+    clear_stale(settings, of_unit)
     failed: OSError | None = None
-    for place in [*([unit_dir] if unit_dir and unit_dir.startswith("/run/rlinf-") else []), *places(settings)]:
+    for place in [*of_unit, *places(settings)]:
         try:
             path, lock = _write(record, place)
         except OSError as error:
@@ -151,9 +153,9 @@ def _remove(path: str, lock: int) -> None:
     os.close(lock)
 
 
-def clear_stale(settings: Settings) -> None:
-    """Remove what processes of this user that were killed have left."""
-    for path in _names(places(settings)):
+def clear_stale(settings: Settings, more: Sequence[str] = ()) -> None:
+    """Remove what processes of this user that were killed have left, in *more* directories too."""
+    for path in _names([*more, *places(settings)]):
         with contextlib.suppress(OSError):
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:

@@ -104,6 +104,9 @@ def test_a_life(box, driver, request):
         assert box.ctl("show", "-P", "MainPID", AGENT) not in (main, "0")
         main = box.ctl("show", "-P", "MainPID", AGENT)
     box.ctl("restart", AGENT)
+    run = Path(f"/proc/{process.pid}/root/run")
+    for directory in ("rlinf-head", "rlinf-agentd/root"):
+        assert len(list((run / directory).glob("rlinf-head-*.json"))) == 1, "what `rlinf-actors estop` finds them by"
     assert ask()[0] == first, "a restart keeps workers"
     assert box.ctl("show", "-P", "MainPID", AGENT) not in (main, "0")
     assert box.ctl("show", "-P", "MainPID", WORKERS) == keeper

@@ -122,6 +122,18 @@ def test_a_record_ends_with_its_process_or_before(settings):
     assert os.listdir(settings.heads_dir) == [], "the next head has removed it"
 
 
+def test_that_of_a_unit_lies_in_its_own_directory_and_replaces_that_of_a_killed_one(monkeypatch, tmp_path):
+    monkeypatch.setattr(headrecords, "UNIT_DIR", f"{tmp_path}/")
+    monkeypatch.setattr(headrecords, "PLACES", ("/no-such-disk",))
+    unit_dir = tmp_path / "rlinf-head"
+    unit_dir.mkdir()
+    (unit_dir / f"{PREFIX}killed{SUFFIX}").write_bytes(b"{}")
+    remove = leave(Record("head", 1, 0.0, ["tcp://127.0.0.1:1"]), Settings(), str(unit_dir))
+    (name,) = os.listdir(unit_dir)
+    assert "killed" not in name
+    remove()
+
+
 def test_a_record_lies_somewhere_else_where_a_disk_is_full(settings, monkeypatch, tmp_path):
     monkeypatch.setattr(headrecords, "PLACES", (f"{tmp_path}/no-such-disk", settings.heads_dir))
     usual = Settings(run_dir=settings.run_dir)
