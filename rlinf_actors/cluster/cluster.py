@@ -28,6 +28,7 @@ from rlinf_actors.model.node import CLUSTER_GROUP, NodeInfo
 from rlinf_actors.net.address import endpoint_of
 from rlinf_actors.net.host import free_port
 from rlinf_actors.net.security import Security
+from rlinf_actors.runtime.headlink import SILENT_HEAD_S
 from rlinf_actors.runtime.logprinter import say
 from rlinf_actors.runtime.process import Runtime
 from rlinf_actors.runtime.remote import RemoteGroup
@@ -38,8 +39,6 @@ log = logging.getLogger(__name__)
 
 STOP_GRACE_S = 2.0
 """Between SIGTERM and SIGKILL for groups that are still there when the cluster is shut down."""
-SILENT_HEAD_S = 5.0
-"""How long a shutdown waits for a head that does not answer: long enough for one that is restarted."""
 
 _turns = Turns()
 

@@ -103,7 +103,10 @@ class GroupControl:
         return _Shutdown(self._begin_shutdown(grace))
 
     async def shutdown_async(self, grace: float = 5.0) -> None:
-        """End the workers and wait until they are gone. Cancelling leaves it to end by itself."""
+        """End the workers and wait until they are gone. Cancelling leaves it to end by itself.
+
+        A head that says nothing for 5 s is not waited for, with a warning: the group ends when it is there again.
+        """
         await _Shutdown(self._begin_shutdown(grace))
 
     def shutdown_blocking(self, grace: float = 5.0) -> None:
@@ -135,7 +138,7 @@ class GroupControl:
                 log.warning("group %r: _close() took longer than %g s; stopping it anyway", self.name, grace)
             except RlinfActorsError as error:
                 log.warning("group %r: _close() failed; stopping it anyway: %s", self.name, error)
-        await self.runtime.groups.stop(group, grace)
+        await self.runtime.groups.stop_or_leave(group, grace)
 
 
 class _Shutdown:

@@ -45,6 +45,11 @@ class Silence:
         self._looking = False
         self._missed = False
 
+    @property
+    def last(self) -> float:
+        """When it was heard of last."""
+        return self._heard
+
     def seconds(self, now: float) -> float:
         """How long the head has been silent."""
         return now - self._heard

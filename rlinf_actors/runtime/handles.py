@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 from rlinf_actors.errors import ClusterTimeoutError, RlinfActorsError
 from rlinf_actors.net.link import Network
 from rlinf_actors.net.loop import IoThread
-from rlinf_actors.runtime.headlink import HEAD_GRACE_S, HeadLink
+from rlinf_actors.runtime.headlink import HEAD_GRACE_S, SILENT_HEAD_S, HeadLink
 from rlinf_actors.runtime.remote import Construction, RemoteGroup, death
 from rlinf_actors.wire.clients import Done, FindGroup, Handles, Launch, Launched, StopGroup, WorkerChanged
 from rlinf_actors.wire.messages import Body
@@ -76,6 +76,7 @@ class GroupHandles:
         self._groups: dict[tuple[str, str], RemoteGroup] = {}
         self._launching: list[RemoteGroup] = []
         self._stopping: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._telling: set[asyncio.Task[None]] = set()
         self._finding: dict[FindGroup, asyncio.Task[RemoteGroup]] = {}
 
     def all(self) -> list[RemoteGroup]:
@@ -186,6 +187,27 @@ class GroupHandles:
             if self._groups.get((group.namespace, group.name)) is group:
                 del self._groups[(group.namespace, group.name)]
 
+    async def stop_or_leave(self, group: RemoteGroup, grace_s: float) -> None:
+        """As `stop`, but nobody waits for a head that says nothing: it is told when it is there again."""
+        head = self._head()
+        telling = asyncio.get_running_loop().create_task(self.stop(group, grace_s), name=f"stop {group.name}")
+        self._telling.add(telling)  # until it is done; the end of the session ends it
+        telling.add_done_callback(self._telling.discard)
+        silent = asyncio.ensure_future(head.silent(SILENT_HEAD_S) if head is not None else asyncio.Event().wait())
+        try:
+            await asyncio.wait([telling, silent], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            silent.cancel()
+        if telling.done():
+            telling.result()
+            return
+        telling.add_done_callback(_not_waited_for)
+        log.warning(
+            "group %r is not stopped yet: the head has not answered for %g s. It is told when it is there again; when "
+            "this process ends, the workers on this machine end too",
+            group.name, SILENT_HEAD_S,
+        )  # fmt: skip
+
     def _construction_failed(self, group: RemoteGroup) -> None:
         """A group that cannot come up does not stay half up. Loop thread or a user's."""
         self.failures += not group.came_up
@@ -246,3 +268,8 @@ class GroupHandles:
     def clear(self) -> None:
         """Forget them all."""
         self._groups.clear()
+
+
+def _not_waited_for(stop: asyncio.Task[None]) -> None:
+    if not stop.cancelled() and (error := stop.exception()) is not None:
+        log.warning("a group was not stopped by this process: %s", error)

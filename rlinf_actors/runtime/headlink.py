@@ -33,6 +33,8 @@ OWNER_BEATS = 8
 """Beats of an owner of robot workers in their lease: the head knows of an answer with the next beat, and three more may
 be late.
 """
+SILENT_HEAD_S = 5.0
+"""How long the end of a group, or of a Cluster, waits for a head that says nothing: one may be restarted meanwhile."""
 HEAD_GRACE_S = 120.0
 """How long a head may be silent while its machine answers, until it has said how long workers outlive it."""
 
@@ -76,6 +78,7 @@ class HeadLink:
         self._silence = Silence(HEAD_GRACE_S, hello.role == "driver", f"the head at {endpoint}")
         self._beat_s = 1.0
         self._word = 0.0  # the head's clock in its last answer, which the next beat repeats
+        self._waited = (-math.inf, 0.0)  # when the head was heard of last, and the first wait for it since began
         self._on_return = on_return
         self._on_given_up = on_given_up
         self._outage = Outage(random.random)
@@ -124,11 +127,16 @@ class HeadLink:
             ) from None
 
     async def silent(self, seconds: float) -> None:
-        """Wait until the head has been silent for *seconds* from now on."""
+        """Wait until the head has been silent for *seconds*, counted from the first such wait since it was heard of."""
         loop = asyncio.get_running_loop()
-        began = loop.time()
-        while (left := seconds - min(self._silence.seconds(loop.time()), loop.time() - began)) > 0:  # noqa: ASYNC110
-            await asyncio.sleep(left)  # to the end of the silence, if it lasts
+        asked = loop.time()
+        while True:
+            if self._waited[0] != self._silence.last:
+                self._waited = (self._silence.last, max(asked, self._silence.last))
+            left = self._waited[1] + seconds - loop.time()
+            if left <= 0:
+                return
+            await asyncio.sleep(left)
 
     def notify(self, body: Body) -> None:
         """Tell the head."""

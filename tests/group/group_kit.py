@@ -118,7 +118,7 @@ class World:
             check_usable=lambda: None,
             copy=bytes,
             io=io,
-            groups=types.SimpleNamespace(stop=self._stop_group),
+            groups=types.SimpleNamespace(stop_or_leave=self._stop_group),
         )
         methods = public_methods(cls)
         self.control = GroupControl(self.runtime, self.remote, cls, methods, _own_methods(cls, methods), [])

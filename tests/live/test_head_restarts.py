@@ -241,7 +241,8 @@ DRIVER = """
     with Cluster(num_nodes=1, head={head!r}) as cluster:
         group = hw.Steady.create_group().launch(cluster, NodePlacementStrategy([0, 0]), name="mine")
         print(*group.pid().wait(), flush=True)
-        sys.stdin.readline()
+        if "shutdown" in sys.stdin.readline():
+            group.shutdown()
 """
 
 
@@ -260,12 +261,13 @@ def driver(site: Site) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
             process.kill()
 
 
-def test_a_dead_head_holds_no_driver_that_ends(site):
+@pytest.mark.parametrize("how", ["end", "shutdown"])
+def test_a_dead_head_holds_no_driver_that_ends(site, how):
     with driver(site) as (process, ends):
         site.head.kill()
         site.head.wait()
         begun = time.monotonic()
-        _, said = process.communicate("end\n", timeout=pace.PATIENCE_S)
+        _, said = process.communicate(f"{how}\n", timeout=pace.PATIENCE_S)
         after = time.monotonic() - begun
         for end in ends:
             lw.wait_for_end(end)

@@ -343,6 +343,8 @@ async def test_a_wait_for_a_heads_silence_begins_anew_with_each_word(ends):
     ends.server.notify(peer, Beat("e"))
     await waiting
     assert loop.time() - began == pytest.approx(9, abs=0.1)
+    await ends.link.silent(5)
+    assert loop.time() - began == pytest.approx(9, abs=0.1), "one wait for the same silence is enough"
 
 
 async def test_a_head_that_does_not_answer(ends):
