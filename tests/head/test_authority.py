@@ -9,7 +9,7 @@ from keys_kit import KeysKit, key, refused, two_jobs
 from rlinf_actors.head.authority import _HOW, who_may
 from rlinf_actors.head.commands import Record, Refuse
 from rlinf_actors.security.members import Member
-from rlinf_actors.wire.agents import LogCredit, LogLines
+from rlinf_actors.wire.agents import FlushLogs, LogCredit, LogLines
 from rlinf_actors.wire.clients import EnumerateHardware, GetNodes, Launch, StopCluster
 from rlinf_actors.wire.keys import AddKey, Enroll, GetKeys, Keys, RevokeKey, RotateKey
 from rlinf_actors.wire.operators import Drained, DrainNode, EStop, EStopped, Events, GetEvents, GetStatus, Status
@@ -39,14 +39,16 @@ REQUESTS = {
     "Enroll": Enroll(key("x")),
     "GetKeys": GetKeys(),
     "StopCluster": StopCluster(),
+    "FlushLogs": FlushLogs("ann", 1.0),
 }
 MAY = {
     "a:n1": {"GetStatus", "EStop", "DrainNode", "RotateKey"},
-    "ann": {"GetStatus", "GetEvents", "EStop", "EnumerateHardware", "GetNodes", "Launch", "RotateKey", "StopCluster"},
+    "ann": {"GetStatus", "GetEvents", "EStop", "EnumerateHardware", "GetNodes", "Launch", "RotateKey", "StopCluster",
+            "FlushLogs"},
     "w": {"GetStatus", "GetEvents", "EStop", "EnumerateHardware", "GetNodes", "Launch"},
     "join": {"Enroll"},
     "root": {"GetStatus", "GetEvents", "EStop", "EnumerateHardware", "DrainNode", "AddKey", "RevokeKey", "GetKeys",
-             "StopCluster"},
+             "StopCluster", "FlushLogs"},
 }  # fmt: skip
 
 
@@ -204,6 +206,11 @@ def test_an_agent_cannot_choose_the_token_of_a_job(kit):
     kit.ask("a:n1", agent_hello("n1", workers=[worker]))
     assert kit.head.admit(job_key("token1"), kit.wall) == Member("worker", "ann", "ann", job_key("token1"))
     assert kit.head.admit(job_key("old"), kit.wall) is None
+
+
+def test_output_of_another_job_is_not_flushed(kit):
+    assert "has nothing to do with the output of namespace 'ann'" in refused(kit.ask("bob", FlushLogs("ann", 1.0)))
+    assert not kit.sent(FlushLogs)
 
 
 def test_a_session_belongs_to_the_key_that_began_it(kit):
