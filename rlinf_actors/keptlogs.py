@@ -7,6 +7,7 @@ where they cannot be written: they are removed then, and the reason is told.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 from pathlib import Path
@@ -15,6 +16,8 @@ KEPT_RUNS = 20
 """Private clusters whose logs are kept; the oldest are removed."""
 KEPT_BYTES = 512 << 20
 """What they may take together. The newest stay whatever they take: `log_max_mb` bounds each of their files."""
+_RUN = re.compile(r"rlinf-actors-\d{8}-\d{6}-")
+"""How the name of a kept run's directory begins. Others in the same place are somebody else's, and are not removed."""
 _LOGS = ("logs", "agentd.log")
 """What of a run directory is kept."""
 
@@ -32,7 +35,7 @@ def keep(run_dir: str, parent: str) -> str:
     if not found:
         return ""
     Path(parent).mkdir(mode=0o700, parents=True, exist_ok=True)
-    kept = Path(parent, f"{time.strftime('%Y%m%d-%H%M%S')}-{os.path.basename(run_dir)}")
+    kept = Path(parent, f"rlinf-actors-{time.strftime('%Y%m%d-%H%M%S')}-{os.path.basename(run_dir)}")
     kept.mkdir(mode=0o700)
     for path in found:
         shutil.move(path, kept / path.name)
@@ -41,8 +44,8 @@ def keep(run_dir: str, parent: str) -> str:
 
 
 def _trim(parent: Path, newest: Path) -> None:
-    """Remove the oldest directories in *parent*, never *newest*, until the rest is within the bounds."""
-    runs = sorted((path for path in parent.iterdir() if path.is_dir() and path != newest), reverse=True)
+    """Remove the oldest kept runs in *parent*, never *newest*, until the rest is within the bounds."""
+    runs = sorted((path for path in parent.iterdir() if _RUN.match(path.name) and path != newest), reverse=True)
     taken = _size(newest)
     for number, run in enumerate(runs, 2):
         taken += _size(run)

@@ -45,15 +45,24 @@ def test_a_cluster_without_logs_leaves_nothing(tmp_path):
 
 def test_the_oldest_runs_beyond_the_count_are_removed(run_dir, tmp_path, monkeypatch):
     monkeypatch.setattr(keptlogs, "KEPT_RUNS", 3)
-    earlier(tmp_path / "kept", ["20200101-000000-a", "20200102-000000-b", "20200103-000000-c"])
+    names = [f"rlinf-actors-2020010{day}-000000-x" for day in (1, 2, 3)]
+    earlier(tmp_path / "kept", names)
     kept = keep(str(run_dir), str(tmp_path / "kept"))
-    names = {"20200102-000000-b", "20200103-000000-c", os.path.basename(kept)}
-    assert {path.name for path in (tmp_path / "kept").iterdir()} == names
+    assert {path.name for path in (tmp_path / "kept").iterdir()} == {*names[1:], os.path.basename(kept)}
+
+
+def test_directories_of_others_in_the_same_place_stay(run_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr(keptlogs, "KEPT_RUNS", 1)
+    monkeypatch.setattr(keptlogs, "KEPT_BYTES", 10)
+    others = {"results", "20200101-000000-sweep", "zz"}
+    earlier(tmp_path / "logs", others, size=1000)
+    kept = keep(str(run_dir), str(tmp_path / "logs"))
+    assert {path.name for path in (tmp_path / "logs").iterdir()} == {*others, os.path.basename(kept)}
 
 
 def test_the_oldest_runs_beyond_the_size_are_removed_and_never_the_newest(run_dir, tmp_path, monkeypatch):
     monkeypatch.setattr(keptlogs, "KEPT_BYTES", 10)
-    earlier(tmp_path / "kept", ["20200101-000000-a"])
+    earlier(tmp_path / "kept", ["rlinf-actors-20200101-000000-a"])
     kept = keep(str(run_dir), str(tmp_path / "kept"))
     assert [path.name for path in (tmp_path / "kept").iterdir()] == [os.path.basename(kept)]
 
