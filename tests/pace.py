@@ -4,6 +4,9 @@ have it slower (``pytest --slowness 3``).
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -22,6 +25,16 @@ LIVE_TIMEOUT_S = 120.0
 def timers(**seconds: float) -> dict[str, dict[str, float]]:
     """``[timers]`` of agentd.toml, for the *options* of a LocalCluster."""
     return {"timers": {name: value * slowness for name, value in seconds.items()}}
+
+
+def slowness_now() -> float:
+    """How many times longer than its own work a process of the kind of an emergency stop takes now: the control."""
+    began = time.monotonic()
+    process = subprocess.Popen([sys.executable, "-c", "import zmq, msgspec, argparse, json"])
+    _, code, used = os.wait4(process.pid, 0)
+    took = time.monotonic() - began
+    process.returncode = code
+    return max(1.0, took / (used.ru_utime + used.ru_stime))
 
 
 def settled(look: Callable[[], T]) -> T:

@@ -236,16 +236,6 @@ def test_agentd_stands_still_while_the_worker_holds_the_gil(arm, cluster):
         call.wait()
 
 
-def slowness_now() -> float:
-    """How many times longer than its own work a process of the kind of an emergency stop takes now: the control."""
-    began = time.monotonic()
-    process = subprocess.Popen([sys.executable, "-c", "import zmq, msgspec, argparse, json"])
-    _, code, used = os.wait4(process.pid, 0)
-    took = time.monotonic() - began
-    process.returncode = code
-    return max(1.0, took / (used.ru_utime + used.ru_stime))
-
-
 class TestSeveralNodes:
     """The arm is on node 1; the head on node 0; the driver beside them."""
 
@@ -315,7 +305,7 @@ class TestSeveralNodes:
         estop = [sys.executable, "-m", "rlinf_actors.cli.main", "estop"]
         with subprocess.Popen([sys.executable, lw.script(tmp_path, lw.dedent(private))], **options) as script:
             assert script.stdout.readline() == "\n"
-            slowdown = slowness_now()
+            slowdown = pace.slowness_now()
             if how == "button":
                 with subprocess.Popen([*estop, "--arm", "--json"], **options) as button:
                     while json.loads(button.stdout.readline())["armed"] < 2:
@@ -332,7 +322,7 @@ class TestSeveralNodes:
                 assert done.stdout.count("STOPPED      ") == 2
                 assert "told: env:0" in done.stdout
             commands = arm.until_closed()
-            slowdown = max(slowdown, slowness_now())
+            slowdown = max(slowdown, pace.slowness_now())
             script.communicate()
         rk.stopped_last(commands)
         (stopped,) = (one.at for one in commands if one.text == "stop")

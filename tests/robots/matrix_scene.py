@@ -80,6 +80,8 @@ class Run:
         pressed: when somebody pressed Enter for an emergency stop, 0 if nobody did.
         went_on: when a process that stood still was continued, 0 for none.
         left: says that the worker did not end, "" if it did.
+        told: what was said of it.
+        slowness: how many times its own work a process took before the round, or after it.
     """
 
     name: str
@@ -90,6 +92,8 @@ class Run:
     pressed: float = 0.0
     went_on: float = 0.0
     left: str = ""
+    told: str = ""
+    slowness: float = 1.0
 
     def of(self, arm: Arm, commands: Sequence[Command]) -> list[Command]:
         """What this worker said to an arm."""
@@ -223,14 +227,18 @@ class Scene:
         )  # fmt: skip
         return Driver(process, config, host)
 
-    def press(self, *options: str) -> subprocess.Popen[Any]:
+    def press(self, *words: str, **options: Any) -> subprocess.Popen[Any]:
         """Start `rlinf-actors estop`."""
-        command = [sys.executable, "-m", "rlinf_actors.cli.main", "estop", "--head", self.address, *options]
-        return self.start(self.head_host, command)
+        command = [sys.executable, "-m", "rlinf_actors.cli.main", "estop", "--head", self.address, *words]
+        return self.start(self.head_host, command, **options)
 
     def busy(self, count: int) -> list[subprocess.Popen[Any]]:
         """Processes that do nothing but take time."""
         return [self.start(None, [sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+
+    def told(self, name: str) -> str:
+        """What drivers, agentds and the head said of a worker."""
+        return "\n".join(line for line in (self.folder / "log").read_text().split("\n") if f"{name}:0" in line)
 
     def stall(self, begun: float, ended: float) -> float:
         """The longest time for which the machine stood still between these times, as the control timer saw it."""

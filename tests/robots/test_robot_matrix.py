@@ -7,9 +7,11 @@ touched. `--robot-rounds N` repeats all of it in new clusters, and the bounds th
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -17,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import matrix_scene as ms
+import pace
 import pytest
 from nightly import Figures
 
@@ -91,15 +94,21 @@ PRESSED = [
     for cls in ("Streamer", "Masked", "Forking", "Native", "HookBlocks", "Starting")
 ]
 """The bound counts from the end of the command. Starting: the emergency stop comes during its launch."""
+ARMED = [Row("estop-armed-under-load", TOLD_BOUND_S / 2)]
+"""The bound counts from Enter."""
 HEAD_KILLED = [
     Row(f"head-killed-under-load-{cls}", cls=cls)
     for cls in ("Streamer", "Async", "Forking", "Native", "NativeWithLock")
 ]
-ROWS = [*OWNERS, *LABS, *WORKERS, *HEAD_STOPPED, *PRESSED, *HEAD_KILLED]
+ROWS = [*OWNERS, *LABS, *WORKERS, *HEAD_STOPPED, *PRESSED, *ARMED, *HEAD_KILLED]
 ARMS = len(KINDS) + 1
 """In lab 0; the others have one each."""
 BUSY = 4
 """Processes that only take time, where the machine is under load."""
+TOO_SLOW = 8.0
+"""Where a process takes so many times its own work, leases run out and guards are killed whatever is cut: the row is
+skipped if it was late, or its worker was killed before it could stop the arm. A move after the stop fails anywhere.
+"""
 Results = dict[str, list[tuple[ms.Run, float]]]
 """What became of each row in each round, with the machine's stand still meanwhile."""
 
@@ -132,6 +141,7 @@ class Round:
         self._owners_labs_and_workers()
         self._head_stopped()
         self._pressed()
+        self._armed()
         self._head_killed()
         return self._runs
 
@@ -242,6 +252,22 @@ class Round:
             ms.end(one)
         assert scene.press("--release").wait(60) == 0
 
+    def _armed(self) -> None:
+        runs, scene = self._kinds(ARMED), self._scene
+        busy = scene.busy(BUSY)
+        button = scene.press("--arm", "--json", stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        while json.loads(button.stdout.readline())["armed"] != 1:
+            continue
+        for run in runs:
+            run.cut = time.monotonic()
+            button.stdin.write("\n")
+            button.stdin.flush()
+            run.until_closed()
+        button.communicate(timeout=60)
+        for one in busy:
+            ms.end(one)
+        assert scene.press("--release").wait(60) == 0
+
     def _head_killed(self) -> None:
         runs, scene = self._kinds(HEAD_KILLED), self._scene
         busy = scene.busy(BUSY)
@@ -260,10 +286,21 @@ def results(request: pytest.FixtureRequest) -> Iterator[Results]:
     found: Results = {row.name: [] for row in ROWS}
     for _ in range(request.config.getoption("robot_rounds")):
         with contextlib.ExitStack() as stack:
+            slowness = pace.slowness_now()
             scene = ms.scene(stack, 2 + len(LABS), 6, [ARMS, *[1] * (len(LABS) + 1)])
-            for run in Round(scene).run():
+            try:
+                runs = Round(scene).run()
+            except AssertionError as error:
+                slowness = max(slowness, pace.slowness_now())
+                if slowness > TOO_SLOW:
+                    pytest.skip(f"a process takes {slowness:.0f} times its own work on this machine now: {error}"[:500])
+                raise
+            slowness = max(slowness, pace.slowness_now())
+            for run in runs:
+                run.slowness = slowness
                 run.arms = [ms.Arm(arm.address, arm.record, run.of(arm, arm.commands())) for arm in run.arms]
                 stopped = [one.at for arm in run.arms for one in arm.said if one.text == "stop"]
+                run.told = scene.told(run.name)
                 found[run.name].append((run, scene.stall(run.cut, max(stopped, default=run.cut))))
     return found
 
@@ -276,18 +313,24 @@ def test_the_arm_stops_in_time_and_nothing_follows(
         pytest.skip("needs a C compiler (cc)")
     figures.done(len(results[row.name]), request.config.getoption("robot_rounds"), "rounds")
     longest = 0.0
-    assert results[row.name]
     for run, stall in results[row.name]:
-        assert not run.left
+        late = [run.left] if run.left else []
         for arm in run.arms:
             texts = [one.text for one in arm.said]
-            assert texts.count("stop") == 1, texts[-5:]
-            assert texts[-1] == "stop", f"after its stop the arm was told {texts[texts.index('stop') + 1 :]}"
-            assert not [one for one in arm.said if one.text != "stop" and run.went_on and one.at >= run.went_on]
+            if "stop" not in texts:
+                late.append(f"no stop command: {texts[-3:]}\n{run.told}")
+                continue
+            assert texts.index("stop") == len(texts) - 1, f"after its stop the arm was told {texts[-5:]}\n{run.told}"
+            assert not [one for one in arm.said[:-1] if run.went_on and one.at >= run.went_on]
             after = arm.said[-1].at - run.cut
             longest = max(longest, arm.said[-1].at - (run.pressed or run.cut) - stall)
-            assert after - stall <= row.bound_s, (
-                f"the arm had its stop command {after:.3f} s after the cut; {row.bound_s} s are allowed, and the "
-                f"machine itself stood still for {stall:.3f} s of that by a control timer"
-            )
+            if after - stall > row.bound_s:
+                late.append(
+                    f"the arm had its stop command {after:.3f} s after the cut; {row.bound_s} s are allowed, and the "
+                    f"machine itself stood still for {stall:.3f} s of that by a control timer"
+                )
+        if late and run.slowness > TOO_SLOW:
+            pytest.skip(f"a process takes {run.slowness:.0f} times its own work on this machine now: {late[0][:300]}")
+        assert not late, late[0]
+    assert results[row.name]
     figures.add(f"{row.name}, longest of {len(results[row.name])}", f"{longest:.3f} s")
