@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import select
@@ -61,8 +62,9 @@ class Keeper:
         self._agent: socket.socket | None = None
         self._keep = True
         self._ready: dict[int, bool] = {}  # templates, by pid
-        self._spare_until = 0.0  # orphans
+        self._spare_until = 0.0  # orphans; 0 when none are spared
         self._kill_templates_at = 0.0  # 0 for never
+        self._stop_asked = False
         self._stopping = False
         self._poll = select.poll()
         self._wakeup, self._signals = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -71,7 +73,7 @@ class Keeper:
         """Serve until there is nobody left to serve."""
         signal.set_wakeup_fd(self._signals, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGTERM, lambda *_: self._stop())
+        signal.signal(signal.SIGTERM, self._on_sigterm)
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
             signal.signal(number, signal.SIG_IGN)
         self._listener.setblocking(False)
@@ -79,6 +81,8 @@ class Keeper:
         self._poll.register(self._listener, select.POLLIN)
         self._poll.register(self._wakeup, select.POLLIN)
         while True:
+            if self._stop_asked and not self._stopping:
+                self._stop()
             alone = self._look()
             if alone and (self._stopping or not (self._stays or self._serves)):
                 return
@@ -96,9 +100,11 @@ class Keeper:
         return len(self._callers) > len(self._waiting)
 
     def _patience_ms(self) -> float | None:
-        now = time.monotonic()
-        due = [at for at in (self._spare_until, self._kill_templates_at) if at > now]
-        return (min(due) - now) * 1000 + 1 if due else None
+        due = [at for at in (self._spare_until, self._kill_templates_at) if at]
+        return max(0.0, min(due) - time.monotonic()) * 1000 if due else None  # poll rounds up
+
+    def _on_sigterm(self, *_: object) -> None:
+        self._stop_asked = True  # `run` acts on it: a handler may run between a waitpid and what follows from it
 
     def _stop(self) -> None:
         """SIGTERM: templates end their workers, those with robots after they had time for these."""
@@ -115,25 +121,32 @@ class Keeper:
             self._kill_templates_at = 0.0
             for pid in self._ready:
                 os.kill(pid, signal.SIGKILL)
-        again = True
-        while again:
-            again = False
-            for pid in children():
-                leads = session(pid) == pid
-                ended, status = os.waitpid(pid, os.WNOHANG)
-                if not ended:
-                    continue
-                again = True  # its children are ours only now
-                if self._ready.pop(pid, None) is not None:
-                    self._spare_until = time.monotonic() + ORPHANS_S
-                    self._tell({"ended": pid, "status": status})
-                elif leads:  # a worker, perhaps
-                    self._tell({"ended": pid, "status": status})
-            if time.monotonic() >= self._spare_until:
-                for pid in children():
-                    if pid not in self._ready:  # what it has started is a child of ours when it has ended
-                        kill(pid)
-        return not children()
+        found = children()
+        while [pid for pid in found if self._reap(pid)]:
+            found = children()  # what the dead left are our children only now
+        now = time.monotonic()
+        if now >= self._spare_until:  # no later list: in it are the robot workers of a template that died meanwhile
+            orphans = [pid for pid in found if pid not in self._ready]
+            if orphans and any(is_dying(pid) for pid in self._ready):  # they may be its own
+                self._spare_until = now + ORPHANS_S
+            else:
+                self._spare_until = 0.0
+                for pid in orphans:
+                    kill(pid)  # what it has started is a child of ours when it has ended
+        return not found
+
+    def _reap(self, pid: int) -> bool:
+        """Reap a child, and tell agentd of it, if it has ended; returns whether it had."""
+        leads = session(pid) == pid
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if not ended:
+            return False
+        template = self._ready.pop(pid, None) is not None
+        if template:
+            self._spare_until = time.monotonic() + ORPHANS_S
+        if template or leads:  # a worker, perhaps
+            self._tell({"ended": pid, "status": status})
+        return True
 
     def _start(self, order: dict[str, object], fds: list[int]) -> None:
         """Fork and execute a template, and tell agentd of it.
@@ -215,7 +228,9 @@ class Keeper:
         if what == "hello":
             if self._agent is not None:
                 self._lose(self._agent)  # the lock of its run directory says that it is gone
-            self._agent, self._keep, self._kill_templates_at = caller, bool(order["keep"]), 0.0
+            self._agent, self._keep = caller, bool(order["keep"])
+            if not self._stopping:
+                self._kill_templates_at = 0.0
             self._tell({"keeper": os.getpid()})
         elif what == "wait":
             self._waiting.add(caller)
@@ -225,6 +240,8 @@ class Keeper:
             with open(fds[0], "rb", closefd=False) as file:
                 packet = json.loads(file.read())
             try:
+                if self._stopping:
+                    raise OSError(errno.ESHUTDOWN, os.strerror(errno.ESHUTDOWN))
                 self._start(packet, fds[1:])
             except OSError as error:
                 self._tell({"errno": error.errno})
@@ -251,7 +268,7 @@ class Keeper:
         for pid, ready in self._ready.items():
             if not ready:  # it may hang in an import, and would not see its agentd's end
                 os.kill(pid, signal.SIGKILL)
-        if not self._keep:
+        if not self._keep and not self._stopping:
             self._kill_templates_at = time.monotonic() + TEMPLATES_S
 
 
@@ -295,9 +312,19 @@ def receive(sock: socket.socket, most: int) -> tuple[bytes, list[int]]:
 
 def began(pid: int) -> int:
     """Return when a process that is not reaped began, in clock ticks since boot."""
+    return int(stat(pid)[19])
+
+
+def is_dying(pid: int) -> bool:
+    """True if the main thread of a process that is not reaped has ended; others of it may be about to."""
+    return stat(pid)[0] in (b"Z", b"X")
+
+
+def stat(pid: int) -> list[bytes]:
+    """Return the fields of /proc/PID/stat from the third, the state, on."""
     with open(f"/proc/{pid}/stat", "rb") as file:
         text = file.read()
-    return int(text[text.rindex(b")") + 2 :].split()[19])
+    return text[text.rindex(b")") + 2 :].split()
 
 
 def children() -> list[int]:
@@ -310,11 +337,10 @@ def children() -> list[int]:
         pass
     for name in os.listdir("/proc"):
         try:
-            with open(f"/proc/{int(name)}/stat", "rb") as file:
-                text = file.read()
+            parent = int(stat(int(name))[1])
         except (OSError, ValueError):
             continue
-        if int(text[text.rindex(b")") + 2 :].split()[1]) == pid:
+        if parent == pid:
             found.append(int(name))
     return found
 

@@ -1,0 +1,150 @@
+"""The keeper's decisions, with a table of processes and a clock in the place of the kernel's."""
+
+import errno
+import json
+import os
+import signal
+import socket
+
+import pytest
+
+from agentd import keeper
+from agentd.keeper import ORPHANS_S, Keeper
+
+TEMPLATE, WORKER = 7, 8
+KILLED = signal.SIGKILL.value
+
+
+class Kernel:
+    """The children of the keeper. What `then` names happens once, after a look at the template that finds it alive."""
+
+    def __init__(self):
+        self.now = 100.0
+        self.states = {TEMPLATE: b"S"}
+        self.killed = []
+        self.then = lambda: None
+
+    def template_dies(self, state=b"Z"):
+        """Its worker becomes the keeper's child. In *state* T, other threads of it have not ended yet."""
+        self.states |= {TEMPLATE: state, WORKER: b"S"}
+
+    def children(self):
+        return list(self.states)
+
+    def stat(self, pid):
+        return [self.states[pid].replace(b"T", b"Z")]
+
+    def waitpid(self, pid, flags):
+        if self.states[pid] == b"Z":
+            del self.states[pid]
+            return pid, KILLED
+        then, self.then = self.then, lambda: None
+        then()
+        return 0, 0
+
+    def kill(self, pid, number):
+        if pid not in self.states:
+            raise ProcessLookupError
+        self.killed.append((pid, number))
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    made = Kernel()
+    monkeypatch.setattr(keeper, "children", made.children)
+    monkeypatch.setattr(keeper, "stat", made.stat, raising=False)
+    monkeypatch.setattr(keeper, "session", lambda pid: 0)
+    monkeypatch.setattr(keeper.time, "monotonic", lambda: made.now)
+    monkeypatch.setattr(keeper.os, "waitpid", made.waitpid)
+    monkeypatch.setattr(keeper.os, "kill", made.kill)
+    return made
+
+
+@pytest.fixture
+def kept(kernel):
+    """A keeper with one template."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        made = Keeper(listener)
+        made._ready[TEMPLATE] = True
+        yield made
+        os.close(made._wakeup)
+        os.close(made._signals)
+
+
+@pytest.fixture
+def agent(kept):
+    """agentd's end of its connection to the keeper, and the keeper's end."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    kept._callers[theirs.fileno()] = theirs
+    kept._poll.register(theirs)
+    with ours, theirs:
+        yield ours, theirs
+
+
+@pytest.mark.parametrize("state", [b"Z", b"T"], ids=["whole", "its last thread is ending"])
+def test_workers_of_a_template_that_dies_during_a_look_have_their_time(kept, kernel, state):
+    kernel.then = lambda: kernel.template_dies(state)
+    kept._look()
+    kept._look()
+    kernel.states.pop(TEMPLATE, None)
+    kept._ready.clear()
+    kernel.now += ORPHANS_S - 0.01
+    kept._look()
+    assert kernel.killed == []
+    kernel.now += 0.01
+    kept._look()
+    assert kernel.killed == [(WORKER, KILLED)]
+
+
+def test_a_deadline_that_passes_before_the_keeper_waits_is_due_at_once(kept, kernel):
+    kernel.template_dies()
+    kept._look()
+    kernel.now += ORPHANS_S - 0.001
+    kept._look()  # an event came early
+    assert kernel.killed == []
+    kernel.now += 0.002
+    assert kept._patience_ms() == 0.0
+    kept._look()
+    assert kernel.killed == [(WORKER, KILLED)]
+    assert kept._patience_ms() is None, "it does not spin until the worker has ended"
+
+
+def test_sigterm_while_a_template_is_reaped(kept, kernel, monkeypatch):
+    handlers = {}
+    monkeypatch.setattr(keeper.signal, "signal", handlers.__setitem__)
+    monkeypatch.setattr(keeper.signal, "set_wakeup_fd", lambda fd, **_: None)
+
+    def reaped_just_now(self):
+        kernel.states.clear()
+        handlers[signal.SIGTERM](signal.SIGTERM, None)
+        self._ready.clear()
+        return True
+
+    monkeypatch.setattr(Keeper, "_look", reaped_just_now)
+    kept.run()
+    assert kernel.killed == []
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_keeper_that_stops_does_so_whatever_agentd_says(kept, kernel, agent, keep):
+    ours, theirs = agent
+    kept._stop()
+    due = kept._kill_templates_at
+    kernel.now += 1.0
+    kept._obey(theirs, {"do": "hello", "keep": keep}, [])
+    assert json.loads(ours.recv(100)) == {"keeper": os.getpid()}
+    kept._lose(theirs)
+    assert kept._kill_templates_at == due
+
+
+def test_a_keeper_that_stops_starts_nothing(kept, agent, monkeypatch):
+    ours, theirs = agent
+    monkeypatch.setattr(Keeper, "_start", lambda *_: pytest.fail("it starts a template"))
+    kept._obey(theirs, {"do": "hello", "keep": True}, [])
+    kept._stop()
+    with open(os.memfd_create("start"), "w+b") as order:
+        order.write(b"{}")
+        order.seek(0)
+        kept._obey(theirs, {"do": "start"}, [order.fileno()])
+    ours.recv(100)
+    assert json.loads(ours.recv(100)) == {"errno": errno.ESHUTDOWN}
