@@ -93,7 +93,8 @@ class Daemon:
             await asyncio.sleep(0)  # its processes start now; what follows loads modules meanwhile
             run_dir = self._open_run_dir(stack)
             for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, self._stop, signal.Signals(number).name)
+                # a turn later: of a SIGUSR1 and a SIGTERM that arrive together Python may see SIGTERM first
+                loop.add_signal_handler(number, loop.call_soon, self._stop, signal.Signals(number).name)
             loop.add_signal_handler(signal.SIGHUP, self._reload)
             loop.add_signal_handler(signal.SIGUSR1, self._hand_over)
             network = self._open_network(stack)

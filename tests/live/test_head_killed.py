@@ -199,6 +199,21 @@ def test_sigterm_to_an_agentd_with_the_head_ends_no_job(lab, local):
     assert group.pid().wait() == pids
 
 
+def test_a_restart_of_the_unit_of_an_agentd_with_the_head_keeps_its_workers_too(lab, local):
+    group = hw.Steady.create_group().launch(lab, NodePlacementStrategy([0, 1]), name="beside")
+    pids = group.pid().wait()
+    with Load(group) as load:
+        for number in (signal.SIGUSR1, signal.SIGTERM):  # what `systemctl restart` sends
+            local.nodes[0].process.send_signal(number)
+        assert local.nodes[0].process.wait(pace.PATIENCE_S) == 0
+        before = load.done
+        while load.done < before + 20:
+            assert load.error is None
+        local.restart_agent(0, pace.PATIENCE_S)
+        assert len(set(launch(lab, "later").pid().wait()) - set(pids)) == 2
+    assert group.pid().wait() == pids
+
+
 def test_a_worker_that_dies_meanwhile_is_told_as_it_ended(lab, local):
     group = launch(lab, "mortal")
     pids = group.pid().wait()
