@@ -92,9 +92,10 @@ class Nursery:
 
     def renew(self, packet: spawn.Renew) -> None:
         """The leases of robot workers last longer. One that stands still does not need every packet."""
+        now = time.monotonic()
         for worker in self._workers.values():
             if worker.has_robots:
-                worker.renew(packet.until)
+                worker.renew(packet.until, now)
                 if not worker.outgoing:
                     self._pass_on(worker, packet)
 

@@ -65,10 +65,11 @@ class Worker:
         """Whether it holds a lease of robots."""
         return bool(self.fork.spec.claims)
 
-    def renew(self, until: float) -> None:
-        """Its lease lasts until then."""
+    def renew(self, until: float, now: float) -> None:
+        """Extend the lease to *until*. A renewal that is too old to extend it leaves the guard's time as it was."""
         self.lease.renew(until)
-        self.guard_due = 0.0
+        if self.lease.left(now):
+            self.guard_due = 0.0
 
     def said_lease_lost(self, now: float) -> None:
         """Its guard runs, and makes the robots safe: the process has the time for that."""

@@ -182,9 +182,18 @@ def test_robot_worker_whose_guard_cannot_run_is_killed_before_its_lease_ends(rob
 
 def test_robot_worker_with_a_renewed_lease_is_not_killed(robot_worker):
     assert not robot_worker.must_die(101.7)
-    robot_worker.renew(102.5)
+    robot_worker.renew(102.5, 101.7)
     assert looked_at(robot_worker, 102.0) is None
     assert looked_at(robot_worker, 200.0) == pytest.approx(102.4)
+
+
+def test_renewals_that_are_too_old_do_not_put_off_the_kill_of_a_robot_worker(robot_worker):
+    """agentd goes on telling what it has: an end that does not grow."""
+    assert not robot_worker.must_die(101.7)
+    assert not robot_worker.must_die(101.85)
+    robot_worker.renew(102.0, 101.85)
+    assert not robot_worker.must_die(101.89)
+    assert robot_worker.must_die(101.91)
 
 
 def test_guard_that_says_that_the_lease_is_lost_has_the_time_of_its_hook(robot_worker):
