@@ -14,8 +14,11 @@ from collections.abc import Iterator
 from rlinf_actors import procfs
 from rlinf_actors.worker.ending import kill
 
-STOP_S = 0.1
-"""How long to wait until all stand still, in seconds: one in an uninterruptible call stops when that is over."""
+STOP_S, STOP_AGAIN_S = 0.08, 0.02
+"""How long to wait until all stand still, in seconds, before the worker's threads do and after that.
+
+0.1 s together, since the robot moves meanwhile. A process in an uninterruptible call stops when the call is over.
+"""
 _LOOK_S = 0.0005
 
 
@@ -30,37 +33,42 @@ class Descendants:
         self._worker = worker
         self._kept: dict[int, int] = {}  # pids, with when they began
         self._stopped: dict[int, int] = {}
+        self._others_own: set[int] = set()  # of those, what belongs to another user (sudo): it does not stop
 
-    def keep(self, pid: int) -> bool:
-        """Let this process, and what it starts, run while on_lease_lost does. Return False if there is none."""
+    def keep(self, pid: int) -> str:
+        """Let this process, and what it starts, run while on_lease_lost does. Return why it may not, "" if so."""
         found = procfs.stat(pid)
         if found is None or found.state in "ZX":
-            return False
+            return "there is no such process"
+        if not self._is_below(pid):  # it would be killed after on_lease_lost
+            return "this worker did not start it"
         self._kept[pid] = found.started
-        return True
+        return ""
 
-    def stop(self) -> bool:
-        """Stop all that need not run on. Return False if one did not stand still within STOP_S."""
-        deadline = time.monotonic() + STOP_S
+    def stop(self, within_s: float) -> bool:
+        """Stop all that need not run on. Return False if one is another user's, or did not stand still in that time."""
+        deadline = time.monotonic() + within_s
         while True:
             found = [one for one in self._others() if self._stopped.get(one.pid) != one.started]
             for one in found:
                 self._stopped[one.pid] = one.started
-                _signal(one.pid, signal.SIGSTOP)
+                if not _stop(one.pid):
+                    self._others_own.add(one.pid)
             moving = [pid for pid, started in self._stopped.items() if _runs(pid, started)]
-            if not found and not moving:
-                return True
+            if not found and self._others_own.issuperset(moving):
+                return not moving
             if time.monotonic() >= deadline:
                 return False
             if moving:  # running on another core, until its next interrupt
                 time.sleep(_LOOK_S)
 
-    def kill(self) -> None:
+    def kill(self) -> bool:
         """Kill what was stopped or kept: the end of the worker would continue a process group of its own."""
         for pid, started in {**self._kept, **self._stopped}.items():
             found = procfs.stat(pid)
             if found is not None and found.started == started:
                 kill(pid)
+        return True
 
     def _others(self) -> Iterator[procfs.Stat]:
         """Every living process below the worker that is not kept."""
@@ -78,6 +86,15 @@ class Descendants:
             if found.state not in "ZX":
                 yield found
 
+    def _is_below(self, pid: int) -> bool:
+        ours = os.getpid()
+        if pid != ours and self._is_ours(pid):
+            return True
+        found = procfs.stat(pid)
+        while found is not None and found.parent not in (0, ours):
+            found = procfs.stat(found.parent)
+        return found is not None and found.parent == ours
+
     def _is_ours(self, pid: int) -> bool:
         found = procfs.stat(pid)
         if found is None or found.session == os.getpid():
@@ -90,8 +107,12 @@ def _runs(pid: int, started: int) -> bool:
     return found is not None and found.started == started and found.state not in "TtZX"
 
 
-def _signal(pid: int, number: int) -> None:
+def _stop(pid: int) -> bool:
+    """Send SIGSTOP. Return False if the process is another user's."""
     try:
-        os.kill(pid, number)
-    except (ProcessLookupError, PermissionError):
-        return  # gone, or another user's (sudo): nothing here can stop that
+        os.kill(pid, signal.SIGSTOP)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return True

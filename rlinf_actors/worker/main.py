@@ -1,7 +1,8 @@
 """A worker process, from the fork to its end: `run_worker` is where the template's child goes.
 
 Two threads: the I/O thread (connections, heartbeats, the socket to the template) and the main
-thread, which belongs to the user's code. A robot worker has a third, its guard.
+thread, which belongs to the user's code. A robot worker has two more: its guard, and one for
+on_lease_lost.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ House rules:
 * The clock comes first: what was queued while this process stood still is not read before it.
 * on_lease_lost runs once, or not at all where `_close` ran to its end; the process ends after it.
 * Nothing here takes a lock that the user's threads may hold: they are standing still.
+* Nothing keeps on_lease_lost from running: what its end needs (a thread, descriptors) is made with the guard, since the
+  process may have none left by then, and whatever fails before on_lease_lost is printed and passed over.
 """
 
 from __future__ import annotations
@@ -18,19 +20,22 @@ import socket
 import threading
 import time
 import traceback
+from _thread import allocate_lock
 from collections.abc import Callable
 from typing import Any
 
 from rlinf_actors.wire import spawn
 from rlinf_actors.wire.values import WorkerSpec
 from rlinf_actors.worker.control import Control
-from rlinf_actors.worker.descendants import Descendants
+from rlinf_actors.worker.descendants import STOP_AGAIN_S, STOP_S, Descendants
 from rlinf_actors.worker.lease import Lease
 from rlinf_actors.worker.leasepage import LeasePage, LeasePageWriter
 from rlinf_actors.worker.parking import OURS, SIGNAL, Parking, waits_for_lock
 
 ENDINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that ask a process to end: a robot worker makes its robots safe first."""
+RESERVE = 3
+"""Descriptors that are kept for the stop of other processes, twice, and for their kill: each needs one."""
 UNWIND_S = 0.25
 """When on_lease_lost has waited for a lock that long, in seconds, the threads that stand still give theirs back."""
 
@@ -59,6 +64,9 @@ class Guard:
         self._asked: list[str] = []
         self._parking = Parking()
         self._descendants = Descendants(spec.id)
+        self._reserve = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) for _ in range(RESERVE)]
+        self._hook_due = allocate_lock()
+        self._hook_due.acquire()
         self._wakeup, signals = socket.socketpair()
         for end in (self._wakeup, signals):
             end.setblocking(False)
@@ -69,6 +77,8 @@ class Guard:
         signal.set_wakeup_fd(signals.fileno(), warn_on_full_buffer=False)  # tells us also while the main thread is in C
         os.register_at_fork(after_in_child=self._forget)
         self._catch_up()
+        self._hook = threading.Thread(target=self._call_hook, name=f"{OURS}on-lease-lost", daemon=True)
+        self._hook.start()
         threading.Thread(target=self._run, name=f"{OURS}guard", daemon=True).start()
 
     @property
@@ -76,8 +86,8 @@ class Guard:
         """The lease page."""
         return self._page.page
 
-    def keep(self, pid: int) -> bool:
-        """Do not stop this process, nor what it starts, before on_lease_lost. Return False if there is none."""
+    def keep(self, pid: int) -> str:
+        """Do not stop this process, nor what it starts, before on_lease_lost. Return why not, "" if so."""
         return self._descendants.keep(pid)
 
     def closed(self) -> None:
@@ -141,7 +151,8 @@ class Guard:
             if not self._closed:
                 self._parking.interrupt()  # first: a native loop that sees the page must not return to Python and go on
             self._page.lose()
-            self._control.try_send(spawn.LeaseLost(self._spec.id, reason))
+            with contextlib.suppress(OSError):  # the user's code has closed it
+                self._control.try_send(spawn.LeaseLost(self._spec.id, reason))
             if not self._closed:
                 self._make_safe()
                 _say(f"[rlinf-actors] {self._spec.group}:{self._spec.rank}: {reason}\n")
@@ -204,31 +215,43 @@ class Guard:
         return next((f"it was sent {number.name}" for number in ENDINGS if number in signals), "")
 
     def _make_safe(self) -> None:
-        instance = self._instance()
-        if instance is None:
+        if self._instance() is None:
             return
-        stopped = self._descendants.stop()
+        stopped = self._try_to(lambda: self._descendants.stop(STOP_S))
         if not self._parking.park():
             _say("[rlinf-actors] the main thread is in C code that does not return; on_lease_lost runs beside it\n")
-        if not (self._descendants.stop() and stopped):  # what a thread has started before it stood still
+        if not (self._try_to(lambda: self._descendants.stop(STOP_AGAIN_S)) and stopped):
             _say("[rlinf-actors] a process that this worker started does not stop; on_lease_lost runs beside it\n")
-        thread = threading.Thread(target=_call, args=(instance,), name=f"{OURS}on-lease-lost", daemon=True)
         end = time.monotonic() + spawn.ON_LEASE_LOST_S
-        thread.start()
-        thread.join(UNWIND_S)
-        if thread.is_alive() and waits_for_lock(thread.native_id or 0):
+        self._hook_due.release()
+        self._hook.join(UNWIND_S)
+        if self._hook.is_alive() and waits_for_lock(self._hook.native_id or 0):
             self._parking.let_go()
-        thread.join(max(0.0, end - time.monotonic()))
-        if thread.is_alive():
+        self._hook.join(max(0.0, end - time.monotonic()))
+        if self._hook.is_alive():
             _say(f"[rlinf-actors] on_lease_lost did not return within {spawn.ON_LEASE_LOST_S:g} s\n")
-        self._descendants.kill()
+        self._try_to(self._descendants.kill)
 
+    def _try_to(self, act: Callable[[], bool]) -> bool:
+        """Deal with other processes, with a descriptor of the reserve. Return False if that failed, after printing why.
 
-def _call(instance: Any) -> None:
-    try:
-        instance.on_lease_lost()
-    except BaseException:  # noqa: BLE001 - there is no caller; the process ends next
-        _say(traceback.format_exc())
+        The user's code may have used up all the others, and on_lease_lost has to run whatever happens here.
+        """
+        with contextlib.suppress(OSError):  # the user's code has closed it
+            os.close(self._reserve.pop())
+        try:
+            return act()
+        except Exception as error:  # noqa: BLE001 - no reason to leave the robot moving
+            _say(f"[rlinf-actors] cannot look for processes that this worker started: {error!r}\n")
+            return False
+
+    def _call_hook(self) -> None:
+        """Wait for `_make_safe`, then call on_lease_lost. A thread of its own, started while one can be."""
+        self._hook_due.acquire()
+        try:
+            self._instance().on_lease_lost()
+        except BaseException:  # noqa: BLE001 - there is no caller; the process ends next
+            _say(traceback.format_exc())
 
 
 def _say(text: str) -> None:

@@ -277,13 +277,13 @@ class Worker(Messaging, Channels):
             pid: of the process, such as ``subprocess.Popen(...).pid``.
 
         Raises:
-            UsageError: there is no such process, or this is a child process of a worker.
+            UsageError: there is no such process, this worker did not start it, or this is a child process of a worker.
         """
         context = self._context
         if context is None or os.getpid() != context.pid:
             raise UsageError(f"{self._worker_name} is a child process of a worker: call keep_for_stop() in the worker")
-        if context.guard is not None and not context.guard.keep(pid):
-            raise UsageError(f"{self._worker_name} cannot keep process {pid} for its stop: there is no such process")
+        if context.guard is not None and (reason := context.guard.keep(pid)):
+            raise UsageError(f"{self._worker_name} cannot keep process {pid} for its stop: {reason}")
 
     def on_lease_lost(self) -> None:
         """Make this worker's robots safe: send the stop command. Define it where a worker is placed on robots.

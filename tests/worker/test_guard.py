@@ -283,7 +283,7 @@ def test_a_child_that_reaches_the_robot_runs_while_the_hook_does(tmp_path):
         ours.send(b"stop")
         ours.recv(10)
     Env.on_lease_lost = stop
-    assert guard.keep(pid) and not guard.keep(1 << 22)
+    assert guard.keep(pid) == ""
     move()
     time.sleep(600)
     """
@@ -291,6 +291,148 @@ def test_a_child_that_reaches_the_robot_runs_while_the_hook_does(tmp_path):
         one.until_moving("main", "child")
         one.revoke()
         stopped_last(one.rest())
+
+
+def test_process_that_the_worker_did_not_start_is_not_kept_and_outlives_the_worker(tmp_path):
+    """It would be killed with those that were stopped. The worker itself is none of its own processes either."""
+    other = subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], stdin=-1, stdout=-1)
+    with other:
+        other.stdout.readline()
+        body = f"""
+        for pid in ({other.pid}, os.getpid(), os.getppid(), 1, 1 << 22):
+            os.write(arm, guard.keep(pid).encode() + b"\\n")
+        stream()
+        """
+        with worker(tmp_path, body) as one:
+            lines = [line for _ in range(5) for line in one._read()][:5]
+            one.until_moving()
+            one.revoke()
+            stopped_last(one.rest())
+        other.communicate(b"\n")
+    assert lines == ["this worker did not start it"] * 4 + ["there is no such process"]
+    assert other.returncode == 0
+
+
+def test_daemon_that_the_worker_started_is_kept(tmp_path):
+    body = """
+    ours, theirs = os.pipe()
+    if not os.fork():
+        os.setsid()
+        if not os.fork():
+            os.write(theirs, str(os.getpid()).encode())
+            stream("child")
+        os._exit(0)
+    os.wait()
+    assert guard.keep(int(os.read(ours, 10))) == ""
+    stream()
+    """
+    with worker(tmp_path, body) as one:
+        one.until_moving("main", "child")
+        one.revoke()
+        lines = one.rest()
+    assert "move child" in lines[lines.index("stop") :]
+
+
+RUNS_OUT = {
+    "descriptors": """
+        import resource
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        with contextlib.suppress(OSError):
+            while True:
+                os.dup(arm)
+        """,
+    "threads": """
+        import resource
+        size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize() + (4 << 20)
+        resource.setrlimit(resource.RLIMIT_AS, (size, size))
+        try:
+            threading.Thread(target=print).start()
+        except RuntimeError as error:
+            assert "can't start new thread" in str(error)
+        else:
+            raise AssertionError("there is room for a thread")
+        """,
+}
+
+
+@pytest.mark.parametrize("what", RUNS_OUT)
+def test_worker_that_has_run_out_of_something_is_made_safe_with_its_children(tmp_path, what):
+    body = f"if not os.fork(): stream('child')\n{textwrap.dedent(RUNS_OUT[what])}stream()\n"
+    with worker(tmp_path, body) as one:
+        one.until_moving("main", "child")
+        one.revoke()
+        stopped_last(one.rest())
+        assert one.process.wait(pace.PATIENCE_S) == spawn.LEASE_LOST_CODE
+
+
+def test_worker_that_cannot_look_for_processes_says_so_and_is_made_safe(tmp_path, capfd):
+    """No descriptor can be opened, not even in the place of one of the reserve."""
+    body = """
+    import resource
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+    stream()
+    """
+    with worker(tmp_path, body) as one:
+        one.until_moving()
+        one.revoke()
+        stopped_last(one.rest())
+        assert one.process.wait(pace.PATIENCE_S) == spawn.LEASE_LOST_CODE
+    said = capfd.readouterr().err
+    assert "cannot look for processes that this worker started: OSError(24, 'Too many open files')" in said
+    assert "env:0: the lease of Arm 1 was lost: told" in said
+
+
+WAITED = """
+from rlinf_actors.worker import descendants
+
+class Clock:
+    waited = 0.0
+    def monotonic(self):
+        return self.waited
+    def sleep(self, seconds):
+        self.waited += seconds
+
+clock = descendants.time = Clock()
+def stop(self):
+    os.write(arm, f"waited {clock.waited:.3f}\\n".encode() + b"stop\\n")
+Env.on_lease_lost = stop
+"""
+UNINTERRUPTIBLE = """
+fifo = sys.argv[0] + ".fifo"
+os.mkfifo(fifo)
+pid = os.fork()
+if not pid:  # waits for its child's exec, as in an uninterruptible call of a driver; the child waits for the FIFO
+    os.close(arm)
+    os.posix_spawn(sys.executable, [sys.executable], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0, fifo, os.O_RDONLY, 0)])
+while procfs.stat(pid).state != "D":  # nobody is told of that
+    os.sched_yield()
+stream()
+"""
+ANOTHER_USERS = """
+if not os.fork():
+    os.close(arm)
+    time.sleep(600)
+os.setresuid(65534, 65534, 65534)
+stream()
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "bound_s"),
+    [
+        pytest.param(UNINTERRUPTIBLE, 0.1, id="uninterruptible"),
+        pytest.param(
+            ANOTHER_USERS, 0.005, id="another user's", marks=pytest.mark.skipif(os.getuid() != 0, reason="needs root")
+        ),
+    ],
+)
+def test_process_that_cannot_be_stopped_delays_the_hook_by_a_tenth_of_a_second_at_most(tmp_path, body, bound_s):
+    with worker(tmp_path, WAITED + body) as one:
+        one.until_moving()
+        one.revoke()
+        lines = one.rest()
+    stopped_last(lines)
+    assert 0.0 < float(lines[-2].removeprefix("waited ")) <= bound_s + 0.001
 
 
 def test_a_process_that_the_hook_starts_runs(tmp_path):
