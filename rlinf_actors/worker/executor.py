@@ -129,9 +129,10 @@ class LoopExecutor:
 
     Args:
         limit: how many coroutines may be under way at a time, 0 for any number.
+        hear: called first whenever the loop begins to run (uvloop then takes Python's descriptor for signals).
     """
 
-    def __init__(self, limit: int = 0) -> None:
+    def __init__(self, limit: int = 0, hear: Callable[[], object] = lambda: None) -> None:
         self._queue: collections.deque[Invocation] = collections.deque()
         self._loop = new_event_loop()
         self._due = threading.Lock()
@@ -140,6 +141,8 @@ class LoopExecutor:
         self._plain: Invocation | None = None
         self._instance: Any = None
         self._thread = 0
+        self._hear = hear
+        self._loop.call_soon(hear)
         forks.watch(self)
 
     def submit(self, invocation: Invocation) -> None:
@@ -180,6 +183,8 @@ class LoopExecutor:
             if task.done():
                 raise
             raise UsageError(STOPPED.format(CONSTRUCTOR)) from None
+        finally:
+            self._loop.call_soon(self._hear)  # before calls can come
 
     def _pump(self) -> None:
         self._due.release()

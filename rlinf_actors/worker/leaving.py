@@ -5,6 +5,9 @@ called, whatever the user's code does there. Code in C that does not return keep
 which hears of the signal by the wakeup descriptor, ends the process at once, unless the user's code has registered
 `atexit` functions: they wait for the main thread, and whoever sent the signal bounds that with SIGKILL after its grace.
 
+An event loop that the user's code runs itself may take that descriptor while it runs (uvloop does): then C code
+that does not return is waited for.
+
 A worker that holds a robot ends otherwise: its guard makes the robot safe (worker.safety). A handler that the user's
 code installs for SIGTERM takes the place of this one. Processes that the user's code forks have neither.
 """
@@ -32,6 +35,7 @@ class Leaving:
     def __init__(self) -> None:
         self._before = atexit._ncallbacks()
         self._begun = False
+        self._loop = -1  # where an event loop of the main thread hears of signals
         self._reader, self._writer = os.pipe()
         for fd in (self._reader, self._writer):
             os.set_blocking(fd, False)
@@ -42,6 +46,19 @@ class Leaving:
     def watch(self, io: IoThread) -> None:
         """Have the I/O thread see to the end where the main thread cannot."""
         io.call(io.loop.add_reader, self._reader, self._signalled, io)
+
+    def hear(self) -> None:
+        """Take back the wakeup descriptor from an event loop that has just begun to run. Main thread, in that loop.
+
+        uvloop puts its own there, which nobody reads while the main thread is in C. It is told by `_signalled` instead.
+        """
+        taken = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        if taken in (-1, self._writer):
+            return
+        if self._loop < 0:
+            self._loop = os.dup(taken)  # the loop closes its own whenever it ends
+        else:
+            os.dup2(taken, self._loop, inheritable=False)
 
     def _leave(self, number: int, frame: FrameType | None) -> None:
         """The handler. Main thread."""
@@ -60,6 +77,9 @@ class Leaving:
             numbers = os.read(self._reader, 4096)
         except BlockingIOError:
             return
+        if self._loop >= 0:
+            with contextlib.suppress(OSError):  # it does not run any more, or has much to read
+                os.write(self._loop, numbers)
         if signal.SIGTERM in numbers and signal.getsignal(signal.SIGTERM) == self._leave:
             io.loop.call_later(STUCK_S, self._look)
 

@@ -79,7 +79,7 @@ def run_worker(spec: WorkerSpec, place: spawn.WorkerPlace, control_fd: int) -> N
             text = (error.strerror if isinstance(error, OSError) else "") or str(error)
             control.send(spawn.StartFailed(spec.id, f"node {place.node} cannot start it: {text}"))
             raise
-        _serve(context, server)
+        _serve(context, server, leaving)
     except Unwound:  # its guard ends the process
         pass
     except BaseException:  # noqa: BLE001 - nobody is above us; stderr's tail is in the exit report
@@ -179,12 +179,12 @@ def _pong(id: str, doing: Activity) -> spawn.Pong:
     return spawn.Pong(id, doing.method[: spawn.TEXT_CHARS], doing.since, doing.waiting)
 
 
-def _serve(context: worker_context.WorkerContext, server: WorkerServer) -> None:
+def _serve(context: worker_context.WorkerContext, server: WorkerServer, leaving: Leaving | None) -> None:
     """Construct the class and run its calls. Main thread, to the end of the process."""
     creation = server.creations.get()
     server.constructing()
     try:
-        executor, instance = _construct(context, creation)
+        executor, instance = _construct(context, creation, leaving)
         if context.spec.incarnation:
             executor.begin(instance.on_restart)
     except BaseException as error:  # the owner is told, and ends us
@@ -204,7 +204,9 @@ def _serve(context: worker_context.WorkerContext, server: WorkerServer) -> None:
     raise UsageError(STOPPED.format(f"{method}()" if method else "no call"))
 
 
-def _construct(context: worker_context.WorkerContext, creation: Creation) -> tuple[Executor, Any]:
+def _construct(
+    context: worker_context.WorkerContext, creation: Creation, leaving: Leaving | None
+) -> tuple[Executor, Any]:
     """Import the class and call it with the owner's arguments.
 
     Raises:
@@ -245,7 +247,7 @@ def _construct(context: worker_context.WorkerContext, creation: Creation) -> tup
     threads = creation.frame.max_concurrency
     executor: Executor = ThreadsExecutor(threads) if threads > 1 else SerialExecutor()
     if uses_event_loop(cls, Worker):
-        executor = LoopExecutor(threads)
+        executor = LoopExecutor(threads, leaving.hear) if leaving is not None else LoopExecutor(threads)
     return executor, executor.begin(lambda: cls(*args, **kwargs))
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
+import sys
 import threading
 import time
 
+import pace
 import pytest
 import worker_kit
 
@@ -395,3 +399,59 @@ class TestWhichExecutor:
     )
     def test_is_what_the_class_says(self, cls, loop):
         assert uses_event_loop(cls, Worker) is loop
+
+
+LEAVES = """
+import asyncio, ctypes, signal, sys
+from rlinf_actors.net.loop import IoThread
+from rlinf_actors.worker.executor import LoopExecutor
+from rlinf_actors.worker.leaving import Leaving
+
+leaving = Leaving()
+leaving.watch(IoThread("io"))
+executor = LoopExecutor(hear=leaving.hear)
+
+def stand_in_c():
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # as in a call that is not interrupted
+    print("there", flush=True)
+    ctypes.CDLL(None).sleep(1000)
+
+def wait_for_another():
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, lambda: print("SIGUSR1", flush=True))
+    print("there", flush=True)
+
+where, act = sys.argv[1], globals()[sys.argv[2]]
+instance = executor.begin(act if where == "constructor" else object)
+executor._loop.call_soon(act)  # as a call that has come meanwhile
+executor.serve(instance)
+"""
+
+
+def leaves(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", LEAVES, *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "there\n"
+    return process
+
+
+@pytest.mark.parametrize("where", ["constructor", "call"])
+def test_sigterm_ends_a_loop_whose_thread_is_in_c(where):
+    """uvloop takes Python's descriptor for signals whenever it begins to run."""
+    with leaves(where, "stand_in_c") as process:
+        process.send_signal(signal.SIGTERM)
+        try:
+            assert process.wait(pace.PATIENCE_S) == -signal.SIGTERM
+        finally:
+            process.kill()
+
+
+def test_idle_loop_hears_its_own_signals_and_sigterm():
+    with leaves("call", "wait_for_another") as process:
+        process.send_signal(signal.SIGUSR1)
+        try:
+            assert process.stdout.readline() == "SIGUSR1\n"
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(pace.PATIENCE_S) == -signal.SIGTERM
+        finally:
+            process.kill()
