@@ -54,7 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slowness", type=float, default=1.0, help="how much slower timers of tests are (tests/pace.py)")
     parser.addoption("--soak-seconds", type=float, default=15, help="how long the soak lasts (tests/soak)")
     parser.addoption("--strangers", type=int, default=50, help="how many come to each socket (test_strangers*.py)")
-    parser.addoption("--idle-connections", type=int, default=250, help="that say nothing, to each socket (the same)")
+    parser.addoption("--idle-connections", type=int, default=500, help="that say nothing, to each process (the same)")
     parser.addoption("--gil-seconds", type=int, help="how long the GIL is held (tests/live/test_no_false_death.py)")
     parser.addoption("--cycles", type=int, default=30, help="how many starts and stops tests/cycles makes")
     parser.addoption("--robot-rounds", type=int, default=1, help="how often each robot is stopped (tests/robots)")

@@ -147,9 +147,9 @@ LEGS = (
         "--strangers", "{size}"), 10_000, "at each socket", 1200, alone=True, least=1000),
     Leg("cuts with default leases", tests("tests/netns/test_partitions.py", "--default-timers"), 1, "time", 1800),
     Leg("idle connections", tests("tests/live/test_strangers.py", "-k", "idle", "--idle-connections", "{size}"),
-        5000, "at each socket", 600),
+        5000, "at the head", 600),
     Leg("idle connections from far", tests("tests/netns/test_strangers_from_far.py", "-k", "idle",
-        "--idle-connections", "{size}"), 5000, "at each socket", 600, least=1000),
+        "--idle-connections", "{size}"), 5000, "at each process", 600, least=1000),
 )  # fmt: skip
 
 

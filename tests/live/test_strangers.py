@@ -1,7 +1,7 @@
 """Strangers at every port of a running cluster: nothing of theirs arrives, nothing of ours is lost.
 
-``--strangers 10000`` makes as many to each socket, ``--idle-connections 5000`` as many that say nothing. From another
-machine, and at workers' ports: tests/netns/test_strangers_from_far.py.
+``--strangers 10000`` makes as many to each socket, ``--idle-connections 5000`` as many to the head that say nothing.
+From another machine, and at workers' ports: tests/netns/test_strangers_from_far.py.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ pytestmark = pytest.mark.live
 FEW = 256
 GROWTH = 20 << 20
 """Bytes that strangers may cost a process."""
+IDLE = 4 << 10
+"""Bytes that each connection that stays open may cost it."""
 
 
 @pytest.fixture
@@ -106,7 +108,7 @@ def test_idle_connections_keep_no_node_from_joining(
     before = strangers.resident(local.nodes[0].pid)
     idle = []
     try:
-        for number in range(count * len(head)):
+        for number in range(count):
             idle.append(head[number % len(head)].connect())
         begun = time.monotonic()
         local.restart_agent(1)
@@ -116,7 +118,8 @@ def test_idle_connections_keep_no_node_from_joining(
     finally:
         for link in idle:
             link.close()
-    assert grown < GROWTH, grown
-    figures.done(len(idle), count * len(head), "idle connections")
+    most = GROWTH // 5 + count * IDLE
+    assert grown < most, grown
+    figures.done(len(idle), count, "idle connections")
     figures.add("start of a node beside them", f"{took:.2f} s")
-    figures.add("memory that the head grew by", f"{grown >> 10:,} KiB (limit {GROWTH >> 10:,})")
+    figures.add("memory that the head grew by", f"{grown >> 10:,} KiB (limit {most >> 10:,})")
