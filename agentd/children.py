@@ -351,6 +351,8 @@ class Children:
             f"interpreter {template.key.interpreter} on node {self._site.node} ended before it was ready: "
             f"{template.last_words()}"
         )
+        if template.failure and not workers:
+            log.warning("%s", template.failure)  # started ahead of the first launch
         for worker in [w for w in workers if not w.asked]:
             self._end(worker, ExitReport("start_failed", reason=reason))
         started = [w for w in workers if w.asked]

@@ -68,7 +68,7 @@ class TemplatePool:
         """The template of this key; started if there is none.
 
         Raises:
-            OSError: it cannot be started.
+            OSError: the keeper cannot be asked. Where a template cannot be started, it ends.
         """
         template = self._by_key.pop(key, None)
         if template is None or template.has_ended():
@@ -85,10 +85,9 @@ class TemplatePool:
                 launch.template_environment(key, node_env),
                 self._owner,
                 stem,
-                self._settings if self._keep_s is not None else None,
             )
             template = self._made(key, process)
-            template.settings = self._settings
+            template.settings, template.kept = self._settings, self._keep_s is not None
         self._by_key[key] = template  # at the end: it was used last
         return template
 

@@ -73,9 +73,7 @@ async def _end(path: str, config: Config, keeper: str) -> int:
     from agentd.adoption import take_stock
     from agentd.prepare import roots
     from agentd.sweep import clear_cgroups
-    from rlinf_actors import procfs
 
-    procfs.set_subreaper()  # what a template leaves behind comes to us
     ended = (await take_stock(path, keep=False)).lost
     cleared = asyncio.Event()
     if clear_cgroups(asyncio.get_running_loop(), roots(config, keeper), cleared.set):

@@ -16,10 +16,11 @@ from pathlib import Path
 import msgspec
 
 import rlinf_actors
-from agentd.keeping import Keeping
+from agentd.keeping import Keeping, Started
 from agentd.launch import Key
 from rlinf_actors import procfs
 from rlinf_actors.net import faultpoints
+from rlinf_actors.scarce import explain
 from rlinf_actors.wire import spawn
 from rlinf_actors.wire.protocol import PROTOCOL
 
@@ -63,12 +64,14 @@ class Process:
         pidfd: of it.
         socket: SOCK_SEQPACKET.
         stem: of its files in the run directory.
+        starting: what `pid` and `pidfd` come from, if the keeper has not started it yet.
     """
 
     pid: int
     pidfd: int
     socket: socket.socket
     stem: str
+    starting: asyncio.Future[Started] | None = None
 
 
 def start(
@@ -78,9 +81,8 @@ def start(
     env: dict[str, str],
     owner: int,
     stem: str,
-    settings: str | None = None,
 ) -> Process:
-    """Have the keeper start a template. Blocks until the interpreter is executed.
+    """Ask the keeper to start a template. Does not wait for that.
 
     Args:
         keeping: the connection to the keeper.
@@ -89,10 +91,9 @@ def start(
         env: its environment.
         owner: pidfd that it inherits as keeper.OWNER, -1 without.
         stem: of its files in the run directory; what it writes itself goes into one.
-        settings: for the record by which another agentd finds it; None where none may.
 
     Raises:
-        OSError: the interpreter cannot be executed, or a file cannot be written.
+        OSError: the keeper cannot be asked, or a file cannot be written.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with contextlib.ExitStack() as stack:
@@ -102,13 +103,7 @@ def start(
             if faultpoints.active is not None:
                 faultpoints.active.start("spawn.template", key.interpreter)
             fds = [theirs.fileno(), err.fileno(), *([owner] * (owner >= 0))]
-            started = keeping.start(command, env, fds)
-        stack.callback(os.close, started.pidfd)
-        stack.callback(signal.pidfd_send_signal, started.pidfd, signal.SIGKILL)
-        if settings is not None:
-            record = Record(started.pid, started.began, boot_id(), PROTOCOL, key, settings)
-            write_file(Path(f"{stem}.json"), msgspec.json.encode(record))
-        process = Process(started.pid, started.pidfd, ours, stem)
+            process = Process(0, -1, ours, stem, keeping.start(command, env, fds))
         stack.pop_all()
     return process
 
@@ -155,6 +150,7 @@ class Template:
 
     Attributes:
         ready: it said TemplateReady.
+        kept: another agentd may take it over, and finds its record.
         failure: what is wrong with its interpreter, "" while nothing is known to be.
         settings: hash of what its agentd told it.
         installed: fingerprint of what it found in `paths` before it imported that; "" if it has not said.
@@ -172,6 +168,7 @@ class Template:
     ) -> None:
         self.key = key
         self.ready = False
+        self.kept = False
         self.failure = ""
         self.settings = ""
         self.installed = ""
@@ -193,17 +190,19 @@ class Template:
         widen(self._socket)
         room = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) - _OVERHEAD
         self._largest = min(room, spawn.MAX_PACKET)  # the other end takes no more at once, and the rest would be lost
-        loop.add_reader(self._socket.fileno(), self._on_readable)
-        loop.add_reader(self._pidfd, self._on_gone)
+        if process.starting is None:
+            self._watch()
+        else:
+            process.starting.add_done_callback(self._on_started)
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Its process id, 0 before the keeper has started it."""
         return self._process.pid
 
     def has_ended(self) -> bool:
         """Whether its process has ended, also where the loop has not heard of that yet."""
-        return self.gone or procfs.has_ended(self._pidfd)
+        return self.gone or (self._pidfd >= 0 and procfs.has_ended(self._pidfd))
 
     def send(self, packet: spawn.ToTemplate) -> None:
         """Send, or queue until there is room.
@@ -224,9 +223,13 @@ class Template:
 
     def kill(self) -> None:
         """End the process at once; its workers get SIGKILL from the kernel."""
-        if not self.gone:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        if self.gone:
+            return
+        if self._pidfd < 0:
+            self._not_started("")
+            return
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def abandon(self) -> None:
         """Let go of the process: another agentd takes it over. One that is not ready ends with us."""
@@ -237,12 +240,49 @@ class Template:
 
     def last_words(self) -> str:
         """How it ended and the last lines that it wrote."""
+        if not self.pid:
+            return "the keeper had not started it yet"
         code = self._code
         how = "how is not known: its keeper had ended"
         if code is not None:
             how = f"exit code {code}" if code >= 0 else f"signal {-code}"
         lines = self._stderr[-_STDERR_LINES:]
         return f"{how}; it wrote:\n" + "\n".join(lines) if lines else how
+
+    def _on_started(self, starting: asyncio.Future[Started]) -> None:
+        """The keeper has answered, or will not."""
+        if starting.cancelled():
+            return
+        error = starting.exception()
+        if error is not None:
+            assert isinstance(error, OSError)
+            if not self.gone:
+                self._not_started(f"its template cannot be started: {self.key.interpreter}: {explain(error)}")
+            return
+        started = starting.result()
+        if self.gone:  # since the keeper answered
+            signal.pidfd_send_signal(started.pidfd, signal.SIGKILL)
+            os.close(started.pidfd)
+            return
+        self._process.pid, self._pidfd = started.pid, started.pidfd
+        self._watch()
+        if self.kept:
+            record = Record(started.pid, started.began, boot_id(), PROTOCOL, self.key, self.settings)
+            try:
+                write_file(Path(f"{self._process.stem}.json"), msgspec.json.encode(record))
+            except OSError as why:
+                self.failure = f"its template's record {self._process.stem}.json cannot be written: {explain(why)}"
+                self.kill()
+
+    def _not_started(self, failure: str) -> None:
+        self.failure = failure
+        self.gone = True
+        self._close()
+        self._loop.call_soon(self._finish, {})
+
+    def _watch(self) -> None:
+        self._loop.add_reader(self._socket.fileno(), self._on_readable)
+        self._loop.add_reader(self._pidfd, self._on_gone)
 
     def _try_send(self, data: bytes) -> bool:
         try:
@@ -302,9 +342,12 @@ class Template:
             self._exit_timer.cancel()
         self._loop.remove_reader(self._socket.fileno())
         self._loop.remove_writer(self._socket.fileno())
-        self._loop.remove_reader(self._pidfd)
         self._socket.close()
-        os.close(self._pidfd)
+        if self._pidfd >= 0:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+        elif self._process.starting is not None:
+            self._process.starting.cancel()
 
 
 def make_directories(run_dir: Path) -> str:

@@ -163,14 +163,85 @@ async def test_a_killed_keeper_costs_no_worker_and_another_one_starts_templates(
         assert "ended (signal 9" in (await reports.gone(one)).reason, "it had become a child of agentd"
 
 
-async def test_a_keeper_that_stands_still_is_replaced(tmp_path, monkeypatch):
+def stand_still(pid):
+    """Stop a child of this process, and wait until it has stopped."""
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED)
+
+
+async def test_a_keeper_that_stands_still_holds_nothing_up_and_is_replaced(tmp_path):
     async with children(tmp_path) as (kids, reports):
         one, two = spec(0), spec(1, env={"OMP_NUM_THREADS": "3"})
         keeper = procfs.stat(await parent_of(kids, reports, one)).parent
-        os.kill(keeper, signal.SIGSTOP)
-        monkeypatch.setattr(keeping.Keeping, "_ask", impatient(keeping.Keeping._ask, monkeypatch))
-        assert procfs.stat(await parent_of(kids, reports, two)).parent != keeper
+        stand_still(keeper)
+        kids.start(order([two]))
+        assert procfs.stat(keeper).state == "T", "agentd has not waited for its answer"
+        kids._keeping._on_silence()
+        (up,) = await reports.up(two)
+        assert procfs.stat(procfs.stat(up.pid).parent).parent not in (keeper, os.getpid())
         assert one.id not in reports.exits
+
+
+async def test_a_template_that_no_keeper_has_started_yet_can_end(tmp_path):
+    async with children(tmp_path) as (kids, _):
+        stand_still(kids._keeping.pid)
+        kids.start(order([spec()]))
+        (template,) = kids._templates.running
+        template.kill()
+        await kids._until(lambda: not kids._templates.running, pace.PATIENCE_S)
+        assert "had not started it yet" in template.last_words()
+        os.kill(kids._keeping.pid, signal.SIGCONT)
+
+
+async def test_what_ends_before_its_keeper_without_being_reaped_stays_no_zombie(tmp_path):
+    async with children(tmp_path) as (kids, reports):
+        one = spec()
+        template = await parent_of(kids, reports, one)
+        keeper = procfs.stat(template).parent
+        stand_still(keeper)
+        os.kill(template, signal.SIGKILL)
+        assert "is not known" in (await reports.gone(one)).reason
+        os.kill(keeper, signal.SIGKILL)  # `children` looks at what is left
+
+
+@pytest.fixture
+def unit_keeper(tmp_path):
+    """The keeper of rlinf-workers@.service, and the path of its socket."""
+    path = f"{tmp_path}/keeper"
+    code = f"from agentd import keeping; keeping.enter_leaf = str; keeping.become_keeper({path!r})"
+    env = {**os.environ, "NOTIFY_SOCKET": f"{tmp_path}/notify"}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
+        notified.bind(env["NOTIFY_SOCKET"])
+        notified.settimeout(pace.PATIENCE_S)
+        with subprocess.Popen([sys.executable, "-c", code], env=env) as process:
+            notified.recv(100)
+            yield process, path
+            process.kill()
+
+
+async def test_a_keeper_of_the_unit_that_stands_still_is_killed(tmp_path, unit_keeper):
+    process, path = unit_keeper
+    stand_still(process.pid)
+    async with children(tmp_path, keeper=path) as (kids, reports):
+        one = spec()
+        kids.start(order([one]))
+        assert procfs.stat(process.pid).state == "T"
+        kids._keeping._on_silence()
+        assert "look at systemctl status" in (await reports.gone(one)).reason, "systemd starts another one"
+    assert process.wait(pace.PATIENCE_S) == -signal.SIGKILL
+
+
+async def test_a_keeper_that_has_stood_still_for_many_callers_holds_nothing_up(tmp_path, unit_keeper):
+    process, path = unit_keeper
+    stand_still(process.pid)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            keeping.connect(path).close()
+    assert keeping.pid_of(path) is None
+    async with children(tmp_path, keeper=path) as (kids, reports):
+        one = spec()
+        kids.start(order([one]))
+        assert "does not answer: look at systemctl status" in (await reports.gone(one)).reason
 
 
 async def test_without_the_keeper_of_the_unit_a_launch_says_what_to_look_at(tmp_path):
@@ -180,18 +251,6 @@ async def test_without_the_keeper_of_the_unit_a_launch_says_what_to_look_at(tmp_
         assert "systemctl status rlinf-workers@USER" in (await reports.gone(one)).reason
 
 
-def impatient(ask, monkeypatch):
-    """The first question waits for next to nothing; those after it as long as they must."""
-    waits = iter([0.0])
-
-    def asked(*arguments):
-        with monkeypatch.context() as patch:
-            patch.setattr(keeping, "ANSWER_S", next(waits, pace.PATIENCE_S))
-            return ask(*arguments)
-
-    return asked
-
-
 async def test_a_template_that_still_imports_ends_with_its_agentd(tmp_path):
     """It could not notice that itself. Its module hangs, and says when."""
     (tmp_path / "hangs.py").write_text("import os, signal\nos.write(2, b'hangs')\nsignal.pause()\n")
@@ -199,6 +258,7 @@ async def test_a_template_that_still_imports_ends_with_its_agentd(tmp_path):
     kids, _ = make(tmp_path, keep_s=60.0, env=env)
     await kids.prestart(["hangs"])
     (template,) = kids._templates.running
+    await template._process.starting
     pidfd = os.pidfd_open(template.pid)
     kids.abandon()
     assert await asyncio.to_thread(procfs.has_ended, pidfd, pace.PATIENCE_S)
