@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from typing import Any
@@ -133,6 +134,21 @@ class Popening(Streamer):
         fd = self.arms[0].fileno()
         code = f"import os, time\nwhile True: os.write({fd}, b'move 2.0\\n'); time.sleep({CYCLE_S})"
         subprocess.Popen([sys.executable, "-c", code], pass_fds=[fd])
+        self.stream()
+
+
+class Uninterruptible(Streamer):
+    """A child is in an uninterruptible call: it waits for its own child's exec, and that one for a FIFO's writer."""
+
+    def moves(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            os.mkfifo(f"{folder}/fifo")
+            reader = os.open(f"{folder}/fifo", os.O_RDONLY | os.O_NONBLOCK)
+        if not os.fork():
+            for arm in self.arms:
+                os.close(arm.fileno())
+            action = (os.POSIX_SPAWN_OPEN, 0, f"/proc/self/fd/{reader}", os.O_RDONLY, 0)
+            os.posix_spawn(sys.executable, [sys.executable], {}, file_actions=[action])
         self.stream()
 
 
