@@ -196,17 +196,16 @@ class Watches:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), path)
 
     def read(self) -> Iterator[str]:
-        """The names that events are of; "" of the watched path itself."""
-        while True:
-            try:
-                data = os.read(self.fd, 65536)
-            except BlockingIOError:
-                return
-            at = 0
-            while at < len(data):
-                _, _, _, length = _EVENT.unpack_from(data, at)
-                at += _EVENT.size + length
-                yield os.fsdecode(data[at - length : at].rstrip(b"\0"))
+        """The names that events are of; "" of the watched path itself. What is left keeps the descriptor ready."""
+        try:
+            data = os.read(self.fd, 65536)
+        except BlockingIOError:
+            return
+        at = 0
+        while at < len(data):
+            _, _, _, length = _EVENT.unpack_from(data, at)
+            at += _EVENT.size + length
+            yield os.fsdecode(data[at - length : at].rstrip(b"\0"))
 
     def close(self) -> None:
         """Close it."""
@@ -332,6 +331,12 @@ class Button:
             self._targets[key] = found[key]
             self._state[found[key]] = "new"
             self._asker.add(found[key].asked)
+        for key in found.keys() & self._targets.keys():
+            target, ways = self._targets[key], found[key].asked.ways
+            if not target.asked.up and len(ways) > len(target.asked.ways):  # a key for it has appeared
+                self._asker.drop(target.asked)
+                target.asked.ways = ways
+                self._asker.add(target.asked)
         if first and not found:
             self._tell("empty", "", "NO HEAD IS KNOWN YET: ENTER WOULD STOP NOTHING. One that is started is armed")
 

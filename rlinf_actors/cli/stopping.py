@@ -16,9 +16,10 @@ from typing import Any
 
 from rlinf_actors.errors import ConfigError, RlinfActorsError
 from rlinf_actors.net import discovery
-from rlinf_actors.net.asking import Answered, Asked, Asker, Down
+from rlinf_actors.net.address import split_address
+from rlinf_actors.net.asking import Answered, Asked, Asker, Down, Way
 from rlinf_actors.net.headrecords import Record, look
-from rlinf_actors.net.security import Security, is_tcp
+from rlinf_actors.net.security import Security, is_loopback, is_tcp
 from rlinf_actors.security.thisuser import who
 from rlinf_actors.settings import HEAD, HEAD_KEY, HEADS_DIR, KEY_DIR, KEY_FILE, RUN_DIR, Settings
 from rlinf_actors.wire.bounds import printable
@@ -59,7 +60,7 @@ class Target:
         """What stays the same while this head lives."""
         if self.record is not None and self.record.path:
             return (self.record.path,)
-        return tuple(endpoint for endpoint, _ in self.asked.ways) or (self.address,)
+        return tuple(dict.fromkeys(endpoint for endpoint, _ in self.asked.ways)) or (self.address,)
 
 
 @dataclass
@@ -111,8 +112,9 @@ def known_heads(given: str | None) -> Known:
         except ConfigError as error:
             known.troubles.append(f"the configured head is not known: {error}")
         else:
-            if not any(_is_at(one, endpoint) for one in known.targets):
-                known.targets.append(_configured(endpoint, text, source, settings))
+            there = [one.record for one in known.targets if one.record is not None and _is_at(one, endpoint)]
+            if all(record.user != os.geteuid() for record in there):
+                known.targets.append(_configured(endpoint, text, source, settings, there))
     return known
 
 
@@ -130,18 +132,32 @@ def settings_here(known: Known) -> Settings:
         return settings
 
 
-def _configured(endpoint: str, text: str, source: str, settings: Settings) -> Target:
+def _configured(endpoint: str, text: str, source: str, settings: Settings, others: Sequence[Record] = ()) -> Target:
+    """The head that somebody has named.
+
+    Args:
+        endpoint, text, source: where it is, in whose words, and where they are written.
+        settings: the environment's.
+        others: records of other users that name this endpoint. Where root has no key for it, theirs serve, but only
+            at this endpoint: a record proves nothing, and only what listens here may answer for this head.
+    """
+    ways: list[Way] = []
+    fault = ""
     try:
-        ways = [(endpoint, discovery.security_toward(endpoint, settings, *OBSERVERS))]
-        fault = ""
+        security = discovery.security_toward(endpoint, settings, *OBSERVERS)
+        ways.append((endpoint, security))
+        if is_tcp(endpoint) and (security.pair is None or is_loopback(split_address(endpoint, source)[0])):
+            ways += [(endpoint, record.security) for record in others]
     except ConfigError as error:
-        ways, fault = [], str(error)
+        fault = str(error)
     return Target(text, f"head, by {source}", None, Asked(ways, fault))
 
 
-def _ways(record: Record, known: Known) -> list[tuple[str, Security]]:
+def _ways(record: Record, known: Known) -> list[Way]:
     """How to reach the head of a record: its unix socket needs no key."""
-    local = [(way, Security()) for way in record.ways if not is_tcp(way)]
+    local: list[Way] = [(way, Security()) for way in record.ways if not is_tcp(way)]
+    if record.user != os.geteuid():  # whose key file may lie where to open it blocks
+        return [*local, *((way, record.security) for way in record.ways if is_tcp(way))]
     try:
         security = record.security()
     except RlinfActorsError as error:
@@ -151,7 +167,11 @@ def _ways(record: Record, known: Known) -> list[tuple[str, Security]]:
 
 
 def _is_same(target: Target, record: Record) -> bool:
-    return any(_is_at(target, way) for way in record.ways)
+    """True if the target's head left this record, too. A record is believed of heads of its own user only: else
+    somebody could name the head of another user's, and answer in its place.
+    """
+    same_user = target.record is not None and target.record.user == record.user
+    return same_user and any(_is_at(target, way) for way in record.ways)
 
 
 def _is_at(target: Target, endpoint: str) -> bool:
@@ -186,6 +206,7 @@ def collect(asker: Asker, targets: Sequence[Target], report: Report) -> None:
             else:
                 continue  # of a beat
             del waiting[event.head]
+            asker.drop(event.head)  # what else it says must not hold up the others
     for target in waiting.values():
         how = "let this process in, but did not answer" if target.asked.up else "did not answer"
         report.failed(target, f"it {how} within {DEADLINE_S:g} s")
@@ -263,7 +284,7 @@ def _cluster(target: Target) -> dict[str, Any]:
     record = target.record
     return {
         "head": target.address,
-        "endpoints": [endpoint for endpoint, _ in target.asked.ways],
+        "endpoints": list(dict.fromkeys(endpoint for endpoint, _ in target.asked.ways)),
         "kind": record.kind if record is not None else "configured",
         "pid": record.pid if record is not None else None,
         "script": record.script if record is not None else "",

@@ -3,10 +3,11 @@
 Theory of operation. asyncio and the transport take longer to import than all that an emergency stop has to do, so this
 is a second, small client of the head beside `net.rpc`: it blocks, on one thread. It polls all sockets together, so that
 a head that does not answer holds no other one up. A head may be reached in several ways (a unix socket, TCP): all are
-opened, and a question goes out once, on the first whose handshake succeeds. libzmq connects again by itself where a
-connection is lost; `Asker` says when, and what went wrong. Names are resolved on threads of their own, since libzmq's
-one I/O thread would stand still for all heads as long as a name service does not answer; these threads are daemons, and
-a process that has done its work ends without them.
+opened, and a question goes out once, on the first whose handshake succeeds: so the ways to one head must all come from
+somebody who may speak for it. libzmq connects again by itself where a connection is lost; `Asker` says when, and what
+went wrong. Names are resolved, and key files of other users read, on threads of their own, since all heads would wait
+as long as a name service or a file system does not answer; these threads are daemons, and a process that has done its
+work ends without them. What heads say is read by turns, a message at a time: one that says much holds up no other.
 
 It must never: raise because of one head (the others are not asked then), or import asyncio, click or rich.
 """
@@ -16,10 +17,11 @@ from __future__ import annotations
 import ipaddress
 import math
 import os
+import resource
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Union
 
@@ -36,6 +38,12 @@ from rlinf_actors.wire.messages import Body, Failed, Notice, Reply, Request
 
 CONNECT_S = 2.0
 """A machine that has not answered a connection attempt by then counts as silent; a lost SYN is repeated after 1 s."""
+MAX_SOCKETS = 16384
+"""Three for each way; libzmq's default of 1,023 is less than what a user with many heads takes."""
+MAX_ANSWER = 4 << 20
+"""Bytes of a message: what a head of another user says must not fill the memory. 10,000 robot workers take 1 MiB."""
+READ_S = 0.02
+"""After so long what heads say gives way to connections that have just been made."""
 HANDSHAKE_MS = 30_000
 """A head that stands still is waited for by who asks, not given up by libzmq."""
 _DISCONNECTED = int(zmq.EVENT_DISCONNECTED)
@@ -68,6 +76,8 @@ class Answered:
 
 
 Event = Union[Up, Down, Answered]
+Way = tuple[str, Union[Security, Callable[[], Security]]]
+"""An endpoint, and what to come there with; or what reads that, on a thread of its own, because it may block."""
 
 
 class Asked:
@@ -84,7 +94,7 @@ class Asked:
         heard: when it last said something, likewise.
     """
 
-    def __init__(self, ways: Sequence[tuple[str, Security]], fault: str = "") -> None:
+    def __init__(self, ways: Sequence[Way], fault: str = "") -> None:
         self.ways = ways
         self.fault = fault
         self.up = False
@@ -105,17 +115,18 @@ class _Line:
     socket: zmq.Socket[bytes]
     monitor: zmq.Socket[bytes]
     began: float
+    read_at: float = 0.0
     shaken: bool = False
     why: str = field(default="")
 
 
 @dataclass
 class _Name:
-    """An endpoint whose host is being resolved. `why`: it has no address."""
+    """An endpoint whose host is being resolved, or whose key file is being read. `why` that has failed."""
 
     head: Asked
     endpoint: str
-    security: Security
+    security: Security | Callable[[], Security]
     why: str = ""
 
 
@@ -124,6 +135,9 @@ class Asker:
 
     def __init__(self) -> None:
         self._context = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         self._poller = zmq.Poller()
         self._heads: list[Asked] = []
         self._by_socket: dict[object, tuple[Asked, _Line]] = {}
@@ -139,10 +153,13 @@ class Asker:
         head.added = time.monotonic()
         head._faults = [head.fault] if head.fault else []
         for endpoint, security in head.ways:
-            if _has_name(endpoint):
-                self._resolve(head, endpoint, security)
-            else:
+            if isinstance(security, Security) and not _has_name(endpoint):
                 self._open(head, endpoint, security)
+                continue
+            try:
+                self._resolve(head, endpoint, security)
+            except (OSError, RuntimeError) as error:  # too many descriptors, or threads
+                head._faults.append(f"{endpoint}: {error}")
         self._judge(head)
 
     def drop(self, head: Asked) -> None:
@@ -194,6 +211,7 @@ class Asker:
             What happened to heads, and the watched descriptors with their events. Both may be empty.
         """
         ready: dict[int, int] = {}
+        said: list[tuple[Asked, _Line]] = []
         if self._events:
             timeout_s = 0.0
         for source, mask in self._poller.poll(None if timeout_s is None else math.ceil(max(0.0, timeout_s) * 1000)):
@@ -209,19 +227,30 @@ class Asker:
             if source is line.monitor:
                 self._read_monitor(head, line)
             else:
-                self._read(head, line)
+                said.append((head, line))
+        until = time.monotonic() + READ_S
+        for head, line in sorted(said, key=lambda one: one[1].read_at):
+            self._read(head, line)
+            if line.read_at > until:
+                break
         events, self._events = self._events, []
         return events, ready
 
     # --- inside ---
 
-    def _resolve(self, head: Asked, endpoint: str, security: Security) -> None:
-        """Have a thread find the address of a name; it closes its end of the pipe when it has."""
+    def _resolve(self, head: Asked, endpoint: str, security: Security | Callable[[], Security]) -> None:
+        """Have a thread find what is missing; it closes its end of the pipe when it has. Raises if it cannot start."""
+        name = _Name(head, endpoint, security)
         done, tell = os.pipe()
-        self._names[done] = name = _Name(head, endpoint, security)
+        try:
+            threading.Thread(target=_find_out, args=(name, tell), daemon=True).start()
+        except RuntimeError:
+            os.close(done)
+            os.close(tell)
+            raise
+        self._names[done] = name
         self._poller.register(done, zmq.POLLIN)
         head._resolving += 1
-        threading.Thread(target=_find_address, args=(name, tell), daemon=True).start()
 
     def _take_resolved(self, fd: int) -> None:
         self._poller.unregister(fd)
@@ -231,17 +260,17 @@ class Asker:
         if head not in self._heads or not head._resolving:
             return
         head._resolving -= 1
-        if name.why:
-            head._faults.append(name.why)
-        else:
+        if isinstance(name.security, Security) and not name.why:
             self._open(head, name.endpoint, name.security)
+        else:
+            head._faults.append(name.why or f"{name.endpoint}: nobody could find out how to come there")
         self._judge(head)
 
     def _open(self, head: Asked, endpoint: str, security: Security) -> None:
         """Connect in one way; what keeps this process from that is kept for `Down`."""
         try:
             self._connect(head, endpoint, security)
-        except (RlinfActorsError, OSError, zmq.ZMQError) as error:
+        except (RlinfActorsError, OSError, ValueError, zmq.ZMQError) as error:
             head._faults.append(f"{endpoint}: {error}")
 
     def _connect(self, head: Asked, endpoint: str, security: Security) -> None:
@@ -249,6 +278,8 @@ class Asker:
         made = self._context.socket(zmq.DEALER)
         try:
             made.setsockopt(zmq.LINGER, 0)
+            made.setsockopt(zmq.MAXMSGSIZE, MAX_ANSWER)
+            made.setsockopt(zmq.RCVHWM, 2)
             made.setsockopt(zmq.SNDHWM, 0)  # a few bytes each; a button must not block where a head stands still
             made.setsockopt(zmq.ROUTING_ID, f"observer:{os.urandom(16).hex()}".encode())
             made.setsockopt(zmq.RECONNECT_IVL, 50)
@@ -334,35 +365,46 @@ class Asker:
             self._events.append(Down(head, "; ".join([*ways, *head._faults]) or "nobody knows where it listens"))
 
     def _read(self, head: Asked, line: _Line) -> None:
-        while not line.socket.closed:
-            try:
-                first, *big = line.socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            head.heard = time.monotonic()
-            try:
-                envelopes = [codec.decode(header) for header, _ in unpack(first, big)]
-            except RemoteWireError as error:
-                self._is_down(head, line, f"what it says cannot be understood: {error}")
-                continue
-            for envelope in envelopes:
-                if isinstance(envelope, Reply):
-                    self._events.append(Answered(head, envelope.body))
-                elif isinstance(envelope, Failed):
-                    self._events.append(Answered(head, envelope))
+        """Read one message; the next step reads the next."""
+        try:
+            first, *big = line.socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return
+        head.heard = line.read_at = time.monotonic()
+        try:
+            envelopes = [codec.decode(header) for header, _ in unpack(first, big)]
+        except RemoteWireError as error:
+            self._is_down(head, line, f"what it says cannot be understood: {error}")
+            return
+        for envelope in envelopes:
+            if isinstance(envelope, Reply):
+                self._events.append(Answered(head, envelope.body))
+            elif isinstance(envelope, Failed):
+                self._events.append(Answered(head, envelope))
 
 
-def _find_address(name: _Name, tell: int) -> None:
-    """On a thread of its own: replace the name in an endpoint by an address."""
-    host, port = split_address(name.endpoint, "")
+def _find_out(name: _Name, tell: int) -> None:
+    """On a thread of its own: read what to come with, and replace the name in an endpoint by an address."""
+    try:
+        if not isinstance(name.security, Security):
+            name.security = name.security()
+        if _has_name(name.endpoint):
+            name.endpoint = _address_of(name.endpoint)
+    except (RlinfActorsError, OSError, ValueError) as error:
+        name.why = str(error)
+    finally:
+        os.close(tell)
+
+
+def _address_of(endpoint: str) -> str:
+    """The endpoint with an address for its name. Blocks. Raises ConfigError."""
+    host, port = split_address(endpoint, "")
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:
-        name.why = f"its name {host!r} cannot be resolved ({getattr(error, 'strerror', None) or error})"
-    else:
-        name.endpoint = f"tcp://[{address[0]}]:{port}" if family == socket.AF_INET6 else f"tcp://{address[0]}:{port}"
-    finally:
-        os.close(tell)
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"its name {host!r} cannot be resolved ({why})") from None
+    return f"tcp://[{address[0]}]:{port}" if family == socket.AF_INET6 else f"tcp://{address[0]}:{port}"
 
 
 def _has_name(endpoint: str) -> bool:

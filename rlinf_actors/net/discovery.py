@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 import stat
@@ -169,8 +170,8 @@ def endpoint_at(text: str, source: str, resolve: bool = True) -> str:
     """
     if os.path.isdir(text):
         owner = os.stat(text).st_uid
-        if not os.access(text, os.X_OK):
-            raise ConfigError(f"{text!r} is a cluster of user {owner}, not of yours ({os.getuid()})", path=source)
+        if owner != os.geteuid() != 0:
+            raise ConfigError(f"{text!r} is a cluster of user {owner}, not of yours ({os.geteuid()})", path=source)
         return f"ipc://{os.path.join(os.path.abspath(text), SOCKET)}"
     try:
         endpoint = endpoint_of(text, source)
@@ -229,9 +230,10 @@ def is_here(endpoint: str, listens: str) -> bool:
     if port != its or every.strip("[]") not in ("0.0.0.0", "::", "*"):
         return False
     try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        address = ipaddress.ip_address(host.strip("[]"))  # a name is not resolved: that may block
+        family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.bind((host.strip("[]"), 0))  # the kernel takes no address that is not this machine's
-    except (OSError, UnicodeError):
+            probe.bind((str(address), 0))  # the kernel takes no address that is not this machine's
+    except (OSError, ValueError):
         return False
     return True

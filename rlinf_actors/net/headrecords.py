@@ -12,12 +12,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import glob
+import itertools
 import os
 import socket
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -35,6 +36,8 @@ PREFIX, SUFFIX = "rlinf-head-", ".json"
 MAX_BYTES = 65536
 MAX_OF_OTHERS = 64
 """Records of one other user that root reads; whoever leaves more keeps root's emergency stop from nothing else."""
+MAX_ENDPOINTS = 8
+"""Of a record: each costs whoever stops its head a few descriptors."""
 SOCKET = "head"
 """Name of the head's socket in its agentd's run directory."""
 SCRIPT_CHARS = 80
@@ -157,13 +160,19 @@ def clear_stale(settings: Settings, more: Sequence[str] = ()) -> None:
     """Remove what processes of this user that were killed have left, in *more* directories too."""
     for path in _names([*more, *places(settings)]):
         with contextlib.suppress(OSError):
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            if not _is_ours(os.lstat(path)):
+                continue  # to open a FIFO of another user's takes until that user writes to it
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
-                if os.fstat(fd).st_uid == os.geteuid():
+                if _is_ours(os.fstat(fd)):
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     os.unlink(path)
             finally:
                 os.close(fd)
+
+
+def _is_ours(info: os.stat_result) -> bool:
+    return stat.S_ISREG(info.st_mode) and info.st_uid == os.geteuid()
 
 
 def script_of(pid: int) -> str:
@@ -202,7 +211,8 @@ def places(settings: Settings) -> list[str]:
 
 def watched(settings: Settings) -> list[str]:
     """Every directory that exists and in which a record of anybody can appear."""
-    units = [] if settings.heads_dir else [path for pattern in OF_UNITS for path in glob.glob(pattern)]
+    found = [] if settings.heads_dir else [path for pattern in OF_UNITS for path in glob.glob(pattern)]
+    units = [path for path in found if not os.path.islink(path)]  # a unit's user could have made the link
     return [path for path in (*places(settings), *units) if os.path.isdir(path)]
 
 
@@ -219,7 +229,8 @@ class Seen:
     """What runs on this machine.
 
     Attributes:
-        records: of this user, the oldest first; for root, of everybody.
+        records: of this user, the oldest first; then, for root, of the others, by turns: who has many holds up no
+            other.
         unreadable: path of each record that cannot be read, and why: a head may run that nobody can ask.
         others: uids of other users whose records this user may not read.
     """
@@ -237,29 +248,39 @@ def look(settings: Settings, everybody: bool = False) -> Seen:
         everybody: with those of other users, if this is root.
     """
     me = os.geteuid()
-    found, unreadable, others, counts = [], [], set(), dict[int, int]()
+    unreadable, others, counts = list[tuple[str, str]](), dict[tuple[int, int], int](), dict[int, int]()
+    found: dict[int, list[Record]] = {me: []}
     for path in _names(watched(settings)):
         try:
-            owner = os.lstat(path).st_uid
+            info = os.lstat(path)
+        except (FileNotFoundError, PermissionError):
+            continue  # its head has just ended; or another user has mounted a file system there
+        owner = info.st_uid
+        if not stat.S_ISREG(info.st_mode):
+            continue  # no head leaves that
+        try:
             if owner != me and (me != 0 or not everybody):
-                if _is_locked(path):
-                    others.add(owner)
+                others[info.st_dev, info.st_ino] = owner
                 continue
             counts[owner] = counts.get(owner, 0) + 1
             if owner != me and counts[owner] > MAX_OF_OTHERS:
+                if counts[owner] == MAX_OF_OTHERS + 1:
+                    unreadable.append((path, f"user {owner} has left more than {MAX_OF_OTHERS}"))
                 continue
             record = _read(path, owner)
         except FileNotFoundError:
-            continue  # its head has just ended
-        except (OSError, ValueError) as error:
+            continue
+        except (OSError, ValueError, RecursionError) as error:
             unreadable.append((path, str(error)))
             continue
         if record is not None:
-            found.append(record)
-    known = {endpoint for record in found for endpoint in record.endpoints}
-    found += [record for record in _without_record(settings) if known.isdisjoint(record.endpoints)]
-    records = sorted(found, key=lambda record: record.since)
-    return Seen(tuple(records), tuple(unreadable), tuple(sorted(others)))
+            found.setdefault(owner, []).append(record)
+    known = {endpoint for record in found[me] for endpoint in record.endpoints}  # what others say hides none of ours
+    found[me] += [record for record in _without_record(settings) if known.isdisjoint(record.endpoints)]
+    lists = [sorted(records, key=lambda record: record.since) for records in found.values()]
+    turns = itertools.chain.from_iterable(itertools.zip_longest(*lists[1:]))
+    records = [*lists[0], *(record for record in turns if record is not None)]
+    return Seen(tuple(records), tuple(unreadable), tuple(sorted(_living(others))))
 
 
 def _names(directories: Sequence[str]) -> Iterator[str]:
@@ -284,17 +305,18 @@ def _read(path: str, owner: int) -> Record | None:
     finally:
         os.close(fd)
     record = msgspec.json.decode(data, type=Record)
-    if record.kind not in ("head", "private", "node") or not record.endpoints:
+    if record.kind not in ("head", "private", "node") or not 0 < len(record.endpoints) <= MAX_ENDPOINTS:
         raise ValueError(f"a record of kind {record.kind!r} with {len(record.endpoints)} endpoints")
     return msgspec.structs.replace(record, user=owner, path=path)
 
 
-def _is_locked(path: str) -> bool:
-    """True if another user's record, which this user may not open, is of a process that lives."""
+def _living(others: Mapping[tuple[int, int], int]) -> set[int]:
+    """Return which users have a locked file among these: of a process that lives. This user may not open them."""
+    if not others:
+        return set()
     from rlinf_actors import procfs
 
-    info = os.lstat(path)
-    return (info.st_dev, info.st_ino) in procfs.flocks()
+    return {others[file] for file in others.keys() & procfs.flocks().keys()}
 
 
 def _without_record(settings: Settings) -> Iterator[Record]:
@@ -313,8 +335,11 @@ def _without_record(settings: Settings) -> Iterator[Record]:
 def _answers(path: str) -> bool:
     """True if a process listens on this unix socket; that of a process that was killed refuses."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
         try:
             probe.connect(path)
+        except BlockingIOError:
+            return True  # it stands still, and its queue is full
         except OSError:
             return False
     return True

@@ -95,13 +95,27 @@ def load(path: str | Path, user: int | None = None) -> KeyFile:
 
     Raises:
         ConfigError: it is not there, others can read it, or it is no key file; the message says what to do.
+        ValueError: the path has a null byte.
     """
     path, where = Path(path), str(path)
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # nobody writes to a FIFO; another user may hold a lease
+    if user not in (None, os.geteuid()):
+        flags |= os.O_NOFOLLOW  # root must not open a device because another user has linked to it
     try:
-        _check_owner(path.parent, os.stat(path.parent), "chmod 700", user)
-        with open(path, "rb") as file:
-            _check_owner(path, os.fstat(file.fileno()), "chmod 600", user)
-            data = file.read(MAX_BYTES + 1)
+        folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            _check_owner(path.parent, os.fstat(folder), "chmod 700", user)
+            fd = os.open(path.name, flags, dir_fd=folder)
+        finally:
+            os.close(folder)
+        try:
+            info = os.fstat(fd)
+            _check_owner(path, info, "chmod 600", user)
+            if not stat.S_ISREG(info.st_mode):
+                raise ConfigError("is no regular file", path=where)
+            data = os.read(fd, MAX_BYTES + 1)
+        finally:
+            os.close(fd)
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}", path=where) from None
     return _parse(data, where)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
+import subprocess
+import sys
+import tempfile
 import time
 from pathlib import Path
 
 import msgspec
+import pace
 import pytest
 
 from rlinf_actors.cluster.asked import Asked
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.net import headrecords
-from rlinf_actors.net.discovery import find_head, with_client_file
+from rlinf_actors.net.discovery import endpoint_at, find_head, is_here, with_client_file
 from rlinf_actors.net.headrecords import PREFIX, SOCKET, SUFFIX, Record, leave, look
 from rlinf_actors.settings import CLIENT_CONFIG, HEAD, Settings
 
@@ -175,6 +180,159 @@ def test_root_finds_the_heads_of_other_users_if_it_asks_for_them(settings, run):
     os.chown(path, 12345, -1)
     assert [record.user for record in look(settings, everybody=True).records] == [12345]
     assert look(settings) == headrecords.Seen((), (), (12345,))
+
+
+# --- what other users leave ---
+
+OTHER, THIRD = 61008, 61009
+root_only = pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
+ASK = """
+import sys
+from rlinf_actors.net.headrecords import clear_stale, look
+from rlinf_actors.settings import Settings
+settings = Settings(heads_dir=sys.argv[1], run_dir=sys.argv[1])
+clear_stale(settings)
+print(look(settings, everybody=True))
+"""
+
+
+@pytest.fixture
+def shared():
+    """A directory like /tmp, with everybody's records."""
+    with tempfile.TemporaryDirectory(prefix="heads-") as folder:
+        os.chmod(folder, 0o1777)
+        yield folder
+
+
+@pytest.fixture
+def leaves(shared):
+    """Leaves locked files as other users."""
+    with contextlib.ExitStack() as ends:
+
+        def make(name: str, data: bytes, user: int = OTHER) -> str:
+            path = f"{shared}/{PREFIX}{name}{SUFFIX}"
+            fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            ends.callback(os.close, fd)
+            os.write(fd, data)
+            os.fchown(fd, user, user)
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            return path
+
+        yield make
+
+
+def looking(shared: str) -> str:
+    """What a process of this user sees there, once it has cleared away what it may."""
+    asks = subprocess.run(
+        [sys.executable, "-c", ASK, shared], capture_output=True, text=True, check=True, timeout=pace.PATIENCE_S
+    )
+    return asks.stdout
+
+
+@root_only
+@pytest.mark.parametrize("kind", ["fifo", "directory", "link", "socket"])
+def test_what_is_no_file_holds_up_nobody(shared, kind):
+    path = f"{shared}/{PREFIX}x{SUFFIX}"
+    if kind == "fifo":
+        os.mkfifo(path, 0o644)
+    elif kind == "directory":
+        os.mkdir(path)
+    elif kind == "link":
+        os.symlink("/dev/zero", path)
+    else:
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(path)
+    os.chown(path, OTHER, OTHER, follow_symlinks=False)
+    assert looking(shared).strip() == repr(headrecords.Seen(()))
+    assert os.path.lexists(path)
+
+
+@root_only
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xff\xfe" * 1000,
+        b'{"kind":"head","x":' + b"[" * 60000,
+        b"x" * 1_000_000,
+        msgspec.json.encode(Record("head", 1, 0.0, [f"tcp://127.0.0.1:{port}" for port in range(1, 1000)])),
+    ],
+    ids=["no text", "deep", "huge", "many endpoints"],
+)
+def test_a_record_of_another_user_that_is_none_is_told_of(shared, leaves, data):
+    path = leaves("x", data)
+    seen = look(Settings(heads_dir=shared), everybody=True)
+    assert [at for at, _ in seen.unreadable] == [path]
+    assert look(Settings(heads_dir=shared)) == headrecords.Seen((), (), (OTHER,))
+
+
+@root_only
+def test_who_leaves_many_records_comes_after_us_and_by_turns_with_others(shared, leaves):
+    for n in range(3):
+        leaves(str(n), msgspec.json.encode(Record("head", 1, 0.0, [f"tcp://127.0.0.1:{n + 1}"])))
+    leaves("third", msgspec.json.encode(Record("head", 1, 5.0, ["tcp://127.0.0.1:9"])), THIRD)
+    settings = Settings(heads_dir=shared)
+    remove = leave(Record("head", os.getpid(), time.time(), ["tcp://127.0.0.1:8"]), settings)
+    users = [record.user for record in look(settings, everybody=True).records]
+    assert users == [os.getuid(), OTHER, THIRD, OTHER, OTHER]
+    assert find_head(None, settings)[0] == "tcp://127.0.0.1:8", "other verbs follow no other user's record"
+    remove()
+    with pytest.raises(ConfigError, match="none of yours runs on this machine"):
+        find_head(None, settings)
+
+
+@root_only
+def test_more_records_than_are_read_are_told_of(shared, leaves, monkeypatch):
+    monkeypatch.setattr(headrecords, "MAX_OF_OTHERS", 1)
+    for n in range(3):
+        leaves(str(n), msgspec.json.encode(Record("head", 1, 0.0, [f"tcp://127.0.0.1:{n + 1}"])))
+    seen = look(Settings(heads_dir=shared), everybody=True)
+    assert len(seen.records) == 1
+    assert [why for _, why in seen.unreadable] == [f"user {OTHER} has left more than 1"]
+
+
+@root_only
+def test_a_directory_of_another_user_is_no_run_directory(shared):
+    os.chown(shared, THIRD, THIRD)
+    os.seteuid(OTHER)
+    try:
+        with pytest.raises(ConfigError, match=rf"is a cluster of user {THIRD}, not of yours \({OTHER}\)"):
+            endpoint_at(shared, "--head")
+    finally:
+        os.seteuid(0)
+
+
+def test_no_record_hides_a_head_of_an_earlier_version_of_another_user(settings, listening, monkeypatch):
+    directory = listening("a")
+    theirs = Record("head", 1, 0.0, ["ipc:///x", f"ipc://{directory}/{SOCKET}"])
+    Path(f"{settings.heads_dir}/{PREFIX}x{SUFFIX}").write_bytes(b"")
+    real = os.lstat
+    monkeypatch.setattr(headrecords.os, "lstat", lambda path: _as_other(real(path), str(path)))
+    monkeypatch.setattr(headrecords.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(headrecords, "_read", lambda path, owner: msgspec.structs.replace(theirs, user=owner))
+    seen = look(settings, everybody=True)
+    assert [record.endpoints for record in seen.records] == [[f"ipc://{directory}/{SOCKET}"], theirs.endpoints]
+
+
+def _as_other(info: os.stat_result, path: str) -> os.stat_result:
+    fields = list(info)
+    fields[4] = OTHER if path.endswith(SUFFIX) else 0
+    return os.stat_result(fields)
+
+
+def test_a_socket_whose_queue_is_full_is_not_waited_for(settings, listening):
+    path = f"{listening('a')}/{SOCKET}"
+    with contextlib.ExitStack() as ends:
+        full = False
+        while not full:
+            one = ends.enter_context(socket.socket(socket.AF_UNIX))
+            one.setblocking(False)
+            full = one.connect_ex(path) != 0
+        assert [record.endpoints for record in look(settings).records] == [[f"ipc://{path}"]]
+
+
+def test_the_name_of_a_head_elsewhere_is_not_resolved_to_compare_it(monkeypatch):
+    monkeypatch.setattr(socket.socket, "bind", lambda *_: pytest.fail("that may block"))
+    assert not is_here("tcp://gpu-head:6380", "tcp://0.0.0.0:6380")
 
 
 @pytest.mark.parametrize(

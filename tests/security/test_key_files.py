@@ -48,6 +48,33 @@ def test_a_secret_is_never_shown(folder):
     assert PAIR.secret not in str(caught.value)
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root reads another user's key")
+@pytest.mark.parametrize("kind", ["fifo", "link", "directory"])
+def test_root_opens_nothing_of_another_user_but_a_regular_file(folder, tmp_path, kind):
+    path = folder / "agent.key"
+    keyfile.save(path, AGENT)
+    user = 61008
+    for owned in (folder, path):
+        os.chown(owned, user, user)
+    assert keyfile.load(path, user=user) == AGENT
+    path.rename(folder / "real.key")
+    if kind == "fifo":
+        os.mkfifo(path, 0o600)
+    elif kind == "link":
+        path.symlink_to(folder / "real.key")
+    else:
+        path.mkdir(0o700)
+    os.chown(path, user, user, follow_symlinks=False)
+    with pytest.raises(ConfigError, match="symbolic links" if kind == "link" else "is no regular file"):
+        keyfile.load(path, user=user)
+
+
+def test_a_key_file_of_ours_may_be_a_link(folder):
+    keyfile.save(folder / "real.key", AGENT)
+    (folder / "agent.key").symlink_to(folder / "real.key")
+    assert keyfile.load(folder / "agent.key") == AGENT
+
+
 @pytest.mark.parametrize(("mode", "where"), [(0o604, "agent.key"), (0o606, "agent.key"), (0o755, ""), (0o701, "")])
 def test_what_others_can_read_is_refused_with_the_fix(folder, mode, where):
     path = folder / "agent.key"

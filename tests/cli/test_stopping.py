@@ -1,0 +1,196 @@
+"""Which heads an emergency stop goes to, and who may answer for them, where other users leave records."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+import pace
+import pytest
+import zmq
+from test_estop import Machine
+
+from rlinf_actors.cli import stopping
+from rlinf_actors.errors import ConfigError
+from rlinf_actors.net.asking import Answered, Asked, Asker, Down
+from rlinf_actors.net.chunks import pack, unpack
+from rlinf_actors.net.headrecords import PREFIX, SUFFIX, Record, Seen
+from rlinf_actors.net.security import Security
+from rlinf_actors.settings import CLIENT_CONFIG, HEAD, HEADS_DIR
+from rlinf_actors.wire import codec
+from rlinf_actors.wire.messages import Reply
+from rlinf_actors.wire.operators import EStop, EStopped
+
+OTHER = 61008
+REAL = "tcp://127.0.0.1:6380"
+THEIRS = "ipc:///home/m/head"
+
+
+@pytest.fixture
+def known(monkeypatch, tmp_path) -> Callable[..., stopping.Known]:
+    """What is known where these records lie; as root, since those of other users are among them."""
+    (tmp_path / "client.toml").write_text("")
+    monkeypatch.setenv(CLIENT_CONFIG, str(tmp_path / "client.toml"))
+    monkeypatch.setenv(HEADS_DIR, str(tmp_path))
+    monkeypatch.delenv(HEAD, raising=False)
+
+    def look(*records: Record) -> stopping.Known:
+        monkeypatch.setattr(stopping, "look", lambda *_, **__: Seen(records))
+        return stopping.known_heads(None)
+
+    return look
+
+
+def record(user: int, *endpoints: str, **more: str) -> Record:
+    return Record("head", 1, 0.0, list(endpoints), user=user, path=f"/tmp/{user}-{len(endpoints)}", **more)
+
+
+def ways(target: stopping.Target) -> list[str]:
+    return [endpoint for endpoint, _ in target.asked.ways]
+
+
+def test_another_users_record_that_names_a_head_gives_no_way_to_it(known):
+    found = known(record(OTHER, THEIRS, REAL), record(os.geteuid(), REAL))
+    assert [ways(target) for target in found.targets] == [[THEIRS, REAL], [REAL]]
+
+
+def test_several_records_of_one_user_are_one_head(known):
+    for user in (os.geteuid(), OTHER):
+        found = known(record(user, REAL), record(user, THEIRS, REAL))
+        assert [set(ways(target)) for target in found.targets] == [{THEIRS, REAL}]
+
+
+def test_the_configured_head_is_asked_where_it_is_whoever_names_it(known, monkeypatch):
+    monkeypatch.setenv(HEAD, "127.0.0.1:6380")
+    monkeypatch.setattr(stopping.discovery, "security_toward", lambda *_: Security())
+    found = known(record(OTHER, THEIRS, REAL))
+    assert [set(ways(target)) for target in found.targets] == [{THEIRS, REAL}, {REAL}]
+    assert len(known(record(os.geteuid(), REAL)).targets) == 1, "a record of ours is believed"
+
+
+def test_what_cannot_be_read_or_started_is_said_of_that_head_only():
+    def broken() -> Security:
+        raise ConfigError("is no regular file", path="/home/m/k")
+
+    asker = Asker()
+    heads = [Asked([(REAL, broken)]), Asked([("tcp://a:b", Security(True))]), Asked([("tcp://a:\xb2", Security())])]
+    try:
+        for head in heads:
+            asker.add(head)
+        down: dict[Asked, str] = {}
+        while len(down) < len(heads):
+            down |= {event.head: event.why for event in asker.step(pace.PATIENCE_S)[0] if isinstance(event, Down)}
+    finally:
+        asker.close()
+    assert down[heads[0]] == "/home/m/k: is no regular file"
+
+
+def test_a_key_file_that_is_never_read_holds_up_no_other_head_nor_the_end(fake):
+    reads = threading.Event()
+    asker = Asker()
+    stuck, other = Asked([(REAL, lambda: reads.wait() and Security())]), Asked([(fake.endpoint, Security())])
+    try:
+        for head in (stuck, other):
+            asker.ask(head, EStop("test", "", None, False))
+            asker.add(head)
+        (answer,) = answers(asker, 1)
+        assert answer.head is other
+    finally:
+        asker.close()
+        reads.set()
+
+
+def test_a_head_that_says_much_is_read_a_message_at_a_time(fake):
+    fake.times = 50
+    head = Asked([(fake.endpoint, Security())])
+    asker = Asker()
+    try:
+        asker.ask(head, EStop("test", "", None, False))
+        asker.add(head)
+        answers(asker, fake.times, at_once=1)
+    finally:
+        asker.close()
+
+
+def answers(asker: Asker, count: int, at_once: int = 1000) -> list[Answered]:
+    """The next answers; no step brings more than so many at once."""
+    found: list[Answered] = []
+    while len(found) < count:
+        events = [event for event in asker.step(pace.PATIENCE_S)[0] if isinstance(event, Answered)]
+        assert len(events) <= at_once
+        found += events
+    return found
+
+
+class Fake(threading.Thread):
+    """Answers every stop as a head does, and stops nothing."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.endpoint = f"ipc://{folder}/fake"
+        self.times = 1
+        self.asked = 0
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.bind(self.endpoint)
+
+    def run(self) -> None:
+        try:
+            while True:
+                who, first, *big = self._socket.recv_multipart()
+                for header, _ in unpack(first, big):
+                    self.asked += 1
+                    answer = codec.encode(Reply(codec.decode(header).id, EStopped([], [])))
+                    for _ in range(self.times):
+                        self._socket.send_multipart([who, pack([(answer, ())])[0]])
+        except zmq.ContextTerminated:
+            self._socket.close(linger=0)
+
+    def end(self) -> None:
+        self._context.term()
+        self.join()
+
+
+@pytest.fixture
+def fake() -> Iterator[Fake]:
+    with tempfile.TemporaryDirectory(prefix="fake-") as folder:
+        made = Fake(folder)
+        made.start()
+        yield made
+        made.end()
+
+
+# --- real processes ---
+
+
+@pytest.mark.live
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to have another user")
+def test_another_user_neither_answers_for_roots_heads_nor_holds_up_their_stop(fake):
+    with tempfile.TemporaryDirectory(prefix="estop-") as folder, ExitStack() as ends:
+        machine = Machine(Path(folder), ends)
+        _, address = machine.head()
+        private = Path(folder, "m")
+        private.mkdir(0o700)
+        fifo = private / "k"
+        os.mkfifo(fifo, 0o600)
+        for path in (private, fifo):
+            os.chown(path, OTHER, OTHER)
+        theirs = Record("head", 1, 0.0, [fake.endpoint, f"tcp://{address}"], key=str(fifo), head_key="x" * 40)
+        with open(machine.heads / f"{PREFIX}0{SUFFIX}", "wb") as file:
+            os.fchmod(file.fileno(), 0o600)
+            os.fchown(file.fileno(), OTHER, OTHER)
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.write(msgspec.json.encode(theirs))
+            file.flush()
+            done = machine.estop("--json", "--reason", "fire", **{HEAD: address})
+        clusters = json.loads(done.stdout)["clusters"]
+        assert fake.asked == 1
+        assert [cluster["acknowledged"] for cluster in clusters] == [True, True]
+        assert any("fire" in line for line in machine.in_force(address))
