@@ -36,7 +36,7 @@ from rlinf_actors.errors import WorkerStartError
 from rlinf_actors.scarce import AGAIN_S, explain
 from rlinf_actors.wire import spawn
 from rlinf_actors.wire.agents import RefusalReport, StartWorkers, WorkerExited, WorkerReady
-from rlinf_actors.wire.endings import ending
+from rlinf_actors.wire.endings import ending, orderly
 from rlinf_actors.wire.values import ExitReport, RunningWorker, WorkerSpec
 
 log = logging.getLogger(__name__)
@@ -382,7 +382,7 @@ class Children:
         (self._site.run_dir / "w" / worker.spec.id).unlink(missing_ok=True)
         if worker.stopping:
             exit = msgspec.structs.replace(exit, oom="no", **worker.why(exit))
-        elif self._says_deaths and exit.kind != "stopped":
+        elif self._says_deaths and not orderly(worker.spec.group, exit):
             name = f"worker {worker.spec.group}:{worker.spec.rank} of namespace {worker.spec.namespace!r}"
             log.warning("%s (process %d) %s", name, worker.pid, ending(exit))
         self._logs.finish(worker.spec.id)

@@ -31,9 +31,8 @@ from rlinf_actors.runtime.process import Runtime
 from rlinf_actors.runtime.remote import RemoteGroup
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire.bounds import waiting
+from rlinf_actors.wire.endings import CHANNEL_GROUPS
 
-GROUP_PREFIX = "channel@"
-"""Before a channel's name: the name of its host's group."""
 HOST = "rlinf_actors.worker.channelhost:ChannelHost"
 
 
@@ -108,7 +107,7 @@ class Channel:
         args = (maxsize, Settings.load().channel_bytes)
         try:
             group = launch_service(
-                cluster, GROUP_PREFIX + name, HOST, args, nodes, detail, not disable_distributed_log, detached
+                cluster, CHANNEL_GROUPS + name, HOST, args, nodes, detail, not disable_distributed_log, detached
             )
         except NameInUseError:
             channel = cls.connect(name)
@@ -328,7 +327,7 @@ def _connected(name: str, namespace: str) -> tuple[Backend, int]:
             f"channel {name!r} belongs to namespace {namespace!r}, and this process to {runtime.namespace!r}"
         )
     try:
-        group = runtime.io.submit(runtime.groups.find(namespace, GROUP_PREFIX + name)).result()
+        group = runtime.io.submit(runtime.groups.find(namespace, CHANNEL_GROUPS + name)).result()
     except GroupNotFoundError:
         raise GroupNotFoundError(
             f"there is no channel {name!r} in namespace {namespace!r}: create it first, by Channel.create({name!r})"
@@ -341,7 +340,7 @@ def _ended_before(name: str, namespace: str) -> Exception:
     runtime = _runtime()
     early = f"channel {name!r} ended before this process first used it"
     try:
-        group = runtime.io.submit(runtime.groups.find(namespace, GROUP_PREFIX + name, ended=True)).result()
+        group = runtime.io.submit(runtime.groups.find(namespace, CHANNEL_GROUPS + name, ended=True)).result()
     except GroupNotFoundError:  # the head was restarted since, or it is too long ago
         return ChannelBrokenError(f"{early}, and the head does not know how: whether items were lost is unknown")
     ends = [end_of_channel(name, peer.error) for peer in group.peers if peer.error is not None]

@@ -10,7 +10,7 @@ from rlinf_actors.head.commands import Record
 from rlinf_actors.head.records import Client, Group, Node, Worker
 from rlinf_actors.head.transitions import WorkerLife
 from rlinf_actors.wire.bounds import printable
-from rlinf_actors.wire.endings import ending
+from rlinf_actors.wire.endings import ending, orderly
 from rlinf_actors.wire.values import EventKind
 
 ERRORS = frozenset({"robot_conflict"})
@@ -71,12 +71,14 @@ def of_life(worker: Worker, before: WorkerLife, node: str) -> Record | None:
     if worker.exit.kind == "stopped":
         why = f": {worker.exit.reason}" if worker.exit.reason else ""
         return of_worker("worker_stopped", worker, node, f"was stopped{why}")
+    if orderly(worker.spec.group, worker.exit):
+        return of_worker("worker_stopped", worker, node, "has ended: its channel was closed")
     return of_worker("worker_died", worker, node, ending(worker.exit))
 
 
 def of_end(group: Group) -> Record:
     """All workers of a group are gone."""
-    died = [w for w in group.workers.values() if w.exit is not None and w.exit.kind != "stopped"]
+    died = [w for w in group.workers.values() if w.exit is not None and not orderly(group.name, w.exit)]
     count = len(group.workers)
     how = f"{len(died)} of its {count} workers died" if died else f"its workers ({count}) were stopped"
     return of_group("group_ended", group, f"has ended; {how}")

@@ -13,6 +13,7 @@ from rlinf_actors.net.loop import IoThread
 from rlinf_actors.runtime.headlink import HEAD_GRACE_S, SILENT_HEAD_S, HeadLink
 from rlinf_actors.runtime.remote import Construction, RemoteGroup, death
 from rlinf_actors.wire.clients import Done, FindGroup, Handles, Launch, Launched, StopGroup, WorkerChanged
+from rlinf_actors.wire.endings import orderly
 from rlinf_actors.wire.messages import Body
 from rlinf_actors.wire.values import WorkerState
 
@@ -246,7 +247,7 @@ class GroupHandles:
         """Count workers of our own that died; say it of one that nothing waits for, whose callers would not hear it."""
         for worker in workers:
             before, exit = group.states.get(worker.rank), worker.exit
-            if exit is None or exit.kind == "stopped" or group.closing or not group.owned:
+            if exit is None or orderly(group.name, exit) or group.closing or not group.owned:
                 continue
             if before is None or before.exit is not None or not 0 <= worker.rank < len(group.peers):
                 continue

@@ -6,6 +6,9 @@ import signal as signals
 
 from rlinf_actors.wire.values import ExitReport
 
+CHANNEL_GROUPS = "channel@"
+"""Before a channel's name: the name of the group of its hosts."""
+
 _MEMORY = {"yes": "; it was out of memory", "suspected": "; out of memory suspected"}
 
 
@@ -26,3 +29,14 @@ def ending(report: ExitReport) -> str:
     else:
         how = "ended, and nobody saw how"
     return f"{how}{_MEMORY.get(report.oom, '')}{reason}"
+
+
+def orderly(group: str, report: ExitReport) -> bool:
+    """True if this end of a worker of *group* is no failure.
+
+    A worker that was asked to end is stopped. The host of a channel exits with code 0 by itself once the channel was
+    closed and every item was taken.
+    """
+    if report.kind == "stopped":
+        return True
+    return report.kind == "exited" and report.exit_code == 0 and group.startswith(CHANNEL_GROUPS)

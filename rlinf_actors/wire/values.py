@@ -324,7 +324,7 @@ EventKind = Literal[
 ]  # fmt: skip
 """What can happen in a cluster. `events_missing` is said by a reader in place of those that the head does not keep any
 more; `node_heard` ends node_suspect, `node_drained` says that nothing runs on a draining node any more; a worker that
-was asked to end is `worker_stopped`, any other end is `worker_died`.
+was asked to end is `worker_stopped`, and so is the host of a channel that was closed; any other end is `worker_died`.
 """
 
 

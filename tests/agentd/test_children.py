@@ -190,6 +190,15 @@ async def test_how_it_ended_is_told(tmp_path, do, kind, code, number, tail):
         assert tail in "\n".join(exit.stderr_tail)
 
 
+@pytest.mark.parametrize(("group", "warnings"), [("channel@c", 0), ("g", 1)])
+async def test_the_host_of_a_closed_channel_ends_without_a_warning(tmp_path, caplog, group, warnings):
+    async with children(tmp_path) as (kids, reports):
+        one = spec(group=group, do="raise SystemExit(0)")
+        kids.start(order([one]))
+        assert (await reports.gone(one)).exit_code == 0
+    assert caplog.text.count("exited with code 0") == warnings
+
+
 async def test_worker_that_ends_before_it_listens_has_failed_to_start(tmp_path):
     async with children(tmp_path) as (kids, reports):
         crash, quiet = spec(first="raise OSError('no socket')"), spec(1, first="os._exit(0)")

@@ -207,6 +207,19 @@ def test_a_job_from_its_start_to_its_end():
     assert died.exit == ExitReport("signalled", None, 9, "suspected", ["oops"])
 
 
+@pytest.mark.parametrize(("group", "kind"), [("channel@c", "worker_stopped"), ("g", "worker_died")])
+def test_the_host_of_a_closed_channel_does_not_die(group, kind):
+    kit = HeadKit()
+    kit.cluster()
+    kit.launch(group, [0])
+    kit.ready("a:n0", f"{group}-0")
+    start = len(story(kit))
+    kit.exited("a:n0", f"{group}-0", kind="exited", exit_code=0)
+    ended, group_ended = kit.ask("cli", GetEvents(since=start)).events
+    assert ended.kind == kind
+    assert ("died" in group_ended.text) == (kind == "worker_died")
+
+
 def test_a_node_that_falls_silent_comes_back_and_is_lost():
     kit = HeadKit()
     kit.cluster()

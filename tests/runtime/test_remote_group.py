@@ -326,3 +326,12 @@ class TestDeaths:
         handles.changed(self.died(world, kind="stopped"))
         assert caplog.text == ""
         assert handles.failures == 0
+
+    @pytest.mark.parametrize(("group", "code", "failures"), [("channel@c", 0, 0), ("channel@c", 1, 1), ("g", 0, 1)])
+    async def test_the_host_of_a_closed_channel_is_no_failure(self, world, handles, caplog, group, code, failures):
+        world.group.name = group
+        handles._groups = {("ns", group): world.group}
+        report = ExitReport("exited", code)
+        handles.changed(WorkerChanged("ns", group, [world.state(1, "gone", exit=report)]))
+        assert handles.failures == failures
+        assert (caplog.text == "") == (failures == 0)
