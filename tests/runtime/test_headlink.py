@@ -517,6 +517,71 @@ class TestLogPrinter:
         printer.show(self.lines(("g:0", "out", "x"), ("g:0", "err", "y")))
         printer.close()
         assert len(credits) == 1
+        assert printer.left == {("n1", ""): 1}, "of a stream that the script closed; there is none for the other"
+
+    def test_a_stream_of_the_scripts_own_that_only_writes_shows_every_line(self, monkeypatch, rlinf_leak_check):
+        class Tee:
+            def __init__(self):
+                self.text = ""
+
+            def write(self, text):
+                self.text += text
+
+            def flush(self):
+                pass
+
+        tee, credits = Tee(), []
+        monkeypatch.setattr(sys, "stdout", tee)
+        printer = LogPrinter(credits.append)
+        printer.show(self.lines(("g:0", "out", f"10%{UPDATE}"), ("g:1", "out", "a line")))
+        printer.show(self.lines(("g:0", "out", "100%")))
+        printer.close()
+        assert tee.text == "[g:1@n1] a line\n[g:0@n1] 100%\n"
+        assert len(credits) == 2
+        assert printer.left == {}
+
+    def test_a_stream_that_raises_is_told_of_once_and_its_lines_are_counted(
+        self, monkeypatch, caplog, rlinf_leak_check
+    ):
+        class Broken(io.StringIO):
+            def write(self, text):
+                raise RuntimeError("a tee with a bug")
+
+        monkeypatch.setattr(sys, "stdout", Broken())
+        err, credits = io.StringIO(), []
+        monkeypatch.setattr(sys, "stderr", err)
+        printer = LogPrinter(credits.append)
+        printer.show(self.lines(("g:0", "out", "one"), ("g:0", "err", "two"), ("g:0", "out", "three")))
+        printer.show(self.lines(("g:0", "out", "four")))
+        printer.close()
+        assert err.getvalue() == "[g:0@n1] two\n"
+        assert len(credits) == 2
+        assert printer.left == {("n1", ""): 3}
+        (record,) = caplog.records
+        assert "a tee with a bug" in str(record.exc_info[1])
+        caplog.clear()
+
+    def test_what_a_printer_that_ended_early_has_not_printed_is_counted(self, monkeypatch):
+        class Ends(io.StringIO):
+            def write(self, text):
+                raise SystemExit
+
+        monkeypatch.setattr(threading, "excepthook", lambda args: None)
+        monkeypatch.setattr(sys, "stdout", Ends())
+        printer = LogPrinter(lambda credit: None)
+        printer.show(self.lines(("g:0", "out", "one")))
+        printer.show(self.lines(("g:0", "out", "two"), skipped=7))
+        printer.close()
+        assert printer.left == {("n1", ""): 9}
+
+    def test_a_character_that_a_stream_cannot_encode_is_escaped(self, monkeypatch, rlinf_leak_check):
+        written = io.BytesIO()
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "ascii"))
+        printer = LogPrinter(lambda credit: None)
+        printer.show(self.lines(("g:0", "out", "one"), ("g:0", "out", "zwei Größen"), ("g:0", "out", "three")))
+        printer.close()
+        assert written.getvalue() == b"[g:0@n1] one\n[g:0@n1] zwei Gr\\xf6\\xdfen\n[g:0@n1] three\n"
+        assert printer.left == {}
 
 
 CLEAR = "\r\x1b[K"
