@@ -266,6 +266,8 @@ class Cluster(ClusterView):
         left = [group.name for group in groups if not group.gone.done()]
         told.cancel()
         await asyncio.wait([told])
+        if not told.cancelled():
+            told.exception()  # a cancelled gather() has one, and asyncio would report that nobody took it
         log.warning(
             "the head at %s has not answered for %g s and was not told to end %s. Their workers on this machine end "
             "when this process has ended (by its agentd), those on others when a head is there again or was away "

@@ -202,12 +202,18 @@ class GroupHandles:
         if telling.done():
             telling.result()
             return
-        telling.add_done_callback(_not_waited_for)
+        telling.add_done_callback(self._left_alone)
         log.warning(
             "group %r is not stopped yet: the head has not answered for %g s. It is told when it is there again; when "
             "this process ends, the workers on this machine end too",
             group.name, SILENT_HEAD_S,
         )  # fmt: skip
+
+    def _left_alone(self, stop: asyncio.Task[None]) -> None:
+        """Tell how an end went that nobody waited for. What ends it at the end of this process is no news."""
+        error = None if stop.cancelled() else stop.exception()
+        if error is not None and not self.closed:
+            log.warning("a group was not stopped by this process: %s", error)
 
     def _construction_failed(self, group: RemoteGroup) -> None:
         """A group that cannot come up does not stay half up. Loop thread or a user's."""
@@ -269,8 +275,3 @@ class GroupHandles:
     def clear(self) -> None:
         """Forget them all."""
         self._groups.clear()
-
-
-def _not_waited_for(stop: asyncio.Task[None]) -> None:
-    if not stop.cancelled() and (error := stop.exception()) is not None:
-        log.warning("a group was not stopped by this process: %s", error)

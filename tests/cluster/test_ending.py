@@ -1,0 +1,66 @@
+"""The end of a driver whose head says nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import types
+
+import pytest
+
+from rlinf_actors.cluster.cluster import Cluster
+from rlinf_actors.errors import ClusterTimeoutError
+from rlinf_actors.runtime.handles import GroupHandles
+
+pytestmark = pytest.mark.virtual_time
+
+
+class SilentHead:
+    """A session with a head that never answers, as far as the handles of groups need one."""
+
+    welcome = None
+
+    async def silent(self, seconds):
+        await asyncio.sleep(seconds)
+
+
+def group(name):
+    gone = asyncio.get_running_loop().create_future()
+    return types.SimpleNamespace(
+        name=name, namespace="ns", gone=gone, closing=False, launched=[], owned=True, close=lambda: None
+    )
+
+
+def handles(ask):
+    return GroupHandles(None, None, "driver:x", "here", "", ask, lambda: SilentHead())
+
+
+async def test_a_driver_that_leaves_its_groups_says_so_in_one_line(caplog):
+    asked = asyncio.get_running_loop().create_future()  # an answer that never comes
+    groups = handles(lambda *args: asked)
+    reported: list = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
+    ends = types.SimpleNamespace(
+        runtime=types.SimpleNamespace(groups=groups, head_silent=SilentHead().silent), _endpoint="tcp://10.0.0.1:6380"
+    )
+    assert not await Cluster._end_groups(ends, [group("a"), group("b")])
+    gc.collect()
+    assert reported == []
+    (record,) = caplog.records
+    assert "group 'a', group 'b'" in record.getMessage()
+
+
+@pytest.mark.parametrize("closed", [True, False])
+async def test_a_group_whose_end_nobody_waits_for_is_told_of_unless_this_process_ends(caplog, closed):
+    asked = asyncio.get_running_loop().create_future()
+    groups = handles(lambda *args: asked)
+    await groups.stop_or_leave(group("a"), 2.0)
+    (telling,) = groups._telling
+    caplog.clear()
+    groups.closed = closed
+    asked.set_exception(ClusterTimeoutError("the connection was closed"))
+    await asyncio.wait([telling])
+    await asyncio.sleep(0)
+    assert [record.getMessage() for record in caplog.records] == [
+        "a group was not stopped by this process: the connection was closed"
+    ] * (not closed)
