@@ -90,6 +90,8 @@ class Peer:
         self.pending: dict[int, Pending] = {}
         self.wanted = False  # whether there was something to send
         self.received = 0  # messages: whether anything comes at all is seen by a change
+        self._create = 0  # the number of the Create that the worker has not answered
+        self._withheld: dict[int, tuple[frames.Raised, Vouched]] = {}
         self._handshakes_failed = 0
         self._handling: frames.AnyFrame | None = None
         self._needed = needed
@@ -251,6 +253,7 @@ class Peer:
                 self.error = error
             self._backlog.clear()
             watchers, self._watchers = self._watchers, []
+        self._withheld = {}
         self._listeners.clear()
         self._lending.close()
         while self.pending:
@@ -261,6 +264,22 @@ class Peer:
             pending.fail(self.error)
         for watcher in watchers:
             watcher(self.error)
+
+    def constructing(self, create: int) -> None:
+        """Withhold exceptions that answer calls until `release`. Loop thread.
+
+        A worker whose constructor raised answers the calls that waited for it with that exception, and then the
+        Create, number *create*, too. The owner ends the calls by the error of the Create: one error, which is
+        reported, and seen, once. An exception of a method that ran already waits for the Create's answer.
+        """
+        self._create = create
+
+    def release(self) -> None:
+        """Give what was withheld to its calls. Loop thread."""
+        self._create = 0
+        withheld, self._withheld = self._withheld, {}
+        for frame, parts in withheld.values():
+            self._answered(frame, parts)
 
     def close(self) -> None:
         """Drop the link. Loop thread; twice is fine."""
@@ -299,9 +318,11 @@ class Peer:
                 listener(frame)
             return
         if isinstance(frame, (frames.Ok, frames.Item, frames.Raised, frames.Runs)):
-            pending = self.pending.get(frame.id)
-            if pending is not None and pending.answer(frame, Vouched(parts)):  # of the worker that the head named
-                self.pending.pop(frame.id, None)
+            said = Vouched(parts)  # of the worker that the head named
+            if not self._create or frame.id == self._create or type(frame) is not frames.Raised:
+                self._answered(frame, said)
+            elif frame.id in self.pending:
+                self._withheld[frame.id] = (frame, said)
             return
         if isinstance(frame, frames.Dropped):
             self._lending.dropped(frame)
@@ -311,6 +332,11 @@ class Peer:
             self._ready()
             return
         log.warning("dropped a %s from %s on %s", type(frame).__name__, self.name, self.node)
+
+    def _answered(self, frame: frames.Ok | frames.Item | frames.Raised | frames.Runs, parts: Vouched) -> None:
+        pending = self.pending.get(frame.id)
+        if pending is not None and pending.answer(frame, parts):
+            self.pending.pop(frame.id, None)
 
     def _failed(self, _peer: bytes, error: InternalError) -> None:
         """Fail what a message belonged to whose handler raised: its call, or, where there is none, the whole link."""

@@ -320,6 +320,8 @@ class RemoteGroup:
             return None
         env = {"MASTER_ADDR": first.node_ip, "MASTER_PORT": str(first.master_port)}
         call = peer.open(_Constructed(self, peer, construction))
+        if not self.ready.done():
+            peer.constructing(call)
         extensions = list(construction.extensions)
         frame = frames.Create(call, construction.cls, env, construction.max_concurrency, extensions)
         return frame, construction.parts
@@ -342,6 +344,7 @@ class RemoteGroup:
         """One worker's class is constructed."""
         assert self._construction is not None
         self._construction.constructed[peer.rank] = peer.worker_id
+        peer.release()
         if len(self._construction.constructed) == len(self.peers):
             if not self._construction.again:
                 self._construction.parts = ()  # the arguments may be large, and are not needed again
@@ -383,6 +386,7 @@ class _Constructed:
         if not decoding.cancelled():
             error = decoding.exception()
             self._group.construction_failed(error if isinstance(error, Exception) else decoding.result())
+            self._peer.release()  # where the group is up by now: a rank that is constructed again fails its own calls
 
 
 def death(report: ExitReport, worker: str, rank: int, node: str) -> RlinfActorsError:

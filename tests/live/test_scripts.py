@@ -297,6 +297,26 @@ class TestExitCodes:
         assert "no arm" in done.stderr
 
 
+    def test_a_constructor_that_raises_is_seen_where_a_call_raises_it(self, tmp_path):
+        done = run(
+            tmp_path,
+            """
+            class Broken(Mine):
+                def __init__(self):
+                    raise RuntimeError("no arm")
+            with Cluster(num_nodes=1) as cluster:
+                group = Broken.create_group().launch(cluster)
+                try:
+                    group.add(1).wait()
+                except RuntimeError:
+                    print("seen")
+                Mine.create_group().launch(cluster).add(1).wait()  # the report of the first would be due by now
+            """,
+        )
+        assert (done.returncode, done.stdout) == (0, "seen\n"), done.stderr
+        assert "nobody awaits it" not in done.stderr
+
+
 class TestOrderlyEnd:
     """What the user's code registered with `atexit` runs when its worker is ended, and not killed."""
 

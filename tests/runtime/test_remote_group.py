@@ -124,6 +124,40 @@ async def test_the_first_failure_of_a_constructor_ends_the_group(world):
     assert str(world.group.ready.error) == "no arm"
 
 
+async def test_calls_that_waited_for_a_constructor_fail_by_the_error_of_the_group(world):
+    call = Waiter()
+    number = world.group.peers[0].open(call)
+    world.group.update([world.state(0, master_port=1), world.state(1)])
+    create = (await world.workers[0].until(2))[1]
+    world.workers[0].say(frames.Raised(number, "raised", "ValueError", "no arm"))
+    world.workers[0].say(frames.Raised(create.id, "raised", "ValueError", "no arm"))
+    await call.told.wait()
+    assert call.answers == []
+    assert call.error is world.group.ready.error
+
+
+async def test_a_method_that_raised_before_its_worker_has_said_that_it_is_constructed(world):
+    call = Waiter()
+    number = world.group.peers[0].open(call)
+    world.group.update([world.state(0, master_port=1), world.state(1)])
+    create = (await world.workers[0].until(2))[1]
+    world.workers[0].say(frames.Raised(number, "raised", "ValueError", "bad step"))
+    world.workers[0].say(frames.Ok(create.id))
+    await call.told.wait()
+    assert [answer.text for answer in call.answers] == ["bad step"]
+    assert not world.group.ready.done()
+
+
+async def test_a_method_that_raised_in_a_worker_that_is_constructed_while_others_are_not(world):
+    world.group.update([world.state(0, master_port=1), world.state(1)])
+    world.workers[0].say(frames.Ok((await world.workers[0].until(2))[1].id))
+    call = Waiter()
+    number = world.group.peers[0].open(call)
+    world.workers[0].say(frames.Raised(number, "raised", "ValueError", "bad step"))
+    await call.told.wait()
+    assert [answer.text for answer in call.answers] == ["bad step"]
+
+
 async def test_a_worker_that_ends_before_it_is_ready_ends_the_group(world):
     world.group.update([world.state(0, "gone", exit=ExitReport("start_failed", reason="no such interpreter"))])
     with pytest.raises(WorkerStartError, match="g:0 on n0 could not be started: no such interpreter"):
