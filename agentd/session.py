@@ -19,6 +19,7 @@ from rlinf_actors.net.link import Network, Sight, secret_identity
 from rlinf_actors.net.outage import HELLO_TIMEOUT_S
 from rlinf_actors.net.rpc import ControlClient
 from rlinf_actors.net.silence import STALL_S
+from rlinf_actors.scarce import AGAIN_S, explain
 from rlinf_actors.wire.agents import HardwareFound, StartWorkers
 from rlinf_actors.wire.messages import Body
 from rlinf_actors.wire.operators import GetStatus, Status
@@ -132,6 +133,7 @@ class Session:
         self._due = math.inf
         self._tasks: set[asyncio.Task[None]] = set()
         self._watched: dict[str, int] = {}
+        self._not_yet: dict[str, asyncio.TimerHandle] = {}  # processes that are to be watched: the next try
         self._done: asyncio.Future[e.Exit] = self._loop.create_future()
 
     async def run(self) -> e.Exit:
@@ -349,27 +351,45 @@ class Session:
     # --- watching processes ---
 
     def _watch(self, action: e.WatchProcess) -> None:
-        if action.incarnation in self._watched:
+        if action.incarnation not in self._watched and action.incarnation not in self._not_yet:
+            self._try_to_watch(action)
+
+    def _try_to_watch(self, action: e.WatchProcess) -> None:
+        """Watch a process, or try again later: the head takes it for watched, and so must hear of its end in time."""
+        waited = self._not_yet.pop(action.incarnation, None) is not None
+        fd = -1
+        try:
+            fd = procfs.open_pidfd(action.pid, action.pid_start)
+            if fd >= 0:
+                self._loop.add_reader(fd, self._process_ended, action.incarnation)
+        except OSError as error:
+            if fd >= 0:
+                os.close(fd)
+            if not waited:
+                log.warning("process %d of a client is watched once that can be done: %s", action.pid, explain(error))
+            self._not_yet[action.incarnation] = self._loop.call_later(AGAIN_S, self._try_to_watch, action)
             return
-        fd = procfs.open_pidfd(action.pid, action.pid_start)
         if fd < 0:
             self._loop.call_soon(self._process_ended, action.incarnation)
             return
         self._watched[action.incarnation] = fd
-        self._loop.add_reader(fd, self._process_ended, action.incarnation)
+        if waited:
+            log.info("process %d is watched now", action.pid)
 
     def _process_ended(self, incarnation: str) -> None:
         self._unwatch(incarnation)
         self._handle(e.ProcessEnded(incarnation))
 
     def _unwatch(self, incarnation: str) -> None:
+        if incarnation in self._not_yet:
+            self._not_yet.pop(incarnation).cancel()
         fd = self._watched.pop(incarnation, -1)
         if fd >= 0:
             self._loop.remove_reader(fd)
             os.close(fd)
 
     def _close(self) -> None:
-        for incarnation in list(self._watched):
+        for incarnation in [*self._watched, *self._not_yet]:
             self._unwatch(incarnation)
         if self._timer is not None:
             self._timer.cancel()

@@ -218,19 +218,28 @@ def open_pidfd(pid: int, started: int) -> int:
     """A pidfd of a process that began then (clock ticks since the boot); -1 if it is gone.
 
     The pid may be another's by now, or a thread's.
+
+    Raises:
+        OSError: nobody can tell: no descriptor is left.
     """
-    found = stat(pid)
-    if found is None or found.started != started or found.state in "ZX":
-        return -1
+    pidfd = -1
     try:
+        found = stat_of(pid)
+        if found.started != started or found.state in "ZX":
+            return -1
         pidfd = pidfd_of(pid)
-    except ProcessLookupError:
-        return -1
-    found = stat(pid)
-    if found is None or found.started != started:
+        same = stat_of(pid).started == started
+    except (FileNotFoundError, ProcessLookupError):
+        same = False
+    except OSError:
+        if pidfd >= 0:
+            os.close(pidfd)
+        raise
+    if same:
+        return pidfd
+    if pidfd >= 0:
         os.close(pidfd)
-        return -1
-    return pidfd
+    return -1
 
 
 def has_ended(pidfd: int, timeout_s: float | None = 0.0) -> bool:

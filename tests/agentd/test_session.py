@@ -6,6 +6,7 @@ import asyncio
 import errno
 import itertools
 import os
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -21,6 +22,7 @@ from rlinf_actors.net.host import pid_start
 from rlinf_actors.net.memory import MemoryNetwork
 from rlinf_actors.net.outage import RETRY_MIN_S
 from rlinf_actors.net.rpc import ControlClient
+from rlinf_actors.scarce import AGAIN_S
 from rlinf_actors.wire.agents import Flushing, FlushLogs, LogCredit, LogLines, WorkerExited, WorkerReady
 from rlinf_actors.wire.clients import Done, GetNodes, Launch, Launched, Nodes, StopGroup, WorkerChanged
 from rlinf_actors.wire.operators import GetStatus
@@ -258,6 +260,53 @@ async def test_a_driver_that_ended_before_the_watch_is_noticed(lab):
     await first.ask(first.hello)
     # its connection stands, so the agent's word is not enough: it is given up on when it has not beaten for a lease
     await lab.until(lambda: any(isinstance(notice, Goodbye) and "silent" in notice.reason for notice in first.notices))
+
+
+async def test_a_driver_is_watched_once_there_is_a_descriptor_again(lab, sleeper, monkeypatch, caplog):
+    read, used_up = Path.read_bytes, True
+    tried = asyncio.Event()
+
+    def none_left(path):
+        if used_up and path == Path(f"/proc/{sleeper.pid}/stat"):
+            tried.set()
+            raise OSError(errno.EMFILE, "Too many open files")
+        return read(path)
+
+    start = pid_start(sleeper.pid)
+    monkeypatch.setattr(Path, "read_bytes", none_left)
+    agent = lab.agent("n0", host="here")
+    driver = await lab.driver(host="here", pid=sleeper.pid, pid_start=start)
+    await driver.ask(GetNodes(1))
+    await driver.launch("g", [0])
+    for _ in range(2):
+        tried.clear()
+        await tried.wait()
+    assert agent.children.alive, "a driver that cannot be watched is not taken for one that has ended"
+    (said,) = [record.getMessage() for record in caplog.records if "is watched once" in record.getMessage()]
+    assert "Too many open files" in said
+    used_up = False
+    sleeper.kill()
+    sleeper.wait()
+    await lab.until(lambda: not agent.children.alive)
+
+
+async def test_a_session_that_ends_tries_to_watch_nobody_any_more(lab, sleeper, monkeypatch):
+    tries: list[int] = []
+
+    def none_left(pid, started):
+        tries.append(pid)
+        raise OSError(errno.ENFILE, "Too many open files in system")
+
+    monkeypatch.setattr("agentd.session.procfs.open_pidfd", none_left)
+    agent = lab.agent("n0", host="here")
+    driver = await lab.driver(host="here", pid=sleeper.pid, pid_start=pid_start(sleeper.pid))
+    await driver.ask(GetNodes(1))
+    await lab.until(lambda: tries)
+    agent.session.drain("over")
+    await agent.task
+    tries.clear()
+    await asyncio.sleep(2 * AGAIN_S)
+    assert tries == []
 
 
 async def test_output_and_credit_find_their_way(lab):
