@@ -253,11 +253,11 @@ class WorkerGroupFuncResult(Work["list[T]"]):
         return self._cancelled
 
     def exception(self) -> BaseException | None:
-        """The error of a finished call, None if it succeeded or is not done. Counts as looked at."""
-        if self._failed is None:
+        """Return the error that `wait` raises, None if the call succeeded or is not done. Counts as looked at."""
+        if self._failed is None and (not self._finished or len(self._order) == len(self._peers)):
             return None
         self._mark_seen()
-        return self._failure(self._failed)
+        return self._unanswered() if self._failed is None else self._failure(self._failed)
 
     async def as_completed(self, return_exceptions: bool = False) -> AsyncIterator[tuple[int, Any]]:
         """Yield ``(rank, value)`` as the ranks answer.

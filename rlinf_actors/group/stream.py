@@ -70,6 +70,13 @@ class _Feed:
             self.calls.append((slot, call))
             peer.send(frames.Stream(call, self.method, WINDOW), parts, now=True, alone=len(self._peers) == 1)
 
+    def begin(self) -> None:
+        """A loop takes what arrives from now on, an error that is here already included."""
+        with self._lock:
+            self.iterated = True
+            if self._failed is not None:
+                self._lost.seen(self)
+
     def put(self, slot: _Slot, frame: frames.AnyFrame | Exception, parts: Vouched) -> None:
         with self._lock:
             self._items.append((slot, frame, parts))
@@ -122,8 +129,12 @@ class _Feed:
             slot.peer.forget(call)
         if wake is not None:
             wake()
-        if self._failed is not None:
-            self._lost.collected(self)  # the loop over the stream was left before it came to the error
+        if self._failed is None:
+            return
+        if self.iterated:  # whoever leaves the loop early wants nothing of what comes after
+            self._lost.seen(self)
+        else:
+            self._lost.collected(self)
 
     @property
     def cause(self) -> Exception | None:
@@ -164,7 +175,8 @@ class StreamResult(Generic[T]):
     """Iterate it once, by ``async for rank, item in …`` or ``for rank, item in …``.
 
     Items of one rank come in order; ranks are merged as they arrive. An error of a worker ends the
-    iteration with that error. Leaving the loop early, `close`, or dropping it ends the generators.
+    iteration with that error. Leaving the loop early, `close`, or dropping it ends the generators. An error
+    behind the item at which the loop was left is not reported.
     """
 
     def __init__(self, method: str, peers: Sequence[Peer], parts: Sequence[Buffer], lost: LostErrors) -> None:
@@ -173,7 +185,7 @@ class StreamResult(Generic[T]):
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, T]]:
         loop = asyncio.get_running_loop()
-        self._feed.iterated = True
+        self._feed.begin()
         try:
             while True:
                 event = asyncio.Event()
@@ -197,7 +209,7 @@ class StreamResult(Generic[T]):
             self.close()
 
     def __iter__(self) -> Iterator[tuple[int, T]]:
-        self._feed.iterated = True
+        self._feed.begin()
         try:
             while True:
                 gate = threading.Lock()

@@ -402,6 +402,23 @@ class TestLost:
         assert [type(error) for error in handler.errors] == [CallTimeoutError]
         del result
 
+    @pytest.mark.parametrize("kind", [CallTimeoutError, concurrent.futures.CancelledError])
+    async def test_exception_is_what_wait_raises_where_a_rank_has_not_answered(self, world, kind):
+        handler = Handler()
+        result = world.group.with_timeout(1.0).execute_on(0).move()
+        assert result.exception() is None
+        if kind is CallTimeoutError:
+            await asyncio.sleep(1.0 + GRACE_S / 2)
+        else:
+            result.cancel()
+        assert isinstance(result.exception(), kind)
+        with pytest.raises(kind):
+            result.wait()
+        await asyncio.sleep(2 * GRACE_S)
+        assert handler.errors == []
+        world.runtime.lost.close()
+        assert world.runtime.lost.count == 0
+
     async def test_a_stream_that_nobody_iterates_reports_its_error(self, world):
         handler = Handler()
         stream = world.group.execute_on(0).watch()
@@ -412,19 +429,26 @@ class TestLost:
             [item async for item in stream]
         assert len(handler.errors) == 1
 
-    async def test_a_stream_that_is_left_before_its_error_reports_it(self, world):
+    @pytest.mark.parametrize("failed", ["before the loop", "within it"])
+    async def test_a_loop_that_is_left_before_its_error_reports_nothing(self, world, failed):
         handler = Handler()
         stream = world.group.execute_on(0).watch()
         call = await world.ranks[0].call()
         items = stream.__aiter__()
         world.ranks[0].item(call.id, 1)
+        if failed == "before the loop":
+            world.ranks[0].raises(call.id, ValueError("unseen"))
+            await world.said_to(0)
         assert await items.__anext__() == (0, 1)
-        world.ranks[0].raises(call.id, ValueError("unseen"))
+        if failed == "within it":
+            world.ranks[0].raises(call.id, ValueError("unseen"))
         await asyncio.sleep(2 * GRACE_S)
         assert handler.errors == []  # the loop over it may yet come to the error
         await items.aclose()
-        await asyncio.sleep(GRACE_S)
-        assert len(handler.errors) == 1
+        await asyncio.sleep(2 * GRACE_S)
+        world.runtime.lost.close()
+        assert handler.errors == []
+        assert world.runtime.lost.count == 0
 
     @pytest.mark.parametrize("look", ["await", "exception", "as_completed"])
     async def test_one_that_is_looked_at_is_not(self, world, look):
