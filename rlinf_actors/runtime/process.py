@@ -100,8 +100,7 @@ class Runtime:
         self._on_given_up = on_given_up
         raise_file_limit()
         self.io = IoThread(f"rlinf-actors-{role}-io")
-        # a run of pytest has an exit code of its own, which says how its tests went
-        change_exit_code = role == "driver" and settings.fail_on_lost_errors and "_pytest.config" not in sys.modules
+        change_exit_code = role == "driver" and settings.fail_on_lost_errors and not _runs_tests()
         self.lost = LostErrors(change_exit_code, self.io.later)
         self.network: Network = self.io.submit(_made(lambda: ZmqNetwork(self.io.loop, security))).result()
         self.network.memory = self._memory = shared_memory(settings.shared_memory_bytes, self.io)
@@ -359,6 +358,12 @@ class Runtime:
 
     def _shown(self, credit: Body) -> None:
         self.io.call(self._tell, credit)
+
+
+def _runs_tests() -> bool:
+    """True in a run of pytest, whose exit code says how its tests went. A script that only imports pytest is none."""
+    plugin = sys.modules.get("rlinf_actors.testing.pytest_plugin")  # pytest has loaded it if it runs
+    return plugin is not None and bool(plugin.runs)
 
 
 async def _made(make: Callable[[], T]) -> T:

@@ -35,6 +35,19 @@ except ImportError:
 LOG_LINES = 50
 """Of each node's log in the report of a test that failed."""
 
+runs: list[pytest.Config] = []
+"""Runs of pytest in this process. While there is one, lost errors do not change the exit code (`runtime.process`)."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A run begins."""
+    runs.append(config)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """A run has ended."""
+    runs.remove(config)
+
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport() -> Generator[None, Any, None]:

@@ -233,3 +233,42 @@ def test_exit_codes(body, change, code):
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stderr
     assert "atexit ran" in done.stdout  # also what was registered before
+
+
+RUNTIME = """
+    from rlinf_actors.runtime.process import Runtime
+
+    def lose():
+        class Failed:
+            cause = loop = None
+            shared = False
+            describe = raised = lambda self: "boom"
+        runtime = Runtime("driver", "ns")
+        runtime.lost.failed(Failed(), awaited=False)
+        runtime.close()
+
+    {begin}
+"""
+
+
+def exit_code(tmp_path, begin):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(RUNTIME).format(begin=begin))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    return done.returncode
+
+
+def test_a_script_that_only_imports_pytest_exits_with_1(tmp_path):
+    assert exit_code(tmp_path, "import pytest, rlinf_actors.testing.pytest_plugin; lose()") == 1
+
+
+def test_a_run_of_pytest_keeps_its_exit_code(tmp_path):
+    test = "import __main__\n\ndef test_it(caplog):\n    __main__.lose()\n    assert 'boom' in caplog.text\n"
+    (tmp_path / "test_it.py").write_text(test)
+    run = f"import pytest; assert pytest.main(['-s', '-p', 'no:cacheprovider', {str(tmp_path)!r}]) == 0"
+    assert exit_code(tmp_path, run) == 0
+
+
+def test_a_script_that_has_run_pytest_exits_with_1_again(tmp_path):
+    (tmp_path / "test_it.py").write_text("def test_it():\n    pass\n")
+    assert exit_code(tmp_path, f"import pytest; pytest.main([{str(tmp_path)!r}]); lose()") == 1
