@@ -64,7 +64,8 @@ class AsyncWork(Promise[T]):
 
     ``work.wait(timeout=None)`` blocks, ``await work`` and ``await work.async_wait()`` do not; each gives
     the operation's result or raises its error, any number of times, in any thread and any event loop.
-    ``work.done()`` tells whether it has ended. An error that nobody waited for is logged.
+    ``work.done()`` tells whether it has ended. An error that nobody waited for is logged when
+    the work is dropped; it does not change the exit code of a script.
 
     Attributes:
         options: what the operation was given as its options.
