@@ -102,6 +102,7 @@ class Daemon:
             stopped = loop.create_task(self._stopping.wait(), name="stopping")
             stack.callback(stopped.cancel)
             await asyncio.wait((probing, stopped), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.sleep(0)  # a signal that came in this turn is acted on in the next, see above
             if self._stopping.is_set():  # not stopped.done(): that task is one turn of the loop behind the signal
                 if not self._handing_over and not self._config.embedded:
                     await self._take_stock(run_dir, False)

@@ -32,8 +32,8 @@ class Env(Worker):
     def processes(self) -> dict[str, int]:
         """Who could be killed."""
         template = os.getppid()
-        stat = procfs.stat(template)
-        return {"worker": os.getpid(), "template": template, "agentd": stat.parent if stat else 0}
+        keeper = parent(template)  # it starts templates for agentd
+        return {"worker": os.getpid(), "template": template, "agentd": parent(keeper)}
 
     def stream(self, steps: int) -> None:
         """Move along with what the arm says, 20 times a second."""
@@ -54,6 +54,12 @@ class Env(Worker):
         """The orderly end, at group.shutdown()."""
         self.arm.stop()
         self.arm.close()
+
+
+def parent(pid: int) -> int:
+    stat = procfs.stat(pid)
+    assert stat is not None, f"process {pid} has ended"
+    return stat.parent
 
 
 def compiled(folder: str) -> str:
