@@ -269,9 +269,9 @@ class Cluster(ClusterView):
         if not told.cancelled():
             told.exception()  # a cancelled gather() has one, and asyncio would report that nobody took it
         log.warning(
-            "the head at %s has not answered for %g s and was not told to end %s. Their workers on this machine end "
-            "when this process has ended (by its agentd), those on others when a head is there again or was away "
-            "for its grace (120 s by default)",
+            "the head at %s has not answered for %g s and was not told to end %s. Their workers may run as long as "
+            "this process does. When it ends, its agentd ends those on this machine; those on others end when a "
+            "head is there again. Without a head they end after its grace (120 s by default)",
             self._endpoint, SILENT_HEAD_S, ", ".join(f"group {name!r}" for name in left),
         )  # fmt: skip
         return False
