@@ -317,8 +317,18 @@ class GroupTable:
                     client = self._clients.get(incarnation)
                     if client is not None:
                         self._emit(Notify(client.peer, message))
-            if group.gone and not self._clients.awaited(group.owner) and (group.whole or self._settled()):
+            if self._over(group) and not self._clients.awaited(group.owner):
                 self._forget(group)
+
+    def release(self, group: Group) -> bool:
+        """Forget a group that is over, and only kept for an owner who is awaited; True if its name is free now."""
+        over = self._over(group)
+        if over:
+            self._forget(group)
+        return over
+
+    def _over(self, group: Group) -> bool:
+        return group.gone and (group.whole or self._settled())
 
     def _forget(self, group: Group) -> None:
         for peer, id in group.waiting:

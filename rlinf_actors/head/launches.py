@@ -73,7 +73,7 @@ class Launches:
         taken = self._groups.get(asked.namespace, asked.group)
         if taken is not None and not taken.launch.isdisjoint(spec.id for spec in asked.workers):
             return self._launch_again(taken, client, asked, now)
-        if taken is not None:
+        if taken is not None and not self._groups.release(taken):
             raise Refused(
                 "name_in_use",
                 f"a group named {asked.group!r} is {taken.summary} in namespace {asked.namespace!r}: "

@@ -160,6 +160,21 @@ def test_a_driver_whose_end_an_agent_saw_meanwhile_is_waited_for_until_it_had_be
     assert returns(kit).kind == "node_lost"
 
 
+def test_name_of_a_group_that_ended_with_its_driver_and_head_is_free():
+    """A driver and the head are killed together; the agent has ended the workers before the next head is there."""
+    kit = cluster(1)
+    kit.restart()
+    ended = ExitReport("stopped", reason="its owner has ended, and the head does not answer")
+    back(kit, 0, 1, exit=ended)
+    kit.driver("d2")
+    assert isinstance(kit.launch("g", [0], "d2", launch="next"), Launched)
+    kit.tell("a:n0", ProcessGone("d1"))
+    kit.ready("a:n0", "next-0")
+    kit.wait(SOON_S)
+    assert kit.sent(StopWorkers) == []
+    assert returns(kit).kind == "node_lost"
+
+
 def test_a_driver_that_another_agent_watches_is_waited_for_whoever_said_that_it_has_ended():
     kit = cluster(2)
     kit.restart()
