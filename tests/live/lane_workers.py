@@ -166,13 +166,13 @@ class LaneTalker(TensorTalker):
 
         def recv(wire: Any, buffers: Any) -> None:
             under_way.set()
-            assert go_on.wait(20)
+            assert go_on.wait(60)
             before(wire, buffers)
 
         before, groups.GlooWire.recv = groups.GlooWire.recv, recv  # type: ignore[method-assign]
         heard: list[Any] = []
         first = self.recv(group, 0, async_op=True, timeout=0.2)
-        assert under_way.wait(20)
+        assert under_way.wait(60)
         heard.append(ended(first))
         try:
             self.recv(group, 0, timeout=0.1)
