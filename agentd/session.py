@@ -244,6 +244,8 @@ class Session:
             self._watch(action)
         elif isinstance(action, e.UnwatchProcess):
             self._unwatch(action.incarnation)
+        elif isinstance(action, e.LookForHardware) and action.id in self._looks:
+            pass  # the head asks again over a new connection
         elif isinstance(action, e.LookForHardware):
             look = self._spawn(self._look_for_hardware(action), f"look for {action.question.type}")
             self._looks[action.id] = look

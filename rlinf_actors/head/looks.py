@@ -14,6 +14,7 @@ from rlinf_actors.head.nodes import NodeTable
 from rlinf_actors.head.records import Node
 from rlinf_actors.wire.agents import HardwareFound, LookForHardware, StopLooking
 from rlinf_actors.wire.clients import Enumerated, EnumerateHardware
+from rlinf_actors.wire.values import HardwareQuestion
 
 SPARE_S = 5.0
 """Seconds on top of what the look itself may take: for the way there and back, and to end a process that hangs."""
@@ -26,7 +27,7 @@ class _Look:
     peer: bytes
     id: int
     node: Node
-    type: str
+    question: HardwareQuestion
     since: float
     deadline: float
 
@@ -60,7 +61,7 @@ class HardwareLooks:
         self._number += 1
         name = f"{self._epoch}-{self._number}"
         deadline = now + min(asked.question.limit_s, MAX_LIMIT_S) + SPARE_S
-        self._looks[name] = _Look(peer, id, node, asked.question.type, now, deadline)
+        self._looks[name] = _Look(peer, id, node, asked.question, now, deadline)
         self._emit(Notify(node.peer, LookForHardware(name, asked.question)))
 
     def found(self, node: Node, said: HardwareFound) -> None:
@@ -70,12 +71,18 @@ class HardwareLooks:
             del self._looks[said.id]
             self._emit(Answer(look.peer, look.id, Enumerated(said.answer)))
 
+    def node_back(self, node: Node) -> None:
+        """A node has a new connection: what was on its way over the one before may be lost, so it is sent again."""
+        for name, look in self._looks.items():
+            if look.node.incarnation == node.incarnation:
+                self._emit(Notify(node.peer, LookForHardware(name, look.question)))
+
     def node_lost(self, node: Node, reason: str) -> None:
         """It will not answer any more."""
         for name, look in list(self._looks.items()):
             if look.node.incarnation == node.incarnation:
                 del self._looks[name]
-                text = f"node {node.name} was lost while it looked for its {look.type}: {reason}"
+                text = f"node {node.name} was lost while it looked for its {look.question.type}: {reason}"
                 self._emit(Refuse(look.peer, look.id, "node_lost", text))
 
     def forget(self, peer: bytes) -> None:
@@ -90,7 +97,7 @@ class HardwareLooks:
             if now >= look.deadline:
                 self._drop(name)
                 waited = f"{now - look.since:.0f} s"
-                text = f"node {look.node.name} gave no answer in {waited} when asked for its {look.type}"
+                text = f"node {look.node.name} gave no answer in {waited} when asked for its {look.question.type}"
                 self._emit(Refuse(look.peer, look.id, "timeout", text))
 
     def next_deadline(self) -> float:

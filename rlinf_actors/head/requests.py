@@ -179,6 +179,7 @@ class Requests:
         tables.reconciler.reconcile(node, hello.workers, same, tables.now)
         tables.robots.node_back(node)
         tables.drains.node_back(node)
+        tables.looks.node_back(node)
         tables.clients.watch_all(node)
         return self._welcome("", protocol)
 

@@ -144,6 +144,16 @@ async def test_a_look_that_is_given_up_before_it_began_is_forgotten(lab):
     assert (lab.begun.empty(), lab.agent._looks) == (True, {})
 
 
+async def test_look_that_is_asked_for_again_is_made_once(lab):
+    asked = asking(lab)
+    await lab.begun.get()
+    (id,) = lab.agent._looks
+    lab.agent._noticed(LookForHardware(id, ASKED.question))  # over a new connection
+    lab.answer.set_result(ANSWER)
+    assert await asked == Enumerated(ANSWER)
+    assert lab.begun.empty()
+
+
 async def test_an_agent_that_stops_ends_the_request(lab):
     asked = asking(lab)
     await lab.begun.get()

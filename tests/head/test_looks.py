@@ -41,6 +41,16 @@ def test_the_nodes_answer_reaches_who_asked_once(kit):
     assert kit.refusals() == []
 
 
+def test_node_with_a_new_connection_is_asked_again(kit):
+    id = ask(kit)
+    kit.node("n1", ip="10.0.0.2")
+    assert [look.id for look in kit.sent(LookForHardware, "a:n1")] == [id]
+    kit.tell("a:n1", HardwareFound(id, ANSWER))
+    assert kit.answers() == [("d1", Enumerated(ANSWER))]
+    kit.node("n1", ip="10.0.0.2")
+    assert kit.sent(LookForHardware) == []
+
+
 def test_two_looks_on_one_node_are_told_apart(kit):
     kit.driver("d2")
     first, second = ask(kit), ask(kit, "d2")
