@@ -353,8 +353,8 @@ async def test_a_template_that_has_just_ended_gets_no_worker(tmp_path):
         kids.start(order([first]))
         template = int((await reports.line("parent"))[2].split()[1])
         await reports.up(first)
+        end = os.pidfd_open(template)  # before it ends: the keeper reaps it at once
         os.kill(template, signal.SIGKILL)
-        end = os.pidfd_open(template)
         assert procfs.has_ended(end, None)  # before the loop hears of it
         os.close(end)
         kids.start(order([second]))
