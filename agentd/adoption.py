@@ -194,7 +194,7 @@ def _open(record: Record) -> int:
 
 
 async def _ask(sock: socket.socket, path: str, record: Record) -> tuple[list[spawn.Kept], spawn.Inventory]:
-    """What a template has, and the end of its answer.
+    """Return the workers of a template, and the last packet of its answer.
 
     Raises:
         _Unfit: it does not answer as it should.

@@ -130,7 +130,7 @@ class Daemon:
 
             parent = Settings.load().kept_logs
             if self._config.embedded and parent is not None:
-                with contextlib.suppress(OSError):  # nobody is left who could be told
+                with contextlib.suppress(OSError):  # the driver is gone: there is no one to report it to
                     keep(directory.path, parent)
             shutil.rmtree(directory.path, ignore_errors=True)
 

@@ -38,9 +38,9 @@ MAX_PACKET = 65536
 CONTROL, OWNER = 3, 4
 """Descriptors of a template: the socket to its agentd, and the pidfd of its owner if it has one."""
 ORPHANS_S = 1.5
-"""How long what a dead template left may live on: ROBOT_END_S of rlinf_actors.wire.spawn."""
+"""Seconds that the workers of a dead template may live on: ROBOT_END_S of rlinf_actors.wire.spawn."""
 TEMPLATES_S = 8.0
-"""How long templates that are to end may take: they give robot workers 1.5 s, and what they kill 5 s."""
+"""Seconds that a template may take to end: it gives robot workers 1.5 s, and the processes that it kills 5 s."""
 _CREDENTIALS = struct.Struct("3i")
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -70,7 +70,7 @@ class Keeper:
         self._wakeup, self._signals = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def run(self) -> None:
-        """Serve until there is nobody left to serve."""
+        """Serve until the last template has ended and no agentd can come any more."""
         signal.set_wakeup_fd(self._signals, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, self._on_sigterm)
@@ -96,7 +96,7 @@ class Keeper:
 
     @property
     def _serves(self) -> bool:
-        """True while there is an agentd, or somebody who may become one."""
+        """True while an agentd is connected, or another process may still connect as one."""
         return len(self._callers) > len(self._waiting)
 
     def _patience_ms(self) -> float | None:
@@ -354,7 +354,7 @@ def session(pid: int) -> int:
 
 
 def kill(pid: int) -> None:
-    """SIGKILL for a child, whose pid nobody else has before it is reaped."""
+    """Send SIGKILL to a child. The kernel cannot reuse its pid before the keeper reaps it."""
     with contextlib.suppress(PermissionError):  # it has become another user
         os.kill(pid, signal.SIGKILL)
 

@@ -59,7 +59,7 @@ class Descendants:
                 return not moving
             if time.monotonic() >= deadline:
                 return False
-            if moving:  # running on another core, until its next interrupt
+            if moving:  # on another core, until its next interrupt; the kernel tells only its parent that it stopped
                 time.sleep(_LOOK_S)
 
     def kill(self) -> bool:
