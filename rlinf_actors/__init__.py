@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rlinf_actors.errors import ConfigError as ConfigError
     from rlinf_actors.errors import ConnectionLostError as ConnectionLostError
     from rlinf_actors.errors import EmergencyStopError as EmergencyStopError
+    from rlinf_actors.errors import EndedError as EndedError
     from rlinf_actors.errors import GroupClosedError as GroupClosedError
     from rlinf_actors.errors import GroupNotFoundError as GroupNotFoundError
     from rlinf_actors.errors import HardwareInUseError as HardwareInUseError
@@ -91,6 +92,7 @@ _MODULES = {
         "ConfigError",
         "ConnectionLostError",
         "EmergencyStopError",
+        "EndedError",
         "GroupClosedError",
         "GroupNotFoundError",
         "HardwareInUseError",

@@ -51,7 +51,15 @@ class CallTimeoutError(RlinfActorsError, TimeoutError):
     """A wait or a deadline on the caller's side ended; the worker itself raised nothing."""
 
 
-class NodeLostError(RlinfActorsError):
+class EndedError(RlinfActorsError):
+    """Base of the errors of an end: a worker, a node, or the other end of a message or channel is gone for good.
+
+    `WorkerDiedError`, `NodeLostError`, `PeerDiedError` and `ChannelBrokenError` are its subclasses. What was under way
+    may have run or not. It is not sent again.
+    """
+
+
+class NodeLostError(EndedError):
     """A node stopped answering and its lease is over.
 
     Attributes:
@@ -63,11 +71,11 @@ class NodeLostError(RlinfActorsError):
         self.node_rank = node_rank
 
 
-class ConnectionLostError(NodeLostError):
-    """A connection between two nodes was lost and made anew: what was under way on it may have run or not.
+class ConnectionLostError(RlinfActorsError, ConnectionError):
+    """A connection between two processes was lost and made anew: what was under way on it may have run or not.
 
-    Both ends are there. Later calls go over the new connection; workers that exchange messages over the old one cannot
-    go on with them, for one may be missing.
+    It is no `EndedError`: both ends are there. Later calls go over the new connection; workers that exchange messages
+    over the old one cannot go on with them, for one may be missing.
     """
 
 
@@ -106,7 +114,7 @@ class WorkerError(RlinfActorsError):
         return f"{message}\n--- traceback in {self.worker} on {self.node} ---\n{self.remote_traceback.rstrip()}"
 
 
-class WorkerDiedError(RlinfActorsError):
+class WorkerDiedError(EndedError):
     """A worker's process ended while it was needed.
 
     Attributes:
@@ -156,7 +164,7 @@ class WorkerStartError(RlinfActorsError):
         self.node = node
 
 
-class PeerDiedError(RlinfActorsError):
+class PeerDiedError(EndedError):
     """The other end of a message, broadcast or channel operation is gone.
 
     Attributes:

@@ -257,8 +257,7 @@ def end_of_channel(name: str, error: Exception) -> Exception:
     if isinstance(error, ConnectionLostError):
         return ConnectionLostError(
             f"{error}. Channel {name!r} and its items are there: an item that no get has returned comes again; a put "
-            "that was under way may be in or not",
-            node_rank=error.node_rank,
+            "that was under way may be in or not"
         )
     if isinstance(error, (WorkerDiedError, NodeLostError)):
         return ChannelBrokenError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import errno
 import json
 import pickle
@@ -13,6 +14,7 @@ import threading
 import payload_types as kinds
 import pytest
 
+from rlinf_actors import errors
 from rlinf_actors.errors import CallTimeoutError, ConfigError, UsageError, WorkerError, WorkerStartError
 from rlinf_actors.wire import failure, frames
 from rlinf_actors.wire.vouched import Vouched
@@ -203,3 +205,28 @@ def test_long_texts_are_cut():
 
 def test_frames_of_the_library_above_the_users_are_left_out():
     assert "wire/failure" not in over_the_wire(ValueError("x")).remote_traceback
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        errors.WorkerDiedError("a:0 was killed", worker="a:0", rank=0, signal=9),
+        errors.NodeLostError("node n1 is gone", node_rank=1),
+        errors.PeerDiedError("b:0 is gone", peer="b:0"),
+        errors.ChannelBrokenError("its host died", peer="q"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_of_ends_are_caught_by_their_base(end):
+    assert isinstance(end, errors.EndedError)
+    assert vars(copy.copy(end)) == vars(end)
+
+
+def test_a_lost_connection_is_no_end():
+    lost = copy.copy(errors.ConnectionLostError("the connection to a:0 was lost, and is there again"))
+    assert not isinstance(lost, errors.EndedError)
+    assert isinstance(lost, ConnectionError)
+    assert str(lost) == "the connection to a:0 was lost, and is there again"
+    told = over_the_wire(lost)
+    assert isinstance(told, errors.ConnectionLostError)
+    assert isinstance(told, errors.WorkerError)
