@@ -100,11 +100,11 @@ class Calls:
         control = self.__dict__.get("_control")
         if control is None:
             raise AttributeError(name)
-        streams = control.methods.get(name)
+        known = control.methods.get(name)
         self._used()
-        if streams is None:
+        if known is None:
             return _missing(control, name)
-        method = RemoteMethod(control, name, streams, self._ranks_called(), self._timeout_of_calls())
+        method = RemoteMethod(control, name, known.streams, self._ranks_called(), self._timeout_of_calls())
         self.__dict__[name] = method
         return method
 

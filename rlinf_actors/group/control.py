@@ -9,6 +9,7 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlinf_actors.errors import CallTimeoutError, RlinfActorsError
+from rlinf_actors.group.names import Method
 from rlinf_actors.group.result import WorkerGroupFuncResult
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.worker import WorkerInfo
@@ -30,7 +31,7 @@ class GroupControl:
     Attributes:
         name: of the group.
         cls: the worker class; cls_name its name.
-        methods: public methods and whether each streams; own_methods: those the user's class defines.
+        methods: public methods by name; own_methods: those the user's class defines.
         placements: where the ranks were placed, in their order.
         models: by rank the model of its accelerators, "" without.
         hardware: by rank the robots or other hardware it was placed on.
@@ -42,7 +43,7 @@ class GroupControl:
         runtime: Runtime,
         group: RemoteGroup,
         cls: type,
-        methods: dict[str, bool],
+        methods: dict[str, Method],
         own_methods: frozenset[str],
         placements: list[Placement],
         models: Sequence[str] = (),

@@ -15,7 +15,7 @@ from rlinf_actors.errors import SerializationError, UsageError
 from rlinf_actors.group import detail
 from rlinf_actors.group.control import GroupControl
 from rlinf_actors.group.limits import Limits
-from rlinf_actors.group.names import LEASE_HOOK, check_lease_hook, public_methods
+from rlinf_actors.group.names import LEASE_HOOK, Method, check_lease_hook, public_methods
 from rlinf_actors.group.spec import START_METHODS, LaunchOptions, class_reference, hardware_of, worker_specs
 from rlinf_actors.hardware.extensions import providers
 from rlinf_actors.hardware.pieces import info_of
@@ -64,7 +64,7 @@ def launch(
     cls: type,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    methods: dict[str, bool],
+    methods: dict[str, Method],
     cluster: Cluster,
     options: Options,
 ) -> GroupControl:
@@ -221,7 +221,7 @@ def _failure(raised: frames.Raised, parts: Vouched, peer: Peer) -> Exception:
     return failure.decode(raised, parts, worker=peer.name, rank=peer.rank, node=peer.node)
 
 
-def _own_methods(cls: type, methods: dict[str, bool]) -> frozenset[str]:
+def _own_methods(cls: type, methods: dict[str, Method]) -> frozenset[str]:
     """Public methods that the user's class, not the library, defines."""
     own: set[str] = set()
     for klass in cls.__mro__:

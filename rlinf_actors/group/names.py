@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 
 from rlinf_actors.errors import UsageError
 
@@ -28,8 +29,23 @@ RESTART_HOOK = "on_restart"
 _NOT_CALLED = ("create_group", "timer", "worker_timer", LEASE_HOOK, RESTART_HOOK)
 
 
-def public_methods(cls: type) -> dict[str, bool]:
-    """Public methods of a worker class, its bases' included, and whether each streams (is an async generator)."""
+@dataclass(frozen=True)
+class Method:
+    """What a caller has to know of a public method of a worker class.
+
+    Attributes:
+        streams: its result is a stream of items, since it is a generator.
+        idempotent: it may run more than once for one call.
+        concurrent: threads of its own that it runs on beside the main thread, 0 for none.
+    """
+
+    streams: bool = False
+    idempotent: bool = False
+    concurrent: int = 0
+
+
+def public_methods(cls: type) -> dict[str, Method]:
+    """Return the public methods of a worker class, its bases' included, by name."""
     methods = {}
     for name in dir(cls):
         if name.startswith("_") or name in _NOT_CALLED:
@@ -37,7 +53,7 @@ def public_methods(cls: type) -> dict[str, bool]:
         member = inspect.getattr_static(cls, name)
         function = member.__func__ if isinstance(member, (staticmethod, classmethod)) else member
         if callable(function) and not isinstance(function, type):
-            methods[name] = inspect.isasyncgenfunction(inspect.unwrap(function))
+            methods[name] = Method(streams=inspect.isasyncgenfunction(inspect.unwrap(function)))
     return methods
 
 

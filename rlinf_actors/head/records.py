@@ -21,9 +21,6 @@ from rlinf_actors.wire.values import (
     WorkerState,
 )
 
-WORDS = 6
-"""The first protocol whose clients repeat the head's `word` in their beats."""
-
 
 @dataclass
 class Node:
@@ -114,11 +111,6 @@ class Client:
     member: Member = LOCAL
     protocol: int = OLDEST
     answered: float = 0.0
-
-    @property
-    def in_touch(self) -> float:
-        """When both ways to it were last known to be whole; one of protocol 5 says nothing of the way to it."""
-        return self.answered if self.protocol >= WORDS else self.last_seen
 
     def __str__(self) -> str:
         return f"{self.role} {self.incarnation[:8]}, process {self.pid}, namespace {self.namespace!r}"

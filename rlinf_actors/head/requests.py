@@ -48,10 +48,7 @@ class Requests:
         try:
             answer = self._answer(event)
         except Refused as error:
-            client = tables.clients.of_peer(event.peer)
-            old = client is not None and client.protocol < 6
-            kind = "usage" if old and error.kind == "emergency_stop" else error.kind
-            tables.emit(Refuse(event.peer, event.id, kind, error.text, (), error.path))
+            tables.emit(Refuse(event.peer, event.id, error.kind, error.text, (), error.path))
             if isinstance(event.body, (AgentHello, ClientHello)):
                 who = known_as(event.peer) if event.member == LOCAL else str(event.member)
                 text = f"refused {who} ({error.kind}): {error.text}"
@@ -138,7 +135,7 @@ class Requests:
     def _flush_logs(self, client: Client, body: FlushLogs) -> Flushing:
         """Pass it on to the nodes of the client's job; lines go to the job's first driver alone."""
         tables = self._tables
-        nodes = [node for node in tables.nodes.alive() if client.namespace in node.jobs and node.protocol >= 6]
+        nodes = [node for node in tables.nodes.alive() if client.namespace in node.jobs]
         if tables.clients.driver_of(client.namespace) is not client:
             nodes = []
         for node in nodes:

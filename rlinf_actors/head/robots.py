@@ -113,7 +113,7 @@ class RobotTable:
         if client is None:  # a restarted head waits for its return
             return self._unvouched.setdefault(group.key, now) + self._lease_s
         self._unvouched.pop(group.key, None)
-        in_touch = max(client.in_touch, self._began.setdefault(group.key, now))
+        in_touch = max(client.answered, self._began.setdefault(group.key, now))
         watchers = [node.last_seen for node in self._watchers(group, client)]
         return max(in_touch + OWNER_PART * self._lease_s, *(seen + self._lease_s for seen in watchers), 0.0)
 
@@ -132,8 +132,8 @@ class RobotTable:
         client = self._clients.get(group.owner)
         if client is None:
             return f"its owner was silent for {now - self._unvouched[group.key]:.1f} s"
-        if client.last_seen - client.in_touch > self._lease_s / 2:
-            return f"its owner did not hear the head for {now - client.in_touch:.1f} s: the network from here is cut"
+        if client.last_seen - client.answered > self._lease_s / 2:
+            return f"its owner did not hear the head for {now - client.answered:.1f} s: the network from here is cut"
         seen = max([client.last_seen, *(node.last_seen for node in self._watchers(group, client))])
         return f"its owner was silent for {now - seen:.1f} s"
 

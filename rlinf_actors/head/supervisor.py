@@ -32,9 +32,6 @@ from rlinf_actors.wire.agents import LogCredit, LogLines
 from rlinf_actors.wire.operators import Status
 from rlinf_actors.wire.session import Beat, Goodbye
 
-KNOWS_RESTARTS = 6
-"""The first protocol whose peers understand Goodbye.restarting; an older one would end what depends on the head."""
-
 
 class Supervisor:
     """What a head decides.
@@ -205,4 +202,4 @@ class Supervisor:
         """The head ends and is expected back: tell agents and clients that nothing of theirs ends."""
         sessions: list[Node | Client] = [*self._tables.nodes.alive(), *self._tables.clients.alive()]
         goodbye = Goodbye(reason, restarting=True)
-        return [Notify(session.peer, goodbye) for session in sessions if session.protocol >= KNOWS_RESTARTS]
+        return [Notify(session.peer, goodbye) for session in sessions]

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import concurrent.futures
 import logging
 import threading
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlinf_actors import scarce
 from rlinf_actors.errors import UsageError
 from rlinf_actors.runtime.work import Promise
+
+if TYPE_CHECKING:
+    from rlinf_actors.net.loop import IoThread
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +79,33 @@ class AsyncWork(Promise[T]):
         super().__init__(what)
         self.options: Any = None
         self._seen = False
+
+    @classmethod
+    def of(cls, io: IoThread, coroutine: Coroutine[Any, Any, T], what: str) -> AsyncWork[T]:
+        """Run a coroutine on the I/O thread's loop, and return a work that ends as it does. Any thread.
+
+        The work keeps the outcome alone: dropping it, or cancelling who awaits it, leaves the coroutine running.
+
+        Args:
+            io: the I/O thread.
+            coroutine: what to run.
+            what: the operation, for messages.
+
+        Raises:
+            UsageError: the I/O thread has been stopped, or this process is a fork.
+        """
+        work: AsyncWork[T] = AsyncWork(what)
+
+        def ended(future: concurrent.futures.Future[T]) -> None:
+            try:
+                work.resolve(future.result())
+            except concurrent.futures.CancelledError:
+                work.reject(UsageError(f"{what} was not done: the Cluster of this process was shut down"))
+            except BaseException as error:  # noqa: BLE001 - whatever it is, it reaches the waiter
+                work.reject(error)
+
+        io.submit(coroutine).add_done_callback(ended)
+        return work
 
     def then(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncWork[Any]:
         """Call ``fn(*args, **kwargs)`` once this has ended well, on a thread of the runtime's own.

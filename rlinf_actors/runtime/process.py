@@ -208,7 +208,7 @@ class Runtime:
     async def flush_output(self) -> None:
         """Wait until what this job's ended workers wrote is printed, `END_S` at most. Loop thread."""
         head, loop = self._head, asyncio.get_running_loop()
-        if head is None or head.welcome is None or head.welcome.protocol < 6 or self._gone is not None:
+        if head is None or head.welcome is None or self._gone is not None:
             return
         until = loop.time() + END_S
         try:

@@ -161,7 +161,7 @@ class FlushLogs(Message, frozen=True):
     """The owner ends: show what its workers wrote, for *wait_s* seconds at most.
 
     Request of the driver to the head, answered by Flushing; then notice of the head to the agents of the job's nodes.
-    Each answers with a LogLines that is `final`. Since protocol 6.
+    Each answers with a LogLines that is `final`.
     """
 
     owner: str
@@ -169,7 +169,7 @@ class FlushLogs(Message, frozen=True):
 
 
 class Flushing(Message, frozen=True):
-    """The answer to FlushLogs: so many agents will answer. Since protocol 6."""
+    """The answer to FlushLogs: so many agents will answer."""
 
     agents: int
 

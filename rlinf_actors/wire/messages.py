@@ -77,8 +77,7 @@ class Reply(Message, frozen=True, tag="rep"):
 class Failed(Message, frozen=True, tag="err"):
     """A request that was refused. `kind` names the error class at the asker (net.rpc.refusal):
     hello (say hello first, then ask again), config, placement, timeout,
-    name_in_use, hardware_in_use, not_found, unreachable, authentication, protocol, usage, node_lost,
-    and since protocol 6 emergency_stop (usage before).
+    name_in_use, hardware_in_use, not_found, unreachable, authentication, protocol, usage, node_lost, emergency_stop.
     """
 
     id: int

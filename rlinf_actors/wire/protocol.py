@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import msgspec
 
-PROTOCOL = 6
+PROTOCOL = 7
 """The newest protocol that this version speaks: raised with each release that adds to the control messages
 (`wire.messages`), to values.py or to frames.py.
 """
-OLDEST = 5
+OLDEST = 6
 """The oldest protocol that this version speaks: the one before."""
 
 

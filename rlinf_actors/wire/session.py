@@ -68,8 +68,7 @@ class Welcome(Message, frozen=True):
 class Goodbye(Message, frozen=True):
     """Sent by whoever ends a session on purpose. `lost`: the head has given up on the process that it is sent to.
 
-    `restarting`: the head was stopped and is expected back, so that nothing ends. It says so to sessions of protocol 6
-    and later; the others notice that it is away.
+    `restarting`: the head was stopped and is expected back, so that nothing ends.
     """
 
     reason: str = ""
@@ -87,7 +86,7 @@ class Beat(Message, frozen=True):
     `at` is the sender's monotonic clock, in seconds; the answer repeats it. What a robot worker may still do is
     counted from then, when the head was certainly not yet silent, and not from when the answer came.
 
-    `word` is the head's clock, in its answers to clients, which repeat it in their next beat (protocol 6; 0 before the
+    `word` is the head's clock, in its answers to clients, which repeat it in their next beat (0 before the
     first answer). So the head knows that its words arrive, and not only that the client's do.
     """
 

@@ -9,7 +9,7 @@ import pytest
 from group_kit import Arm
 
 from rlinf_actors.errors import UsageError
-from rlinf_actors.group.names import RESERVED, YIELDING, public_methods
+from rlinf_actors.group.names import RESERVED, YIELDING, Method, public_methods
 from rlinf_actors.worker.worker import Worker
 
 
@@ -79,15 +79,15 @@ def test_public_methods_of_all_kinds():
     methods = public_methods(Kinds)
     assert {name: methods.get(name) for name in vars(Kinds) if not name.startswith("_")} == {
         "attribute": None,
-        "static": False,
-        "of_class": False,
+        "static": Method(),
+        "of_class": Method(),
         "value": None,
-        "timed": False,
-        "timed_stream": True,
+        "timed": Method(),
+        "timed_stream": Method(streams=True),
         "partial": None,
         "Inner": None,
-        "coroutine": False,
-        "stream": True,
+        "coroutine": Method(),
+        "stream": Method(streams=True),
     } | {"partial": methods.get("partial")}
     assert {"get_name", "log_info", "acquire_free_port", "pop_execution_times"} <= set(methods)
     assert not {"create_group", "timer", "worker_timer"} & set(methods)

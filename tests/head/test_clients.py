@@ -291,13 +291,10 @@ def test_clients_hear_of_the_end_of_the_head():
     assert [command.peer for command in kit.head.farewell("bye")] == [b"d1", b"d2"]
 
 
-def test_peers_that_know_restarts_hear_of_one_and_older_ones_of_nothing():
-    """To a peer of protocol 5 every goodbye of the head is the end of what it owns."""
+def test_agents_and_clients_hear_that_the_head_restarts():
     kit = HeadKit()
     kit.node("n0")
-    kit.node("n1", protocol=5)
     kit.driver("d1")
-    kit.driver("d2", protocol=5)
     goodbye = Goodbye("SIGTERM", restarting=True)
     assert kit.head.restarting("SIGTERM") == [Notify(b"a:n0", goodbye), Notify(b"d1", goodbye)]
 

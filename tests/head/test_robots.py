@@ -86,18 +86,6 @@ def test_an_owner_that_does_not_hear_the_head_is_out_of_touch_although_it_is_hea
     assert "its owner did not hear the head for 1.6 s: the network from here is cut" in stops[0].reason
 
 
-def test_an_owner_of_protocol_5_is_in_touch_when_it_is_heard():
-    kit = HeadKit()
-    kit.cluster(2)
-    kit.driver("d2", protocol=5)
-    kit.ask("d2", Launch("ns", "env", "m:C", specs("env", [1], [ARM])))
-    for _ in range(10):
-        for peer in ("a:n0", "a:n1", "d2"):
-            kit.tell(peer, Beat(peer))
-            assert kit.sent(StopWorkers) == []
-        kit.wait(0.5)
-
-
 def must_answer(how: str, node: int) -> HeadKit:
     """The agent of n0 watches driver d2; the arm is on n0, its driver's host, or on n1."""
     kit = HeadKit()

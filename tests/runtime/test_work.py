@@ -7,7 +7,9 @@ import threading
 
 import pytest
 
-from rlinf_actors.errors import CallTimeoutError
+from rlinf_actors.errors import CallTimeoutError, UsageError
+from rlinf_actors.net.loop import IoThread
+from rlinf_actors.runtime.asyncwork import AsyncWork
 from rlinf_actors.runtime.work import Promise
 
 
@@ -175,3 +177,27 @@ class TestAwaiting:
             await task
         await asyncio.to_thread(thread.join)
         assert thread_got == [promise.error]
+
+
+class TestOfCoroutine:
+    async def test_ends_as_the_coroutine_does(self):
+        io = IoThread("of a test")
+
+        async def give():
+            return 3
+
+        async def fail():
+            raise ValueError("no")
+
+        assert await AsyncWork.of(io, give(), "give()") == 3
+        assert await asyncio.to_thread(AsyncWork.of(io, give(), "give()").wait, 10) == 3
+        with pytest.raises(ValueError, match="no"):
+            await AsyncWork.of(io, fail(), "fail()")
+        await asyncio.to_thread(io.stop)
+
+    async def test_end_of_the_loop_is_told(self):
+        io = IoThread("of a test")
+        work = AsyncWork.of(io, asyncio.Event().wait(), "wait()")
+        await asyncio.to_thread(io.stop)
+        with pytest.raises(UsageError, match=r"wait\(\) was not done: the Cluster of this process was shut down"):
+            await work
