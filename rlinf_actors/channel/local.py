@@ -16,6 +16,7 @@ from rlinf_actors.channel.queue import Accepted, ChannelQueue, Command, Deliver,
 from rlinf_actors.channel.taking import Taking
 from rlinf_actors.errors import CallTimeoutError, ChannelClosedError
 from rlinf_actors.runtime.asyncwork import AsyncWork
+from rlinf_actors.runtime.timers import timers
 
 _SHOWN_ITEMS = 20
 
@@ -138,9 +139,7 @@ class LocalChannel:
     def _limit(self, work: AsyncWork[Any], ticket: Ticket, timeout: float | None) -> None:
         if timeout is None or work.done():
             return
-        timer = threading.Timer(max(0.0, timeout), self._do, (lambda: self._queue.cancel(ticket),))
-        timer.daemon = True
-        timer.start()
+        timer = timers.start(timeout, lambda: self._do(lambda: self._queue.cancel(ticket)))
         work._on_done(timer.cancel)
 
 

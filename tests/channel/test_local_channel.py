@@ -152,3 +152,16 @@ def test_a_loop_takes_items_until_the_channel_is_closed():
         channel.put(n)
     channel.close()
     assert list(channel) == [0, 1, 2]
+
+
+def test_timed_waits_share_one_thread():
+    channel = local(1)
+    before = set(threading.enumerate())
+    gets = [channel.get("empty", timeout=0.2, async_op=True) for _ in range(50)]
+    channel.put(1)
+    puts = [channel.put(2, timeout=0.2, async_op=True) for _ in range(50)]
+    assert len(set(threading.enumerate()) - before) <= 1
+    for work in gets + puts:
+        with pytest.raises(CallTimeoutError):
+            work.wait(20)
+    assert channel.get(timeout=20) == 1
