@@ -16,7 +16,7 @@ from agentd.config import Config
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.hardware.interfaces import interface_of, ipv4_interfaces
 from rlinf_actors.hardware.report import ProbeReport
-from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE, ALWAYS_NIC_VARIABLE, device_variables
+from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE, GLOO_NIC_VARIABLE, device_variables
 from rlinf_actors.net.host import host_key, route_ip
 from rlinf_actors.net.security import is_loopback
 from rlinf_actors.settings import COMM_NET_DEVICES
@@ -148,7 +148,7 @@ def summary(report: NodeReport) -> str:
 
 def _told_variables() -> set[str]:
     interfaces = {facts.nic_variable for facts in ACCELERATOR_TABLE.values() if facts.nic_variable}
-    return {COMM_NET_DEVICES, ALWAYS_NIC_VARIABLE, *interfaces, *device_variables()}
+    return {COMM_NET_DEVICES, GLOO_NIC_VARIABLE, *interfaces, *device_variables()}
 
 
 def without_devices() -> ProbeReport:

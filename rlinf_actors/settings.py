@@ -81,7 +81,7 @@ class Settings:
         node_rank: this node's rank in the cluster, None to let the head choose.
         path_env_merge_mode: "append" (configuration first, then the node's) or "override".
         ext_module: module whose ``register()`` runs in the probe and in every worker.
-        comm_net_devices: network interfaces for collectives, None to ask the kernel's route.
+        comm_net_devices: network interfaces for collectives, None for the one that holds the node's address.
         timeout_minutes: how long collectives wait, None for torch's default.
         run_dir: parent directory of sockets, None for the per-user default.
         heads_dir: directory in which heads leave their records, None for the usual places (net.headrecords).

@@ -35,7 +35,7 @@ class LaunchOptions:
         env: variables for this group alone; they win over the node group's. A visibility variable among them must say
             what the placement says.
         path_env_merge_mode: "append" or "override".
-        net_devices: interfaces for collectives, None for the kernel's choice.
+        net_devices: interfaces for collectives, None for the one that holds the node's address.
         log_dir: directory of log files, None for the agent's own.
         forward_logs: whether stdout and stderr reach the driver's terminal.
         numa_bind: bind workers to the NUMA nodes of their accelerators.
@@ -77,7 +77,16 @@ def worker_specs(
         node = cluster.get_node_info(placement.cluster_node_rank)
         group = find_group(cluster, placement.node_group_label)
         check_launch(options.env, placement, node, group)
-        env = worker_environment(name, placement, layout, node, group, namespace, comm_net_devices=options.net_devices)
+        env = worker_environment(
+            name,
+            placement,
+            layout,
+            node,
+            group,
+            namespace,
+            comm_net_devices=options.net_devices,
+            launch_env=options.env,
+        )
         env = {**options.defaults, **env, **options.env}
         log_level(env)
         interpreter = group.get_node_python_interpreter_path(placement.cluster_node_rank)

@@ -15,7 +15,7 @@ from rlinf_actors.hardware.vendors import catalog
 from rlinf_actors.hardware.vendors.catalog import Find, Vendor
 from rlinf_actors.hardware.vendors.machine import Machine
 from rlinf_actors.model import accelerator_table
-from rlinf_actors.model.accelerator_table import ALWAYS_NIC_VARIABLE, AcceleratorFacts, facts_of
+from rlinf_actors.model.accelerator_table import GLOO_NIC_VARIABLE, AcceleratorFacts, facts_of
 from rlinf_actors.model.hardware import AcceleratorType, HardwareResource
 from rlinf_actors.model.node import ANY_ACCELERATOR
 
@@ -87,7 +87,7 @@ class AcceleratorUtil:
     @staticmethod
     def get_ccl_socket_ifname_env_var(accelerator_type: AcceleratorType | str) -> str:
         """The variable that names the collectives' network interface; gloo's for NO_ACCEL."""
-        return facts_of(accelerator_type).nic_variable or ALWAYS_NIC_VARIABLE
+        return facts_of(accelerator_type).nic_variable or GLOO_NIC_VARIABLE
 
     @staticmethod
     def get_device_type(accelerator_type: AcceleratorType | str) -> str:

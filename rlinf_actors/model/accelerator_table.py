@@ -13,8 +13,9 @@ from types import MappingProxyType
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.model.hardware import AcceleratorType, register_accelerator_type
 
-ALWAYS_NIC_VARIABLE = "GLOO_SOCKET_IFNAME"
-"""Gloo runs beside every CCL, so its network variable is set whatever the node has."""
+GLOO_NIC_VARIABLE = "GLOO_SOCKET_IFNAME"
+ALWAYS_NIC_VARIABLES = (GLOO_NIC_VARIABLE, "NCCL_SOCKET_IFNAME")
+"""Set whatever accelerators the node has: Gloo runs beside every CCL, and several CCLs read NCCL's variable too."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE, ALWAYS_NIC_VARIABLE, facts_of
+from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE, ALWAYS_NIC_VARIABLES, facts_of
 from rlinf_actors.model.hardware import AcceleratorType
 from rlinf_actors.model.node import NodeGroupInfo, NodeInfo
 from rlinf_actors.model.placement import Placement
@@ -49,6 +49,7 @@ def worker_environment(
     namespace: str,
     *,
     comm_net_devices: str | None = None,
+    launch_env: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """What a worker finds in ``os.environ`` because of where it is.
 
@@ -61,17 +62,18 @@ def worker_environment(
         node: its node.
         node_group: the node group that its resources belong to.
         namespace: the job's namespace.
-        comm_net_devices: network interfaces for collectives (RLINF_COMM_NET_DEVICES); what the node or the
-            configuration has under that name goes before it. Without any, a node with several interfaces gets the
-            one that it is reached by. Interface variables that are set stay.
+        comm_net_devices: network interfaces for collectives (RLINF_COMM_NET_DEVICES of the driver); the launch's, the
+            configuration's and the node's value of that name go before it, in that order. Without any, the interface
+            that holds the node's address is taken. Interface variables that are set stay.
+        launch_env: the variables of this launch alone, which its caller puts on top of the returned ones.
 
     Raises:
         ConfigError: the placement has accelerators of a type that this process does not know; says what to load.
     """
     layout = placements if isinstance(placements, GroupLayout) else GroupLayout.of(placements)
     configured = node_group.get_node_env_vars(placement.cluster_node_rank)
-    present = {**node.default_env_vars, **node.env_vars, **configured}
-    devices = present.get(COMM_NET_DEVICES) or comm_net_devices or _route(node)
+    present = {**node.default_env_vars, **node.env_vars, **configured, **(launch_env or {})}
+    devices = present.get(COMM_NET_DEVICES) or comm_net_devices or node.interface
     return {
         **(_network(node, devices, present) if devices else {}),
         **_numbering(node, present),
@@ -149,13 +151,7 @@ def _numbering(node: NodeInfo, present: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def _route(node: NodeInfo) -> str:
-    """The interface that the head reaches the node by, where the libraries could choose another one; else ""."""
-    others = [ip for name, ip in node.interfaces.items() if name != node.interface and not ip.startswith("127.")]
-    return node.interface if others and not node.node_ip.startswith("127.") else ""
-
-
 def _network(node: NodeInfo, devices: str, present: Mapping[str, str]) -> dict[str, str]:
     rows = [ACCELERATOR_TABLE[kind] for kind in node.accelerator_types if kind in ACCELERATOR_TABLE]
-    names = (ALWAYS_NIC_VARIABLE, *(facts.nic_variable for facts in rows))
+    names = (*ALWAYS_NIC_VARIABLES, *(facts.nic_variable for facts in rows))
     return {name: devices for name in names if name and name not in present}

@@ -17,7 +17,8 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rlinf_actors.model.accelerator_table import ALWAYS_NIC_VARIABLE, group_facts
+from rlinf_actors.hardware.interfaces import interface_of
+from rlinf_actors.model.accelerator_table import GLOO_NIC_VARIABLE, group_facts
 from rlinf_actors.tensors.options import CollectiveGroupOptions
 
 SENDER, RECEIVER = 0, 1
@@ -158,8 +159,8 @@ def _gloo(store: Any, rank: int, size: int, timeout: datetime.timedelta, ip: str
     kind = _distributed().ProcessGroupGloo
     options = kind._Options()
     options._timeout = timeout
-    interfaces = [name for name in os.environ.get(ALWAYS_NIC_VARIABLE, "").split(",") if name]
-    if ip == LOOPBACK or not interfaces:
+    interfaces = [name for name in os.environ.get(GLOO_NIC_VARIABLE, "").split(",") if name]
+    if ip == LOOPBACK or not interfaces or interfaces == [interface_of(ip)]:  # gloo takes an interface's first address
         options._devices = [kind.create_device(hostname=ip)]
     else:
         options._devices = [kind.create_device(interface=name) for name in interfaces]
@@ -303,16 +304,20 @@ def _variables(values: Mapping[str, str]) -> Iterator[None]:
                     os.environ[name] = value
 
 
-def advertised_ip(same_node: bool, node_ip: str, devices: str | None, interfaces: Mapping[str, str]) -> str:
+def advertised_ip(
+    same_node: bool, node_ip: str, devices: str | None, interfaces: Mapping[str, str], interface: str = ""
+) -> str:
     """The address on which a store listens and of which others are told.
 
     Args:
         same_node: whether all who need it are on this node.
         node_ip: the node's address.
         devices: RLINF_COMM_NET_DEVICES, names of interfaces; the first one that has an address is taken.
-        interfaces: name to address of those of this node.
+        interfaces: name to first address of those of this node.
+        interface: the one that holds *node_ip*, "" for none.
     """
     if same_node:
         return LOOPBACK
     named: Sequence[str] = (devices or "").split(",")
-    return next((interfaces[name] for name in map(str.strip, named) if name in interfaces), node_ip)
+    chosen = next((name for name in map(str.strip, named) if name in interfaces), interface)
+    return node_ip if chosen == interface else interfaces[chosen]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from rlinf_actors.hardware.interfaces import ipv4_interfaces
+from rlinf_actors.hardware.interfaces import interface_of, ipv4_interfaces
 from rlinf_actors.model.accelerator_table import group_facts
 from rlinf_actors.net.loop import IoThread
 from rlinf_actors.tensors import groups
@@ -59,4 +59,5 @@ class Station:
 
     def ip(self, same_node: bool) -> str:
         """The address on which others reach a store or a socket of this worker."""
-        return groups.advertised_ip(same_node, self.node_ip, self.net_devices, ipv4_interfaces())
+        holder = interface_of(self.node_ip)
+        return groups.advertised_ip(same_node, self.node_ip, self.net_devices, ipv4_interfaces(), holder)

@@ -20,7 +20,7 @@ from typing import Any
 from rlinf_actors.cluster.attach import WorkerJob, set_worker_job
 from rlinf_actors.errors import ConfigError, ProtocolMismatchError, UsageError, WorkerStartError
 from rlinf_actors.group.names import check_lease_hook
-from rlinf_actors.model.accelerator_table import ALWAYS_NIC_VARIABLE
+from rlinf_actors.model.accelerator_table import GLOO_NIC_VARIABLE
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.hardware import AcceleratorType
 from rlinf_actors.net.ports import HeldPorts
@@ -161,7 +161,7 @@ async def _listen(
         place.node_ip,
         LazyDevices(dict(os.environ)),
         settings.paths,
-        settings.comm_net_devices or os.environ.get(ALWAYS_NIC_VARIABLE),
+        settings.comm_net_devices or os.environ.get(GLOO_NIC_VARIABLE),
         settings.timeout_minutes,
         job_name(spec.token),
     )

@@ -11,7 +11,7 @@ from rlinf_actors import Worker
 
 TOLD = (
     "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CLUSTER_NODE_RANK", "NODE_RANK", "NODE_GROUP_LABEL", "MARK",
-    "GLOO_SOCKET_IFNAME",
+    "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME",
 )  # fmt: skip
 
 

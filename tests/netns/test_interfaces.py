@@ -1,9 +1,11 @@
-"""Nodes with several network interfaces: the address is the route to the head, and collectives go the same way."""
+"""Collectives use the interface that holds the node's address: among several, and with a misleading hostname."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -72,11 +74,11 @@ def network() -> Iterator[list[netns_kit.Host]]:
         yield made
 
 
-def on(host: netns_kit.Host, *command: str) -> str:
+def on(host: netns_kit.Host, *command: str, head: str = ADDRESS) -> str:
     env = {
         **{name: value for name, value in os.environ.items() if not name.endswith("_SOCKET_IFNAME")},
         "PYTHONPATH": f"{netns_kit.PROJECT}:{HERE}",
-        "RLINF_HEAD": ADDRESS,
+        "RLINF_HEAD": head,
         "RLINF_ACTORS_INSECURE_TEST_NETWORK": "1",
     }
     done = subprocess.run(
@@ -115,7 +117,7 @@ def test_collectives_take_the_way_to_the_head(network: list[netns_kit.Host], tmp
     assert first <= {"10.213.8.1", "10.213.8.101"}
     assert second == {"10.213.8.2"}
     assert len(result["listening"][0]) > 1, "more than the worker's own"
-    assert result["alone"][0]["env"]["GLOO_SOCKET_IFNAME"] is None
+    assert result["alone"][0]["env"]["GLOO_SOCKET_IFNAME"] == "eth0"
     assert result["chosen"][0]["env"]["GLOO_SOCKET_IFNAME"] == "eth1"
     assert [(node["ip"], node["interface"]) for node in nodes] == [
         ("10.213.8.101", "fabric"),
@@ -129,3 +131,62 @@ def test_collectives_take_the_way_to_the_head(network: list[netns_kit.Host], tmp
         "net7": "10.213.8.2",
     }
     assert "10.213.8.2 (net7)" in listed
+
+
+ONE_INTERFACE_DRIVER = """
+    import json
+    from rlinf_actors import Cluster, NodePlacementStrategy
+    import remote_workers
+
+    with Cluster(num_nodes=2, timeout=60) as cluster:
+        def launch(name, **options):
+            return remote_workers.Reducer.create_group().launch(
+                cluster, NodePlacementStrategy([0, 1]), name=name, preload=["torch"], **options)
+        plain = launch("plain")
+        chosen = launch("chosen", env_vars={"RLINF_COMM_NET_DEVICES": "eth0,lo", "NCCL_SOCKET_IFNAME": "ib0"})
+        result = {
+            "sums": plain.all_reduce().wait(120),
+            "plain": plain.about().wait(60),
+            "chosen": chosen.about().wait(60),
+        }
+    print("RESULT " + json.dumps(result))
+"""
+
+
+@pytest.fixture
+def misleading() -> Iterator[list[netns_kit.Host]]:
+    """Two hosts with one interface each, whose hostname is 127.0.1.1 to themselves: Debian's default."""
+    with netns_kit.hosts(2) as made, contextlib.ExitStack() as stack:
+        for host in made:  # `ip netns exec` binds the files below over those in /etc
+            folder = Path("/etc/netns", host.namespace)
+            folder.mkdir(parents=True)
+            stack.callback(shutil.rmtree, folder)
+            (folder / "hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {os.uname().nodename}\n")
+        yield made
+
+
+def test_gloo_ignores_a_hostname_that_is_a_loopback_address(misleading: list[netns_kit.Host], tmp_path: Path) -> None:
+    address = f"{misleading[0].ip}:6399"
+    agents = [
+        netns_kit.agentd(host, tmp_path / f"n{rank}", [sys.prefix], "--node-rank", str(rank), way, address, *more)
+        for rank, (host, way, more) in enumerate(
+            zip(misleading, ("--listen", "--connect"), (["--head"], []), strict=True)
+        )
+    ]
+    script = tmp_path / "driver.py"
+    script.write_text(textwrap.dedent(ONE_INTERFACE_DRIVER))
+    try:
+        name = on(misleading[1], "-c", "import socket; print(socket.gethostbyname(socket.gethostname()))", head=address)
+        out = on(misleading[0], str(script), head=address)
+    finally:
+        for agent in agents:
+            agent.terminate()
+        codes = [agent.wait(30) for agent in agents]
+    assert name.strip() == "127.0.1.1"
+    assert codes == [0, 0]
+    result = json.loads(next(line for line in out.splitlines() if line.startswith("RESULT ")).removeprefix("RESULT "))
+    assert result["sums"] == [3.0, 3.0]
+    for told in result["plain"]:
+        assert (told["env"]["GLOO_SOCKET_IFNAME"], told["env"]["NCCL_SOCKET_IFNAME"]) == ("eth0", "eth0")
+    for told in result["chosen"]:
+        assert (told["env"]["GLOO_SOCKET_IFNAME"], told["env"]["NCCL_SOCKET_IFNAME"]) == ("eth0,lo", "ib0")

@@ -137,7 +137,8 @@ def test_network_interfaces_only_where_unset() -> None:
     assert (found[1]["GLOO_SOCKET_IFNAME"], found[1]["NCCL_SOCKET_IFNAME"]) == ("conf", "own")
     assert not [name for name in environments(group, [[0]])[0] if name.endswith("IFNAME")]
     plain = environments(NodeGroupInfo(label="c", nodes=nodes[2:]), [[0]], comm_net_devices="e")[0]
-    assert [name for name in plain if name.endswith(("IFNAME", "MNIC_NAME"))] == ["GLOO_SOCKET_IFNAME"]
+    named = [name for name in plain if name.endswith(("IFNAME", "MNIC_NAME"))]
+    assert named == ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"]
 
 
 def test_ours_wins_over_the_configuration() -> None:
@@ -156,21 +157,32 @@ def test_devices_are_numbered_as_the_probe_did_unless_the_user_says_otherwise() 
     assert environments(NodeGroupInfo(label="a", nodes=nodes), [[2]])[0]["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
 
 
-def test_the_interface_of_the_route_where_there_are_several() -> None:
-    several = {"lo": "127.0.0.1", "eth0": "10.0.0.9", "ib0": "10.1.0.9"}
-    one = {"lo": "127.0.0.1", "eth0": "10.0.0.9"}
+def test_the_interface_that_holds_the_nodes_address_is_always_named() -> None:
     nodes = [
-        node(0, node_ip="10.1.0.9", interface="ib0", interfaces=several),
-        node(1, node_ip="10.0.0.9", interface="eth0", interfaces=one),
-        node(2, node_ip="127.0.0.1", interface="lo", interfaces=several),
-        node(3, node_ip="10.1.0.9", interface="ib0", interfaces=several, env_vars={"NCCL_SOCKET_IFNAME": "eth0"}),
-        node(4, node_ip="10.1.0.9", interface="", interfaces=several),
+        node(0, node_ip="10.1.0.9", interface="ib0"),
+        node(1, count=0, node_ip="127.0.0.1", interface="lo"),
+        node(2, "NPU", node_ip="10.1.0.9", interface="ib0", env_vars={"NCCL_SOCKET_IFNAME": "eth0"}),
+        node(3, node_ip="192.0.2.7", interface=""),  # an address of a router before it: no interface has that
     ]
-    found = environments(NodeGroupInfo(label="a", nodes=nodes), [[0], [2], [4], [6], [8]])
+    found = [environments(NodeGroupInfo(label="a", nodes=[one]), [[0]])[0] for one in nodes]
     told = [{name[:4]: value for name, value in entry.items() if name.endswith("IFNAME")} for entry in found]
-    assert told == [{"GLOO": "ib0", "NCCL": "ib0"}, {}, {}, {"GLOO": "ib0"}, {}]
-    chosen = environments(NodeGroupInfo(label="a", nodes=nodes[:1]), [[0]], comm_net_devices="eth0")[0]
-    assert chosen["GLOO_SOCKET_IFNAME"] == "eth0"
+    assert told == [{"GLOO": "ib0", "NCCL": "ib0"}, {"GLOO": "lo", "NCCL": "lo"}, {"GLOO": "ib0", "HCCL": "ib0"}, {}]
+
+
+def test_interfaces_of_the_launch_go_before_all_others() -> None:
+    info = node(0, interface="eth0", env_vars={"RLINF_COMM_NET_DEVICES": "own", "NCCL_SOCKET_IFNAME": "eth2"})
+    group = NodeGroupInfo(label="a", nodes=[info])
+    placements = place([[0]], ResourceTable([group]))
+
+    def named(**launch: str) -> dict[str, str]:
+        found = worker_environment(
+            "g", placements[0], placements, info, group, "job", comm_net_devices="driver", launch_env=launch
+        )
+        return {name[:4]: value for name, value in {**found, **launch}.items() if name.endswith("IFNAME")}
+
+    assert named() == {"GLOO": "own"}
+    assert named(RLINF_COMM_NET_DEVICES="ib0") == {"GLOO": "ib0"}
+    assert named(RLINF_COMM_NET_DEVICES="ib0", GLOO_SOCKET_IFNAME="eth9") == {"GLOO": "eth9"}
 
 
 class TestSeveralVendorsOnOneNode:

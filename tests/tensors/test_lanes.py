@@ -321,6 +321,12 @@ def test_the_advertised_address(same_node, devices, ip):
     assert found == ip
 
 
+def test_the_advertised_address_may_be_the_second_of_its_interface():
+    addresses = {"eth0": "10.0.0.1", "eth1": "10.1.0.2"}
+    assert groups.advertised_ip(False, "10.0.0.9", "eth0", addresses, "eth0") == "10.0.0.9"
+    assert groups.advertised_ip(False, "10.0.0.9", "eth1", addresses, "eth0") == "10.1.0.2"
+
+
 def test_gloo_takes_the_interface_that_its_variable_names(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-interface")
     store = groups.Store(groups.LOOPBACK, 5.0)
