@@ -6,6 +6,7 @@ import inspect
 from dataclasses import dataclass
 
 from rlinf_actors.errors import UsageError
+from rlinf_actors.model import marks
 
 RESERVED = (
     "launch",
@@ -35,8 +36,8 @@ class Method:
 
     Attributes:
         streams: its result is a stream of items, since it is a generator.
-        idempotent: it may run more than once for one call.
-        concurrent: threads of its own that it runs on beside the main thread, 0 for none.
+        idempotent: it may run more than once for one call (Worker.idempotent).
+        concurrent: threads of its own that it runs on beside the main thread (Worker.concurrent), 0 for none.
     """
 
     streams: bool = False
@@ -52,8 +53,9 @@ def public_methods(cls: type) -> dict[str, Method]:
             continue
         member = inspect.getattr_static(cls, name)
         function = member.__func__ if isinstance(member, (staticmethod, classmethod)) else member
-        if callable(function) and not isinstance(function, type):
-            methods[name] = Method(streams=inspect.isasyncgenfunction(inspect.unwrap(function)))
+        if callable(function) and not isinstance(function, type) and function not in marks.DECORATORS:
+            streams = inspect.isasyncgenfunction(inspect.unwrap(function))
+            methods[name] = Method(streams, marks.is_idempotent(function), marks.threads_of(function))
     return methods
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from rlinf_actors.errors import UsageError
 from rlinf_actors.group.launcher import GroupLauncher
 from rlinf_actors.hardware.torch_platform import torch_platform
+from rlinf_actors.model import marks
 from rlinf_actors.model.accelerator_table import facts_of
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.hardware import AcceleratorType, HardwareInfo
@@ -74,6 +75,8 @@ class Worker(Messaging, Channels):
     accelerator_type: ClassVar[AcceleratorType] = _ClassValue(_accelerator_type)  # type: ignore[assignment]
     current_worker: ClassVar[Worker | None] = None
     timer = staticmethod(timed)
+    idempotent = staticmethod(marks.idempotent)
+    concurrent = staticmethod(marks.concurrent)
 
     _rank: int
     _logger: logging.Logger

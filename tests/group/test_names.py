@@ -93,6 +93,81 @@ def test_public_methods_of_all_kinds():
     assert not {"create_group", "timer", "worker_timer"} & set(methods)
 
 
+def test_marks_are_read_in_any_order_of_decorators():
+    class Marked(Worker):
+        @Worker.idempotent
+        @Worker.timer("t")
+        def above(self): ...
+
+        @Worker.timer("t")
+        @Worker.idempotent
+        def below(self): ...
+
+        @Worker.idempotent
+        async def coroutine(self): ...
+
+        @Worker.timer()
+        @Worker.idempotent
+        async def stream(self):
+            yield 1
+
+        @Worker.idempotent
+        @staticmethod
+        def static(): ...
+
+        @classmethod
+        @Worker.idempotent
+        def of_class(cls): ...
+
+        @Worker.concurrent(threads=2)
+        def beside(self): ...
+
+        @Worker.idempotent
+        @Worker.concurrent()
+        def both(self): ...
+
+        def plain(self): ...
+
+    class Overridden(Marked):
+        def above(self): ...
+
+        def concurrent(self): ...
+
+    methods = public_methods(Marked)
+    assert {name: methods[name] for name in vars(Marked) if not name.startswith("_")} == {
+        "above": Method(idempotent=True),
+        "below": Method(idempotent=True),
+        "coroutine": Method(idempotent=True),
+        "stream": Method(streams=True, idempotent=True),
+        "static": Method(idempotent=True),
+        "of_class": Method(idempotent=True),
+        "beside": Method(concurrent=2),
+        "both": Method(idempotent=True, concurrent=1),
+        "plain": Method(),
+    }
+    assert not {"idempotent", "concurrent"} & methods.keys()
+    assert public_methods(Overridden)["above"] == Method()
+    assert public_methods(Overridden)["below"] == Method(idempotent=True)
+    assert public_methods(Overridden)["concurrent"] == Method()
+    assert Marked.static() is None
+    assert Marked.of_class() is None
+
+
+@pytest.mark.parametrize("threads", [0, -1, True, "2", 1.5])
+def test_a_number_of_threads_that_cannot_be_is_refused(threads):
+    with pytest.raises(UsageError, match="takes a whole number, 1 or more"):
+        Worker.concurrent(threads=threads)
+
+
+def test_marks_of_what_is_no_method_are_refused():
+    with pytest.raises(UsageError, match=r"write @Worker.concurrent\(\)"):
+        Worker.concurrent(lambda self: None)
+    with pytest.raises(UsageError, match="marks methods, and <property"):
+        Worker.idempotent(property(lambda self: None))
+    with pytest.raises(UsageError, match="marks methods"):
+        Worker.concurrent()(3)
+
+
 async def test_private_methods_say_so_when_called(world):
     with pytest.raises(ValueError, match=r"Arm\._secret\(\) is private"):
         world.group._secret()

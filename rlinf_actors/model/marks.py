@@ -1,0 +1,71 @@
+"""Decorators by which the methods of a worker class say how they may be called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from rlinf_actors.errors import UsageError
+
+F = TypeVar("F")  # without a bound: a classmethod is not callable before it belongs to a class
+
+_IDEMPOTENT = "__rlinf_actors_idempotent__"
+_CONCURRENT = "__rlinf_actors_concurrent__"
+
+
+def idempotent(method: F) -> F:
+    """Mark a method that may run more than once for one call, with the same outcome as if it ran once.
+
+    ``group.with_retries(n)`` sends calls of such methods again after the death of a worker. A method without the
+    mark runs at most once. A method of a subclass that overrides a marked one needs the mark again.
+
+    Raises:
+        UsageError: what is marked is not a method.
+    """
+    setattr(_function(method, "idempotent"), _IDEMPOTENT, True)
+    return method
+
+
+def concurrent(threads: int = 1) -> Callable[[F], F]:
+    """Mark a plain method that runs on threads of its own, beside the calls of the worker's other methods.
+
+    It answers while the main thread is busy. It shares the instance with the other methods: what both touch needs a
+    lock. A call that comes while all threads are busy waits for one of them.
+
+    Args:
+        threads: how many calls of this method may run at a time in one worker.
+
+    Raises:
+        UsageError: *threads* is not a whole number of 1 or more, or what is marked is not a method.
+    """
+    if callable(threads):
+        raise UsageError("concurrent is a decorator with an argument: write @Worker.concurrent()")
+    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
+        raise UsageError(f"threads is {threads!r}; @Worker.concurrent(threads=...) takes a whole number, 1 or more")
+
+    def decorate(method: F) -> F:
+        setattr(_function(method, "concurrent"), _CONCURRENT, threads)
+        return method
+
+    return decorate
+
+
+DECORATORS = (idempotent, concurrent)
+
+
+def is_idempotent(method: object) -> bool:
+    """True if a method is marked by `idempotent`, in front of or behind decorators that use functools.wraps."""
+    return bool(getattr(method, _IDEMPOTENT, False))
+
+
+def threads_of(method: object) -> int:
+    """Return the number of threads that `concurrent` gives a method, 0 without the mark."""
+    return int(getattr(method, _CONCURRENT, 0))
+
+
+def _function(method: object, mark: str) -> Any:
+    """Return the function that carries the marks of a method."""
+    function = method.__func__ if isinstance(method, (staticmethod, classmethod)) else method
+    if not callable(function) or isinstance(function, type):
+        raise UsageError(f"@Worker.{mark} marks methods, and {method!r} is none: put it above a def")
+    return function
