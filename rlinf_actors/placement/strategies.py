@@ -58,7 +58,7 @@ class PackedPlacementStrategy(PlacementStrategy):
                 gets 0 and 2, process 1 gets 1 and 3.
             node_group: label, or labels, of the node group; all nodes by default.
             master_node: (older form) node of the first process, 0 by default.
-            num_nodes: (older form) use this many whole nodes; give this or *num_processes*.
+            num_nodes: (older form) as many processes as fit on this many whole nodes; give this or *num_processes*.
             num_processes: (older form) how many processes.
             master_gpu: (older form) first accelerator on the master node, 0 by default.
             num_gpus_per_process: (older form) accelerators of each process, 1 by default.
@@ -119,9 +119,22 @@ class PackedPlacementStrategy(PlacementStrategy):
         else:
             nodes = range(self._master_node, self._master_node + (self._num_nodes or 1))
             table.first_on_node(nodes[-1])  # raises for a node that is not there
-            count = sum(map(table.count_on_node, nodes)) - self._master_gpu
+            held = sum(map(table.count_on_node, nodes)) - self._master_gpu
+            count = self._fitting(held, nodes)
         self._check_count(count)
         return first, first + count - 1
+
+    def _fitting(self, held: int, nodes: range) -> int:
+        """Return how many of the *held* resources of whole nodes are used: too few for a process stay free."""
+        unit = self._each * self._stride
+        if held < unit:
+            where = f"node {nodes[0]} has" if len(nodes) == 1 else f"nodes {nodes[0]}-{nodes[-1]} have"
+            stride = f" with stride {self._stride}" if self._stride > 1 else ""
+            raise PlacementError(
+                f"{where} {held} resources from master_gpu {self._master_gpu} on, too few for one process of "
+                f"{self._each}{stride}"
+            )
+        return held - held % unit
 
     def _check_count(self, count: int) -> None:
         unit = self._each * self._stride

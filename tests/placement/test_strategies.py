@@ -110,6 +110,8 @@ def test_isolated_workers_have_local_rank_zero_even_when_they_share() -> None:
         (PackedPlacementStrategy(master_node=1, num_nodes=1, num_gpus_per_process=2), [(1, [0, 1]), (1, [2, 3])]),
         (PackedPlacementStrategy(num_processes=3, master_gpu=2), [(0, [2]), (0, [3]), (1, [0])]),
         (PackedPlacementStrategy(num_nodes=2, master_gpu=2, num_gpus_per_process=2), [(0, [2, 3]), (1, [0, 1]), (1, [2, 3])]),
+        (PackedPlacementStrategy(num_nodes=1, num_gpus_per_process=3), [(0, [0, 1, 2])]),
+        (PackedPlacementStrategy(master_node=1, num_nodes=1, master_gpu=1, num_gpus_per_process=2), [(1, [1, 2])]),
         (StridedPlacementStrategy(0, 2, 2, 2), [(0, [0, 2]), (0, [1, 3]), (1, [0, 2]), (1, [1, 3])]),
         (StridedPlacementStrategy(1, 1, 2, 1), [(1, [0]), (1, [1]), (1, [2]), (1, [3])]),
         (FlexiblePlacementStrategy([[0, 2], [5], [4, 7]]), [(0, [0, 2]), (1, [1]), (1, [0, 3])]),
@@ -119,6 +121,11 @@ def test_older_forms_on_a_cluster_and_in_the_older_call(strategy: Any, expected:
     assert where(strategy.get_placement(TWO)) == expected
     assert where(strategy.get_placement(4, True)) == expected
     assert where(strategy.get_placement(num_gpus_per_node=4, isolate_gpu=True)) == expected
+
+
+def test_whole_nodes_have_as_many_processes_as_fit() -> None:
+    placements = PackedPlacementStrategy(num_nodes=1, num_gpus_per_process=3).get_placement(8)
+    assert where(placements) == [(0, [0, 1, 2]), (0, [3, 4, 5])]
 
 
 def test_the_older_call_of_the_newer_forms() -> None:
@@ -272,7 +279,9 @@ def test_bad_arguments(make: Any, message: str) -> None:
         (PackedPlacementStrategy(master_node=2, num_nodes=1), TWO, "node 2 has no resource"),
         (PackedPlacementStrategy(num_processes=9), TWO, "needs resources 0-8"),
         (PackedPlacementStrategy(num_nodes=1, master_gpu=4), TWO, "master_gpu is 4, but node 0 has 4"),
-        (PackedPlacementStrategy(num_nodes=1, num_gpus_per_process=3), TWO, "4 resources do not divide into processes of 3"),
+        (PackedPlacementStrategy(num_nodes=1, num_gpus_per_process=5), TWO, "node 0 has 4 resources from master_gpu 0 on, too few for one process of 5"),
+        (PackedPlacementStrategy(num_nodes=1, master_gpu=1, num_gpus_per_process=2, stride=2), TWO, "has 3 resources from master_gpu 1 on, too few for one process of 2 with stride 2"),
+        (PackedPlacementStrategy(num_nodes=2, num_gpus_per_process=3), TWO, "process 1 would hold resources 3-5"),
         (StridedPlacementStrategy(0, 1, 3, 1), TWO, "node 0 has 4 accelerators, which do not divide into groups of 3 (stride 3 x 1 for each process)"),
         (StridedPlacementStrategy(0, 3, 2, 2), TWO, "node 2 has no resource"),
         (FlexiblePlacementStrategy([[3, 4]]), TWO, "process 0 would hold resources 3-4"),
