@@ -115,7 +115,7 @@ class GroupControl:
         self._begin_shutdown(grace).result()
 
     def _begin_shutdown(self, grace: float) -> concurrent.futures.Future[None]:
-        if self._shutdown is None:
+        if self._shutdown is None or (self._shutdown.done() and not self._ended(self._shutdown)):
             grace = bounds.number(grace, "the grace")
             if self.runtime.closed:
                 self._shutdown = concurrent.futures.Future()
@@ -124,12 +124,17 @@ class GroupControl:
                 self._shutdown = self.runtime.io.submit(self._end(grace))
         return self._shutdown
 
+    def _ended(self, shutdown: concurrent.futures.Future[None]) -> bool:
+        """True if that shutdown, which is over, ended the group: one that failed is tried again."""
+        return self.group.gone.done() and not shutdown.cancelled() and shutdown.exception() is None
+
     async def _end(self, grace: float) -> None:
         """Ask the workers to close, then have them stopped. Loop thread."""
         group = self.group
         if group.gone.done():
             return
-        if "_close" in dir(self.cls) and group.ready.done() and group.ready.error is None:
+        closes = "_close" in dir(self.cls) and not group.closing  # not again where an earlier shutdown failed
+        if closes and group.ready.done() and group.ready.error is None:
             peers = [peer for peer in group.peers if peer.error is None]
             closing: WorkerGroupFuncResult[Any] = WorkerGroupFuncResult(self.runtime, "_close", peers, grace)
             closing._start(())

@@ -119,7 +119,7 @@ class WorkerGroup(Calls, Generic[T]):
         """End the workers: ``_close()`` on each if it has one, SIGTERM, after *grace* seconds SIGKILL.
 
         In a plain script it returns when they are gone; in a running event loop it returns an
-        awaitable. Shutting down twice is fine.
+        awaitable. Shutting down twice is fine; after a failure the second one tries again.
         """
         return self._control.shutdown(grace)
 
@@ -155,7 +155,14 @@ class WorkerGroup(Calls, Generic[T]):
         await self._control.shutdown_async()
 
     def __enter__(self) -> WorkerGroup[T]:
-        return self.wait_ready()
+        try:
+            return self.wait_ready()
+        except BaseException:
+            if (
+                self._control.group.ready.error is None
+            ):  # Ctrl-C, or what a signal handler raised: __exit__ is not called
+                self._control.shutdown_blocking()
+            raise
 
     def __exit__(self, *_error: object) -> None:
         self._control.shutdown_blocking()

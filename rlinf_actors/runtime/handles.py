@@ -77,7 +77,7 @@ class GroupHandles:
         self._groups: dict[tuple[str, str], RemoteGroup] = {}
         self._launching: list[RemoteGroup] = []
         self._stopping: dict[tuple[str, str], asyncio.Task[None]] = {}
-        self._telling: set[asyncio.Task[None]] = set()
+        self._telling: dict[RemoteGroup, asyncio.Task[None]] = {}
         self._finding: dict[FindGroup, asyncio.Task[RemoteGroup]] = {}
 
     def all(self) -> list[RemoteGroup]:
@@ -178,22 +178,29 @@ class GroupHandles:
         return found[0]
 
     async def stop(self, group: RemoteGroup, grace_s: float) -> None:
-        """End the workers of a group and wait until they are gone."""
+        """End the workers of a group and wait until they are gone.
+
+        After a failure that is not known: the group can be stopped again.
+        """
         group.closing = True
         try:
             stop = StopGroup(group.namespace, group.name, grace_s, group.launched)
             await self._ask(stop, Done, grace_s + max(STOP_TIMEOUT_S, self._head_grace_s()))
-        finally:
-            group.close()
-            if self._groups.get((group.namespace, group.name)) is group:
-                del self._groups[(group.namespace, group.name)]
+        except BaseException:
+            group.end_calls()
+            raise
+        group.close()
+        if self._groups.get((group.namespace, group.name)) is group:
+            del self._groups[(group.namespace, group.name)]
 
     async def stop_or_leave(self, group: RemoteGroup, grace_s: float) -> None:
         """As `stop`, but nobody waits for a head that says nothing: it is told when it is there again."""
         head = self._head()
-        telling = asyncio.get_running_loop().create_task(self.stop(group, grace_s), name=f"stop {group.name}")
-        self._telling.add(telling)  # until it is done; the end of the session ends it
-        telling.add_done_callback(self._telling.discard)
+        telling = self._telling.get(group)
+        if telling is None:  # until it is done; the end of the session ends it
+            telling = asyncio.get_running_loop().create_task(self.stop(group, grace_s), name=f"stop {group.name}")
+            self._telling[group] = telling
+            telling.add_done_callback(lambda _: self._telling.pop(group, None))
         silent = asyncio.ensure_future(head.silent(SILENT_HEAD_S) if head is not None else asyncio.Event().wait())
         try:
             await asyncio.wait([telling, silent], return_when=asyncio.FIRST_COMPLETED)
@@ -202,6 +209,7 @@ class GroupHandles:
         if telling.done():
             telling.result()
             return
+        telling.remove_done_callback(self._left_alone)  # once, however often it was waited for
         telling.add_done_callback(self._left_alone)
         log.warning(
             "group %r is not stopped yet: the head has not answered for %g s. It is told when it is there again; when "

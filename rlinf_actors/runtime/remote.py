@@ -271,9 +271,13 @@ class RemoteGroup:
 
     def close(self, error: Exception | None = None) -> None:
         """The handle is of no use any more: end its calls and drop its links."""
+        self.end_calls(error)
+        self.gone.resolve(None)
+
+    def end_calls(self, error: Exception | None = None) -> None:
+        """End the calls and drop the links of a group whose workers may still run."""
         self.closing = True
         self.fail(error or GroupClosedError(f"group {self.name!r} was shut down"))
-        self.gone.resolve(None)
         for peer in self.peers:
             peer.close()
 

@@ -24,11 +24,16 @@ class SilentHead:
         await asyncio.sleep(seconds)
 
 
+class Group(types.SimpleNamespace):
+    __hash__ = object.__hash__
+
+
 def group(name):
     gone = asyncio.get_running_loop().create_future()
-    return types.SimpleNamespace(
-        name=name, namespace="ns", gone=gone, closing=False, launched=[], owned=True, close=lambda: None
-    )
+    return Group(
+        name=name, namespace="ns", gone=gone, closing=False, launched=[], owned=True,
+        close=lambda: None, end_calls=lambda: None,
+    )  # fmt: skip
 
 
 def handles(ask):
@@ -56,7 +61,7 @@ async def test_a_group_whose_end_nobody_waits_for_is_told_of_unless_this_process
     asked = asyncio.get_running_loop().create_future()
     groups = handles(lambda *args: asked)
     await groups.stop_or_leave(group("a"), 2.0)
-    (telling,) = groups._telling
+    (telling,) = groups._telling.values()
     caplog.clear()
     groups.closed = closed
     asked.set_exception(ClusterTimeoutError("the connection was closed"))
@@ -65,3 +70,23 @@ async def test_a_group_whose_end_nobody_waits_for_is_told_of_unless_this_process
     assert [record.getMessage() for record in caplog.records] == [
         "a group was not stopped by this process: the connection was closed"
     ] * (not closed)
+
+
+async def test_an_end_that_is_under_way_is_waited_for_again_and_asked_for_once(caplog):
+    asked = []
+
+    async def ask(*args):
+        asked.append(args)
+        await asyncio.sleep(60)
+        raise ClusterTimeoutError("too late")
+
+    groups, ending = handles(ask), group("a")
+    for _ in range(2):
+        await groups.stop_or_leave(ending, 2.0)
+    assert len(asked) == 1
+    await asyncio.wait(list(groups._telling.values()))
+    await asyncio.sleep(0)
+    assert sum("was not stopped by this process" in record.getMessage() for record in caplog.records) == 1
+    with pytest.raises(ClusterTimeoutError):
+        await groups.stop(ending, 2.0)
+    assert len(asked) == 2

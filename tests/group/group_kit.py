@@ -109,6 +109,7 @@ class World:
         self.ranks = [FakeRank(self.network, rank) for rank in range(size)]
         self.remote = RemoteGroup(self.network, "driver:x", "here", "ns", "arms", [f"n{n}" for n in range(size)])
         self.stopped: list[float] = []
+        self.stop_error: Exception | None = None
         io = Io()
         self.runtime = types.SimpleNamespace(
             lost=LostErrors(False, io.later),
@@ -134,6 +135,9 @@ class World:
 
     async def _stop_group(self, group: RemoteGroup, grace_s: float) -> None:
         self.stopped.append(grace_s)
+        if self.stop_error is not None:
+            group.end_calls()
+            raise self.stop_error
         group.close()
 
     async def said_to(self, rank: int) -> None:

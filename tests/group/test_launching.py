@@ -12,7 +12,7 @@ import types
 import group_kit
 import pytest
 
-from rlinf_actors.errors import CallTimeoutError, ConfigError, UsageError, WorkerStartError
+from rlinf_actors.errors import CallTimeoutError, ClusterTimeoutError, ConfigError, UsageError, WorkerStartError
 from rlinf_actors.group import launching
 from rlinf_actors.group.launching import check_arguments
 from rlinf_actors.group.spec import LaunchOptions, class_reference, worker_specs
@@ -243,6 +243,41 @@ class TestReadiness:
         await ending
         assert world.stopped == [5.0]
         assert "_close() failed; stopping it anyway" in caplog.text
+
+    async def test_one_that_failed_is_tried_again(self):
+        class Closes(group_kit.Arm):
+            def _close(self): ...
+
+        world = group_kit.World(1, Closes)
+        world.stop_error = ClusterTimeoutError("the head does not answer")
+        ending = asyncio.ensure_future(world.control.shutdown_async())
+        world.ranks[0].ok((await world.ranks[0].call()).id)
+        with pytest.raises(ClusterTimeoutError):
+            await ending
+        with pytest.raises(ClusterTimeoutError):
+            await world.control.shutdown_async(1.0)
+        world.stop_error = None
+        for _ in range(2):
+            await world.control.shutdown_async(2.0)
+        assert world.stopped == [5.0, 1.0, 2.0]
+        assert [call.method for call in world.ranks[0].calls] == ["_close"], "the worker has closed itself already"
+
+    @pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError])
+    async def test_an_interrupted_entry_ends_the_group(self, error, monkeypatch):
+        world = group_kit.World(1)
+
+        def interrupted(timeout=None):
+            raise error  # as a signal handler does while the main thread blocks
+
+        monkeypatch.setattr(world.remote.ready, "wait", interrupted)
+
+        def use():
+            with world.group:
+                raise AssertionError("it was never entered")
+
+        with pytest.raises(error):
+            await asyncio.to_thread(use)
+        assert world.stopped == [5.0]
 
 
 class TestArguments:

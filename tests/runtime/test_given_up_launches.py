@@ -143,3 +143,23 @@ async def test_a_group_that_is_being_shut_down_is_known_until_its_workers_are_go
     head.server.notify(peer, Beat(HELLO_AGAIN))
     await head.welcome()
     assert (await head.next())[1].body == Handles([])
+
+
+async def test_a_group_whose_end_was_not_confirmed_can_be_stopped_again(head):
+    launching = head.launch()
+    peer, asked = await head.next()
+    head.server.reply(peer, asked.id, Launched(GroupState("ns", "g", "m:C", "d", "running", states())))
+    await asyncio.wrap_future(launching)
+    group = head.runtime.groups.get("ns", "g")
+    stopping = asyncio.wrap_future(head.runtime.io.submit(head.runtime.groups.stop(group, 5.0)))
+    peer, stop = await head.next()
+    head.server.fail(peer, stop.id, "timeout", "its node does not answer")
+    with pytest.raises(ClusterTimeoutError):
+        await stopping
+    assert not group.gone.done(), "its workers may run"
+    again = asyncio.wrap_future(head.runtime.io.submit(head.runtime.groups.stop(group, 5.0)))
+    peer, stop = await head.next()
+    assert stop.body == StopGroup("ns", "g", 5.0, IDS)
+    head.server.reply(peer, stop.id, Done())
+    await again
+    assert group.gone.done()
