@@ -155,6 +155,7 @@ class Cluster(ClusterView):
         self._daemon: EmbeddedDaemon | None = None
         self._starting: asyncio.Task[None] | None = None
         self._connected = self._shared = self._closed = False
+        self._ending: concurrent.futures.Future[None] | None = None
         self._gone = ""
         self._failed = False  # the script, as far as this object knows
         self._owner_pid = os.getpid()
@@ -208,31 +209,39 @@ class Cluster(ClusterView):
             self._starting.cancel()  # nobody is left to answer it; one that is over is not changed
 
     def shutdown(self) -> None:
-        """End what this process started: its groups, and the embedded cluster. Blocks; twice is fine."""
-        if not self._begin_end():
-            return
-        try:
-            self.runtime.io.submit(self._end()).result()
-        finally:
-            self.runtime.close()
+        """End what this process started: its groups, and the embedded cluster. Blocks; twice is fine.
+
+        After Ctrl-C it goes on; the next call, or the end of the interpreter, waits for it. After a failure that call
+        tries again.
+        """
+        ending = self._begin_end()
+        if ending is not None:
+            ending.result()
+            self._ended()
 
     async def shutdown_async(self) -> None:
-        """As `shutdown`, for a running event loop."""
-        if not self._begin_end():
-            return
-        try:
-            await asyncio.wrap_future(self.runtime.io.submit(self._end()))
-        finally:
-            await asyncio.to_thread(self.runtime.close)
+        """As `shutdown`, for a running event loop. Cancelling is as Ctrl-C there."""
+        ending = self._begin_end()
+        if ending is not None:
+            await asyncio.shield(asyncio.wrap_future(ending))
+            await asyncio.to_thread(self._ended)
 
-    def _begin_end(self) -> bool:
+    def _begin_end(self) -> concurrent.futures.Future[None] | None:
+        """Begin the end, or find the one that is under way; None if there is nothing to end."""
         if Cluster._current is self:
             Cluster._current = None
-        if self._closed or self._owner_pid != os.getpid() or not hasattr(self, "runtime"):
-            return False
+        if self._owner_pid != os.getpid() or not hasattr(self, "runtime") or self.runtime.closed:
+            return None
         self._closed = True
+        if self._job is not None:
+            return None
+        if self._ending is None or _failed(self._ending):
+            self._ending = self.runtime.io.submit(self._end())
+        return self._ending
+
+    def _ended(self) -> None:
         atexit.unregister(self.shutdown)
-        return self._job is None
+        self.runtime.close()
 
     async def _end(self) -> None:
         if self._starting is not None and not self._starting.done():
@@ -395,3 +404,7 @@ class Cluster(ClusterView):
 
     def __repr__(self) -> str:
         return f"<Cluster of {self.num_nodes} nodes, namespace {self.namespace!r}>"
+
+
+def _failed(ending: concurrent.futures.Future[None]) -> bool:
+    return ending.done() and (ending.cancelled() or ending.exception() is not None)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import types
 
 import pytest
 
 from rlinf_actors.cluster.cluster import Cluster
 from rlinf_actors.errors import ClusterTimeoutError
+from rlinf_actors.net.loop import IoThread
 from rlinf_actors.runtime.handles import GroupHandles
 
 pytestmark = pytest.mark.virtual_time
@@ -22,6 +24,26 @@ class SilentHead:
 
     async def silent(self, seconds):
         await asyncio.sleep(seconds)
+
+
+class Ends:
+    """A Cluster whose end fails as often as it is told."""
+
+    def __init__(self, io, failures):
+        self.tries, self.closed, self._failures = 0, False, failures
+        self.runtime = types.SimpleNamespace(io=io, closed=False, close=self._close)
+        self.cluster = object.__new__(Cluster)
+        vars(self.cluster).update(
+            runtime=self.runtime, _owner_pid=os.getpid(), _job=None, _ending=None, _closed=False, _end=self._end
+        )
+
+    async def _end(self):
+        self.tries += 1
+        if self.tries <= self._failures:
+            raise OSError("no descriptor is left")
+
+    def _close(self):
+        self.runtime.closed = True
 
 
 class Group(types.SimpleNamespace):
@@ -90,3 +112,20 @@ async def test_an_end_that_is_under_way_is_waited_for_again_and_asked_for_once(c
     with pytest.raises(ClusterTimeoutError):
         await groups.stop(ending, 2.0)
     assert len(asked) == 2
+
+
+@pytest.fixture
+def io():
+    thread = IoThread("of a Cluster")
+    yield thread
+    thread.stop()
+
+
+def test_a_shutdown_that_failed_is_tried_again(io):
+    ends = Ends(io, 1)
+    with pytest.raises(OSError, match="no descriptor"):
+        ends.cluster.shutdown()
+    assert not ends.runtime.closed, "the next one needs it"
+    ends.cluster.shutdown()
+    ends.cluster.shutdown()
+    assert (ends.tries, ends.runtime.closed) == (2, True)

@@ -325,6 +325,21 @@ class Parent(Worker):
         return said
 
 
+class Stuck(Worker):
+    """Stands still, in its constructor or in a call, and tells by a named pipe when it does."""
+
+    def __init__(self, pipe: str, at: str) -> None:
+        super().__init__()
+        self._pipe = pipe
+        if at == "init":
+            self.stand_still()
+
+    def stand_still(self) -> None:
+        with open(self._pipe, "w") as pipe:
+            pipe.write(str(os.getpid()))
+        threading.Event().wait()
+
+
 class Closes(Worker):
     def __init__(self, path: str) -> None:
         super().__init__()

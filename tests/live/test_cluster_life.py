@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import types
 import venv
 
@@ -85,6 +86,23 @@ class TestLife:
         with pytest.raises(RlinfActorsError):
             group.where().wait()
         group.shutdown()
+
+    @pytest.mark.parametrize("at", ["init", "call"])
+    def test_ctrl_c_in_its_block_ends_a_group(self, rlinf_cluster, tmp_path, at):
+        pipe, pids = tmp_path / "pipe", []
+        os.mkfifo(pipe)
+
+        def interrupt():
+            pids.append(int(pipe.read_text()))
+            os.kill(os.getpid(), signal.SIGINT)
+
+        interrupting = threading.Thread(target=interrupt)
+        interrupting.start()
+        with pytest.raises(KeyboardInterrupt), lw.Stuck.create_group(str(pipe), at).launch(rlinf_cluster) as group:
+            group.stand_still().wait()
+        interrupting.join()
+        assert not lw.running(*pids)
+        assert rlinf_cluster.has_initialized()
 
 
 class TestStarts:
