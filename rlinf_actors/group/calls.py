@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlinf_actors.errors import UsageError
 from rlinf_actors.group.control import GroupControl
+from rlinf_actors.group.names import Method
 from rlinf_actors.group.result import WorkerGroupFuncResult
+from rlinf_actors.group.retries import RetriedResult
 from rlinf_actors.group.stream import StreamResult
 from rlinf_actors.wire import payload
 
@@ -15,24 +17,39 @@ if TYPE_CHECKING:
     from rlinf_actors.runtime.peer import Peer
 
 
+class CallOptions(NamedTuple):
+    """How the calls of a view are made.
+
+    Attributes:
+        timeout: their deadline, in seconds; None for no deadline.
+        retries: how often a call may be sent again to the worker that takes the place of one that died.
+    """
+
+    timeout: float | None = None
+    retries: int = 0
+
+
+ONCE = CallOptions()
+
+
 class RemoteMethod:
     """One method of the worker class on some ranks; calling it sends the call."""
 
-    __slots__ = ("_control", "_name", "_ranks", "_streams", "_timeout")
+    __slots__ = ("_control", "_method", "_name", "_options", "_ranks")
 
     def __init__(
         self,
         control: GroupControl,
         name: str,
-        streams: bool,
+        method: Method,
         ranks: Sequence[int] | None,
-        timeout: float | None,
+        options: CallOptions,
     ) -> None:
         self._control = control
         self._name = name
-        self._streams = streams
+        self._method = method
         self._ranks = ranks
-        self._timeout = timeout
+        self._options = options
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Send the call to every rank; returns at once.
@@ -42,20 +59,41 @@ class RemoteMethod:
 
         Raises:
             SerializationError: an argument cannot be pickled; names its path.
+            UsageError: the view's deadline or retries do not go with this method.
         """
-        self._control.runtime.check_usable()
-        parts = payload.encode_call(args, kwargs, copy=self._control.runtime.copy)
-        if self._streams:
-            if self._timeout is not None:
-                raise UsageError(
-                    f"{self._name}() streams, and a stream has no deadline: leave the loop when it has run long enough"
-                )
-            return StreamResult(self._name, self._peers(), parts, self._control.runtime.lost)
-        result: WorkerGroupFuncResult[Any] = WorkerGroupFuncResult(
-            self._control.runtime, self._name, self._peers(), self._timeout
-        )
+        runtime = self._control.runtime
+        runtime.check_usable()
+        self._check()
+        parts = payload.encode_call(args, kwargs, copy=runtime.copy)
+        if self._method.streams:
+            return StreamResult(self._name, self._peers(), parts, runtime.lost)
+        result = self._result()
         result._start(parts)
         return result
+
+    def _result(self) -> WorkerGroupFuncResult[Any]:
+        """Return the result of a call that is about to be sent."""
+        runtime, (timeout, retries) = self._control.runtime, self._options
+        if retries:
+            return RetriedResult(runtime, self._name, self._peers(), timeout, self._control.group, retries)
+        return WorkerGroupFuncResult(runtime, self._name, self._peers(), timeout)
+
+    def _check(self) -> None:
+        name, (timeout, retries) = self._name, self._options
+        if self._method.streams and timeout is not None:
+            raise UsageError(
+                f"{name}() streams, and a stream has no deadline: leave the loop when it has run long enough"
+            )
+        if self._method.streams and retries:
+            raise UsageError(
+                f"{name}() streams, and a stream is not sent again, since its first items were taken: call it without "
+                "with_retries(), and begin again where it failed"
+            )
+        if retries and not self._method.idempotent:
+            raise UsageError(
+                f"{self._control.cls_name}.{name}() is not marked idempotent, and with_retries() may run it twice: "
+                f"write @Worker.idempotent above its def if that does no harm, or call it without with_retries()"
+            )
 
     def _peers(self) -> Sequence[Peer]:
         """Those of now: a rank that was started again has another."""
@@ -90,8 +128,8 @@ class Calls:
         """None for all."""
         return None
 
-    def _timeout_of_calls(self) -> float | None:
-        return None
+    def _options_of_calls(self) -> CallOptions:
+        return ONCE
 
     def _used(self) -> None:
         """Somebody asked for a method."""
@@ -104,7 +142,7 @@ class Calls:
         self._used()
         if known is None:
             return _missing(control, name)
-        method = RemoteMethod(control, name, known.streams, self._ranks_called(), self._timeout_of_calls())
+        method = RemoteMethod(control, name, known, self._ranks_called(), self._options_of_calls())
         self.__dict__[name] = method
         return method
 

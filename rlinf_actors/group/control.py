@@ -9,6 +9,7 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlinf_actors.errors import CallTimeoutError, RlinfActorsError
+from rlinf_actors.group import detail
 from rlinf_actors.group.names import Method
 from rlinf_actors.group.result import WorkerGroupFuncResult
 from rlinf_actors.model.address import WorkerAddress
@@ -65,6 +66,11 @@ class GroupControl:
     def world_size(self) -> int:
         """Number of ranks."""
         return len(self.group.peers)
+
+    @property
+    def restarts(self) -> bool:
+        """False if it is known that a worker that failed is not started again. Any thread."""
+        return detail.decode(self.group.detail, self.name).restarts
 
     def worker_infos(self) -> list[WorkerInfo]:
         """Where each rank runs; complete once the group is ready."""

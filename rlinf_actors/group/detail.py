@@ -28,12 +28,14 @@ class GroupDetail(msgspec.Struct, frozen=True, omit_defaults=True):
         nodes: for each rank the name of its node.
         models: for each rank the model of its accelerators, "" for a rank without any.
         hardware: by rank the robots or other hardware it was placed on; ranks without any are left out.
+        restarts: False if a worker that failed is not started again; an older launcher does not say it.
     """
 
     placements: list[Placement] = []
     nodes: list[str] = []
     models: list[str] = []
     hardware: dict[int, list[Piece]] = {}
+    restarts: bool = True
 
 
 def detail_of(
@@ -41,6 +43,7 @@ def detail_of(
     nodes: Sequence[NodeInfo],
     names: Sequence[str],
     hardware: Mapping[int, Sequence[HardwareInfo]],
+    restarts: bool = True,
 ) -> GroupDetail:
     """The record of a group.
 
@@ -49,10 +52,11 @@ def detail_of(
         nodes: for each rank its node.
         names: for each rank what messages to people call that node.
         hardware: by rank the robots or other hardware it was placed on.
+        restarts: whether a worker that failed is started again.
     """
     models = [model_seen(placement, node) for placement, node in zip(placements, nodes, strict=True)]
     pieces = {rank: [piece_of(info) for info in infos] for rank, infos in hardware.items()}
-    return GroupDetail(list(placements), list(names), models, pieces)
+    return GroupDetail(list(placements), list(names), models, pieces, restarts)
 
 
 def encode(detail: GroupDetail) -> str:
@@ -68,6 +72,8 @@ def encode(detail: GroupDetail) -> str:
     found: dict[str, Any] = {"placements": placements, "nodes": detail.nodes, "models": detail.models}
     if detail.hardware:
         found["hardware"] = detail.hardware
+    if not detail.restarts:
+        found["restarts"] = False
     return msgspec.json.encode(found).decode()
 
 

@@ -8,9 +8,9 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from rlinf_actors.errors import PlacementError
+from rlinf_actors.errors import PlacementError, UsageError
 from rlinf_actors.group import launching
-from rlinf_actors.group.calls import Calls, yielding
+from rlinf_actors.group.calls import ONCE, CallOptions, Calls, yielding
 from rlinf_actors.group.control import GroupControl
 from rlinf_actors.group.names import YIELDING
 from rlinf_actors.model.worker import WorkerInfo
@@ -132,9 +132,26 @@ class WorkerGroup(Calls, Generic[T]):
         Raises:
             ValueError: *seconds* is no number above 0.
         """
-        timeout = deadline(seconds)
-        ranks = tuple(range(self._control.world_size))
-        return GroupView(self._control, ranks, warn=True, timeout=timeout)
+        return self._all(CallOptions(timeout=deadline(seconds)))
+
+    def with_retries(self, n: int) -> GroupView[T]:
+        """A view whose calls are sent again, at most *n* times per rank, after the death of a worker.
+
+        For methods that are marked ``@Worker.idempotent``, in a group with a restart policy. A call is sent again when
+        its worker died, or the connection to it was lost, before the answer came; the call waits until the worker is
+        there again. What a method raises is never tried again. A call may have run, or may still be running, when it
+        is sent again. A deadline of `with_timeout` holds for all tries together. When no try is left, or the worker is
+        not started again, the call fails with the last error.
+
+        Raises:
+            ValueError: *n* is no whole number of 1 or more.
+            UsageError: the group was launched without a restart policy; a call of a method without the mark, or of
+                a generator, raises it too.
+        """
+        return self._all(CallOptions(retries=_retries(n, self._control)))
+
+    def _all(self, options: CallOptions) -> GroupView[T]:
+        return GroupView(self._control, range(self._control.world_size), warn=True, options=options)
 
     def _close(self) -> Any:
         """Older name of `shutdown`."""
@@ -175,23 +192,29 @@ class WorkerGroup(Calls, Generic[T]):
 class GroupView(Calls, Generic[T]):
     """Some ranks of a group; what `WorkerGroup.execute_on` returns. Holds no state on the group."""
 
-    def __init__(
-        self, control: GroupControl, ranks: Sequence[int], *, warn: bool, timeout: float | None = None
-    ) -> None:
+    def __init__(self, control: GroupControl, ranks: Sequence[int], *, warn: bool, options: CallOptions = ONCE) -> None:
         self._control = control
         self._ranks = tuple(ranks)
-        self._timeout = timeout
+        self._options = options
         self._unused = warn
 
     def execute_on(self, *ranks: int | Sequence[int]) -> GroupView[T]:
         """A view with these ranks of the group."""
         self._unused = False
-        return GroupView(self._control, _ranks(ranks, self._control), warn=True, timeout=self._timeout)
+        return GroupView(self._control, _ranks(ranks, self._control), warn=True, options=self._options)
 
     def with_timeout(self, seconds: float) -> GroupView[T]:
         """The same ranks, with a deadline for each call; see WorkerGroup.with_timeout."""
         self._unused = False
-        return GroupView(self._control, self._ranks, warn=True, timeout=deadline(seconds))
+        return self._with(self._options._replace(timeout=deadline(seconds)))
+
+    def with_retries(self, n: int) -> GroupView[T]:
+        """The same ranks, with calls that are sent again after a death; see WorkerGroup.with_retries."""
+        self._unused = False
+        return self._with(self._options._replace(retries=_retries(n, self._control)))
+
+    def _with(self, options: CallOptions) -> GroupView[T]:
+        return GroupView(self._control, self._ranks, warn=True, options=options)
 
     def _used(self) -> None:
         self._unused = False
@@ -199,8 +222,8 @@ class GroupView(Calls, Generic[T]):
     def _ranks_called(self) -> Sequence[int] | None:
         return self._ranks
 
-    def _timeout_of_calls(self) -> float | None:
-        return self._timeout
+    def _options_of_calls(self) -> CallOptions:
+        return self._options
 
     def __del__(self) -> None:
         if self.__dict__.get("_unused"):
@@ -229,3 +252,14 @@ def _ranks(given: Sequence[int | Sequence[int]], control: GroupControl) -> tuple
                 f"rank {rank!r} is not in group {control.name!r}, which has ranks 0-{control.world_size - 1}"
             )
     return tuple(flat)
+
+
+def _retries(n: int, control: GroupControl) -> int:
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise ValueError(f"with_retries({n!r}): it takes a whole number, 1 or more")
+    if not control.restarts:
+        raise UsageError(
+            f"with_retries() on group {control.name!r}, whose workers are not started again: no try could succeed. "
+            "Launch it with restart=RestartPolicy.on_failure()"
+        )
+    return n

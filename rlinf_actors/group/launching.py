@@ -85,7 +85,7 @@ def launch(
     parts = _encode(cls, reference, args, kwargs, extras, runtime.copy)
     nodes = [cluster.get_node_info(spec.node_rank) for spec in specs]
     node_names = [cluster.node_name(node.node_rank) for node in nodes]
-    described = detail.detail_of(placements, nodes, node_names, hardware)
+    described = detail.detail_of(placements, nodes, node_names, hardware, options.restart.restarts)
     modules = [type(info).__module__ for infos in hardware.values() for info in infos]
     modules += [node.accelerator_registered_by for node in nodes if node.accelerator_registered_by]
     again = options.restart.restarts

@@ -18,7 +18,7 @@ RESERVED = (
 )
 """Names that every group has, as scripts for RLinf expect: a worker's own method may not have them."""
 
-YIELDING = ("shutdown", "wait_ready", "world_size", "placements", "with_timeout", "control")
+YIELDING = ("shutdown", "wait_ready", "world_size", "placements", "with_timeout", "with_retries", "control")
 """Newer names: a worker's own method of that name comes first; the group's is ``group.control.<name>``."""
 
 LEASE_HOOK = "on_lease_lost"

@@ -7,7 +7,7 @@ import concurrent.futures
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Union
 
 from rlinf_actors.errors import CallTimeoutError, GroupClosedError, SerializationError, UsageError
 from rlinf_actors.model.buffers import Buffer
@@ -59,7 +59,7 @@ class Slot:
         self._result._arrived(self._index, error, True)
 
 
-class WorkerGroupFuncResult(Work["list[T]"]):
+class WorkerGroupFuncResult(Work["list[T]"], Generic[T]):
     """The results of one call on some ranks of a group, in rank order.
 
     It ends when all ranks answered, or at the first failure in time, without waiting for ranks
@@ -77,6 +77,7 @@ class WorkerGroupFuncResult(Work["list[T]"]):
     _expired = False
     _doing = ""  # what the late ranks did when the time was up
     _unseen = False  # failed, and no caller has been given the error
+    _once = True  # the arguments are sent to each worker once, so the only one may change them where they lie
     loop: asyncio.AbstractEventLoop | None = None
     shared = False
 
@@ -100,7 +101,7 @@ class WorkerGroupFuncResult(Work["list[T]"]):
         for index, peer in enumerate(self._peers):
             idle = not peer.pending
             peer.open(Slot(self, index), call)
-            peer.post(header, parts, now=idle, alone=len(self._peers) == 1)
+            peer.post(header, parts, now=idle, alone=self._once and len(self._peers) == 1)
         if self._timeout is not None:
             self._runtime.io.call(self._arm, self._timeout)
 
@@ -233,6 +234,11 @@ class WorkerGroupFuncResult(Work["list[T]"]):
         return error
 
     # --- the caller's side ---
+
+    @property
+    def attempts(self) -> list[int]:
+        """How often the call was sent to each rank, in rank order: more than once only through `with_retries`."""
+        return [1] * len(self._peers)
 
     def cancel(self) -> bool:
         """Give the call up: dropped where it is queued, cancelled where it is a coroutine.

@@ -61,6 +61,12 @@ def test_all_fields_travel_and_what_is_usual_does_not():
     assert "isolate" not in detail.encode(detail.GroupDetail([Placement(0, 0, 0)], ["h"], [""]))
 
 
+def test_a_group_without_restarts_says_so_and_an_older_launcher_says_nothing():
+    assert detail.decode(detail.encode(detail.GroupDetail(restarts=False)), "g").restarts is False
+    assert "restarts" not in detail.encode(detail.GroupDetail())
+    assert detail.decode("", "g").restarts is True
+
+
 def test_models_are_those_of_ranks_with_accelerators():
     assert described(PackedPlacementStrategy(0, 2)).models == ["A800"] * 3
     assert described(NodePlacementStrategy([0, 1])).models == [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -106,3 +107,61 @@ class AsyncMortal(Worker):
         while True:
             yield number
             number += 1
+
+
+class Counted(Worker):
+    """Writes down each call that begins, in a file that outlives it."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.folder = Path(folder)
+
+    def _begins(self, method: str) -> int:
+        with (self.folder / method).open("a") as file:
+            file.write("begun\n")
+        return len((self.folder / method).read_text().splitlines())
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    @Worker.idempotent
+    def dies_in_rank(self, rank: int, times: int) -> tuple[str, int]:
+        """Die in *rank*, the first *times* times."""
+        begun = self._begins(f"dies_in_rank-{self._rank}")
+        if self._rank == rank and begun <= times:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return "survived", self._rank
+
+    @Worker.idempotent
+    def waits_the_first_time(self, fifo: str) -> int:
+        if not self.restart_count:
+            (self.folder / fifo).write_bytes(b"")
+            threading.Event().wait()
+        return self.restart_count
+
+    def plain_dies(self) -> None:
+        self._begins("plain_dies")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    @Worker.idempotent
+    def raises(self) -> None:
+        self._begins("raises")
+        raise ValueError("no")
+
+    # --- by handles of its own ---
+
+    def ask(self, group: str, times: int) -> list[tuple[str, int]]:
+        found: list[tuple[str, int]] = self._found(group).with_retries(1).dies_in_rank(0, times).wait(20)
+        return found
+
+    def why_not(self, group: str) -> str:
+        try:
+            self._found(group).with_retries(1)
+        except Exception as error:  # noqa: BLE001 - its name is the answer
+            return type(error).__name__
+        return ""
+
+    def _found(self, group: str) -> Any:
+        from rlinf_actors import WorkerGroup
+
+        return WorkerGroup.from_group_name(Counted, group)
