@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, Union
 from rlinf_actors.errors import CallTimeoutError, GroupClosedError, SerializationError, UsageError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.peer import ANSWER_S, Late, Peer, new_call
-from rlinf_actors.runtime.work import Work
+from rlinf_actors.runtime.work import Work, call_all
 from rlinf_actors.wire import failure, frames, payload
 from rlinf_actors.wire.vouched import Vouched
 
@@ -152,8 +152,7 @@ class WorkerGroupFuncResult(Work["list[T]"], Generic[T]):
         for peer in self._peers:
             peer.forget(self._call)
         ended = self._finish()
-        for watcher in self._watchers:
-            watcher()
+        call_all(self._watchers)
         return ended
 
     # --- answers (loop thread, or the thread that finds the peer dead) ---
@@ -172,10 +171,8 @@ class WorkerGroupFuncResult(Work["list[T]"], Generic[T]):
                     self._fail(bool(self._callbacks))
                 self._finished = True
                 callbacks, self._callbacks = self._callbacks, ()
-        for callback in callbacks:
-            callback()
-        for watcher in self._watchers:
-            watcher()
+        call_all(callbacks)
+        call_all(self._watchers)
         if self._timer is not None and len(self._order) == len(self._peers):
             self._runtime.io.call(self._timer.cancel)
 

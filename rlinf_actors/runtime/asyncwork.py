@@ -168,7 +168,7 @@ class _Then(AsyncWork[Any]):
         before._on_done(self._start)
 
     def _start(self) -> None:
-        _threads.submit(self._run)
+        self._submit(self._run)
 
     def _run(self) -> None:
         fn, args, kwargs = self._call
@@ -189,7 +189,13 @@ class _Then(AsyncWork[Any]):
             self._end(value, None)
 
     def _follow(self) -> None:
-        _threads.submit(self._take_over)
+        self._submit(self._take_over)
+
+    def _submit(self, function: Callable[[], None]) -> None:
+        try:
+            _threads.submit(function)
+        except RuntimeError as error:  # there can be no more threads: who waits for this is told
+            self._end(None, error)
 
     def _take_over(self) -> None:
         try:

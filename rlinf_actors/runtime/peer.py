@@ -24,6 +24,7 @@ from rlinf_actors.errors import (
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.lending import Lending
 from rlinf_actors.net.link import Link, Network, secret_identity
+from rlinf_actors.runtime.work import call_all
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.protocol import OLDEST, PROTOCOL
 from rlinf_actors.wire.values import Endpoint
@@ -261,9 +262,8 @@ class Peer:
                 _, pending = self.pending.popitem()
             except KeyError:
                 break  # another thread took the last one
-            pending.fail(self.error)
-        for watcher in watchers:
-            watcher(self.error)
+            call_all([pending.fail], self.error)
+        call_all(watchers, self.error)
 
     def constructing(self, create: int) -> None:
         """Withhold exceptions that answer calls until `release`. Loop thread.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rlinf_actors.runtime.work import call_all
 from rlinf_actors.wire.clients import WatchClients
 from rlinf_actors.wire.messages import Body
 
@@ -33,5 +34,4 @@ class WatchedClients:
 
     def gone(self, incarnation: str) -> None:
         """The head says that a client has ended."""
-        for on_gone in self._watched.pop(incarnation, ()):
-            on_gone()
+        call_all(self._watched.pop(incarnation, ()))

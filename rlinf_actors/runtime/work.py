@@ -9,8 +9,9 @@ Work leaves the Work alone.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, Generic, TypeVar
 
 from rlinf_actors import forks
@@ -18,6 +19,17 @@ from rlinf_actors.errors import CallTimeoutError
 from rlinf_actors.wire.bounds import waiting
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+def call_all(callbacks: Iterable[Callable[..., object]], *args: object) -> None:
+    """Call each of them. One that raises is an internal error: it is logged, and the others are called all the same."""
+    for callback in callbacks:
+        try:
+            callback(*args)
+        except Exception:
+            log.exception("internal error: %r failed", callback)
 
 
 class Work(Generic[T]):
@@ -117,8 +129,7 @@ class Work(Generic[T]):
                 return False
             self._finished = True
             callbacks, self._callbacks = self._callbacks, ()
-        for callback in callbacks:
-            callback()
+        call_all(callbacks)
         return True
 
 
@@ -157,8 +168,7 @@ class Promise(Work[T]):
             self._value, self._error = value, error
             self._finished = True
             callbacks, self._callbacks = self._callbacks, ()
-        for callback in callbacks:
-            callback()
+        call_all(callbacks)
         return True
 
     def _outcome(self) -> T:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rlinf_actors.runtime.asyncwork import AsyncWork
+from rlinf_actors.runtime.work import call_all
 from rlinf_actors.tensors.cargo import Arriving
 from rlinf_actors.tensors.mailbox import Arrived, Key
 from rlinf_actors.wire import payload
@@ -112,8 +113,7 @@ class Received(AsyncWork[Any]):
                     return False
                 self._message, self._finished = message, True
                 callbacks, self._callbacks = self._callbacks, ()
-        for callback in callbacks:
-            callback()
+        call_all(callbacks)
         return True
 
     def wait(self, timeout: float | None = None) -> Any:

@@ -24,6 +24,7 @@ from rlinf_actors.net.admission import known_as
 from rlinf_actors.net.lending import Lending
 from rlinf_actors.net.link import Network
 from rlinf_actors.net.tally import Tally
+from rlinf_actors.runtime.work import call_all
 from rlinf_actors.scarce import explain
 from rlinf_actors.security.gate import Gate
 from rlinf_actors.wire import failure, frames
@@ -381,5 +382,4 @@ class WorkerServer:
         """Nobody waits at its other end any more."""
         log.warning("the connection of %r was lost, and there is another", known_as(link))
         self.peer_gone(link)
-        for callback in self._on_link_lost:
-            callback(link, worker)
+        call_all(self._on_link_lost, link, worker)

@@ -86,6 +86,27 @@ async def test_death_fails_what_waits_and_what_comes_later(peer):
     assert peer._backlog == []
 
 
+async def test_what_waits_is_told_of_a_death_whatever_another_makes_of_it(peer, caplog):
+    class Fails(Waiter):
+        def fail(self, error):
+            raise RuntimeError("a bug")
+
+    def raising(error):
+        raise RuntimeError("another bug")
+
+    waiting = [Waiter(), Fails(), Waiter()]
+    for waiter in waiting:
+        peer.open(waiter)
+    told = []
+    peer.on_gone(raising)
+    peer.on_gone(told.append)
+    error = WorkerDiedError("gone")
+    peer.fail(error)
+    assert told == [error]
+    assert waiting[0].error is waiting[2].error is error
+    assert sum("internal error" in record.getMessage() for record in caplog.records) == 2
+
+
 async def test_a_call_made_while_it_dies_ends_too(peer):
     """`fail` of one call opens another: it must not be left waiting."""
     later = Waiter()

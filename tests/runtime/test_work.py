@@ -10,6 +10,7 @@ import pytest
 from rlinf_actors.errors import CallTimeoutError, UsageError
 from rlinf_actors.net.loop import IoThread
 from rlinf_actors.runtime.asyncwork import AsyncWork
+from rlinf_actors.runtime.watched import WatchedClients
 from rlinf_actors.runtime.work import Promise
 
 
@@ -201,3 +202,23 @@ class TestOfCoroutine:
         await asyncio.to_thread(io.stop)
         with pytest.raises(UsageError, match=r"wait\(\) was not done: the Cluster of this process was shut down"):
             await work
+
+
+def test_a_callback_that_raises_silences_no_other(caplog):
+    done, told = Promise("it"), []
+    done._on_done(lambda: 1 / 0)
+    done._on_done(lambda: told.append("second"))
+    assert done.resolve(7)
+    assert told == ["second"]
+    assert "internal error" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_watcher_that_raises_silences_no_other(caplog):
+    said: list = []
+    watched, told = WatchedClients(said.append), []
+    watched.watch("driver-1", lambda: 1 / 0)
+    watched.watch("driver-1", lambda: told.append("second"))
+    watched.gone("driver-1")
+    assert told == ["second"]
+    assert "ZeroDivisionError" in caplog.text

@@ -141,6 +141,18 @@ class TestThen:
         assert ran.wait(10)
 
 
+def test_a_function_that_no_thread_is_left_for_fails(monkeypatch):
+    def no_thread(thread):
+        raise RuntimeError("can't start new thread: pids.max is met")
+
+    monkeypatch.setattr("rlinf_actors.scarce.start", no_thread)
+    first: AsyncWork = AsyncWork("first")
+    second = first.then(list)
+    assert first.resolve(None)
+    with pytest.raises(RuntimeError, match=r"pids\.max is met"):
+        second.wait(20)
+
+
 def test_an_error_that_nobody_waited_for_is_logged(caplog):
     made(error=ValueError("lost"))
     gc.collect()
