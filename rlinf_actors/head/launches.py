@@ -16,8 +16,8 @@ from rlinf_actors.head.happenings import of_group
 from rlinf_actors.head.nodes import NodeTable
 from rlinf_actors.head.reconcile import NOBODY_HAS_IT
 from rlinf_actors.head.records import Client, Group, Worker
-from rlinf_actors.head.waiting import WaitingLaunches
-from rlinf_actors.model.restart import rank_id
+from rlinf_actors.head.waiting import WaitingFinds, WaitingLaunches
+from rlinf_actors.model.restart import launch_of, rank_id
 from rlinf_actors.wire.clients import Done, FindGroup, Launch, Launched, StopGroup
 from rlinf_actors.wire.values import ExitReport, WorkerSpec, WorkerState
 
@@ -50,6 +50,7 @@ class Launches:
         self._groups = groups
         self._allow = allow
         self._waiting = WaitingLaunches(emit, clients, self._launch, dropped)
+        self._finds = WaitingFinds(emit, clients, self._find, dropped)
 
     def launch(self, client: Client, peer: bytes, id: int, asked: Launch, now: float) -> Launched | None:
         """Reserve the name and start the workers; None: answered later, once the hardware is free.
@@ -98,6 +99,7 @@ class Launches:
             self._groups.add(group, worker)
             self._groups.claims.take(group, worker, node, now)
         self._groups.enter(group)
+        self._finds.launched(group.key)
         self._emit(of_group("group_launched", group, f"was launched: {group.cls}, ranks 0-{len(group.workers) - 1}"))
         for node_id, specs in placed.items():
             self._groups.start(node_id, group, specs)
@@ -126,18 +128,33 @@ class Launches:
             self._groups.start(node.id, group, [spec])
         return Launched(group.state(token))
 
-    def find(self, client: Client, asked: FindGroup) -> Launched:
-        """Describe a group and subscribe to it.
+    def find(self, client: Client, peer: bytes, id: int, asked: FindGroup, now: float) -> Launched | None:
+        """Describe a group and subscribe to it; None: answered later, once it was launched.
 
         Raises:
             Refused: there is none of that name.
         """
+        own_namespace(client, asked.namespace)
+        try:
+            return self._find(client, asked)
+        except Refused:
+            if asked.wait_s <= 0:
+                raise
+            self._finds.add(client, peer, id, asked, now)
+            return None
+
+    def _find(self, client: Client, asked: FindGroup) -> Launched:
         namespace, name = asked.namespace, asked.group
-        own_namespace(client, namespace)
         group = self._groups.get(namespace, name)
+        if group is not None and asked.launch and all(launch_of(id) != asked.launch for id in group.workers):
+            raise Refused(
+                "not_found",
+                f"the group {name!r} of namespace {namespace!r} that was asked for has ended, and another one has its "
+                "name: get a handle of that by WorkerGroup.from_group_name",
+            )
         if group is None:
             ended = self._groups.ended(namespace, name, self._clients.token(namespace)) if asked.ended else None
-            if ended is not None:
+            if ended is not None and asked.launch in ("", *(launch_of(one.id) for one in ended.workers)):
                 return Launched(ended)
             there = sorted(group.name for group in self._groups.all() if group.namespace == namespace)
             known = f"there are {', '.join(map(repr, there))}" if there else "there is none at all"
@@ -161,6 +178,7 @@ class Launches:
     def stop_all(self) -> None:
         """Stop every group: the cluster ends."""
         self._waiting.refuse_all("the cluster is being stopped")
+        self._finds.tick(math.inf)
         for group in self._groups.all():
             self._groups.stop(group, self._timing.stop_grace_s)
 
@@ -170,12 +188,13 @@ class Launches:
         if self._groups.retry and now >= self._groups.claims.settled:
             freed, self._groups.retry = True, False
         self._waiting.tick(freed, now)
+        self._finds.tick(now)
 
     def next_deadline(self) -> float:
         """When `tick` has something to do, infinity for never."""
         claims = self._groups.claims
         settled = claims.settled if self._groups.retry else math.inf
-        return min(claims.next_deadline(), self._waiting.next_deadline(), settled)
+        return min(claims.next_deadline(), self._waiting.next_deadline(), self._finds.next_deadline(), settled)
 
 
 def _absent(group: Group) -> list[WorkerState]:

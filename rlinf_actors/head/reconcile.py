@@ -16,7 +16,7 @@ from rlinf_actors.head.happenings import of_group
 from rlinf_actors.head.jobs import Jobs
 from rlinf_actors.head.records import Client, Group, Node, Worker
 from rlinf_actors.head.transitions import WorkerLife
-from rlinf_actors.model.restart import rank_id
+from rlinf_actors.model.restart import launch_of, rank_id
 from rlinf_actors.security.members import LOCAL
 from rlinf_actors.wire.agents import StopWorkers, WorkerReady
 from rlinf_actors.wire.clients import Handles, WorkerChanged
@@ -254,12 +254,8 @@ class _Seen:
     def add(self, spec: WorkerSpec) -> None:
         """It has this worker."""
         self._ranks.add(spec.rank)
-        self._launches.add(_launch_of(spec))
+        self._launches.add(launch_of(spec.id))
 
     def lacks(self, spec: WorkerSpec) -> bool:
         """Whether it has no such rank, and this one is of its launch: ids of one launch differ in the rank alone."""
-        return spec.rank not in self._ranks and _launch_of(spec) in self._launches
-
-
-def _launch_of(spec: WorkerSpec) -> str:
-    return rank_id(spec.id).rpartition("-")[0]
+        return spec.rank not in self._ranks and launch_of(spec.id) in self._launches

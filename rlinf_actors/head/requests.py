@@ -119,7 +119,7 @@ class Requests:
                 raise Refused("usage", "the cluster is being stopped")
             return tables.launches.launch(client, event.peer, event.id, body, tables.now)
         if isinstance(body, FindGroup):
-            return tables.launches.find(client, body)
+            return tables.launches.find(client, event.peer, event.id, body, tables.now)
         if isinstance(body, StopGroup):
             tables.launches.stop(client, event.peer, event.id, body)
             return None

@@ -1,4 +1,4 @@
-"""Launches that wait until the hardware they want is free, first come, first served. Pure."""
+"""Launches that wait for their hardware, first come, first served, and looks at groups that wait for a launch. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlinf_actors.head.claims import ADVICE, IN_USE
 from rlinf_actors.head.clients import ClientTable
 from rlinf_actors.head.commands import Answer, Emit, Notify, Refuse, Refused
 from rlinf_actors.head.records import Client
-from rlinf_actors.wire.clients import Launch, Launched, StopGroup, Warn
+from rlinf_actors.wire.clients import FindGroup, Launch, Launched, StopGroup, Warn
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,63 @@ class WaitingLaunches:
     def next_deadline(self) -> float:
         """When the next one's time is over, infinity for never."""
         return min((waiting.deadline for waiting in self._waiting), default=math.inf)
+
+
+@dataclass(frozen=True)
+class _Find:
+    client: str
+    peer: bytes
+    id: int
+    asked: FindGroup
+    deadline: float
+
+
+class WaitingFinds:
+    """Looks at groups whose launch is on the way; arguments as of WaitingLaunches, with *find* for *launch*."""
+
+    def __init__(
+        self,
+        emit: Emit,
+        clients: ClientTable,
+        find: Callable[[Client, FindGroup], Launched],
+        dropped: Callable[[bytes, int], None],
+    ) -> None:
+        self._emit = emit
+        self._clients = clients
+        self._find = find
+        self._dropped = dropped
+        self._waiting: list[_Find] = []
+
+    def add(self, client: Client, peer: bytes, id: int, asked: FindGroup, now: float) -> None:
+        """Keep a look for as long as it may wait."""
+        for again in [w for w in self._waiting if (w.client, w.asked) == (client.incarnation, asked)]:
+            self._waiting.remove(again)
+            self._dropped(again.peer, again.id)
+        self._waiting.append(_Find(client.incarnation, peer, id, asked, now + asked.wait_s))
+
+    def launched(self, key: tuple[str, str]) -> None:
+        """Answer those that wait for the group of this namespace and name."""
+        self._answer([w for w in self._waiting if (w.asked.namespace, w.asked.group) == key], last=False)
+
+    def tick(self, now: float) -> None:
+        """Answer those whose time is over."""
+        self._answer([w for w in self._waiting if now >= w.deadline], last=True)
+
+    def next_deadline(self) -> float:
+        """When the next one's time is over, infinity for never."""
+        return min((waiting.deadline for waiting in self._waiting), default=math.inf)
+
+    def _answer(self, due: list[_Find], last: bool) -> None:
+        for one in due:
+            client = self._clients.get(one.client)
+            try:
+                if client is not None:
+                    self._emit(Answer(one.peer, one.id, self._find(client, one.asked)))
+            except Refused as refused:
+                if not last:
+                    continue  # it is a namesake
+                self._emit(Refuse(one.peer, one.id, refused.kind, refused.text))
+            self._waiting.remove(one)
 
 
 def _concerns(stop: StopGroup, asked: Launch) -> bool:

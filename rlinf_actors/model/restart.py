@@ -66,3 +66,8 @@ def next_id(worker_id: str, incarnation: int) -> str:
 def rank_id(worker_id: str) -> str:
     """What the ids of all incarnations of one rank of one launch have in common."""
     return worker_id.partition(".")[0]
+
+
+def launch_of(worker_id: str) -> str:
+    """Return what the ids of all workers of one launch begin with: it tells a group from a namesake."""
+    return rank_id(worker_id).rpartition("-")[0]

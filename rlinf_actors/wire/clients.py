@@ -66,12 +66,16 @@ class Launched(Message, frozen=True):
 
 class FindGroup(Message, frozen=True):
     """Describe a group and subscribe to it. Answered by Launched or Failed(kind=not_found). `ended`: one that has
-    ended is described too, if the head remembers it.
+    ended is described too, if the head remembers it. `launch`: only the group of this launch, and no namesake (what ids
+    of workers begin with; "" for any). `wait_s`: a group that is not there is answered once it was launched, within so
+    many seconds: the sender knows that its launch is on the way. Both since protocol 7; an older head looks at neither.
     """
 
     namespace: str
     group: str
     ended: bool = False
+    launch: str = ""
+    wait_s: Number = 0.0
 
 
 class Handles(Message, frozen=True):

@@ -1,0 +1,75 @@
+"""A look at a group whose launch is on the way is answered once it was launched."""
+
+from __future__ import annotations
+
+import pytest
+from head_kit import HeadKit
+
+from rlinf_actors.head.commands import Refuse
+from rlinf_actors.wire.clients import FindGroup, Launched, StopCluster, WorkerChanged
+from rlinf_actors.wire.session import Goodbye
+
+LOOK = FindGroup("ns", "h", True, "h", 2.0)
+
+
+@pytest.fixture
+def kit():
+    """A worker looks for group h, which is being launched."""
+    kit = HeadKit(embedded=True)
+    kit.cluster()
+    token = kit.launch("g", [0]).group.token
+    kit.driver("w", role="worker", worker_id="g-0", token=token)
+    assert kit.ask("w", LOOK) is None
+    return kit
+
+
+def found(kit):
+    return [body.group.name for peer, body in kit.answers() if peer == "w" and isinstance(body, Launched)]
+
+
+def test_it_is_answered_when_the_group_is_launched(kit):
+    kit.launch("h", [0])
+    assert found(kit) == ["h"]
+    kit.ready("a:n0", "h-0")
+    assert [change.group for change in kit.sent(WorkerChanged, "w")] == ["h"]
+    kit.wait(3)
+    assert kit.refusals() == []
+
+
+def test_it_is_refused_when_its_time_is_over(kit):
+    kit.wait(2)
+    assert [("no group named 'h'" in one.text, one.kind) for one in kit.refusals()] == [(True, "not_found")]
+
+
+def test_a_namesake_is_not_it(kit):
+    kit.launch("h", [0], launch="other")
+    assert found(kit) == []
+    kit.wait(2)
+    assert ["another one has its name" in one.text for one in kit.refusals()] == [True]
+    refused = kit.ask("w", FindGroup("ns", "h", True, "h"))
+    assert isinstance(refused, Refuse)
+
+
+def test_a_namesake_that_has_ended_is_not_it(kit):
+    kit.launch("h", [0], launch="other")
+    kit.exited("a:n0", "other-0")
+    assert isinstance(kit.ask("d1", FindGroup("ns", "h", True, "other")), Launched)
+    assert isinstance(kit.ask("d1", FindGroup("ns", "h", True, "h")), Refuse)
+
+
+def test_asked_again_it_is_answered_once(kit):
+    assert kit.ask("w", LOOK) is None
+    kit.launch("h", [0])
+    assert found(kit) == ["h"]
+
+
+def test_whoever_has_ended_is_not_answered(kit):
+    kit.tell("w", Goodbye())
+    kit.exited("a:n0", "g-0")
+    kit.launch("h", [0])
+    assert found(kit) == []
+
+
+def test_the_end_of_the_cluster_ends_the_wait(kit):
+    kit.ask("d1", StopCluster())
+    assert [one.peer for one in kit.refusals()] == [b"w"]
