@@ -68,7 +68,7 @@ def launch_service(
         )
     construction = Construction(reference, payload.encode((None, args, {}, {}), reference), 0, _failure)
     names = [cluster.node_name(spec.node_rank) for spec in specs]
-    made = cluster.runtime.groups.new(cluster.namespace, name, names, construction)
+    made = cluster.runtime.groups.new(cluster.namespace, name, names, construction, [spec.id for spec in specs])
     message = Launch(cluster.namespace, name, reference, specs, detail, detached)
     cluster.runtime.io.submit(cluster.runtime.groups.launch(message, made)).result()
     if detached:

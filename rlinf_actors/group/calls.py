@@ -153,7 +153,7 @@ class Calls:
 
 def _missing(control: GroupControl, name: str) -> Callable[..., Any]:
     """What an attribute that is no public method gives: ValueError on the call of a private one."""
-    if name.startswith("_") and not name.startswith("__") and callable(getattr(control.cls, name, None)):
+    if name in control.facts.private:
 
         def refuse(*_args: Any, **_kwargs: Any) -> Any:
             raise ValueError(
@@ -162,5 +162,5 @@ def _missing(control: GroupControl, name: str) -> Callable[..., Any]:
 
         return refuse
     raise AttributeError(
-        f"{control.cls_name} has no public method {name!r}; it has {', '.join(sorted(control.own_methods)) or 'none'}"
+        f"{control.cls_name} has no public method {name!r}; it has {', '.join(sorted(control.facts.own)) or 'none'}"
     )

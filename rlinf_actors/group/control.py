@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
-from rlinf_actors.errors import CallTimeoutError, RlinfActorsError
+from rlinf_actors.errors import CallTimeoutError, GroupNotFoundError, RlinfActorsError
 from rlinf_actors.group import detail
-from rlinf_actors.group.names import Method
+from rlinf_actors.group.names import ClassFacts
 from rlinf_actors.group.result import WorkerGroupFuncResult
+from rlinf_actors.hardware.pieces import info_of
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.worker import WorkerInfo
 from rlinf_actors.wire import bounds
@@ -31,35 +32,24 @@ class GroupControl:
 
     Attributes:
         name: of the group.
-        cls: the worker class; cls_name its name.
-        methods: public methods by name; own_methods: those the user's class defines.
-        placements: where the ranks were placed, in their order.
-        models: by rank the model of its accelerators, "" without.
-        hardware: by rank the robots or other hardware it was placed on.
-        world_size: number of ranks.
+        cls_name: name of the worker class.
+        methods: its public methods by name.
+        facts: what else is known of the class.
     """
 
     def __init__(
         self,
         runtime: Runtime,
         group: RemoteGroup,
-        cls: type,
-        methods: dict[str, Method],
-        own_methods: frozenset[str],
-        placements: list[Placement],
-        models: Sequence[str] = (),
-        hardware: Mapping[int, Sequence[HardwareInfo]] | None = None,
+        facts: ClassFacts,
     ) -> None:
         self.runtime = runtime
         self.group = group
         self.name = group.name
-        self.cls = cls
-        self.cls_name = cls.__name__
-        self.methods = methods
-        self.own_methods = own_methods
-        self.placements = placements
-        self.models = dict(enumerate(models))
-        self.hardware = hardware or {}
+        self.cls_name = facts.name
+        self.methods = facts.methods
+        self.facts = facts
+        self._read: tuple[str, detail.GroupDetail] = ("", detail.GroupDetail())
         self._shutdown: concurrent.futures.Future[None] | None = None
 
     @property
@@ -70,18 +60,42 @@ class GroupControl:
     @property
     def restarts(self) -> bool:
         """False if it is known that a worker that failed is not started again. Any thread."""
-        return detail.decode(self.group.detail, self.name).restarts
+        return self._detail.restarts
+
+    @property
+    def placements(self) -> list[Placement]:
+        """Where the ranks were placed, in their order."""
+        return self._detail.placements
+
+    @property
+    def models(self) -> dict[int, str]:
+        """By rank the model of its accelerators, "" without."""
+        return dict(enumerate(self._detail.models))
+
+    @property
+    def hardware(self) -> dict[int, list[HardwareInfo]]:
+        """By rank the robots or other hardware it was placed on."""
+        return {rank: [info_of(piece) for piece in pieces] for rank, pieces in self._detail.hardware.items()}
+
+    @property
+    def _detail(self) -> detail.GroupDetail:
+        """The launcher's record of the group, read once."""
+        text = self.group.detail
+        if self._read[0] != text:
+            self._read = (text, detail.decode(text, self.name))
+        return self._read[1]
 
     def worker_infos(self) -> list[WorkerInfo]:
         """Where each rank runs; complete once the group is ready."""
         infos = []
         by_rank = {placement.rank: placement for placement in self.placements}
+        models, hardware = self.models, self.hardware
         for rank in range(self.world_size):
             state = self.group.states.get(rank)
             placement = by_rank.get(rank)
             info = WorkerInfo(WorkerAddress(self.name, rank), rank, self.world_size)
-            info.accelerator_model = self.models.get(rank, "")
-            info.hardware_infos = list(self.hardware.get(rank, ()))
+            info.accelerator_model = models.get(rank, "")
+            info.hardware_infos = list(hardware.get(rank, ()))
             if state is not None:
                 info.cluster_node_rank, info.node_ip, info.node_port = state.node_rank, state.node_ip, state.port
             if placement is not None:
@@ -98,7 +112,7 @@ class GroupControl:
 
     def wait_ready(self, timeout: float | None = None) -> None:
         """Block until every worker is constructed; raises what went wrong."""
-        self.group.ready.wait(timeout)
+        self.group.want().wait(timeout)
 
     def shutdown(self, grace: float = 5.0) -> Any:
         """See WorkerGroup.shutdown."""
@@ -137,9 +151,14 @@ class GroupControl:
     async def _end(self, grace: float) -> None:
         """Ask the workers to close, then have them stopped. Loop thread."""
         group = self.group
+        if not group.found:
+            try:
+                await group.want()
+            except GroupNotFoundError:
+                return  # it has ended
         if group.gone.done():
             return
-        closes = "_close" in dir(self.cls) and not group.closing  # not again where an earlier shutdown failed
+        closes = "_close" in self.facts.private and not group.closing  # not again where an earlier shutdown failed
         if closes and group.ready.done() and group.ready.error is None:
             peers = [peer for peer in group.peers if peer.error is None]
             closing: WorkerGroupFuncResult[Any] = WorkerGroupFuncResult(self.runtime, "_close", peers, grace)

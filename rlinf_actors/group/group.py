@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -12,7 +12,9 @@ from rlinf_actors.errors import PlacementError, UsageError
 from rlinf_actors.group import launching
 from rlinf_actors.group.calls import ONCE, CallOptions, Calls, yielding
 from rlinf_actors.group.control import GroupControl
+from rlinf_actors.group.handle import control_of, state_of
 from rlinf_actors.group.names import YIELDING
+from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.worker import WorkerInfo
 from rlinf_actors.wire.bounds import deadline
 
@@ -45,7 +47,7 @@ class WorkerGroup(Calls, Generic[T]):
     def __init__(self, control: GroupControl) -> None:
         self._control = control
         for name in YIELDING:
-            if name in control.own_methods:
+            if name in control.facts.own:
                 Calls.__getattr__(self, name)  # kept on the instance, where it is found before the class's own
 
     # --- what every group has ---
@@ -87,6 +89,26 @@ class WorkerGroup(Calls, Generic[T]):
             GroupNotFoundError: no group of that name is running in this namespace.
         """
         return WorkerGroup(launching.attach(worker_cls, group_name))
+
+    @staticmethod
+    def from_address(worker_cls: type[T], address: WorkerAddress) -> GroupView[T]:
+        """Return a view of the worker at an address, or of all workers for the address of a group.
+
+        For any process of the group's namespace. One round trip to the head.
+
+        Raises:
+            GroupNotFoundError: no group of that name is running in this namespace.
+            PlacementError: the group has no such rank.
+            UsageError: it is the address of a child process, which has no calls.
+        """
+        if len(address.rank_path) > 1:
+            raise UsageError(
+                f"{address.get_name()} is a child process of a worker, and only workers can be called: take the "
+                f"worker's address, {address.get_parent_address().get_name()}"
+            )
+        control = launching.attach(worker_cls, address.root_group_name)
+        ranks = address.rank_path or range(control.world_size)
+        return GroupView(control, _ranks([ranks], control), warn=False)
 
     # --- newer names ---
 
@@ -158,7 +180,7 @@ class WorkerGroup(Calls, Generic[T]):
         return self._control.shutdown()
 
     def __await__(self) -> Generator[Any, None, WorkerGroup[T]]:
-        yield from self._control.group.ready.__await__()
+        yield from self._control.group.want().__await__()
         return self
 
     async def __aenter__(self) -> WorkerGroup[T]:
@@ -183,6 +205,15 @@ class WorkerGroup(Calls, Generic[T]):
 
     def __exit__(self, *_error: object) -> None:
         self._control.shutdown_blocking()
+
+    def __copy__(self) -> WorkerGroup[T]:
+        return WorkerGroup(self._control)
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> WorkerGroup[T]:
+        return WorkerGroup(self._control)
+
+    def __reduce__(self) -> Any:
+        return _arrived, (state_of(self._control),)
 
     def __repr__(self) -> str:
         control = self._control
@@ -225,6 +256,17 @@ class GroupView(Calls, Generic[T]):
     def _options_of_calls(self) -> CallOptions:
         return self._options
 
+    def __copy__(self) -> GroupView[T]:
+        self._unused = False
+        return GroupView(self._control, self._ranks, warn=False, options=self._options)
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> GroupView[T]:
+        return self.__copy__()
+
+    def __reduce__(self) -> Any:
+        self._unused = False
+        return _arrived, (state_of(self._control), self._ranks, self._options._asdict())
+
     def __del__(self) -> None:
         if self.__dict__.get("_unused"):
             warnings.warn(
@@ -236,6 +278,14 @@ class GroupView(Calls, Generic[T]):
 
     def __repr__(self) -> str:
         return f"<ranks {list(self._ranks)} of group {self._control.name!r}>"
+
+
+def _arrived(carried: bytes, ranks: Sequence[int] | None = None, options: Mapping[str, Any] | None = None) -> Any:
+    """Return the handle, or the view with these ranks, that another process sent."""
+    control = control_of(carried)
+    if ranks is None:
+        return WorkerGroup(control)
+    return GroupView(control, ranks, warn=False, options=CallOptions(**(options or {})))
 
 
 def _ranks(given: Sequence[int | Sequence[int]], control: GroupControl) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, Union, cast
 from rlinf_actors.group import launching
 from rlinf_actors.group.group import WorkerGroup
 from rlinf_actors.group.limits import Limits
-from rlinf_actors.group.names import check_class, public_methods
+from rlinf_actors.group.names import check_class
 from rlinf_actors.model.restart import RestartPolicy
 
 if TYPE_CHECKING:
@@ -95,7 +95,6 @@ class GroupLauncher(Generic[T]):
             self._cls,
             self._args,
             self._kwargs,
-            public_methods(self._cls),
             cluster,
             launching.Options(
                 strategy=placement_strategy,

@@ -15,10 +15,9 @@ from rlinf_actors.errors import SerializationError, UsageError
 from rlinf_actors.group import detail
 from rlinf_actors.group.control import GroupControl
 from rlinf_actors.group.limits import Limits
-from rlinf_actors.group.names import LEASE_HOOK, Method, check_lease_hook, public_methods
+from rlinf_actors.group.names import LEASE_HOOK, check_lease_hook, facts_of
 from rlinf_actors.group.spec import START_METHODS, LaunchOptions, class_reference, hardware_of, worker_specs
 from rlinf_actors.hardware.extensions import providers
-from rlinf_actors.hardware.pieces import info_of
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.model.restart import RestartPolicy
 from rlinf_actors.placement.strategies import default_strategy
@@ -64,7 +63,6 @@ def launch(
     cls: type,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    methods: dict[str, Method],
     cluster: Cluster,
     options: Options,
 ) -> GroupControl:
@@ -92,7 +90,8 @@ def launch(
     construction = Construction(
         reference, parts, options.max_concurrency or 0, _failure, providers(modules), again, lost=runtime.lost
     )
-    group = runtime.groups.new(cluster.namespace, name, node_names, construction)
+    ids = [spec.id for spec in specs]
+    group = runtime.groups.new(cluster.namespace, name, node_names, construction, ids, options.wait_for_hardware)
     group.detail = detail.encode(described)  # also for an attach() here before the head has answered
     title = reference or f"{cls.__module__}:{cls.__qualname__}"
     message = Launch(cluster.namespace, name, title, specs, group.detail, wait_s=options.wait_for_hardware)
@@ -104,9 +103,7 @@ def launch(
             future.cancel()  # Ctrl-C while it waits for hardware withdraws it
             group.error_was_raised()
             raise
-    return GroupControl(
-        runtime, group, cls, methods, _own_methods(cls, methods), placements, described.models, hardware
-    )
+    return GroupControl(runtime, group, facts_of(cls))
 
 
 def check_arguments(cluster: object, strategy: object, restart: object) -> None:
@@ -196,10 +193,7 @@ def attach(cls: type, name: str) -> GroupControl:
     if not group.owned:
         for peer, node in zip(group.peers, described.nodes, strict=False):
             peer.node = node  # the head knows addresses only; people know hosts by their names
-    methods = public_methods(cls)
-    own, hardware = _own_methods(cls, methods), described.hardware
-    infos = {rank: [info_of(piece) for piece in pieces] for rank, pieces in hardware.items()}
-    return GroupControl(runtime, group, cls, methods, own, described.placements, described.models, infos)
+    return GroupControl(runtime, group, facts_of(cls))
 
 
 def _encode(
@@ -219,16 +213,6 @@ def _encode(
 
 def _failure(raised: frames.Raised, parts: Vouched, peer: Peer) -> Exception:
     return failure.decode(raised, parts, worker=peer.name, rank=peer.rank, node=peer.node)
-
-
-def _own_methods(cls: type, methods: dict[str, Method]) -> frozenset[str]:
-    """Public methods that the user's class, not the library, defines."""
-    own: set[str] = set()
-    for klass in cls.__mro__:
-        if klass.__module__.startswith("rlinf_actors.") or klass is object:
-            continue
-        own.update(name for name in vars(klass) if name in methods)
-    return frozenset(own)
 
 
 def _has_lease_hook(cls: type) -> bool:

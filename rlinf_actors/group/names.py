@@ -18,7 +18,9 @@ RESERVED = (
 )
 """Names that every group has, as scripts for RLinf expect: a worker's own method may not have them."""
 
-YIELDING = ("shutdown", "wait_ready", "world_size", "placements", "with_timeout", "with_retries", "control")
+YIELDING = (
+    "shutdown", "wait_ready", "world_size", "placements", "with_timeout", "with_retries", "control", "from_address",
+)  # fmt: skip
 """Newer names: a worker's own method of that name comes first; the group's is ``group.control.<name>``."""
 
 LEASE_HOOK = "on_lease_lost"
@@ -43,6 +45,41 @@ class Method:
     streams: bool = False
     idempotent: bool = False
     concurrent: int = 0
+
+
+@dataclass(frozen=True)
+class ClassFacts:
+    """What a handle has to know of a worker class; a process that is sent the handle may not have the class itself.
+
+    Attributes:
+        name: of the class.
+        methods: the public methods, its bases' included, by name.
+        own: those of them that the user's classes define.
+        private: names of the private methods that the user's classes define.
+    """
+
+    name: str
+    methods: dict[str, Method]
+    own: frozenset[str]
+    private: frozenset[str]
+
+
+def facts_of(cls: type) -> ClassFacts:
+    """Return what a handle has to know of a worker class."""
+    methods = public_methods(cls)
+    of_users = {
+        name
+        for klass in cls.__mro__
+        if klass is not object and not klass.__module__.startswith("rlinf_actors.")
+        for name in vars(klass)
+    }
+    private = {name for name in of_users if name.startswith("_") and not name.startswith("__")}
+    return ClassFacts(
+        cls.__name__,
+        methods,
+        frozenset(of_users & methods.keys()),
+        frozenset(name for name in private if callable(getattr(cls, name))),
+    )
 
 
 def public_methods(cls: type) -> dict[str, Method]:

@@ -93,6 +93,12 @@ class WorkerGroupFuncResult(Work["list[T]"], Generic[T]):
         if loop is not None:
             self.loop = loop
 
+    def __reduce__(self) -> Any:
+        raise SerializationError(
+            f"it is the result of {self._method}(), which was not awaited, and not its values: await it first, as in "
+            f"group.step(await other.{self._method}()), or call wait() on it"
+        )
+
     # --- sending (the caller's thread) ---
 
     def _start(self, parts: Sequence[Buffer]) -> None:

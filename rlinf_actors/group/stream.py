@@ -11,7 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from rlinf_actors.errors import GroupClosedError
+from rlinf_actors.errors import GroupClosedError, SerializationError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.wire import failure, frames, payload
@@ -182,6 +182,12 @@ class StreamResult(Generic[T]):
     def __init__(self, method: str, peers: Sequence[Peer], parts: Sequence[Buffer], lost: LostErrors) -> None:
         self._feed = _Feed(method, peers, lost)
         self._feed.start(parts)
+
+    def __reduce__(self) -> Any:
+        raise SerializationError(
+            f"it is the stream of {self._feed.method}(), which its caller alone can iterate: send the items, as in "
+            f"[item async for rank, item in other.{self._feed.method}()]"
+        )
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, T]]:
         loop = asyncio.get_running_loop()

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+import threading
+import weakref
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from rlinf_actors.errors import ClusterTimeoutError, RlinfActorsError
+from rlinf_actors.errors import ClusterTimeoutError, GroupNotFoundError, RlinfActorsError
+from rlinf_actors.model.restart import launch_of
 from rlinf_actors.net.link import Network
 from rlinf_actors.net.loop import IoThread
 from rlinf_actors.runtime.headlink import HEAD_GRACE_S, SILENT_HEAD_S, HeadLink
@@ -15,7 +19,7 @@ from rlinf_actors.runtime.remote import Construction, RemoteGroup, death
 from rlinf_actors.wire.clients import Done, FindGroup, Handles, Launch, Launched, StopGroup, WorkerChanged
 from rlinf_actors.wire.endings import orderly
 from rlinf_actors.wire.messages import Body
-from rlinf_actors.wire.values import WorkerState
+from rlinf_actors.wire.values import GroupState, WorkerState
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +83,9 @@ class GroupHandles:
         self._stopping: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._telling: dict[RemoteGroup, asyncio.Task[None]] = {}
         self._finding: dict[FindGroup, asyncio.Task[RemoteGroup]] = {}
+        self._reaching: dict[RemoteGroup, asyncio.Task[None]] = {}
+        self._lock = threading.Lock()
+        self._known: weakref.WeakValueDictionary[tuple[str, str, str], RemoteGroup] = weakref.WeakValueDictionary()
 
     def all(self) -> list[RemoteGroup]:
         """Those that somebody here uses, or may."""
@@ -88,9 +95,25 @@ class GroupHandles:
         """The handle of that group, None if this process has none."""
         return self._groups.get((namespace, name))
 
-    def new(self, namespace: str, name: str, node_names: Sequence[str], construction: Construction) -> RemoteGroup:
-        """The owner's handle of a group that is about to be launched. Any thread."""
-        return RemoteGroup(
+    def new(
+        self,
+        namespace: str,
+        name: str,
+        node_names: Sequence[str],
+        construction: Construction,
+        launched: Sequence[str],
+        wait_s: float = 0.0,
+    ) -> RemoteGroup:
+        """Return the owner's handle of a group that is about to be launched. Any thread.
+
+        Args:
+            namespace, name: of the group.
+            node_names: node of each rank, for messages to people.
+            construction: how its workers are constructed.
+            launched: ids of its workers.
+            wait_s: how long (seconds) the launch may wait for hardware.
+        """
+        group = RemoteGroup(
             self._network,
             self._identity,
             self._host,
@@ -101,6 +124,84 @@ class GroupHandles:
             self._construction_failed,
             me=self._me,
         )
+        group.launched = list(launched)
+        group.patience_s = FIND_TIMEOUT_S + wait_s
+        with self._lock:
+            self._known[namespace, name, group.launch] = group
+        return group
+
+    def arrived(
+        self,
+        namespace: str,
+        name: str,
+        launch: str,
+        node_names: Sequence[str],
+        wait_s: float,
+        connect: Callable[[], Awaitable[object]],
+    ) -> RemoteGroup:
+        """Return the handle of a group of which another process sent a handle. Any thread; nothing is asked yet.
+
+        Args:
+            namespace, name: of the group.
+            launch: what tells it from a namesake.
+            node_names: node of each rank, for messages to people.
+            wait_s: how long (seconds) the head may take to hear of its launch.
+            connect: waits until this process is in session with the head; runs on the loop.
+        """
+        with self._lock:
+            group = self._known.get((namespace, name, launch))
+            if group is None:
+                reach = partial(self._begin_reach, connect=connect)
+                group = self._new(namespace, name, node_names, launch, reach)
+                group.patience_s = wait_s
+            return group
+
+    def _new(
+        self,
+        namespace: str,
+        name: str,
+        node_names: Sequence[str],
+        launch: str,
+        reach: Callable[[RemoteGroup], object] | None = None,
+    ) -> RemoteGroup:
+        """Return a handle of a group that another process launched. Called with the lock held."""
+        group = RemoteGroup(
+            self._network,
+            self._identity,
+            self._host,
+            namespace,
+            name,
+            node_names,
+            soon=self._io.call,
+            me=self._me,
+            launch=launch,
+            reach=reach,
+        )
+        self._known[namespace, name, launch] = group
+        return group
+
+    def _begin_reach(self, group: RemoteGroup, connect: Callable[[], Awaitable[object]]) -> None:
+        """Look up the group of a handle that another process sent, once."""
+        if group not in self._reaching and not group.found and not group.closing and not group.ready.done():
+            task = asyncio.get_running_loop().create_task(self._reach(group, connect), name=f"reach {group.name}")
+            self._reaching[group] = task
+            task.add_done_callback(lambda _: self._reaching.pop(group, None))
+
+    async def _reach(self, group: RemoteGroup, connect: Callable[[], Awaitable[object]]) -> None:
+        try:
+            await connect()
+            found = await self.find(
+                group.namespace, group.name, ended=True, launch=group.launch, wait_s=group.patience_s
+            )
+            if found is not group:
+                raise GroupNotFoundError(
+                    f"the group {group.name!r} that this handle is of has ended, and another one has its name: get a "
+                    f"handle of that by WorkerGroup.from_group_name"
+                )
+        except GroupNotFoundError as error:
+            group.fail(error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it reaches those who wait
+            group.unreachable(error)
 
     async def launch(self, message: Launch, group: RemoteGroup) -> None:
         """Reserve the name and start the workers of *group* (made by `new`).
@@ -123,7 +224,6 @@ class GroupHandles:
             head = self._head()
             if head is not None and claims:
                 head.own_robots()
-            group.launched = [spec.id for spec in message.workers]
             self._launching.append(group)
             await self._ask(message, Launched, self._head_grace_s() + message.wait_s, adopt)
         except BaseException as error:
@@ -136,20 +236,24 @@ class GroupHandles:
             if group in self._launching:
                 self._launching.remove(group)
 
-    async def find(self, namespace: str, name: str, *, ended: bool = False) -> RemoteGroup:
+    async def find(
+        self, namespace: str, name: str, *, ended: bool = False, launch: str = "", wait_s: float = 0.0
+    ) -> RemoteGroup:
         """A handle of a group.
 
         Args:
             namespace, name: of the group.
             ended: whether one that has ended will do; every call on it fails and says how its worker ended.
+            launch: what tells it from a namesake, "" for any.
+            wait_s: how long (seconds) the head is to wait for its launch.
 
         Raises:
             GroupNotFoundError: there is none of that name in the namespace.
         """
         known = self._groups.get((namespace, name))
-        if known is not None and not known.closing and not known.gone.done():
+        if known is not None and not known.closing and not known.gone.done() and launch in ("", known.launch):
             return known
-        asked = FindGroup(namespace, name, ended)
+        asked = FindGroup(namespace, name, ended, launch, wait_s)
         if asked not in self._finding:
             self._finding[asked] = asyncio.get_running_loop().create_task(self._find(asked), name=f"find {name}")
             self._finding[asked].add_done_callback(lambda _: self._finding.pop(asked, None))
@@ -163,19 +267,24 @@ class GroupHandles:
         def adopt(launched: Launched) -> None:
             group = self._groups.get(key)
             if group is None or group.closing or not group.holds(launched.group):
-                workers = sorted(launched.group.workers, key=lambda worker: worker.rank)
-                names = [worker.node_ip for worker in workers]
-                group = RemoteGroup(
-                    self._network, self._identity, self._host, *key, names, soon=self._io.call, me=self._me
-                )
-                self._groups[key] = group
+                group = self._groups[key] = self._known_as(launched.group)
             group.adopt(launched.group)
             if group.gone.done() and not group.owned:
                 self._groups.pop(key, None)  # it had ended: nothing more will be said of it
             found.append(group)
 
-        await self._ask(asked, Launched, FIND_TIMEOUT_S, adopt)
+        await self._ask(asked, Launched, FIND_TIMEOUT_S + asked.wait_s, adopt)
         return found[0]
+
+    def _known_as(self, state: GroupState) -> RemoteGroup:
+        """Return the handle of a group that the head describes: one that is waiting for that, or a new one."""
+        workers = sorted(state.workers, key=lambda worker: worker.rank)
+        launch = next((launch_of(worker.id) for worker in workers if worker.id), "")
+        with self._lock:
+            known = self._known.get((state.namespace, state.name, launch))
+            if known is not None and not known.closing and not known.gone.done() and len(known.peers) == len(workers):
+                return known
+            return self._new(state.namespace, state.name, [worker.node_ip for worker in workers], launch)
 
     async def stop(self, group: RemoteGroup, grace_s: float) -> None:
         """End the workers of a group and wait until they are gone.

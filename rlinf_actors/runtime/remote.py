@@ -24,7 +24,7 @@ from rlinf_actors.errors import (
     WorkerStartError,
 )
 from rlinf_actors.model.buffers import Buffer
-from rlinf_actors.model.restart import rank_id
+from rlinf_actors.model.restart import launch_of, rank_id
 from rlinf_actors.net.link import Network
 from rlinf_actors.runtime.lost import LostErrors
 from rlinf_actors.runtime.peer import ANSWER_S, Late, Peer
@@ -137,10 +137,14 @@ class RemoteGroup:
         soon: runs a function on the loop; where it is given, the link to a worker is made when there is something
             to send to it. Otherwise all links are made as the workers come up.
         me: the worker id of this process, "" of a driver.
+        launch: what tells the group from a namesake (model.restart.launch_of), "" where the head is to say.
+        reach: of a handle that another process sent: looks the group up at the head, and calls `adopt`. Called on the
+            loop with this handle when there is something to send to the group.
 
     Attributes:
         came_up: False once it could not be constructed.
         launched: ids of its workers, of whichever incarnation: what tells it from a namesake.
+        patience_s: how long (seconds) the head may take to hear of its launch, where it has not answered that yet.
     """
 
     def __init__(
@@ -155,9 +159,13 @@ class RemoteGroup:
         on_failure: Callable[[RemoteGroup], None] = lambda group: None,
         soon: Callable[..., object] | None = None,
         me: str = "",
+        launch: str = "",
+        reach: Callable[[RemoteGroup], object] | None = None,
     ) -> None:
         self.namespace = namespace
         self.name = name
+        self._launch = launch
+        self._me = me
         self.token = ""
         self.detail = ""
         self._new_peer = partial(Peer, network, identity, me=me)
@@ -169,19 +177,51 @@ class RemoteGroup:
         self.closing = False
         self.came_up = True
         self.launched: list[str] = []
+        self.patience_s = 0.0
         self.owned = construction is not None
         self._host = host
         self._construction = construction
         self._on_failure = on_failure
         self._soon = soon
-        if construction is None:
+        self._reach = reach
+        if construction is None and reach is None:
             self.ready.resolve(None)
+
+    @property
+    def launch(self) -> str:
+        """What tells this group from a namesake, "" while that is not known. Any thread."""
+        return self._launch or (launch_of(self.launched[0]) if self.launched else "")
+
+    @property
+    def found(self) -> bool:
+        """True if the head has described the group. Any thread."""
+        return bool(self.states)
+
+    def want(self) -> Promise[None]:
+        """Return `ready`. A group that was not looked up yet is looked up now. Any thread."""
+        ready = self.ready
+        if self._reach is not None and self._soon is not None and not ready.done():
+            self._soon(self._reach, self)
+        return ready
+
+    def unreachable(self, error: Exception) -> None:
+        """The head could not be asked for the group: what waits for that ends; what comes later asks again."""
+        ready, self.ready = self.ready, Promise(f"group {self.name!r}")
+        ready.reject(error)
+        for peer in self.peers:
+            self._replace(peer, error)
 
     def adopt(self, state: GroupState) -> None:
         """Take over what the head says of the whole group."""
         self.token, self.detail = state.token, state.detail
         self.launched = self.launched or [worker.id for worker in state.workers if worker.id]
         self.update(state.workers)
+        if not self.owned:
+            ends = [peer.error for peer in self.peers if peer.error is not None]
+            if self.gone.done() and ends:
+                self.ready.reject(ends[0])
+            else:
+                self.ready.resolve(None)
 
     def holds(self, state: GroupState) -> bool:
         """Whether the head speaks of these very workers, or later incarnations, not of a namesake's."""
@@ -214,8 +254,9 @@ class RemoteGroup:
 
     def _succeed(self, worker: WorkerState) -> bool:
         """A rank has another worker: from now on calls are for that one. False if it is of another group, or older."""
-        old, before = self.peers[worker.rank], self.states[worker.rank]
-        if rank_id(old.worker_id) != rank_id(worker.id) or worker.restarts <= before.restarts:
+        old, before = self.peers[worker.rank], self.states.get(worker.rank)
+        restarts = before.restarts if before is not None else -1
+        if rank_id(old.worker_id) != rank_id(worker.id) or worker.restarts <= restarts:
             return False
         peer = self._replace(old, death(worker.exit or ExitReport("exited"), old.name, old.rank, old.node))
         peer.worker_id = worker.id
@@ -240,7 +281,7 @@ class RemoteGroup:
             f"the connection to {old.name} on {old.node} was lost, and is there again: how far it got with what was "
             "under way is not known. It runs, and can be called again"
         )
-        if not self.ready.done():  # nobody knows whether it was constructed
+        if self.owned and not self.ready.done():  # nobody knows whether it was constructed
             old.fail(error)
             self.construction_failed(error)
             return
@@ -251,7 +292,10 @@ class RemoteGroup:
         self._connect_rank(old.rank)  # at once: the worker is to hear of it
 
     def _peer(self, rank: int, node: str) -> Peer:
-        return self._new_peer(f"{self.name}:{rank}", rank, node, partial(self._needed, rank), self._lost)
+        peer = self._new_peer(f"{self.name}:{rank}", rank, node, partial(self._needed, rank), self._lost)
+        if self._launch and rank_id(self._me) == f"{self._launch}-{rank}":
+            peer.worker_id = self._me  # known before the group is looked up: a wait for itself never ends
+        return peer
 
     def fail(self, error: Exception) -> None:
         """End every call on this group, now and later. Any thread."""
@@ -296,6 +340,8 @@ class RemoteGroup:
 
     def _connect_rank(self, rank: int) -> None:
         state, peer = self.states.get(rank), self.peers[rank]
+        if not self.states and self._reach is not None:
+            self._reach(self)
         if state is None or state.state != "running" or state.endpoint is None:
             return
         if not peer.connected and peer.error is None and (self._soon is None or peer.wanted):
@@ -312,7 +358,7 @@ class RemoteGroup:
 
     def _cannot_construct(self, reason: Exception) -> None:
         """A worker is there, and its owner, who alone could construct it, has no link to it."""
-        if not self.ready.done():
+        if self.owned and not self.ready.done():
             self.construction_failed(reason)
         elif self.owned and not self.closing:  # it was started again: other handles' calls would wait for ever
             self._on_failure(self)
@@ -341,7 +387,7 @@ class RemoteGroup:
             error = death(exit_report, peer.name, peer.rank, peer.node)
         peer.fail(error)
         peer.close()
-        if not self.ready.done():
+        if self.owned and not self.ready.done():
             self.construction_failed(peer.error or error)
 
     def constructed(self, peer: Peer) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Any, Generic, TypeVar
 
 from rlinf_actors import forks
-from rlinf_actors.errors import CallTimeoutError
+from rlinf_actors.errors import CallTimeoutError, SerializationError
 from rlinf_actors.wire.bounds import waiting
 
 T = TypeVar("T")
@@ -42,6 +42,12 @@ class Work(Generic[T]):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._made_in = forks.generation()
+
+    def __reduce__(self) -> Any:
+        raise SerializationError(
+            f"it is the {type(self).__name__} of {self._what}, not its result: send the result, which await work or "
+            "work.wait() gives"
+        )
 
     def done(self) -> bool:
         """Whether the outcome is there. Never blocks."""

@@ -308,6 +308,8 @@ def _parts_of(value: Any, path: str) -> list[tuple[str, Any]]:
         names = value.__code__.co_freevars
         filled = [(name, cell) for name, cell in zip(names, closure, strict=False) if cell != _EMPTY_CELL]
         return [(f"{path}.<closure {name}>", cell.cell_contents) for name, cell in filled]
+    if isinstance(type(value).__reduce__, types.FunctionType):
+        return []  # it says itself why it cannot be pickled
     attributes = getattr(value, "__dict__", None)
     if isinstance(attributes, dict) and not isinstance(value, type):
         return [(f"{path}.{name}", part) for name, part in attributes.items()]

@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from rlinf_actors.group.control import GroupControl
 from rlinf_actors.group.group import WorkerGroup
-from rlinf_actors.group.launching import _own_methods
-from rlinf_actors.group.names import public_methods
+from rlinf_actors.group.names import facts_of
 from rlinf_actors.net.memory import MemoryNetwork
 from rlinf_actors.runtime.lost import LostErrors
 from rlinf_actors.runtime.remote import RemoteGroup
@@ -121,8 +120,7 @@ class World:
             io=io,
             groups=types.SimpleNamespace(stop_or_leave=self._stop_group),
         )
-        methods = public_methods(cls)
-        self.control = GroupControl(self.runtime, self.remote, cls, methods, _own_methods(cls, methods), [])
+        self.control = GroupControl(self.runtime, self.remote, facts_of(cls))
         self.group: Any = WorkerGroup(self.control)
         self.remote.update(
             [

@@ -11,8 +11,8 @@ import pytest
 
 from rlinf_actors.errors import ProtocolError
 from rlinf_actors.group import detail, launching
-from rlinf_actors.group.control import GroupControl
 from rlinf_actors.group.group import WorkerGroup
+from rlinf_actors.hardware.pieces import piece_of
 from rlinf_actors.model.hardware import AcceleratorType, HardwareInfo
 from rlinf_actors.model.placement import Placement
 from rlinf_actors.placement.described import DescribedCluster
@@ -89,11 +89,7 @@ async def test_an_attached_handle_knows_what_the_owners_does(world, monkeypatch)
     made = described(PackedPlacementStrategy(0, 2))
     group = attached_to(world, monkeypatch, detail.encode(made))
     arms = {1: [HardwareInfo("Franka", "FR3")]}
-    owner = GroupControl(
-        world.runtime, world.remote, group_kit.Arm, {}, frozenset(), made.placements, made.models, arms
-    )
     assert group.placements == made.placements
-    assert group.control.worker_infos() == owner.worker_infos()
     infos = [entry.info for entry in group.worker_info_list]
     assert [info.hardware_infos for info in infos] == [[], arms[1], []]
     assert [(info.accelerator_type, info.accelerator_model) for info in infos] == [("NV_GPU", "A800")] * 3
@@ -111,5 +107,6 @@ async def test_its_errors_name_hosts(world, monkeypatch):
 
 async def test_an_owners_handle_has_the_hardware(world):
     arm = HardwareInfo("Franka", "FR3")
-    control = GroupControl(world.runtime, world.remote, group_kit.Arm, {}, frozenset(), [], (), {1: [arm]})
-    assert [info.hardware_infos for info in control.worker_infos()] == [[], [arm], []]
+    world.remote.detail = detail.encode(detail.GroupDetail(hardware={1: [piece_of(arm)]}))
+    assert [info.hardware_infos for info in world.control.worker_infos()] == [[], [arm], []]
+    assert world.control.hardware == {1: [arm]}

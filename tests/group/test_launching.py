@@ -133,7 +133,7 @@ class TestClassReference:
 )
 def test_options_that_cannot_be_are_refused_before_anything_starts(options, said):
     with pytest.raises(UsageError, match=said):
-        launching.launch(group_kit.Arm, (), {}, {}, types.SimpleNamespace(), options)
+        launching.launch(group_kit.Arm, (), {}, types.SimpleNamespace(), options)
 
 
 def test_import_paths_are_the_scripts_not_the_interpreters(tmp_path):

@@ -52,7 +52,7 @@ class Head:
 
     def launch(self) -> concurrent.futures.Future[None]:
         construction = Construction("m:C", [b""], 0, lambda raised, parts, peer: RlinfActorsError(raised.text))
-        group = self.runtime.groups.new("ns", "g", ["n0", "n1"], construction)
+        group = self.runtime.groups.new("ns", "g", ["n0", "n1"], construction, IDS)
         return self.runtime.io.submit(self.runtime.groups.launch(MESSAGE, group))
 
 
