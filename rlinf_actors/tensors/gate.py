@@ -98,23 +98,38 @@ class Gate:
                 return
             self.id, self._ended = self.peer.listen(self._answered), ended
         self.peer.on_gone(self._fail)
-        scarce.start(threading.Thread(target=self._ask, name="rlinf-actors-ask", daemon=True))
+        try:
+            scarce.start(threading.Thread(target=self._ask, name="rlinf-actors-ask", daemon=True))
+        except RuntimeError as error:
+            self._ask_without_a_device(error)
 
     def _ask(self) -> None:
         """Not on the loop's thread: it may load torch and start CUDA."""
-        ask = frames.Ask(self.id)
         try:
-            devices = self._station.devices.get()
-            if devices.driver is not None and devices.home is not None and not self._to_myself:
-                probe = ipc.Probe(devices.driver, devices.home)
-                with self._lock:
-                    self._probe = probe
-                ask = frames.Ask(self.id, devices.uuid(devices.home), probe.memory, probe.event)
-        except (CudaError, RuntimeError) as error:  # a send that needs what is broken has it again
-            log.warning("device memory cannot be shared with other workers, and is copied: %s", error)
-        self.peer.send(ask)
+            ask = self._question()
+        except Exception as error:  # noqa: BLE001 - it is logged, and the question goes out
+            self._ask_without_a_device(error)
+        else:
+            self.peer.send(ask)
         if self._error is not None:
             self._tried()
+
+    def _ask_without_a_device(self, error: Exception) -> None:
+        """Ask all the same, for sends wait for the answer. One that needs what is broken raises the error again."""
+        log.warning(
+            "device memory cannot be shared with other workers, and is copied: %s: %s", type(error).__name__, error,
+            exc_info=not isinstance(error, (CudaError, RuntimeError)),
+        )  # fmt: skip
+        self.peer.send(frames.Ask(self.id))
+
+    def _question(self) -> frames.Ask:
+        devices = self._station.devices.get()
+        if devices.driver is None or devices.home is None or self._to_myself:
+            return frames.Ask(self.id)
+        probe = ipc.Probe(devices.driver, devices.home)
+        with self._lock:
+            self._probe = probe
+        return frames.Ask(self.id, devices.uuid(devices.home), probe.memory, probe.event)
 
     def _tried(self) -> None:
         with self._lock:

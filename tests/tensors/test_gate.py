@@ -147,6 +147,28 @@ def test_nothing_overtakes_what_waits_for_the_facts(gate, peer):
     assert [frame for frame in peer.sent if isinstance(frame, frames.Ask)] == [frames.Ask(7)]
 
 
+@pytest.mark.parametrize("error", [OSError("libcuda is no ELF file"), AssertionError("not compiled with CUDA")])
+def test_whatever_keeps_the_devices_from_starting_hangs_no_send(peer, error, caplog):
+    class Broken(Devices):
+        def get(self):
+            raise error
+
+    gate = Gate(Station(Io(), "id-a", "a:0", host="here", devices=Broken()), peer, Box())
+    gate.open(lambda gate: None)
+    assert peer.asked.wait(10)
+    assert peer.sent == [frames.Ask(7)], "it asks without a device of its own"
+    assert str(error) in caplog.text
+
+
+def test_no_thread_for_the_question_hangs_no_send(peer, monkeypatch):
+    def no_thread(thread):
+        raise RuntimeError("can't start new thread: pids.max is met")
+
+    monkeypatch.setattr("rlinf_actors.scarce.start", no_thread)
+    Gate(Station(Io(), "id-a", "a:0", host="here", devices=Devices()), peer, Box()).open(lambda gate: None)
+    assert peer.sent == [frames.Ask(7)]
+
+
 def test_what_waits_when_the_receiver_dies(gate, peer):
     waiting = [parcel(large(), f"send() {n}") for n in range(2)]
     for one in waiting:
