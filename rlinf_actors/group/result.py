@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Union
 
-from rlinf_actors.errors import CallTimeoutError, GroupClosedError, SerializationError, UsageError
+from rlinf_actors.errors import CallTimeoutError, GroupClosedError, UsageError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.peer import ANSWER_S, Late, Peer, new_call
 from rlinf_actors.runtime.work import Work, call_all
@@ -216,10 +216,7 @@ class WorkerGroupFuncResult(Work["list[T]"], Generic[T]):
                 value = payload.decode(answer[1])
             except Exception as error:
                 peer = self._peers[index]
-                raise SerializationError(
-                    f"the result of {self._method}() from {peer.name} on {peer.node} cannot be read here: "
-                    f"{type(error).__name__}: {error}"
-                ) from error
+                raise failure.unreadable("the result", self._method, peer.name, peer.node, error) from error
             assert isinstance(answer[0], frames.Ok)
             self._answers[index] = _Value(value, answer[0].seconds)
             return value

@@ -105,7 +105,10 @@ class _Feed:
                 slot, frame, parts = self._items.popleft()
             if isinstance(frame, frames.Item):
                 self._credit(slot)
-                return slot.peer.rank, payload.decode(parts)
+                try:
+                    return slot.peer.rank, payload.decode(parts)
+                except Exception as error:
+                    raise failure.unreadable("an item", self.method, slot.peer.name, slot.peer.node, error) from error
             if isinstance(frame, frames.Ok):
                 self._left -= 1
                 continue

@@ -120,6 +120,13 @@ def decode(raised: Raised, parts: Vouched, *, worker: str, rank: int, node: str)
         return plain
 
 
+def unreadable(what: str, method: str, worker: str, node: str, error: Exception) -> SerializationError:
+    """Return the error of a value that arrived and cannot be unpickled here; *what* it is, of a call of *method*."""
+    return SerializationError(
+        f"{what} of {method}() from {worker} on {node} cannot be read here: {type(error).__name__}: {error}"
+    )
+
+
 def describe(answer: Raised | Exception, method: str, *, worker: str, node: str) -> str:
     """The failure of a call in full, as text, without unpickling."""
     if isinstance(answer, Exception):

@@ -8,7 +8,7 @@ import gc
 
 import pytest
 
-from rlinf_actors.errors import WorkerDiedError
+from rlinf_actors.errors import SerializationError, WorkerDiedError
 from rlinf_actors.group.stream import WINDOW
 from rlinf_actors.wire import frames
 
@@ -42,6 +42,17 @@ async def test_credit_is_given_for_what_was_taken_only(world):
     assert await world.ranks[0].call(2) == frames.Credit(opened.id, WINDOW // 2)
     await items.aclose()
     assert await world.ranks[0].call(3) == frames.Cancel(opened.id)
+
+
+async def test_an_item_that_cannot_be_read_ends_the_stream_and_says_whose(world):
+    stream = world.group.execute_on(1).watch()
+    opened = await world.ranks[1].call()
+    world.ranks[1].say(frames.Item(opened.id), [b"P" + b"cno_such_module\nX\n."])
+    with pytest.raises(SerializationError, match=r"an item of watch\(\) from arms:1 on n1 .*no_such_module") as caught:
+        async for _ in stream:
+            pass
+    assert isinstance(caught.value.__cause__, ModuleNotFoundError)
+    assert await world.ranks[1].call(1) == frames.Cancel(opened.id)
 
 
 async def test_leaving_the_loop_ends_the_generators(world):
