@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Union
 
-from rlinf_actors.errors import CallTimeoutError, GroupClosedError, UsageError
+from rlinf_actors.errors import CallTimeoutError, GroupClosedError, SerializationError, UsageError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.peer import ANSWER_S, Late, Peer, new_call
 from rlinf_actors.runtime.work import Work, call_all
