@@ -1,107 +1,26 @@
-"""Method calls as attributes: what turns ``group.step`` into a call on some ranks."""
+"""Calls: what turns ``group.step(x)`` and ``group.call(MyWorker.step, x)`` into a call on some ranks.
+
+A type checker knows nothing of ``group.step``, since the group's methods are the worker class's: its results are Any.
+``group.method(MyWorker.step)`` is the same with types: its arguments are checked, and its results known.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from rlinf_actors.errors import UsageError
 from rlinf_actors.group.control import GroupControl
-from rlinf_actors.group.names import Method
+from rlinf_actors.group.method import ONCE, CallOptions, RemoteMethod
 from rlinf_actors.group.result import WorkerGroupFuncResult
-from rlinf_actors.group.retries import RetriedResult
 from rlinf_actors.group.stream import StreamResult
-from rlinf_actors.wire import payload
 
-if TYPE_CHECKING:
-    from rlinf_actors.runtime.peer import Peer
-
-
-class CallOptions(NamedTuple):
-    """How the calls of a view are made.
-
-    Attributes:
-        timeout: their deadline, in seconds; None for no deadline.
-        retries: how often a call may be sent again to the worker that takes the place of one that died.
-    """
-
-    timeout: float | None = None
-    retries: int = 0
+P = ParamSpec("P")
+T = TypeVar("T")
+R = TypeVar("R")
 
 
-ONCE = CallOptions()
-
-
-class RemoteMethod:
-    """One method of the worker class on some ranks; calling it sends the call."""
-
-    __slots__ = ("_control", "_method", "_name", "_options", "_ranks")
-
-    def __init__(
-        self,
-        control: GroupControl,
-        name: str,
-        method: Method,
-        ranks: Sequence[int] | None,
-        options: CallOptions,
-    ) -> None:
-        self._control = control
-        self._name = name
-        self._method = method
-        self._ranks = ranks
-        self._options = options
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Send the call to every rank; returns at once.
-
-        Returns:
-            A WorkerGroupFuncResult, or for an async generator method a StreamResult.
-
-        Raises:
-            SerializationError: an argument cannot be pickled; names its path.
-            UsageError: the view's deadline or retries do not go with this method.
-        """
-        runtime = self._control.runtime
-        runtime.check_usable()
-        self._check()
-        parts = payload.encode_call(args, kwargs, copy=runtime.copy)
-        if self._method.streams:
-            return StreamResult(self._name, self._peers(), parts, runtime.lost)
-        result = self._result()
-        result._start(parts)
-        return result
-
-    def _result(self) -> WorkerGroupFuncResult[Any]:
-        """Return the result of a call that is about to be sent."""
-        runtime, (timeout, retries) = self._control.runtime, self._options
-        if retries:
-            return RetriedResult(runtime, self._name, self._peers(), timeout, self._control.group, retries)
-        return WorkerGroupFuncResult(runtime, self._name, self._peers(), timeout)
-
-    def _check(self) -> None:
-        name, (timeout, retries) = self._name, self._options
-        if self._method.streams and timeout is not None:
-            raise UsageError(
-                f"{name}() streams, and a stream has no deadline: leave the loop when it has run long enough"
-            )
-        if self._method.streams and retries:
-            raise UsageError(
-                f"{name}() streams, and a stream is not sent again, since its first items were taken: call it without "
-                "with_retries(), and begin again where it failed"
-            )
-        if retries and not self._method.idempotent:
-            raise UsageError(
-                f"{self._control.cls_name}.{name}() is not marked idempotent, and with_retries() may run it twice: "
-                f"write @Worker.idempotent above its def if that does no harm, or call it without with_retries()"
-            )
-
-    def _peers(self) -> Sequence[Peer]:
-        """Those of now: a rank that was started again has another."""
-        peers = self._control.group.peers
-        return peers if self._ranks is None else [peers[rank] for rank in self._ranks]
-
-    def __repr__(self) -> str:
-        return f"<method {self._name}() of group {self._control.name!r}, ranks {[peer.rank for peer in self._peers()]}>"
+class _Untyped:
+    """No method's result: of all methods only those whose result is Any are taken for ones that return it."""
 
 
 if TYPE_CHECKING:
@@ -119,10 +38,74 @@ else:
             return self if instance is None else self._read(instance)
 
 
-class Calls:
-    """Turns attribute access into remote methods."""
+class Calls(Generic[T]):
+    """Turns attribute access into remote methods of workers of class *T*."""
 
     _control: GroupControl
+
+    def __init__(self, control: GroupControl) -> None:
+        self._control = control
+        for name in control.yielded:
+            self._remote(name)  # kept on the instance, where it is found before the class's own
+
+    # Overloads: of methods, and of static and class methods (which have no *self* to leave out), those that stream,
+    # coroutine functions, and plain ones. Those for _Untyped come first: a result of type Any fits all of them.
+    # `call` has those for methods alone: a type checker's word about a wrong argument is of the last one it tried.
+    @overload
+    def method(self, function: Callable[Concatenate[T, P], _Untyped]) -> RemoteMethod[P, Any]: ...
+    @overload
+    def method(  # type: ignore[overload-overlap]  # of two that fit the first counts, for both type checkers
+        self, function: Callable[Concatenate[T, P], AsyncIterator[R] | Iterator[R]]
+    ) -> RemoteMethod[P, StreamResult[R]]: ...
+    @overload
+    def method(
+        self, function: Callable[Concatenate[T, P], Coroutine[Any, Any, R]]
+    ) -> RemoteMethod[P, WorkerGroupFuncResult[R]]: ...
+    @overload
+    def method(self, function: Callable[Concatenate[T, P], R]) -> RemoteMethod[P, WorkerGroupFuncResult[R]]: ...
+    @overload
+    def method(self, function: Callable[P, _Untyped]) -> RemoteMethod[P, Any]: ...
+    @overload
+    def method(  # type: ignore[overload-overlap]
+        self, function: Callable[P, AsyncIterator[R] | Iterator[R]]
+    ) -> RemoteMethod[P, StreamResult[R]]: ...
+    @overload
+    def method(self, function: Callable[P, Coroutine[Any, Any, R]]) -> RemoteMethod[P, WorkerGroupFuncResult[R]]: ...
+    @overload
+    def method(self, function: Callable[P, R]) -> RemoteMethod[P, WorkerGroupFuncResult[R]]: ...
+    def method(self, function: Callable[..., Any]) -> RemoteMethod[..., Any]:
+        """Return a method of the workers with its types: ``group.method(MyWorker.step)`` is ``group.step``.
+
+        Args:
+            function: a public method of the worker class, as an attribute of the class or of a base. An override in
+                the worker class is what runs.
+
+        Raises:
+            UsageError: the worker class has no such method.
+        """
+        self._used()
+        return self._remote(self._control.name_of(function))
+
+    @overload
+    def call(self, function: Callable[Concatenate[T, P], _Untyped], *args: P.args, **kwargs: P.kwargs) -> Any: ...
+    @overload
+    def call(  # type: ignore[overload-overlap]
+        self, function: Callable[Concatenate[T, P], AsyncIterator[R] | Iterator[R]], *args: P.args, **kwargs: P.kwargs
+    ) -> StreamResult[R]: ...
+    @overload
+    def call(
+        self, function: Callable[Concatenate[T, P], Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs
+    ) -> WorkerGroupFuncResult[R]: ...
+    @overload
+    def call(
+        self, function: Callable[Concatenate[T, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> WorkerGroupFuncResult[R]: ...
+    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a method with its types: ``group.call(MyWorker.step, x)`` is ``group.step(x)``.
+
+        See `method`; type checkers want that for static and class methods, ``group.method(MyWorker.of_class)(x)``.
+        """
+        return Calls.method(self, function)(*args, **kwargs)  # self.method may be the worker's own
 
     def _ranks_called(self) -> Sequence[int] | None:
         """None for all."""
@@ -134,24 +117,30 @@ class Calls:
     def _used(self) -> None:
         """Somebody asked for a method."""
 
-    def __getattr__(self, name: str) -> Any:
+    def _remote(self, name: str) -> RemoteMethod[..., Any]:
+        """Return a public method by its name; made once for each view."""
+        known = self.__dict__.get(name)
+        if known is not None:
+            method: RemoteMethod[..., Any] = known
+            return method
+        control = self._control
+        method = RemoteMethod(control, name, control.methods[name], self._ranks_called(), self._options_of_calls())
+        self.__dict__[name] = method
+        return method
+
+    def __getattr__(self, name: str) -> RemoteMethod[..., Any]:
         control = self.__dict__.get("_control")
         if control is None:
             raise AttributeError(name)
-        known = control.methods.get(name)
         self._used()
-        if known is None:
-            return _missing(control, name)
-        method = RemoteMethod(control, name, known, self._ranks_called(), self._options_of_calls())
-        self.__dict__[name] = method
-        return method
+        return self._remote(name) if name in control.methods else _missing(control, name)
 
     def __dir__(self) -> list[str]:
         self._used()
         return sorted({*object.__dir__(self), *self._control.methods})
 
 
-def _missing(control: GroupControl, name: str) -> Callable[..., Any]:
+def _missing(control: GroupControl, name: str) -> Any:
     """What an attribute that is no public method gives: ValueError on the call of a private one."""
     if name in control.facts.private:
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Hashable
 from typing import TYPE_CHECKING, Any
 
-from rlinf_actors.errors import CallTimeoutError, GroupNotFoundError, RlinfActorsError
+from rlinf_actors.errors import CallTimeoutError, GroupNotFoundError, RlinfActorsError, UsageError
 from rlinf_actors.group import detail
-from rlinf_actors.group.names import ClassFacts
+from rlinf_actors.group.method import ONCE, RemoteMethod
+from rlinf_actors.group.names import YIELDING, ClassFacts, function_of, names_of_functions
 from rlinf_actors.group.result import WorkerGroupFuncResult
 from rlinf_actors.hardware.pieces import info_of
 from rlinf_actors.model.address import WorkerAddress
@@ -35,6 +36,7 @@ class GroupControl:
         cls_name: name of the worker class.
         methods: its public methods by name.
         facts: what else is known of the class.
+        yielded: names of `YIELDING` that the class has methods of.
     """
 
     def __init__(
@@ -49,6 +51,8 @@ class GroupControl:
         self.cls_name = facts.name
         self.methods = facts.methods
         self.facts = facts
+        self.yielded = [name for name in YIELDING if name in facts.own]
+        self._names: dict[Any, str] = {}
         self._read: tuple[str, detail.GroupDetail] = ("", detail.GroupDetail())
         self._shutdown: concurrent.futures.Future[None] | None = None
 
@@ -84,6 +88,42 @@ class GroupControl:
         if self._read[0] != text:
             self._read = (text, detail.decode(text, self.name))
         return self._read[1]
+
+    def method(self, function: Callable[..., Any]) -> RemoteMethod[..., Any]:
+        """See WorkerGroup.method."""
+        name = self.name_of(function)
+        return RemoteMethod(self, name, self.methods[name], None, ONCE)
+
+    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """See WorkerGroup.call."""
+        return self.method(function)(*args, **kwargs)
+
+    def name_of(self, function: Callable[..., Any]) -> str:
+        """Return the name of a public method of the worker class.
+
+        Args:
+            function: the method as an attribute of the class or of a base. Where the class is not known, because the
+                group's handle came from another process, its name counts.
+
+        Raises:
+            UsageError: the class has no such public method.
+        """
+        key = function_of(function)
+        name: str | None = ""
+        if self.facts.cls is None:
+            name = getattr(key, "__name__", "")
+        elif isinstance(key, Hashable) and (name := self._names.get(key)) is None:
+            self._names = names_of_functions(self.facts.cls)
+            name = self._names.get(key, "")
+        if name and name in self.methods:
+            return name
+        given = getattr(function, "__qualname__", None) or repr(function)
+        if name and self.facts.cls is not None:
+            raise UsageError(f"{given}() cannot be called on a group: {name}() is not public")
+        raise UsageError(
+            f"{given} is no method of {self.cls_name}, the class of group {self.name!r}: give a method as it is found "
+            f"in the class, such as {self.cls_name}.{min(self.facts.own, default='step')}"
+        )
 
     def worker_infos(self) -> list[WorkerInfo]:
         """Where each rank runs; complete once the group is ready."""

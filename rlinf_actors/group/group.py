@@ -10,19 +10,21 @@ from typing import Any, Generic, TypeVar
 
 from rlinf_actors.errors import PlacementError, UsageError
 from rlinf_actors.group import launching
-from rlinf_actors.group.calls import ONCE, CallOptions, Calls, yielding
+from rlinf_actors.group.calls import Calls, yielding
 from rlinf_actors.group.control import GroupControl
 from rlinf_actors.group.handle import control_of, state_of
-from rlinf_actors.group.names import YIELDING
+from rlinf_actors.group.method import ONCE, CallOptions
 from rlinf_actors.model.address import WorkerAddress
+from rlinf_actors.model.placement import Placement
 from rlinf_actors.model.worker import WorkerInfo
 from rlinf_actors.wire.bounds import deadline
 
 T = TypeVar("T")
+C = TypeVar("C")
 
 
 @dataclass(frozen=True)
-class WorkerRankInfo:
+class WorkerRankInfo(Generic[T]):
     """An entry of ``worker_info_list``.
 
     Attributes:
@@ -32,11 +34,11 @@ class WorkerRankInfo:
     """
 
     rank: int
-    worker: Any
+    worker: GroupView[T]
     info: WorkerInfo
 
 
-class WorkerGroup(Calls, Generic[T]):
+class WorkerGroup(Calls[T]):
     """A running group of workers. Make one by ``MyWorker.create_group(...).launch(cluster)``.
 
     ``await group`` waits until every worker is constructed and returns the group, or raises what
@@ -45,10 +47,7 @@ class WorkerGroup(Calls, Generic[T]):
     """
 
     def __init__(self, control: GroupControl) -> None:
-        self._control = control
-        for name in YIELDING:
-            if name in control.facts.own:
-                Calls.__getattr__(self, name)  # kept on the instance, where it is found before the class's own
+        super().__init__(control)
 
     # --- what every group has ---
 
@@ -63,7 +62,7 @@ class WorkerGroup(Calls, Generic[T]):
         return self._control.cls_name
 
     @property
-    def worker_info_list(self) -> list[WorkerRankInfo]:
+    def worker_info_list(self) -> list[WorkerRankInfo[T]]:
         """One entry per rank, in rank order."""
         return [
             WorkerRankInfo(info.rank, GroupView(self._control, (info.rank,), warn=False), info)
@@ -82,7 +81,7 @@ class WorkerGroup(Calls, Generic[T]):
         return GroupView(self._control, _ranks(ranks, self._control), warn=True)
 
     @staticmethod
-    def from_group_name(worker_cls: type[T], group_name: str) -> WorkerGroup[T]:
+    def from_group_name(worker_cls: type[C], group_name: str) -> WorkerGroup[C]:
         """A handle of a running group, from any process of its namespace. One round trip to the head.
 
         Raises:
@@ -91,7 +90,7 @@ class WorkerGroup(Calls, Generic[T]):
         return WorkerGroup(launching.attach(worker_cls, group_name))
 
     @staticmethod
-    def from_address(worker_cls: type[T], address: WorkerAddress) -> GroupView[T]:
+    def from_address(worker_cls: type[C], address: WorkerAddress) -> GroupView[C]:
         """Return a view of the worker at an address, or of all workers for the address of a group.
 
         For any process of the group's namespace. One round trip to the head.
@@ -123,7 +122,7 @@ class WorkerGroup(Calls, Generic[T]):
         return self._control.world_size
 
     @yielding
-    def placements(self) -> list[Any]:
+    def placements(self) -> list[Placement]:
         """Where each rank was placed."""
         return self._control.placements
 
@@ -220,14 +219,14 @@ class WorkerGroup(Calls, Generic[T]):
         return f"<WorkerGroup {control.name!r} of {control.world_size} {control.cls_name}>"
 
 
-class GroupView(Calls, Generic[T]):
+class GroupView(Calls[T]):
     """Some ranks of a group; what `WorkerGroup.execute_on` returns. Holds no state on the group."""
 
     def __init__(self, control: GroupControl, ranks: Sequence[int], *, warn: bool, options: CallOptions = ONCE) -> None:
-        self._control = control
         self._ranks = tuple(ranks)
         self._options = options
-        self._unused = warn
+        self._unused = warn and not control.yielded  # the use of a yielded name is not seen
+        super().__init__(control)
 
     def execute_on(self, *ranks: int | Sequence[int]) -> GroupView[T]:
         """A view with these ranks of the group."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, Union, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rlinf_actors.group import launching
 from rlinf_actors.group.group import WorkerGroup
@@ -47,7 +47,7 @@ class GroupLauncher(Generic[T]):
         limits: str = "required",
         restart: RestartPolicy | None = None,
         robot_owner_must_answer: bool | None = None,
-    ) -> Union[WorkerGroup[T], T]:
+    ) -> WorkerGroup[T]:
         """Reserve the name, start the workers, and return without waiting for their constructors.
 
         Args:
@@ -112,4 +112,4 @@ class GroupLauncher(Generic[T]):
                 robot_owner_must_answer=robot_owner_must_answer,
             ),
         )
-        return cast("WorkerGroup[T]", WorkerGroup(control))
+        return WorkerGroup(control)

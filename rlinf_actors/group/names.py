@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Any
 
 from rlinf_actors.errors import UsageError
 from rlinf_actors.model import marks
@@ -20,6 +23,7 @@ RESERVED = (
 
 YIELDING = (
     "shutdown", "wait_ready", "world_size", "placements", "with_timeout", "with_retries", "control", "from_address",
+    "method", "call",
 )  # fmt: skip
 """Newer names: a worker's own method of that name comes first; the group's is ``group.control.<name>``."""
 
@@ -30,6 +34,8 @@ RESTART_HOOK = "on_restart"
 """Run by a worker that was started again; see Worker.on_restart."""
 
 _NOT_CALLED = ("create_group", "timer", "worker_timer", LEASE_HOOK, RESTART_HOOK)
+
+_WRAPPERS = (staticmethod, classmethod, functools.partialmethod)
 
 
 @dataclass(frozen=True)
@@ -56,12 +62,14 @@ class ClassFacts:
         methods: the public methods, its bases' included, by name.
         own: those of them that the user's classes define.
         private: names of the private methods that the user's classes define.
+        cls: the class, None where only its handle arrived.
     """
 
     name: str
     methods: dict[str, Method]
     own: frozenset[str]
     private: frozenset[str]
+    cls: type | None = None
 
 
 def facts_of(cls: type) -> ClassFacts:
@@ -79,6 +87,7 @@ def facts_of(cls: type) -> ClassFacts:
         methods,
         frozenset(of_users & methods.keys()),
         frozenset(name for name in private if callable(getattr(cls, name))),
+        cls,
     )
 
 
@@ -90,10 +99,32 @@ def public_methods(cls: type) -> dict[str, Method]:
             continue
         member = inspect.getattr_static(cls, name)
         function = member.__func__ if isinstance(member, (staticmethod, classmethod)) else member
+        function = function.func if isinstance(function, functools.partialmethod) else function
         if callable(function) and not isinstance(function, type) and function not in marks.DECORATORS:
             streams = inspect.isasyncgenfunction(inspect.unwrap(function))
             methods[name] = Method(streams, marks.is_idempotent(function), marks.threads_of(function))
     return methods
+
+
+def names_of_functions(cls: type) -> dict[Any, str]:
+    """Return the name of each method of a class and of its bases, by the function as `function_of` gives it."""
+    found: dict[Any, str] = {}
+    for klass in cls.__mro__:
+        for name, member in vars(klass).items():
+            function = function_of(member)
+            if not isinstance(function, Hashable) or not (callable(member) or isinstance(member, _WRAPPERS)):
+                continue
+            if function not in found or name == getattr(function, "__name__", None):  # else it is an alias
+                found[function] = name
+    return found
+
+
+def function_of(member: Any) -> Any:
+    """Return what is the same for a method however it is reached: by its class, a subclass, or ``vars(cls)``."""
+    member = getattr(member, "__func__", member)
+    for attribute in ("__partialmethod__", "_partialmethod"):  # of Python 3.13 and later, and of earlier ones
+        member = getattr(member, attribute, member)
+    return member
 
 
 def check_class(cls: type, base: type) -> None:

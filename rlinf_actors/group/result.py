@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Union, overload
 
 from rlinf_actors.errors import CallTimeoutError, GroupClosedError, SerializationError, UsageError
 from rlinf_actors.model.buffers import Buffer
@@ -265,7 +265,11 @@ class WorkerGroupFuncResult(Work["list[T]"], Generic[T]):
         self._mark_seen()
         return self._unanswered() if self._failed is None else self._failure(self._failed)
 
-    async def as_completed(self, return_exceptions: bool = False) -> AsyncIterator[tuple[int, Any]]:
+    @overload
+    def as_completed(self, return_exceptions: Literal[False] = False) -> AsyncGenerator[tuple[int, T], None]: ...
+    @overload
+    def as_completed(self, return_exceptions: bool) -> AsyncGenerator[tuple[int, T | Exception], None]: ...
+    async def as_completed(self, return_exceptions: bool = False) -> AsyncGenerator[tuple[int, Any], None]:
         """Yield ``(rank, value)`` as the ranks answer.
 
         Args:
@@ -313,6 +317,18 @@ class WorkerGroupFuncResult(Work["list[T]"], Generic[T]):
         reduce = _reduction(reduction_type)
         return reduce(self._durations())
 
+    @overload
+    def consume_durations(
+        self, reduction_type: str = "max", return_per_rank: Literal[False] = False
+    ) -> dict[str, float]: ...
+    @overload
+    def consume_durations(
+        self, reduction_type: str = "max", *, return_per_rank: Literal[True]
+    ) -> tuple[dict[str, float], dict[str, list[float]]]: ...
+    @overload
+    def consume_durations(
+        self, reduction_type: str, return_per_rank: Literal[True]
+    ) -> tuple[dict[str, float], dict[str, list[float]]]: ...
     def consume_durations(self, reduction_type: str = "max", return_per_rank: bool = False) -> Any:
         """All durations the workers recorded by timer tag, and forget them there. Waits for the result first.
 

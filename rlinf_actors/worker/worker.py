@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, TypeVar, cast
 
 from rlinf_actors.errors import UsageError
 from rlinf_actors.group.launcher import GroupLauncher
@@ -29,7 +29,9 @@ from rlinf_actors.worker.timers import Timers, timed
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+P = ParamSpec("P")
 T = TypeVar("T")
+W = TypeVar("W")
 
 
 class _ClassValue(Generic[T]):
@@ -146,7 +148,7 @@ class Worker(Messaging, Channels):
     # --- launching ---
 
     @classmethod
-    def create_group(cls, *args: Any, **kwargs: Any) -> GroupLauncher[Self]:
+    def create_group(cls: Callable[P, W], *args: P.args, **kwargs: P.kwargs) -> GroupLauncher[W]:
         """A group of this class that is not running yet: call ``launch`` on it.
 
         Args:
@@ -155,7 +157,7 @@ class Worker(Messaging, Channels):
         Raises:
             UsageError: the class has a public method whose name the group itself needs.
         """
-        return GroupLauncher(cls, Worker, args, kwargs)
+        return GroupLauncher(cast("type[W]", cls), Worker, args, kwargs)  # typed so that the arguments are checked
 
     # --- who am I ---
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import group_kit
 import pytest
 from group_kit import Arm
 
 from rlinf_actors.errors import UsageError
-from rlinf_actors.group.names import RESERVED, YIELDING, Method, public_methods
+from rlinf_actors.group.control import GroupControl
+from rlinf_actors.group.names import RESERVED, YIELDING, Method, facts_of, public_methods
 from rlinf_actors.worker.worker import Worker
 
 
@@ -84,11 +86,11 @@ def test_public_methods_of_all_kinds():
         "value": None,
         "timed": Method(),
         "timed_stream": Method(streams=True),
-        "partial": None,
+        "partial": Method(),
         "Inner": None,
         "coroutine": Method(),
         "stream": Method(streams=True),
-    } | {"partial": methods.get("partial")}
+    }
     assert {"get_name", "log_info", "acquire_free_port", "pop_execution_times"} <= set(methods)
     assert not {"create_group", "timer", "worker_timer"} & set(methods)
 
@@ -199,3 +201,103 @@ async def test_who_it_is(world):
     assert world.ranks[2].args == [((1.5,), {})]
     assert world.ranks[0].calls == []
     assert infos[1].info.node_ip == "10.0.0.1"
+
+
+class Kinds(Arm):
+    """Every kind of method."""
+
+    def move(self, x: float = 0.0) -> float:
+        return x + 1
+
+    def _private(self) -> None: ...
+
+    @Worker.timer("t")
+    def timed(self): ...
+
+    @staticmethod
+    def static(): ...
+
+    @classmethod
+    def of_class(cls): ...
+
+    partial = functools.partialmethod(move, 3)
+    alias = Arm.stop
+
+
+class TestTypedCalls:
+    @pytest.mark.parametrize(
+        ("function", "name"),
+        [
+            (Kinds.move, "move"),
+            (Arm.move, "move"),
+            (Kinds.stop, "stop"),
+            (Kinds.alias, "stop"),
+            (Kinds.timed, "timed"),
+            (Kinds.static, "static"),
+            (Kinds.of_class, "of_class"),
+            (Kinds.partial, "partial"),
+            (Worker.get_name, "get_name"),
+        ],
+    )
+    async def test_functions_of_the_class_and_its_bases(self, function, name):
+        world = group_kit.World(2, Kinds)
+        for group in (world.group, world.group.execute_on(0), world.group.control):
+            group.call(function)
+            group.method(function)()
+        assert [call.method for call in await world.ranks[0].until(6)] == [name] * 6
+        assert len(await world.ranks[1].until(4)) == 4
+
+    async def test_arguments_reach_the_workers(self, world):
+        world.group.call(Arm.move, x=3.0)
+        world.group.with_timeout(5).call(Arm.move, 4.0)
+        assert (await world.ranks[1].call(1)).deadline_s == 5
+        assert world.ranks[1].args == [((), {"x": 3.0}), ((4.0,), {})]
+
+    async def test_a_subclasss_function_of_that_name_is_another(self, world):
+        with pytest.raises(
+            UsageError, match=r"Kinds\.move is no method of Arm, the class of group 'arms': .*Arm\.move"
+        ):
+            world.group.call(Kinds.move, 1.0)
+
+    @pytest.mark.parametrize("given", [print, "move", lambda arm: None, group_kit.FakeRank.say, [], None])
+    async def test_what_is_no_method_of_the_class(self, world, given):
+        with pytest.raises(UsageError, match="is no method of Arm"):
+            world.group.method(given)
+        assert all(rank.calls == [] for rank in world.ranks)
+
+    async def test_methods_that_are_not_public(self, world):
+        for function in (Arm._secret, Worker.on_lease_lost, Worker.create_group):
+            with pytest.raises(UsageError, match=r"cannot be called on a group: .* is not public"):
+                world.group.call(function)
+
+    async def test_the_groups_own_come_after_the_workers(self):
+        class Mine(Worker):
+            def call(self, n): ...
+
+            def method(self): ...
+
+            def with_timeout(self): ...
+
+        world = group_kit.World(1, Mine)
+        world.group.call(3)
+        world.group.method()
+        world.group.execute_on(0).with_timeout()
+        world.group.control.call(Mine.call, 4)
+        world.group.control.method(Mine.method)()
+        assert [call.method for call in await world.ranks[0].until(5)] == [
+            "call", "method", "with_timeout", "call", "method",
+        ]  # fmt: skip
+        assert world.ranks[0].args[0] == ((3,), {})
+
+    async def test_a_function_that_was_replaced_is_found(self, world, monkeypatch):
+        world.group.call(Arm.stop)
+        monkeypatch.setattr(Arm, "move", lambda arm: None)
+        world.group.call(Arm.move)
+        assert (await world.ranks[0].call(1)).method == "move"
+
+    async def test_a_handle_without_the_class_goes_by_the_name(self, world):
+        control = GroupControl(world.runtime, world.remote, replace(facts_of(Arm), cls=None))
+        control.call(Kinds.move, 1.0)
+        assert (await world.ranks[0].call()).method == "move"
+        with pytest.raises(UsageError, match="is no method of Arm"):
+            control.call(Kinds.timed)
