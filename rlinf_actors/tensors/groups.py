@@ -13,10 +13,10 @@ import datetime
 import importlib
 import os
 import socket
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlinf_actors.envblock import overridden
 from rlinf_actors.hardware.interfaces import interface_of
 from rlinf_actors.model.accelerator_table import GLOO_NIC_VARIABLE, group_facts
 from rlinf_actors.tensors.options import CollectiveGroupOptions
@@ -29,7 +29,6 @@ CONNECT_S = 10.0
 """How long torch may try to reach a store, which listens before anybody hears of it: one that is gone is tried too."""
 LOOPBACK = "127.0.0.1"
 GROUP = "rlinf-actors"
-_environ = threading.Lock()
 
 
 class Store:
@@ -137,7 +136,8 @@ def make(
     if backend == "gloo":
         return _gloo(prefixed, rank, size, timeout, ip)
     facts = group_facts(backend)
-    with _variables(facts.variables):
+    # nothing to guard without variables: making a group may block, and others must not wait for that
+    with overridden(facts.variables) if facts.variables else contextlib.nullcontext():
         made = group_options(backend, options or CollectiveGroupOptions(), timeout)
         plugin = _distributed().Backend._plugins.get(backend.upper())
         if plugin is None:  # torch's own
@@ -284,24 +284,6 @@ def wire(
     """One end of a wire; as `make`."""
     group = make(backend, store, rank, 2, timeout_s=timeout_s, ip=ip, options=options, name=name)
     return GlooWire(group) if backend == "gloo" else Wire(group)
-
-
-@contextlib.contextmanager
-def _variables(values: Mapping[str, str]) -> Iterator[None]:
-    if not values:  # nothing to guard: making a group may block, and others must not wait for that
-        yield
-        return
-    with _environ:
-        before = {name: os.environ.get(name) for name in values}
-        os.environ.update(values)
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = value
 
 
 def advertised_ip(

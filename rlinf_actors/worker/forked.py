@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from rlinf_actors import forks, procfs
+from rlinf_actors import envblock, forks, procfs
 from rlinf_actors.cgroups.worker import Cgroup
 from rlinf_actors.settings import PROBE_ROOT
 from rlinf_actors.wire import spawn
@@ -29,6 +29,11 @@ from rlinf_actors.worker import numa
 
 RunWorker = Callable[[WorkerSpec, spawn.WorkerPlace, int], None]
 """(spec, place, control): *control* is a SOCK_SEQPACKET fd to say Up or StartFailed on; its EOF means: end."""
+
+LATE_VARIABLES = ("MASTER_ADDR", "MASTER_PORT")
+"""Come with the owner's Create: rank 0 chooses its port when it is up."""
+SLOTS = 8
+"""Variables that a CCL may need while our own process groups are made (ProcessGroupFacts.variables)."""
 
 _SET_THREADS = (
     "scipy_openblas_set_num_threads64_",
@@ -102,6 +107,8 @@ def prepare(start: Start) -> None:
     procfs.write_mark(*start.slot, spec.id)
     procfs.set_name(f"{spec.group}:{spec.rank}")
     _take_environment(start.fork.env)
+    has_accelerators = start.fork.env.get("ACCELERATOR_TYPE", "NO_ACCEL") != "NO_ACCEL"
+    envblock.reserve(LATE_VARIABLES, SLOTS if has_accelerators else 0)  # there is no other thread yet
     time.tzset()
     _restore_limits(start.nofile)
     _go_to(spec.cwd)

@@ -17,6 +17,7 @@ import threading
 import traceback
 from typing import Any
 
+from rlinf_actors import envblock
 from rlinf_actors.cluster.attach import WorkerJob, set_worker_job
 from rlinf_actors.errors import ConfigError, ProtocolMismatchError, UsageError, WorkerStartError
 from rlinf_actors.group.names import check_lease_hook
@@ -213,7 +214,10 @@ def _construct(
         WorkerStartError: the class or its arguments cannot be imported here; says what to do.
         BaseException: whatever the user's constructor raises.
     """
-    os.environ.update(creation.frame.env)
+    try:
+        envblock.replace(creation.frame.env)
+    except ValueError as error:
+        raise WorkerStartError(f"its owner sends variables that this version cannot set: {error}") from None
     where = f"{sys.executable} on {context.place.node}"
     extension = os.environ.get(EXT_MODULE)
     if extension or creation.frame.extensions:
