@@ -16,7 +16,7 @@ from rlinf_actors.tensors import ipc, paths
 from rlinf_actors.tensors.contents import LARGE
 from rlinf_actors.tensors.devices import Devices, LazyDevices
 from rlinf_actors.tensors.groups import Wire
-from rlinf_actors.wire import frames, payload
+from rlinf_actors.wire import frames, tensorbytes
 from rlinf_actors.wire.vouched import Vouched
 
 
@@ -266,7 +266,7 @@ def ipc_crate(devices: Devices, tensor: Any, wanted: bool) -> tuple[frames.Crate
 def staged_part(hold: Hold, tensor: Any) -> Buffer:
     """A tensor's bytes on the host."""
     hold.let_wait(tensor.device)
-    return memoryview(payload.tensor_bytes(tensor))
+    return tensorbytes.bytes_of(tensor)
 
 
 def _as_bytes(tensor: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import sys
 from collections.abc import Iterator, Sequence
@@ -129,12 +130,12 @@ def copy_into(target: Any, received: Any, sender: str) -> None:
             f"{sender} sent a tensor of shape {tuple(received.shape)} and {received.dtype}, and recv_tensor() was "
             f"given one of shape {tuple(target.shape)} and {target.dtype}"
         )
-    if target.device.type == received.device.type == "cpu" and target.is_contiguous() and received.numel():
-        # torch would copy on several threads, which wait for one another where the cores are busy
-        raw = [tensor.detach().view(-1).view(torch.uint8).numpy() for tensor in (target, received.contiguous())]
-        import numpy
-
-        numpy.copyto(raw[0], raw[1])  # lets other threads run
+    lazy = any(one.is_conj() or one.is_neg() for one in (target, received))  # whose memory holds something else
+    on_cpu = target.device.type == received.device.type == "cpu"
+    if on_cpu and target.is_contiguous() and received.numel() and not lazy:
+        # torch would copy on several threads, which wait for one another where the cores are busy; others run meanwhile
+        source = received.contiguous()
+        ctypes.memmove(target.data_ptr(), source.data_ptr(), source.numel() * source.element_size())
         return
     with torch.no_grad():
         target.copy_(received)

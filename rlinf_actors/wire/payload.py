@@ -17,26 +17,25 @@ who encodes gives a `Taker`, which takes tensors out; who decodes then gives the
 from __future__ import annotations
 
 import copyreg
+import functools
 import io
 import pickle
 import sys
 import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any, Protocol
 
 import msgspec
 
 from rlinf_actors.errors import ProtocolMismatchError, SerializationError
 from rlinf_actors.model.buffers import Buffer, keepable
+from rlinf_actors.wire.tensorbytes import bytes_of, is_private
 from rlinf_actors.wire.vouched import Vouched
 
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 _SMALL = 16 << 10
 """bytes of this size and more skip MessagePack, which would copy them twice."""
-_PINNED = 1 << 20
-"""What comes from an accelerator is copied into page-locked memory from this size on; torch keeps that."""
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder().decode
@@ -176,7 +175,7 @@ def _pickled(value: Any, what: str, copy: Copy | None) -> list[Buffer]:
     def keep(buffer: pickle.PickleBuffer) -> None:
         # a snapshot: it is sent later, by another thread, and the owner may reuse its memory meanwhile
         raw = buffer.raw()
-        buffers.append(copy(raw) if copy is not None and not raw.readonly else raw)
+        buffers.append(raw if copy is None or raw.readonly or is_private(raw) else copy(raw))
 
     try:
         stream = io.BytesIO()
@@ -209,7 +208,7 @@ def _cloud_pickler(stream: io.BytesIO, keep: Callable[[pickle.PickleBuffer], Any
     return pickler
 
 
-@lru_cache(maxsize=2)
+@functools.lru_cache(maxsize=2)
 def _cloud_pickler_class(base: Any, torch_loaded: bool) -> Any:
     # a class attribute: the C pickler looks once, while it is made, and an instance's attribute comes too late
     return type("Pickler", (base,), {"dispatch_table": base.dispatch_table.new_child(_tensor_reducers())})
@@ -236,7 +235,7 @@ def _tensor_reducers() -> _Table:
 
 
 def _reduce_tensor(tensor: Any) -> Any:
-    """A dense tensor by number if it was taken out, else its bytes as a numpy array; others as torch does."""
+    """A dense tensor by number if it was taken out, else its bytes; others as torch does."""
     torch = sys.modules["torch"]
     if tensor.device.type == "meta" or tensor.layout != torch.strided or tensor.is_quantized:
         return tensor.__reduce_ex__(5)
@@ -247,38 +246,51 @@ def _reduce_tensor(tensor: Any) -> Any:
         if number is not None:
             return _put_back, (number,)
     facts = (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.requires_grad)
-    raw = tensor_bytes(tensor)
-    return _rebuild_tensor, (raw, *facts) if tensor.device.type == "cpu" else (raw, *facts, tensor.device.type)
+    raw = bytes_of(tensor)
+    flat = _Made(tensor_bytes, _Made(_from_buffer(), pickle.PickleBuffer(raw))) if len(raw) else raw
+    return _rebuild_tensor, (flat, *facts) if tensor.device.type == "cpu" else (flat, *facts, tensor.device.type)
+
+
+class _Made:
+    """Unpickles as what a function returns for some arguments."""
+
+    __slots__ = ("_reduced",)
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self._reduced = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self._reduced
+
+
+@functools.lru_cache(maxsize=1)
+def _from_buffer() -> Any:
+    import torch
+
+    return functools.partial(torch.frombuffer, dtype=torch.uint8)
 
 
 def _put_back(number: int) -> Any:
     return _hooks.given[number]
 
 
-def tensor_bytes(tensor: Any) -> Any:
-    """A dense tensor's bytes: a view of a contiguous one on the CPU, else a copy, read-only; b"" if empty."""
-    import torch
-
-    flat = tensor.detach().contiguous().view(-1)
-    if not flat.numel():
-        return b""
-    raw = flat.view(torch.uint8)
-    if tensor.device.type == "cpu":
-        return raw.numpy()
-    staged = torch.empty(raw.shape, dtype=torch.uint8, pin_memory=raw.numel() >= _PINNED)
-    staged.copy_(raw)
-    array = staged.numpy()
-    array.flags.writeable = False  # nobody else has it: no snapshot is needed
-    return array
+def tensor_bytes(flat: Any) -> Any:
+    """Return *flat*. In protocol 6 this returns its numpy array, which that protocol's `_rebuild_tensor` wants."""
+    return flat
 
 
 def _rebuild_tensor(raw: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool, device: str = "cpu") -> Any:
     import torch
 
     kind = getattr(torch, dtype)
-    if kind is torch.complex128 and len(raw) and raw.ctypes.data % 16:
-        raw = raw.copy()  # torch uses instructions that want 16 bytes; the data of a ZeroMQ frame begins at any 8
-    tensor = torch.from_numpy(raw).view(kind).view(shape) if len(raw) else torch.empty(shape, dtype=kind)
+    if len(raw):
+        # protocol 6 sends numpy arrays
+        flat = raw if isinstance(raw, torch.Tensor) else torch.frombuffer(raw, dtype=torch.uint8)
+        if kind is torch.complex128 and flat.data_ptr() % 16:
+            flat = flat.clone()  # torch uses instructions that want 16 bytes; a ZeroMQ frame's data begins at any 8
+        tensor = flat.view(kind).view(shape)
+    else:
+        tensor = torch.empty(shape, dtype=kind)
     module = None if device == "cpu" else getattr(torch, device, None)
     if module is not None and module.is_available():
         tensor = tensor.to(device)  # its current one

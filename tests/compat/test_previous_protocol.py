@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import compat_workers as cw
@@ -118,6 +119,30 @@ def test_a_cluster_is_upgraded_head_first_while_a_driver_works(versions, old):
             assert driver.ask("call 5") == ["10", "10", *driver.pids, "1", "0"]
             assert driver.ask("exercise after-node") == [str(PROTOCOL), str(PROTOCOL)]
             assert cw.exercise(cluster, "upgraded", [0, 1]) == [PROTOCOL, PROTOCOL]
+
+
+TENSORS = """
+import pickle, sys, torch
+from rlinf_actors.wire import payload
+from rlinf_actors.wire.vouched import Vouched
+
+kinds = (torch.float32, torch.bfloat16, torch.bool, torch.complex128)
+made = [torch.arange(n).to(kind) for kind in kinds for n in (0, 3, 50_000)] + [torch.arange(6).reshape(2, 3).t()]
+if sys.argv[1] == "encode":
+    pickle.dump([bytes(part) for part in payload.encode({"nested": made})], open(sys.argv[2], "wb"))
+else:
+    back = payload.decode(Vouched(pickle.load(open(sys.argv[2], "rb"))))["nested"]
+    assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(made, back, strict=True))
+    back[0] = back[1].add_(1)
+"""
+
+
+@pytest.mark.torch
+def test_tensors_cross_versions(old, tmp_path):
+    pytest.importorskip("torch")
+    for sender, receiver in ((sys.executable, old), (old, sys.executable)):
+        for python, what in ((sender, "encode"), (receiver, "decode")):
+            subprocess.run([python, "-c", TENSORS, what, tmp_path / "parts"], check=True, cwd=HERE)
 
 
 def test_a_newer_node_and_a_newer_driver_are_taken_by_a_head_of_the_protocol_before(versions, old):

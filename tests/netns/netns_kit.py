@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[2]
-RUNTIME = ("pyzmq", "msgspec", "cloudpickle")
-"""What an interpreter needs to run workers; the project itself comes from agentd."""
 
 
 def can_make_namespaces() -> bool:
@@ -126,17 +124,6 @@ def agentd(
     return subprocess.Popen(host.command(command), env=env, stdin=subprocess.DEVNULL, text=True)
 
 
-def interpreter(minor: int) -> str | None:
-    """A Python 3.*minor* that is not this one's, None where there is none."""
-    name = f"python3.{minor}"
-    candidates = [Path.home() / ".pyenv" / "versions", Path("/usr/bin")]
-    for place in candidates:
-        for path in sorted(place.glob(f"3.{minor}.*/bin/{name}")) or [place / name]:
-            if path.exists() and subprocess.run([path, "-c", "pass"], check=False).returncode == 0:
-                return str(path)
-    return None
-
-
 def own_venv(folder: Path, modules: Sequence[str]) -> str:
     """A virtual environment of this Python, with the *modules* of this one; returns its interpreter.
 
@@ -148,14 +135,4 @@ def own_venv(folder: Path, modules: Sequence[str]) -> str:
         places = {str(Path(str(importlib.import_module(name).__file__)).parents[1]) for name in modules}
         (packages,) = folder.glob("lib/python*/site-packages")
         (packages / "found.pth").write_text("\n".join(sorted(places)))
-    return str(exe)
-
-
-def make_venv(folder: Path, python: str, packages: Sequence[str]) -> str:
-    """A real virtual environment; returns its interpreter."""
-    exe = folder / "bin" / "python"
-    if not exe.exists():
-        subprocess.run([python, "-m", "venv", folder], check=True, stdin=subprocess.DEVNULL)
-        command = [exe, "-m", "pip", "install", "-q", "--disable-pip-version-check", *packages]
-        subprocess.run(command, check=True, stdin=subprocess.DEVNULL, stdout=sys.stderr)
     return str(exe)

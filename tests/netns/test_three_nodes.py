@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+import environments
 import netns_kit
 import pytest
 
@@ -28,12 +29,12 @@ HERE = Path(__file__).resolve().parent
 def venvs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Two environments of this Python with torch, one on another Python without."""
     folder = Path(os.environ.get("RLINF_TEST_VENVS") or tmp_path_factory.mktemp("venvs"))
-    other = netns_kit.interpreter(12) or netns_kit.interpreter(10)
+    other = environments.interpreter(12) or environments.interpreter(10)
     if other is None:
         pytest.skip("there is no Python 3.12 or 3.10 on this machine")
     modules = ["zmq", "msgspec", "cloudpickle", "numpy", "torch"]
     ours = [netns_kit.own_venv(folder / name, modules) for name in ("one", "two")]
-    return [*ours, netns_kit.make_venv(folder / "other", other, netns_kit.RUNTIME)]
+    return [*ours, environments.make_venv(folder / "other", other, environments.RUNTIME)]
 
 
 @pytest.fixture
