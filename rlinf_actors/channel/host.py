@@ -53,7 +53,7 @@ class ChannelHost:
         self,
         queue: ChannelQueue,
         send: Send,
-        watch: Callable[[str, Callable[[], None]], None],
+        watch: Callable[[str, Callable[[], None]], object],
         keep: Callable[[Buffer], Buffer] = lambda part: part,
         on_drained: Callable[[], None] = lambda: None,
     ) -> None:

@@ -20,12 +20,24 @@ class WatchedClients:
         self._tell = tell
         self._watched: dict[str, list[Callable[[], None]]] = {}
 
-    def watch(self, incarnation: str, on_gone: Callable[[], None]) -> None:
-        """Call *on_gone* once that client has ended; soon if it has already."""
+    def watch(self, incarnation: str, on_gone: Callable[[], None]) -> Callable[[], None]:
+        """Call *on_gone* once that client has ended; soon if it has already.
+
+        Returns:
+            A function that ends the watch.
+        """
         known = self._watched.setdefault(incarnation, [])
         known.append(on_gone)
         if len(known) == 1:
             self._tell(WatchClients([incarnation]))
+
+        def unwatch() -> None:
+            if on_gone in known:
+                known.remove(on_gone)
+            if not known and self._watched.get(incarnation) is known:
+                del self._watched[incarnation]
+
+        return unwatch
 
     def again(self) -> None:
         """The head was restarted: it has forgotten whom we watch."""

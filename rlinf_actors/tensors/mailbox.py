@@ -10,6 +10,7 @@ when a receive takes what a later one sent behind it.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -30,6 +31,21 @@ class Posted(Protocol):
 
 
 P = TypeVar("P", bound=Posted)
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+REMEMBERED = 1024
+"""So many ended workers and broadcasts are known. What comes late comes within seconds: older ones are forgotten."""
+
+
+class Recent(dict[K, V]):
+    """The `REMEMBERED` newest entries; an older one leaves for each that is added beyond them."""
+
+    def __setitem__(self, key: K, value: V) -> None:
+        self.pop(key, None)
+        super().__setitem__(key, value)
+        if len(self) > REMEMBERED:
+            del self[next(iter(self))]
 
 
 @dataclass(eq=False, slots=True)
@@ -64,8 +80,8 @@ class Mailbox(Generic[P]):
 
     def __init__(self) -> None:
         self._queues: dict[Key, _Queue[P]] = {}
-        self._forgotten: set[Key] = set()
-        self._gone: set[str] = set()
+        self._forgotten: Recent[Key, None] = Recent()
+        self._gone: Recent[str, None] = Recent()
         self._count = 0
         self.held = 0
 
@@ -111,7 +127,7 @@ class Mailbox(Generic[P]):
 
         What it sent by send() and has arrived stays; its part in broadcasts is dropped, for they cannot go on.
         """
-        self._gone.add(incarnation)
+        self._gone[incarnation] = None
         for key in [key for key in self._queues if key[0] == name and key[1]]:
             self._drop_of(self._queues[key], incarnation)
             self._tidy(key, self._queues[key])
@@ -127,7 +143,7 @@ class Mailbox(Generic[P]):
 
     def forget(self, key: Key) -> list[Arrived]:
         """Nobody will receive from this queue any more: the messages that were in it. Later ones are not kept."""
-        self._forgotten.add(key)
+        self._forgotten[key] = None
         queue = self._queues.pop(key, None)
         return [] if queue is None else self._drop(queue, len(queue.messages))
 

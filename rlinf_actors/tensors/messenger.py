@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from rlinf_actors.errors import CallTimeoutError, ConnectionLostError, GroupNotFoundError
+from rlinf_actors.errors import CallTimeoutError, ConnectionLostError, GroupNotFoundError, WorkerDiedError
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.runtime.asyncwork import AsyncWork
 from rlinf_actors.runtime.peer import Peer
@@ -24,7 +24,7 @@ from rlinf_actors.runtime.remote import RemoteGroup
 from rlinf_actors.tensors import contents
 from rlinf_actors.tensors.directory import Directory, gone, named
 from rlinf_actors.tensors.freight import Freight
-from rlinf_actors.tensors.mailbox import Arrived, Key, Mailbox
+from rlinf_actors.tensors.mailbox import Arrived, Key, Mailbox, Recent
 from rlinf_actors.tensors.members import check_rank
 from rlinf_actors.tensors.options import CollectiveGroupOptions
 from rlinf_actors.tensors.outbox import Letter, Outbox
@@ -72,7 +72,7 @@ class Messenger:
         self._returns = Returns()
         self._outboxes: dict[Peer, Outbox] = {}
         self._watched: set[Peer] = set()
-        self._broken: dict[str, Exception] = {}
+        self._broken: Recent[str, Exception] = Recent()  # those that live, and to whom a connection was lost
         self._unread: collections.deque[tuple[Key, Arrived]] = collections.deque()
         self.peer_gone: Callable[[Peer], None] = lambda peer: None
         """Called with a peer given to `watch` that is gone; set before the first message. Any thread."""
@@ -274,7 +274,7 @@ class Messenger:
     def _credit(self, message: Arrived) -> None:
         body: Body = message.body
         with self._lock:
-            back = self._returns.taken((body.link, body.outbox), message.size)
+            back = self._returns.taken(body.link, body.outbox, message.size)
         message.size = 0  # one that is put back is not counted twice
         if back:
             self._reply(body.link, frames.Returned(body.outbox, back))
@@ -319,10 +319,18 @@ class Messenger:
         for peer in peers:
             self._gone(peer)
 
+    def link_forgotten(self, link: bytes) -> None:
+        """The process at the other end of a link has ended, and what it sent is here. Loop thread."""
+        with self._lock:
+            self._returns.forget(link)
+
     def _gone(self, peer: Peer) -> None:
         with self._lock:
             if isinstance(peer.error, ConnectionLostError):  # other messages go to another peer of the same worker
-                self._broken.setdefault(peer.worker_id, peer.error)
+                if peer.worker_id not in self._broken:
+                    self._broken[peer.worker_id] = peer.error
+            elif isinstance(peer.error, WorkerDiedError):
+                self._broken.pop(peer.worker_id, None)  # all its peers say so themselves from now on
             slots = self._mailbox.sender_gone(peer.name, peer.worker_id)
             self._watched.discard(peer)
             box = self._outboxes.pop(peer, None)

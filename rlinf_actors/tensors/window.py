@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
+from rlinf_actors.tensors.mailbox import Recent
+
 T = TypeVar("T")
 
 SLACK = 64 << 10
@@ -65,13 +67,21 @@ class Returns:
     """The receiver's side: what to give back, and when."""
 
     def __init__(self) -> None:
-        self._owed: dict[Hashable, int] = {}
+        self._owed: dict[Hashable, dict[int, int]] = {}
+        self._ended: Recent[Hashable, None] = Recent()
 
-    def taken(self, sender: Hashable, size: int) -> int:
-        """A message of *size* was taken: the bytes to return now, 0 for later."""
-        owed = self._owed.get(sender, 0) + size
-        if owed < SLACK:
-            self._owed[sender] = owed
+    def taken(self, link: Hashable, outbox: int, size: int) -> int:
+        """A message of *size* was taken from an outbox at that link: the bytes to return now, 0 for later."""
+        if link in self._ended:
             return 0
-        self._owed.pop(sender, None)
-        return owed
+        owed = self._owed.setdefault(link, {})
+        due = owed.pop(outbox, 0) + size
+        if due >= SLACK:
+            return due
+        owed[outbox] = due
+        return 0
+
+    def forget(self, link: Hashable) -> None:
+        """Nothing is returned over that link any more, whose messages may be taken yet."""
+        self._ended[link] = None
+        self._owed.pop(link, None)

@@ -1,6 +1,6 @@
 """Ends of peers that no pidfd of ours can watch, on other machines or in other containers: the head tells them.
 
-House rule: only who is served a stream costs a session with the head; most workers never need one.
+House rule: only who is served a stream, or has many peers, costs a session with the head; most workers never need one.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from rlinf_actors.errors import RlinfActorsError
 
 log = logging.getLogger(__name__)
 
-Watch = Callable[[str, Callable[[], None]], None]
-"""runtime.watched.watch: calls back when that client has ended."""
+Watch = Callable[[str, Callable[[], None]], Callable[[], None]]
+"""runtime.watched.watch: calls back when that client has ended; returns what ends the watch."""
+MANY = 64
+"""Clients that have joined and whose ends no session tells: beyond these there may be dead ones, so one is made."""
 
 
 class FarPeers:
@@ -33,6 +35,7 @@ class FarPeers:
         self._connected = connected
         self._on_gone = on_gone
         self._links: dict[str, set[bytes]] = {}
+        self._unwatch: dict[str, Callable[[], None]] = {}
         self._connecting: asyncio.Task[None] | None = None
         self._in_session = False
 
@@ -41,12 +44,28 @@ class FarPeers:
         client = client_of(peer)
         links = self._links.setdefault(client, set())
         if not links:
-            self._watch(client, lambda: self._gone(client))
+            self._unwatch[client] = self._watch(client, lambda: self._gone(client))
         links.add(peer)
+        if len(self._links) > MANY:
+            self._need_session()
 
     def serve(self, peer: bytes) -> None:
         """This peer is served a stream, which would wait for its credit for ever."""
         self.met(peer)
+        self._need_session()
+
+    def ended(self, peer: bytes) -> None:
+        """This peer has ended, or its link has, as something else than the head told."""
+        client = client_of(peer)
+        links = self._links.get(client)
+        if links is None:
+            return
+        links.discard(peer)
+        if not links:
+            del self._links[client]
+            self._unwatch.pop(client)()
+
+    def _need_session(self) -> None:
         if not self._in_session and (self._connecting is None or self._connecting.done()):
             self._connecting = asyncio.get_running_loop().create_task(self._connect(), name="watch far peers")
 
@@ -55,9 +74,10 @@ class FarPeers:
             await self._connected()
             self._in_session = True
         except RlinfActorsError as error:
-            log.warning("ends of those who read streams from other machines are not noticed: %s", error)
+            log.warning("ends of peers on other machines are not noticed: %s", error)
 
     def _gone(self, client: str) -> None:
+        self._unwatch.pop(client, None)
         for peer in self._links.pop(client, ()):
             self._on_gone(peer)
 

@@ -169,6 +169,7 @@ async def _listen(
     messenger = Messenger(runtime, name, spec.id, job.connected, server.answer, settings.send_window_bytes, station)
     server.serve((frames.Message,), messenger.arrived)
     server.on_link_lost(messenger.link_lost)
+    server.on_forgotten(messenger.link_forgotten)
     server.serve((frames.Ask, frames.LaneEnded), messenger.freight.said)
     ipc = server.bind(f"ipc://{place.run_dir}/w/{spec.id}")
     tcp = server.bind(f"tcp://{place.listen_ip}:0") if place.listen_ip else ""

@@ -120,6 +120,7 @@ class WorkerServer:
         self._handlers: dict[type[frames.Frame], Handler] = {}
         self._near: set[bytes] = set()
         self._on_link_lost: list[LinkLost] = []
+        self._on_forgotten: list[Callable[[bytes], object]] = []
         self.far: FarPeers | None = None
         self._early: list[tuple[bytes, frames.AnyFrame, Vouched]] = []
         self.creations: queue.SimpleQueue[Creation] = queue.SimpleQueue()
@@ -156,6 +157,10 @@ class WorkerServer:
     def on_link_lost(self, callback: LinkLost) -> None:
         """Call *callback* when the connection of a member's link was lost: what came by it may have gaps."""
         self._on_link_lost.append(callback)
+
+    def on_forgotten(self, callback: Callable[[bytes], object]) -> None:
+        """Call *callback* with a member's link when its process has ended and its last messages have been taken."""
+        self._on_forgotten.append(callback)
 
     def send(self, peer: bytes, frame: frames.AnyFrame, parts: Sequence[Buffer] = (), *, alone: bool = True) -> None:
         """Send to a member, together with what else goes there in this turn of the loop. Any thread.
@@ -303,6 +308,8 @@ class WorkerServer:
 
     def peer_gone(self, peer: bytes) -> None:
         """A member's process has ended."""
+        if self.far is not None:
+            self.far.ended(peer)
         lending = self._members.get(peer)
         if lending is not None:
             lending.borrower_gone()
@@ -320,6 +327,7 @@ class WorkerServer:
         lending = self._members.pop(peer, None)
         if lending is not None:
             lending.close()
+        call_all(self._on_forgotten, peer)
 
     def _take(self, invocation: Invocation) -> None:
         key = (invocation.peer, invocation.id)
@@ -368,7 +376,7 @@ class WorkerServer:
             )
             if frame.worker:
                 self._workers[peer] = frame.worker
-            if self.far is not None and peer.startswith(b"driver:"):  # drivers come and go; workers of the job are few
+            if self.far is not None:
                 self.far.met(peer)
             for link in frame.succeeds:
                 if client_of(link) == client_of(peer):

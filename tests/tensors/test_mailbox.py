@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_actors.tensors.mailbox import Arrived, Mailbox
+from rlinf_actors.tensors.mailbox import REMEMBERED, Arrived, Mailbox
+from rlinf_actors.tensors.window import SLACK, Returns
 
 A = ("a:0", "")
 B = ("b:0", "")
@@ -171,3 +172,24 @@ def test_nothing_is_kept_of_queues_that_are_empty():
         box.posted((f"s:{n}", ""), waiting)
         box.withdraw((f"s:{n}", ""), waiting)
     assert box._queues == {}
+
+
+def test_what_is_known_of_ended_senders_and_broadcasts_is_bounded():
+    box = Mailbox()
+    for n in range(3 * REMEMBERED):
+        box.sender_gone(f"a:{n}", f"id-{n}")
+        box.forget((f"a:{n}", "stream"))
+    assert len(box._gone) == len(box._forgotten) == REMEMBERED
+    last = 3 * REMEMBERED - 1
+    assert not box.wants((f"b:{last}", "stream"), f"id-{last}")
+    assert not box.wants((f"a:{last}", "stream"), "another")
+
+
+def test_credit_is_owed_by_outbox_and_to_no_link_that_has_ended():
+    returns = Returns()
+    assert returns.taken(b"link", 1, SLACK - 1) == 0
+    assert returns.taken(b"link", 2, 1) == 0
+    assert returns.taken(b"link", 1, 1) == SLACK
+    returns.forget(b"link")
+    assert returns.taken(b"link", 1, 10 * SLACK) == 0
+    assert returns._owed == {}

@@ -328,3 +328,24 @@ async def test_others_go_on(world):
     await settle()
     await a.send("c:0", 3)
     assert [await c.recv("a:0"), await c.recv("a:0")] == [2, 3]
+
+
+async def test_what_is_known_of_lost_connections_ends_with_the_worker(world):
+    (a,), (b,) = world.launch("a"), world.launch("b")
+    await a.send("b:0", "before")
+    assert await b.recv("a:0") == "before"
+    waiting = b.recv("a:0")
+    await settle()
+    world.lose(a, b)
+    with pytest.raises(PeerDiedError):
+        await waiting
+    assert list(b.messenger._broken) == [a.id]
+    later = b.recv("a:0")
+    with pytest.raises(PeerDiedError, match="a message may be missing"):
+        await later
+    again = b.send("a:0", "x")
+    with pytest.raises(PeerDiedError, match="a message may be missing"):
+        await again
+    world.die(a)
+    await settle()
+    assert b.messenger._broken == {}

@@ -37,16 +37,16 @@ def test_a_message_larger_than_the_window_goes_alone():
 def test_what_the_receiver_has_not_returned_yet_holds_nobody_up():
     window, returns = Window(LIMIT), Returns()
     window.offer(SLACK - 1, "taken, not returned")
-    assert returns.taken("s", SLACK - 1) == 0
+    assert returns.taken("s", 1, SLACK - 1) == 0
     assert window.offer(10 * LIMIT, "large")
 
 
 def test_returns_come_in_lumps_and_are_per_sender():
     returns = Returns()
-    assert returns.taken("a", SLACK // 2) == 0
-    assert returns.taken("b", SLACK // 2) == 0
-    assert returns.taken("a", SLACK // 2) == SLACK
-    assert returns.taken("a", 5 * SLACK) == 5 * SLACK
+    assert returns.taken("a", 1, SLACK // 2) == 0
+    assert returns.taken("b", 1, SLACK // 2) == 0
+    assert returns.taken("a", 1, SLACK // 2) == SLACK
+    assert returns.taken("a", 1, 5 * SLACK) == 5 * SLACK
 
 
 def test_drain():
@@ -73,7 +73,7 @@ def test_everything_goes_in_order_and_within_the_bound(sizes, random):
             assert arrived, "the sender waits, and the receiver has nothing to take"
             n, size = arrived.popleft()
             taken.append(n)
-            back = returns.taken("sender", size)
+            back = returns.taken("sender", 1, size)
             if back:
                 arrived.extend(window.returned(back))
         assert sum(size for _, size in arrived) <= max(LIMIT, SLACK + max(sizes))

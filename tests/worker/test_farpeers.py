@@ -7,7 +7,7 @@ import asyncio
 from rlinf_actors.errors import ClusterTimeoutError
 from rlinf_actors.runtime.watched import WatchedClients
 from rlinf_actors.wire.clients import WatchClients
-from rlinf_actors.worker.farpeers import FarPeers, client_of
+from rlinf_actors.worker.farpeers import MANY, FarPeers, client_of
 
 
 class World:
@@ -80,3 +80,27 @@ async def test_several_who_watch_one_client_all_hear_of_its_end():
     asyncio.get_running_loop().call_soon(world.watched.gone, "a")
     await asyncio.sleep(0)
     assert heard == [1, 2]
+
+
+async def test_an_end_that_was_noticed_otherwise_leaves_nothing():
+    world = World()
+    for peer in (b"worker:a#1-x", b"worker:a#2-y", b"worker:b#1-z"):
+        world.far.met(peer)
+    world.far.ended(b"worker:a#1-x")
+    assert set(world.watched._watched) == {"a", "b"}
+    for peer in (b"worker:a#2-y", b"worker:a#2-y", b"worker:b#1-z", b"worker:c#1-z"):
+        world.far.ended(peer)
+    assert world.watched._watched == world.far._links == world.far._unwatch == {}
+    world.far.met(b"worker:a#3-y")
+    world.watched.gone("a")
+    assert world.gone == [b"worker:a#3-y"]
+
+
+async def test_many_who_have_joined_are_worth_a_session():
+    world = World()
+    for n in range(MANY):
+        world.far.met(b"worker:%d#1-x" % n)
+    assert world.far._connecting is None
+    world.far.met(b"worker:last#1-x")
+    await world.far._connecting
+    assert world.sessions == 1

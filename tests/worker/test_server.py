@@ -282,6 +282,29 @@ async def test_a_link_that_takes_the_place_of_a_lost_one_ends_what_that_was_serv
     assert stream.cancelled
 
 
+async def test_nothing_is_kept_of_a_worker_on_another_machine_that_has_ended(ends, monkeypatch):
+    monkeypatch.setattr("rlinf_actors.worker.server.LATE_S", 0.0)
+    server, told, forgotten, over = ends.server, [], [], asyncio.Event()
+    watched = WatchedClients(told.append)
+
+    async def connected() -> None:
+        pass
+
+    server.far = FarPeers(watched.watch, connected, server.peer_gone)
+    server.on_forgotten(forgotten.append)
+    server.on_forgotten(lambda link: over.set())
+    server.open(Inline())
+    ends.link = ends.network.link(ends.endpoint, b"worker:w1#secret", ends._received)
+    ends.join(worker="id-9")
+    ends.call(1, 21)
+    await ends.until(1)
+    assert (told, list(server._members)) == ([WatchClients(["w1"])], [b"worker:w1#secret"])
+    watched.gone("w1")
+    await asyncio.wait_for(over.wait(), 10)
+    assert forgotten == [b"worker:w1#secret"]
+    assert server._members == server._workers == server._newest == server.far._links == {}
+
+
 def memory_of(pid) -> frames.Memory:
     """What a peer on this machine says of itself."""
     return frames.Memory(pid, 0, 0, 0, 1)
