@@ -34,7 +34,7 @@ class Trainer(Worker):
             wanted = inputs.prod(dim=1, keepdim=True)
             loss = nn.functional.mse_loss(self._model(inputs), wanted)
             self._optimizer.zero_grad()
-            loss.backward()  # gradients are averaged over all ranks here
+            loss.backward()  # type: ignore[no-untyped-call]  # gradients are averaged over all ranks here
             self._optimizer.step()
             losses.append(loss.item())
         return losses

@@ -6,20 +6,21 @@ On one without, four processes on the node are asked for like this:
 """
 
 import hydra
+from omegaconf import DictConfig
 
 from rlinf_actors import Cluster, ComponentPlacement, Worker
 
 
 class TestWorker(Worker):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
 
-    def run(self):
+    def run(self) -> None:
         self.log_info(f"Hello from TestWorker rank {self._rank}!")
 
 
 @hydra.main(version_base=None, config_path=".", config_name="conf")
-def main(cfg):
+def main(cfg: DictConfig) -> None:
     cluster = Cluster(cluster_cfg=cfg.cluster)
     placement = ComponentPlacement(cfg, cluster)
     strategy = placement.get_strategy("test_worker")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from typing import Any
 
 from desk_arm import simulated
 from desk_arm.link import ask
@@ -24,7 +25,7 @@ class Mover(Worker):
         return f"{arm.model} {arm.serial} at {arm.config.port} stands at {ask(arm.config.port, 'POS')} degrees"
 
 
-def config(port: str) -> dict:
+def config(port: str) -> dict[str, Any]:
     """One node with one arm."""
     return {
         "cluster": {

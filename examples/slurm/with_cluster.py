@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 TOOL = [sys.executable, "-m", "rlinf_actors.cli.main"]
@@ -38,6 +39,7 @@ def main() -> int:
         state = stack.enter_context(temporary(f"/tmp/rlinf-head-{job}"))
         listen = [*TOOL, "head", "--listen", f"{own}:0", "--state-dir", state]
         head = stack.enter_context(process(listen, env, stdout=subprocess.PIPE))
+        assert head.stdout is not None
         address = head.stdout.readline().decode().strip()
         if not address:
             return head.wait()  # it has said why
@@ -96,7 +98,9 @@ def address_towards(host: str) -> str:
 
 
 @contextlib.contextmanager
-def process(command: list[str], env: dict[str, str], *, stdin=subprocess.DEVNULL, stdout=None):
+def process(
+    command: list[str], env: dict[str, str], *, stdin: int | None = subprocess.DEVNULL, stdout: int | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     """A process that is asked to end, and waited for, at the end of the block."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # until there is somebody who passes it on
     try:
@@ -117,7 +121,7 @@ def process(command: list[str], env: dict[str, str], *, stdin=subprocess.DEVNULL
 
 
 @contextlib.contextmanager
-def temporary(path: str):
+def temporary(path: str) -> Iterator[str]:
     os.mkdir(path, 0o700)
     try:
         yield path

@@ -10,7 +10,7 @@ import os
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from rlinf_actors import forks
 from rlinf_actors.cluster.asked import Asked, InUse
@@ -34,6 +34,12 @@ from rlinf_actors.runtime.process import Runtime
 from rlinf_actors.runtime.remote import RemoteGroup
 from rlinf_actors.settings import NAMESPACE
 from rlinf_actors.wire.bounds import waiting
+
+if TYPE_CHECKING:
+    from rlinf_actors.group.group import WorkerGroup
+    from rlinf_actors.worker.worker import Worker
+
+W = TypeVar("W", bound="Worker")
 
 log = logging.getLogger(__name__)
 
@@ -377,7 +383,7 @@ class Cluster(ClusterView):
 
     def allocate(
         self,
-        worker_cls: type,
+        worker_cls: type[W],
         worker_name: str,
         node_rank: int = 0,
         env_vars: Mapping[str, str] | None = None,
@@ -385,17 +391,18 @@ class Cluster(ClusterView):
         cls_kwargs: Mapping[str, Any] | None = None,
         max_concurrency: int | None = None,
         node_group_label: str | None = None,
-    ) -> Any:
+    ) -> WorkerGroup[W]:
         """Launch one worker of *worker_cls* on a node, as a group of its own called *worker_name*."""
         from rlinf_actors.placement.strategies import NodePlacementStrategy
 
-        return worker_cls.create_group(*cls_args, **dict(cls_kwargs or {})).launch(  # type: ignore[attr-defined]
+        group: WorkerGroup[W] = worker_cls.create_group(*cls_args, **dict(cls_kwargs or {})).launch(
             self,
             NodePlacementStrategy([node_rank], node_group_label),
             name=worker_name,
             max_concurrency=max_concurrency,
             env_vars=dict(env_vars or {}),
         )
+        return group
 
     def extras(self) -> dict[str, Any]:
         """What goes along with every worker class, so that ``Cluster()`` there is like this one."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from rlinf_actors.errors import PlacementError
 from rlinf_actors.model.hardware import (
@@ -159,8 +160,8 @@ class NodeInfo:
         """Its accelerators of one type, in the order of their local ranks."""
         return [info for info, found in zip(self.accelerators, self.accelerator_kinds, strict=True) if found is kind]
 
-    def get_hardware_infos(self, hw_type: str) -> list[HardwareInfo]:
-        """Its pieces of type *hw_type*, in the order of their local ranks."""
+    def get_hardware_infos(self, hw_type: str) -> list[Any]:
+        """Its pieces of type *hw_type*, in the order of their local ranks: the HardwareInfo that the type defines."""
         if hw_type == ANY_ACCELERATOR:
             return list(self.accelerators)
         found = [info for resource in self.hardware_resources if resource.type == hw_type for info in resource.infos]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from rlinf_actors.model.address import WorkerAddress
-from rlinf_actors.model.hardware import AcceleratorType, HardwareInfo
+from rlinf_actors.model.hardware import AcceleratorType
 
 
 @dataclass
@@ -23,7 +24,7 @@ class WorkerInfo:
         node_ip: address of its node.
         node_port: TCP port it listens on, 0 where it listens on a unix socket only.
         available_accelerators: its accelerators as the visibility variable lists them.
-        hardware_infos: the robots or other hardware it was placed on.
+        hardware_infos: the robots or other hardware it was placed on, each the HardwareInfo that its type defines.
     """
 
     address: WorkerAddress
@@ -36,7 +37,7 @@ class WorkerInfo:
     node_ip: str = ""
     node_port: int = 0
     available_accelerators: list[str] = field(default_factory=list)
-    hardware_infos: list[HardwareInfo] = field(default_factory=list)
+    hardware_infos: list[Any] = field(default_factory=list)
 
     @property
     def node_id(self) -> int:

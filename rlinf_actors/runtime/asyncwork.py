@@ -8,7 +8,7 @@ import concurrent.futures
 import logging
 import threading
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from rlinf_actors import scarce
 from rlinf_actors.errors import UsageError
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
 
 THEN_THREADS = 8
@@ -107,6 +109,10 @@ class AsyncWork(Promise[T]):
         io.submit(coroutine).add_done_callback(ended)
         return work
 
+    @overload
+    def then(self, fn: Callable[P, AsyncWork[R]], *args: P.args, **kwargs: P.kwargs) -> AsyncWork[R]: ...
+    @overload
+    def then(self, fn: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> AsyncWork[R]: ...
     def then(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncWork[Any]:
         """Call ``fn(*args, **kwargs)`` once this has ended well, on a thread of the runtime's own.
 

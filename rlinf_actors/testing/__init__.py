@@ -1,6 +1,6 @@
 """For tests of programs that use rlinf-actors: a cluster on this machine, and a pytest plugin with leak checks."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rlinf_actors.testing.local_cluster import LocalCluster as LocalCluster
@@ -9,9 +9,11 @@ if TYPE_CHECKING:
 __all__ = ["LocalCluster", "LocalNode"]
 
 
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        from rlinf_actors.testing import local_cluster
+if not TYPE_CHECKING:  # a type checker takes the imports above, and finds names that do not exist
 
-        return getattr(local_cluster, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name):
+        if name in __all__:
+            from rlinf_actors.testing import local_cluster
+
+            return getattr(local_cluster, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

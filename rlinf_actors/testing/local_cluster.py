@@ -38,6 +38,7 @@ from rlinf_actors.testing.killing import keepers, kill_all, templates
 
 if TYPE_CHECKING:
     from rlinf_actors.cluster.cluster import Cluster
+    from rlinf_actors.cluster.starting import Connecting
 
 _NOT_INHERITED = FOR_THE_UNIT_ALONE | {
     HEAD, HEAD_KEY, NODE_RANK, RUN_DIR, LOG_DIR, CONFIG_FILE, NAMESPACE, WORKER_MARK,
@@ -260,7 +261,7 @@ class LocalCluster:
         self._clusters.append(made)
         return made
 
-    def connect(self, num_nodes: int | None = None, cluster_cfg: Any = None, **arguments: Any) -> Any:
+    def connect(self, num_nodes: int | None = None, cluster_cfg: Any = None, **arguments: Any) -> Connecting[Cluster]:
         """The same for asyncio: ``async with local.connect() as cluster``; arguments as Cluster.connect's."""
         from rlinf_actors.cluster.cluster import Cluster
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 
 from rlinf_actors.errors import UsageError
 from rlinf_actors.runtime.asyncwork import AsyncWork
@@ -37,6 +37,36 @@ class Messaging:
     _group_name: str
     _world_size: int
 
+    @overload
+    def send(
+        self,
+        object: Any,
+        dst_group_name: str,
+        dst_rank: Rank,
+        async_op: Literal[False] = False,
+        options: Options = None,
+        piggyback_payload: Any = None,
+    ) -> None: ...
+    @overload
+    def send(
+        self,
+        object: Any,
+        dst_group_name: str,
+        dst_rank: Rank,
+        async_op: Literal[True],
+        options: Options = None,
+        piggyback_payload: Any = None,
+    ) -> AsyncWork[None]: ...
+    @overload
+    def send(
+        self,
+        object: Any,
+        dst_group_name: str,
+        dst_rank: Rank,
+        async_op: bool,
+        options: Options = None,
+        piggyback_payload: Any = None,
+    ) -> AsyncWork[None] | None: ...
     def send(
         self,
         object: Any,
@@ -73,6 +103,24 @@ class Messaging:
         work = messenger.send(to, object, piggyback_payload, now=not async_op, options=options)
         return _given(work, async_op, options)
 
+    @overload
+    def recv(
+        self,
+        src_group_name: str,
+        src_rank: Rank,
+        async_op: Literal[True],
+        options: Options = None,
+        timeout: float | None = None,
+    ) -> AsyncWork[Any]: ...
+    @overload
+    def recv(
+        self,
+        src_group_name: str,
+        src_rank: Rank,
+        async_op: bool = False,
+        options: Options = None,
+        timeout: float | None = None,
+    ) -> Any: ...
     def recv(
         self,
         src_group_name: str,
@@ -104,6 +152,23 @@ class Messaging:
         """
         return self._receive("recv()", src_group_name, src_rank, async_op, options, timeout, None)
 
+    @overload
+    def send_tensor(
+        self,
+        tensor: Any,
+        dst_group_name: str,
+        dst_rank: Rank,
+        async_op: Literal[False] = False,
+        options: Options = None,
+    ) -> None: ...
+    @overload
+    def send_tensor(
+        self, tensor: Any, dst_group_name: str, dst_rank: Rank, async_op: Literal[True], options: Options = None
+    ) -> AsyncWork[None]: ...
+    @overload
+    def send_tensor(
+        self, tensor: Any, dst_group_name: str, dst_rank: Rank, async_op: bool, options: Options = None
+    ) -> AsyncWork[None] | None: ...
     def send_tensor(
         self, tensor: Any, dst_group_name: str, dst_rank: Rank, async_op: bool = False, options: Options = None
     ) -> AsyncWork[None] | None:
@@ -113,6 +178,36 @@ class Messaging:
         to = members.address(dst_group_name, dst_rank)
         return _given(messenger.send(to, tensor, None, now=not async_op, options=options), async_op, options)
 
+    @overload
+    def recv_tensor(
+        self,
+        tensor: Any,
+        src_group_name: str,
+        src_rank: Rank,
+        async_op: Literal[False] = False,
+        options: Options = None,
+        timeout: float | None = None,
+    ) -> None: ...
+    @overload
+    def recv_tensor(
+        self,
+        tensor: Any,
+        src_group_name: str,
+        src_rank: Rank,
+        async_op: Literal[True],
+        options: Options = None,
+        timeout: float | None = None,
+    ) -> AsyncWork[None]: ...
+    @overload
+    def recv_tensor(
+        self,
+        tensor: Any,
+        src_group_name: str,
+        src_rank: Rank,
+        async_op: bool,
+        options: Options = None,
+        timeout: float | None = None,
+    ) -> AsyncWork[None] | None: ...
     def recv_tensor(
         self,
         tensor: Any,
@@ -137,6 +232,25 @@ class Messaging:
         )
         return work
 
+    @overload
+    def broadcast(
+        self,
+        object: Any = None,
+        groups: Sequence[tuple[str, Any]] | None = None,
+        src: Any = None,
+        *,
+        async_op: Literal[True],
+        options: Options = None,
+    ) -> AsyncWork[Any]: ...
+    @overload
+    def broadcast(
+        self,
+        object: Any = None,
+        groups: Sequence[tuple[str, Any]] | None = None,
+        src: Any = None,
+        async_op: bool = False,
+        options: Options = None,
+    ) -> Any: ...
     def broadcast(
         self,
         object: Any = None,

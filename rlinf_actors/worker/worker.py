@@ -15,7 +15,7 @@ from rlinf_actors.hardware.torch_platform import torch_platform
 from rlinf_actors.model import marks
 from rlinf_actors.model.accelerator_table import facts_of
 from rlinf_actors.model.address import WorkerAddress
-from rlinf_actors.model.hardware import AcceleratorType, HardwareInfo
+from rlinf_actors.model.hardware import AcceleratorType
 from rlinf_actors.model.worker import WorkerInfo
 from rlinf_actors.net.ports import HeldPorts
 from rlinf_actors.worker import context as worker_context
@@ -196,8 +196,8 @@ class Worker(Messaging, Channels):
         return infos[0].type if infos else self._accelerator_type.value
 
     @property
-    def hardware_infos(self) -> list[HardwareInfo]:
-        """The robots or other configured hardware this worker was placed on."""
+    def hardware_infos(self) -> list[Any]:
+        """The robots or other configured hardware this worker was placed on: the HardwareInfo that its type defines."""
         return list(self._context.extras.get("hardware_infos", {}).get(self._rank, [])) if self._context else []
 
     @property

@@ -1,0 +1,177 @@
+"""User code under type checkers: files of this directory, the examples, and the Python blocks of README.md and docs/.
+
+mypy --strict and pyright each run once over all of them, as over a user's project: in a directory of their own, with
+the package as it is installed for this interpreter.
+
+A file of this directory is user code that both accept. In a file called ``wrong_*`` the lines that end with ``# wrong``
+are errors for both, and no other line is. A ```python block of a page is checked behind its page's lines in PAGES,
+which stand for what the page takes for granted.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).parent
+EXAMPLES = sorted(
+    path for path in ROOT.joinpath("examples").rglob("*.py") if not path.with_name("__init__.py").exists()
+)
+PACKAGES = sorted(path.parent for path in ROOT.joinpath("examples").rglob("__init__.py"))
+USER_CODE = sorted(path for path in HERE.glob("*.py") if not path.name.startswith("test_"))
+PAGES = {
+    "README.md": """
+        from typing import Any
+        from rlinf_actors import Cluster, ComponentPlacement, NodePlacementStrategy, RestartPolicy, Worker
+        from README_1 import Greeter
+        class Actor(Worker):
+            def __init__(self, config: Any = None) -> None: ...
+        config: Any = None
+        cluster = Cluster()
+        def connect(address: str) -> Any: ...
+        """,
+    "hardware.md": """
+        from collections.abc import Sequence
+        from dataclasses import dataclass
+        from typing import Any
+        from rlinf_actors import HardwareConfig, HardwareInfo, HardwareResource, Hardware, NodeHardwareConfig, Worker
+        def ask(port: str, command: str) -> str:
+            raise NotImplementedError
+        class Mine(Worker):
+            model: Any
+        self = Mine()
+        """,
+    "messages.md": "from typing import Any\nfrom rlinf_actors import Worker\ntrajectories: Any = None",
+    "robot-safety.md": """
+        import ctypes, subprocess
+        from typing import Any
+        from rlinf_actors import Worker
+        def connect(address: str) -> Any: ...
+        address = str()
+        class Mine(Worker):
+            arm: Any
+        self = Mine()
+        loop = ctypes.CDLL(None)
+        """,
+    "robots.md": "from typing import Any\nfrom rlinf_actors import Worker\ndef connect(address: str) -> Any: ...",
+}
+"""By page: what its blocks take for granted. A block that imports rlinf_actors itself is a program and stands alone."""
+
+
+def blocks() -> dict[str, str]:
+    """The ```python blocks of README.md and docs/, as modules by name."""
+    found = {}
+    for page in [ROOT / "README.md", *sorted(ROOT.joinpath("docs").glob("*.md"))]:
+        for number, block in enumerate(re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.M | re.S), 1):
+            body, lines = textwrap.dedent(block), textwrap.dedent(PAGES.get(page.name, "")).strip()
+            try:
+                compile(body, "", "exec")
+            except SyntaxError:  # await outside of a coroutine
+                body = "async def block() -> None:\n" + textwrap.indent(body, "    ")
+            program = re.search(r"^from rlinf_actors.* import", block, re.M)
+            found[f"{page.stem.replace('-', '_')}_{number}.py"] = body if program else f"{lines}\n\n{body}"
+    return found
+
+
+BLOCKS = blocks()
+NAMES = [
+    *(path.name for path in USER_CODE),
+    *(path.name if path.parent.name == "examples" else f"{path.parent.name}_{path.name}" for path in EXAMPLES),
+    *BLOCKS,
+]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with all of it."""
+    place = tmp_path_factory.mktemp("user")
+    for path, name in zip([*USER_CODE, *EXAMPLES], NAMES, strict=False):
+        if "torch" not in _imported(path.read_text()) or importlib.util.find_spec("torch"):
+            shutil.copy(path, place / name)
+    for package in PACKAGES:
+        shutil.copytree(package, place / package.name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name, text in BLOCKS.items():
+        place.joinpath(name).write_text(text)
+    return place
+
+
+@pytest.fixture(scope="module")
+def refused(project: Path) -> Mapping[str, Mapping[str, dict[int, str]]]:
+    """By type checker and file the lines that it refuses, and why."""
+    env = {name: value for name, value in os.environ.items() if name not in ("MYPYPATH", "PYTHONPATH", "FORCE_COLOR")}
+    mypy = [sys.executable, "-m", "mypy", "--strict", "--config-file=", f"--cache-dir={ROOT}/.mypy_cache/user-code"]
+    mypy += ["--no-error-summary", "--hide-error-context", "."]
+    pyright = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, "."]
+    with (
+        subprocess.Popen(mypy, cwd=project, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as one,
+        subprocess.Popen(
+            pyright, cwd=project, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as two,
+    ):
+        (by_mypy, mypy_err), (by_pyright, pyright_err) = one.communicate(), two.communicate()
+    assert one.returncode in (0, 1), f"{by_mypy}{mypy_err}"
+    assert two.returncode in (0, 1), f"{by_pyright}{pyright_err}"
+    found: dict[str, dict[str, dict[int, str]]] = {"mypy": defaultdict(dict), "pyright": defaultdict(dict)}
+    for file, line, kind, text in re.findall(r"^([^:\n]+):(\d+): (\w+): (.*)$", by_mypy, re.M):
+        if kind == "error":
+            found["mypy"][file].setdefault(int(line), text)
+    report = json.loads(by_pyright)
+    for said in report["generalDiagnostics"]:
+        file, line = Path(said["file"]).name, said["range"]["start"]["line"] + 1
+        found["pyright"][file].setdefault(line, said["message"])
+    assert report["summary"]["filesAnalyzed"] >= len(list(project.rglob("*.py")))
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.timeout(300)  # of the first one, which waits for both
+def test_both_type_checkers_accept_right_user_code_and_refuse_wrong(name, project, refused):
+    if not project.joinpath(name).exists():
+        pytest.skip("torch is not installed")
+    lines = project.joinpath(name).read_text().splitlines()
+    wrong = {number for number, line in enumerate(lines, 1) if line.endswith("# wrong")}
+    for checker, by_file in refused.items():
+        unexpected = {
+            number: f"{lines[number - 1]}  <- {why}" for number, why in by_file[name].items() if number not in wrong
+        }
+        assert not unexpected, checker
+        assert wrong == set(by_file[name]), f"{checker} accepts what is wrong"
+
+
+def test_packages_of_examples(refused):
+    files = {path.name for package in PACKAGES for path in package.rglob("*.py")}
+    assert not [why for by_file in refused.values() for file, why in by_file.items() if Path(file).name in files]
+
+
+def test_each_page_with_blocks_is_known():
+    """A fragment that needs something around it has it in PAGES, above."""
+    pages = {
+        path.name
+        for path in [ROOT / "README.md", *ROOT.joinpath("docs").glob("*.md")]
+        if "```python" in path.read_text()
+    }
+    assert pages - PAGES.keys() == set()
+
+
+def _imported(text: str) -> set[str]:
+    """Top-level packages that a module imports."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.partition(".")[0])
+    return found
