@@ -62,7 +62,7 @@ class RemoteMethod(Generic[P, Result]):
         """Send the call to every rank; returns at once.
 
         Returns:
-            A WorkerGroupFuncResult, or for an async generator method a StreamResult.
+            A WorkerGroupFuncResult, or for a generator method a StreamResult.
 
         Raises:
             SerializationError: an argument cannot be pickled; names its path.

@@ -101,7 +101,8 @@ def public_methods(cls: type) -> dict[str, Method]:
         function = member.__func__ if isinstance(member, (staticmethod, classmethod)) else member
         function = function.func if isinstance(function, functools.partialmethod) else function
         if callable(function) and not isinstance(function, type) and function not in marks.DECORATORS:
-            streams = inspect.isasyncgenfunction(inspect.unwrap(function))
+            # a plain decorator may make a list of what a generator gives: only one that yields itself streams
+            streams = inspect.isasyncgenfunction(inspect.unwrap(function)) or inspect.isgeneratorfunction(function)
             methods[name] = Method(streams, marks.is_idempotent(function), marks.threads_of(function))
     return methods
 

@@ -1,4 +1,4 @@
-"""Streaming calls: an async generator in each worker, one merged iteration at the caller.
+"""Streaming calls: a generator in each worker, one merged iteration at the caller.
 
 Back-pressure: a worker may be WINDOW items ahead of what the caller has taken from it, no more.
 """
@@ -11,7 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from rlinf_actors.errors import GroupClosedError, SerializationError
+from rlinf_actors.errors import GroupClosedError, SerializationError, UsageError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.wire import failure, frames, payload
@@ -171,6 +171,11 @@ class _Feed:
 def _error(slot: _Slot, frame: frames.Raised | Exception, parts: Vouched) -> Exception:
     if isinstance(frame, Exception):
         return frame
+    if frame.text.startswith("the result of ") or frame.text.endswith("it is not an async generator"):
+        return UsageError(
+            f"{slot.peer.name} on {slot.peer.node} is of an older version of rlinf-actors, which streams async "
+            "generators only, no plain ones: upgrade that node"
+        )
     return failure.decode(frame, parts, worker=slot.peer.name, rank=slot.peer.rank, node=slot.peer.node)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import queue
 import time
 import types
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Sequence
 from typing import Any, TypeVar
 
 from rlinf_actors import forks
@@ -15,9 +17,18 @@ from rlinf_actors.wire import failure, frames, payload
 from rlinf_actors.wire.vouched import Vouched
 from rlinf_actors.worker.parking import Unwound
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 Reply = Callable[["Invocation", frames.AnyFrame, Sequence[Buffer]], None]
+
+
+_NOT_A_GENERATOR = "{}() does not stream: it is not a generator"
+_NO_STREAM = (
+    "{0}() returned a {1}, which cannot be sent. To stream its items make {0}() itself a generator: write "
+    "'yield from ...' in place of 'return ...', in a decorator of it too; or return a list"
+)
 
 
 class CallExpiredError(Exception):
@@ -153,12 +164,15 @@ class Invocation:
         try:
             parts = payload.encode(value, f"the result of {self.method}()", copy=self._copy)
         except SerializationError as error:
-            self.fail(error)
+            iterates = hasattr(value, "__next__") or hasattr(value, "__anext__")
+            self.fail(SerializationError(_NO_STREAM.format(self.method, type(value).__name__)) if iterates else error)
             return
         self._reply(self, frames.Ok(self.id, seconds), parts)
 
     def fail(self, error: BaseException) -> None:
         """Answer with an error."""
+        if self.window and self.cancelled and not isinstance(error, asyncio.CancelledError):
+            log.warning("%s() raised after its caller had left the stream", self.method, exc_info=error)
         if isinstance(error, CallExpiredError):
             self._reply(self, frames.Raised(self.id, "expired", "TimeoutError", str(error)), ())
         elif isinstance(error, CallRefusedError):
@@ -176,6 +190,9 @@ class Invocation:
             method, args, kwargs = self.bind(instance)
             start = time.perf_counter()
             value = method(*args, **kwargs)
+            if self.window:
+                self._stream_here(value, here)
+                value = None
         except Unwound:  # the lease of a robot worker is over: nothing more is begun here
             raise
         except BaseException as error:  # noqa: BLE001 - whatever it is, the caller is told; the worker lives on
@@ -186,6 +203,34 @@ class Invocation:
         if forks.generation() != here:
             forks.end_child(f"{self.method}()", None)
         self.succeed(value, time.perf_counter() - start)
+
+    def _stream_here(self, items: Any, here: int) -> None:
+        """Send what a plain generator yields, on this thread, which waits where the caller is behind.
+
+        Whoever ends it early (the caller, or the end of its process) has the generator closed on this thread.
+        """
+        if not isinstance(items, Generator):
+            raise CallRefusedError(_NOT_A_GENERATOR.format(self.method))
+        room: queue.SimpleQueue[None] = queue.SimpleQueue()  # takes no lock that this thread could hold standing still
+        sent = 0
+        self._wake = self.stop = lambda: room.put(None)
+        try:
+            for item in items:
+                if forks.generation() != here:
+                    forks.end_child(f"{self.method}()", None)
+                while sent >= self._granted and not self.cancelled:
+                    room.get()
+                if self.cancelled:
+                    return
+                self._send_item(item)
+                sent += 1
+        finally:
+            self._wake = None
+            items.close()
+
+    def _send_item(self, item: Any) -> None:
+        parts = payload.encode(item, f"an item of {self.method}()", copy=self._copy)
+        self._reply(self, frames.Item(self.id), parts)
 
     async def run_async(self, instance: Any) -> None:
         """Run a method of any kind on this event loop and answer."""
@@ -217,8 +262,10 @@ class Invocation:
         self.succeed(value, time.perf_counter() - start)
 
     async def _stream(self, items: Any) -> None:
+        if isinstance(items, Generator):
+            items = _between_turns(items)
         if not hasattr(items, "__aiter__"):
-            raise CallRefusedError(f"{self.method}() does not stream: it is not an async generator")
+            raise CallRefusedError(_NOT_A_GENERATOR.format(self.method))
         loop, room, sent = asyncio.get_running_loop(), asyncio.Event(), 0
         self._wake = lambda: loop.call_soon_threadsafe(room.set)
         try:
@@ -228,8 +275,17 @@ class Invocation:
                     if sent >= self._granted:  # else credit came between the look and the clear
                         await room.wait()
                 sent += 1
-                parts = payload.encode(item, f"an item of {self.method}()", copy=self._copy)
-                self._reply(self, frames.Item(self.id), parts)
+                self._send_item(item)
         finally:
             self._wake = None
             await items.aclose()
+
+
+async def _between_turns(items: Generator[T, Any, Any]) -> AsyncIterator[T]:
+    """Yield what a plain generator yields; the event loop has a turn after each of its steps."""
+    try:
+        for item in items:
+            await asyncio.sleep(0)
+            yield item
+    finally:
+        items.close()

@@ -75,6 +75,14 @@ def timed(tag: str | None = None) -> Callable[[F], F]:
                         yield item
 
             return run_stream  # type: ignore[return-value]
+        if inspect.isgeneratorfunction(function):
+
+            @functools.wraps(function)
+            def run_generator(self: Any, *args: Any, **kwargs: Any) -> Any:
+                with self._timers.measure(name):
+                    return (yield from function(self, *args, **kwargs))
+
+            return run_generator  # type: ignore[return-value]
 
         @functools.wraps(function)
         def run(self: Any, *args: Any, **kwargs: Any) -> Any:

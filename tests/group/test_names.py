@@ -49,6 +49,14 @@ async def test_the_groups_own_stay_reachable(world):
     assert type(world.group).world_size.__doc__
 
 
+def listed(function):
+    @functools.wraps(function)
+    def run(*args):
+        return list(function(*args))
+
+    return run
+
+
 def test_public_methods_of_all_kinds():
     class Kinds(Worker):
         attribute = 3
@@ -78,6 +86,17 @@ def test_public_methods_of_all_kinds():
         async def stream(self):
             yield 1
 
+        def generator(self):
+            yield 1
+
+        @Worker.timer("t")
+        def timed_generator(self):
+            yield 1
+
+        @listed
+        def list_of_generator(self):
+            yield 1
+
     methods = public_methods(Kinds)
     assert {name: methods.get(name) for name in vars(Kinds) if not name.startswith("_")} == {
         "attribute": None,
@@ -90,6 +109,9 @@ def test_public_methods_of_all_kinds():
         "Inner": None,
         "coroutine": Method(),
         "stream": Method(streams=True),
+        "generator": Method(streams=True),
+        "timed_generator": Method(streams=True),
+        "list_of_generator": Method(),
     }
     assert {"get_name", "log_info", "acquire_free_port", "pop_execution_times"} <= set(methods)
     assert not {"create_group", "timer", "worker_timer"} & set(methods)

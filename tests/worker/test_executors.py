@@ -25,6 +25,8 @@ class Plain:
         self.entered = threading.Semaphore(0)
         self.go = threading.Event()
         self.ran: list[object] = []
+        self.made = 0
+        self.closed = threading.Event()
 
     def note(self, what: object) -> object:
         self.ran.append(what)
@@ -50,6 +52,45 @@ class Plain:
     def unpicklable(self) -> object:
         return threading.Lock()
 
+    def generate(self, n: int):
+        """Counts, and notes what its steps run on."""
+        try:
+            for k in range(n):
+                self.made = k + 1
+                self.ran.append(threading.current_thread().name)
+                yield k
+            return "dropped"
+        finally:
+            self.ran.append(f"closed on {threading.current_thread().name}")
+            self.closed.set()
+
+    def generates_and_breaks(self):
+        yield 1
+        raise ValueError("dry")
+
+    def generates_what_cannot_travel(self):
+        try:
+            yield threading.Lock()
+        finally:
+            self.closed.set()
+
+    def breaks_when_closed(self):
+        try:
+            yield 1
+            yield 2
+        finally:
+            self.closed.set()
+            raise ValueError("cannot be closed")
+
+    def returns_a_generator(self):
+        return (n for n in range(3))
+
+    def returns_an_async_generator(self):
+        async def count():
+            yield 1
+
+        return count()
+
     def _private(self) -> None: ...
 
     def _close(self) -> str:
@@ -64,8 +105,6 @@ class Loopy(Plain):
         self.events: dict[str, asyncio.Event] = {}
         self.started = threading.Semaphore(0)
         self.cancelled = threading.Event()
-        self.made = 0
-        self.closed = threading.Event()
 
     async def meet(self, name: str) -> str:
         self.ran.append(name)
@@ -344,6 +383,95 @@ class TestStreams:
     def test_a_method_that_does_not_stream_says_so(self, loopy):
         with pytest.raises(UsageError, match=r"note\(\) does not stream"):
             loopy.run("note", 1, window=4)
+
+
+@pytest.fixture(params=["serial", "loopy"])
+def served(request):
+    """A class without async def, and one with."""
+    return request.getfixturevalue(request.param)
+
+
+class TestPlainGenerators:
+    def test_items_then_the_end_all_on_the_main_thread(self, served):
+        call = served.call("generate", 3, window=16)
+        assert served.answers.value(call) is None
+        assert served.answers.items(call) == [0, 1, 2]
+        assert set(served.plain.ran) == {"main-of-the-worker", "closed on main-of-the-worker"}
+
+    def test_never_more_than_the_window_ahead(self, served):
+        call = served.call("generate", 1000, window=4)
+        served.answers.until(4)
+        for taken, expected in ((1, 5), (3, 8)):
+            served.invocation(call).credit(taken)
+            served.answers.until(expected)
+        served.invocation(call).cancel()
+        assert served.plain.closed.wait(10)
+        assert served.answers.items(call) == list(range(8))
+        assert served.plain.made <= 9
+
+    def test_cancelling_closes_it_on_the_main_thread(self, served):
+        call = served.call("generate", 1000, window=2)
+        served.answers.until(2)
+        served.invocation(call).cancel()
+        assert served.plain.closed.wait(10)
+        assert served.plain.ran[-1] == "closed on main-of-the-worker"
+        assert served.run("note", "next") == "next"
+
+    def test_one_that_was_cancelled_before_its_turn_never_begins(self, served):
+        served.call("block")
+        assert served.plain.entered.acquire(timeout=10)
+        call = served.call("generate", 3, window=2)
+        served.invocation(call).cancel()
+        served.plain.go.set()
+        assert served.run("note", "next") == "next"
+        assert served.plain.made == 0
+
+    def test_an_error_follows_the_items(self, served):
+        call = served.call("generates_and_breaks", window=16)
+        with pytest.raises(ValueError, match="dry"):
+            served.answers.value(call)
+        assert served.answers.items(call) == [1]
+
+    def test_an_item_that_does_not_travel_closes_it(self, served):
+        with pytest.raises(SerializationError, match=r"an item of generates_what_cannot_travel\(\)"):
+            served.run("generates_what_cannot_travel", window=16)
+        assert served.plain.closed.wait(10)
+
+    def test_one_that_cannot_be_closed_is_logged(self, served, caplog):
+        call = served.call("breaks_when_closed", window=1)
+        served.answers.until(1)
+        served.invocation(call).cancel()
+        assert served.plain.closed.wait(10)
+        served.run("note", 1)
+        assert "breaks_when_closed() raised after its caller had left the stream" in caplog.text
+        assert "ValueError: cannot be closed" in caplog.text
+
+    def test_a_method_that_does_not_stream_says_so(self, served):
+        with pytest.raises(UsageError, match=r"note\(\) does not stream: it is not a generator"):
+            served.run("note", 1, window=4)
+
+    @pytest.mark.parametrize("method", ["returns_a_generator", "returns_an_async_generator"])
+    def test_what_returns_a_generator_and_is_none_says_what_to_write(self, served, method):
+        with pytest.raises(SerializationError, match=rf"{method}\(\) returned a .*generator, .* write 'yield from"):
+            served.run(method)
+
+    def test_a_serial_worker_runs_nothing_else_while_the_stream_waits(self, serial):
+        call = serial.call("generate", 3, window=1)
+        serial.answers.until(1)
+        queued = serial.call("note", "after")
+        assert serial.executor.activity().waiting == 1
+        assert serial.executor.activity().method == "generate"
+        serial.invocation(call).credit(2)
+        serial.answers.value(queued)
+        assert serial.plain.ran[-2:] == ["closed on main-of-the-worker", "after"]
+
+    def test_a_loop_runs_other_calls_between_items(self, loopy):
+        call = loopy.call("generate", 1000, window=1)
+        loopy.answers.until(1)
+        assert loopy.run("note", "meanwhile") == "meanwhile"
+        assert not loopy.plain.closed.is_set()
+        loopy.invocation(call).cancel()
+        assert loopy.plain.closed.wait(10)
 
 
 class TestWhichExecutor:

@@ -1,0 +1,124 @@
+"""Streams of plain generators: on which thread they run, how far ahead, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import live_workers as lw
+import pytest
+from beside_workers import AsyncGenerating, Generating
+
+from rlinf_actors import SerializationError, UsageError, WorkerDiedError
+from rlinf_actors.group.stream import WINDOW
+
+pytestmark = pytest.mark.live
+
+
+@pytest.mark.parametrize("cls", [Generating, AsyncGenerating])
+def test_a_script_iterates_all_ranks_and_each_runs_on_its_main_thread(cluster, cls):
+    group = lw.many(cluster, cls, 2)
+    got = list(group.rollouts(100))
+    for rank in range(2):
+        assert [item for who, item in got if who == rank] == [(k, "main") for k in range(100)]
+    assert group.how_it_went().wait() == [(100, "main")] * 2
+
+
+@pytest.mark.parametrize("cls", [Generating, AsyncGenerating])
+def test_leaving_the_loop_closes_it_on_the_main_thread(cluster, cls):
+    group = lw.many(cluster, cls, 1)
+    for _, (k, _) in group.rollouts(10**9):
+        if k == 20:
+            break
+    made, thread = group.how_it_went().wait()[0]
+    assert thread == "main"
+    assert 21 <= made <= 21 + WINDOW + 1
+
+
+async def test_in_asyncio_aclose_and_cancel_close_it(cluster):
+    group = await lw.many(cluster, Generating, 1)
+    stream = group.rollouts(10**9)
+    async for _, (k, _) in stream:
+        if k == 3:
+            await stream.aclose()
+    assert (await group.how_it_went())[0][1] == "main"
+
+    async def read(begun: asyncio.Event) -> None:
+        async for _ in group.rollouts(10**9):
+            begun.set()
+
+    begun = asyncio.Event()
+    reading = asyncio.create_task(read(begun))
+    await begun.wait()
+    reading.cancel()
+    await asyncio.wait([reading])
+    assert (await group.how_it_went())[0][1] == "main"
+
+
+def test_a_stream_that_waits_for_its_caller_has_the_turn(cluster):
+    group = lw.many(cluster, Generating, 1)
+    stream = group.rollouts(10**9)
+    items = iter(stream)
+    next(items)
+    queued = group.how_it_went()
+    with pytest.raises(TimeoutError, match=r"has been running rollouts\(\) for .* and 1 call waits there"):
+        queued.wait(0.3)
+    stream.close()
+    assert queued.wait()[0][1] == "main"
+
+
+def test_with_an_event_loop_other_calls_run_meanwhile(cluster):
+    group = lw.many(cluster, AsyncGenerating, 1)
+    items = iter(group.rollouts(10**9))
+    next(items)
+    assert group.spin().wait() == ["main"]
+    items.close()
+    assert group.how_it_went().wait()[0][1] == "main"
+
+
+def test_with_k_threads_it_takes_one_of_them(cluster):
+    group = lw.many(cluster, Generating, 1, max_concurrency=2)
+    items = iter(group.rollouts(10**9))
+    _, (_, thread) = next(items)
+    waiting = group.how_it_went()
+    items.close()
+    assert waiting.wait()[0][1] == thread
+
+
+@pytest.mark.parametrize("cls", [Generating, AsyncGenerating])
+def test_the_end_of_its_caller_closes_it(cluster, cls, tmp_path):
+    group = lw.many(cluster, cls, 1, str(tmp_path), name="source")
+    group.wait_ready()
+    caller = lw.many(cluster, Generating, 1)
+    with pytest.raises(WorkerDiedError):
+        caller.takes("source", 20).wait()
+    assert group.how_it_went().wait()[0][1] == "main"
+    assert (tmp_path / "closed").read_text() == "main"
+
+
+def test_errors_and_deaths_end_it(cluster):
+    group = lw.many(cluster, Generating, 1)
+    items = iter(group.breaks())
+    assert next(items) == (0, 1)
+    with pytest.raises(ValueError, match="raised ValueError: dry"):
+        next(items)
+    with pytest.raises(WorkerDiedError) as caught:
+        list(group.dies())
+    assert caught.value.signal == signal.SIGKILL
+
+
+def test_a_child_that_comes_back_at_a_yield_ends(cluster):
+    group = lw.many(cluster, Generating, 1)
+    (_, (child, parent)), (_, (code, same)) = list(group.forks())
+    assert child
+    assert (code, same) == (1, parent)
+    assert not os.path.exists(f"/proc/{child}")
+
+
+def test_what_is_no_generator_and_what_has_a_deadline_say_so(cluster):
+    group = lw.many(cluster, Generating, 1)
+    with pytest.raises(SerializationError, match=r"makes_a_list\(\) returned a generator, which cannot be sent"):
+        group.makes_a_list().wait()
+    with pytest.raises(UsageError, match="a stream has no deadline"):
+        group.with_timeout(1).rollouts(1)
