@@ -74,7 +74,7 @@ class RemoteMethod(Generic[P, Result]):
         parts = payload.encode_call(args, kwargs, copy=runtime.copy)
         result: Any
         if self._method.streams:
-            result = StreamResult(self._name, self._peers(), parts, runtime.lost)
+            result = StreamResult(runtime, self._name, self._peers(), parts, beside=self._method.concurrent > 0)
         else:
             result = self._result()
             result._start(parts)
@@ -84,9 +84,14 @@ class RemoteMethod(Generic[P, Result]):
     def _result(self) -> WorkerGroupFuncResult[Any]:
         """Return the result of a call that is about to be sent."""
         runtime, (timeout, retries) = self._control.runtime, self._options
+        result: WorkerGroupFuncResult[Any]
         if retries:
-            return RetriedResult(runtime, self._name, self._peers(), timeout, self._control.group, retries)
-        return WorkerGroupFuncResult(runtime, self._name, self._peers(), timeout)
+            result = RetriedResult(runtime, self._name, self._peers(), timeout, self._control.group, retries)
+        else:
+            result = WorkerGroupFuncResult(runtime, self._name, self._peers(), timeout)
+        if self._method.concurrent:
+            result._beside = True
+        return result
 
     def _check(self) -> None:
         name, (timeout, retries) = self._name, self._options

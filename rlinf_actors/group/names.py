@@ -129,10 +129,10 @@ def function_of(member: Any) -> Any:
 
 
 def check_class(cls: type, base: type) -> None:
-    """Refuse a class whose public method would hide what every group has.
+    """Refuse a class whose public method would hide what every group has, or has a mark that cannot be.
 
     Raises:
-        UsageError: names the method and the class that defines it.
+        UsageError: names the method and the class.
     """
     for klass in cls.__mro__:
         if klass is base:
@@ -143,6 +143,27 @@ def check_class(cls: type, base: type) -> None:
                     f"{klass.__name__}.{name} clashes with WorkerGroup.{name}, which every group needs: "
                     f"rename the method"
                 )
+    _check_concurrent(cls)
+
+
+def _check_concurrent(cls: type) -> None:
+    methods = public_methods(cls)
+    for name in dir(cls):
+        member = inspect.getattr_static(cls, name)
+        function = member.__func__ if isinstance(member, (staticmethod, classmethod)) else member
+        if not marks.threads_of(function):
+            continue
+        if name not in methods:
+            raise UsageError(
+                f"{cls.__name__}.{name} is marked @Worker.concurrent(), and is not called from outside: remove the mark"
+            )
+        plain = inspect.unwrap(function)
+        if inspect.iscoroutinefunction(plain) or inspect.isasyncgenfunction(plain):
+            raise UsageError(
+                f"{cls.__name__}.{name} is an async def marked @Worker.concurrent(): it runs on the worker's event "
+                "loop, beside the other coroutines. Remove the mark; or make it a plain def, which gets a thread of "
+                "its own and answers also while the event loop is blocked"
+            )
 
 
 def check_lease_hook(cls: type) -> None:

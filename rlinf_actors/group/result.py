@@ -77,6 +77,7 @@ class WorkerGroupFuncResult(Work["list[T]"], Generic[T]):
     _expired = False
     _doing = ""  # what the late ranks did when the time was up
     _unseen = False  # failed, and no caller has been given the error
+    _beside = False  # the method has threads of its own (Worker.concurrent)
     _once = True  # the arguments are sent to each worker once, so the only one may change them where they lie
     loop: asyncio.AbstractEventLoop | None = None
     shared = False
@@ -364,17 +365,9 @@ class WorkerGroupFuncResult(Work["list[T]"], Generic[T]):
         return isinstance(answer, _Value) or (isinstance(answer, tuple) and isinstance(answer[0], frames.Ok))
 
     def _before_blocking(self) -> None:
-        runtime = self._runtime
-        runtime.check_usable()
-        if runtime.serving_thread != threading.get_ident():
-            return
-        for index, peer in enumerate(self._peers):
-            if peer.worker_id == runtime.worker_id and self._answers[index] is None:
-                raise UsageError(
-                    f"{peer.name} waits for its own {self._method}(), which would never end: "
-                    f"it runs one call at a time. "
-                    f"Call the method directly, await it in an async def, or use execute_on() to leave this rank out"
-                )
+        self._runtime.check_usable()
+        if not self._beside:
+            refuse_own(self._runtime, self._method, self._missing())
 
     def _mark_seen(self) -> None:
         if self._unseen:
@@ -411,6 +404,26 @@ class WorkerGroupFuncResult(Work["list[T]"], Generic[T]):
             f"<WorkerGroupFuncResult {self._method}() "
             f"{state if self._finished else f'{answered} of {len(self._peers)} ranks'}>"
         )
+
+
+def refuse_own(runtime: Runtime, method: str, peers: Sequence[Peer]) -> None:
+    """Refuse to block the thread that serves this worker's calls until one of them is answered.
+
+    Args:
+        runtime: of this process.
+        method: what was called, on *peers*, which have not answered.
+
+    Raises:
+        UsageError: this process is one of the peers, and this is that thread.
+    """
+    if runtime.serving_thread != threading.get_ident():
+        return
+    for peer in peers:
+        if peer.worker_id == runtime.worker_id:
+            raise UsageError(
+                f"{peer.name} waits for its own {method}(), which would never end: it runs one call at a time. "
+                f"Call the method directly, await it in an async def, or use execute_on() to leave this rank out"
+            )
 
 
 def _reduction(name: str) -> Callable[[list[float]], float]:

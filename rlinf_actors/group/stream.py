@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rlinf_actors.errors import GroupClosedError, SerializationError, UsageError
+from rlinf_actors.group.result import refuse_own
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.wire import failure, frames, payload
@@ -19,6 +20,7 @@ from rlinf_actors.wire.vouched import Vouched
 
 if TYPE_CHECKING:
     from rlinf_actors.runtime.lost import LostErrors
+    from rlinf_actors.runtime.process import Runtime
 
 T = TypeVar("T")
 
@@ -187,8 +189,12 @@ class StreamResult(Generic[T]):
     behind the item at which the loop was left is not reported.
     """
 
-    def __init__(self, method: str, peers: Sequence[Peer], parts: Sequence[Buffer], lost: LostErrors) -> None:
-        self._feed = _Feed(method, peers, lost)
+    def __init__(
+        self, runtime: Runtime, method: str, peers: Sequence[Peer], parts: Sequence[Buffer], *, beside: bool = False
+    ) -> None:
+        self._runtime = runtime
+        self._peers: Sequence[Peer] = () if beside else peers
+        self._feed = _Feed(method, peers, runtime.lost)
         self._feed.start(parts)
 
     def __reduce__(self) -> Any:
@@ -223,6 +229,7 @@ class StreamResult(Generic[T]):
             self.close()
 
     def __iter__(self) -> Iterator[tuple[int, T]]:
+        refuse_own(self._runtime, self._feed.method, self._peers)
         self._feed.begin()
         try:
             while True:

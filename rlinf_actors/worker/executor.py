@@ -2,7 +2,7 @@
 
 A class without ``async def`` runs its calls one at a time, in order, on the main thread (robot SDKs
 and CUDA expect it), or on k threads; a class with any runs everything on one event loop of the main
-thread, so its state needs no lock.
+thread, so its state needs no lock. Methods marked Worker.concurrent have threads of their own beside either.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import collections
 import inspect
 import queue
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from rlinf_actors import forks, scarce
@@ -122,6 +122,43 @@ class ThreadsExecutor(SerialExecutor):
         for n in range(self._threads - 1):
             scarce.start(threading.Thread(target=serve, name=f"worker-call-{n + 1}", daemon=True))
         serve()
+
+
+class BesideExecutor:
+    """Calls of some methods on threads of their own, all others by another executor.
+
+    Args:
+        main: runs the other methods.
+        threads: how many threads each of those methods has, by name.
+    """
+
+    def __init__(self, main: Executor, threads: Mapping[str, int]) -> None:
+        self.main = main
+        self._threads = threads
+        self._beside = {method: SerialExecutor() for method in threads}
+
+    def submit(self, invocation: Invocation) -> None:
+        self._beside.get(invocation.method, self.main).submit(invocation)
+
+    def idle(self) -> bool:
+        return self.main.idle() and all(beside.idle() for beside in self._beside.values())
+
+    def begin(self, make: Callable[[], Any]) -> Any:
+        return self.main.begin(make)
+
+    def serve(self, instance: Any) -> None:
+        for method, beside in self._beside.items():
+            for n in range(self._threads[method]):
+                name = f"worker-{method}-{n + 1}"
+                scarce.start(threading.Thread(target=beside.serve, args=(instance,), name=name, daemon=True))
+        self.main.serve(instance)
+
+    def activity(self) -> Activity:
+        """What the main thread runs; where it runs nothing, the longest of the others."""
+        main, *others = [executor.activity() for executor in (self.main, *self._beside.values())]
+        since, method = min(((doing.since, doing.method) for doing in others if doing.method), default=(0.0, ""))
+        waiting = main.waiting + sum(doing.waiting for doing in others)
+        return main._replace(waiting=waiting) if main.method else Activity(method, since, waiting)
 
 
 class LoopExecutor:

@@ -20,7 +20,7 @@ from typing import Any
 from rlinf_actors import envblock
 from rlinf_actors.cluster.attach import WorkerJob, set_worker_job
 from rlinf_actors.errors import ConfigError, ProtocolMismatchError, UsageError, WorkerStartError
-from rlinf_actors.group.names import check_lease_hook
+from rlinf_actors.group.names import check_lease_hook, public_methods
 from rlinf_actors.model.accelerator_table import GLOO_NIC_VARIABLE
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.hardware import AcceleratorType
@@ -41,6 +41,7 @@ from rlinf_actors.worker.device_lock import DeviceLock
 from rlinf_actors.worker.executor import (
     STOPPED,
     Activity,
+    BesideExecutor,
     Executor,
     LoopExecutor,
     SerialExecutor,
@@ -197,7 +198,7 @@ def _serve(context: worker_context.WorkerContext, server: WorkerServer, leaving:
         server.answer(creation.peer, *failure.encode(creation.frame.id, error, kind))
         server.creations.get()  # for ever: the owner stops the group, its end ends us
         return
-    if not isinstance(executor, ThreadsExecutor):
+    if not isinstance(executor.main if isinstance(executor, BesideExecutor) else executor, ThreadsExecutor):
         context.runtime.serving_thread = threading.get_ident()
     server.open(executor)
     server.answer(creation.peer, frames.Ok(creation.frame.id))
@@ -253,6 +254,9 @@ def _construct(
     executor: Executor = ThreadsExecutor(threads) if threads > 1 else SerialExecutor()
     if uses_event_loop(cls, Worker):
         executor = LoopExecutor(threads, leaving.hear) if leaving is not None else LoopExecutor(threads)
+    beside = {name: method.concurrent for name, method in public_methods(cls).items() if method.concurrent}
+    if beside:
+        executor = BesideExecutor(executor, beside)
     return executor, executor.begin(lambda: cls(*args, **kwargs))
 
 

@@ -192,6 +192,32 @@ def test_marks_of_what_is_no_method_are_refused():
         Worker.concurrent()(3)
 
 
+@pytest.mark.parametrize("kind", ["coroutine", "stream"])
+def test_an_async_method_gets_no_thread_of_its_own(kind):
+    class Mine(Worker):
+        if kind == "coroutine":
+
+            @Worker.timer()
+            @Worker.concurrent()
+            async def health(self): ...
+
+        else:
+
+            @Worker.concurrent()
+            async def health(self):
+                yield 1
+
+    with pytest.raises(UsageError, match=r"Mine.health is an async def marked @Worker.concurrent\(\).*a plain def"):
+        Mine.create_group()
+
+
+@pytest.mark.parametrize("name", ["_close", "_private", "on_lease_lost", "on_restart"])
+def test_only_what_is_called_from_outside_gets_threads(name):
+    cls = type("Mine", (Worker,), {name: Worker.concurrent()(lambda self: None)})
+    with pytest.raises(UsageError, match=rf"Mine.{name} is marked .* not called from outside"):
+        cls.create_group()
+
+
 async def test_private_methods_say_so_when_called(world):
     with pytest.raises(ValueError, match=r"Arm\._secret\(\) is private"):
         world.group._secret()

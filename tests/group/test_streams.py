@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import collections
 import gc
+import threading
 
+import group_kit
 import pytest
 
-from rlinf_actors.errors import SerializationError, WorkerDiedError
+from rlinf_actors.errors import SerializationError, UsageError, WorkerDiedError
 from rlinf_actors.group.stream import WINDOW
 from rlinf_actors.wire import frames
+from rlinf_actors.worker.worker import Worker
 
 
 async def test_ranks_are_merged_and_each_keeps_its_order(world):
@@ -149,3 +152,50 @@ async def test_plain_iteration_blocks_a_thread(world):
             rank.item(call, n)
         rank.ok(call)
     assert sorted(await reading) == [(rank, n) for rank in range(2) for n in range(3)]
+
+
+async def test_a_worker_that_iterates_its_own_stream_is_told_so(world):
+    """Blocking the thread that the stream is served on would never end."""
+    world.runtime.serving_thread, world.runtime.worker_id = threading.get_ident(), "id-1"
+    stream = world.group.watch()
+    with pytest.raises(UsageError, match=r"arms:1 waits for its own watch\(\), which would never end"):
+        list(stream)
+    stream.close()
+
+
+async def test_a_stream_that_has_threads_of_its_own_may_be_iterated_in_its_worker():
+    class Watched(Worker):
+        @Worker.concurrent()
+        def watch(self):
+            yield 1
+
+        @Worker.concurrent()
+        def health(self): ...
+
+    world = group_kit.World(1, Watched)
+    world.runtime.worker_id = "id-0"
+    watching, asking = world.group.watch(), world.group.health()
+
+    def iterate():
+        world.runtime.serving_thread = threading.get_ident()
+        return list(watching), asking.wait()
+
+    reading = asyncio.create_task(asyncio.to_thread(iterate))
+    stream = await world.ranks[0].call()
+    world.ranks[0].item(stream.id, "x")
+    world.ranks[0].ok(stream.id)
+    world.ranks[0].ok((await world.ranks[0].call(1)).id, "well")
+    assert await reading == ([(0, "x")], ["well"])
+
+
+async def test_a_worker_of_the_protocol_before_says_that_it_streams_no_plain_generators(world):
+    for rank, said in enumerate(
+        [
+            SerializationError("the result of watch() cannot be pickled: cannot pickle 'generator' object"),
+            UsageError("watch() does not stream: it is not an async generator"),
+        ]
+    ):
+        stream = world.group.execute_on(rank).watch()
+        world.ranks[rank].raises((await world.ranks[rank].call()).id, said)
+        with pytest.raises(UsageError, match=f"arms:{rank} on n{rank} is of an older version .* upgrade that node"):
+            [item async for item in stream]

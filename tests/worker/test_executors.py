@@ -14,7 +14,13 @@ import pytest
 import worker_kit
 
 from rlinf_actors.errors import CallTimeoutError, SerializationError, UsageError, WorkerError
-from rlinf_actors.worker.executor import LoopExecutor, SerialExecutor, ThreadsExecutor, uses_event_loop
+from rlinf_actors.worker.executor import (
+    BesideExecutor,
+    LoopExecutor,
+    SerialExecutor,
+    ThreadsExecutor,
+    uses_event_loop,
+)
 from rlinf_actors.worker.worker import Worker
 
 
@@ -39,6 +45,9 @@ class Plain:
         self.entered.release()
         assert self.go.wait(10)
         return threading.current_thread().name
+
+    def wait_here(self) -> str:
+        return self.block()
 
     def bad(self) -> None:
         raise ValueError("bad")
@@ -472,6 +481,70 @@ class TestPlainGenerators:
         assert not loopy.plain.closed.is_set()
         loopy.invocation(call).cancel()
         assert loopy.plain.closed.wait(10)
+
+
+class TestBeside:
+    """Methods with threads of their own, beside a busy main thread."""
+
+    @pytest.fixture(params=[SerialExecutor, LoopExecutor])
+    def beside(self, request, rlinf_leak_check, monkeypatch):
+        monkeypatch.setattr(threading, "excepthook", lambda _: None)  # how the kit ends threads
+        instance = Loopy()
+        served = worker_kit.Served(
+            BesideExecutor(request.param(), {"where": 1, "generate": 1, "wait_here": 2}), instance
+        )
+        served.plain = instance
+        yield served
+        instance.go.set()
+        served.close()
+
+    def test_they_answer_while_the_main_thread_is_busy(self, beside):
+        blocked = beside.call("block")
+        assert beside.plain.entered.acquire(timeout=10)
+        assert beside.run("where") == "worker-where-1"
+        call = beside.call("generate", 3, window=16)
+        beside.answers.value(call)
+        assert beside.answers.items(call) == [0, 1, 2]
+        assert set(beside.plain.ran) == {"worker-generate-1", "closed on worker-generate-1"}
+        beside.plain.go.set()
+        assert beside.answers.value(blocked) == "main-of-the-worker"
+
+    def test_each_has_as_many_threads_as_it_says(self, beside):
+        calls = [beside.call("wait_here") for _ in range(3)]
+        for _ in range(2):
+            assert beside.plain.entered.acquire(timeout=10)
+        assert beside.run("note", "the main thread is free") is not None
+        assert beside.run("where") == "worker-where-1"
+        assert not beside.plain.entered.acquire(blocking=False)
+        assert beside.executor.activity().waiting == 1
+        beside.plain.go.set()
+        assert {beside.answers.value(call) for call in calls} == {"worker-wait_here-1", "worker-wait_here-2"}
+
+    def test_one_that_waits_for_its_thread_expires_and_is_cancelled(self, beside):
+        running = [beside.call("wait_here") for _ in range(2)]
+        for _ in running:
+            assert beside.plain.entered.acquire(timeout=10)
+        late, cancelled = beside.call("wait_here", deadline_s=1e-9), beside.call("wait_here")
+        beside.invocation(cancelled).cancel()
+        beside.plain.go.set()
+        with pytest.raises(CallTimeoutError, match="was not started"):
+            beside.answers.value(late)
+        for call in running:
+            beside.answers.value(call)
+        assert cancelled not in beside.answers.order()
+
+    def test_the_main_threads_call_is_what_runs_and_theirs_where_there_is_none(self, beside):
+        waiting = beside.call("wait_here")
+        assert beside.plain.entered.acquire(timeout=10)
+        assert beside.executor.activity() == ("wait_here", beside.invocation(waiting).began, 0)
+        blocked = beside.call("block")
+        assert beside.plain.entered.acquire(timeout=10)
+        assert beside.executor.activity() == ("block", beside.invocation(blocked).began, 0)
+
+    def test_their_errors_are_answers(self, beside):
+        with pytest.raises(TypeError, match="takes 1 positional argument"):
+            beside.run("where", 1)
+        assert beside.run("where") == "worker-where-1"
 
 
 class TestWhichExecutor:

@@ -71,13 +71,17 @@ class Served:
             self.executor.serve(instance)
 
     def close(self, threads: int = 1) -> None:
-        loop = getattr(self.executor, "_loop", None)
+        main = getattr(self.executor, "main", self.executor)
+        loop = getattr(main, "_loop", None)
         if loop is not None:
             loop.call_soon_threadsafe(loop.stop)
         else:
             for _ in range(threads):
-                self.executor.submit(Last())
-        more = [thread for thread in threading.enumerate() if thread.name.startswith("worker-call-")]
+                main.submit(Last())
+        for method, executor in getattr(self.executor, "_beside", {}).items():
+            for _ in range(self.executor._threads[method]):
+                executor.submit(Last())
+        more = [thread for thread in threading.enumerate() if thread.name.startswith("worker-")]
         for thread in (self.thread, *more):
             thread.join(10)
             assert not thread.is_alive()
