@@ -19,6 +19,7 @@ from agentd.security import named, own_key
 from agentd.standing import Standing
 from rlinf_actors.errors import ConfigError, ProtocolMismatchError
 from rlinf_actors.net.address import endpoint_of, split_address
+from rlinf_actors.net.loop import Tasks
 from rlinf_actors.settings import Unit
 from rlinf_actors.systemd.notify import Manager
 
@@ -61,6 +62,7 @@ class Daemon:
         self._run_dir: RunDir | None = None
         self._session: Session | None = None
         self._keeper: Children | None = None
+        self._tasks = Tasks()
         self._prestarting: asyncio.Task[None] | None = None
         self._node: Callable[[Config], NodeReport] | None = None
         self._head_endpoint = ""
@@ -88,8 +90,8 @@ class Daemon:
             watchdog = self._manager.watch(loop)
             if watchdog is not None:
                 stack.callback(watchdog.close)
-            probing = loop.create_task(self._probe(), name="probe")
-            stack.callback(probing.cancel)
+            stack.callback(self._tasks.cancel)
+            probing = self._tasks.start(self._probe(), "probing the hardware", expected=Exception)
             await asyncio.sleep(0)  # its processes start now; what follows loads modules meanwhile
             run_dir = self._open_run_dir(stack)
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -99,8 +101,7 @@ class Daemon:
             loop.add_signal_handler(signal.SIGUSR1, self._hand_over)
             network = self._open_network(stack)
             head = self._start_head(network, run_dir, stack)
-            stopped = loop.create_task(self._stopping.wait(), name="stopping")
-            stack.callback(stopped.cancel)
+            stopped = self._tasks.start(self._stopping.wait(), "waiting for the end")
             await asyncio.wait((probing, stopped), return_when=asyncio.FIRST_COMPLETED)
             await asyncio.sleep(0)  # a signal that came in this turn is acted on in the next, see above
             if self._stopping.is_set():  # not stopped.done(): that task is one turn of the loop behind the signal
@@ -352,7 +353,7 @@ class Daemon:
         self.standing.registered(head.endpoints[-1] if head is not None else self._head_endpoint, self._node_id)
         if self._config.prestart is not None and self._keeper is not None and self._prestarting is None:
             prestart = self._keeper.prestart(self._config.prestart)
-            self._prestarting = asyncio.get_running_loop().create_task(prestart, name="prestart")
+            self._prestarting = self._tasks.start(prestart, "starting a template ahead", expected=Exception)
             self._prestarting.add_done_callback(_log_failure)
 
     # --- the end, and changes ---

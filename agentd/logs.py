@@ -19,6 +19,7 @@ import stat
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from rlinf_actors.net.loop import Tasks
 from rlinf_actors.wire.agents import MAX_PATH, UPDATE, LogLines, line_cost
 
 log = logging.getLogger(__name__)
@@ -194,7 +195,7 @@ class Logs:
         self._scheduled = False
         self._held = False
         self._flushing: dict[str, asyncio.TimerHandle] = {}
-        self._counting: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(loop)
 
     def hold(self) -> None:
         """Read nothing before `go_on`: nobody could be given it."""
@@ -284,9 +285,7 @@ class Logs:
 
         if workers or flushed is not None:
             files = [file for worker in workers for file in worker.files]
-            task = self._loop.create_task(count(files, flushed or workers[0].owner), name="count lines")
-            self._counting.add(task)
-            task.add_done_callback(self._counting.discard)
+            self._tasks.start(count(files, flushed or workers[0].owner), "counting lines that are left out")
         for worker in [worker for worker in workers if worker.final]:
             out, err = worker.files
             self._forget(worker.id)
@@ -316,8 +315,7 @@ class Logs:
         for timer in self._flushing.values():
             timer.cancel()
         self._flushing.clear()
-        for task in self._counting:
-            task.cancel()
+        self._tasks.cancel()
         for id in list(self._workers):
             self._forget(id)
 

@@ -16,6 +16,7 @@ from agentd import state as s
 from rlinf_actors import procfs, version
 from rlinf_actors.errors import ClusterTimeoutError, ProtocolError, RlinfActorsError
 from rlinf_actors.net.link import Network, Sight, secret_identity
+from rlinf_actors.net.loop import Tasks
 from rlinf_actors.net.outage import HELLO_TIMEOUT_S
 from rlinf_actors.net.rpc import ControlClient
 from rlinf_actors.net.silence import STALL_S
@@ -131,7 +132,7 @@ class Session:
         self._greeting: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._due = math.inf
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(self._loop)
         self._watched: dict[str, int] = {}
         self._not_yet: dict[str, asyncio.TimerHandle] = {}  # processes that are to be watched: the next try
         self._done: asyncio.Future[e.Exit] = self._loop.create_future()
@@ -269,13 +270,11 @@ class Session:
             self._done.set_result(action)
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        task = self._loop.create_task(work, name=name)
-        self._tasks.add(task)
+        task = self._tasks.start(work, name, expected=Exception)
         task.add_done_callback(self._ended)
         return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None and not self._done.done():
             self._done.set_exception(error)
 
@@ -395,7 +394,6 @@ class Session:
             self._unwatch(incarnation)
         if self._timer is not None:
             self._timer.cancel()
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
         if self._client is not None:
             self._client.close(linger_ms=200)

@@ -25,6 +25,7 @@ from rlinf_actors.errors import ClusterTimeoutError, RlinfActorsError
 from rlinf_actors.keptlogs import keep
 from rlinf_actors.net.headrecords import clear_stale
 from rlinf_actors.net.host import pid_start
+from rlinf_actors.net.loop import Tasks
 from rlinf_actors.scarce import explain
 from rlinf_actors.settings import CLUSTER_MARK, Settings
 from rlinf_actors.wire.spawn import ROBOT_END_S
@@ -48,6 +49,7 @@ class EmbeddedDaemon:
         self._pidfd = -1
         self._ended = asyncio.Event()
         self._stopping = False
+        self._tasks = Tasks()
         self._clearing: asyncio.Task[None] | None = None
 
     async def start(self, arguments: list[str], timeout: float | None) -> str:
@@ -127,7 +129,7 @@ class EmbeddedDaemon:
             os.close(self._pidfd)
             self._pidfd = -1
         if self._clearing is not None:
-            await self._clearing
+            await asyncio.wait([self._clearing])  # a failure of it is in the log
         if process is not None:
             process.wait()
             self._process = None
@@ -152,7 +154,7 @@ class EmbeddedDaemon:
         self._ended.set()
         if not self._stopping and self._process is not None:
             code = self._process.wait()
-            self._clearing = asyncio.get_running_loop().create_task(self._clear(), name="end what agentd left")
+            self._clearing = self._tasks.start(self._clear(), "ending what the private agentd left")
             self._on_death(
                 f"its daemon (agentd, pid {self._process.pid}) ended with {code}; "
                 f"call shutdown() on this Cluster and make a new one{self._log_tail()}"

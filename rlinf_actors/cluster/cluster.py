@@ -27,6 +27,7 @@ from rlinf_actors.hardware.configured import without_types
 from rlinf_actors.model.node import CLUSTER_GROUP, NodeInfo
 from rlinf_actors.net.address import endpoint_of
 from rlinf_actors.net.host import free_port
+from rlinf_actors.net.loop import Tasks
 from rlinf_actors.net.security import Security
 from rlinf_actors.runtime.headlink import SILENT_HEAD_S
 from rlinf_actors.runtime.logprinter import say
@@ -269,7 +270,7 @@ class Cluster(ClusterView):
         """End them by the head; False if that is gone, which must not hold this process."""
         ends = [self.runtime.groups.stop(group, STOP_GRACE_S) for group in groups]
         told: asyncio.Future[list[BaseException | None]] = asyncio.gather(*ends, return_exceptions=True)
-        silent = asyncio.ensure_future(self.runtime.head_silent(SILENT_HEAD_S))
+        silent = Tasks().start(self.runtime.head_silent(SILENT_HEAD_S), "waiting for the head's silence")
         either: list[asyncio.Future[Any]] = [told, silent]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         silent.cancel()

@@ -8,6 +8,8 @@ import sys
 import time
 from collections.abc import AsyncIterator
 
+from rlinf_actors.errors import RlinfActorsError
+from rlinf_actors.net.loop import Tasks
 from rlinf_actors.runtime.process import Runtime
 
 FIRST_S = 2.0
@@ -20,13 +22,12 @@ async def waiting_line(runtime: Runtime, wanted: int) -> AsyncIterator[None]:
     if sys.stderr is None or not sys.stderr.isatty():
         yield
         return
-    task = asyncio.get_running_loop().create_task(_show(runtime, wanted), name="progress line")
+    tasks = Tasks()
+    tasks.start(_show(runtime, wanted), "showing which nodes are there", expected=RlinfActorsError)  # the wait tells it
     try:
         yield
     finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        await tasks.close()
 
 
 async def _show(runtime: Runtime, wanted: int) -> None:

@@ -12,11 +12,12 @@ import concurrent.futures
 import contextlib
 import os
 import threading
-from collections.abc import Awaitable, Callable, Generator, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from typing import Any, Generic, TypeVar
 
 from rlinf_actors import scarce
 from rlinf_actors.errors import UsageError
+from rlinf_actors.net.loop import Tasks
 from rlinf_actors.runtime.work import Promise
 
 T = TypeVar("T")
@@ -180,9 +181,9 @@ class Connecting(Generic[T]):
             await self._close(self._made)
 
 
-async def _to_the_end(work: Awaitable[None]) -> None:
+async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
     """Await *work* however often that is cancelled: the caller is ending already and raises it."""
-    task = asyncio.ensure_future(work)
+    task = Tasks().start(work, "undoing a start", expected=Exception)
     while not task.done():
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait([task])

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from rlinf_actors.errors import NotTheHeadError
 from rlinf_actors.net.link import Found, Network
+from rlinf_actors.net.loop import Tasks
 
 SURE_S = 1.0
 """For how long handshakes must fail before whoever listens is looked at: one that ends in a handshake looks the same,
@@ -35,6 +36,7 @@ class Doubt:
         self._explains = explains
         self._why = self._seen = ""
         self._failed = 0
+        self._tasks = Tasks()
         self._looking: asyncio.Task[None] | None = None
 
     def failed(self, why: str, for_good: bool) -> None:
@@ -42,7 +44,7 @@ class Doubt:
         self._why = why
         self._failed += 1
         if self._looking is None and not for_good:
-            self._looking = asyncio.get_running_loop().create_task(self._look(), name="who listens there?")
+            self._looking = self._tasks.start(self._look(), "looking who listens at the head's address")
 
     def heard(self) -> None:
         """The head has said something."""
@@ -70,6 +72,6 @@ class Doubt:
                 if found is Found.OTHER or (found is Found.KEYED and self._failed >= HANDSHAKES):
                     said = f"this is not the head, at {self._endpoint}: {self._seen or self._why}"
                     self._on_other(NotTheHeadError(said))
-        finally:  # also where it fails: the next handshake that does looks again, and the loop is told of the error
+        finally:  # also where it fails: the next handshake that does looks again
             if self._looking is asyncio.current_task():
                 self._looking = None

@@ -1,9 +1,12 @@
-"""Event loops: uvloop where there is one, a loop in a thread of its own, and what an exception of ours does to each."""
+"""Event loops: uvloop where there is one, a loop in a thread of its own, the owners of tasks, and what an exception of
+ours does to each.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import functools
 import logging
 import os
 import threading
@@ -87,6 +90,65 @@ def handling_failed(
         loop.call_exception_handler({"message": f"internal error: failing {what} failed too", "exception": second})
 
 
+class Tasks:
+    """The tasks of one object: it sees the failure of each, and ends those that are left when it ends. Loop thread.
+
+    No other place of the project makes tasks, except task groups and what runs a user's coroutines.
+
+    Args:
+        loop: where they run; the running one by default.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self._loop = loop
+        self._running: set[asyncio.Task[Any]] = set()
+
+    def start(
+        self,
+        work: Coroutine[Any, Any, T],
+        name: str,
+        *,
+        expected: type[Exception] | tuple[type[Exception], ...] = (),
+        failed: Callable[[InternalError], object] | None = None,
+    ) -> asyncio.Task[T]:
+        """Run a coroutine as a task.
+
+        An exception is an internal error, and gets the process's policy; see `handling_failed`.
+
+        Args:
+            work: the coroutine.
+            name: of the task, for people: what it does.
+            expected: exceptions that are none: whoever awaits the task sees them.
+            failed: fails what depends on the task after an internal error.
+        """
+        task = (self._loop or asyncio.get_running_loop()).create_task(work, name=name)
+        self._running.add(task)
+        task.add_done_callback(functools.partial(self._ended, expected, failed))
+        return task
+
+    def cancel(self) -> None:
+        """Cancel those that run. Twice is fine."""
+        for task in list(self._running):
+            task.cancel()
+
+    async def close(self) -> None:
+        """Cancel those that run, and wait until they have ended."""
+        self.cancel()
+        if self._running:
+            await asyncio.wait(self._running)
+
+    def _ended(
+        self,
+        expected: type[Exception] | tuple[type[Exception], ...],
+        failed: Callable[[InternalError], object] | None,
+        task: asyncio.Task[Any],
+    ) -> None:
+        self._running.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception) and not isinstance(error, expected):
+            handling_failed(task.get_loop(), task.get_name(), error, failed)
+
+
 class IoThread:
     """A thread that runs one event loop: the runtime's own I/O, away from the user's code.
 
@@ -122,6 +184,25 @@ class IoThread:
                 return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         coroutine.close()
         raise UsageError("the Cluster of this process was shut down: make a new one by Cluster(...)")
+
+    def start(self, work: Coroutine[Any, Any, object], name: str) -> None:
+        """Run a coroutine that nothing waits for; a failure is an internal error. Any thread.
+
+        Args:
+            work: the coroutine.
+            name: what it does, for people.
+
+        Raises:
+            UsageError: as `submit`.
+        """
+
+        async def owned() -> None:
+            try:
+                await work
+            except Exception as error:  # noqa: BLE001 - it goes to the process's policy
+                handling_failed(self.loop, name, error, None)
+
+        self.submit(owned())
 
     def call(self, function: Callable[..., object], *args: object) -> None:
         """Run a function on the loop soon. Any thread; after `stop` it does nothing."""

@@ -93,6 +93,11 @@ class Silence:
             self._missed = self._missed or now >= self._there + self._suspect_s
             self._look_at(now + self.beat_s)
 
+    def not_looked(self, now: float) -> None:
+        """The look could not be made: nothing is known by it, and the next one may be."""
+        self._looking = False
+        self._look_at(now + self.beat_s)
+
     def verdict(self, now: float) -> str | None:
         """Why what depends on the head has to end; None as long as it may go on."""
         if self._missed and now >= self._there + self.lease_s:

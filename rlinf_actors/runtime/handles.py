@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 from rlinf_actors.errors import ClusterTimeoutError, GroupNotFoundError, RlinfActorsError
 from rlinf_actors.model.restart import launch_of
 from rlinf_actors.net.link import Network
-from rlinf_actors.net.loop import IoThread
+from rlinf_actors.net.loop import IoThread, Tasks
 from rlinf_actors.runtime.headlink import HEAD_GRACE_S, SILENT_HEAD_S, HeadLink
 from rlinf_actors.runtime.remote import Construction, RemoteGroup, death
 from rlinf_actors.wire.clients import Done, FindGroup, Handles, Launch, Launched, StopGroup, WorkerChanged
@@ -78,6 +78,7 @@ class GroupHandles:
         self._me = me
         self._ask = ask
         self._head = head
+        self._tasks = Tasks()
         self._groups: dict[tuple[str, str], RemoteGroup] = {}
         self._launching: list[RemoteGroup] = []
         self._stopping: dict[tuple[str, str], asyncio.Task[None]] = {}
@@ -183,7 +184,7 @@ class GroupHandles:
     def _begin_reach(self, group: RemoteGroup, connect: Callable[[], Awaitable[object]]) -> None:
         """Look up the group of a handle that another process sent, once."""
         if group not in self._reaching and not group.found and not group.closing and not group.ready.done():
-            task = asyncio.get_running_loop().create_task(self._reach(group, connect), name=f"reach {group.name}")
+            task = self._tasks.start(self._reach(group, connect), f"looking for group {group.name!r}")
             self._reaching[group] = task
             task.add_done_callback(lambda _: self._reaching.pop(group, None))
 
@@ -255,7 +256,8 @@ class GroupHandles:
             return known
         asked = FindGroup(namespace, name, ended, launch, wait_s)
         if asked not in self._finding:
-            self._finding[asked] = asyncio.get_running_loop().create_task(self._find(asked), name=f"find {name}")
+            finding = self._tasks.start(self._find(asked), f"finding group {name!r}", expected=RlinfActorsError)
+            self._finding[asked] = finding
             self._finding[asked].add_done_callback(lambda _: self._finding.pop(asked, None))
         return await asyncio.shield(self._finding[asked])
 
@@ -307,10 +309,12 @@ class GroupHandles:
         head = self._head()
         telling = self._telling.get(group)
         if telling is None:  # until it is done; the end of the session ends it
-            telling = asyncio.get_running_loop().create_task(self.stop(group, grace_s), name=f"stop {group.name}")
+            stop = self.stop(group, grace_s)
+            telling = self._tasks.start(stop, f"stopping group {group.name!r}", expected=RlinfActorsError)
             self._telling[group] = telling
             telling.add_done_callback(lambda _: self._telling.pop(group, None))
-        silent = asyncio.ensure_future(head.silent(SILENT_HEAD_S) if head is not None else asyncio.Event().wait())
+        silence = head.silent(SILENT_HEAD_S) if head is not None else _for_ever()
+        silent = self._tasks.start(silence, "waiting for the head's silence")
         try:
             await asyncio.wait([telling, silent], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -348,7 +352,7 @@ class GroupHandles:
                 log.debug("stopping the failed group %r: %s", group.name, error)
 
         key = (group.namespace, group.name)
-        task = self._stopping[key] = asyncio.get_running_loop().create_task(stop(), name=f"stop {group.name}")
+        task = self._stopping[key] = self._tasks.start(stop(), f"stopping the failed group {group.name!r}")
         task.add_done_callback(lambda _: self._stopping.pop(key, None))
 
     def _head_grace_s(self) -> float:
@@ -391,4 +395,9 @@ class GroupHandles:
 
     def clear(self) -> None:
         """Forget them all."""
+        self._tasks.cancel()
         self._groups.clear()
+
+
+async def _for_ever() -> None:
+    await asyncio.Event().wait()

@@ -21,6 +21,7 @@ from rlinf_actors.errors import (
     RlinfActorsError,
 )
 from rlinf_actors.net.link import Network, Sight, secret_identity
+from rlinf_actors.net.loop import Tasks
 from rlinf_actors.net.outage import Outage
 from rlinf_actors.net.rpc import ControlClient, KeyRefusedError
 from rlinf_actors.net.silence import STALL_S, Silence
@@ -83,9 +84,9 @@ class HeadLink:
         self._on_given_up = on_given_up
         self._outage = Outage(random.random)
         self._closed = False
+        self._tasks = Tasks()
         self._beats: asyncio.Task[None] | None = None
         self._greeting: asyncio.Task[None] | None = None
-        self._looking: asyncio.Task[None] | None = None
         self._network = network
         self.identity = secret_identity(f"{hello.role}:{hello.incarnation}")
         self._client = ControlClient(
@@ -103,7 +104,7 @@ class HeadLink:
         self._beat_s = welcome.beat_s
         if self._hello.role == "driver":
             self._hello = replace(self._hello, token=welcome.token)  # a head that is restarted learns it from us
-        self._beats = asyncio.get_running_loop().create_task(self._tend(), name="beats to the head")
+        self._beats = self._tasks.start(self._tend(), "beating to the head", failed=self._broke)
         return welcome
 
     async def request(
@@ -145,9 +146,7 @@ class HeadLink:
     def close(self, reason: str, linger_ms: int = 200) -> None:
         """Say goodbye and close; what the head does not take in *linger_ms* milliseconds is dropped."""
         self._closed = True
-        for task in (self._beats, self._greeting, self._looking):
-            if task is not None:
-                task.cancel()
+        self._tasks.cancel()
         self._client.notify(Goodbye(reason))
         self._client.close(linger_ms)
 
@@ -222,9 +221,14 @@ class HeadLink:
             if self._silence.suspected(now):
                 self._greet_again()
             if self._silence.look(now):
-                self._looking = loop.create_task(self._look(), name="look at the head")
+                self._tasks.start(self._look(), "looking at the head", failed=self._not_looked)
             if self._judge(now):
                 return
+
+    def _broke(self, error: InternalError) -> None:
+        """The session cannot go on without the task that failed."""
+        if not self._closed:
+            self._on_silence(str(error))
 
     def _beat(self) -> None:
         self._client.notify(Beat(self._hello.incarnation, word=self._word))
@@ -234,6 +238,9 @@ class HeadLink:
         now = asyncio.get_running_loop().time()
         self._silence.looked(sight is not Sight.SILENT, now)
         self._judge(now)
+
+    def _not_looked(self, _error: InternalError) -> None:
+        self._silence.not_looked(asyncio.get_running_loop().time())
 
     def _judge(self, now: float) -> bool:
         """Whether it is over."""
@@ -280,7 +287,7 @@ class HeadLink:
             self._client.repeat_first()  # lost before it was answered
         elif not self._away:
             self._client.hold()
-            self._greeting = asyncio.get_running_loop().create_task(self._again(), name="hello again")
+            self._greeting = self._tasks.start(self._again(), "saying hello to the head again", failed=self._broke)
 
     async def _again(self) -> None:
         loop = asyncio.get_running_loop()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 
 from rlinf_actors.errors import NodeLostError
 from rlinf_actors.net.link import Network, Sight
+from rlinf_actors.net.loop import Tasks, handling_failed
 from rlinf_actors.net.silence import STALL_S, Silence
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.remote import RemoteGroup
@@ -28,7 +29,7 @@ class _Path:
     def __init__(self, silence: Silence, now: float) -> None:
         self.silence = silence
         self.received: dict[Peer, int] = {}
-        self.look: asyncio.Task[None] | None = None
+        self.looks = Tasks()
         silence.heard(now)
 
 
@@ -46,42 +47,45 @@ class PathWatch:
         self._host = host
         self._groups = groups
         self._paths: dict[str, _Path] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
 
     def start(self, beat_s: float, lease_s: float) -> None:
         """Watch from now on; the times are the head's."""
-        self._task = asyncio.get_running_loop().create_task(self._tend(beat_s, lease_s), name="ways to other nodes")
+        self._tasks.start(self._tend(beat_s, lease_s), "watching the ways to other nodes")
 
     def close(self) -> None:
         """Watch no more. Twice is fine."""
         for path in self._paths.values():
-            if path.look is not None:
-                path.look.cancel()
+            path.looks.cancel()
         self._paths.clear()
-        if self._task is not None:
-            self._task.cancel()
+        self._tasks.cancel()
 
     async def _tend(self, beat_s: float, lease_s: float) -> None:
         loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + beat_s
             await asyncio.sleep(beat_s)
-            now = loop.time()
-            awaited = self._awaited()
-            self._paths = {machine: path for machine, path in self._paths.items() if machine in awaited}
-            for machine, peers in awaited.items():
-                path = self._paths.get(machine)
-                if path is None:
-                    silence = Silence(math.inf, who=f"its node {machine}")
-                    silence.beat_s, silence.lease_s = beat_s, lease_s + HEAD_FIRST_S
-                    path = self._paths[machine] = _Path(silence, now)
-                if now - due > STALL_S:
-                    path.silence.stood_still(now - due, now)
-                received = {peer: peer.received for peer, _ in peers}
-                if any(path.received.get(peer) != count for peer, count in received.items()):
-                    path.silence.heard(now)  # or somebody new is waited for, from now on
-                path.received = received
-                self._judge(path, peers, now)
+            try:
+                self._turn(loop.time(), due, beat_s, lease_s)
+            except Exception as error:  # noqa: BLE001 - without the next turns a call into a cut network would not end
+                handling_failed(loop, "watching the ways to other nodes", error, None)
+
+    def _turn(self, now: float, due: float, beat_s: float, lease_s: float) -> None:
+        awaited = self._awaited()
+        self._paths = {machine: path for machine, path in self._paths.items() if machine in awaited}
+        for machine, peers in awaited.items():
+            path = self._paths.get(machine)
+            if path is None:
+                silence = Silence(math.inf, who=f"its node {machine}")
+                silence.beat_s, silence.lease_s = beat_s, lease_s + HEAD_FIRST_S
+                path = self._paths[machine] = _Path(silence, now)
+            if now - due > STALL_S:
+                path.silence.stood_still(now - due, now)
+            received = {peer: peer.received for peer, _ in peers}
+            if any(path.received.get(peer) != count for peer, count in received.items()):
+                path.silence.heard(now)  # or somebody new is waited for, from now on
+            path.received = received
+            self._judge(path, peers, now)
 
     def _awaited(self) -> dict[str, list[tuple[Peer, str]]]:
         """Workers on other machines that something here waits for, with their endpoints, by machine."""
@@ -107,7 +111,9 @@ class PathWatch:
                 )
                 peer.close()
         elif path.silence.look(now):
-            path.look = asyncio.get_running_loop().create_task(self._look(path, peers[0][1]), name="look at a node")
+            silence, clock = path.silence, asyncio.get_running_loop().time
+            look = self._look(path, peers[0][1])
+            path.looks.start(look, "looking at a node", failed=lambda _: silence.not_looked(clock()))
 
     async def _look(self, path: _Path, endpoint: str) -> None:
         sight = await self._network.look(endpoint, path.silence.look_timeout_s)

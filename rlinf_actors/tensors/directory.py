@@ -11,6 +11,7 @@ from rlinf_actors.errors import AuthenticationError, GroupNotFoundError, PeerDie
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.process import Runtime
 from rlinf_actors.runtime.remote import RemoteGroup
+from rlinf_actors.runtime.work import call_all
 
 REMEMBERED = 64
 """Ended groups that a worker remembers, should the head have forgotten them; each keeps its peers."""
@@ -54,7 +55,7 @@ class Directory:
             assert group is not None
             found(group)
         else:
-            self._runtime.io.submit(self._find(name))
+            self._runtime.io.start(self._find(name), f"finding group {name!r}")
 
     async def _find(self, name: str) -> None:
         outcome: RemoteGroup | Exception
@@ -74,8 +75,7 @@ class Directory:
                     del self._waiting[name]
                     return
                 self._waiting[name] = []
-            for found in waiting:
-                found(outcome)
+            call_all(waiting, outcome)
 
     def _remember(self, name: str, group: RemoteGroup) -> None:
         """Called with the lock held."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlinf_actors.cluster.bootstrap import start_agentd
 from rlinf_actors.errors import ClusterTimeoutError, ConfigError, RlinfActorsError
+from rlinf_actors.net.loop import Tasks
 from rlinf_actors.net.ports import HeldPorts
 from rlinf_actors.settings import (
     CONFIG_FILE,
@@ -233,7 +234,7 @@ class LocalCluster:
         self.stop()
 
     async def __aenter__(self) -> LocalCluster:
-        starting = asyncio.ensure_future(asyncio.to_thread(self.start))
+        starting = Tasks().start(asyncio.to_thread(self.start), "starting a LocalCluster", expected=Exception)
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:

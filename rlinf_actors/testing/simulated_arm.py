@@ -22,6 +22,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlinf_actors.net.loop import Tasks
+
 RATE_HZ = 20.0
 _MAX_LINE = 256
 
@@ -61,17 +63,17 @@ class SimulatedArm:
         self._count = 0
         self._timer: asyncio.TimerHandle | None = None
         self._server: asyncio.Server
-        self._states: asyncio.Task[None]
+        self._tasks = Tasks()
 
     async def listen(self, host: str, port: int) -> int:
         """Take clients until `close`. Return the port."""
         self._server = await asyncio.start_server(self._client, host, port, limit=_MAX_LINE)
-        self._states = asyncio.get_running_loop().create_task(self._send_states(), name="states")
+        self._tasks.start(self._send_states(), "sending states")
         return int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
         """End all connections, and wait for that."""
-        self._states.cancel()
+        await self._tasks.close()
         self._server.close()
         for writer in self._writers:
             writer.transport.abort()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import threading
@@ -14,6 +13,7 @@ from rlinf_actors.channel.queue import ChannelQueue
 from rlinf_actors.cluster.attach import worker_job
 from rlinf_actors.errors import RlinfActorsError
 from rlinf_actors.model.buffers import Buffer, lent
+from rlinf_actors.net.loop import Tasks
 from rlinf_actors.runtime.process import Runtime
 from rlinf_actors.wire import frames
 from rlinf_actors.worker.server import WorkerServer
@@ -72,7 +72,7 @@ class _Ending:
         self._server = server
         self._group = group
         self._others = others
-        self._waiting: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
         self._begun = False
 
     def begin(self) -> None:
@@ -81,7 +81,7 @@ class _Ending:
             return
         self._begun = True
         if self._others:
-            self._waiting = asyncio.get_running_loop().create_task(self._wait(), name="the end of other replicas")
+            self._tasks.start(self._wait(), "waiting for the end of a channel's other replicas")
         else:
             self._start()
 

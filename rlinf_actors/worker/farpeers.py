@@ -10,6 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from rlinf_actors.errors import RlinfActorsError
+from rlinf_actors.net.loop import Tasks
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ class FarPeers:
         self._on_gone = on_gone
         self._links: dict[str, set[bytes]] = {}
         self._unwatch: dict[str, Callable[[], None]] = {}
+        self._tasks = Tasks()
         self._connecting: asyncio.Task[None] | None = None
         self._in_session = False
 
@@ -67,7 +69,7 @@ class FarPeers:
 
     def _need_session(self) -> None:
         if not self._in_session and (self._connecting is None or self._connecting.done()):
-            self._connecting = asyncio.get_running_loop().create_task(self._connect(), name="watch far peers")
+            self._connecting = self._tasks.start(self._connect(), "watching peers on other machines")
 
     async def _connect(self) -> None:
         try:

@@ -109,6 +109,50 @@ async def test_a_daemon_ends_by_a_timer_that_raises(wire, ended):
     await asyncio.wait_for(ended.wait(), 10)
 
 
+async def fail() -> None:
+    broken()
+
+
+async def test_a_daemon_ends_by_a_task_that_fails(ended, caplog):
+    loops.Tasks().start(fail(), "counting")
+    await asyncio.wait_for(ended.wait(), 10)
+    assert "internal error: counting failed" in caplog.text
+    assert "BugError: a bug" in caplog.text
+
+
+async def test_what_depends_on_a_task_fails_with_it(reported):
+    failed: asyncio.Queue = asyncio.Queue()
+    task = loops.Tasks().start(fail(), "counting", failed=failed.put_nowait)
+    error = await asyncio.wait_for(failed.get(), 10)
+    assert isinstance(error, InternalError)
+    assert isinstance(error.__cause__, BugError)
+    assert [context["message"] for context in reported] == ["internal error: counting failed"]
+    assert task.done()
+
+
+async def test_an_error_that_is_expected_is_for_who_awaits_the_task(reported):
+    with pytest.raises(BugError):
+        await loops.Tasks().start(fail(), "counting", expected=BugError)
+    assert reported == []
+
+
+async def test_tasks_end_with_their_owner(reported):
+    tasks = loops.Tasks()
+    waiting = [tasks.start(asyncio.Event().wait(), "waiting") for _ in range(2)]
+    await tasks.close()
+    assert all(task.cancelled() for task in waiting)
+    await tasks.close()
+    assert reported == []
+
+
+def test_a_failure_that_nothing_waits_for_is_seen_in_the_io_thread(caplog):
+    io = loops.IoThread("of a test")
+    io.start(fail(), "counting")
+    io.submit(asyncio.sleep(0)).result(10)
+    io.stop()
+    assert "internal error: counting failed" in caplog.text
+
+
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x80", b"\x82\xa4type\xa3not\xa4body\x01"])
 async def test_bytes_that_are_no_message_end_no_daemon(wire, ended, data):
     came = asyncio.Event()

@@ -384,6 +384,39 @@ class TestSilence:
         assert said.startswith(f"the head at {ends.endpoint} was silent for 0.")
         assert said.endswith("the network between here and there is cut")
 
+    async def test_a_look_that_fails_by_a_bug_is_told_and_made_again(self, ends):
+        reported: list = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context["exception"]))
+        look = ends.network.look
+
+        async def fails_once(endpoint, timeout_s):
+            ends.network.look = look
+            raise ValueError("a bug")
+
+        ends.network.look = fails_once
+        await ends.welcome(0.01, lease_s=0.1)
+        ends.network.cut(ends.link.identity)
+        ends.network.dark.add(ends.endpoint)
+        said = await asyncio.wait_for(ends.alone.get(), 10)
+        assert said.endswith("the network between here and there is cut")
+        assert [str(error) for error in reported] == ["a bug"]
+
+    @pytest.mark.parametrize("what", ["_beat", "_on_return"])
+    async def test_a_session_that_a_bug_has_broken_is_over(self, ends, monkeypatch, what):
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+
+        def broken(*_):
+            raise ValueError("a bug")
+
+        peer = await ends.welcome(0.01, lease_s=2.0)
+        monkeypatch.setattr(ends.link, what, broken)
+        if what == "_on_return":
+            ends.server.notify(peer, Beat(HELLO_AGAIN))
+            peer, hello = await ends.next(ClientHello)
+            ends.server.reply(peer, hello.id, Welcome("e", "0.1", 0.01, 2.0))
+        said = await asyncio.wait_for(ends.alone.get(), 10)
+        assert "which is a bug of rlinf-actors: ValueError: a bug" in said
+
     async def test_a_head_that_is_not_back_within_its_grace_has_been_waited_for(self, ends):
         await ends.welcome(0.01, lease_s=0.1, grace_s=0.3)
         ends.server.close()

@@ -48,6 +48,27 @@ async def test_a_call_into_a_cut_ends_and_says_where(network, far):
     assert not peer.connected
 
 
+@pytest.mark.parametrize("what", ["look", "turn"])
+async def test_a_bug_ends_no_watch(network, far, monkeypatch, what):
+    reported: list = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context["exception"]))
+    _, peer, watch = far
+    owner, name = (network, "look") if what == "look" else (watch, "_awaited")
+    working = getattr(owner, name)
+
+    def fails_once(*_):
+        setattr(owner, name, working)
+        raise ValueError("a bug")
+
+    setattr(owner, name, fails_once)
+    call = Waiter()
+    peer.open(call)
+    network.dark.add(FAR)
+    await asyncio.wait_for(call.told.wait(), 10)
+    assert isinstance(call.error, NodeLostError)
+    assert [str(error) for error in reported] == ["a bug"]
+
+
 def looks(network, before_its_end=lambda: None):
     """What every look from now on has found."""
     found: asyncio.Queue = asyncio.Queue()

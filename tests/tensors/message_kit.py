@@ -32,6 +32,9 @@ class Io:
         task.add_done_callback(self.tasks.discard)
         return task
 
+    def start(self, coroutine, name):
+        self.submit(coroutine)
+
     def call(self, function, *args) -> None:
         self.loop.call_soon(function, *args)
 
