@@ -61,7 +61,8 @@ class Worker(Messaging, Channels):
     """Base of all worker classes. One instance runs in each process of a group.
 
     A class without ``async def`` runs its calls one at a time on the process's main thread; with
-    any, everything runs on one event loop of that thread. Heartbeats and messages never wait for it.
+    any, everything runs on one event loop of that thread. Methods marked ``@Worker.concurrent()`` have threads of
+    their own beside it. Heartbeats and messages never wait for it. A method that is a generator streams its items.
 
     The attributes below are set before ``__init__`` runs, whether or not it calls ``super().__init__()``.
 

@@ -93,6 +93,14 @@ def test_an_exception_is_not_tried_again(cluster, tmp_path):
     assert runs(tmp_path, "raises") == 1
 
 
+def test_the_same_arguments_are_sent_again(cluster, tmp_path):
+    numpy = pytest.importorskip("numpy")
+    group = launched(cluster, tmp_path)
+    result = group.with_retries(1).changes_its_argument_and_dies(numpy.zeros(1 << 20, numpy.uint8))
+    assert result.wait() == [True]
+    assert result.attempts == [2]
+
+
 async def test_in_asyncio(cluster, tmp_path):
     group = await launched(cluster, tmp_path)
     assert await group.with_retries(1).dies_in_rank(0, 1) == [("survived", 0)]

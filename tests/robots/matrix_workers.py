@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from rlinf_actors import Cluster, ComponentPlacement, Worker
@@ -93,6 +94,30 @@ class Beside(Streamer):
                 time.sleep(CYCLE_S)
             except BaseException:  # noqa: BLE001
                 continue
+
+
+class Concurrent(Streamer):
+    """A method with a thread of its own moves the arm, and lets nothing end it."""
+
+    @Worker.concurrent()
+    def moves(self) -> None:
+        while True:
+            try:
+                self.move()
+                time.sleep(CYCLE_S)
+            except BaseException:  # noqa: BLE001
+                continue
+
+
+class Generating(Streamer):
+    """A generator moves the arm between two items, and would once more when it is closed."""
+
+    def moves(self) -> Iterator[int]:  # type: ignore[override]
+        try:
+            yield 1
+            self.stream()
+        finally:
+            self.move()
 
 
 class Async(Streamer):

@@ -84,8 +84,8 @@ WORKERS = [
 ]
 """On lab 0. The time of the one that stands still counts from when it is continued."""
 KINDS = [
-    "Streamer", "Beside", "Async", "Masked", "Forking", "DoubleForking", "Popening", "Uninterruptible",
-    "Native", "NativeWithLock", "HookBlocks", "HookRaises", "HookCalls",
+    "Streamer", "Beside", "Concurrent", "Generating", "Async", "Masked", "Forking", "DoubleForking", "Popening",
+    "Uninterruptible", "Native", "NativeWithLock", "HookBlocks", "HookRaises", "HookCalls",
 ]  # fmt: skip
 """Ways to move an arm, and to stop it. The first has two arms."""
 HEAD_STOPPED = [Row(f"head-stopped-{cls}", cls=cls) for cls in KINDS]

@@ -43,6 +43,17 @@ PAGES = {
         cluster = Cluster()
         def connect(address: str) -> Any: ...
         """,
+    "groups.md": """
+        import threading
+        from collections.abc import Iterator
+        from typing import Any
+        from rlinf_actors import Worker as Base
+        class Rollout: ...
+        class Worker(Base):
+            def rollout(self) -> Rollout:
+                raise NotImplementedError
+        group: Any = None
+        """,
     "hardware.md": """
         from collections.abc import Sequence
         from dataclasses import dataclass
@@ -53,6 +64,11 @@ PAGES = {
         class Mine(Worker):
             model: Any
         self = Mine()
+        """,
+    "reliability.md": """
+        from pathlib import Path
+        from rlinf_actors import Cluster, RestartPolicy, Worker
+        cluster = Cluster()
         """,
     "messages.md": "from typing import Any\nfrom rlinf_actors import Worker\ntrajectories: Any = None",
     "robot-safety.md": """

@@ -479,3 +479,50 @@ def test_a_native_loop_that_reads_the_page_stops_with_the_lease(tmp_path, librar
             one.revoke()
         stopped_last(one.rest())
         assert one.process.wait(pace.PATIENCE_S) == spawn.LEASE_LOST_CODE
+
+
+STREAMS = """
+from rlinf_actors.wire.vouched import Vouched
+from rlinf_actors.worker.executor import BesideExecutor, SerialExecutor
+from rlinf_actors.worker.invocation import Invocation
+from rlinf_actors.worker.parking import Unwound
+
+lock = threading.Lock()
+
+class Streams:
+    def watch(self):
+        with lock:
+            try:
+                yield move("main")
+                yield move("main, without credit")  # made, and kept
+                move("main, after the stop")
+            finally:
+                move("closed")
+
+    def health(self):
+        stream("beside")
+
+def stop(self):
+    with lock:  # which the generator holds
+        os.write(arm, b"stop\\n")
+        time.sleep(0.05)
+
+Env.on_lease_lost = stop
+executor = BesideExecutor(SerialExecutor(), {"health": 1})
+for call, (method, window) in enumerate({"watch": 1, "health": 0}.items(), 1):
+    executor.submit(Invocation(b"driver", call, method, Vouched(), lambda *_: None, bytes, 0.0, window))
+try:
+    executor.serve(Streams())
+except Unwound:
+    guard.stay()
+"""
+
+
+def test_a_generator_that_waits_for_its_caller_gives_back_its_lock_and_a_concurrent_method_stops(tmp_path):
+    with worker(tmp_path, STREAMS) as one:
+        one.until_moving("main", "main, without credit", "beside")
+        one.revoke()
+        lines = one.rest()
+    stopped_last(lines)
+    assert "move closed" in lines
+    assert "move main, after the stop" not in lines
