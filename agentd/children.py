@@ -119,6 +119,16 @@ class Children:
                 log.exception("internal error: %s:%d cannot be started", spec.group, spec.rank)
                 self._failed_inside(spec, error)
 
+    def note_owner(self, order: StartWorkers) -> None:
+        """Write down, for a next agentd, that workers which run already have this order's owner."""
+        try:
+            self._unsettled.ordered(order)
+        except OSError as error:
+            log.error(
+                "%s cannot be written to (%s): the next agentd here will end group %r with the client that launched it",
+                self._site.run_dir, error.strerror, order.workers[0].group,
+            )  # fmt: skip
+
     def stop(self, ids: Sequence[str], grace_s: float, reason: str = "") -> None:
         """SIGTERM to the workers' process groups, SIGKILL after *grace_s* seconds. Unknown ids are ignored.
 

@@ -144,6 +144,12 @@ class StartChildren(msgspec.Struct, frozen=True):
     order: StartWorkers
 
 
+class NoteOwner(msgspec.Struct, frozen=True):
+    """Write down that workers which run already have this order's owner."""
+
+    order: StartWorkers
+
+
 class StopChildren(msgspec.Struct, frozen=True):
     """Stop workers; an unknown id is ignored."""
 
@@ -244,6 +250,6 @@ class Exit(msgspec.Struct, frozen=True):
 
 
 Action = Union[
-    SayHello, Send, StartChildren, StopChildren, RenewLeases, Settled, CloseChildren, Credit, FlushOutput, WatchProcess,
-    UnwatchProcess, LookForHardware, StopLooking, LookAtHead, Say, Registered, Exit,
+    SayHello, Send, StartChildren, NoteOwner, StopChildren, RenewLeases, Settled, CloseChildren, Credit, FlushOutput,
+    WatchProcess, UnwatchProcess, LookForHardware, StopLooking, LookAtHead, Say, Registered, Exit,
 ]  # fmt: skip

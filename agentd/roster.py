@@ -42,6 +42,16 @@ class Roster:
             self.running[spec.id] = RunningWorker(spec, order.owner, order.cls, order.detail, detached=order.detached)
         return specs
 
+    def give_to(self, order: StartWorkers) -> list[WorkerSpec]:
+        """Take over who owns those that run already, of a group whose owner gave it up; returns those that changed."""
+        changed = []
+        for spec in order.workers if order.detached else ():
+            known = self.running.get(spec.id)
+            if known is not None and (known.owner, known.detached) != (order.owner, True):
+                self.running[spec.id] = msgspec.structs.replace(known, owner=order.owner, detached=True)
+                changed.append(known.spec)
+        return changed
+
     def ends_among(self, order: StartWorkers) -> list[WorkerExited]:
         """Those that have ended already: the head has not heard of it."""
         ended = [self._ended[spec.id] for spec in order.workers if spec.id in self._ended]

@@ -37,6 +37,9 @@ class WorkerKeeper(Protocol):
     def start(self, order: StartWorkers) -> None:
         """See Children."""
 
+    def note_owner(self, order: StartWorkers) -> None:
+        """See Children."""
+
     def stop(self, ids: Sequence[str], grace_s: float, reason: str = "") -> None:
         """See Children."""
 
@@ -229,6 +232,8 @@ class Session:
             self._greeting = self._spawn(self._hello(action), "hello")
         elif isinstance(action, e.StartChildren):
             self._children.start(action.order)
+        elif isinstance(action, e.NoteOwner):
+            self._children.note_owner(action.order)
         elif isinstance(action, e.StopChildren):
             self._children.stop(action.ids, action.grace_s, action.reason)
         elif isinstance(action, e.RenewLeases):

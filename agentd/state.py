@@ -374,6 +374,9 @@ class AgentState:
             self._send(end)
         if not self._depends():
             self._silence.heard(now)  # an order of the head that took us may be here before its welcome
+        given = self._roster.give_to(body)
+        if given:
+            self._out.append(e.NoteOwner(msgspec.structs.replace(body, workers=given)))
         specs = self._roster.add(body)
         if self.phase in (Phase.JOINED, Phase.JOINING):
             for spec in specs:

@@ -131,7 +131,8 @@ def groups_on(node: NodeState, status: Status) -> list[dict[str, Any]]:
     for group in status.groups:
         there = [w.rank for w in group.workers if w.state != "gone" and w.node_rank == node.rank]
         if there and node.rank >= 0:
-            owner = next((text for text in status.clients if group.owner[:8] in text), "has ended")
+            owner = next((text for text in status.clients if group.owner and group.owner[:8] in text), "has ended")
+            owner = "nobody: it is detached" if group.detached else owner
             uses.append({"group": group.name, "namespace": group.namespace, "ranks": sorted(there), "owner": owner})
     return uses
 

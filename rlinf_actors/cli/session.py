@@ -68,16 +68,19 @@ def status_of(head: str | None) -> tuple[str, Status]:
     return endpoint, fetch_status(endpoint, settings)
 
 
-def ask_head(head: str | None, question: Body, kind: type[T]) -> tuple[str, T]:
-    """The endpoint that the option means, and the answer of the head there. Blocks; raises as `fetch_status`."""
+def ask_head(head: str | None, question: Body, kind: type[T], timeout_s: float | None = None) -> tuple[str, T]:
+    """Return the endpoint that the option means, and the answer of the head there.
+
+    Blocks, *timeout_s* seconds at most (default TIMEOUT_S); raises as `fetch_status`.
+    """
     settings = discovery.client_settings()
     endpoint = find_head(head, settings)
-    return endpoint, asyncio.run(_ask(endpoint, settings, question, kind))
+    return endpoint, asyncio.run(_ask(endpoint, settings, question, kind, timeout_s))
 
 
-async def _ask(endpoint: str, settings: Settings, question: Body, kind: type[T]) -> T:
+async def _ask(endpoint: str, settings: Settings, question: Body, kind: type[T], timeout_s: float | None = None) -> T:
     async with observing(endpoint, settings) as client:
-        return expected(await client.request(question, TIMEOUT_S), kind)
+        return expected(await client.request(question, timeout_s or TIMEOUT_S), kind)
 
 
 def fetch_hardware(

@@ -28,7 +28,7 @@ def status(head: str | None, as_json: bool) -> None:
             "head": f"{endpoint} (rlinf-actors {found.version}, up {seconds(found.uptime_s)})",
             "nodes": _counts(data["nodes"]),
             "hardware": ", ".join(f"{count} {kind}" for kind, count in data["hardware"].items()) or "none",
-            "groups": _counts(data["groups"]),
+            "groups": _counts(data["groups"]) + (f" ({data['detached']} detached)" if data["detached"] else ""),
             "workers": _counts(data["workers"]),
             "leases": "\n         ".join(map(_lease, found.leases)) or "none",
             "clients": "\n         ".join(found.clients) or "none",
@@ -57,6 +57,7 @@ def summary(endpoint: str, found: Status) -> dict[str, Any]:
         "nodes": dict(Counter(node.state for node in found.nodes)),
         "hardware": dict(hardware),
         "groups": dict(Counter(group.state for group in found.groups)),
+        "detached": sum(group.detached for group in found.groups),
         "workers": dict(Counter(worker.state for group in found.groups for worker in group.workers)),
         "leases": [
             {

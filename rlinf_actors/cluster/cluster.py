@@ -180,6 +180,7 @@ class Cluster(ClusterView):
             self.namespace = job.runtime.namespace
             self.runtime = job.runtime
         else:
+            self._named = bool(asked.namespace or os.environ.get(NAMESPACE))
             self.namespace = asked.namespace or os.environ.get(NAMESPACE) or f"job-{uuid.uuid4().hex[:12]}"
             security = Security.toward(self._endpoint, settings, "driver")
             self.runtime = Runtime("driver", self.namespace, security=security, on_lost=self._head_said_goodbye)
@@ -350,6 +351,20 @@ class Cluster(ClusterView):
         return cls._live() is not None
 
     # --- what it is ---
+
+    @property
+    def ends_with(self) -> str:
+        """What of this driver ends every group at the latest, "" for a worker, or a named job on a standing head."""
+        if self._job is not None:
+            return ""
+        if self._daemon is not None:
+            return "this cluster is private to the driver, and ends with it: start a head by `agentd --head`"
+        if not self._named:
+            return (
+                "no other driver could find it in a namespace that nobody else knows: name it, by "
+                f"Cluster(namespace='...') or {NAMESPACE}"
+            )
+        return ""
 
     def get_alive_nodes(self) -> list[NodeInfo]:
         """Nodes that the head hears from now. One round trip."""

@@ -47,6 +47,8 @@ class GroupLauncher(Generic[T]):
         limits: str = "required",
         restart: RestartPolicy | None = None,
         robot_owner_must_answer: bool | None = None,
+        detached: bool = False,
+        get_if_exists: bool = False,
     ) -> WorkerGroup[T]:
         """Reserve the name, start the workers, and return without waiting for their constructors.
 
@@ -76,6 +78,16 @@ class GroupLauncher(Generic[T]):
             robot_owner_must_answer: whether a group with robots ends when this process stands still for a robot lease
                 (SIGSTOP, a debugger, C code that holds the interpreter's lock), although its process is there. Default:
                 what RLINF_ACTORS_ROBOT_OWNER_MUST_ANSWER says, else True where a robot is on another host.
+
+            detached: launched by a driver on a head that stands by itself: the group outlives the driver, in its
+                namespace, until it is shut down by a handle from `WorkerGroup.from_group_name` or ended by
+                ``rlinf-actors groups stop``. Launched by a worker: it ends with the job's driver instead of the worker.
+                In a plain script `launch` blocks until every worker is constructed, and in a running loop
+                ``await group`` does; a launcher that ends before takes the group along. Not with a restart policy,
+                and not for groups with robots.
+            get_if_exists: if a group of that name and of a class of that name is running in this namespace, return a
+                handle of it, and start nothing: its placement and arguments stay what they are. Of two processes that
+                launch at the same time, one starts the group.
 
         Returns:
             The group. In a plain script the name is reserved when this returns; in a running event loop
@@ -110,6 +122,8 @@ class GroupLauncher(Generic[T]):
                 limits=Limits.of(memory_limit, pids_limit, limits),
                 restart=restart or RestartPolicy.never(),
                 robot_owner_must_answer=robot_owner_must_answer,
+                detached=detached,
+                get_if_exists=get_if_exists,
             ),
         )
         return WorkerGroup(control)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rlinf_actors.cluster.importpaths import import_paths
-from rlinf_actors.errors import SerializationError, UsageError
+from rlinf_actors.errors import NameInUseError, SerializationError, UsageError
 from rlinf_actors.group import detail
 from rlinf_actors.group.control import GroupControl
 from rlinf_actors.group.limits import Limits
@@ -33,9 +33,12 @@ from rlinf_actors.wire.vouched import Vouched
 if TYPE_CHECKING:
     from rlinf_actors.cluster.cluster import Cluster
     from rlinf_actors.placement.strategy import PlacementStrategy
+    from rlinf_actors.runtime.process import Runtime
 
 log = logging.getLogger(__name__)
 
+LIFETIMES = 7
+"""The first protocol whose heads know groups that outlive their launcher, and launches that take a running group."""
 PRELOADED = ("torch", "numpy")
 """Imported before the fork where the launching process has them: each costs every worker its import otherwise."""
 
@@ -57,6 +60,8 @@ class Options:
     limits: Limits = field(default_factory=Limits)
     restart: RestartPolicy = field(default_factory=RestartPolicy.never)
     robot_owner_must_answer: bool | None = None
+    detached: bool = False
+    get_if_exists: bool = False
 
 
 def launch(
@@ -70,12 +75,17 @@ def launch(
     name = options.name or f"worker_group_{cls.__name__}"
     _check(name, options)
     check_lease_hook(cls)
-    runtime = cluster.runtime
+    runtime, title = cluster.runtime, class_reference(cls) or f"{cls.__module__}:{cls.__qualname__}"
+    if options.get_if_exists:
+        running = runtime.groups.existing(cluster.namespace, name)
+        if running is not None:
+            return _existing(running, cls, title, runtime)
     strategy = options.strategy or default_strategy(cluster)
     placements = sorted(strategy.get_placement(cluster, options.isolate_accelerator), key=lambda one: one.rank)
     if len(placements) > MAX_SIZE:
         raise UsageError(f"{name!r} would have {len(placements):,} workers; a group has at most {MAX_SIZE:,}")
     specs = worker_specs(name, cluster.namespace, placements, cluster, _for_workers(options, cluster))
+    _check_lifetime(name, specs, cluster, options)
     _warn_of_robots(cls, specs)
     reference = class_reference(cls)
     hardware = hardware_of(placements, cluster)
@@ -88,13 +98,29 @@ def launch(
     modules += [node.accelerator_registered_by for node in nodes if node.accelerator_registered_by]
     again = options.restart.restarts
     construction = Construction(
-        reference, parts, options.max_concurrency or 0, _failure, providers(modules), again, lost=runtime.lost
+        reference,
+        parts,
+        options.max_concurrency or 0,
+        _failure,
+        providers(modules),
+        again,
+        options.detached,
+        lost=runtime.lost,
     )
     ids = [spec.id for spec in specs]
     group = runtime.groups.new(cluster.namespace, name, node_names, construction, ids, options.wait_for_hardware)
     group.detail = detail.encode(described)  # also for an attach() here before the head has answered
-    title = reference or f"{cls.__module__}:{cls.__qualname__}"
-    message = Launch(cluster.namespace, name, title, specs, group.detail, wait_s=options.wait_for_hardware)
+    group.cls = title
+    message = Launch(
+        cluster.namespace,
+        name,
+        title,
+        specs,
+        group.detail,
+        wait_s=options.wait_for_hardware,
+        outlives=options.detached,
+        get_if_exists=options.get_if_exists,
+    )
     future = runtime.io.submit(runtime.groups.launch(message, group))
     if not _in_event_loop():
         try:
@@ -103,7 +129,56 @@ def launch(
             future.cancel()  # Ctrl-C while it waits for hardware withdraws it
             group.error_was_raised()
             raise
+        if options.get_if_exists:  # another thread may have got the running group meanwhile
+            group = runtime.groups.existing(cluster.namespace, name) or group
+        if options.detached:
+            _wait_until_up(runtime, group)
     return GroupControl(runtime, group, facts_of(cls))
+
+
+def _existing(group: RemoteGroup, cls: type, title: str, runtime: Runtime) -> GroupControl:
+    """Return the operations of a group of which this process has a handle."""
+    if group.cls and group.cls.rpartition(":")[2] != title.rpartition(":")[2]:
+        raise NameInUseError(
+            f"the group named {group.name!r} in namespace {group.namespace!r} is of class {group.cls}, and not of "
+            f"{title}: give this one another name, or shut that one down first"
+        )
+    return GroupControl(runtime, group, facts_of(cls))
+
+
+def _check_lifetime(name: str, specs: Sequence[WorkerSpec], cluster: Cluster, options: Options) -> None:
+    """Refuse a group that is to outlive its launcher where it cannot.
+
+    Raises:
+        UsageError: says why, and what to do.
+    """
+    if (options.detached or options.get_if_exists) and cluster.runtime.protocol < LIFETIMES:
+        raise UsageError(
+            f"group {name!r} needs a head that knows detached and get_if_exists, and this one is an older version: "
+            "upgrade the head first"
+        )
+    if not options.detached:
+        return
+    if options.restart.restarts:
+        raise UsageError(
+            f"group {name!r} cannot be detached and have a restart policy: a worker that is started again is "
+            "constructed by the process that launched the group, which may have ended"
+        )
+    if any(spec.claims for spec in specs):
+        raise UsageError(f"group {name!r} holds robots and cannot be detached: whoever moves them must be there")
+    if cluster.ends_with:
+        raise UsageError(f"group {name!r} cannot be detached: {cluster.ends_with}")
+
+
+def _wait_until_up(runtime: Runtime, group: RemoteGroup) -> None:
+    """Block until a detached group is constructed and given up: its launcher may end then."""
+    try:
+        group.ready.wait()
+    except Exception:
+        raise
+    except BaseException:
+        runtime.groups.withdraw(group)  # Ctrl-C: a group that is half up is nobody's
+        raise
 
 
 def check_arguments(cluster: object, strategy: object, restart: object) -> None:

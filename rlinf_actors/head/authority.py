@@ -16,7 +16,7 @@ from rlinf_actors.head.nodes import NodeTable
 from rlinf_actors.head.records import Client
 from rlinf_actors.security.members import LOCAL, VERBS, Member, may
 from rlinf_actors.wire.agents import FlushLogs, LogCredit
-from rlinf_actors.wire.operators import DrainNode, EStop
+from rlinf_actors.wire.operators import DrainNode, EndGroup, EStop
 from rlinf_actors.wire.session import AgentHello, ClientHello
 
 KIND = "authentication"
@@ -24,7 +24,7 @@ MAX_NODES_OF_ONE = 64
 """With one key, lost ones too: the users of a machine may each have an agentd with the machine's key."""
 MAX_DRIVERS_OF_ONE = 1000
 """Processes with one driver's key. Each may be watched on the node that it names, and then lives without a word."""
-_CLAIMS = (AgentHello, ClientHello, DrainNode, EStop, LogCredit, FlushLogs)
+_CLAIMS = (AgentHello, ClientHello, DrainNode, EStop, EndGroup, LogCredit, FlushLogs)
 """What claims something that depends on who says it; the rest may be said by whoever may say it at all."""
 
 
@@ -76,6 +76,10 @@ class Authority:
             node = self._nodes.known(body.node_id)
             if node is None or not node.member.is_same(member):
                 raise Refused(KIND, f"{member} may drain its own node only, and {body.node_id!r} is not")
+        elif isinstance(body, EndGroup) and not self.sees(event)(body.namespace):
+            raise Refused(
+                KIND, f"{member} may end groups of its own jobs only, and namespace {body.namespace!r} is not"
+            )
         elif (
             isinstance(body, (LogCredit, FlushLogs)) and isinstance(session, Client) and session.namespace != body.owner
         ):

@@ -48,6 +48,8 @@ def check_workers(asked: Launch, taken: Callable[[str], bool]) -> None:
             raise Refused("usage", f"worker {spec.id} of group {asked.group!r} says that it is {spec.group!r}'s")
 
 
+DETACHES = 7
+"""The first protocol whose agents keep a group that no client owns."""
 NAME_CHARS = 256
 REPORT_BYTES = 1 << 20
 MAX_WORKERS_OF_NODE = 10_000
@@ -82,6 +84,28 @@ def check_agent(hello: AgentHello) -> None:
         raise Refused("usage", f"node {report.node_id} describes itself in {size} bytes; at most {REPORT_BYTES}")
     if max(len(hello.workers), len(hello.watched), len(hello.ended)) > MAX_WORKERS_OF_NODE:
         raise Refused("usage", f"node {report.node_id} has more than {MAX_WORKERS_OF_NODE} workers, or drivers")
+
+
+def check_outlives(asked: Launch, client: Client, embedded: bool, by_rank: Mapping[int, Node]) -> None:
+    """Refuse a launch of a group that is to be detached where that cannot be.
+
+    Raises:
+        Refused: says why not.
+    """
+    name = f"group {asked.group!r} cannot be detached"
+    if embedded and client.role == "driver":
+        raise Refused("usage", f"{name}: this cluster is the driver's own, and ends with it")
+    if any(spec.claims for spec in asked.workers):
+        raise Refused("usage", f"{name}: it holds robots, and whoever moves them must be there")
+    if any(spec.restart is not None for spec in asked.workers):
+        raise Refused(
+            "usage", f"{name}: its workers are to be started again, which takes an owner that constructs them"
+        )
+    for node in (by_rank.get(spec.node_rank) for spec in asked.workers):
+        if node is not None and node.protocol < DETACHES:
+            raise Refused(
+                "usage", f"{name}: the agentd of node {node.name} is an older version that ends it: upgrade that first"
+            )
 
 
 def own_namespace(client: Client, namespace: str) -> None:

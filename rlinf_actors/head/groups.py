@@ -376,6 +376,16 @@ class GroupTable:
             node.jobs.add(group.namespace)
             self._emit(Notify(node.peer, StartWorkers(specs, group.owner, group.cls, group.detail, group.detached)))
 
+    def give_to(self, group: Group, owner: str) -> None:
+        """A group that is up belongs to this client from now on, "" for none; its nodes are told."""
+        group.owner, group.detached, group.unclaimed = owner, True, False
+        placed: dict[str, list[WorkerSpec]] = {}
+        for worker in group.workers.values():
+            if not worker.gone:
+                placed.setdefault(worker.node_id, []).append(worker.spec)
+        for node_id, specs in placed.items():
+            self.start(node_id, group, specs)
+
     def stop_group(self, group: Group, reason: str) -> None:
         """Stop a group that its owner does not stop."""
         self.stop(group, self._timing.orphan_grace_s, reason)

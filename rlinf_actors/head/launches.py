@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from rlinf_actors.head.checks import check_launch, check_workers, node_for, own_namespace
+from rlinf_actors.head.checks import check_launch, check_outlives, check_workers, node_for, own_namespace
 from rlinf_actors.head.claims import IN_USE
 from rlinf_actors.head.clients import ClientTable
 from rlinf_actors.head.commands import Answer, Emit, Refused, Timing
@@ -18,7 +18,8 @@ from rlinf_actors.head.reconcile import NOBODY_HAS_IT
 from rlinf_actors.head.records import Client, Group, Worker
 from rlinf_actors.head.waiting import WaitingFinds, WaitingLaunches
 from rlinf_actors.model.restart import launch_of, rank_id
-from rlinf_actors.wire.clients import Done, FindGroup, Launch, Launched, StopGroup
+from rlinf_actors.wire.clients import Detach, Done, FindGroup, Launch, Launched, StopGroup
+from rlinf_actors.wire.operators import EndGroup
 from rlinf_actors.wire.values import ExitReport, WorkerSpec, WorkerState
 
 
@@ -31,6 +32,7 @@ class Launches:
         nodes, clients, groups: the tables.
         allow: raises Refused for a launch that must not be now, whenever it was asked for.
         dropped: see WaitingLaunches.
+        embedded: whether this cluster is a driver's own.
     """
 
     def __init__(
@@ -42,7 +44,9 @@ class Launches:
         groups: GroupTable,
         allow: Callable[[Launch], None],
         dropped: Callable[[bytes, int], None],
+        embedded: bool,
     ) -> None:
+        self._embedded = embedded
         self._timing = timing
         self._emit = emit
         self._nodes = nodes
@@ -74,6 +78,8 @@ class Launches:
         taken = self._groups.get(asked.namespace, asked.group)
         if taken is not None and not taken.launch.isdisjoint(spec.id for spec in asked.workers):
             return self._launch_again(taken, client, asked, now)
+        if taken is not None and asked.get_if_exists and not taken.stopping and not taken.gone:
+            return self._existing(taken, client, asked)
         if taken is not None and not self._groups.release(taken):
             raise Refused(
                 "name_in_use",
@@ -83,6 +89,8 @@ class Launches:
         self._groups.names.check(asked.namespace, asked.group, now)
         by_rank = self._nodes.by_rank()
         check_launch(asked, lambda id: self._groups.of_worker(id) is not None, by_rank)
+        if asked.outlives:
+            check_outlives(asked, client, self._embedded, by_rank)
         self._groups.claims.check([claim for spec in asked.workers for claim in spec.claims], now)
         token = self._clients.token(asked.namespace)
         owner = (self._clients.driver_of(asked.namespace) if asked.detached else None) or client
@@ -127,6 +135,36 @@ class Launches:
             self._groups.claims.take(group, worker, node, now)
             self._groups.start(node.id, group, [spec])
         return Launched(group.state(token))
+
+    def _existing(self, group: Group, client: Client, asked: Launch) -> Launched:
+        """The group of that name, which the launch takes instead of its own."""
+        if group.cls.rpartition(":")[2] != asked.cls.rpartition(":")[2]:
+            raise Refused(
+                "name_in_use",
+                f"the group named {asked.group!r} in namespace {asked.namespace!r} is of class {group.cls}, and not of "
+                f"{asked.cls}: give this one another name, or shut that one down first",
+            )
+        return self._find(client, FindGroup(asked.namespace, asked.group))
+
+    def detach(self, client: Client, asked: Detach) -> Done:
+        """A group that was constructed is given up by its owner.
+
+        Raises:
+            Refused: it is not there, or not the client's.
+        """
+        own_namespace(client, asked.namespace)
+        group = self._groups.get(asked.namespace, asked.group)
+        if group is None or group.gone or group.launch.isdisjoint(map(rank_id, asked.workers)):
+            raise Refused("not_found", f"group {asked.group!r} has ended and cannot be detached")
+        if group.stopping:
+            raise Refused("usage", f"group {asked.group!r} is being stopped and cannot be detached")
+        if group.owner == client.incarnation:
+            driver = self._clients.driver_of(asked.namespace) if client.role == "worker" else None
+            self._groups.give_to(group, driver.incarnation if driver is not None else "")
+        elif not group.detached:
+            raise Refused("usage", f"group {asked.group!r} belongs to another client, which alone can detach it")
+        group.subscribers[client.incarnation] = None
+        return Done()
 
     def find(self, client: Client, peer: bytes, id: int, asked: FindGroup, now: float) -> Launched | None:
         """Describe a group and subscribe to it; None: answered later, once it was launched.
@@ -174,6 +212,21 @@ class Launches:
             return
         group.waiting.append((peer, id))
         self._groups.stop(group, asked.grace_s)
+
+    def end(self, peer: bytes, id: int, asked: EndGroup) -> None:
+        """End a group for a person; answered when its workers are gone.
+
+        Raises:
+            Refused: there is none of that name.
+        """
+        group = self._groups.get(asked.namespace, asked.group)
+        if group is None:
+            raise Refused("not_found", f"there is no group {asked.group!r} in namespace {asked.namespace!r}")
+        if self._groups.release(group):
+            self._emit(Answer(peer, id, Done()))
+            return
+        group.waiting.append((peer, id))
+        self._groups.stop(group, asked.grace_s, f"{asked.by} ended it: {asked.reason or 'no reason was given'}")
 
     def stop_all(self) -> None:
         """Stop every group: the cluster ends."""

@@ -183,6 +183,10 @@ class Reconciler:
             return
         elif known.workers[spec.id].life is WorkerLife.STOPPING and running.exit is None:
             self._emit(Notify(node.peer, StopWorkers([spec.id], self._timing.stop_grace_s)))  # the first may be lost
+        elif known.detached and not running.detached and running.exit is None:
+            self._groups.start(
+                node.id, known, [known.workers[spec.id].spec]
+            )  # it was not told that the owner gave it up
         if running.exit is not None:
             self._groups.exited(node, spec.id, running.exit, now)
         elif running.endpoint is not None:
@@ -206,16 +210,18 @@ class Reconciler:
             if running.exit is not None and (self._clients.ended(running.owner) is not None or self._has_ended(spec)):
                 return False
             group = Group(spec.namespace, spec.group, running.cls, running.owner, running.detail)
-            group.detached, group.unclaimed = running.detached, True
+            group.detached, group.unclaimed = running.detached, bool(running.owner)
             self._jobs.adopt(spec.namespace, spec.token, running.exit is None, believed)
             self._emit(of_group("group_adopted", group, f"runs already, its agent on node {node.name} says"))
         elif running.exit is not None and not self._look_at(group).lacks(spec):
             return False  # an end that was told before: the name has been given again since
-        elif group.owner != running.owner:
+        elif group.owner != running.owner and not _given_up_meanwhile(group, running):
             self._emit(Notify(node.peer, StopWorkers([spec.id], self._timing.orphan_grace_s)))
             return False
         worker = Worker(spec, node.id, node.report.ip)
         self._groups.adopt(group, worker)
+        if group.owner != running.owner:
+            self._groups.give_to(group, group.owner if group.detached else running.owner)
         if group.key in self._seen:
             self._seen[group.key].add(spec)
         if running.exit is None:
@@ -225,7 +231,8 @@ class Reconciler:
                 self._groups.stop_group(group, "")
             elif group.stopping:
                 self._emit(Notify(node.peer, StopWorkers([spec.id], self._timing.orphan_grace_s)))
-        self._clients.await_return(running.owner, now, node.member)
+        if group.owner:
+            self._clients.await_return(group.owner, now, node.member)
         return True
 
     def _has_ended(self, spec: WorkerSpec) -> bool:
@@ -242,6 +249,12 @@ class Reconciler:
             for worker in group.workers.values():
                 seen.add(worker.spec)
         return self._seen[group.key]
+
+
+def _given_up_meanwhile(group: Group, running: RunningWorker) -> bool:
+    """True if one of two nodes of a group has not heard yet that the owner gave it up."""
+    same_launch = launch_of(running.spec.id) in map(launch_of, group.workers)
+    return same_launch and group.detached != running.detached and (group.detached or group.unclaimed)
 
 
 class _Seen:

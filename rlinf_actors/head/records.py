@@ -168,8 +168,8 @@ class Group:
     """A name and its workers.
 
     `living` are the ids of those that are not gone, `waiting` the StopGroup requests to answer when there are none.
-    The owner of a `detached` one did not launch it. `unclaimed`: agents say whose it is, and the owner did not yet.
-    `orphaned` says whose end ends the group, for those who use it; "" while its owner lives.
+    The owner of a `detached` one did not launch it; without any it ends by name. `unclaimed`: agents say whose it is,
+    and the owner did not yet. `orphaned` says whose end ends the group, for those who use it; "" while its owner lives.
     """
 
     namespace: str
@@ -235,4 +235,6 @@ class Group:
         """As others see it."""
         workers = sorted(self.workers.values(), key=lambda worker: worker.spec.rank)
         states = [worker.state() for worker in workers]
-        return GroupState(self.namespace, self.name, self.cls, self.owner, self.summary, states, token, self.detail)
+        return GroupState(
+            self.namespace, self.name, self.cls, self.owner, self.summary, states, token, self.detail, not self.owner
+        )

@@ -17,14 +17,23 @@ from rlinf_actors.net.admission import known_as
 from rlinf_actors.security.members import LOCAL
 from rlinf_actors.wire.agents import Flushing, FlushLogs
 from rlinf_actors.wire.bounds import printable
-from rlinf_actors.wire.clients import Done, EnumerateHardware, FindGroup, GetNodes, Launch, StopCluster, StopGroup
+from rlinf_actors.wire.clients import (
+    Detach,
+    Done,
+    EnumerateHardware,
+    FindGroup,
+    GetNodes,
+    Launch,
+    StopCluster,
+    StopGroup,
+)
 from rlinf_actors.wire.keys import AddKey, Enroll, GetKeys, RevokeKey, RotateKey
 from rlinf_actors.wire.messages import Body
-from rlinf_actors.wire.operators import DrainNode, EStop, GetEvents, GetStatus
+from rlinf_actors.wire.operators import DrainNode, EndGroup, EStop, GetEvents, GetStatus
 from rlinf_actors.wire.protocol import OLDEST, PROTOCOL, agreed, spoken, what_to_upgrade
 from rlinf_actors.wire.session import HELLO_AGAIN, AgentHello, Beat, ClientHello, Welcome
 
-Signed = TypeVar("Signed", DrainNode, EStop, StopCluster)
+Signed = TypeVar("Signed", DrainNode, EndGroup, EStop, StopCluster)
 MAX_NODES = 100_000
 """More than any cluster has: a wait names each that is missing."""
 
@@ -86,6 +95,9 @@ class Requests:
         if isinstance(body, EStop):
             tables.robots.estop(event.peer, event.id, _signed(event, body))
             return None
+        if isinstance(body, EndGroup):
+            tables.launches.end(event.peer, event.id, _signed(event, body))
+            return None
         if isinstance(body, (Enroll, RotateKey, AddKey, RevokeKey, GetKeys)):
             return self._keys.answer(event)
         if isinstance(body, EnumerateHardware):  # of an observer too: `rlinf-actors plan` has no session
@@ -120,6 +132,8 @@ class Requests:
             return tables.launches.launch(client, event.peer, event.id, body, tables.now)
         if isinstance(body, FindGroup):
             return tables.launches.find(client, event.peer, event.id, body, tables.now)
+        if isinstance(body, Detach):
+            return tables.launches.detach(client, body)
         if isinstance(body, StopGroup):
             tables.launches.stop(client, event.peer, event.id, body)
             return None

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from rlinf_actors.head.commands import Asked, Event, Told, TurnedAway
 from rlinf_actors.wire.agents import FlushLogs, LogCredit, LogLines, WorkerReady, WorkersHealth
 from rlinf_actors.wire.clients import FindGroup, GetNodes, Handles, Launch, StopCluster, StopGroup
-from rlinf_actors.wire.operators import GetEvents, GetStatus
+from rlinf_actors.wire.operators import EndGroup, GetEvents, GetStatus
 from rlinf_actors.wire.session import Beat, ClientHello
 
 _TELLS_NOTHING = (Beat, LogLines, LogCredit, FlushLogs, WorkerReady, WorkersHealth, GetStatus, GetEvents, GetNodes)
@@ -120,7 +120,7 @@ class Settling:
 
     def _too_early(self, event: Asked | Told) -> bool:
         body = event.body
-        if isinstance(body, StopCluster):
+        if isinstance(body, (StopCluster, EndGroup)):
             return not self.over  # groups of nodes that are not back yet end too
         if not isinstance(body, ClientHello) and not self._has_session(event.peer):
             return False  # it is told to say hello first

@@ -113,6 +113,7 @@ class Tables:
             self.groups,
             lambda asked: self.robots.check(asked),
             self.underway.done,
+            identity.embedded,
         )
         self.robots = RobotTable(timing, self.emit, self.nodes, self.clients, self.groups, before)
         self.health = HealthNotes(self.emit, self.groups)

@@ -10,13 +10,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from rlinf_actors.errors import ClusterTimeoutError, GroupNotFoundError, RlinfActorsError
+from rlinf_actors.errors import ClusterTimeoutError, GroupNotFoundError, NameInUseError, RlinfActorsError
 from rlinf_actors.model.restart import launch_of
 from rlinf_actors.net.link import Network
 from rlinf_actors.net.loop import IoThread, Tasks
 from rlinf_actors.runtime.headlink import HEAD_GRACE_S, SILENT_HEAD_S, HeadLink
 from rlinf_actors.runtime.remote import Construction, RemoteGroup, death
-from rlinf_actors.wire.clients import Done, FindGroup, Handles, Launch, Launched, StopGroup, WorkerChanged
+from rlinf_actors.wire.clients import Detach, Done, FindGroup, Handles, Launch, Launched, StopGroup, WorkerChanged
 from rlinf_actors.wire.endings import orderly
 from rlinf_actors.wire.messages import Body
 from rlinf_actors.wire.values import GroupState, WorkerState
@@ -123,6 +123,7 @@ class GroupHandles:
             node_names,
             construction,
             self._construction_failed,
+            self._detach,
             me=self._me,
         )
         group.launched = list(launched)
@@ -204,8 +205,18 @@ class GroupHandles:
         except Exception as error:  # noqa: BLE001 - whatever it is, it reaches those who wait
             group.unreachable(error)
 
+    def existing(self, namespace: str, name: str) -> RemoteGroup | None:
+        """Return the handle that this process has of a group of this name, and that is not over. Any thread."""
+        with self._lock:
+            for (of, called, _), group in self._known.items():
+                if (of, called) == (namespace, name) and not group.closing and not group.gone.done() and group.came_up:
+                    return group
+        return None
+
     async def launch(self, message: Launch, group: RemoteGroup) -> None:
         """Reserve the name and start the workers of *group* (made by `new`).
+
+        Where the name is a running group's, and the message says get_if_exists, *group* becomes that one's handle.
 
         Raises:
             NameInUseError: the name is taken in this namespace.
@@ -214,8 +225,11 @@ class GroupHandles:
         key = (message.namespace, message.group)
 
         def adopt(launched: Launched) -> None:
-            self._groups[key] = group
-            group.adopt(launched.group)
+            if _launch_of(launched.group) == group.launch:
+                self._groups[key] = group
+                group.adopt(launched.group)
+            else:
+                self._take(group, launched.group)
 
         try:
             claims = any(spec.claims for spec in message.workers)
@@ -236,6 +250,37 @@ class GroupHandles:
         finally:
             if group in self._launching:
                 self._launching.remove(group)
+
+    def _take(self, group: RemoteGroup, state: GroupState) -> None:
+        """Make the handle of a launch that of the group which has its name already."""
+        launch = _launch_of(state)
+        with self._lock:
+            known = self._known.get((state.namespace, state.name, launch))
+            if known is None or known.closing or known.gone.done():
+                known = self._known[state.namespace, state.name, launch] = group
+        if known is not group:  # found by this process since the launch was begun
+            group.close(
+                NameInUseError(f"group {group.name!r} is running already: launch() again, to get a handle of it")
+            )
+            return
+        self._groups[state.namespace, state.name] = group
+        group.become(state, self._io.call)
+
+    def _detach(self, group: RemoteGroup) -> None:
+        """Give up a group that is constructed."""
+        self._tasks.start(self._give_up(group), f"detach {group.name}")
+
+    async def _give_up(self, group: RemoteGroup) -> None:
+        try:
+            await self._ask(Detach(group.namespace, group.name, group.launched), Done, self._head_grace_s())
+        except Exception as error:  # noqa: BLE001 - whatever it is, the launch fails by it
+            group.construction_failed(error)
+        else:
+            group.given_up()
+
+    def withdraw(self, group: RemoteGroup) -> None:
+        """End a group whose launcher does not wait for it any more. Any thread."""
+        self._io.call(self._stop_failed, group)
 
     async def find(
         self, namespace: str, name: str, *, ended: bool = False, launch: str = "", wait_s: float = 0.0
@@ -281,7 +326,7 @@ class GroupHandles:
     def _known_as(self, state: GroupState) -> RemoteGroup:
         """Return the handle of a group that the head describes: one that is waiting for that, or a new one."""
         workers = sorted(state.workers, key=lambda worker: worker.rank)
-        launch = next((launch_of(worker.id) for worker in workers if worker.id), "")
+        launch = _launch_of(state)
         with self._lock:
             known = self._known.get((state.namespace, state.name, launch))
             if known is not None and not known.closing and not known.gone.done() and len(known.peers) == len(workers):
@@ -401,3 +446,8 @@ class GroupHandles:
 
 async def _for_ever() -> None:
     await asyncio.Event().wait()
+
+
+def _launch_of(state: GroupState) -> str:
+    """Return what tells a group that the head describes from a namesake."""
+    return next((launch_of(worker.id) for worker in state.workers if worker.id), "")

@@ -257,6 +257,12 @@ class Runtime:
         if self._head is not None:
             await self._head.silent(seconds)
 
+    @property
+    def protocol(self) -> int:
+        """The protocol that the head and this process speak, 0 without a session. Any thread."""
+        welcome = self._head.welcome if self._head is not None else None
+        return welcome.protocol if welcome is not None else 0
+
     # --- the end ---
 
     def daemon_died(self, reason: str) -> None:

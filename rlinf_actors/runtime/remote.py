@@ -20,6 +20,7 @@ from rlinf_actors.errors import (
     GroupClosedError,
     NodeLostError,
     RlinfActorsError,
+    UsageError,
     WorkerDiedError,
     WorkerStartError,
 )
@@ -48,6 +49,7 @@ class Construction:
         decode_failure: makes the caller's exception of a Raised.
         extensions: what registers the types of the workers' hardware.
         again: whether workers that fail are started, and constructed, again.
+        detach: whether the owner gives the group up when all are constructed.
         constructed: the worker of each rank that was.
         lost: hears that the group cannot come up, None if its owner waits for it in any case.
     """
@@ -58,6 +60,7 @@ class Construction:
     decode_failure: Callable[[frames.Raised, Vouched, Peer], Exception]
     extensions: Sequence[Extension] = ()
     again: bool = False
+    detach: bool = False
     constructed: dict[int, str] = field(default_factory=dict)
     lost: LostErrors | None = None
 
@@ -134,6 +137,7 @@ class RemoteGroup:
         node_names: node of each rank, for messages to people.
         construction: given by the owner, None for a handle of another process.
         on_failure: called once if the construction fails.
+        on_constructed: called once when all are constructed and the owner is to give the group up; it calls `given_up`.
         soon: runs a function on the loop; where it is given, the link to a worker is made when there is something
             to send to it. Otherwise all links are made as the workers come up.
         me: the worker id of this process, "" of a driver.
@@ -157,6 +161,7 @@ class RemoteGroup:
         node_names: Sequence[str],
         construction: Construction | None = None,
         on_failure: Callable[[RemoteGroup], None] = lambda group: None,
+        on_constructed: Callable[[RemoteGroup], None] = lambda group: None,
         soon: Callable[..., object] | None = None,
         me: str = "",
         launch: str = "",
@@ -167,6 +172,7 @@ class RemoteGroup:
         self._launch = launch
         self._me = me
         self.token = ""
+        self.cls = ""
         self.detail = ""
         self._new_peer = partial(Peer, network, identity, me=me)
         self.peers = [self._peer(rank, node) for rank, node in enumerate(node_names)]
@@ -182,6 +188,7 @@ class RemoteGroup:
         self._host = host
         self._construction = construction
         self._on_failure = on_failure
+        self._on_constructed = on_constructed
         self._soon = soon
         self._reach = reach
         if construction is None and reach is None:
@@ -213,7 +220,7 @@ class RemoteGroup:
 
     def adopt(self, state: GroupState) -> None:
         """Take over what the head says of the whole group."""
-        self.token, self.detail = state.token, state.detail
+        self.token, self.cls, self.detail = state.token, state.cls, state.detail
         self.launched = self.launched or [worker.id for worker in state.workers if worker.id]
         self.update(state.workers)
         if not self.owned:
@@ -398,7 +405,30 @@ class RemoteGroup:
         if len(self._construction.constructed) == len(self.peers):
             if not self._construction.again:
                 self._construction.parts = ()  # the arguments may be large, and are not needed again
-            self.ready.resolve(None)
+            if self._construction.detach:
+                self._on_constructed(self)
+            else:
+                self.ready.resolve(None)
+
+    def given_up(self) -> None:
+        """The group is up, and this process does not own it any more."""
+        self.owned = False
+        self.ready.resolve(None)
+
+    def become(self, state: GroupState, soon: Callable[..., object]) -> None:
+        """The name is that of another launch's group, which is taken instead. Calls that wait are for its ranks."""
+        self.owned, self._construction, self._soon = False, None, soon
+        self._launch, self.launched = "", []
+        workers = sorted(state.workers, key=lambda worker: worker.rank)
+        if len(workers) != len(self.peers):
+            error = UsageError(
+                f"group {self.name!r} was running already and has {len(workers)} ranks, not {len(self.peers)} as this "
+                "launch asked for: await the group before the first call"
+            )
+            before, self.peers = self.peers, [self._peer(worker.rank, worker.node_ip) for worker in workers]
+            for peer in before:
+                peer.fail(error)
+        self.adopt(state)
 
     def construction_failed(self, error: Exception) -> None:
         """The group cannot come up: the first cause ends every call on it."""

@@ -73,6 +73,7 @@ VERBS: Mapping[str, frozenset[str]] = MappingProxyType(
         "Launched": _HEAD,
         "FindGroup": _CLIENTS,
         "Handles": _CLIENTS,
+        "Detach": _CLIENTS,
         "StopGroup": _CLIENTS,
         "WatchClients": _CLIENTS,
         "LogCredit": _DRIVER | _HEAD,
@@ -88,6 +89,7 @@ VERBS: Mapping[str, frozenset[str]] = MappingProxyType(
         # running the cluster
         "EStop": _PEERS,  # whoever sees danger; only a driver or the head may release it
         "EStopped": _HEAD,
+        "EndGroup": _DRIVER | _HEAD,  # a driver those of its own jobs
         "DrainNode": _AGENT | _HEAD,  # an agent its own node
         "Drained": _HEAD,
         "StopCluster": _DRIVER | _HEAD,  # of its own cluster: the head refuses any other

@@ -27,8 +27,9 @@ LINE_COST = 32
 
 class StartWorkers(Message, frozen=True):
     """Notice to an agent. Its answer, per worker, is WorkerReady or WorkerExited; ids it knows are
-    ignored. `owner` is the incarnation of the client that owns the group, `cls` and `detail` are its Launch's.
-    `detached`: another client launched it, and the owner may have no handle of it.
+    ignored, but for `owner` and `detached`, which an agent takes over where `detached` is set (since protocol 7).
+    `owner` is the incarnation of the client that owns the group, `cls` and `detail` are its Launch's.
+    `detached`: another client launched it, and the owner may have no handle of it; without an owner it ends by name.
     """
 
     workers: list[WorkerSpec]

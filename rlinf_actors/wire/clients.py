@@ -49,6 +49,10 @@ class Launch(Message, frozen=True):
     follows as WorkerChanged. The sender owns the group and is subscribed to it. `detached`: the job's first
     driver owns it, if there is one, and the sender is subscribed. `wait_s`: seconds that it may wait for robots
     that others hold; a StopGroup of its name withdraws it.
+
+    Since protocol 7: `outlives`: the sender will give the group up (Detach) once it is constructed; refused where that
+    cannot be. `get_if_exists`: where a group of that name and class is there, it is described instead, and the sender
+    is subscribed to it. An older head knows neither, and is not asked.
     """
 
     namespace: str
@@ -58,6 +62,8 @@ class Launch(Message, frozen=True):
     detail: str = ""
     detached: bool = False
     wait_s: Number = 0.0
+    outlives: bool = False
+    get_if_exists: bool = False
 
 
 class Launched(Message, frozen=True):
@@ -76,6 +82,17 @@ class FindGroup(Message, frozen=True):
     ended: bool = False
     launch: str = ""
     wait_s: Number = 0.0
+
+
+class Detach(Message, frozen=True):
+    """The owner of a group, which has constructed it, gives it up: a worker to its job's first driver, if there is one;
+    else no client owns it from now on, and it ends by name alone. The sender stays subscribed. `workers` are their ids.
+    Answered by Done, again if it is asked again. Since protocol 7.
+    """
+
+    namespace: str
+    group: str
+    workers: list[str]
 
 
 class Handles(Message, frozen=True):

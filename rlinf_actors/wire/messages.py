@@ -32,6 +32,7 @@ from rlinf_actors.wire.agents import (
 )
 from rlinf_actors.wire.clients import (
     ClientGone,
+    Detach,
     Done,
     Enumerated,
     EnumerateHardware,
@@ -48,15 +49,26 @@ from rlinf_actors.wire.clients import (
     WorkerChanged,
 )
 from rlinf_actors.wire.keys import AddKey, Enroll, Enrolled, GetKeys, Keys, RevokeKey, RotateKey
-from rlinf_actors.wire.operators import Drained, DrainNode, EStop, EStopped, Events, GetEvents, GetStatus, Status
+from rlinf_actors.wire.operators import (
+    Drained,
+    DrainNode,
+    EndGroup,
+    EStop,
+    EStopped,
+    Events,
+    GetEvents,
+    GetStatus,
+    Status,
+)
 from rlinf_actors.wire.protocol import Message
 from rlinf_actors.wire.session import AgentHello, Beat, ClientHello, Goodbye, Welcome
 
 Body = Union[
     AgentHello, ClientHello, Welcome, Goodbye, Beat,
-    GetNodes, Nodes, EnumerateHardware, Enumerated, Launch, Launched, FindGroup, Handles, StopGroup, WorkerChanged,
+    GetNodes, Nodes, EnumerateHardware, Enumerated, Launch, Launched, FindGroup, Handles, Detach, StopGroup,
+    WorkerChanged,
     WatchClients, ClientGone, Warn, StopCluster, Done,
-    GetStatus, Status, GetEvents, Events, EStop, EStopped, DrainNode, Drained,
+    GetStatus, Status, GetEvents, Events, EStop, EStopped, EndGroup, DrainNode, Drained,
     StartWorkers, StopWorkers, LookForHardware, HardwareFound, StopLooking, Watch, Unwatch, ProcessGone, WorkerReady,
     WorkerExited, WorkersHealth, LogLines, LogCredit, FlushLogs, Flushing, RefusalReport,
     Enroll, RotateKey, Enrolled, AddKey, RevokeKey, GetKeys, Keys,

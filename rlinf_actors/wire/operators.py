@@ -84,6 +84,19 @@ class EStopped(Message, frozen=True):
     lifted: Union[str, None] = None
 
 
+class EndGroup(Message, frozen=True):
+    """End a group, whoever owns it: SIGTERM, after `grace_s` SIGKILL. Answered by Done when all workers are gone, or by
+    Failed(kind=not_found). A driver's key may end groups of its own jobs. `by` is who asks, for people. Since
+    protocol 7.
+    """
+
+    namespace: str
+    group: str
+    grace_s: Number
+    by: str
+    reason: str = ""
+
+
 class DrainNode(Message, frozen=True):
     """Start no new workers on a node; what runs there goes on until its owners end it. `undo` lifts it. Anybody whom
     the head's sockets let in may ask; `by` is who asks, for people. Answered by Drained.

@@ -272,7 +272,8 @@ class RunningWorker(Value, frozen=True):
 
 class GroupState(Value, frozen=True):
     """A group as the head sees it. `cls` is module:qualname of the worker class, for people.
-    `detail` is JSON that the launching client wrote for those who attach (placements and the like).
+    `detail` is JSON that the launching client wrote for those who attach (placements and the like). `detached`: no
+    client owns it, and it ends by name alone.
     """
 
     namespace: str
@@ -283,6 +284,7 @@ class GroupState(Value, frozen=True):
     workers: list[WorkerState]
     token: str = ""
     detail: str = ""
+    detached: bool = False
 
 
 class GroupHandle(Value, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from agentd.ledger import Ledger
 from rlinf_actors.wire.agents import StartWorkers
@@ -35,6 +36,16 @@ def test_the_last_settled_worker_of_an_order_takes_its_file_along(tmp_path):
     later.settled(["a"])
     assert files(tmp_path) == 1
     later.settled(["b", "unknown"])
+    assert files(tmp_path) == 0
+
+
+def test_who_owns_a_worker_that_runs_is_what_was_written_last(tmp_path):
+    ledger = Ledger(tmp_path)
+    ledger.write(order("a", "b"))
+    ledger.write(replace(order("a"), owner="", detached=True))
+    known = Ledger(tmp_path).read()
+    assert {id: (one.owner, one.detached) for id, one in known.items()} == {"a": ("", True), "b": ("d1", False)}
+    ledger.settled(["a", "b"])
     assert files(tmp_path) == 0
 
 

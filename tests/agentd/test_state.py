@@ -158,6 +158,14 @@ class TestOwnersThatEnd:
         kit.do(e.Heard(StartWorkers([spec("other")], "d2")))
         return kit
 
+    def test_a_group_that_was_given_up_stays(self, kit):
+        given = StartWorkers([spec("mine")], "", detached=True)
+        assert e.NoteOwner(given) in kit.do(e.Heard(given))
+        assert [(one.owner, one.detached) for one in kit.state.running() if one.spec.id == "mine"] == [("", True)]
+        assert e.NoteOwner(given) not in kit.do(e.Heard(given))
+        kit.do(e.ProcessEnded("d1"))
+        assert self.until_stopped(kit) == ([], None, None)
+
     def until_stopped(self, kit):
         """The workers that it stops, and how long that takes."""
         began = kit.now

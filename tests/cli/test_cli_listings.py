@@ -59,6 +59,7 @@ def test_groups(shown):
             "workers": {"gone": 1, "running": 1},
             "node_ranks": [0, 1],
             "owner": "driver-1",
+            "detached": False,
         }
     ]
     _, out, _ = shown("groups")

@@ -9,10 +9,20 @@ from keys_kit import KeysKit, key, refused, two_jobs
 from rlinf_actors.head.authority import _HOW, who_may
 from rlinf_actors.head.commands import Record, Refuse
 from rlinf_actors.security.members import Member
-from rlinf_actors.wire.agents import FlushLogs, LogCredit, LogLines
-from rlinf_actors.wire.clients import EnumerateHardware, GetNodes, Launch, StopCluster
+from rlinf_actors.wire.agents import FlushLogs, LogCredit, LogLines, StopWorkers
+from rlinf_actors.wire.clients import Detach, EnumerateHardware, GetNodes, Launch, StopCluster
 from rlinf_actors.wire.keys import AddKey, Enroll, GetKeys, Keys, RevokeKey, RotateKey
-from rlinf_actors.wire.operators import Drained, DrainNode, EStop, EStopped, Events, GetEvents, GetStatus, Status
+from rlinf_actors.wire.operators import (
+    Drained,
+    DrainNode,
+    EndGroup,
+    EStop,
+    EStopped,
+    Events,
+    GetEvents,
+    GetStatus,
+    Status,
+)
 from rlinf_actors.wire.session import Goodbye, Welcome
 from rlinf_actors.wire.values import HardwareQuestion
 
@@ -39,16 +49,18 @@ REQUESTS = {
     "Enroll": Enroll(key("x")),
     "GetKeys": GetKeys(),
     "StopCluster": StopCluster(),
+    "Detach": Detach("ann", "g", ["g-0"]),
+    "EndGroup": EndGroup("ann", "g", 1.0, "me"),
     "FlushLogs": FlushLogs("ann", 1.0),
 }
 MAY = {
     "a:n1": {"GetStatus", "EStop", "DrainNode", "RotateKey"},
     "ann": {"GetStatus", "GetEvents", "EStop", "EnumerateHardware", "GetNodes", "Launch", "RotateKey", "StopCluster",
-            "FlushLogs"},
-    "w": {"GetStatus", "GetEvents", "EStop", "EnumerateHardware", "GetNodes", "Launch"},
+            "FlushLogs", "Detach", "EndGroup"},
+    "w": {"GetStatus", "GetEvents", "EStop", "EnumerateHardware", "GetNodes", "Launch", "Detach"},
     "join": {"Enroll"},
     "root": {"GetStatus", "GetEvents", "EStop", "EnumerateHardware", "DrainNode", "AddKey", "RevokeKey", "GetKeys",
-             "StopCluster", "FlushLogs"},
+             "StopCluster", "FlushLogs", "EndGroup"},
 }  # fmt: skip
 
 
@@ -136,6 +148,16 @@ def test_an_agent_drains_its_own_node_only(kit):
     answer = kit.ask("a:n2", DrainNode("n2", "root@n2", "a fan"))
     assert isinstance(answer, Drained)
     assert "root@n2 (agent 'n2')" in answer.node.draining
+
+
+def test_a_driver_ends_groups_of_its_own_jobs_only(kit):
+    asked = EndGroup("ann", "g", 1.0, "me", "done")
+    assert "driver 'bob' may end groups of its own jobs only, and namespace 'ann' is not" in refused(
+        kit.ask("bob", asked)
+    )
+    kit.ask("ann", asked)
+    stop = kit.sent(StopWorkers)[0]
+    assert stop.reason == "me (driver 'ann') ended it: done"
 
 
 def test_an_agent_writes_to_the_terminals_of_those_who_have_workers_there(kit):

@@ -38,7 +38,7 @@ ALLOWED = {
     # who, what: why
     (PAYLOAD, "pickle"), (PAYLOAD, "cloudpickle"),
     (PAYLOAD, "__reduce_ex__"),  # torch's own, of tensors of rare kinds
-    (PAYLOAD, "__reduce__"),  # of a tensor's bytes
+    (PAYLOAD, "__reduce__"),  # of a tensor's bytes; whether a class has its own
     ("rlinf_actors/config/yaml_file.py", "yaml.load"),  # by a SafeLoader
     # its name: for people, and for what is imported before a fork
     ("rlinf_actors/cli/checks.py", "cloudpickle"), ("rlinf_actors/cli/machine.py", "cloudpickle"),
@@ -46,6 +46,10 @@ ALLOWED = {
     # values of ours that users may put into their data
     ("rlinf_actors/model/address.py", "__reduce__"), ("rlinf_actors/model/hardware.py", "__reduce_ex__"),
     ("rlinf_actors/channel/channel.py", "__reduce__"), ("rlinf_actors/wire/failure.py", "__reduce__"),
+    ("rlinf_actors/group/group.py", "__reduce__"),
+    # what is no value raises there
+    ("rlinf_actors/runtime/work.py", "__reduce__"), ("rlinf_actors/group/result.py", "__reduce__"),
+    ("rlinf_actors/group/stream.py", "__reduce__"),
 }  # fmt: skip
 
 

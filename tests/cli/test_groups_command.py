@@ -1,0 +1,72 @@
+"""`rlinf-actors groups`: detached groups in the listing, and ending a group by its name."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+from cli_kit import example_status
+from msgspec.structs import replace
+
+from rlinf_actors import GroupClosedError, NodePlacementStrategy, Worker, WorkerGroup
+from rlinf_actors.cli import app
+
+
+class Pid(Worker):
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def with_groups(*groups, **more):
+    status = example_status()
+    made = [replace(status.groups[0], namespace=namespace, name=name) for namespace, name in groups]
+    return replace(status, groups=made, protocol=7, **more)
+
+
+def test_a_detached_group_is_shown_as_one(shown):
+    status = example_status()
+    status = replace(status, groups=[replace(status.groups[0], owner="", detached=True)])
+    _, out, _ = shown("groups", status=status)
+    assert "running, detached" in out
+    _, out, _ = shown("groups", "--json", status=status)
+    assert json.loads(out)[0]["detached"] is True
+    _, out, _ = shown("node", "show", "0", status=status)
+    assert "nobody: it is detached" in out
+    _, out, _ = shown("status", status=status)
+    assert "1 running (1 detached)" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("nothing",), "there is no group 'nothing'; there are: a (one), a (two), b (one)"),
+        (("b", "--namespace", "two"), "there is no group 'b' in namespace 'two'"),
+        (("a",), "2 groups are called 'a': say which by --namespace (one, two)"),
+    ],
+)
+def test_which_group_is_meant(shown, arguments, said):
+    code, _, err = shown("groups", "stop", *arguments, status=with_groups(("one", "a"), ("two", "a"), ("one", "b")))
+    assert (code, said in err) == (64, True)
+
+
+def test_an_older_head_ends_no_group(shown):
+    code, _, err = shown("groups", "stop", "a", status=replace(with_groups(("one", "a")), protocol=6))
+    assert (code, "ends no group by name: upgrade it" in err) == (64, True)
+
+
+@pytest.mark.live
+def test_a_group_is_ended_by_its_name(local_cluster, monkeypatch, capsys):
+    local = local_cluster(num_nodes=1)
+    for name, value in local.driver_env.items():
+        monkeypatch.setenv(name, value)
+    with local.cluster(namespace="standing") as cluster:
+        Pid.create_group().launch(cluster, NodePlacementStrategy([0]), name="left", detached=True)
+        group = WorkerGroup.from_group_name(Pid, "left")
+        assert app.run(["groups", "stop", "left", "--reason", "not needed"]) == 0
+        assert "group left of namespace standing has ended" in capsys.readouterr().err
+        with pytest.raises(GroupClosedError, match="ended it: not needed"):
+            group.pid().wait()
+    assert app.run(["groups", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+    assert app.run(["groups", "stop", "left"]) == 64
