@@ -30,12 +30,15 @@ import msgspec
 
 from rlinf_actors.errors import ProtocolMismatchError, SerializationError
 from rlinf_actors.model.buffers import Buffer, keepable
+from rlinf_actors.wire import moved
 from rlinf_actors.wire.tensorbytes import bytes_of, is_private
 from rlinf_actors.wire.vouched import Vouched
 
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 _SMALL = 16 << 10
 """bytes of this size and more skip MessagePack, which would copy them twice."""
+_SEARCHED = 64 << 10
+"""Pickles of at most so many bytes are searched for names that need a look-up of ours."""
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder().decode
@@ -143,18 +146,33 @@ def decode(parts: Vouched, given: Sequence[Any] = ()) -> Any:
 
 def _unpickle(head: Buffer, kind: Buffer, parts: Sequence[Buffer]) -> Any:
     if kind == b"P":
-        return pickle.loads(memoryview(head)[1:], buffers=_writable(parts))
+        return _loads(memoryview(head)[1:], parts)
     if kind == b"C":
         theirs, ours = (head[1], head[2]), sys.version_info[:2]
         if theirs != ours:
             raise ProtocolMismatchError(
-                f"a class or function sent by value comes from Python {theirs[0]}.{theirs[1]} and this worker runs "
+                f"a class or function sent by value comes from Python {theirs[0]}.{theirs[1]} and this process runs "
                 f"{ours[0]}.{ours[1]}: put it in a module that both can import, or use one Python version"
             )
-        return pickle.loads(memoryview(head)[3:], buffers=_writable(parts))
+        return _loads(memoryview(head)[3:], parts)
     if kind == b"B":
         return bytes(parts[1])
     raise SerializationError(f"data of unknown form {bytes(kind)!r}: the sender is of another version")
+
+
+class _Unpickler(pickle.Unpickler):
+    """Finds what other versions of Python and numpy have under other names."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        return moved.adapted(module, name, super().find_class(*moved.found_at(module, name)))
+
+
+def _loads(data: memoryview, parts: Sequence[Buffer]) -> Any:
+    buffers = [keepable(part) for part in parts[1:]]
+    # a look-up in Python for each name costs little beside much data, and much beside little
+    if data.nbytes > _SEARCHED or moved.may_be_moved(bytes(data)):
+        return _Unpickler(io.BytesIO(data), buffers=buffers).load()
+    return pickle.loads(data, buffers=buffers)
 
 
 def decode_call(parts: Vouched) -> tuple[Sequence[Any], dict[str, Any]]:
@@ -163,10 +181,6 @@ def decode_call(parts: Vouched) -> tuple[Sequence[Any], dict[str, Any]]:
         return (), {}
     args, kwargs = decode(parts)
     return args, kwargs
-
-
-def _writable(parts: Sequence[Buffer]) -> list[Buffer]:
-    return [keepable(part) for part in parts[1:]]
 
 
 def _pickled(value: Any, what: str, copy: Copy | None) -> list[Buffer]:
@@ -182,9 +196,9 @@ def _pickled(value: Any, what: str, copy: Copy | None) -> list[Buffer]:
         pickler = pickle.Pickler(stream, 5, buffer_callback=keep)
         pickler.dispatch_table = _dispatch_table()
         pickler.dump(value)
-        data = stream.getbuffer()
-        if b"__main__" not in stream.getvalue():
-            return [b"P" + bytes(data), *buffers]
+        data = stream.getvalue()
+        if b"__main__" not in data:
+            return [b"P" + data, *buffers]
     except Exception:  # noqa: BLE001 - any failure means: let cloudpickle try, which reports its own
         pass
     buffers.clear()
@@ -196,7 +210,10 @@ def _pickled(value: Any, what: str, copy: Copy | None) -> list[Buffer]:
     except Exception as error:
         path = _culprit(value, what)
         raise SerializationError(f"{path or what} cannot be pickled: {error}", path=path) from error
-    return [b"C" + bytes(sys.version_info[:2]) + stream.getvalue(), *buffers]
+    data = stream.getvalue()
+    if b"cloudpickle" not in data:  # nothing by value after all: some text said __main__
+        return [b"P" + data, *buffers]
+    return [b"C" + bytes(sys.version_info[:2]) + data, *buffers]
 
 
 def _cloud_pickler(stream: io.BytesIO, keep: Callable[[pickle.PickleBuffer], Any]) -> pickle.Pickler:

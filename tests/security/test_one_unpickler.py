@@ -39,6 +39,7 @@ ALLOWED = {
     (PAYLOAD, "pickle"), (PAYLOAD, "cloudpickle"),
     (PAYLOAD, "__reduce_ex__"),  # torch's own, of tensors of rare kinds
     (PAYLOAD, "__reduce__"),  # of a tensor's bytes; whether a class has its own
+    (PAYLOAD, "Unpickler"), (PAYLOAD, "find_class"),
     ("rlinf_actors/config/yaml_file.py", "yaml.load"),  # by a SafeLoader
     # its name: for people, and for what is imported before a fork
     ("rlinf_actors/cli/checks.py", "cloudpickle"), ("rlinf_actors/cli/machine.py", "cloudpickle"),

@@ -326,3 +326,43 @@ def test_nothing_is_read_that_nobody_vouched_for(parts):
     for read in (payload.decode, payload.decode_call):
         with pytest.raises(TypeError, match="refused to unpickle"):
             read(parts)
+
+
+def test_a_text_that_looks_like_code_by_value_crosses_versions_of_python():
+    value = {"if __name__ ==": "__main__"}
+    parts = payload.encode(value)
+    assert parts[0][:1] == b"P"
+    assert there(value) == value
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "found"),
+    [
+        ("pathlib._local", "PurePosixPath", pathlib.PurePosixPath),  # Python 3.13
+        ("numpy.core.multiarray", "_reconstruct", np.ndarray),  # numpy 1
+        ("numpy._core.multiarray", "_reconstruct", np.ndarray),  # numpy 2
+        ("numpy.core.numeric", "_frombuffer", np.ndarray),
+        ("numpy._core.numeric", "_frombuffer", np.ndarray),
+    ],
+)
+@pytest.mark.parametrize("padding", [0, 100_000])
+def test_names_of_other_versions_are_found(module, name, found, padding):
+    data = f"P(V{' ' * padding}\nc{module}\n{name}\nt.".encode()  # a tuple of a text and what the name stands for
+    _, got = payload.decode(Vouched([data]))
+    assert got is found or got.__name__ == name
+
+
+def test_a_random_generator_of_another_numpy_is_read_or_refused_with_words():
+    data = b"Pcnumpy.random._pickle\n__bit_generator_ctor\n(cnumpy.random._pcg64\nPCG64\ntR."
+    if int(np.__version__.partition(".")[0]) >= 2:
+        assert type(payload.decode(Vouched([data]))) is np.random.PCG64
+    else:
+        with pytest.raises(SerializationError, match=r"a random generator of numpy 2 \(PCG64\) cannot be read"):
+            payload.decode(Vouched([data]))
+
+
+def test_arrays_keep_an_order_of_bytes_that_is_not_the_machines():
+    for array in (np.arange(3, dtype=">f4"), np.arange(50_000, dtype=">i8"), np.zeros(2, [("a", ">u2"), ("b", "<u2")])):
+        got = there(array)
+        assert got.dtype == array.dtype
+        assert got.tolist() == array.tolist()
