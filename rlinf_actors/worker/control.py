@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import logging
 import socket
+import threading
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -31,6 +33,8 @@ class Control:
         self._on_end = on_end
         self._loop: asyncio.AbstractEventLoop | None = None
         self._handlers: dict[type, Callable[[spawn.ToWorker], object]] = {}
+        self._lock = threading.Lock()
+        self._posted: collections.deque[bytes] = collections.deque()
 
     def fileno(self) -> int:
         """Of the socket."""
@@ -86,9 +90,37 @@ class Control:
         except ConnectionError:
             log.debug("the template has ended")
 
+    def post(self, packet: spawn.ToAgent) -> None:
+        """Tell the template, after what was posted before. Any thread, an event loop's too; does not wait.
+
+        What the template does not read now is sent by the I/O thread when it does. After `listen`.
+        """
+        with self._lock:
+            self._posted.append(spawn.encode(packet))
+            if len(self._posted) == 1 and not self._flush():
+                assert self._loop is not None
+                self._loop.call_soon_threadsafe(self._loop.add_writer, self.fileno(), self._writable)
+
+    def _writable(self) -> None:
+        with self._lock:
+            if self._flush() and self._loop is not None:
+                self._loop.remove_writer(self.fileno())
+
+    def _flush(self) -> bool:
+        """Send what the template has room for; False if something is left."""
+        try:
+            while self._posted:
+                self._socket.send(self._posted[0], socket.MSG_DONTWAIT)
+                self._posted.popleft()
+        except BlockingIOError:
+            return False
+        except ConnectionError:
+            self._posted.clear()  # this process is about to end too
+        return True
+
     def _readable(self) -> None:
         try:
-            data = self._socket.recv(_MAX_PACKET)
+            data = self._socket.recv(_MAX_PACKET, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
         except OSError:

@@ -124,7 +124,7 @@ def _start(
         messenger=messenger,
         broadcaster=Broadcaster(messenger, address),
         server=server,
-        device_lock=DeviceLock(spec.id, name, has_devices, control.send, worker_context.make_logger(name)),
+        device_lock=DeviceLock(spec.id, name, has_devices, control.post, worker_context.make_logger(name)),
         guard=guard,
         lease_page=guard.page if guard is not None else None,
     )

@@ -36,3 +36,15 @@ def test_the_end_of_the_template_is_none_and_telling_it_does_nothing(ends):
     template.close()
     assert control.receive() is None
     control.try_send(spawn.LeaseLost("w", "its template process ended"))
+
+
+async def test_what_the_template_has_no_room_for_follows_in_order_and_nobody_waits(ends):
+    template, worker = ends
+    control = Control(worker, lambda: None)
+    control.listen(asyncio.get_running_loop())
+    said = [spawn.LockDevices("w", number) for number in range(2000)]
+    for packet in said:
+        control.post(packet)
+    came = [await asyncio.to_thread(template.recv, 1024) for _ in said]
+    assert [spawn.decode_to_agent(data) for data in came] == said
+    asyncio.get_running_loop().remove_reader(worker.fileno())
