@@ -11,7 +11,9 @@ import types
 
 import group_kit
 import pytest
+from blocking import no_blocking
 
+from rlinf_actors.cluster.importpaths import import_paths
 from rlinf_actors.errors import CallTimeoutError, ClusterTimeoutError, ConfigError, UsageError, WorkerStartError
 from rlinf_actors.group import launching
 from rlinf_actors.group.launching import check_arguments
@@ -152,6 +154,19 @@ def test_import_paths_are_the_scripts_not_the_interpreters(tmp_path):
     assert str(tmp_path) in paths
     assert str(tmp_path / "lib") in paths
     assert not [path for path in paths if "site-packages" in path or path.endswith(".zip")]
+
+
+async def test_import_paths_ask_no_file_system_in_an_event_loop(tmp_path, monkeypatch):
+    """What was not resolved before is taken as it is written; by a thread it is resolved for later."""
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "link").symlink_to("lib")
+    await asyncio.to_thread(import_paths)
+    monkeypatch.syspath_prepend(str(tmp_path / "link"))
+    with no_blocking():
+        assert import_paths()[0] == str(tmp_path / "link")
+    assert (await asyncio.to_thread(import_paths))[0] == str(tmp_path / "lib")
+    with no_blocking():
+        assert import_paths()[0] == str(tmp_path / "lib")
 
 
 class TestReadiness:
