@@ -8,9 +8,9 @@ import concurrent.futures
 import logging
 import os
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, overload
 
 from rlinf_actors import forks
 from rlinf_actors.cluster.asked import Asked, InUse
@@ -18,6 +18,7 @@ from rlinf_actors.cluster.attach import worker_job
 from rlinf_actors.cluster.bootstrap import EmbeddedDaemon
 from rlinf_actors.cluster.events import EventCursor, EventStream
 from rlinf_actors.cluster.hardware import Pieces
+from rlinf_actors.cluster.importpaths import import_paths
 from rlinf_actors.cluster.learning import learn_nodes
 from rlinf_actors.cluster.starting import Connecting, Turns, Watch
 from rlinf_actors.cluster.view import ClusterView
@@ -29,6 +30,7 @@ from rlinf_actors.net.address import endpoint_of
 from rlinf_actors.net.host import free_port
 from rlinf_actors.net.loop import Tasks
 from rlinf_actors.net.security import Security
+from rlinf_actors.runtime.asyncwork import AsyncWork
 from rlinf_actors.runtime.headlink import SILENT_HEAD_S
 from rlinf_actors.runtime.logprinter import say
 from rlinf_actors.runtime.process import Runtime
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from rlinf_actors.group.group import WorkerGroup
     from rlinf_actors.worker.worker import Worker
 
+T = TypeVar("T")
 W = TypeVar("W", bound="Worker")
 
 log = logging.getLogger(__name__)
@@ -168,6 +171,7 @@ class Cluster(ClusterView):
         self._owner_pid = os.getpid()
         self._made_in = forks.generation()
         settings, job = asked.settings(), worker_job()
+        import_paths()  # resolves them, which a launch in an event loop does not
         if settings.ext_module and job is None:
             extensions.load_module(settings.ext_module)
         self.config = asked.config()
@@ -216,23 +220,30 @@ class Cluster(ClusterView):
         if self._endpoint and self._starting is not None:
             self._starting.cancel()  # nobody is left to answer it; one that is over is not changed
 
-    def shutdown(self) -> None:
-        """End what this process started: its groups, and the embedded cluster. Blocks; twice is fine.
+    @overload
+    def shutdown(self, async_op: Literal[False] = False) -> None: ...
 
-        After Ctrl-C it goes on; the next call, or the end of the interpreter, waits for it. After a failure that call
-        tries again.
+    @overload
+    def shutdown(self, async_op: Literal[True]) -> AsyncWork[None]: ...
+
+    def shutdown(self, async_op: bool = False) -> AsyncWork[None] | None:
+        """End what this process started: its groups, and the embedded cluster. Twice is fine.
+
+        A head that says nothing is waited for 5 s. After Ctrl-C it goes on; the next call, or the end of the
+        interpreter, waits for it. After a failure that call tries again.
+
+        Args:
+            async_op: return an AsyncWork at once; else block. Cancelling who awaits it is as Ctrl-C.
         """
         ending = self._begin_end()
-        if ending is not None:
-            ending.result()
-            self._ended()
+        if async_op:
+            return AsyncWork.on_thread(lambda: self._wait_for(ending), "shutdown() of the Cluster")
+        self._wait_for(ending)
+        return None
 
     async def shutdown_async(self) -> None:
-        """As `shutdown`, for a running event loop. Cancelling is as Ctrl-C there."""
-        ending = self._begin_end()
-        if ending is not None:
-            await asyncio.shield(asyncio.wrap_future(ending))
-            await asyncio.to_thread(self._ended)
+        """Await ``shutdown(async_op=True)``."""
+        await self.shutdown(async_op=True)
 
     def _begin_end(self) -> concurrent.futures.Future[None] | None:
         """Begin the end, or find the one that is under way; None if there is nothing to end."""
@@ -247,9 +258,11 @@ class Cluster(ClusterView):
             self._ending = self.runtime.io.submit(self._end())
         return self._ending
 
-    def _ended(self) -> None:
-        atexit.unregister(self.shutdown)
-        self.runtime.close()
+    def _wait_for(self, ending: concurrent.futures.Future[None] | None) -> None:
+        if ending is not None:
+            ending.result()
+            atexit.unregister(self.shutdown)
+            self.runtime.close()
 
     async def _end(self) -> None:
         if self._starting is not None and not self._starting.done():
@@ -331,7 +344,9 @@ class Cluster(ClusterView):
 
     @classmethod
     def current(cls) -> Cluster:
-        """The Cluster of this process; in a worker it is made on first use.
+        """Return the Cluster of this process; in a worker it is made on first use.
+
+        That first use blocks in a worker: ``await Cluster.connect()`` makes it without.
 
         Raises:
             UsageError: there is none.
@@ -346,8 +361,25 @@ class Cluster(ClusterView):
         raise UsageError("no Cluster is running in this process: make one by Cluster(...) or Cluster.connect(...)")
 
     @classmethod
+    def _asking(cls, ask: Callable[[Cluster], Coroutine[Any, Any, T]], what: str) -> AsyncWork[T]:
+        """Run a coroutine function on the I/O thread of this process's Cluster, which a worker makes on first use.
+
+        Raises:
+            UsageError: there is none.
+        """
+        known, job = cls._live(), worker_job()
+        if known is None and job is None:
+            known = cls.current()  # raises
+
+        async def run() -> T:
+            return await ask(known if known is not None else await cls.connect())
+
+        runtime = known.runtime if known is not None else job.runtime  # type: ignore[union-attr]  # one of them is there
+        return AsyncWork.of(runtime.io, run(), what)
+
+    @classmethod
     def has_initialized(cls) -> bool:
-        """Whether a Cluster is running in this process."""
+        """Return True if a Cluster is running in this process."""
         return cls._live() is not None
 
     # --- what it is ---
@@ -366,9 +398,27 @@ class Cluster(ClusterView):
             )
         return ""
 
-    def get_alive_nodes(self) -> list[NodeInfo]:
-        """Nodes that the head hears from now. One round trip."""
-        status = self.runtime.io.submit(self.runtime.status(self.namespace)).result()
+    @overload
+    def get_alive_nodes(self, async_op: Literal[False] = False) -> list[NodeInfo]: ...
+
+    @overload
+    def get_alive_nodes(self, async_op: Literal[True]) -> AsyncWork[list[NodeInfo]]: ...
+
+    def get_alive_nodes(self, async_op: bool = False) -> list[NodeInfo] | AsyncWork[list[NodeInfo]]:
+        """Return the nodes that the head hears from now. One round trip.
+
+        Args:
+            async_op: return an AsyncWork of them at once; else block.
+
+        Raises:
+            ClusterTimeoutError: the head has not answered for 10 s.
+            NodeLostError: the session with the head has ended.
+        """
+        work = AsyncWork.of(self.runtime.io, self._alive_nodes(), "get_alive_nodes()")
+        return work if async_op else work.wait()
+
+    async def _alive_nodes(self) -> list[NodeInfo]:
+        status = await self.runtime.status(self.namespace)
         alive = {node.rank for node in status.nodes if node.state in ("ready", "suspect", "draining")}
         return [node for node in self._nodes if node.node_rank in alive]
 

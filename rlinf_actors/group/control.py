@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
-from collections.abc import Callable, Generator, Hashable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 from rlinf_actors.errors import CallTimeoutError, GroupNotFoundError, RlinfActorsError, UsageError
@@ -16,6 +16,7 @@ from rlinf_actors.group.result import WorkerGroupFuncResult
 from rlinf_actors.hardware.pieces import info_of
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.worker import WorkerInfo
+from rlinf_actors.runtime.asyncwork import AsyncWork
 from rlinf_actors.wire import bounds
 
 if TYPE_CHECKING:
@@ -154,21 +155,21 @@ class GroupControl:
         """Block until every worker is constructed; raises what went wrong."""
         self.group.want().wait(timeout)
 
-    def shutdown(self, grace: float = 5.0) -> Any:
+    def shutdown(self, grace: float = 5.0, async_op: bool | None = None) -> Any:
         """See WorkerGroup.shutdown."""
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            self.shutdown_blocking(grace)
-            return None
-        return _Shutdown(self._begin_shutdown(grace))
+        if async_op is None:
+            async_op = asyncio._get_running_loop() is not None
+        if async_op:
+            return AsyncWork.of_future(self._begin_shutdown(grace), f"shutdown() of group {self.name!r}")
+        self.shutdown_blocking(grace)
+        return None
 
     async def shutdown_async(self, grace: float = 5.0) -> None:
         """End the workers and wait until they are gone. Cancelling leaves it to end by itself.
 
         A head that says nothing for 5 s is not waited for, with a warning: the group ends when it is there again.
         """
-        await _Shutdown(self._begin_shutdown(grace))
+        await self.shutdown(grace, async_op=True)
 
     def shutdown_blocking(self, grace: float = 5.0) -> None:
         """End the workers and block until they are gone."""
@@ -210,13 +211,3 @@ class GroupControl:
             except RlinfActorsError as error:
                 log.warning("group %r: _close() failed; stopping it anyway: %s", self.name, error)
         await self.runtime.groups.stop_or_leave(group, grace)
-
-
-class _Shutdown:
-    """The awaitable of a shutdown; it goes on whether or not it is awaited."""
-
-    def __init__(self, future: concurrent.futures.Future[None]) -> None:
-        self._future = future
-
-    def __await__(self) -> Generator[Any, None, None]:
-        return asyncio.shield(asyncio.wrap_future(self._future)).__await__()

@@ -6,7 +6,7 @@ import asyncio
 import warnings
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar, overload
 
 from rlinf_actors.errors import PlacementError, UsageError
 from rlinf_actors.group import launching
@@ -17,6 +17,7 @@ from rlinf_actors.group.method import ONCE, CallOptions
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.placement import Placement
 from rlinf_actors.model.worker import WorkerInfo
+from rlinf_actors.runtime.asyncwork import AsyncWork
 from rlinf_actors.wire.bounds import deadline
 
 T = TypeVar("T")
@@ -80,20 +81,55 @@ class WorkerGroup(Calls[T]):
         """
         return GroupView(self._control, _ranks(ranks, self._control), warn=True)
 
+    @overload
     @staticmethod
-    def from_group_name(worker_cls: type[C], group_name: str) -> WorkerGroup[C]:
-        """A handle of a running group, from any process of its namespace. One round trip to the head.
+    def from_group_name(worker_cls: type[C], group_name: str, async_op: Literal[False] = False) -> WorkerGroup[C]: ...
+
+    @overload
+    @staticmethod
+    def from_group_name(worker_cls: type[C], group_name: str, async_op: Literal[True]) -> AsyncWork[WorkerGroup[C]]: ...
+
+    @staticmethod
+    def from_group_name(
+        worker_cls: type[C], group_name: str, async_op: bool = False
+    ) -> WorkerGroup[C] | AsyncWork[WorkerGroup[C]]:
+        """Return a handle of a running group, from any process of its namespace. One round trip to the head.
+
+        Args:
+            worker_cls: its worker class.
+            group_name: its name.
+            async_op: return an AsyncWork of the handle at once; else block.
 
         Raises:
             GroupNotFoundError: no group of that name is running in this namespace.
+            ClusterTimeoutError: the head has not answered for 30 s.
         """
-        return WorkerGroup(launching.attach(worker_cls, group_name))
+        found = launching.attach(worker_cls, group_name)
+        work: AsyncWork[WorkerGroup[C]] = AsyncWork.made_of(found, WorkerGroup, "from_group_name()")
+        return work if async_op else work.wait()
+
+    @overload
+    @staticmethod
+    def from_address(worker_cls: type[C], address: WorkerAddress, async_op: Literal[False] = False) -> GroupView[C]: ...
+
+    @overload
+    @staticmethod
+    def from_address(
+        worker_cls: type[C], address: WorkerAddress, async_op: Literal[True]
+    ) -> AsyncWork[GroupView[C]]: ...
 
     @staticmethod
-    def from_address(worker_cls: type[C], address: WorkerAddress) -> GroupView[C]:
+    def from_address(
+        worker_cls: type[C], address: WorkerAddress, async_op: bool = False
+    ) -> GroupView[C] | AsyncWork[GroupView[C]]:
         """Return a view of the worker at an address, or of all workers for the address of a group.
 
         For any process of the group's namespace. One round trip to the head.
+
+        Args:
+            worker_cls: the worker class of the group.
+            address: of the worker or group.
+            async_op: return an AsyncWork of the view at once; else block.
 
         Raises:
             GroupNotFoundError: no group of that name is running in this namespace.
@@ -105,9 +141,14 @@ class WorkerGroup(Calls[T]):
                 f"{address.get_name()} is a child process of a worker, and only workers can be called: take the "
                 f"worker's address, {address.get_parent_address().get_name()}"
             )
-        control = launching.attach(worker_cls, address.root_group_name)
-        ranks = address.rank_path or range(control.world_size)
-        return GroupView(control, _ranks([ranks], control), warn=False)
+
+        def view(control: GroupControl) -> GroupView[C]:
+            ranks = address.rank_path or range(control.world_size)
+            return GroupView(control, _ranks([ranks], control), warn=False)
+
+        found = launching.attach(worker_cls, address.root_group_name)
+        work = AsyncWork.made_of(found, view, "from_address()")
+        return work if async_op else work.wait()
 
     # --- newer names ---
 
@@ -127,7 +168,7 @@ class WorkerGroup(Calls[T]):
         return self._control.placements
 
     def wait_ready(self, timeout: float | None = None) -> WorkerGroup[T]:
-        """Block until every worker is constructed; returns the group.
+        """Block until every worker is constructed; returns the group. In an event loop: ``await group``.
 
         Raises:
             WorkerStartError, WorkerError, WorkerDiedError, NameInUseError: what went wrong.
@@ -136,13 +177,18 @@ class WorkerGroup(Calls[T]):
         self._control.wait_ready(timeout)
         return self
 
-    def shutdown(self, grace: float = 5.0) -> Any:
+    def shutdown(self, grace: float = 5.0, async_op: bool | None = None) -> Any:
         """End the workers: ``_close()`` on each if it has one, SIGTERM, after *grace* seconds SIGKILL.
 
-        In a plain script it returns when they are gone; in a running event loop it returns an
-        awaitable. Shutting down twice is fine; after a failure the second one tries again.
+        Shutting down twice is fine; after a failure the second one tries again. A head that says nothing for 5 s is
+        not waited for, with a warning: the group ends when it is there again.
+
+        Args:
+            grace: seconds.
+            async_op: return an AsyncWork at once, True; or block until the workers are gone, False. By default it
+                blocks in a plain script, and returns an AsyncWork in a running event loop.
         """
-        return self._control.shutdown(grace)
+        return self._control.shutdown(grace, async_op)
 
     def with_timeout(self, seconds: float) -> GroupView[T]:
         """A view whose calls have a deadline.

@@ -21,6 +21,7 @@ from rlinf_actors.hardware.extensions import providers
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.model.restart import RestartPolicy
 from rlinf_actors.placement.strategies import default_strategy
+from rlinf_actors.runtime.asyncwork import AsyncWork
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.remote import Construction, RemoteGroup
 from rlinf_actors.settings import Settings, for_workers
@@ -257,13 +258,18 @@ def _warn_of_robots(cls: type, specs: Sequence[WorkerSpec]) -> None:
         )  # fmt: skip
 
 
-def attach(cls: type, name: str) -> GroupControl:
-    """A handle of a running group; see WorkerGroup.from_group_name."""
+def attach(cls: type, name: str) -> AsyncWork[GroupControl]:
+    """Return the work of finding a running group; see WorkerGroup.from_group_name."""
     from rlinf_actors.cluster.cluster import Cluster
 
-    cluster = Cluster.current()
-    runtime = cluster.runtime
-    group: RemoteGroup = runtime.io.submit(runtime.groups.find(cluster.namespace, name)).result()
+    async def find(cluster: Cluster) -> tuple[Runtime, RemoteGroup]:
+        return cluster.runtime, await cluster.runtime.groups.find(cluster.namespace, name)
+
+    what = f"from_group_name({name!r})"
+    return AsyncWork.made_of(Cluster._asking(find, what), lambda found: _attached(cls, name, *found), what)
+
+
+def _attached(cls: type, name: str, runtime: Runtime, group: RemoteGroup) -> GroupControl:
     described = detail.decode(group.detail, name)
     if not group.owned:
         for peer, node in zip(group.peers, described.nodes, strict=False):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Union, overloa
 
 from rlinf_actors.errors import CallTimeoutError, GroupClosedError, SerializationError, UsageError
 from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.runtime.asyncwork import AsyncWork
 from rlinf_actors.runtime.peer import ANSWER_S, Late, Peer, new_call
 from rlinf_actors.runtime.work import Work, call_all
 from rlinf_actors.wire import failure, frames, payload
@@ -309,49 +310,92 @@ class WorkerGroupFuncResult(Work["list[T]"], Generic[T]):
                 self._watchers = tuple(watcher for watcher in self._watchers if watcher is not notify)
             self._forget(notify)
 
-    def consume_duration(self, reduction_type: str = "max") -> float:
-        """How long the method ran, in seconds, reduced over the ranks. Waits for the result first.
+    @overload
+    def consume_duration(self, reduction_type: str = "max", async_op: Literal[False] = False) -> float: ...
+
+    @overload
+    def consume_duration(self, reduction_type: str = "max", *, async_op: Literal[True]) -> AsyncWork[float]: ...
+
+    def consume_duration(self, reduction_type: str = "max", async_op: bool = False) -> float | AsyncWork[float]:
+        """Return how long the method ran, in seconds, reduced over the ranks. Waits for the result first.
 
         Args:
             reduction_type: max, min, mean or sum.
+            async_op: return an AsyncWork at once; else block.
+
+        Raises:
+            ValueError: there is no such *reduction_type*. Also what the call raised.
         """
         reduce = _reduction(reduction_type)
-        return reduce(self._durations())
+        work = AsyncWork.made_of(self, lambda _: reduce(self._durations()), f"consume_duration() of {self._method}()")
+        return work if async_op else work.wait()
 
     @overload
     def consume_durations(
-        self, reduction_type: str = "max", return_per_rank: Literal[False] = False
+        self, reduction_type: str = "max", return_per_rank: Literal[False] = False, async_op: Literal[False] = False
     ) -> dict[str, float]: ...
     @overload
     def consume_durations(
-        self, reduction_type: str = "max", *, return_per_rank: Literal[True]
+        self, reduction_type: str = "max", *, return_per_rank: Literal[True], async_op: Literal[False] = False
     ) -> tuple[dict[str, float], dict[str, list[float]]]: ...
     @overload
     def consume_durations(
-        self, reduction_type: str, return_per_rank: Literal[True]
+        self, reduction_type: str, return_per_rank: Literal[True], async_op: Literal[False] = False
     ) -> tuple[dict[str, float], dict[str, list[float]]]: ...
-    def consume_durations(self, reduction_type: str = "max", return_per_rank: bool = False) -> Any:
-        """All durations the workers recorded by timer tag, and forget them there. Waits for the result first.
+    @overload
+    def consume_durations(
+        self, reduction_type: str = "max", return_per_rank: Literal[False] = False, *, async_op: Literal[True]
+    ) -> AsyncWork[dict[str, float]]: ...
+    @overload
+    def consume_durations(
+        self, reduction_type: str = "max", *, return_per_rank: Literal[True], async_op: Literal[True]
+    ) -> AsyncWork[tuple[dict[str, float], dict[str, list[float]]]]: ...
+    def consume_durations(
+        self, reduction_type: str = "max", return_per_rank: bool = False, async_op: bool = False
+    ) -> Any:
+        """Return all durations the workers recorded by timer tag, and forget them there. Waits for the result first.
+
+        Args:
+            reduction_type: max, min, mean or sum.
+            return_per_rank: return the durations of the ranks too.
+            async_op: return an AsyncWork at once; else block.
 
         Returns:
             ``{tag: seconds}`` reduced over the ranks; with *return_per_rank* a pair of that and
             ``{tag: [seconds of each rank that has the tag]}``. The method itself is a tag too.
+
+        Raises:
+            ValueError: there is no such *reduction_type*. Also what the call raised.
         """
         reduce = _reduction(reduction_type)
-        per_rank: dict[str, list[float]] = {self._method: self._durations()}
         timers: WorkerGroupFuncResult[dict[str, float]] = WorkerGroupFuncResult(
             self._runtime, "pop_execution_times", self._peers
         )
-        timers._start(())
-        for times in timers.wait():
-            for tag, seconds in times.items():
-                if tag != self._method:
-                    per_rank.setdefault(tag, []).append(seconds)
-        reduced = {tag: reduce(values) for tag, values in per_rank.items()}
-        return (reduced, per_rank) if return_per_rank else reduced
+
+        async def both() -> None:
+            await self._until_done()
+            if self._failed is None and len(self._order) == len(self._peers):
+                timers._start(())
+                await timers._until_done()
+
+        def reduced(_: None) -> Any:
+            self._outcome()  # raises what the call raised, and then no timers were asked for
+            per_rank: dict[str, list[float]] = {self._method: self._durations()}
+            for times in timers._outcome():
+                for tag, seconds in times.items():
+                    if tag != self._method:
+                        per_rank.setdefault(tag, []).append(seconds)
+            all_ranks = {tag: reduce(values) for tag, values in per_rank.items()}
+            return (all_ranks, per_rank) if return_per_rank else all_ranks
+
+        if not async_op:
+            self.wait()  # refuses to wait for what this thread has to do itself
+        what = f"consume_durations() of {self._method}()"
+        work = AsyncWork.made_of(AsyncWork.of(self._runtime.io, both(), what), reduced, what)
+        return work if async_op else work.wait()
 
     def _durations(self) -> list[float]:
-        self.wait()
+        """Of a call that succeeded."""
         seconds = []
         for answer in self._answers:
             if isinstance(answer, _Value):

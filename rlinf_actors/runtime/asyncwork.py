@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from rlinf_actors import scarce
 from rlinf_actors.errors import UsageError
-from rlinf_actors.runtime.work import Promise
+from rlinf_actors.runtime.work import Promise, Work
 
 if TYPE_CHECKING:
     from rlinf_actors.net.loop import IoThread
@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+S = TypeVar("S")
 
 THEN_THREADS = 8
 """How many functions given to `AsyncWork.then` may run at a time."""
@@ -96,6 +97,11 @@ class AsyncWork(Promise[T]):
         Raises:
             UsageError: the I/O thread has been stopped, or this process is a fork.
         """
+        return cls.of_future(io.submit(coroutine), what)
+
+    @classmethod
+    def of_future(cls, future: concurrent.futures.Future[T], what: str) -> AsyncWork[T]:
+        """Return a work that ends as what was submitted to the I/O thread does. Any thread."""
         work: AsyncWork[T] = AsyncWork(what)
 
         def ended(future: concurrent.futures.Future[T]) -> None:
@@ -106,8 +112,33 @@ class AsyncWork(Promise[T]):
             except BaseException as error:  # noqa: BLE001 - whatever it is, it reaches the waiter
                 work.reject(error)
 
-        io.submit(coroutine).add_done_callback(ended)
+        future.add_done_callback(ended)
         return work
+
+    @classmethod
+    def on_thread(cls, function: Callable[[], T], what: str) -> AsyncWork[T]:
+        """Run a function that blocks on a thread of its own, and return a work that ends as it does. Any thread."""
+        work: AsyncWork[T] = AsyncWork(what)
+
+        def run() -> None:
+            try:
+                value = function()
+            except BaseException as error:  # noqa: BLE001 - whatever it is, it reaches the waiter
+                work.reject(error)
+            else:
+                work.resolve(value)
+
+        scarce.start(threading.Thread(target=run, name=f"rlinf-actors {what}", daemon=True))
+        return work
+
+    @classmethod
+    def made_of(cls, source: Work[S], make: Callable[[S], T], what: str) -> AsyncWork[T]:
+        """Return a work that ends with *source*, and whose value is made of that one's.
+
+        ``make(value)`` runs once, in the first thread that takes the outcome: what unpickles, or is the user's code,
+        does not run on the I/O thread. An error of *source*, or of *make*, is the error of the work.
+        """
+        return _Made(source, make, what)
 
     @overload
     def then(self, fn: Callable[P, AsyncWork[R]], *args: P.args, **kwargs: P.kwargs) -> AsyncWork[R]: ...
@@ -154,6 +185,33 @@ def _nothing() -> None:
 
 _NOTHING: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]] = (_nothing, (), {})
 _OVER: AsyncWork[Any] = AsyncWork("what is over")
+
+
+class _Made(AsyncWork[T]):
+    """See `AsyncWork.made_of`."""
+
+    def __init__(self, source: Work[S], make: Callable[[S], T], what: str) -> None:
+        super().__init__(what)
+        self._source: Work[Any] = source
+        self._make: Callable[[Any], T] = make
+        self._making = threading.RLock()  # *make* may ask for the outcome of another work of this thread
+        source._on_done(self._finish)
+
+    def _before_blocking(self) -> None:
+        super()._before_blocking()
+        self._source._before_blocking()
+
+    def _outcome(self) -> T:
+        with self._making:
+            if not self._settled:
+                try:
+                    value = self._make(self._source._outcome())
+                except BaseException as error:  # noqa: BLE001 - raised below, and each time it is asked for
+                    self.reject(error)
+                else:
+                    self.resolve(value)
+                self._source = _OVER  # its value may be large, and the work may be kept for long
+        return super()._outcome()
 
 
 class _Then(AsyncWork[Any]):

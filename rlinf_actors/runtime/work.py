@@ -106,6 +106,12 @@ class Work(Generic[T]):
                 self._forget(notify)
         return self._outcome()
 
+    async def _until_done(self) -> None:
+        """Wait until the outcome is there, and leave it to others to take: nothing is unpickled or raised here."""
+        over, loop = asyncio.Event(), asyncio.get_running_loop()
+        self._on_done(lambda: loop.call_soon_threadsafe(over.set))
+        await over.wait()
+
     def _outcome(self) -> T:
         raise NotImplementedError
 

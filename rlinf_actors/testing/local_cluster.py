@@ -12,15 +12,16 @@ import subprocess
 import tempfile
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from rlinf_actors.cluster.bootstrap import start_agentd
 from rlinf_actors.errors import ClusterTimeoutError, ConfigError, RlinfActorsError
 from rlinf_actors.net.loop import Tasks
 from rlinf_actors.net.ports import HeldPorts
+from rlinf_actors.runtime.asyncwork import AsyncWork
 from rlinf_actors.settings import (
     CONFIG_FILE,
     FOR_THE_UNIT_ALONE,
@@ -158,8 +159,17 @@ class LocalCluster:
 
     # --- life ---
 
-    def start(self) -> LocalCluster:
-        """Start the nodes and wait until all are registered. Blocks.
+    @overload
+    def start(self, async_op: Literal[False] = False) -> LocalCluster: ...
+
+    @overload
+    def start(self, async_op: Literal[True]) -> AsyncWork[LocalCluster]: ...
+
+    def start(self, async_op: bool = False) -> LocalCluster | AsyncWork[LocalCluster]:
+        """Start the nodes and wait until all are registered.
+
+        Args:
+            async_op: return an AsyncWork at once; else block. It is the same for the other methods.
 
         Raises:
             ClusterTimeoutError: that takes longer than *timeout* seconds.
@@ -168,6 +178,9 @@ class LocalCluster:
         if self._started:
             raise RlinfActorsError("this LocalCluster was started already: make another one")
         self._started = True
+        return AsyncWork.on_thread(self._start, "the start of a LocalCluster") if async_op else self._start()
+
+    def _start(self) -> LocalCluster:
         started.add(self)
         deadline = time.monotonic() + self._timeout
         try:
@@ -179,8 +192,11 @@ class LocalCluster:
             raise
         return self
 
-    def stop(self, grace: float = 10.0) -> None:
-        """End every node and what runs on it: SIGTERM, after *grace* seconds SIGKILL. Blocks; twice is fine."""
+    def stop(self, grace: float = 10.0, async_op: bool = False) -> Any:
+        """End every node and what runs on it: SIGTERM, after *grace* seconds SIGKILL. Twice is fine."""
+        return _done(lambda: self._stop(grace), "the end of a LocalCluster", async_op)
+
+    def _stop(self, grace: float) -> None:
         clusters, self._clusters = self._clusters, []
         for cluster in clusters:
             cluster.shutdown()
@@ -197,18 +213,21 @@ class LocalCluster:
         self._ports.close()
         self.stopped = True
 
-    def kill_node(self, rank: int) -> None:
-        """SIGKILL a node: its agentd, templates, workers and their children. Returns when it is gone."""
-        self._kill(self.nodes[rank])
+    def kill_node(self, rank: int, async_op: bool = False) -> Any:
+        """SIGKILL a node: its agentd, templates, workers and their children. Ends when it is gone."""
+        return _done(lambda: self._kill(self.nodes[rank]), f"the end of node {rank}", async_op)
 
-    def kill_agent(self, rank: int) -> None:
-        """SIGKILL a node's agentd alone, and with it the head where *rank* is 0. Returns when it is gone."""
-        node = self.nodes[rank]
-        node.process.kill()
-        node.process.wait()
+    def kill_agent(self, rank: int, async_op: bool = False) -> Any:
+        """SIGKILL a node's agentd alone, and with it the head where *rank* is 0. Ends when it is gone."""
 
-    def restart_agent(self, rank: int, timeout: float = 30.0) -> None:
-        """Start a node's agentd again after its end, at its old addresses. Blocks until it is registered.
+        def kill() -> None:
+            self.nodes[rank].process.kill()
+            self.nodes[rank].process.wait()
+
+        return _done(kill, f"the end of the agentd of node {rank}", async_op)
+
+    def restart_agent(self, rank: int, timeout: float = 30.0, async_op: bool = False) -> Any:
+        """Start a node's agentd again after its end, at its old addresses. Ends when it is registered.
 
         Raises:
             RlinfActorsError: it runs, or ended before it was registered.
@@ -217,15 +236,22 @@ class LocalCluster:
         node = self.nodes[rank]
         if node.alive:
             raise RlinfActorsError(f"the agentd of node {rank} runs (process {node.pid}): end it first")
-        os.makedirs(node.run_dir, exist_ok=True)
-        heard = self._spawn(node)
-        _ready({rank: heard}, self.nodes, time.monotonic() + timeout)
 
-    def stop_node(self, rank: int, timeout: float = 10.0) -> None:
+        def restart() -> None:
+            os.makedirs(node.run_dir, exist_ok=True)
+            heard = self._spawn(node)
+            _ready({rank: heard}, self.nodes, time.monotonic() + timeout)
+
+        return _done(restart, f"the new start of the agentd of node {rank}", async_op)
+
+    def stop_node(self, rank: int, timeout: float = 10.0, async_op: bool = False) -> Any:
         """End a node in good order (SIGTERM) and wait for it. Raises subprocess.TimeoutExpired."""
-        node = self.nodes[rank]
-        node.process.terminate()
-        node.process.wait(timeout)
+
+        def stop() -> None:
+            self.nodes[rank].process.terminate()
+            self.nodes[rank].process.wait(timeout)
+
+        return _done(stop, f"the end of node {rank}", async_op)
 
     def __enter__(self) -> LocalCluster:
         return self.start()
@@ -322,6 +348,11 @@ class LocalCluster:
         finally:
             os.close(tell)
         return heard
+
+
+def _done(function: Callable[[], None], what: str, async_op: bool) -> Any:
+    """Do what blocks, or return the work of a thread that does."""
+    return AsyncWork.on_thread(function, what) if async_op else function()
 
 
 def _base() -> str:

@@ -2,32 +2,75 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from rlinf_actors.cluster.attach import worker_job
 from rlinf_actors.errors import GroupNotFoundError
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.worker import WorkerInfo
+from rlinf_actors.runtime.asyncwork import AsyncWork
 
 if TYPE_CHECKING:
     from rlinf_actors.wire.values import GroupState, WorkerState
     from rlinf_actors.worker.context import WorkerContext
 
+T = TypeVar("T")
+
 
 class ManagerProxy:
-    """What the head knows of the workers of this job. Every method is one round trip; any thread but the I/O thread."""
+    """What the head knows of the workers of this job. Every method is one round trip; any thread but the I/O thread.
+
+    With ``async_op=True`` they return an AsyncWork at once; else they block. All raise ClusterTimeoutError if the head
+    has not answered for 10 s (30 s where the worker has not used the head before).
+    """
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
 
-    def get_worker_info(self, address: WorkerAddress | str) -> WorkerInfo:
-        """Where a worker of this job runs.
+    @overload
+    def get_worker_info(self, address: WorkerAddress | str, async_op: Literal[False] = False) -> WorkerInfo: ...
+
+    @overload
+    def get_worker_info(self, address: WorkerAddress | str, async_op: Literal[True]) -> AsyncWork[WorkerInfo]: ...
+
+    def get_worker_info(
+        self, address: WorkerAddress | str, async_op: bool = False
+    ) -> WorkerInfo | AsyncWork[WorkerInfo]:
+        """Return where a worker of this job runs.
+
+        Args:
+            address: of the worker, or its name (``group:rank``).
+            async_op: return an AsyncWork.
 
         Raises:
             GroupNotFoundError: no such group or rank is running.
         """
         address = WorkerAddress.from_name(address) if isinstance(address, str) else address
-        group, worker = self._find(address)
+        work = self._asking(self._info(address), f"get_worker_info({address.get_name()!r})")
+        return work if async_op else work.wait()
+
+    @overload
+    def is_alive(self, name: str, async_op: Literal[False] = False) -> bool: ...
+
+    @overload
+    def is_alive(self, name: str, async_op: Literal[True]) -> AsyncWork[bool]: ...
+
+    def is_alive(self, name: str, async_op: bool = False) -> bool | AsyncWork[bool]:
+        """Return True if the worker called *name* (``group:rank``) is running.
+
+        Args:
+            name: of the worker.
+            async_op: return an AsyncWork.
+        """
+        work = self._asking(self._is_alive(WorkerAddress.from_name(name)), f"is_alive({name!r})")
+        return work if async_op else work.wait()
+
+    def _asking(self, coroutine: Coroutine[Any, Any, T], what: str) -> AsyncWork[T]:
+        return AsyncWork.of(self._context.runtime.io, coroutine, what)
+
+    async def _info(self, address: WorkerAddress) -> WorkerInfo:
+        group, worker = await self._find(address)
         if worker is None or group is None:
             raise GroupNotFoundError(
                 f"no worker {address.get_name()!r} is running in namespace {self._context.spec.namespace!r}"
@@ -41,17 +84,16 @@ class ManagerProxy:
             node_port=worker.port,
         )
 
-    def is_alive(self, name: str) -> bool:
-        """Whether the worker called *name* is running."""
-        _, worker = self._find(WorkerAddress.from_name(name))
+    async def _is_alive(self, address: WorkerAddress) -> bool:
+        _, worker = await self._find(address)
         return worker is not None and worker.state in ("starting", "running")
 
-    def _find(self, address: WorkerAddress) -> tuple[GroupState | None, WorkerState | None]:
+    async def _find(self, address: WorkerAddress) -> tuple[GroupState | None, WorkerState | None]:
         job = worker_job()
         assert job is not None, "a worker process has its job before the user's class is constructed"
-        runtime = job.connect()
+        runtime = await job.connected()
         # the request itself ends with a ClusterTimeoutError when the head does not answer
-        status = runtime.io.submit(runtime.status(self._context.spec.namespace)).result()
+        status = await runtime.status(self._context.spec.namespace)
         for group in status.groups:
             if group.name == address.root_group_name:
                 for worker in group.workers:

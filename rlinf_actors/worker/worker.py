@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
 from rlinf_actors.errors import UsageError
 from rlinf_actors.group.launcher import GroupLauncher
@@ -18,6 +18,7 @@ from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.hardware import AcceleratorType
 from rlinf_actors.model.worker import WorkerInfo
 from rlinf_actors.net.ports import HeldPorts
+from rlinf_actors.runtime.asyncwork import AsyncWork
 from rlinf_actors.worker import context as worker_context
 from rlinf_actors.worker.channels import Channels
 from rlinf_actors.worker.device_lock import DeviceLock
@@ -229,9 +230,16 @@ class Worker(Messaging, Channels):
         """Rank of the worker that made this child process. Raises ValueError in a worker of a group."""
         return self._worker_address.get_parent_rank()
 
-    def check_worker_alive(self, name: str) -> bool:
-        """Whether the worker called *name* (``group:rank``) is running. One round trip to the head."""
-        return ManagerProxy(self._connected("check_worker_alive()")).is_alive(name)
+    @overload
+    def check_worker_alive(self, name: str, async_op: Literal[False] = False) -> bool: ...
+
+    @overload
+    def check_worker_alive(self, name: str, async_op: Literal[True]) -> AsyncWork[bool]: ...
+
+    def check_worker_alive(self, name: str, async_op: bool = False) -> bool | AsyncWork[bool]:
+        """Return True if the worker called *name* (``group:rank``) is running; see `ManagerProxy.is_alive`."""
+        proxy = ManagerProxy(self._connected("check_worker_alive()"))
+        return proxy.is_alive(name, async_op=True) if async_op else proxy.is_alive(name)
 
     def acquire_free_port(self) -> int:
         """A TCP port on this node that is given to nobody else as long as this worker lives.

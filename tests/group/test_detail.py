@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
-import types
 
 import group_kit
 import pytest
@@ -17,6 +15,7 @@ from rlinf_actors.model.hardware import AcceleratorType, HardwareInfo
 from rlinf_actors.model.placement import Placement
 from rlinf_actors.placement.described import DescribedCluster
 from rlinf_actors.placement.strategies import NodePlacementStrategy, PackedPlacementStrategy
+from rlinf_actors.runtime.asyncwork import AsyncWork
 
 
 def described(strategy):
@@ -29,23 +28,11 @@ def described(strategy):
 
 def attached_to(world, monkeypatch, text):
     """A handle as `from_group_name` makes it of the world's group."""
-    world.remote.detail = text
-
-    async def find(namespace, name):
-        return world.remote
-
-    done = concurrent.futures.Future()
-    done.set_result(world.remote)
-
-    def submit(coroutine):
-        coroutine.close()
-        return done
-
-    runtime = types.SimpleNamespace(groups=types.SimpleNamespace(find=find), io=types.SimpleNamespace(submit=submit))
-    world.remote.owned = False
-    current = types.SimpleNamespace(runtime=runtime, namespace="ns")
-    monkeypatch.setattr("rlinf_actors.cluster.cluster.Cluster.current", lambda: current)
-    return WorkerGroup(launching.attach(group_kit.Arm, "arms"))
+    world.remote.detail, world.remote.owned = text, False
+    found = AsyncWork("the look at the group")
+    found.resolve((world.runtime, world.remote))
+    monkeypatch.setattr("rlinf_actors.cluster.cluster.Cluster._asking", lambda ask, what: found)
+    return WorkerGroup(launching.attach(group_kit.Arm, "arms").wait())
 
 
 @pytest.mark.parametrize("strategy", [PackedPlacementStrategy(0, 2), NodePlacementStrategy([0, 1, 1])])

@@ -315,12 +315,31 @@ class TestDurations:
         await result
         assert result.consume_duration(reduction) == value
 
-    async def test_of_timers(self, world):
+    async def test_awaited_before_the_result_is_there(self, world):
+        work = world.group.move().consume_duration("sum", async_op=True)
+        for rank, call in zip(world.ranks, await calls(world), strict=True):
+            rank.ok(call, None, seconds=1.0)
+        assert await work == 3.0
+
+    async def test_a_call_that_failed_has_none_and_its_timers_stay_where_they_are(self, world):
+        result = world.group.execute_on(0).move()
+        works = [result.consume_duration(async_op=True), result.consume_durations(async_op=True)]
+        world.ranks[0].raises((await world.ranks[0].call()).id, ValueError("no"))
+        for work in works:
+            with pytest.raises(ValueError, match="no"):
+                await work
+        assert [call.method for call in world.ranks[0].calls] == ["move"]
+
+    @pytest.mark.parametrize("awaited", [True, False])
+    async def test_of_timers(self, world, awaited):
         result = world.group.move()
         for rank, call in zip(world.ranks, await calls(world), strict=True):
             rank.ok(call, None, seconds=1.0)
         await result
-        asked = asyncio.create_task(asyncio.to_thread(result.consume_durations, "sum", True))
+        if awaited:
+            asked = asyncio.ensure_future(result.consume_durations("sum", True, async_op=True).async_wait())
+        else:
+            asked = asyncio.create_task(asyncio.to_thread(result.consume_durations, "sum", True))
         for rank in world.ranks:
             call = await rank.call(1)
             assert call.method == "pop_execution_times"

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import loop_rows
 import pytest
 
 import rlinf_actors
@@ -46,6 +47,11 @@ def test_every_name_resolves_and_nothing_else_does():
 def test_every_error_is_exported():
     found = {name for name, kind in vars(errors).items() if inspect.isclass(kind) and issubclass(kind, Exception)}
     assert found <= set(rlinf_actors.__all__)
+
+
+def test_every_public_method_has_a_row_of_what_it_does_in_an_event_loop():
+    """tests/live/test_event_loops.py runs the rows with the head stopped. A new method: see tests/loop_rows.py."""
+    assert loop_rows.missing() == set()
 
 
 def test_the_table_and_what_type_checkers_see_agree():

@@ -50,6 +50,45 @@ def test_a_timeout_leaves_the_work():
     assert work.wait() is None
 
 
+class TestMadeOf:
+    """A work whose value is made of another's by who takes it."""
+
+    def test_it_is_made_once_and_by_who_asks(self):
+        source, threads = AsyncWork("source"), []
+        work = AsyncWork.made_of(
+            source, lambda value: (threads.append(threading.current_thread()), value + 1)[1], "work"
+        )
+        threading.Thread(target=source.resolve, args=(4,)).start()
+        assert [work.wait(10), work.wait(10)] == [5, 5]
+        assert threads == [threading.current_thread()]
+
+    async def test_an_error_of_either_is_its_error(self):
+        work = AsyncWork.made_of(made(error=ValueError("source")), repr, "work")
+        with pytest.raises(ValueError, match="source"):
+            await work
+        work = AsyncWork.made_of(made(0), lambda value: 1 / value, "work")
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError):
+                await work
+
+    def test_it_does_not_keep_what_it_was_made_of(self):
+        class Large: ...
+
+        value = Large()
+        gone, source = weakref.ref(value), made(value)
+        work = AsyncWork.made_of(source, lambda large: 1, "work")
+        del value, source
+        assert work.wait() == 1
+        gc.collect()
+        assert gone() is None
+
+
+async def test_what_blocks_runs_on_a_thread_of_its_own():
+    assert await AsyncWork.on_thread(threading.current_thread, "a look") is not threading.current_thread()
+    with pytest.raises(ZeroDivisionError):
+        await AsyncWork.on_thread(lambda: 1 / 0, "a look")
+
+
 class TestThen:
     def test_runs_after_with_its_arguments(self):
         first = AsyncWork("first")

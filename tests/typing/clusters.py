@@ -69,7 +69,15 @@ async def awaited(config: dict[str, Any]) -> None:
             print(await group.step())
         ready = await Actor.create_group(config).launch(cluster)
         assert_type(ready, WorkerGroup[Actor])
+        assert_type(await cluster.get_alive_nodes(async_op=True), list[NodeInfo])
+        assert_type(await WorkerGroup.from_group_name(Actor, "a", async_op=True), WorkerGroup[Actor])
+        assert_type(await WorkerGroup.from_address(Actor, WorkerAddress("a"), async_op=True), GroupView[Actor])
+        step = ready.call(Actor.step)
+        assert_type(await step.consume_duration(async_op=True), float)
+        assert_type(await step.consume_durations("mean", async_op=True), dict[str, float])
         await ready.shutdown()
+        await ready.shutdown(async_op=True)
+        await cluster.shutdown(async_op=True)
         async for event in cluster.events():
             assert_type(event, ClusterEvent)
     assert_type(await Cluster.connect(num_nodes=0, head="10.0.0.1:6380"), Cluster)
@@ -87,4 +95,6 @@ def test_of_a_user(rlinf_cluster: Cluster, local_cluster: Callable[..., LocalClu
 async def test_of_a_user_with_asyncio(rlinf_cluster_async: Cluster) -> None:
     async with LocalCluster(num_nodes=2) as local, local.connect() as cluster:
         assert_type(cluster, Cluster)
+        await local.kill_node(1, async_op=True)
+    assert_type(await LocalCluster().start(async_op=True), LocalCluster)
     assert await Actor.create_group({}).launch(rlinf_cluster_async)

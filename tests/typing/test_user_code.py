@@ -43,6 +43,16 @@ PAGES = {
         cluster = Cluster()
         def connect(address: str) -> Any: ...
         """,
+    "asyncio.md": """
+        from typing import Any
+        from rlinf_actors import Channel, Cluster, Worker, WorkerGroup
+        class Actor(Worker):
+            def step(self) -> int:
+                return 1
+        cluster = Cluster()
+        channel: Channel = Channel.connect("rollouts")
+        self = Actor()
+        """,
     "groups.md": """
         import threading
         from collections.abc import Iterator
