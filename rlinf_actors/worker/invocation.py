@@ -167,6 +167,11 @@ class Invocation:
             iterates = hasattr(value, "__next__") or hasattr(value, "__anext__")
             self.fail(SerializationError(_NO_STREAM.format(self.method, type(value).__name__)) if iterates else error)
             return
+        except Unwound:
+            raise
+        except BaseException as error:  # noqa: BLE001 - of user code that pickles; this thread has more calls to answer
+            self.fail(error)
+            return
         self._reply(self, frames.Ok(self.id, seconds), parts)
 
     def fail(self, error: BaseException) -> None:

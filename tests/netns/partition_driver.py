@@ -1,7 +1,8 @@
 """A driver that does what it is told: evaluates a line, answers with a line of JSON, [class of the error or "", value].
 
 The names: `launch(group, nodes)` gives the workers' process ids, `group(name)` the group; `start(name, result)` keeps a
-result, `end(name)` waits for it.
+result, `end(name)` waits for it; `first(name, stream)` keeps a stream and gives its first item, `rest(name)` those
+behind it.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ from typing import Any
 
 from partition_workers import Talker
 
-from rlinf_actors import Cluster, NodePlacementStrategy
+from rlinf_actors import Cluster, NodePlacementStrategy, RestartPolicy
 
 groups: dict[str, Any] = {}
 started: dict[str, tuple[float, Any]] = {}
+streams: dict[str, Any] = {}
 
 
-def launch(name: str, nodes: list[int]) -> list[int]:
-    made = Talker.create_group(sys.argv[1]).launch(cluster, NodePlacementStrategy(nodes), name=name)
+def launch(name: str, nodes: list[int], restarts: bool = False) -> list[int]:
+    policy = RestartPolicy.on_failure() if restarts else None
+    made = Talker.create_group(sys.argv[1]).launch(cluster, NodePlacementStrategy(nodes), name=name, restart=policy)
     groups[name] = made.wait_ready(30)
     return made.pid().wait(30)
 
@@ -39,6 +42,15 @@ def end(name: str) -> Any:
         return result.wait(60)
     finally:
         print(f"{name} took {time.monotonic() - began:.2f} s", file=sys.stderr)
+
+
+def first(name: str, stream: Any) -> Any:
+    streams[name] = iter(stream)
+    return next(streams[name])
+
+
+def rest(name: str) -> list[Any]:
+    return list(streams.pop(name))
 
 
 with Cluster(num_nodes=int(sys.argv[2]), timeout=60) as cluster:

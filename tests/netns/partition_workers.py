@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 from rlinf_actors import Worker
@@ -33,6 +34,29 @@ class Talker(Worker):
         """Blocks as long as nobody writes into a pipe."""
         with open(path) as pipe:
             return pipe.read()
+
+    @Worker.idempotent
+    def count_once_told(self, begun: str, go: str) -> int:
+        """Count. The first call says that it runs, and waits for the word to go on."""
+        self._count += 1
+        count = self._count
+        if count == 1:
+            with open(begun, "w"):
+                pass
+            with open(go):
+                pass
+        return count
+
+    def numbers(self, closed: str) -> Iterator[int]:
+        """Without end; says on which thread it was closed."""
+        n = 0
+        try:
+            while True:
+                n += 1
+                yield n
+        finally:
+            with open(closed, "w") as pipe:
+                pipe.write(threading.current_thread().name)
 
     def give(self, value: Any, group: str, rank: int) -> None:
         self.send(value, group, rank)

@@ -58,6 +58,38 @@ def test_a_call_under_way_ends_and_later_ones_arrive(site, driver, tmp_path):
     driver.ask("group('more').shutdown()")
 
 
+def test_an_idempotent_call_is_sent_again_over_the_new_connection(site, driver, tmp_path):
+    driver.ask(f"launch('again', [{A}], True)")
+    begun, go = (str(tmp_path / name) for name in ("begun", "go"))
+    for pipe in (begun, go):
+        os.mkfifo(pipe)
+    driver.ask(f"start('count', group('again').with_retries(1).count_once_told({begun!r}, {go!r}))")
+    with open(begun) as pipe:
+        pipe.read()  # it runs
+    under_way = "group('again').count()"
+    driver.ask(f"start('plain', {under_way})")
+    reset(site.hosts[A])
+    assert driver.fails("end('plain')").kind == "ConnectionLostError"  # the driver knows of the reset
+    with open(go, "w"):
+        pass
+    counted = driver.ask("end('count')")
+    assert counted in ([2], [3]), "it ran twice; whether the other call arrived is not known"
+    driver.ask("group('again').shutdown()")
+
+
+def test_a_stream_whose_connection_was_lost_ends_at_both_ends(site, driver, tmp_path):
+    driver.ask(f"launch('streams', [{A}])")
+    os.mkfifo(tmp_path / "closed")
+    closed = str(tmp_path / "closed")
+    assert driver.ask(f"first('numbers', group('streams').numbers({closed!r}))") == [0, 1]
+    reset(site.hosts[A])
+    assert driver.fails("rest('numbers')").kind == "ConnectionLostError"
+    with open(closed) as pipe:
+        assert pipe.read() == "MainThread"
+    assert driver.ask("group('streams').count().wait(30)") == [1]
+    driver.ask("group('streams').shutdown()")
+
+
 def test_a_receive_whose_message_may_be_lost_ends(site, driver, tmp_path):
     driver.ask(f"launch('pair', [{A}, {B}])")
     driver.ask("start('first', group('pair').execute_on(1).take('pair', 0))")

@@ -61,6 +61,13 @@ class Plain:
     def unpicklable(self) -> object:
         return threading.Lock()
 
+    def exits_when_pickled(self) -> object:
+        class Exits:
+            def __reduce__(self):
+                raise SystemExit(5)
+
+        return Exits()
+
     def generate(self, n: int):
         """Counts, and notes what its steps run on."""
         try:
@@ -212,6 +219,12 @@ class TestSerial:
                 serial.run(method)
         with pytest.raises(SerializationError, match=r"the result of unpicklable\(\)"):
             serial.run("unpicklable")
+        assert serial.run("note", 1) == 1
+
+    def test_a_result_that_exits_when_it_is_pickled_is_the_calls_error(self, serial):
+        """A thread that ended by it would answer no later call."""
+        with pytest.raises(WorkerError, match="SystemExit: 5"):
+            serial.run("exits_when_pickled")
         assert serial.run("note", 1) == 1
 
     def test_names_that_cannot_be_called(self, serial):
