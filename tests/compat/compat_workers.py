@@ -43,6 +43,13 @@ class Counting(Worker):
             yield number
 
 
+class CountingPlainly(Worker):
+    """Streams from a plain generator: since protocol 7."""
+
+    def numbers(self, count):
+        yield from range(count)
+
+
 def exercise(cluster: Cluster, name: str, nodes: list[int]) -> list[int]:
     """Launch groups with a rank on each of two nodes and use all of them; returns the protocol of each rank's code."""
     mixed = Mixed.create_group().launch(cluster, NodePlacementStrategy(nodes), name=name)

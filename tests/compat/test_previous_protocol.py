@@ -13,7 +13,7 @@ import pace
 import previous
 import pytest
 
-from rlinf_actors import Channel, NodePlacementStrategy, RlinfActorsError
+from rlinf_actors import Channel, NodePlacementStrategy, RlinfActorsError, UsageError
 from rlinf_actors.testing import LocalCluster, local_cluster
 from rlinf_actors.wire.protocol import OLDEST, PROTOCOL
 
@@ -149,6 +149,10 @@ def test_a_newer_node_and_a_newer_driver_are_taken_by_a_head_of_the_protocol_bef
     versions[0] = old
     with nodes() as local, local.cluster() as cluster:
         assert cw.exercise(cluster, "above", [0, 1]) == [OLDEST, PROTOCOL]
+        plainly = cw.CountingPlainly.create_group().launch(cluster, NodePlacementStrategy([0, 1]))
+        assert list(plainly.execute_on(1).numbers(3)) == [(1, 0), (1, 1), (1, 2)]
+        with pytest.raises(UsageError, match=r"is of an older version .* streams async generators only"):
+            list(plainly.execute_on(0).numbers(3))
 
 
 def test_workers_go_on_without_importing_what_another_version_has_put_in_place(tmp_path):
