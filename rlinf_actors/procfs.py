@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import hashlib
 import os
 import resource
 import select
+import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,13 @@ _PR_SET_CHILD_SUBREAPER = 36
 _RLIMIT_LOCKS = 10
 """A resource limit that Linux has ignored since 2.4.25, and that systemd and shells leave at infinity."""
 _BRAND_BITS, _MIN_BRAND_BITS = 62, 40
+
+_PIDFD_INFO = struct.Struct("=Q52xi")
+"""The mask and the exit status in struct pidfd_info."""
+_PIDFD_GET_INFO = 3 << 30 | _PIDFD_INFO.size << 16 | 0xFF << 8 | 11
+_PIDFD_INFO_EXIT = 1 << 3
+_DEEPEST = 1000
+"""Processes on a way up; a longer one is no way."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _MARK = WORKER_MARK.encode() + b"="
@@ -254,6 +263,66 @@ def has_ended(pidfd: int, timeout_s: float | None = 0.0) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
+
+
+def is_below(pid: int, ancestor: int) -> bool:
+    """True if *pid* certainly comes from the living process *ancestor*: by its parents, or as a member of its session.
+
+    Only a fork makes a process a member of a session that another one leads, so those whose own parents have ended are
+    told by that. Hold a pidfd of *pid* while this looks; it reads the way up twice, since a number on it may be given
+    to another process meanwhile.
+    """
+    found = stat(pid)
+    if found is None or pid == ancestor:
+        return False
+    if found.session == ancestor:
+        return True
+    way = _way_up(pid, ancestor)
+    return way is not None and way == _way_up(pid, ancestor)
+
+
+def _way_up(pid: int, ancestor: int) -> list[tuple[int, int]] | None:
+    """The processes from *pid* to *ancestor*, as (pid, start); None if it does not lead there."""
+    way: list[tuple[int, int]] = []
+    while pid != ancestor:
+        found = stat(pid)
+        if found is None or found.parent == 0 or len(way) > _DEEPEST:
+            return None
+        way.append((pid, found.started))
+        pid = found.parent
+    return way
+
+
+def exit_of(pidfd: int, pid: int, started: int) -> tuple[int | None, int | None] | None:
+    """Return how a process of this user ended, as (exit code, signal); None if the kernel does not tell.
+
+    It tells as long as the process's parent has not reaped it, and since Linux 6.15 whoever held a pidfd before.
+
+    Args:
+        pidfd: of the process, which has ended.
+        pid, started: of the process; see Stat.
+    """
+    status = _status_of_zombie(pid, started)
+    if status is None:
+        info = bytearray(_PIDFD_INFO.size)
+        _PIDFD_INFO.pack_into(info, 0, _PIDFD_INFO_EXIT, 0)
+        try:
+            fcntl.ioctl(pidfd, _PIDFD_GET_INFO, info)
+        except OSError:  # an older kernel
+            return None
+        mask, status = _PIDFD_INFO.unpack(info)
+        if not mask & _PIDFD_INFO_EXIT:
+            return None
+    return (os.WEXITSTATUS(status), None) if os.WIFEXITED(status) else (None, os.WTERMSIG(status))
+
+
+def _status_of_zombie(pid: int, started: int) -> int | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    fields = text[text.rindex(b")") + 2 :].split()
+    return int(fields[49]) if fields[0] in (b"Z", b"X") and int(fields[19]) == started else None
 
 
 def in_exec(pid: int) -> bool:
