@@ -52,6 +52,7 @@ class ClientTable:
         self._clients: dict[str, Client] = {}
         self._by_peer: dict[bytes, Client] = {}
         self._by_worker: dict[str, Client] = {}
+        self._below: dict[str, dict[str, Client]] = {}  # children of workers, by the worker's id
         self._jobs = jobs
         self._ended = Ended(CLIENT, emit, before)
         self._awaited = Awaited(timing)
@@ -71,6 +72,10 @@ class ClientTable:
     def of_worker(self, worker_id: str) -> Client | None:
         """The living client that is this worker."""
         return self._by_worker.get(worker_id)
+
+    def below(self, worker_id: str) -> list[Client]:
+        """The living clients that are children of this worker."""
+        return list(self._below.get(worker_id, {}).values())
 
     def alive(self) -> Iterable[Client]:
         """All living clients, the oldest first."""
@@ -111,7 +116,7 @@ class ClientTable:
             peer: its address.
             hello: what it said.
             now: the time.
-            worker_namespace: of the worker that it claims to be; None if there is no such worker.
+            worker_namespace: of the worker that it claims to be, or a child of; None if there is no such worker.
             member: who it is.
 
         Raises:
@@ -143,8 +148,11 @@ class ClientTable:
             member=member,
             protocol=agreed(hello.protocol, hello.newest),
             answered=now,
+            parent=hello.parent,
         )
         self._clients[client.incarnation] = self._by_peer[peer] = client
+        if client.parent:
+            self._below.setdefault(client.parent, {})[client.incarnation] = client
         if client.worker_id:
             self._by_worker[client.worker_id] = client
         elif hello.token and client.namespace not in self._jobs:
@@ -186,7 +194,9 @@ class ClientTable:
         if hello.role == "driver":
             return ""
         if worker_namespace is None:
-            return f"worker {hello.worker_id!r} is not known here"
+            return f"worker {hello.parent or hello.worker_id!r} is not known here"
+        if hello.parent and not hello.worker_id.startswith(f"{hello.parent}_"):
+            return f"worker {hello.worker_id!r} is no child of worker {hello.parent!r}"
         if worker_namespace != hello.namespace or hello.token != self.token(hello.namespace):
             return f"worker {hello.worker_id!r} is no member of namespace {hello.namespace!r}"
         return ""
@@ -197,6 +207,9 @@ class ClientTable:
         self._by_peer.pop(client.peer, None)
         if self._by_worker.get(client.worker_id) is client:
             del self._by_worker[client.worker_id]
+        siblings = self._below.get(client.parent, {})
+        if siblings.pop(client.incarnation, None) is not None and not siblings:
+            del self._below[client.parent]
         self._ended.add(client.incarnation, reason, certain, client.member)
         for watchers in self._watchers.values():
             watchers.pop(client.incarnation, None)

@@ -94,7 +94,8 @@ class Node:
 class Client:
     """A driver or worker process. `watchers` are the nodes whose agents hold its pidfd, by id, with the agents' peers;
     without any it lives by beats. `given_up` counts the workers that it named and that nobody has. Its session speaks
-    `protocol`. `answered` is the latest time at which the head said something that the client has heard.
+    `protocol`. `answered` is the latest time at which the head said something that the client has heard. A child of a
+    worker has that worker's id as `parent`, and ends with it at the latest.
     """
 
     incarnation: str
@@ -111,6 +112,7 @@ class Client:
     member: Member = LOCAL
     protocol: int = OLDEST
     answered: float = 0.0
+    parent: str = ""
 
     def __str__(self) -> str:
         return f"{self.role} {self.incarnation[:8]}, process {self.pid}, namespace {self.namespace!r}"

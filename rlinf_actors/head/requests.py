@@ -198,11 +198,12 @@ class Requests:
         tables = self._tables
         protocol = self._protocol(f"this {hello.role}", hello)
         check_names(
-            incarnation=hello.incarnation, namespace=hello.namespace, worker_id=hello.worker_id, host=hello.host
-        )
+            incarnation=hello.incarnation, namespace=hello.namespace, worker_id=hello.worker_id, host=hello.host,
+            parent=hello.parent,
+        )  # fmt: skip
         tables.reconciler.check_owner(hello)
         known = tables.clients.get(hello.incarnation) is not None
-        namespace = tables.groups.namespace_of(hello.worker_id)
+        namespace = tables.groups.namespace_of(hello.parent or hello.worker_id)
         client = tables.clients.hello(event.peer, hello, tables.now, namespace, event.member)
         if client.role == "driver" and not known:
             tables.emit(of_driver("driver_joined", client, "is here"))

@@ -130,7 +130,7 @@ class Settling:
             return False
         if isinstance(body, ClientHello):
             # a worker is a member if an agent has it; a new driver must not be given a token that is not the job's
-            return not self._worker_known(body.worker_id) if body.role == "worker" else not body.token
+            return not self._worker_known(body.parent or body.worker_id) if body.role == "worker" else not body.token
         if isinstance(body, StopGroup) and self._launches[event.peer, body.namespace, body.group]:
             return True  # what is to stop has not begun
         if isinstance(body, StopGroup):

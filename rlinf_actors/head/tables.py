@@ -274,5 +274,6 @@ class Tables:
     def _worker_gone(self, worker_id: str) -> None:
         self.drains.changed()
         client = self.clients.of_worker(worker_id)
-        if client is not None:
-            self.clients.gone(client, "its worker has ended")
+        for ended in [*self.clients.below(worker_id), *([client] if client is not None else [])]:
+            if self.clients.get(ended.incarnation) is ended:  # the end of one may be that of another
+                self.clients.gone(ended, "its worker has ended")

@@ -48,7 +48,7 @@ from rlinf_actors.wire.clients import (
 )
 from rlinf_actors.wire.messages import Body
 from rlinf_actors.wire.operators import GetStatus, Status
-from rlinf_actors.wire.protocol import OLDEST, PROTOCOL
+from rlinf_actors.wire.protocol import CHILD_MEMBERS, OLDEST, PROTOCOL
 from rlinf_actors.wire.session import ClientHello, Goodbye, Welcome
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,8 @@ class Runtime:
     Args:
         role: "driver" or "worker".
         namespace: of the job.
-        worker_id: the id the agent gave, for a worker.
+        worker_id: the id the agent gave, for a worker; the one its worker gave, for a child of a worker.
+        parent: id of the worker that this process is a child of, "" for none.
         token: of the job, for a worker.
         security: settings of the sockets.
         on_lost: called (loop thread) when the head ends this session.
@@ -79,6 +80,7 @@ class Runtime:
         namespace: str,
         *,
         worker_id: str = "",
+        parent: str = "",
         token: str = "",
         security: Security | None = None,
         on_lost: Callable[[str], None] = lambda reason: None,
@@ -92,6 +94,7 @@ class Runtime:
         self.namespace = namespace
         self.incarnation = uuid.uuid4().hex
         self.worker_id = worker_id
+        self._parent = parent
         self.token = token
         self.host = host_key()
         self.serving_thread = 0  # of a worker: where its calls run, one at a time; a wait there for itself cannot end
@@ -138,7 +141,7 @@ class Runtime:
             ProtocolMismatchError, AuthenticationError: refused.
         """
         hello = ClientHello(
-            protocol=OLDEST,
+            protocol=CHILD_MEMBERS if self._parent else OLDEST,
             version=version.VERSION,
             incarnation=self.incarnation,
             role=self.role,
@@ -149,6 +152,7 @@ class Runtime:
             worker_id=self.worker_id,
             token=self.token,
             newest=PROTOCOL,
+            parent=self._parent,
         )
         head = HeadLink(
             self.network,

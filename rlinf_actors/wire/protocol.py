@@ -16,6 +16,8 @@ PROTOCOL = 7
 """
 OLDEST = 6
 """The oldest protocol that this version speaks: the one before."""
+CHILD_MEMBERS = 7
+"""The first protocol in which children of workers are members."""
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):

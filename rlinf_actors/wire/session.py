@@ -33,7 +33,8 @@ class ClientHello(Message, frozen=True):
     """First message of a driver or worker. `pid` and `pid_start` (clock ticks since boot, field
     22 of /proc/PID/stat) let the agent on the same host watch the process. `token` is the job's: a worker was given it
     when it was started, a driver that comes back has it from its first Welcome. The client speaks
-    `protocol` (the oldest) to `newest` (0: the same).
+    `protocol` (the oldest) to `newest` (0: the same). A child of a worker (protocol 7) has the role "worker", an id of
+    its own as `worker_id`, and its worker's as `parent`.
     """
 
     protocol: int
@@ -47,6 +48,7 @@ class ClientHello(Message, frozen=True):
     worker_id: str = ""
     token: str = ""
     newest: int = 0
+    parent: str = ""
 
 
 class Welcome(Message, frozen=True):

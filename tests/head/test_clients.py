@@ -6,10 +6,20 @@ import pytest
 from head_kit import HeadKit
 
 from rlinf_actors.head.commands import EndCluster, Notify, Refuse
-from rlinf_actors.wire.agents import LogCredit, LogLines, ProcessGone, StopWorkers, Unwatch, Watch
-from rlinf_actors.wire.clients import Done, FindGroup, GetNodes, Launched, StopCluster, WorkerChanged
+from rlinf_actors.wire.agents import LogCredit, LogLines, ProcessGone, StopWorkers, Unwatch, Watch, WorkerExited
+from rlinf_actors.wire.clients import (
+    ClientGone,
+    Done,
+    FindGroup,
+    GetNodes,
+    Launched,
+    StopCluster,
+    WatchClients,
+    WorkerChanged,
+)
 from rlinf_actors.wire.operators import GetStatus, Status
 from rlinf_actors.wire.session import HELLO_AGAIN, Beat, Goodbye, Welcome
+from rlinf_actors.wire.values import ExitReport
 
 
 def test_members_of_a_job_share_its_token_and_others_have_another():
@@ -61,6 +71,45 @@ def test_a_worker_with_the_token_is_welcome():
     kit.cluster()
     token = kit.launch("g", [0]).group.token
     assert isinstance(kit.driver("w", role="worker", worker_id="g-0", token=token), Welcome)
+
+
+def child(kit, peer, token, **fields):
+    of = {"role": "worker", "worker_id": "g-0_1", "parent": "g-0", "token": token, **fields}
+    return kit.driver(peer, **of)
+
+
+def test_children_of_a_worker_are_clients_beside_it_and_end_with_it():
+    kit = HeadKit()
+    kit.cluster()
+    token = kit.launch("g", [0]).group.token
+    kit.driver("w", role="worker", worker_id="g-0", token=token)
+    for number in (1, 2):
+        assert isinstance(child(kit, f"c{number}", token, worker_id=f"g-0_{number}"), Welcome)
+    kit.driver("watcher")
+    kit.tell("watcher", WatchClients(["w", "c1", "c2"]))
+    assert not kit.sent(ClientGone, "watcher")
+    kit.tell("c1", Goodbye())
+    assert [gone.incarnation for gone in kit.sent(ClientGone, "watcher")] == ["c1"]
+    kit.tell("a:n0", WorkerExited("g-0", ExitReport("signalled", signal=9)))
+    assert [gone.incarnation for gone in kit.sent(ClientGone, "watcher")] == ["c2", "w"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"worker_id": "g-1"}, "worker 'g-1' is no child of worker 'g-0'"),
+        ({"worker_id": "g-0"}, "worker 'g-0' is no child of worker 'g-0'"),
+        ({"parent": "g-9", "worker_id": "g-9_1"}, "worker 'g-9' is not known here"),
+        ({"token": "guess"}, "no member of namespace 'ns'"),
+    ],
+)
+def test_who_is_no_child_of_a_worker_is_refused(fields, text):
+    kit = HeadKit()
+    kit.cluster()
+    token = kit.launch("g", [0, 0]).group.token
+    refused = child(kit, "c", **{"token": token, **fields})
+    assert isinstance(refused, Refuse)
+    assert text in refused.text
 
 
 @pytest.mark.parametrize("body", [GetNodes(0), FindGroup("ns", "g")])
