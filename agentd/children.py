@@ -196,7 +196,7 @@ class Children:
             packet = spawn.LockDevices(kept.id, kept.request)
             self._devices.said(self._workers[kept.id].spec, packet, template.send)  # who has it is told again: no harm
         for path in (self._site.run_dir / "w").iterdir():
-            if path.name not in self._workers:
+            if path.name.partition("_")[0] not in self._workers:  # behind a "_": of a worker's children
                 path.unlink(missing_ok=True)
         self._templates.refresh()
         self._trim()
@@ -389,7 +389,10 @@ class Children:
         self._unsettled.ended(worker.spec.id, worker.template)
         self._devices.gone(worker.spec.id)
         self._health.gone(worker.spec.id)
-        (self._site.run_dir / "w" / worker.spec.id).unlink(missing_ok=True)
+        sockets = self._site.run_dir / "w"
+        for name in os.listdir(sockets):
+            if name.partition("_")[0] == worker.spec.id:  # its own, and behind a "_" those of its children
+                (sockets / name).unlink(missing_ok=True)
         if worker.stopping:
             exit = msgspec.structs.replace(exit, oom="no", **worker.why(exit))
         elif self._says_deaths and not orderly(worker.spec.group, exit):

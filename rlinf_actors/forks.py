@@ -65,7 +65,8 @@ def check(made_in: int) -> None:
         raise UsageError(
             f"process {os.getpid()} is a fork of the driver or worker that has the connections, and cannot use them: "
             "make the call in the parent and hand the result over, or start this process with the spawn method "
-            "(multiprocessing.get_context('spawn'))"
+            "(multiprocessing.get_context('spawn')). A child of a worker that constructs Worker(parent_address=...) "
+            "has connections of its own"
         )
 
 

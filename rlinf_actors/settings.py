@@ -50,6 +50,8 @@ FOR_THE_UNIT_ALONE = frozenset(
 NAMESPACE = "CLUSTER_NAMESPACE"
 WORKER_MARK = "RLINF_ACTORS_WORKER"
 """Set in every worker (its id), so that a sweep of /proc finds what a worker left behind."""
+CHILDREN = "RLINF_ACTORS_CHILDREN"
+"""Set in every worker, and so in what it starts: the socket where its children become members. It is no secret."""
 CLUSTER_MARK = "RLINF_ACTORS_CLUSTER"
 """Set in the agentd of a private cluster, and so in all that comes from it: its run directory."""
 PROBE_ROOT = "RLINF_ACTORS_PROBE_ROOT"

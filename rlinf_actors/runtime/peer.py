@@ -42,7 +42,9 @@ new_call = itertools.count(1).__next__
 
 _REJECTIONS: dict[str, type[RlinfActorsError]] = {"protocol": ProtocolMismatchError, "internal": InternalError}
 
-_HEARD = (frames.Held, frames.Returned, frames.Facts, frames.Released, frames.LaneEnded)
+_HEARD = (
+    frames.Held, frames.Returned, frames.Facts, frames.Released, frames.LaneEnded, frames.ChildIs, frames.ChildEnded,
+)  # fmt: skip
 """What goes to whom `Peer.listen` gave a number."""
 
 
@@ -198,6 +200,10 @@ class Peer:
         number = new_call()
         self._listeners[number] = listener
         return number
+
+    def ignore(self, number: int) -> None:
+        """End what `listen` began."""
+        self._listeners.pop(number, None)
 
     def on_gone(self, callback: Callable[[Exception], object]) -> None:
         """Call *callback* with the reason when the worker is gone; at once if it is. Any thread."""

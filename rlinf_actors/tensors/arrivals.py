@@ -11,7 +11,7 @@ from typing import Any
 from rlinf_actors import scarce
 from rlinf_actors.errors import CallTimeoutError, PeerDiedError
 from rlinf_actors.model.address import WorkerAddress
-from rlinf_actors.runtime.remote import RemoteGroup
+from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.tensors import groups, ipc
 from rlinf_actors.tensors.cargo import Arriving, Hold
 from rlinf_actors.tensors.directory import Directory, gone
@@ -109,7 +109,7 @@ class Arrivals:
                 return found
             found = self._lanes[key] = _InLane(key, cargo.backend, self._joined(frame.src, cargo))
         sender = WorkerAddress.from_name(frame.src)
-        self._directory.group(sender.root_group_name, lambda outcome: self._watch(key, sender, frame.src_id, outcome))
+        self._directory.peer(sender, lambda peer: self._watch(key, sender, frame.src_id, peer))
         return found
 
     def _joined(self, src: str, cargo: frames.Cargo) -> Lane:
@@ -161,16 +161,13 @@ class Arrivals:
 
     # --- who is gone ---
 
-    def _watch(self, key: Key, sender: WorkerAddress, src_id: str, outcome: RemoteGroup | Exception) -> None:
-        """The sender's group was found, or has ended."""
+    def _watch(self, key: Key, sender: WorkerAddress, src_id: str, peer: Peer | Exception) -> None:
+        """The sender was found, or its group has ended."""
         with self._lock:
             lane = self._lanes.get(key)
         if lane is None:
             return
-        peer = None
-        if isinstance(outcome, RemoteGroup) and sender.rank < len(outcome.peers):
-            peer = outcome.peers[sender.rank]
-        if peer is None or peer.worker_id not in ("", src_id):
+        if isinstance(peer, Exception) or peer.worker_id not in ("", src_id):
             name = sender.get_name()
             self._drop(lane, lambda: PeerDiedError(f"{name}, which was sending a tensor, has ended", peer=name))
             return

@@ -1,4 +1,4 @@
-"""Groups by name, looked up once; what is asked meanwhile waits in order, and no thread does."""
+"""Workers, and children of workers, by address. What is asked during a look-up waits in order, and no thread does."""
 
 from __future__ import annotations
 
@@ -7,11 +7,20 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Union
 
-from rlinf_actors.errors import AuthenticationError, GroupNotFoundError, PeerDiedError, ProtocolMismatchError
+from rlinf_actors.errors import (
+    AuthenticationError,
+    GroupNotFoundError,
+    PeerDiedError,
+    PlacementError,
+    ProtocolMismatchError,
+)
+from rlinf_actors.model.address import WorkerAddress
+from rlinf_actors.runtime import childpeers
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.process import Runtime
 from rlinf_actors.runtime.remote import RemoteGroup
 from rlinf_actors.runtime.work import call_all
+from rlinf_actors.tensors.members import check_rank
 
 REMEMBERED = 64
 """Ended groups that a worker remembers, should the head have forgotten them; each keeps its peers."""
@@ -28,6 +37,9 @@ class Directory:
     Args:
         runtime: of this worker.
         connect: waits until the runtime is in session with the head; runs on the loop.
+
+    Attributes:
+        children: children of workers that this one talks to.
     """
 
     def __init__(self, runtime: Runtime, connect: Callable[[], Awaitable[Runtime]]) -> None:
@@ -36,6 +48,27 @@ class Directory:
         self._lock = threading.Lock()
         self._groups: dict[str, RemoteGroup] = {}
         self._waiting: dict[str, list[Found]] = {}
+        self.children = childpeers.ChildPeers(runtime)
+
+    def peer(self, member: WorkerAddress, found: childpeers.Found) -> None:
+        """Call *found* with the member's peer, or with what went wrong; as `group`."""
+
+        def in_group(group: RemoteGroup | Exception) -> None:
+            if isinstance(group, Exception):
+                found(group)
+                return
+            rank = member.rank_path[0]
+            try:
+                check_rank(member, len(group.peers))
+            except PlacementError as error:
+                found(error)
+                return
+            if len(member.rank_path) > 1:
+                self.children.find(group, member, found)
+            else:
+                found(group.peers[rank])
+
+        self.group(member.root_group_name, in_group)
 
     def group(self, name: str, found: Found) -> None:
         """Call *found* with the group, or with what went wrong: at once if it is known, else on the loop's thread.

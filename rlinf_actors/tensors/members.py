@@ -8,20 +8,21 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from rlinf_actors.errors import PlacementError, UsageError
+from rlinf_actors.errors import PlacementError
 from rlinf_actors.model.address import WorkerAddress
+from rlinf_actors.wire.bounds import MAX_DEPTH, MAX_SIZE
 
 
 def address(group: Any, rank: Any) -> WorkerAddress:
-    """One worker of a group.
+    """Return the address of a worker of a group, or of a child of a worker.
 
     Args:
         group: name of the group.
-        rank: its rank, or a path of ranks.
+        rank: its rank, or the path of ranks to a child.
 
     Raises:
         TypeError: they are of another kind.
-        UsageError: the path leads to a child process of a worker.
+        ValueError: a rank is below 0, or the path is longer than children go.
     """
     if type(group) is str and type(rank) is int and group and rank >= 0:
         return _worker(group, rank)  # every message asks
@@ -30,11 +31,8 @@ def address(group: Any, rank: Any) -> WorkerAddress:
     path = tuple(_rank(part) for part in rank) if isinstance(rank, (list, tuple)) else (_rank(rank),)
     if not path:
         raise TypeError(f"the rank in group {group!r} is an empty path")
-    if len(path) > 1:
-        raise UsageError(
-            f"{WorkerAddress(group, path).get_name()} is a child process of a worker: messages go to workers of a "
-            f"group only; send to {group}:{path[0]} and let it pass them on"
-        )
+    if len(path) > 1 and (len(path) > MAX_DEPTH or not all(0 <= rank <= MAX_SIZE for rank in path)):
+        raise ValueError(f"{rank!r} leads to no child: at most {MAX_DEPTH} ranks, each from 0 to {MAX_SIZE}")
     return WorkerAddress(group, path)
 
 
@@ -46,14 +44,14 @@ def _worker(group: str, rank: int) -> WorkerAddress:
 def addresses(groups: Any) -> list[WorkerAddress]:
     """The members that ``groups=[(name, ranks), ...]`` names, in the order given, each once.
 
-    *ranks* is a rank, or a list of ranks and of paths. Raises as `address`.
+    *ranks* is a rank, a tuple that is the path to a child, or a list of these. Raises as `address`.
     """
     found: dict[WorkerAddress, None] = {}
     for entry in groups:
         if not isinstance(entry, (tuple, list)) or len(entry) != 2:
             raise TypeError(f"groups holds {entry!r}; each entry must be (name of a group, ranks)")
         name, ranks = entry
-        for rank in ranks if isinstance(ranks, (list, tuple, range)) else [ranks]:
+        for rank in ranks if isinstance(ranks, (list, range)) else [ranks]:
             found[address(name, rank)] = None
     if not found:
         raise ValueError("groups names no worker: expected [(name, ranks), ...]")
@@ -118,10 +116,11 @@ def stream_name(order: Sequence[WorkerAddress], ids: Sequence[str]) -> str:
 
 
 def check_rank(member: WorkerAddress, world_size: int) -> None:
-    """Raises PlacementError if the group has no such rank."""
-    if not 0 <= member.rank < world_size:
+    """Raise PlacementError if the group has no such rank; of a child, its worker's rank counts."""
+    rank = member.rank_path[0]
+    if not 0 <= rank < world_size:
         raise PlacementError(
-            f"rank {member.rank} is not in group {member.root_group_name!r}, which has ranks 0-{world_size - 1}"
+            f"rank {rank} is not in group {member.root_group_name!r}, which has ranks 0-{world_size - 1}"
         )
 
 

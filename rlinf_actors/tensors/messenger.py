@@ -20,12 +20,10 @@ from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.runtime.asyncwork import AsyncWork
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.process import Runtime
-from rlinf_actors.runtime.remote import RemoteGroup
 from rlinf_actors.tensors import contents
 from rlinf_actors.tensors.directory import Directory, gone, named
 from rlinf_actors.tensors.freight import Freight
 from rlinf_actors.tensors.mailbox import Arrived, Key, Mailbox, Recent
-from rlinf_actors.tensors.members import check_rank
 from rlinf_actors.tensors.options import CollectiveGroupOptions
 from rlinf_actors.tensors.outbox import Letter, Outbox
 from rlinf_actors.tensors.receive import Body, Received, Slot
@@ -107,21 +105,16 @@ class Messenger:
         work: AsyncWork[None] = AsyncWork(f"send() to {to}")
         letter = Letter("", parts, large, work)
 
-        def found(group: RemoteGroup | Exception) -> None:
+        def found(peer: Peer | Exception) -> None:
             try:
-                self.freight.post(self.peer(group, to), letter, hold, options, now)
+                if isinstance(peer, Exception):
+                    raise peer
+                self.freight.post(peer, letter, hold, options, now)
             except Exception as error:  # noqa: BLE001 - it reaches the waiter
                 work.reject(named(error, work._what))
 
-        self.directory.group(to.root_group_name, found)
+        self.directory.peer(to, found)
         return work
-
-    def peer(self, group: RemoteGroup | Exception, member: WorkerAddress) -> Peer:
-        """The member's peer in what the directory found; raises what it found instead."""
-        if isinstance(group, Exception):
-            raise group
-        check_rank(member, len(group.peers))
-        return group.peers[member.rank]
 
     def post(self, peer: Peer, letter: Letter, *, now: bool = False) -> None:
         """Send to a worker that was found."""
@@ -158,15 +151,16 @@ class Messenger:
         place.enter()
         return work, place.slot
 
-    def _post(self, slot: Slot, group: RemoteGroup | Exception, sender: WorkerAddress) -> None:
-        if isinstance(group, GroupNotFoundError):
+    def _post(self, slot: Slot, peer: Peer | Exception) -> None:
+        if isinstance(peer, GroupNotFoundError):
             with self._lock:  # what a group sent before everybody forgot it is still here
                 waits = self._mailbox.has_messages(slot.key)
             if not waits:
-                raise group
+                raise peer
             self.post_slot(slot, None)
             return
-        peer = self.peer(group, sender)
+        if isinstance(peer, Exception):
+            raise peer
         self.watch(peer)
         self.post_slot(slot, peer)
 
@@ -373,7 +367,7 @@ class _Place:
     def enter(self) -> None:
         self.slot.closed = False
         self._entered += 1
-        self._messenger.directory.group(self._sender.root_group_name, partial(self._found, self._entered))
+        self._messenger.directory.peer(self._sender, partial(self._found, self._entered))
 
     def leave(self) -> None:
         self._messenger.withdraw(self.slot)
@@ -381,11 +375,11 @@ class _Place:
     def unread(self, message: Arrived) -> None:
         self._messenger.unread(self.slot.key, message)
 
-    def _found(self, entered: int, group: RemoteGroup | Exception) -> None:
+    def _found(self, entered: int, peer: Peer | Exception) -> None:
         if entered != self._entered:
-            return  # it left while the group was looked up, and came again
+            return  # it left while the sender was looked up, and came again
         try:
-            self._messenger._post(self.slot, group, self._sender)
+            self._messenger._post(self.slot, peer)
         except Exception as error:  # noqa: BLE001 - it reaches the waiter
             failure = error
             self._messenger._fail([self.slot], lambda what: named(failure, what))

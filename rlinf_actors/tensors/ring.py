@@ -10,6 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Union
 
 from rlinf_actors.model.address import WorkerAddress
@@ -62,6 +63,7 @@ class Ring:
         self._lock = threading.RLock()  # ending one turn's work may start what follows it
         self._groups: dict[str, RemoteGroup] = {}
         self._names = list(dict.fromkeys(member.root_group_name for member in order))
+        self._child_peers: dict[WorkerAddress, Peer] = {}
         self._early: list[Turn] | None = []
         self._under_way: set[Turn] = set()
         self._error: Callable[[str], Exception] | None = None
@@ -109,6 +111,25 @@ class Ring:
         if len(self._groups) < len(self._names):
             self.find()
             return
+        child_members = [member for member in self.order if len(member.rank_path) > 1]
+        if not child_members:
+            self._complete()
+        for child in child_members:
+            self._messenger.directory.peer(child, partial(self._found_child, child, len(child_members)))
+
+    def _found_child(self, child: WorkerAddress, count: int, outcome: Union[Peer, Exception]) -> None:
+        if isinstance(outcome, Exception):
+            failure = outcome
+            self.fail(lambda what: named(failure, what))
+            return
+        with self._lock:
+            self._child_peers[child] = outcome
+            last = len(self._child_peers) == count
+        if last:
+            self._complete()
+
+    def _complete(self) -> None:
+        """All groups, and all children, were found."""
         try:
             self._take_places()
         except Exception as error:  # noqa: BLE001 - it reaches the waiters
@@ -132,8 +153,12 @@ class Ring:
 
     def _take_places(self) -> None:
         groups = [self._groups[member.root_group_name] for member in self.order]
-        peers = [self._messenger.peer(group, member) for group, member in zip(groups, self.order, strict=True)]
-        nodes = [group.states[member.rank].node_rank for group, member in zip(groups, self.order, strict=True)]
+        peers, nodes = [], []
+        for group, member in zip(groups, self.order, strict=True):
+            members.check_rank(member, len(group.peers))
+            rank = member.rank_path[0]
+            peers.append(self._child_peers.get(member) or group.peers[rank])
+            nodes.append(group.states[rank].node_rank)
         parents = members.tree(nodes)
         self._parent = None if self._index == 0 else peers[parents[self._index]]
         self._children = [peers[child] for child in members.children(parents, nodes, self._index)]

@@ -25,6 +25,10 @@ Pid = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 """What pidfd_open takes; 0 for none."""
 WorkerId = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 """A worker's socket, its cgroup and its record are files of that name: one that is a path would lead elsewhere."""
+MAX_DEPTH = 8
+"""Ranks of an address: a worker's, its child's, that one's child's, ..."""
+ChildPath = Annotated[list[Annotated[int, Meta(ge=0, le=MAX_SIZE)]], Meta(min_length=1, max_length=MAX_DEPTH - 1)]
+"""Ranks that lead from a worker to one of its children, or to a child of that."""
 Count = Annotated[int, Meta(ge=1, le=2**53)]
 """How often something happened."""
 Size = Annotated[int, Meta(ge=0, le=MAX_SIZE)]

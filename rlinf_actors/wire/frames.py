@@ -11,9 +11,9 @@ from typing import Union
 import msgspec
 
 from rlinf_actors.errors import RemoteWireError
-from rlinf_actors.wire.bounds import Number, Pid
+from rlinf_actors.wire.bounds import ChildPath, Number, Pid, WorkerId
 from rlinf_actors.wire.malformed import MALFORMED
-from rlinf_actors.wire.values import Extension
+from rlinf_actors.wire.values import Endpoint, ExitReport, Extension
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True):
@@ -122,13 +122,14 @@ class WhatRuns(Frame, frozen=True, tag=12):
 
 class Runs(Frame, frozen=True, tag=13):
     """`method` has been running for `seconds`, the longest of those that run ("" if none does), and so many calls wait
-    for their turn.
+    for their turn. The worker speaks `protocol` (one of protocol 6 does not say).
     """
 
     id: int
     method: str
     seconds: Number = 0.0
     waiting: int = 0
+    protocol: int = 6
 
 
 class Memory(Frame, frozen=True, tag=10):
@@ -322,6 +323,31 @@ class ChannelWhere(Frame, frozen=True, tag=48):
     rank: int
 
 
+class WhereIs(Frame, frozen=True, tag=60):
+    """Where is the receiver's child at `path` (ranks below the receiver's own)? Answered by ChildIs or ChildEnded, at
+    the latest when such a child registers. Since protocol 7; sent to workers whose Runs says that they speak it.
+    """
+
+    id: int
+    path: ChildPath
+
+
+class ChildIs(Frame, frozen=True, tag=61):
+    """The answer to WhereIs `id`: the child's own id, and where it listens. A ChildEnded follows when it ends."""
+
+    id: int
+    worker_id: WorkerId
+    endpoint: Endpoint
+
+
+class ChildEnded(Frame, frozen=True, tag=62):
+    """The child that WhereIs `id` asked for has ended; nothing more is said of that question."""
+
+    id: int
+    worker_id: str
+    exit: ExitReport
+
+
 ChannelFrame = Union[
     ChannelPut, ChannelGet, ChannelBatch, ChannelAck, ChannelCancel, ChannelLook, ChannelShow, ChannelClose,
     ChannelWhere,
@@ -330,7 +356,7 @@ ChannelFrame = Union[
 
 AnyFrame = Union[
     Join, Rejected, Create, Call, Stream, Credit, Cancel, Ok, Item, Raised, WhatRuns, Runs, Memory, Dropped, Message,
-    Held, Returned, Ask, Facts, Released, LaneEnded, ChannelFrame,
+    Held, Returned, Ask, Facts, Released, LaneEnded, ChannelFrame, WhereIs, ChildIs, ChildEnded,
 ]  # fmt: skip
 
 encode = msgspec.msgpack.Encoder().encode

@@ -1,9 +1,10 @@
 """The parts of a message whose sender is known to be a member of this process's job: all that `wire.payload` unpickles.
 
-Made in three places, and a test holds that there is no fourth (tests/security/test_one_unpickler.py):
+Made in four places, and a test holds that there is no fifth (tests/security/test_one_unpickler.py):
 
 * `worker.server`: the peer's Join had the job's token, on a socket that only this user, or the job's key, can reach;
 * `runtime.peer`: a worker's answer, on a link to the unix socket or the key that the head named as that worker's;
+* `worker.child`: what a child of a worker is given by it, over a unix socket of this user that it was started with;
 * `wire.failure`: what this very process has just pickled, read again to see whether that can be done.
 """
 

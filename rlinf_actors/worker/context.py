@@ -1,9 +1,10 @@
-"""What a worker process knows of itself; set once, before the user's class is constructed."""
+"""What a worker process, or a child of one, knows of itself; set before the user's class is constructed."""
 
 from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from rlinf_actors.tensors.messenger import Messenger
     from rlinf_actors.wire.spawn import WorkerPlace
     from rlinf_actors.wire.values import WorkerSpec
+    from rlinf_actors.worker.children import Children
     from rlinf_actors.worker.device_lock import DeviceLock
     from rlinf_actors.worker.leasepage import LeasePage
     from rlinf_actors.worker.safety import Guard
@@ -29,22 +31,24 @@ if TYPE_CHECKING:
 
 @dataclass
 class WorkerContext:
-    """One worker process.
+    """One worker process, or one that became its child member.
 
     Attributes:
         address: its place in its group.
-        spec, place: what the agent started it with.
+        spec, place: what the agent started it, or its worker, with; of a child the spec has its own id.
         runtime: its connections.
         environ: its environment as the agent made it; the ranks come from there.
         ports: ports held for the user's code.
         messenger, broadcaster: its messages to and from other workers.
-        device_lock: over its accelerators.
+        device_lock: over its accelerators; None in a child.
         extras: what the owner sent along with the class (hardware_infos and the like).
         server: what others talk to.
         tcp_port: the port it listens on, 0 with a unix socket only.
-        pid: of the process that is the worker; a fork of it has another.
+        pid: of the process that is the worker, or the child; a fork of it has another.
         guard: of a worker with robots.
+        children: of a worker.
         lease_page: a worker without robots gets one when it asks.
+        connection: of a child to its worker.
     """
 
     address: WorkerAddress
@@ -56,12 +60,24 @@ class WorkerContext:
     messenger: Messenger
     broadcaster: Broadcaster
     server: WorkerServer
-    device_lock: DeviceLock
+    device_lock: DeviceLock | None
     extras: dict[str, Any] = field(default_factory=dict)
     tcp_port: int = 0
     pid: int = field(default_factory=os.getpid)
     guard: Guard | None = None
+    children: Children | None = None
     lease_page: LeasePage | None = None
+    connection: socket.socket | None = None
+
+    @property
+    def is_child(self) -> bool:
+        """True in a child of a worker."""
+        return len(self.address.rank_path) > 1
+
+    @property
+    def is_here(self) -> bool:
+        """True if this process is the worker or child itself, False in a fork of it."""
+        return self.pid == os.getpid()
 
     def accelerator_type(self) -> AcceleratorType:
         """The type of its accelerators; NO_ACCEL without."""
@@ -77,7 +93,7 @@ _current: WorkerContext | None = None
 
 
 def install(context: WorkerContext) -> None:
-    """Make this process a worker. Once, by worker.main."""
+    """Make this process a worker, or a child of one. Once in a process, by worker.main or worker.child."""
     global _current
     _current = context
 

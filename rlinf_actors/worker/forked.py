@@ -22,8 +22,9 @@ import msgspec
 
 from rlinf_actors import envblock, forks, procfs
 from rlinf_actors.cgroups.worker import Cgroup
-from rlinf_actors.settings import PROBE_ROOT
+from rlinf_actors.settings import CHILDREN, PROBE_ROOT
 from rlinf_actors.wire import spawn
+from rlinf_actors.wire.children import socket_path
 from rlinf_actors.wire.values import WorkerSpec
 from rlinf_actors.worker import numa
 
@@ -106,7 +107,7 @@ def prepare(start: Start) -> None:
     _restore_signals()
     procfs.write_mark(*start.slot, spec.id)
     procfs.set_name(f"{spec.group}:{spec.rank}")
-    _take_environment(start.fork.env)
+    _take_environment({**start.fork.env, CHILDREN: socket_path(start.fork.place.run_dir, spec.id)})
     has_accelerators = start.fork.env.get("ACCELERATOR_TYPE", "NO_ACCEL") != "NO_ACCEL"
     envblock.reserve(LATE_VARIABLES, SLOTS if has_accelerators else 0)  # there is no other thread yet
     time.tzset()

@@ -15,27 +15,22 @@ import socket
 import sys
 import threading
 import traceback
+from collections.abc import Awaitable
 from typing import Any
 
 from rlinf_actors import envblock
 from rlinf_actors.cluster.attach import WorkerJob, set_worker_job
 from rlinf_actors.errors import ConfigError, ProtocolMismatchError, UsageError, WorkerStartError
 from rlinf_actors.group.names import check_lease_hook, public_methods
-from rlinf_actors.model.accelerator_table import GLOO_NIC_VARIABLE
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.hardware import AcceleratorType
 from rlinf_actors.net.ports import HeldPorts
-from rlinf_actors.net.security import Security
-from rlinf_actors.runtime.process import Runtime
-from rlinf_actors.security.job import JobGate, job_name
-from rlinf_actors.settings import EXT_MODULE, Settings
+from rlinf_actors.settings import EXT_MODULE
 from rlinf_actors.tensors.broadcast import Broadcaster
-from rlinf_actors.tensors.devices import LazyDevices
-from rlinf_actors.tensors.messenger import Messenger
-from rlinf_actors.tensors.station import Station
 from rlinf_actors.wire import failure, frames, payload, spawn
-from rlinf_actors.wire.values import Endpoint, WorkerSpec
+from rlinf_actors.wire.values import WorkerSpec
 from rlinf_actors.worker import context as worker_context
+from rlinf_actors.worker.children import Children
 from rlinf_actors.worker.control import Control
 from rlinf_actors.worker.device_lock import DeviceLock
 from rlinf_actors.worker.executor import (
@@ -48,17 +43,12 @@ from rlinf_actors.worker.executor import (
     ThreadsExecutor,
     uses_event_loop,
 )
-from rlinf_actors.worker.farpeers import FarPeers
 from rlinf_actors.worker.leaving import Leaving
+from rlinf_actors.worker.membership import Member, listen, new_runtime
 from rlinf_actors.worker.parking import Unwound
 from rlinf_actors.worker.safety import Guard
 from rlinf_actors.worker.server import Creation, WorkerServer
-from rlinf_actors.worker.strangers import Strangers
 from rlinf_actors.worker.worker import Worker
-
-SWITCH_INTERVAL_S = 0.0002
-"""The I/O thread answers in 0.5 ms while the user's thread spins in Python (5 ms at the default of
-0.005); it costs the user's code 4 %."""
 
 
 def run_worker(spec: WorkerSpec, place: spawn.WorkerPlace, control_fd: int) -> None:
@@ -96,24 +86,18 @@ def _start(
     spec: WorkerSpec, place: spawn.WorkerPlace, control: Control, guard: Guard | None
 ) -> tuple[worker_context.WorkerContext, WorkerServer]:
     """Bring the runtime up and say so; nothing of the user's has run yet."""
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    security = Security.of_worker(spec.token, place.head_key, place.head, place.listen_ip)
-    runtime = Runtime(
-        "worker",
-        spec.namespace,
-        worker_id=spec.id,
-        token=spec.token,
-        security=security,
-        on_given_up=lambda reason: _given_up(reason, guard),
-    )
+    runtime, security = new_runtime(spec, place, lambda reason: _given_up(reason, guard))
     job = WorkerJob(runtime, place.head, lambda: context.extras, spec.node_rank)
-    listening = _listen(spec, place, control, guard, runtime, security, job)
-    server, endpoint, messenger = runtime.io.submit(listening).result()
+    address = WorkerAddress(spec.group, spec.rank)
+    name = address.get_name()
+    on_closed = guard.closed if guard is not None else lambda: None
+    listening = listen(name, spec, place, runtime, security, job, control.try_send, on_closed)
+    member, children = runtime.io.submit(_listen(spec, place, control, guard, listening)).result()
+    server, endpoint, messenger = member.server, member.endpoint, member.messenger
     ports = HeldPorts()
     master_port = ports.hold() if spec.rank == 0 else 0
-    address = WorkerAddress(spec.group, spec.rank)
-    name = f"{spec.group}:{spec.rank}"
     has_devices = worker_context.accelerator_type(os.environ) is not AcceleratorType.NO_ACCEL
+    device_lock = DeviceLock(spec.id, name, has_devices, control.post, worker_context.make_logger(name))
     context = worker_context.WorkerContext(
         address=address,
         spec=spec,
@@ -124,58 +108,32 @@ def _start(
         messenger=messenger,
         broadcaster=Broadcaster(messenger, address),
         server=server,
-        device_lock=DeviceLock(spec.id, name, has_devices, control.post, worker_context.make_logger(name)),
+        device_lock=device_lock,
         guard=guard,
+        children=children,
         lease_page=guard.page if guard is not None else None,
     )
     worker_context.install(context)
     set_worker_job(job)
     context.tcp_port = int(endpoint.tcp.rpartition(":")[2]) if endpoint.tcp else 0
-    control.serve(spawn.DevicesLocked, context.device_lock.granted)
-    control.serve(spawn.DevicesBusy, context.device_lock.busy)
+    control.serve(spawn.DevicesLocked, device_lock.granted)
+    control.serve(spawn.DevicesBusy, device_lock.busy)
     control.serve(spawn.Ping, lambda _: control.try_send(_pong(spec.id, server.activity())))
     control.send(spawn.Up(spec.id, endpoint, context.tcp_port, master_port))
     return context, server
 
 
 async def _listen(
-    spec: WorkerSpec,
-    place: spawn.WorkerPlace,
-    control: Control,
-    guard: Guard | None,
-    runtime: Runtime,
-    security: Security,
-    job: WorkerJob,
-) -> tuple[WorkerServer, Endpoint, Messenger]:
-    """Be there for others, and hear the template. On the I/O loop."""
-    name = f"{spec.group}:{spec.rank}"
-    on_closed = guard.closed if guard is not None else lambda: None
-    strangers = Strangers(asyncio.get_running_loop(), control.try_send)
-    gate = JobGate(security.pair.public, spec.namespace, strangers.refused) if security.pair is not None else None
-    server = WorkerServer(runtime.network, spec.id, name, spec.token, on_closed, gate, strangers.refused)
-    server.far = FarPeers(runtime.watched.watch, job.connected, server.peer_gone)
-    settings = Settings.load()
-    station = Station(
-        runtime.io,
-        spec.id,
-        name,
-        runtime.host,
-        place.node_ip,
-        LazyDevices(dict(os.environ)),
-        settings.paths,
-        settings.comm_net_devices or os.environ.get(GLOO_NIC_VARIABLE),
-        settings.timeout_minutes,
-        job_name(spec.token),
-    )
-    messenger = Messenger(runtime, name, spec.id, job.connected, server.answer, settings.send_window_bytes, station)
-    server.serve((frames.Message,), messenger.arrived)
-    server.on_link_lost(messenger.link_lost)
-    server.on_forgotten(messenger.link_forgotten)
-    server.serve((frames.Ask, frames.LaneEnded), messenger.freight.said)
-    ipc = server.bind(f"ipc://{place.run_dir}/w/{spec.id}")
-    tcp = server.bind(f"tcp://{place.listen_ip}:0") if place.listen_ip else ""
-    control.listen(asyncio.get_running_loop(), guarded=guard is not None)
-    return server, Endpoint(place.host, ipc, tcp), messenger
+    spec: WorkerSpec, place: spawn.WorkerPlace, control: Control, guard: Guard | None, listening: Awaitable[Member]
+) -> tuple[Member, Children]:
+    """Be there for others, for children, and hear the template. On the I/O loop."""
+    member = await listening
+    loop, server = asyncio.get_running_loop(), member.server
+    children = Children(loop, spec, place, server.send, member.strangers.refused)
+    server.serve((frames.WhereIs,), children.asked)
+    server.on_forgotten(children.table.forget)
+    control.listen(loop, guarded=guard is not None)
+    return member, children
 
 
 def _pong(id: str, doing: Activity) -> spawn.Pong:
@@ -245,6 +203,8 @@ def _construct(
     if not (isinstance(cls, type) and issubclass(cls, Worker)):
         raise WorkerStartError(f"{cls!r} is not a subclass of rlinf_actors.Worker")
     context.extras.update(extras)
+    assert context.children is not None
+    context.children.hand_out(payload.encode(extras, "what came with the class"))
     try:
         check_lease_hook(cls)
     except UsageError as error:

@@ -86,7 +86,7 @@ class Messaging:
         Args:
             object: anything that pickles; tensors, arrays and buffers in it travel as raw memory.
             dst_group_name: group of the receiver.
-            dst_rank: its rank.
+            dst_rank: its rank; the path of ranks to a child of a worker, ``(0, 1)`` for group:0:1.
             async_op: return an AsyncWork.
             options: for tensors on an accelerator that go by a collective library.
             piggyback_payload: if not None, the receiver gets ``(object, piggyback_payload)``.
@@ -97,6 +97,7 @@ class Messaging:
             PeerDiedError: the receiver is gone.
             GroupNotFoundError: no such group is running.
             PlacementError: it has no such rank.
+            ProtocolMismatchError: to a child of a worker that runs an older version.
         """
         messenger = self._messenger("send()", options)
         to = members.address(dst_group_name, dst_rank)
@@ -136,7 +137,7 @@ class Messaging:
 
         Args:
             src_group_name: group of the sender.
-            src_rank: its rank.
+            src_rank: its rank, or the path of ranks to a child of a worker.
             async_op: return an AsyncWork.
             options: as in `send`.
             timeout: seconds after which it ends with CallTimeoutError, and takes no later message; None: never.
@@ -266,7 +267,9 @@ class Messaging:
 
         Args:
             object: at the source: what to give, as in `send`; at the others it is not looked at.
-            groups: the members: ``[(name, ranks), ...]``, with a rank or a list of ranks; by default this group.
+            groups: the members: ``[(name, ranks), ...]``, with a rank or a list of ranks; by default this group. A
+                tuple of ranks is the path to a child: ``("g", (0, 1))`` is g:0:1, ``("g", [(0, 0), (0, 1)])`` are two
+                children, and ``("g", [0, 1])`` are two workers. In a child the default are its siblings.
             src: ``(name, rank)`` of the source; by default the first member given.
             async_op: return an AsyncWork.
             options: as in `send`.
@@ -282,8 +285,10 @@ class Messaging:
         """
         self._messenger("broadcast()", None)
         assert self._context is not None
-        named = [(self._group_name, list(range(self._world_size)))] if groups is None else groups
-        work = self._context.broadcaster.broadcast(object, named, src, _wrong(options), options)
+        if groups is None:
+            above = self._worker_address.rank_path[:-1]
+            groups = [(self._group_name, [(*above, rank) for rank in range(self._world_size)])]
+        work = self._context.broadcaster.broadcast(object, groups, src, _wrong(options), options)
         return _given(work, async_op, options)
 
     def _receive(
@@ -309,10 +314,11 @@ class Messaging:
         if wrong is not None:
             raise wrong
         context = self._context
-        if context is None or context.pid != os.getpid() or len(self._worker_address.rank_path) > 1:
+        if context is None or not context.is_here or self._worker_address != context.address:
             raise UsageError(
-                f"{what} needs the process of a worker of a group, and {self._worker_name} was asked for it in a "
-                f"child of one: let the parent send and receive for it"
+                f"{what} of {self._worker_name} was called in process {os.getpid()}, which is not its own. A process "
+                "that a worker has started becomes a member when it constructs "
+                "Worker(parent_address=worker.worker_address, world_size=..., rank=...)"
             )
         return context.messenger
 

@@ -263,7 +263,8 @@ class WorkerServer:
         elif type(frame) is frames.WhatRuns:
             doing = self.activity()
             seconds = max(0.0, time.perf_counter() - doing.since) if doing.method else 0.0
-            self._send(peer, frames.Runs(frame.id, doing.method[:NAME_CHARS], seconds, doing.waiting), (), True)
+            runs = frames.Runs(frame.id, doing.method[:NAME_CHARS], seconds, doing.waiting, PROTOCOL)
+            self._send(peer, runs, (), True)
         elif type(frame) is frames.Dropped:
             lending.dropped(frame)
         elif type(frame) is frames.Memory:

@@ -21,6 +21,7 @@ from rlinf_actors.net.ports import HeldPorts
 from rlinf_actors.runtime.asyncwork import AsyncWork
 from rlinf_actors.worker import context as worker_context
 from rlinf_actors.worker.channels import Channels
+from rlinf_actors.worker.child import become_member
 from rlinf_actors.worker.device_lock import DeviceLock
 from rlinf_actors.worker.leasepage import LeasePage, LeasePageWriter
 from rlinf_actors.worker.manager import ManagerProxy
@@ -111,14 +112,26 @@ class Worker(Messaging, Channels):
     ) -> None:
         """Nothing is needed here in a group.
 
+        In a process that a worker has started (forked, spawned, or by subprocess; a child of its child too) make that
+        process a child of the worker: a member with the address ``group:parent_rank:rank``, which sends, receives,
+        broadcasts and uses channels as a worker does. It takes no calls. Others reach it when this returns; it blocks
+        for two round trips to its worker. A process is one child, until it ends. In a process that no worker has
+        started, and in the worker itself, only the attributes are set.
+
         Args:
-            parent_address: in a child process that a worker forked: the worker's address; the child
-                then has the address ``group:parent_rank:rank``.
-            world_size: number of the children.
+            parent_address: of the worker, or of a child of it.
+            world_size: number of the children at that address.
             rank: of this child among them.
+
+        Raises:
+            UsageError: another process that runs is this child, the process comes from another worker, or it is another
+                child already.
+            ClusterTimeoutError: the worker does not answer.
         """
         if parent_address is not None:
-            self._set_up(self._context, parent_address.get_child_address(rank or 0), world_size or 1)
+            address = parent_address.get_child_address(rank or 0)
+            context = become_member(address, world_size or 1)
+            self._set_up(context or self._context, address, world_size or 1)
 
     def _set_up(self, context: worker_context.WorkerContext | None, address: WorkerAddress, world_size: int) -> None:
         environ: Any = context.environ if context else os.environ
@@ -199,8 +212,13 @@ class Worker(Messaging, Channels):
 
     @property
     def hardware_infos(self) -> list[Any]:
-        """The robots or other configured hardware this worker was placed on: the HardwareInfo that its type defines."""
-        return list(self._context.extras.get("hardware_infos", {}).get(self._rank, [])) if self._context else []
+        """The robots or other configured hardware this worker was placed on: the HardwareInfo that its type defines.
+
+        In a child they are its worker's.
+        """
+        if self._context is None:
+            return []
+        return list(self._context.extras.get("hardware_infos", {}).get(self._worker_address.rank_path[0], []))
 
     @property
     def device_lock(self) -> DeviceLock:
@@ -210,7 +228,7 @@ class Worker(Messaging, Channels):
             UsageError: in a child process of a worker.
         """
         context = self._context
-        if context is None or os.getpid() != context.pid:
+        if context is None or not context.is_here or context.device_lock is None:
             raise UsageError(
                 f"{self._worker_name} is a child process of a worker, and device_lock is the worker's: acquire it "
                 f"there before the child uses the accelerators"
@@ -273,10 +291,12 @@ class Worker(Messaging, Channels):
         `LeasePage.address` for *page*. In a worker without robots the page never runs out.
 
         Raises:
-            UsageError: in a child process that was not forked by a worker of a group.
+            UsageError: in a process that was not forked by a worker of a group.
         """
         context = self._connected("lease_page")
         if context.lease_page is None:
+            if context.spec.claims:
+                raise UsageError(f"{self._worker_name} was not forked by its worker, which alone has the lease_page")
             context.lease_page = LeasePageWriter().page
         return context.lease_page
 
@@ -294,7 +314,7 @@ class Worker(Messaging, Channels):
             UsageError: there is no such process, this worker did not start it, or this is a child process of a worker.
         """
         context = self._context
-        if context is None or os.getpid() != context.pid:
+        if context is None or not context.is_here or context.is_child:
             raise UsageError(f"{self._worker_name} is a child process of a worker: call keep_for_stop() in the worker")
         if context.guard is not None and (reason := context.guard.keep(pid)):
             raise UsageError(f"{self._worker_name} cannot keep process {pid} for its stop: {reason}")

@@ -11,7 +11,7 @@ import message_workers as mw
 import numpy as np
 import pytest
 
-from rlinf_actors import GroupNotFoundError, PeerDiedError, PlacementError, SerializationError, UsageError
+from rlinf_actors import GroupNotFoundError, PeerDiedError, PlacementError, SerializationError
 from rlinf_actors.settings import MIN_SEND_WINDOW, SEND_WINDOW
 
 pytestmark = pytest.mark.live
@@ -102,8 +102,10 @@ def test_what_cannot_be_meant(pair):
         a.hear("nobody").wait()
     with pytest.raises(PlacementError, match="rank 3 is not in group 'b', which has ranks 0-0"):
         a.say(1, "b", 3).wait()
-    with pytest.raises(UsageError, match="b:0:1 is a child process"):
-        a.say(1, "b", [0, 1]).wait()
+    with pytest.raises(PlacementError, match="rank 3 is not in group 'b', which has ranks 0-0"):
+        a.say(1, "b", [3, 1]).wait()
+    with pytest.raises(ValueError, match=r"\[0, -1\] leads to no child"):
+        a.say(1, "b", [0, -1]).wait()
     with pytest.raises(TypeError, match="options is a dict"):
         a.say(1, "b", options={}).wait()
     with pytest.raises(ValueError, match="timeout is 'soon'"):
@@ -119,9 +121,10 @@ def test_what_cannot_be_pickled_is_the_senders_error_and_the_next_arrives(pair):
     assert b.hear("a").wait() == ["next"]
 
 
-def test_a_child_process_is_told_that_it_cannot(pair):
-    a, _ = pair
-    assert a.say_from_a_child("b").wait() == ["UsageError UsageError"]
+def test_a_forked_child_can_send_as_itself_only(pair):
+    a, b = pair
+    assert a.say_from_a_child("b").wait() == ["UsageError"]
+    assert b.hear("a", [0, 0]).wait() == ["from a child"]
 
 
 # --- time ---

@@ -115,7 +115,7 @@ def test_who_may_vouch():
                     makers.add(where)
     assert makers == {
         "rlinf_actors/wire/vouched.py", "rlinf_actors/wire/failure.py", "rlinf_actors/runtime/peer.py",
-        "rlinf_actors/worker/server.py",
+        "rlinf_actors/worker/server.py", "rlinf_actors/worker/child.py",
     }  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_actors import PlacementError, UsageError, WorkerAddress
+from rlinf_actors import PlacementError, WorkerAddress
 from rlinf_actors.tensors import members
 
 
@@ -32,9 +32,20 @@ def test_what_is_no_rank(group, rank):
         members.address(group, rank)
 
 
-def test_children_of_workers_are_out_of_reach():
-    with pytest.raises(UsageError, match="g:0:1 is a child process of a worker"):
-        members.address("g", [0, 1])
+def test_children_of_workers():
+    assert members.address("g", [0, 1]) == members.address("g", (0, 1)) == WorkerAddress("g", (0, 1))
+    for path in ([0, -1], [0] * 9, [0, 1 << 40]):
+        with pytest.raises(ValueError, match="leads to no child"):
+            members.address("g", path)
+    named = [("a", (0, 1)), ("a", [0, 1]), ("b", [(0, 0), [0, 1], 2])]
+    assert names(members.addresses(named)) == ["a:0:1", "a:0", "a:1", "b:0:0", "b:0:1", "b:2"]
+    assert members.source(("b", (0, 1)), members.addresses(named)) == WorkerAddress("b", (0, 1))
+
+
+def test_a_child_is_in_a_group_that_has_its_worker():
+    members.check_rank(WorkerAddress("g", (1, 7)), 2)
+    with pytest.raises(PlacementError, match="rank 2 is not in group 'g', which has ranks 0-1"):
+        members.check_rank(WorkerAddress("g", (2, 0)), 2)
 
 
 def test_groups():

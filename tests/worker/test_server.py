@@ -103,7 +103,7 @@ async def test_calls_of_a_member_are_answered(ends):
 async def test_what_runs_is_told_also_while_the_class_is_constructed(ends):
     ends.join()
     ends.say(frames.WhatRuns(7))
-    assert (await ends.until(1))[0][0] == frames.Runs(7, "")
+    assert (await ends.until(1))[0][0] == frames.Runs(7, "", protocol=PROTOCOL)
     ends.server.constructing()
     ends.call(1)
     ends.say(frames.WhatRuns(8))

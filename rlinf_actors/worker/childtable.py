@@ -1,0 +1,127 @@
+"""A worker's children that are members: who they are, and who asks for them. Pure.
+
+A child is named by its path, the ranks below the worker's own. A peer that asks for a path hears where that child is,
+at the latest when it registers, and then once that it has ended.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlinf_actors.wire import frames
+from rlinf_actors.wire.values import Endpoint, ExitReport
+
+MAX_CHILDREN = 4096
+"""Children of one worker at a time, and ended ones that it remembers."""
+MAX_QUESTIONS = 4096
+"""Open questions of one link. A peer asks once for each child."""
+
+Path = tuple[int, ...]
+Tell = tuple[bytes, frames.AnyFrame]
+"""(link, what to say there)."""
+
+
+class Refused(Exception):
+    """A process may not be that child; the text says why."""
+
+
+@dataclass
+class Child:
+    """One child. `endpoint` is None until it listens, `exit` until it has ended."""
+
+    id: str
+    path: Path
+    pid: int
+    endpoint: Endpoint | None = None
+    exit: ExitReport | None = None
+
+
+class ChildTable:
+    """All children of one worker.
+
+    Args:
+        worker_id, name: of the worker.
+    """
+
+    def __init__(self, worker_id: str, name: str) -> None:
+        self._worker_id = worker_id
+        self._name = name
+        self._numbers = itertools.count(1)
+        self._living: dict[str, Child] = {}  # by id
+        self._at: dict[Path, Child] = {}  # the living one, or the last that ended; oldest first
+        self._questions: dict[bytes, dict[int, Path]] = {}
+        self._askers: dict[Path, dict[tuple[bytes, int], None]] = {}
+
+    def name_of(self, path: Sequence[int]) -> str:
+        """Return the name of the child at *path*."""
+        return ":".join([self._name, *map(str, path)])
+
+    def reserve(self, path: Path, pid: int) -> Child:
+        """Return the child that process *pid* is going to be.
+
+        Raises:
+            Refused: another process is that child, or there are too many.
+        """
+        known = self._at.get(path)
+        if known is not None and known.exit is None:
+            raise Refused(
+                f"{self.name_of(path)} is process {known.pid}, which runs: end that one first, or take another rank"
+            )
+        if len(self._living) >= MAX_CHILDREN:
+            raise Refused(f"{self._name} has {MAX_CHILDREN} children, as many as a worker may have")
+        child = Child(f"{self._worker_id}_{next(self._numbers)}", path, pid)
+        self._living[child.id] = child
+        self._at.pop(path, None)
+        self._at[path] = child
+        if len(self._at) > 2 * MAX_CHILDREN:
+            ended = [path for path, one in self._at.items() if one.exit is not None]
+            for path in ended[: len(ended) - MAX_CHILDREN]:
+                del self._at[path]
+        return child
+
+    def listens(self, id: str, endpoint: Endpoint) -> list[Tell]:
+        """The child can be reached. Return what to tell the peers that asked for it."""
+        child = self._living[id]
+        child.endpoint = endpoint
+        return [(link, frames.ChildIs(number, id, endpoint)) for link, number in self._askers.get(child.path, ())]
+
+    def ended(self, id: str, exit: ExitReport) -> list[Tell]:
+        """The child has ended. Return what to tell the peers that asked for it.
+
+        They wait on if it has never listened: another process may become that child.
+        """
+        child = self._living.pop(id)
+        child.exit = exit
+        if child.endpoint is None:
+            del self._at[child.path]
+            return []
+        asked = self._askers.pop(child.path, {})
+        for link, number in asked:
+            del self._questions[link][number]
+        return [(link, frames.ChildEnded(number, id, exit)) for link, number in asked]
+
+    def asked(self, link: bytes, question: frames.WhereIs) -> list[Tell]:
+        """A peer asks where a child is. Return the answer, nothing if that has to wait."""
+        path, number = tuple(question.path), question.id
+        child = self._at.get(path)
+        if child is not None and child.exit is not None:
+            return [(link, frames.ChildEnded(number, child.id, child.exit))]
+        open_ = self._questions.setdefault(link, {})
+        if len(open_) >= MAX_QUESTIONS:
+            why = f"{self._name} was asked for more than {MAX_QUESTIONS} children by one process"
+            return [(link, frames.ChildEnded(number, "", ExitReport("exited", reason=why)))]
+        open_[number] = path
+        self._askers.setdefault(path, {})[link, number] = None
+        if child is None or child.endpoint is None:
+            return []
+        return [(link, frames.ChildIs(number, child.id, child.endpoint))]
+
+    def forget(self, link: bytes) -> None:
+        """Forget the questions that came by a link: its other end has ended."""
+        for number, path in self._questions.pop(link, {}).items():
+            asked = self._askers[path]
+            del asked[link, number]
+            if not asked:
+                del self._askers[path]

@@ -1,0 +1,179 @@
+"""Children of workers are members: messages, broadcasts and channels, and how their ends are told."""
+
+from __future__ import annotations
+
+import pace
+import pytest
+from child_workers import WAYS, Parent
+
+from rlinf_actors import Channel, Cluster
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(pace.LIVE_TIMEOUT_S)]
+
+FOUR = ["spawn", "spawn", "fork", "fork"]
+
+
+@pytest.fixture
+def parents(cluster: Cluster):
+    return Parent.create_group().launch(cluster, placement_strategy=two_on_one_node(), name="p")
+
+
+def two_on_one_node():
+    from rlinf_actors import NodePlacementStrategy
+
+    return NodePlacementStrategy([0, 0])
+
+
+def on(group, rank):
+    return group.execute_on(rank)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_child_is_a_member_however_it_was_started(parents, way):
+    assert on(parents, 0).start([way]).wait(pace.PATIENCE_S) == [[None]]
+    swap = on(parents, 1).swap("to the child", "p", [0, 0])
+    assert on(parents, 0).let(0, "swap", "to a worker", "p", 1).wait(pace.PATIENCE_S) == [["p:1", "to the child"]]
+    assert swap.wait(pace.PATIENCE_S) == [("p:0:0", "to a worker")]
+    facts = on(parents, 0).let(0, "facts").wait(pace.PATIENCE_S)[0]
+    assert facts == {
+        "name": "p:0:0", "current": True, "info": "p:0:0", "parent alive": True, "parent's node": 0, "nodes": 1,
+        "hardware": [],
+    }  # fmt: skip
+
+
+@pytest.fixture
+def family(cluster: Cluster):
+    """2 workers with 2 spawned and 2 forked children each, and another group."""
+    group = Parent.create_group().launch(cluster, placement_strategy=two_on_one_node(), name="p")
+    others = Parent.create_group().launch(cluster, placement_strategy=two_on_one_node(), name="q")
+    assert group.start(FOUR).wait(pace.PATIENCE_S) == [[None] * 4] * 2
+    return group, others
+
+
+def test_children_send_to_and_receive_from_one_another_and_other_groups(family):
+    group, others = family
+    for rank in range(2):
+        for child in range(4):  # each child with one of the other worker
+            on(group, rank).begin(child, "swap", f"{rank}:{child}", "p", [1 - rank, child]).wait(pace.PATIENCE_S)
+    for rank in range(2):
+        for child in range(4):
+            got = on(group, rank).finish(child).wait(pace.PATIENCE_S)
+            assert got == [[f"p:{1 - rank}:{child}", f"{1 - rank}:{child}"]]
+    for one, other in ((0, 2), (1, 3)):  # a spawned one with a forked one of the same worker
+        on(group, 0).begin(one, "swap", "a", "p", [0, other]).wait(pace.PATIENCE_S)
+        assert on(group, 0).let(other, "swap", "b", "p", [0, one]).wait(pace.PATIENCE_S) == [[f"p:0:{one}", "a"]]
+        assert on(group, 0).finish(one).wait(pace.PATIENCE_S) == [[f"p:0:{other}", "b"]]
+    for child in range(4):  # with a worker of another group, and with its own worker
+        swap = on(others, 0).swap("c", "p", (1, child))
+        assert on(group, 1).let(child, "swap", "d", "q", 0).wait(pace.PATIENCE_S) == [["q:0", "c"]]
+        assert swap.wait(pace.PATIENCE_S) == [(f"p:1:{child}", "d")]
+        on(group, 1).begin(child, "swap", "e", "p", 1).wait(pace.PATIENCE_S)
+        assert on(group, 1).swap("f", "p", [1, child]).wait(pace.PATIENCE_S) == [(f"p:1:{child}", "e")]
+        assert on(group, 1).finish(child).wait(pace.PATIENCE_S) == [["p:1", "f"]]
+
+
+def test_children_broadcast(family):
+    group, others = family
+    siblings = None
+    for rank in range(2):
+        for child in range(4):
+            on(group, rank).begin(child, "give", "s" if child == 0 else None, siblings).wait(pace.PATIENCE_S)
+        for child in range(4):
+            assert on(group, rank).finish(child).wait(pace.PATIENCE_S) == ["s"]
+    everybody = [("p", [[0, 3], [0, 0], [1, 1], [1, 2], 0]), ("q", [0, 1])]
+    members = [(0, 3), (0, 0), (1, 1), (1, 2)]
+    for rank, child in members:
+        value = "from a forked child" if (rank, child) == (0, 3) else None
+        on(group, rank).begin(child, "give", value, everybody).wait(pace.PATIENCE_S)
+    own = on(group, 0).give(None, everybody)
+    assert others.give(None, everybody).wait(pace.PATIENCE_S) == ["from a forked child"] * 2
+    assert own.wait(pace.PATIENCE_S) == ["from a forked child"]
+    for rank, child in members:
+        assert on(group, rank).finish(child).wait(pace.PATIENCE_S) == ["from a forked child"]
+
+
+def test_children_use_channels(family):
+    group, _others = family
+    channel = Channel.create("items")
+    for rank in range(2):
+        for child in range(4):
+            assert on(group, rank).let(child, "put", "items", [rank, child]).wait(pace.PATIENCE_S) == [None]
+    assert channel.qsize() == 8
+    got = []
+    for rank in range(2):
+        for child in range(4):
+            got += on(group, rank).let(child, "get", "items").wait(pace.PATIENCE_S)
+    assert sorted(got) == [[rank, child] for rank in range(2) for child in range(4)]
+    channel.close()
+
+
+@pytest.mark.parametrize("child", [0, 2])
+def test_killed_child_returns_the_item_that_it_had_not_acknowledged(family, child):
+    group, _others = family
+    channel = Channel.create("items")
+    channel.put("again")
+    assert on(group, 0).let(child, "get_and_die", "items").wait(pace.PATIENCE_S) == ["it ended"]
+    assert channel.get(timeout=pace.PATIENCE_S) == "again"
+    channel.close()
+
+
+@pytest.mark.parametrize("child", [0, 2])
+def test_death_of_a_child_is_told_to_all_that_wait_for_it(family, child):
+    group, others = family
+    waits = [
+        on(others, 0).hear_end("p", [0, child]),
+        on(group, 1).hear_end("p", [0, child]),
+        on(others, 1).give_end([("p", [[0, child], 1]), ("q", [1])]),
+    ]
+    sibling = (child + 1) % 4
+    on(group, 0).begin(sibling, "hear", "p", [0, child]).wait(pace.PATIENCE_S)
+    assert on(group, 0).let(child, "say", "it is there", "p", [0, sibling]).wait(pace.PATIENCE_S) == [None]
+    assert on(group, 0).finish(sibling).wait(pace.PATIENCE_S) == ["it is there"]
+    on(group, 0).kill(child).wait(pace.PATIENCE_S)
+    for wait in waits:
+        (text,) = wait.wait(pace.PATIENCE_S)
+        assert text.startswith("PeerDiedError: ")
+        assert f"worker p:0:{child} on " in text
+        assert "was ended by signal 9 (SIGKILL)" in text
+    for late in (others.hear_end("p", [0, child]), others.say_end("p", [0, child])):
+        for text in late.wait(pace.PATIENCE_S):
+            assert "was ended by signal 9 (SIGKILL)" in text
+    # the rank can be had again
+    assert on(group, 0).again(child, FOUR[child], 4).wait(pace.PATIENCE_S) == [None]
+    say = on(others, 0).say("to the new one", "p", [0, child])
+    assert on(group, 0).let(child, "hear", "q", 0).wait(pace.PATIENCE_S) == ["to the new one"]
+    say.wait(pace.PATIENCE_S)
+
+
+def test_exit_code_of_a_child_is_told(family):
+    group, others = family
+    wait = on(others, 0).hear_end("p", [1, 1])
+    assert on(group, 1).let(1, "end", 7).wait(pace.PATIENCE_S) == ["it ended"]
+    assert "worker p:1:1 on " in wait.wait(pace.PATIENCE_S)[0]
+    assert "exited with code 7" in wait.wait(pace.PATIENCE_S)[0]
+
+
+def test_death_of_the_worker_ends_its_children(family):
+    group, others = family
+    pids = on(group, 0).pids().wait(pace.PATIENCE_S)[0]
+    wait = on(others, 0).hear_end("p", [0, 1])
+    on(group, 1).begin(0, "swap", "x", "p", [0, 2]).wait(pace.PATIENCE_S)
+    import os
+    import signal
+
+    from rlinf_actors import procfs
+
+    fds = [os.pidfd_open(pid) for pid in pids]
+    os.kill(on(group, 0).pid().wait(pace.PATIENCE_S)[0], signal.SIGKILL)
+    assert "p:0:1 has ended with its worker" in wait.wait(pace.PATIENCE_S)[0]
+    assert "p:0:2 has ended with its worker" in on(group, 1).finish(0).wait(pace.PATIENCE_S)[0]
+    for fd in fds:
+        assert procfs.has_ended(fd, pace.PATIENCE_S)
+        os.close(fd)
+
+
+def test_a_rank_is_one_process(family):
+    group, _others = family
+    (text,) = on(group, 0).again(2, "fork", 4).wait(pace.PATIENCE_S)
+    assert text.startswith("UsageError: p:0:2 is process ")
+    assert "which runs: end that one first, or take another rank" in text
