@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from rlinf_actors.version import VERSION as __version__
 
 if TYPE_CHECKING:
+    from rlinf_actors.channel.backend import UndeliverableItem as UndeliverableItem
     from rlinf_actors.channel.channel import Channel as Channel
+    from rlinf_actors.channel.take import Take as Take
     from rlinf_actors.cluster.cluster import Cluster as Cluster
     from rlinf_actors.config.cluster import ClusterConfig as ClusterConfig
     from rlinf_actors.config.cluster import NodeGroupConfig as NodeGroupConfig
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from rlinf_actors.errors import GroupNotFoundError as GroupNotFoundError
     from rlinf_actors.errors import HardwareInUseError as HardwareInUseError
     from rlinf_actors.errors import InternalError as InternalError
+    from rlinf_actors.errors import ItemNotProcessedError as ItemNotProcessedError
     from rlinf_actors.errors import NameInUseError as NameInUseError
     from rlinf_actors.errors import NodeLostError as NodeLostError
     from rlinf_actors.errors import NotTheHeadError as NotTheHeadError
@@ -80,7 +83,9 @@ if TYPE_CHECKING:
     from rlinf_actors.worker.worker import Worker as Worker
 
 _MODULES = {
+    "channel.backend": ("UndeliverableItem",),
     "channel.channel": ("Channel",),
+    "channel.take": ("Take",),
     "cluster.cluster": ("Cluster",),
     "config.cluster": ("ClusterConfig", "NodeGroupConfig"),
     "errors": (
@@ -97,6 +102,7 @@ _MODULES = {
         "GroupNotFoundError",
         "HardwareInUseError",
         "InternalError",
+        "ItemNotProcessedError",
         "NameInUseError",
         "NodeLostError",
         "NotTheHeadError",

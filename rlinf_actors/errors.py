@@ -6,7 +6,7 @@ first argument is the message, everything else is a keyword with a default.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 
 class RlinfActorsError(Exception):
@@ -185,6 +185,28 @@ class ChannelBrokenError(PeerDiedError):
 
     The message says why: its host died, the process that created it ended, or this process left the cluster.
     """
+
+
+class ItemNotProcessedError(RlinfActorsError):
+    """A take met an item whose deliveries had failed `max_deliveries` times.
+
+    The item is on the list that `Channel.undeliverable` gives, and the next take goes on with the next item.
+
+    Attributes:
+        key: of the item's queue.
+        deliveries: how many there were.
+        consumer: who had the last one, "" if that was a get.
+        reason: how that ended: the exception in the consumer's block, or the end of its process.
+    """
+
+    def __init__(
+        self, message: str = "", *, key: Hashable = None, deliveries: int = 0, consumer: str = "", reason: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.key = key
+        self.deliveries = deliveries
+        self.consumer = consumer
+        self.reason = reason
 
 
 class AuthenticationError(RlinfActorsError):

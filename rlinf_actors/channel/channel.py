@@ -2,47 +2,44 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import math
+import sys
 import threading
-import warnings
-from collections.abc import AsyncIterator, Hashable, Iterator
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator
+from typing import Any, Literal, overload
 
 from rlinf_actors import forks
-from rlinf_actors.channel.backend import Backend, Shown
-from rlinf_actors.channel.client import RemoteChannel, end_of_channel, remote_channel
+from rlinf_actors.channel.backend import Backend, T
+from rlinf_actors.channel.connecting import Connecting, Plan, find, make, member
+from rlinf_actors.channel.keeping import Joint
 from rlinf_actors.channel.keys import DEFAULT_KEY
 from rlinf_actors.channel.local import LocalChannel
-from rlinf_actors.cluster.attach import worker_job
-from rlinf_actors.cluster.cluster import Cluster
-from rlinf_actors.cluster.service import launch_service
+from rlinf_actors.channel.queue import MAX_DELIVERIES
+from rlinf_actors.channel.take import Take
+from rlinf_actors.channel.views import ChannelViews
 from rlinf_actors.errors import (
-    ChannelBrokenError,
     ChannelClosedError,
     ConnectionLostError,
-    GroupNotFoundError,
-    NameInUseError,
     SerializationError,
     UsageError,
 )
 from rlinf_actors.runtime.asyncwork import AsyncWork
-from rlinf_actors.runtime.process import Runtime
-from rlinf_actors.runtime.remote import RemoteGroup
-from rlinf_actors.settings import Settings
 from rlinf_actors.wire.bounds import waiting
-from rlinf_actors.wire.endings import CHANNEL_GROUPS
-
-HOST = "rlinf_actors.worker.channelhost:ChannelHost"
 
 
-class Channel:
+class Channel(ChannelViews[T]):
     """A queue that every process of the job may put into and get from. Make one by `create` or `connect`.
 
     Semantics are those of asyncio.Queue, one FIFO per key. Items arrive at least once: a get acknowledges
-    its item when it returns to your code, and what a consumer had not acknowledged when it died is the head of
-    its queue again. Any picklable object is an item; arrays and tensors travel as raw buffers, and must not
-    be changed before the put is done. A Channel can be an argument of a call. Any thread may use it.
+    its item when it returns to your code, a `take` when you have processed it, and what a consumer had not acknowledged
+    when it died is the head of its queue again. Any picklable object is an item; arrays and tensors travel as raw
+    buffers, and must not be changed before the put is done. A Channel can be an argument of a call. Any thread may use
+    it.
+
+    Operations block, unless they are given ``async_op=True``: then they return at once an AsyncWork to await, or to
+    wait for. A handle that came as an argument looks for its channel when it is first used; what is asked meanwhile is
+    kept in order. Only the blocking forms wait for that.
 
     Raises (every operation):
         ChannelClosedError: `close` was called, in whichever process; a get raises it when its key is empty.
@@ -63,6 +60,7 @@ class Channel:
         self._lock = threading.Lock()
         self._made_in = forks.generation()
 
+    @overload
     @classmethod
     def create(
         cls,
@@ -74,8 +72,39 @@ class Channel:
         disable_distributed_log: bool = True,
         *,
         detached: bool = False,
-    ) -> Channel:
-        """Make a channel; if there is one of that name, connect to it and warn. Blocks for a round trip to the head.
+        max_deliveries: int = MAX_DELIVERIES,
+        async_op: Literal[False] = False,
+    ) -> Channel[Any]: ...
+    @overload
+    @classmethod
+    def create(
+        cls,
+        name: str,
+        maxsize: int = 0,
+        distributed: bool = False,
+        node_rank: int = 0,
+        local: bool = False,
+        disable_distributed_log: bool = True,
+        *,
+        detached: bool = False,
+        max_deliveries: int = MAX_DELIVERIES,
+        async_op: Literal[True],
+    ) -> AsyncWork[Channel[Any]]: ...
+    @classmethod
+    def create(
+        cls,
+        name: str,
+        maxsize: int = 0,
+        distributed: bool = False,
+        node_rank: int = 0,
+        local: bool = False,
+        disable_distributed_log: bool = True,
+        *,
+        detached: bool = False,
+        max_deliveries: int = MAX_DELIVERIES,
+        async_op: bool = False,
+    ) -> Channel[Any] | AsyncWork[Channel[Any]]:
+        """Make a channel; if there is one of that name, connect to it and warn. Takes a round trip to the head.
 
         It ends with the process that made it, or when it is closed and everything was taken.
 
@@ -87,48 +116,41 @@ class Channel:
             local: only for threads and tasks of this process; needs no Cluster.
             disable_distributed_log: keep what its host process writes out of the terminal.
             detached: it ends with the job's driver instead of the worker that made it. Waits until the host is up.
+            max_deliveries: how often a `take` is given an item that no consumer releases, 0 for any number.
+            async_op: return at once an AsyncWork that gives the channel.
 
         Raises:
             UsageError: *maxsize* is no int, or there is no Cluster.
             PlacementError: there is no node of that rank.
         """
-        if not isinstance(maxsize, int) or isinstance(maxsize, bool):
-            raise UsageError(
-                f"maxsize of channel {name!r} is {maxsize!r}; it must be an int. The older order of arguments was "
-                f"(name, group_affinity, group_rank_affinity, maxsize): pass these by keyword"
-            )
-        if not name or not isinstance(name, str) or any(char in name for char in "/\0\n"):
-            raise UsageError(f"{name!r} cannot be a channel's name: a str, not empty, without slash or line break")
-        if local:
-            return cls(name, "", LocalChannel(name, maxsize), maxsize)
-        cluster = Cluster.current()
-        nodes = list(range(cluster.num_nodes)) if distributed else [node_rank]
-        detail = json.dumps({"maxsize": maxsize, "distributed": distributed})
-        args = (maxsize, Settings.load().channel_bytes)
-        try:
-            group = launch_service(
-                cluster, CHANNEL_GROUPS + name, HOST, args, nodes, detail, not disable_distributed_log, detached
-            )
-        except NameInUseError:
-            channel = cls.connect(name)
-            warnings.warn(
-                f"channel {name!r} exists (maxsize {channel.maxsize}): connected to that one; what was asked for here "
-                f"(maxsize {maxsize}) has no effect",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-            return channel
-        return cls(name, cluster.namespace, _remote(cluster.runtime, group, name), maxsize)
+        show_logs = not disable_distributed_log
+        work = create_channel(name, maxsize, distributed, node_rank, local, show_logs, detached, max_deliveries)
+        return work if async_op else work.wait()
 
+    @overload
     @classmethod
-    def connect(cls, name: str) -> Channel:
-        """A handle of a channel that another process of the job made. Blocks for a round trip to the head.
+    def connect(cls, name: str, async_op: Literal[False] = False) -> Channel[Any]: ...
+    @overload
+    @classmethod
+    def connect(cls, name: str, async_op: Literal[True]) -> AsyncWork[Channel[Any]]: ...
+    @classmethod
+    def connect(cls, name: str, async_op: bool = False) -> Channel[Any] | AsyncWork[Channel[Any]]:
+        """Return a handle of a channel that another process of the job made. Takes a round trip to the head.
+
+        Args:
+            name: of the channel.
+            async_op: return at once an AsyncWork that gives the handle.
 
         Raises:
             GroupNotFoundError: (a ValueError) there is none of that name.
         """
-        namespace = _runtime().namespace
-        return cls(name, namespace, *_connected(name, namespace))
+        here = member()
+
+        async def connected() -> Channel[Any]:
+            return Channel(name, here.runtime.namespace, *await find(here, name))
+
+        work = AsyncWork.of(here.runtime.io, connected(), f"Channel.connect({name!r})")
+        return work if async_op else work.wait()
 
     # --- what it is ---
 
@@ -139,17 +161,45 @@ class Channel:
 
     @property
     def maxsize(self) -> int:
-        """How many items may wait under each key, 0 for any number."""
+        """How many items may wait under each key, 0 for any number.
+
+        A handle that a process of protocol 6 sent has to find its channel first: this waits for that.
+        """
         if self._maxsize is None:
-            _ = self._backend
+            backend = self._backend  # takes over what is known
+            if isinstance(backend, Connecting):
+                self._maxsize = backend.ended.wait()
         assert self._maxsize is not None
         return self._maxsize
 
     # --- putting ---
 
+    @overload
     def put(
         self,
-        item: Any,
+        item: T,
+        weight: float = 0,
+        key: Hashable = DEFAULT_KEY,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+    ) -> None: ...
+    @overload
+    def put(
+        self,
+        item: T,
+        weight: float = 0,
+        key: Hashable = DEFAULT_KEY,
+        *,
+        async_op: Literal[True],
+        timeout: float | None = None,
+    ) -> AsyncWork[None]: ...
+    @overload
+    def put(
+        self, item: T, weight: float = 0, key: Hashable = DEFAULT_KEY, *, async_op: bool, timeout: float | None = None
+    ) -> AsyncWork[None] | None: ...
+    def put(
+        self,
+        item: T,
         weight: float = 0,
         key: Hashable = DEFAULT_KEY,
         async_op: bool = False,
@@ -169,21 +219,40 @@ class Channel:
             CallTimeoutError: (a TimeoutError) the time was up; the item was not put.
             SerializationError: the item cannot be pickled.
         """
-        if not weight >= 0:  # NaN too
-            raise UsageError(f"the weight of an item is {weight}; it must be 0 or more")
-        work = self._backend.put(key, item, weight, False, waiting(timeout))
+        work = self._backend.put(key, item, _weight(weight), False, waiting(timeout))
         return work if async_op else work.wait()
 
-    def put_nowait(self, item: Any, weight: float = 0, key: Hashable = DEFAULT_KEY) -> None:
+    @overload
+    def put_nowait(
+        self, item: T, weight: float = 0, key: Hashable = DEFAULT_KEY, async_op: Literal[False] = False
+    ) -> None: ...
+    @overload
+    def put_nowait(
+        self, item: T, weight: float = 0, key: Hashable = DEFAULT_KEY, *, async_op: Literal[True]
+    ) -> AsyncWork[None]: ...
+    def put_nowait(
+        self, item: T, weight: float = 0, key: Hashable = DEFAULT_KEY, async_op: bool = False
+    ) -> AsyncWork[None] | None:
         """As `put`, but a full key raises asyncio.QueueFull. One round trip."""
-        if not weight >= 0:  # NaN too
-            raise UsageError(f"the weight of an item is {weight}; it must be 0 or more")
-        self._backend.put(key, item, weight, True, None).wait()
+        work = self._backend.put(key, item, _weight(weight), True, None)
+        return work if async_op else work.wait()
 
     # --- getting ---
 
-    def get(self, key: Hashable = DEFAULT_KEY, async_op: bool = False, timeout: float | None = None) -> Any:
+    @overload
+    def get(self, key: Hashable = DEFAULT_KEY, async_op: Literal[False] = False, timeout: float | None = None) -> T: ...
+    @overload
+    def get(
+        self, key: Hashable = DEFAULT_KEY, *, async_op: Literal[True], timeout: float | None = None
+    ) -> AsyncWork[T]: ...
+    @overload
+    def get(self, key: Hashable = DEFAULT_KEY, *, async_op: bool, timeout: float | None = None) -> T | AsyncWork[T]: ...
+    def get(
+        self, key: Hashable = DEFAULT_KEY, async_op: bool = False, timeout: float | None = None
+    ) -> T | AsyncWork[T]:
         """Take the item at the head; waits while there is none.
+
+        It is given whatever is the head, also an item whose takes have failed `max_deliveries` times.
 
         Args:
             key: of the FIFO.
@@ -197,17 +266,48 @@ class Channel:
         work = self._backend.get(key, False, waiting(timeout))
         return work if async_op else work.wait()
 
-    def get_nowait(self, key: Hashable = DEFAULT_KEY) -> Any:
+    @overload
+    def get_nowait(self, key: Hashable = DEFAULT_KEY, async_op: Literal[False] = False) -> T: ...
+    @overload
+    def get_nowait(self, key: Hashable = DEFAULT_KEY, *, async_op: Literal[True]) -> AsyncWork[T]: ...
+    def get_nowait(self, key: Hashable = DEFAULT_KEY, async_op: bool = False) -> T | AsyncWork[T]:
         """As `get`, but a key without items raises asyncio.QueueEmpty. One round trip."""
-        return self._backend.get(key, True, None).wait()
+        work = self._backend.get(key, True, None)
+        return work if async_op else work.wait()
 
+    @overload
+    def get_batch(
+        self,
+        target_weight: float = 0,
+        key: Hashable = DEFAULT_KEY,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+    ) -> list[T]: ...
+    @overload
+    def get_batch(
+        self,
+        target_weight: float = 0,
+        key: Hashable = DEFAULT_KEY,
+        *,
+        async_op: Literal[True],
+        timeout: float | None = None,
+    ) -> AsyncWork[list[T]]: ...
+    @overload
+    def get_batch(
+        self,
+        target_weight: float = 0,
+        key: Hashable = DEFAULT_KEY,
+        *,
+        async_op: bool,
+        timeout: float | None = None,
+    ) -> list[T] | AsyncWork[list[T]]: ...
     def get_batch(
         self,
         target_weight: float = 0,
         key: Hashable = DEFAULT_KEY,
         async_op: bool = False,
         timeout: float | None = None,
-    ) -> Any:
+    ) -> list[T] | AsyncWork[list[T]]:
         """Take items from the head until the next would make more than *target_weight*; waits while there is less.
 
         Returns:
@@ -218,7 +318,34 @@ class Channel:
         work = self._backend.batch(key, target_weight, waiting(timeout))
         return work if async_op else work.wait()
 
-    async def __aiter__(self) -> AsyncIterator[Any]:
+    def take(self, key: Hashable = DEFAULT_KEY, timeout: float | None = None) -> Take[T]:
+        """Take the item at the head until it is processed: ``async with channel.take() as item``, or ``with``.
+
+        When the block ends, the item is released: that is confirmed before the next statement runs. An exception in the
+        block, whatever it is, makes the item the head of its queue again, and so does the death of this process. A
+        process that only stands still keeps its item. An item that was given to `max_deliveries` consumers in vain (the
+        deaths of processes with an unacknowledged `get` count too) is not given to a take once more: it is put on the
+        list of `undeliverable`, and that take raises ItemNotProcessedError.
+
+        On a closed channel a take of an empty key waits while items of that key are out, since these may come back: do
+        not take within the block of another take.
+
+        Args:
+            key: of the FIFO.
+            timeout: seconds to wait for an item, None for no limit.
+
+        Raises (where the block begins):
+            CallTimeoutError: (a TimeoutError) the time was up; nothing was taken.
+            ItemNotProcessedError: the head was given up. The next take goes on with the next item.
+            ProtocolMismatchError: the channel's host is of protocol 6.
+
+        Raises (where the block ends):
+            ConnectionLostError: the release was not confirmed: the item may be processed again.
+        """
+        seconds = waiting(timeout)
+        return Take(lambda: self._backend.take(key, seconds), self._name)
+
+    async def __aiter__(self) -> AsyncIterator[T]:
         """Yield items of the default key as they come, until the channel is closed and empty.
 
         Raises:
@@ -233,7 +360,7 @@ class Channel:
                 continue  # the host gives again what this process had not taken
             yield item
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[T]:
         """As ``async for``, with gets that block."""
         while True:
             try:
@@ -244,120 +371,108 @@ class Channel:
                 continue
             yield item
 
-    # --- looking ---
-
-    def qsize(self, key: Hashable = DEFAULT_KEY) -> int:
-        """How many items wait. One round trip."""
-        return self._backend.look(key)[0]
-
-    def empty(self, key: Hashable = DEFAULT_KEY) -> bool:
-        """Whether no item waits. One round trip."""
-        return self._backend.look(key)[0] == 0
-
-    def full(self, key: Hashable = DEFAULT_KEY) -> bool:
-        """Whether a put would wait. One round trip."""
-        return self._backend.look(key)[1]
-
-    def __str__(self) -> str:
-        """The waiting items: of each key the first 20, large ones by their size. One round trip."""
-        try:
-            closed, rows = self._backend.show()
-        except ChannelClosedError:
-            return f"Channel {self._name!r} (ended)"
-        except ChannelBrokenError as error:
-            return f"Channel {self._name!r} (broken: {error})"
-        lines = [f"Channel {self._name!r}{' (closed)' if closed else ''}: {sum(row[1] for row in rows)} items"]
-        for key, count, items in rows:
-            more = f", … {count - len(items)} more" if count > len(items) else ""
-            lines.append(f"  {key!r}: [{', '.join(map(_shown, items))}{more}]")
-        return "\n".join(lines)
-
     def __repr__(self) -> str:
         return f"<Channel {self._name!r}{'' if self._namespace else ', local'}>"
 
     # --- the end ---
 
-    def close(self) -> None:
+    @overload
+    def close(self, async_op: Literal[False] = False) -> None: ...
+    @overload
+    def close(self, async_op: Literal[True]) -> AsyncWork[None]: ...
+    def close(self, async_op: bool = False) -> AsyncWork[None] | None:
         """For all processes: puts end at once with ChannelClosedError, gets when their key is empty. Twice is fine.
 
-        Blocks for a round trip. The host ends, and the name is free, once every item was taken: before this returns,
-        if none waits.
+        Takes a round trip. The host ends, and the name is free, once every item was taken and released, and no
+        undeliverable item is left: before this is done, if that is so.
+
+        Args:
+            async_op: return at once an AsyncWork.
 
         Raises:
             ChannelBrokenError: it has ended otherwise, perhaps with items that nobody took.
         """
-        try:
-            self._backend.close()
-        except ChannelClosedError:
-            return  # it had ended
+
+        def closed(works: list[AsyncWork[None]]) -> None:
+            with contextlib.suppress(ChannelClosedError):  # it had ended
+                works[0]._outcome()
+
+        work = Joint(f"close() of channel {self._name!r}", [self._backend.close()], closed)
+        return work if async_op else work.wait()
 
     # --- travelling ---
 
     def __reduce__(self) -> Any:
         if not self._namespace:
             raise SerializationError(f"channel {self._name!r} was made with local=True and cannot leave its process")
-        return _arrived, (self._name, self._namespace)
+        state = {"_maxsize": self._maxsize}  # apart: _arrived() of protocol 6 does not take it
+        return _arrived, (self._name, self._namespace), state
+
+    # --- inside ---
 
     @property
     def _backend(self) -> Backend:
-        """What is behind it; a handle that came as an argument connects when it is first used."""
+        """What is behind it; a handle that came as an argument begins to look for its channel when it is first used."""
         forks.check(self._made_in)
+        made = self._made
+        if made is not None and type(made) is not Connecting:
+            return made
         with self._lock:
-            if self._made is None:
-                try:
-                    self._made, self._maxsize = _connected(self._name, self._namespace)
-                except GroupNotFoundError as error:
-                    raise _ended_before(self._name, self._namespace) from error
-            return self._made
+            made = self._made
+            if isinstance(made, Connecting) and made.found is not None:
+                self._maxsize = made.maxsize
+                made = self._made = made.found
+            elif made is None or (isinstance(made, Connecting) and made.ended.done()):  # a search that failed
+                made = self._made = Connecting(self._name, self._namespace)
+            return made
 
 
-def _arrived(name: str, namespace: str) -> Channel:
+def create_channel(
+    name: str,
+    maxsize: int,
+    distributed: bool,
+    node_rank: int,
+    local: bool,
+    show_logs: bool,
+    detached: bool,
+    max_deliveries: int,
+    beside: Callable[[], Awaitable[int]] | None = None,
+) -> AsyncWork[Channel[Any]]:
+    """Make a channel: see Channel.create, which calls this directly, as `Worker.create_channel` does.
+
+    Args:
+        name, maxsize, distributed, node_rank, local, detached, max_deliveries: as there.
+        show_logs: show what its host process writes.
+        beside: gives the rank of its node, instead of *node_rank*. I/O thread.
+    """
+    for what, value in (("maxsize", maxsize), ("max_deliveries", max_deliveries)):
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise UsageError(
+                f"{what} of channel {name!r} is {value!r}; it must be an int. The older order of arguments was "
+                f"(name, group_affinity, group_rank_affinity, maxsize): pass these by keyword"
+            )
+    if not name or not isinstance(name, str) or any(char in name for char in "/\0\n"):
+        raise UsageError(f"{name!r} cannot be a channel's name: a str, not empty, without slash or line break")
+    what = f"Channel.create({name!r})"
+    if local:
+        work: AsyncWork[Channel[Any]] = AsyncWork(what)
+        work.resolve(Channel(name, "", LocalChannel(name, maxsize, max_deliveries), maxsize))
+        return work
+    here, caller = member(), sys._getframe(2)
+    line = (caller.f_code.co_filename, caller.f_lineno)
+    plan = Plan(name, maxsize, distributed, node_rank, show_logs, detached, max_deliveries, line, beside)
+
+    async def created() -> Channel[Any]:
+        return Channel(name, here.runtime.namespace, *await make(here, plan))
+
+    return AsyncWork.of(here.runtime.io, created(), what)
+
+
+def _arrived(name: str, namespace: str) -> Channel[Any]:
     return Channel(name, namespace, None)
 
 
-def _runtime() -> Runtime:
-    job = worker_job()
-    return job.connect() if job is not None else Cluster.current().runtime
-
-
-def _connected(name: str, namespace: str) -> tuple[Backend, int]:
-    runtime = _runtime()
-    if runtime.namespace != namespace:
-        raise UsageError(
-            f"channel {name!r} belongs to namespace {namespace!r}, and this process to {runtime.namespace!r}"
-        )
-    try:
-        group = runtime.io.submit(runtime.groups.find(namespace, CHANNEL_GROUPS + name)).result()
-    except GroupNotFoundError:
-        raise GroupNotFoundError(
-            f"there is no channel {name!r} in namespace {namespace!r}: create it first, by Channel.create({name!r})"
-        ) from None
-    return _remote(runtime, group, name), int(json.loads(group.detail)["maxsize"])
-
-
-def _ended_before(name: str, namespace: str) -> Exception:
-    """Return the error for a channel that ended before this process first used it."""
-    runtime = _runtime()
-    early = f"channel {name!r} ended before this process first used it"
-    try:
-        group = runtime.io.submit(runtime.groups.find(namespace, CHANNEL_GROUPS + name, ended=True)).result()
-    except GroupNotFoundError:  # the head was restarted since, or it is too long ago
-        return ChannelBrokenError(f"{early}, and the head does not know how: whether items were lost is unknown")
-    ends = [end_of_channel(name, peer.error) for peer in group.peers if peer.error is not None]
-    lost = [end for end in ends if not isinstance(end, ChannelClosedError)]
-    if lost:
-        return type(lost[0])(f"{early}: {lost[0]}")
-    return ChannelClosedError(f"{early}: it was closed, and every item was taken")
-
-
-def _remote(runtime: Runtime, group: RemoteGroup, name: str) -> RemoteChannel:
-    job = worker_job()
-    return remote_channel(runtime, group, name, job.node_rank if job is not None else Cluster.current().here())
-
-
-def _shown(item: Shown) -> str:
-    text = repr(item.value) if item.whole else f"<{item.nbytes} bytes>"
-    if len(text) > 80:
-        text = text[:77] + "..."
-    weight = f" (weight {item.weight:g})" if item.weight else ""
-    return f"{text}{weight}{' (again)' if item.again else ''}"
+def _weight(weight: float) -> float:
+    if not weight >= 0:  # NaN too
+        raise UsageError(f"the weight of an item is {weight}; it must be 0 or more")
+    return weight

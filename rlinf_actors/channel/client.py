@@ -2,23 +2,28 @@
 
 House rules: everything is sent by the link to one replica, so that one process's requests for a key
 keep their order; a put's bytes count until the host has accepted it, and what would be too many
-waits here, in order, as the producer's own objects.
+waits here, in order, as the producer's own objects. Nothing here blocks: requests for a key whose
+replica is not known yet wait, in order, for the answer to that question.
 """
 
 from __future__ import annotations
 
 import asyncio
 import collections
-import contextlib
+import functools
 import threading
 import weakref
-from collections.abc import Callable, Hashable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
-from rlinf_actors.channel.backend import Shown
-from rlinf_actors.channel.keys import key_bytes
-from rlinf_actors.channel.outgoing import Outgoing, Put
-from rlinf_actors.channel.requests import Asked, Batch, Get, opened
+import msgspec
+
+from rlinf_actors.channel.backend import View
+from rlinf_actors.channel.keeping import Closing, Joint, Kept
+from rlinf_actors.channel.keys import key_of
+from rlinf_actors.channel.outgoing import Outgoing
+from rlinf_actors.channel.requests import Asked, Frame, Get, Request, Requests, opened
+from rlinf_actors.channel.taking import not_processed
 from rlinf_actors.errors import (
     CallTimeoutError,
     ChannelBrokenError,
@@ -29,30 +34,30 @@ from rlinf_actors.errors import (
     RlinfActorsError,
     WorkerDiedError,
 )
+from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.asyncwork import AsyncWork
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.process import Runtime
 from rlinf_actors.runtime.remote import RemoteGroup
-from rlinf_actors.wire import frames, payload
+from rlinf_actors.wire import frames
 from rlinf_actors.wire.vouched import Vouched
 
-CONFIRM_S = 5.0
-"""How long a put or get whose time is up waits for the host to say whether it still came true."""
+_unpack = msgspec.msgpack.Decoder().decode
 
 _channels: weakref.WeakValueDictionary[int, RemoteChannel] = weakref.WeakValueDictionary()
 _finding = threading.Lock()
 
 
-def remote_channel(runtime: Runtime, group: RemoteGroup, name: str, node_rank: int) -> RemoteChannel:
+def remote_channel(runtime: Runtime, group: RemoteGroup, name: str, node_rank: int, taker: str = "") -> RemoteChannel:
     """The one of this process for the hosts in *group*: handles share it, so that their puts are bounded together."""
     with _finding:
         channel = _channels.get(id(group))  # it keeps the group: nothing else gets that id
         if channel is None:
-            channel = _channels[id(group)] = RemoteChannel(runtime, group, name, node_rank)
+            channel = _channels[id(group)] = RemoteChannel(runtime, group, name, node_rank, taker)
         return channel
 
 
-class RemoteChannel:
+class RemoteChannel(Requests):
     """The requests of this process to one channel.
 
     Args:
@@ -60,66 +65,60 @@ class RemoteChannel:
         group: the host processes, one per replica.
         name: for messages.
         node_rank: which replica new keys should live on.
+        taker: this process, for people.
     """
 
-    def __init__(self, runtime: Runtime, group: RemoteGroup, name: str, node_rank: int) -> None:
-        self._runtime = runtime
+    def __init__(self, runtime: Runtime, group: RemoteGroup, name: str, node_rank: int, taker: str = "") -> None:
+        super().__init__(runtime.io, name, taker or f"{runtime.identity}")
         self._group = group
-        self._name = name
         self._node_rank = node_rank
         self._homes: dict[bytes, int] = {}
+        self._asking: dict[bytes, _Asking] = {}
+        self._placing = threading.Lock()
         self._taken: collections.deque[tuple[Peer, int]] = collections.deque()
         self._taken_due = False
         self._saying = threading.Lock()
-        self._outgoing = Outgoing(self)
-        self._putting = f"put() into channel {name!r}"
-        self._getting = f"get() from channel {name!r}"
+        self.outgoing = Outgoing(self)
 
-    # --- requests ---
+    # --- requests to all replicas ---
 
-    def put(self, key: Hashable, item: Any, weight: float, nowait: bool, timeout: float | None) -> AsyncWork[None]:
-        where = key_bytes(key)
-        if nowait:
-            self._acknowledge()  # for the room that it makes
-        # not a snapshot: what waits here is the producer's own memory, and costs nothing more
-        parts = payload.encode(item, "item", copy=None)
-        put = Put(self._putting, where, self._peer(where), weight, nowait, parts)
-        self._outgoing.add(put)
-        if timeout is not None:
-            self._limit(put, timeout, lambda: self._outgoing.cancel(put), lambda: self._forget(put.peer, put.call))
-        return put
+    def show(self) -> AsyncWork[View]:
+        def merge(works: list[Asked]) -> View:
+            answers = [work._outcome() for work in works]
+            rows = [row for _, found, _ in answers for row in found]
+            return (
+                any(closed for closed, _, _ in answers),
+                rows,
+                {k: n for _, _, dead in answers for k, n in dead.items()},
+            )
 
-    def get(self, key: Hashable, nowait: bool, timeout: float | None) -> Get:
-        where = key_bytes(key)
-        work = Get(self, self._getting, self._peer(where))
-        return self._take(work, lambda id: frames.ChannelGet(id, where, nowait), timeout)
+        return Joint(
+            f"a look at channel {self._name!r}",
+            self._ask_all(lambda id: frames.ChannelShow(id, "counts"), lambda peer, parts: opened(parts)),
+            merge,
+        )
 
-    def batch(self, key: Hashable, target: float, timeout: float | None) -> Get:
-        where = key_bytes(key)
-        work = Batch(self, f"get_batch() from channel {self._name!r}", self._peer(where))
-        return self._take(work, lambda id: frames.ChannelBatch(id, where, target), timeout)
+    def close(self) -> AsyncWork[None]:
+        closing = Closing(self._name, self._group.gone)
+        before = [asking.home for asking in list(self._asking.values())]
+        if before:  # puts of these keys were asked for earlier
+            placed: Joint[Any] = Joint(closing._what, before, list)
+            placed._on_done(lambda: self._io.call(lambda: closing.join(self._ask_all(frames.ChannelClose))))
+        else:
+            closing.join(self._ask_all(frames.ChannelClose))
+        return closing
 
-    def look(self, key: Hashable) -> tuple[int, bool]:
-        where = key_bytes(key)
-        size, full = self._ask(self._peer(where), lambda id: frames.ChannelLook(id, where)).wait()
-        return size, full
-
-    def show(self) -> tuple[bool, list[tuple[Any, int, list[Shown]]]]:
-        asked = [self._ask(peer, frames.ChannelShow, opened) for peer in self._group.peers]
-        answers = [work.wait() for work in asked]
-        return any(closed for closed, _ in answers), [row for _, rows in answers for row in rows]
-
-    def close(self) -> None:
-        ended = True
-        for work in [self._ask(peer, frames.ChannelClose) for peer in self._group.peers]:
-            with contextlib.suppress(ChannelClosedError):  # it is
-                ended &= work.wait()
-        if ended:
-            self._group.gone.wait()  # the hosts end by themselves; the name is free then
+    def _ask_all(self, frame: Frame, decode: Callable[..., Any] | None = None) -> list[Asked]:
+        asked = []
+        for peer in self._group.peers:
+            work = Asked(self._name, f"a request to channel {self._name!r}", b"", frame, decode)
+            work.begin(self, peer)
+            asked.append(work)
+        return asked
 
     # --- ends ---
 
-    def refusal(self, raised: frames.Raised, work: AsyncWork[Any]) -> Exception:
+    def refusal(self, raised: frames.Raised, work: AsyncWork[Any], parts: Sequence[Buffer] = ()) -> Exception:
         """The exception that a host's refusal stands for."""
         if raised.kind == "full":
             return asyncio.QueueFull(f"channel {self._name!r} is full")
@@ -127,6 +126,12 @@ class RemoteChannel:
             return asyncio.QueueEmpty(f"channel {self._name!r} is empty")
         if raised.kind == "closed":
             return ChannelClosedError(f"channel {self._name!r} was closed")
+        if raised.kind == "undeliverable":
+            return not_processed(self._name, key_of(cast(Get, work).key), *_unpack(parts[0]))
+        if raised.kind == "gone":
+            return ConnectionLostError(
+                f"channel {self._name!r} was told meanwhile that this process had ended, or lost the connection to it"
+            )
         if raised.kind == "cancelled":
             return CallTimeoutError(f"{work._what} was not done in its time")
         return RlinfActorsError(f"channel {self._name!r}: {raised.text}")
@@ -147,9 +152,9 @@ class RemoteChannel:
         self._taken.append((peer, call))  # while more is under way, many go in one frame
         if not self._taken_due:
             self._taken_due = True
-            self._runtime.io.call(self._acknowledge)
+            self._io.call(self.acknowledge)
 
-    def _acknowledge(self) -> None:
+    def acknowledge(self) -> None:
         """Say what was taken; what is sent next comes behind it. Any thread."""
         self._taken_due = False  # before we look: who comes later calls again
         calls: dict[Peer, list[int]] = {}
@@ -163,87 +168,77 @@ class RemoteChannel:
     def give_back(self, peer: Peer, call: int, later: bool) -> None:
         """Nobody will take what this get brings."""
         if later:
-            self._runtime.io.call(self._forget, peer, call)
+            self._io.call(self._forget, peer, call)
         else:
             self._forget(peer, call)
 
     # --- inside ---
 
-    def _take(self, work: Get, frame: Callable[[int], frames.AnyFrame], timeout: float | None) -> Get:
-        peer = work.peer
-        idle = not peer.pending
-        call = work.call = peer.open(_Waits(self, weakref.ref(work)))
+    def ask(self, work: Get | Asked, peer: Peer) -> None:
+        """Send a request to one replica. Any thread."""
+        question = isinstance(work, Asked)
+        if question:
+            self.acknowledge()  # what was taken before is not to be seen as waiting
+        now = question or not peer.pending
+        call = work.call = peer.open(_Waits(self, work.held()))
         if not work.done():
-            peer.send(frame(call), now=idle)
-            if timeout is not None:
-                self._limit(
-                    work,
-                    timeout,
-                    lambda: peer.send(frames.ChannelCancel(call, False)),
-                    lambda: self._forget(peer, call),
-                )
-        return work
+            peer.send(work.frame(call), now=now)
+
+    def _begin(self, request: Request) -> None:
+        peers = self._group.peers
+        if len(peers) == 1:
+            request.begin(self, peers[0])
+            return
+        home = self._homes.get(request.key)
+        if home is not None:
+            request.begin(self, peers[home])
+            return
+        with self._placing:
+            asking = self._asking.get(request.key)
+            first = asking is None and request.key not in self._homes
+            if first:
+                asking = self._asking[request.key] = _Asking(self._name, request.key, self._node_rank, len(peers))
+        if asking is None or not asking.add(request):
+            self._begin(request)  # it became known in this moment
+        elif first:
+            asking.home._on_done(functools.partial(self._placed, asking))
+            asking.home.begin(self, peers[0])
+
+    def _placed(self, asking: _Asking) -> None:
+        """It is known which replica has a key, or cannot be known. Any thread."""
+        error = asking.home.error
+        if error is None:
+            self._io.call(self._begin_kept, asking)
+            return
+        asking.home._seen = True
+        with self._placing:
+            self._asking.pop(asking.key, None)
+        asking.fail(error)
+
+    def _begin_kept(self, asking: _Asking) -> None:
+        home: int = asking.home._outcome()
+
+        def placed() -> None:
+            with self._placing:
+                self._homes[asking.key] = home
+                self._asking.pop(asking.key, None)
+
+        asking.begin(lambda request: request.begin(self, self._group.peers[home]), placed)
 
     def _forget(self, peer: Peer, call: int) -> None:
         """Nobody waits for it any more, whatever becomes of it. Any thread."""
         peer.pending.pop(call, None)
         peer.send(frames.ChannelCancel(call, True))
 
-    def _peer(self, where: bytes) -> Peer:
-        """The replica that has a key; the first use of one asks node 0's, and blocks for a round trip."""
-        peers = self._group.peers
-        if len(peers) == 1:
-            return peers[0]
-        home = self._homes.get(where)
-        if home is None:
-            here = min(self._node_rank, len(peers) - 1)
-            home = self._homes[where] = self._ask(peers[0], lambda id: frames.ChannelWhere(id, where, here)).wait()
-        return peers[home]
 
-    def _ask(
-        self,
-        peer: Peer,
-        frame: Callable[[int], frames.AnyFrame],
-        decode: Callable[[Vouched], Any] | None = None,
-    ) -> AsyncWork[Any]:
-        self._acknowledge()  # what was taken before is not to be seen as waiting
-        work = Asked(f"a request to channel {self._name!r}", decode)
-        call = peer.open(_Waits(self, lambda: work))
-        if not work.done():
-            peer.send(frame(call), now=True)
-        return work
+class _Asking(Kept):
+    """Requests of a key whose replica is being asked for. `home` is that question."""
 
-    def _limit(
-        self, work: AsyncWork[Any], timeout: float, cancel: Callable[[], None], forget: Callable[[], None]
-    ) -> None:
-        """After *timeout* seconds cancel *work*; if the host does not answer that either, end it here."""
-        ref, io = weakref.ref(work), self._runtime.io
-        handles: list[asyncio.TimerHandle] = []
-
-        def give_up() -> None:
-            found = ref()
-            if found is not None and not found.done():
-                forget()
-                found.reject(
-                    CallTimeoutError(f"{found._what} was not done in {timeout:g} s, and its host does not answer")
-                )
-
-        def expire() -> None:
-            found = ref()
-            if found is not None and not found.done():
-                handles[:] = [io.loop.call_later(CONFIRM_S, give_up)]
-                cancel()
-
-        def disarm() -> None:
-            for handle in handles:
-                handle.cancel()
-
-        def arm() -> None:
-            if not _done(ref):
-                handles.append(io.loop.call_later(max(0.0, timeout), expire))
-
-        io.call(arm)
-        work._on_done(lambda: io.call(disarm))
+    def __init__(self, name: str, key: bytes, node_rank: int, replicas: int) -> None:
+        super().__init__()
+        self.key = key
+        here = min(node_rank, replicas - 1)
+        self.home = Asked(name, f"a request to channel {name!r}", key, lambda id: frames.ChannelWhere(id, key, here))
 
 
 def end_of_channel(name: str, error: Exception) -> Exception:
@@ -283,7 +278,7 @@ class _Waits:
         if work is None:
             return True  # dropped: its destructor has told the host
         if type(frame) is frames.Raised:
-            work.reject(self._channel.refusal(frame, work))
+            work.reject(self._channel.refusal(frame, work, parts))
         else:
             work.resolve(parts)
         return True
@@ -293,8 +288,3 @@ class _Waits:
         work = self._work()
         if work is not None:
             work.reject(self._channel.gone(error))
-
-
-def _done(ref: weakref.ref[AsyncWork[Any]]) -> bool:
-    work = ref()
-    return work is None or work.done()

@@ -11,6 +11,7 @@ import msgspec
 from rlinf_actors.channel.queue import Accepted, ChannelQueue, Command, Deliver, Item, Ticket
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.wire import frames
+from rlinf_actors.wire.bounds import printable
 
 SHOWN_ITEMS = 20
 """How many waiting items of a key a description shows; the others are counted."""
@@ -19,6 +20,11 @@ SHOWN_BYTES = 4096
 ITEM_BYTES = 400
 """What an item of one small part costs besides its parts' bytes (measured), so that many small ones count too."""
 
+NAME_CHARS, ERROR_CHARS = 200, 2000
+"""Most that is kept of what consumers say of themselves, and of how their processing failed."""
+DIED = "its process ended, or left the cluster, before it released the item"
+CUT = "its connection to the channel was lost before it released the item"
+
 _pack = msgspec.msgpack.Encoder().encode
 
 WHY = {
@@ -26,6 +32,7 @@ WHY = {
     "empty": "the channel is empty",
     "closed": "the channel was closed",
     "cancelled": "the request was cancelled",
+    "undeliverable": "the item was delivered too often without success",
 }
 
 
@@ -75,6 +82,7 @@ class ChannelHost:
             frames.ChannelShow: self._show,
             frames.ChannelClose: self._close,
             frames.ChannelWhere: self._where,
+            frames.ChannelRelease: self._release,
         }
 
     def handle(self, peer: bytes, frame: frames.AnyFrame, parts: list[Buffer]) -> None:
@@ -92,13 +100,17 @@ class ChannelHost:
         """
         owner = self._owners.pop(peer, None)
         if owner is not None:
-            self._run(self._queue.owner_gone(owner))
+            self._run(self._queue.owner_gone(owner, CUT))
 
     def _put(self, owner: str, peer: bytes, frame: frames.ChannelPut, parts: list[Buffer]) -> None:
         self._run(self._queue.put(Ticket(owner, peer, frame.id), frame.key, self._item(frame, parts), frame.nowait))
 
     def _get(self, owner: str, peer: bytes, frame: frames.ChannelGet, _parts: list[Buffer]) -> None:
-        self._run(self._queue.get(Ticket(owner, peer, frame.id), frame.key, frame.nowait))
+        ticket = Ticket(owner, peer, frame.id)
+        if frame.taker:
+            self._run(self._queue.take(ticket, frame.key, printable(frame.taker, NAME_CHARS)))
+        else:
+            self._run(self._queue.get(ticket, frame.key, frame.nowait))
 
     def _batch(self, owner: str, peer: bytes, frame: frames.ChannelBatch, _parts: list[Buffer]) -> None:
         self._run(self._queue.batch(Ticket(owner, peer, frame.id), frame.key, frame.target))
@@ -108,6 +120,19 @@ class ChannelHost:
             commands = self._queue.ack(Ticket(owner, peer, id))
             if commands:
                 self._run(commands)
+
+    def _release(self, owner: str, peer: bytes, frame: frames.ChannelRelease, _parts: list[Buffer]) -> None:
+        ticket = Ticket(owner, peer, frame.take)
+        out = self._queue.is_out(ticket)
+        if frame.error is None:
+            commands = self._queue.ack(ticket)
+        else:
+            commands = self._queue.fail(ticket, printable(frame.error, ERROR_CHARS))
+        if frame.id and out:
+            self._send(peer, frames.Ok(frame.id), ())
+        elif frame.id:
+            self._send(peer, frames.Raised(frame.id, "gone", "", "the item is not out any more"), ())
+        self._run(commands)
 
     def _cancel(self, owner: str, peer: bytes, frame: frames.ChannelCancel, _parts: list[Buffer]) -> None:
         self._run(self._queue.cancel(Ticket(owner, peer, frame.id), frame.back))
@@ -142,7 +167,7 @@ class ChannelHost:
     def _gone(self, owner: str) -> None:
         self._watched.discard(owner)
         self._owners = {peer: name for peer, name in self._owners.items() if name != owner}
-        self._run(self._queue.owner_gone(owner))
+        self._run(self._queue.owner_gone(owner, DIED))
         if self._queue.drained:
             self._on_drained()
 
@@ -152,18 +177,35 @@ class ChannelHost:
             if isinstance(command, Accepted):
                 self._send(ticket.peer, frames.Ok(ticket.id), ())
             elif isinstance(command, Deliver):
-                about = [(len(item.value), item.weight, item.again) for item in command.items]
+                about = self._about(command)
                 parts = [part for item in command.items for part in item.value]
                 # a consumer that dies may have changed them before it could acknowledge: the next gets them unchanged
                 self._send(ticket.peer, frames.Ok(ticket.id), [_pack(about), *parts], alone=False)
             else:
                 raised = frames.Raised(ticket.id, command.why, "", WHY[command.why])
-                self._send(ticket.peer, raised, ())
+                item = command.item
+                self._send(ticket.peer, raised, () if item is None else [_pack((item.failed, *item.story))])
+
+    def _about(self, command: Deliver) -> Any:
+        """What precedes items: [parts, weight, again] of each, and of a take's also which delivery it is."""
+        if self._queue.is_drain(command.ticket):
+            return None, _given_up(command.items)
+        if self._queue.is_take(command.ticket):
+            return [(len(item.value), item.weight, item.again, item.failed + 1) for item in command.items]
+        return [(len(item.value), item.weight, item.again) for item in command.items]
 
     def _answer(self, peer: bytes, id: int, value: Any) -> None:
         self._send(peer, frames.Ok(id), [_pack(value)])
 
-    def _show(self, _owner: str, peer: bytes, frame: frames.ChannelShow, _parts: list[Buffer]) -> None:
+    def _show(self, owner: str, peer: bytes, frame: frames.ChannelShow, _parts: list[Buffer]) -> None:
+        if frame.what == "drain" and self._queue.undeliverable(frame.key):
+            self._run(self._queue.drain(Ticket(owner, peer, frame.id), frame.key))
+            return
+        if frame.what in ("list", "drain"):
+            items = self._queue.undeliverable(frame.key)
+            values = [part for item in items for part in item.value]
+            self._send(peer, frames.Ok(frame.id), [_pack((None, _given_up(items))), *values], alone=False)
+            return
         rows = []
         parts: list[Buffer] = []
         for key in self._queue.in_use():
@@ -174,4 +216,12 @@ class ChannelHost:
                 about.append((len(item.value) if whole else -1, item.nbytes - ITEM_BYTES, item.weight, item.again))
                 parts += item.value if whole else ()
             rows.append((key, len(waiting), about))
-        self._send(peer, frames.Ok(frame.id), [_pack((self._queue.closed, rows)), *parts])
+        answer: tuple[Any, ...] = (self._queue.closed, rows)
+        if frame.what == "counts":
+            dead = [(key, len(self._queue.undeliverable(key))) for key in self._queue.in_use()]
+            answer = (*answer, [(key, count) for key, count in dead if count])
+        self._send(peer, frames.Ok(frame.id), [_pack(answer), *parts])
+
+
+def _given_up(items: Sequence[Item]) -> list[tuple[int, int, str, str]]:
+    return [(len(item.value), item.failed, *item.story) for item in items]

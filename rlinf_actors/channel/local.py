@@ -8,15 +8,17 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, TypeVar, cast
 
-from rlinf_actors.channel.backend import Shown
+from rlinf_actors.channel.backend import Shown, UndeliverableItem, View
 from rlinf_actors.channel.keys import key_bytes, key_of
 from rlinf_actors.channel.queue import Accepted, ChannelQueue, Command, Deliver, Item, Ticket
-from rlinf_actors.channel.taking import Taking
+from rlinf_actors.channel.taking import Delivery, Taking, not_processed
 from rlinf_actors.errors import CallTimeoutError, ChannelClosedError
 from rlinf_actors.runtime.asyncwork import AsyncWork
 from rlinf_actors.runtime.timers import timers
+
+T = TypeVar("T")
 
 _SHOWN_ITEMS = 20
 
@@ -27,15 +29,16 @@ class LocalChannel:
     Args:
         name: for messages.
         maxsize: items per key, 0 for no limit.
+        max_deliveries: see ChannelQueue.
     """
 
-    def __init__(self, name: str, maxsize: int) -> None:
+    def __init__(self, name: str, maxsize: int, max_deliveries: int = 0) -> None:
         self._name = name
-        self._queue = ChannelQueue(maxsize)
+        self._queue = ChannelQueue(maxsize, 0, max_deliveries)
         self._lock = threading.Lock()
         self._ids = itertools.count(1)
         self._works: dict[int, Callable[[], AsyncWork[Any] | None]] = {}
-        self._dropped: collections.deque[Ticket] = collections.deque()
+        self._dropped: collections.deque[tuple[Ticket, str | None]] = collections.deque()
 
     def put(self, key: Hashable, item: Any, weight: float, nowait: bool, timeout: float | None) -> AsyncWork[None]:
         where, ticket = key_bytes(key), self._ticket()
@@ -55,22 +58,44 @@ class LocalChannel:
         work = _Batch(self, f"get_batch() from channel {self._name!r}", self._ticket())
         return self._take(work, lambda: self._queue.batch(work.ticket, where, target), timeout)
 
-    def look(self, key: Hashable) -> tuple[int, bool]:
+    def take(self, key: Hashable, timeout: float | None) -> _Take:
+        where = key_bytes(key)
+        work = _Take(self, f"take() from channel {self._name!r}", self._ticket())
+        work.key = key
+        self._take(work, lambda: self._queue.take(work.ticket, where, "this process"), timeout)
+        return work
+
+    def look(self, key: Hashable) -> AsyncWork[tuple[int, bool]]:
         where = key_bytes(key)
         with self._lock:
-            return self._queue.size(where), self._queue.full(where)
+            return self._known((self._queue.size(where), self._queue.full(where)))
 
-    def show(self) -> tuple[bool, list[tuple[Any, int, list[Shown]]]]:
+    def show(self) -> AsyncWork[View]:
+        queue = self._queue
         with self._lock:
-            rows: list[tuple[Any, list[Item]]] = [(key, self._queue.waiting(key)) for key in self._queue.in_use()]
-            closed = self._queue.closed
-        return closed, [
-            (key_of(key), len(items), [Shown(i.value, 0, i.weight, i.again) for i in items[:_SHOWN_ITEMS]])
-            for key, items in rows
+            keys: list[Any] = queue.in_use()
+            rows = [(key_of(key), queue.waiting(key), len(queue.undeliverable(key))) for key in keys]
+            closed = queue.closed
+        waiting = [
+            (key, len(items), [Shown(i.value, 0, i.weight, i.again) for i in items[:_SHOWN_ITEMS]])
+            for key, items, _ in rows
         ]
+        return self._known((closed, waiting, {key: dead for key, _, dead in rows if dead}))
 
-    def close(self) -> None:
+    def undeliverable(self, key: Hashable, drain: bool) -> AsyncWork[list[UndeliverableItem[Any]]]:
+        where, ticket = key_bytes(key), self._ticket()
+        items: list[Item] = []
+
+        def look() -> list[Command]:
+            items.extend(self._queue.undeliverable(where))
+            return [*self._queue.drain(ticket, where), *self._queue.ack(ticket)] if drain else []
+
+        self._do(look)
+        return self._known([UndeliverableItem(item.value, key, item.failed, *item.story) for item in items])
+
+    def close(self) -> AsyncWork[None]:
         self._do(self._queue.close)
+        return self._known(None)
 
     # --- inside ---
 
@@ -83,9 +108,19 @@ class LocalChannel:
         self._limit(work, work.ticket, timeout)
         return work
 
-    def acknowledge(self, ticket: Ticket) -> None:
+    def _known(self, value: T) -> AsyncWork[T]:
+        work: AsyncWork[T] = AsyncWork(f"a request to channel {self._name!r}")
+        work.resolve(value)
+        return work
+
+    def acknowledge(self, ticket: Ticket) -> AsyncWork[None]:
         """Its items were taken."""
         self._do(lambda: self._queue.ack(ticket))
+        return self._known(None)
+
+    def fail(self, ticket: Ticket, how: str) -> None:
+        """Its item was taken and not processed."""
+        self._do(lambda: self._queue.fail(ticket, how))
 
     def _do(self, step: Callable[[], list[Command]]) -> None:
         with self._lock:
@@ -93,9 +128,11 @@ class LocalChannel:
         self._tell(commands)
         self._sweep()
 
-    def drop(self, ticket: Ticket) -> None:
-        """Nobody will take its items. Any thread, with any lock held."""
-        self._dropped.append(ticket)
+    def drop(self, ticket: Ticket, how: str | None = None) -> None:
+        """Its items will not be taken; or, with *how*, its item was taken and not processed. Any thread, with any lock
+        held.
+        """
+        self._dropped.append((ticket, how))
         self._sweep()
 
     def _sweep(self) -> None:
@@ -107,9 +144,9 @@ class LocalChannel:
             commands: list[Command] = []
             try:
                 while self._dropped:
-                    ticket = self._dropped.popleft()
+                    ticket, how = self._dropped.popleft()
                     self._works.pop(ticket.id, None)
-                    commands += self._queue.cancel(ticket, back=True)
+                    commands += self._queue.cancel(ticket, True) if how is None else self._queue.fail(ticket, how)
             finally:
                 self._lock.release()
             self._tell(commands)
@@ -125,9 +162,11 @@ class LocalChannel:
             elif isinstance(command, Deliver):
                 work.resolve(command.items)
             else:
-                work.reject(self._refusal(command.why, work))
+                work.reject(self._refusal(command.why, work, command.item))
 
-    def _refusal(self, why: str, work: AsyncWork[Any]) -> Exception:
+    def _refusal(self, why: str, work: AsyncWork[Any], item: Item | None) -> Exception:
+        if item is not None:
+            return not_processed(self._name, cast(_Take, work).key, item.failed, *item.story)
         if why == "full":
             return asyncio.QueueFull(f"channel {self._name!r} is full")
         if why == "empty":
@@ -152,7 +191,7 @@ class _Get(Taking[Any]):
         self._channel = channel
 
     def _decode(self, arrived: tuple[Item, ...]) -> tuple[Any, bool]:
-        return arrived[0].value, False
+        return arrived[0].value, arrived[0].again
 
     def _acknowledge(self, arrived: tuple[Item, ...]) -> None:
         self._channel.acknowledge(self.ticket)
@@ -163,4 +202,26 @@ class _Get(Taking[Any]):
 
 class _Batch(_Get):
     def _decode(self, arrived: tuple[Item, ...]) -> tuple[Any, bool]:
-        return [item.value for item in arrived], False
+        return [item.value for item in arrived], any(item.again for item in arrived)
+
+
+class _Take(_Get, Delivery[Any]):
+    """A take under way, and then the delivery that it got."""
+
+    key: Hashable
+
+    def _decode(self, arrived: tuple[Item, ...]) -> tuple[Any, bool]:
+        self.deliveries = arrived[0].failed + 1
+        return super()._decode(arrived)
+
+    def _acknowledge(self, arrived: tuple[Item, ...]) -> None:
+        """The release does."""
+
+    def release(self) -> AsyncWork[None]:
+        return self._channel.acknowledge(self.ticket)
+
+    def fail(self, how: str, later: bool = False) -> None:
+        if later:
+            self._channel.drop(self.ticket, how)
+        else:
+            self._channel.fail(self.ticket, how)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from rlinf_actors.errors import CallTimeoutError
@@ -29,13 +29,29 @@ class Ends(Protocol):
         """Of an end."""
 
 
-class Put(AsyncWork[None]):
-    """A put under way; keeps the item until the host has it. `call` is its number on the link, 0 while it waits."""
+class Line(Protocol):
+    """What a put needs of the channel that it goes to: see client.RemoteChannel."""
 
-    def __init__(self, what: str, key: bytes, peer: Peer, weight: float, nowait: bool, parts: Sequence[Buffer]) -> None:
+    outgoing: Outgoing
+
+    def acknowledge(self) -> None:
+        """Say what was taken, before what is sent next."""
+
+
+class Put(AsyncWork[None]):
+    """A put under way; keeps the item until the host has it.
+
+    Attributes:
+        outgoing: None until the host of its key is known.
+        peer: that host, then.
+        call: its number on the link, 0 while it waits.
+    """
+
+    peer: Peer
+
+    def __init__(self, what: str, key: bytes, weight: float, nowait: bool, parts: Sequence[Buffer]) -> None:
         super().__init__(what)
         self.key = key
-        self.peer = peer
         self.weight = weight
         self.nowait = nowait
         self.parts = parts
@@ -44,6 +60,29 @@ class Put(AsyncWork[None]):
             self.nbytes += len(part) if type(part) is bytes else memoryview(part).nbytes
         self.call = 0
         self.outgoing: Outgoing | None = None
+
+    def begin(self, line: Line, peer: Peer) -> None:
+        """Send it to the host of its key. On the thread of the caller, or on the I/O thread."""
+        if self.nowait:
+            line.acknowledge()  # for the room that it makes
+        line.outgoing.add(self, peer)
+
+    def held(self) -> Callable[[], Put]:
+        """What keeps it while it waits for its host to be known: it goes on if it is dropped."""
+        return lambda: self
+
+    def expire(self) -> None:
+        """Its time is up. Loop thread."""
+        if self.outgoing is None:
+            self.reject(CallTimeoutError(f"{self._what} was not done in its time: the channel was not found yet"))
+        else:
+            self.outgoing.cancel(self)
+
+    def forget(self) -> None:
+        """The host does not say whether it came in time: do not wait any more. Loop thread."""
+        if self.call:
+            self.peer.pending.pop(self.call, None)
+            self.peer.send(frames.ChannelCancel(self.call, True))
 
     def answer(self, frame: frames.AnyFrame, parts: list[Buffer]) -> bool:
         """The host answered. Loop thread."""
@@ -92,12 +131,9 @@ class Outgoing:
         self._starved: dict[bytes, _Key] = {}  # keys whose puts wait here, who waits longest first
         self._moving = False
 
-    def add(self, put: Put) -> None:
-        """Send it, or keep it until its turn.
-
-        Raises:
-            asyncio.QueueFull: it may not wait, and puts before it do.
-        """
+    def add(self, put: Put, peer: Peer) -> None:
+        """Send it to the host of its key, or keep it until its turn; one that may not wait is refused instead."""
+        put.peer, put.outgoing = peer, self
         with self._lock:
             key = self._keys.get(put.key)
             if key is None:
@@ -105,7 +141,7 @@ class Outgoing:
             if not key.waiting and (put.nowait or self._room(key, put)):
                 self._send(key, put)
             elif put.nowait:
-                raise asyncio.QueueFull(f"{put._what}: earlier puts of this process still wait for their turn")
+                put.reject(asyncio.QueueFull(f"{put._what}: earlier puts of this process still wait for their turn"))
             else:
                 key.waiting.append(put)
                 self._starved.setdefault(put.key, key)
@@ -158,7 +194,6 @@ class Outgoing:
         """Called with the lock held."""
         self.nbytes += put.nbytes
         key.out += 1
-        put.outgoing = self
         alone = not put.peer.pending
         put.call = put.peer.open(put)
         if not put.done():

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Generator
 from typing import Any, TypeVar
 
+from rlinf_actors.errors import ItemNotProcessedError
 from rlinf_actors.runtime.asyncwork import AsyncWork
 
 T = TypeVar("T")
@@ -89,3 +90,45 @@ class Taking(AsyncWork[T]):
         super().__del__()
         if not self._taken and self._error is None:
             self._give_back(True)
+
+
+class Delivery(Taking[T]):
+    """A take under way. Once it is awaited the item is out, until `release` or `fail`.
+
+    Attributes:
+        deliveries: which delivery of the item this is, 1 for the first; 0 while it is under way.
+    """
+
+    deliveries = 0
+
+    @property
+    def taken(self) -> bool:
+        """True once the item has reached the user's code."""
+        return self._taken
+
+    def release(self) -> AsyncWork[None]:
+        """The item was processed; ends when the channel has confirmed that. Any thread."""
+        raise NotImplementedError
+
+    def fail(self, how: str, later: bool = False) -> None:
+        """The item was not processed, *how* for people: it is the head of its queue again. Any thread.
+
+        Args:
+            how: for people.
+            later: from a destructor, whose own thread may hold any lock.
+        """
+        raise NotImplementedError
+
+
+def not_processed(name: str, key: Any, deliveries: int, consumer: str, reason: str) -> ItemNotProcessedError:
+    """Return the error of a take that met an item whose deliveries had failed too often."""
+    who = consumer or "a consumer that used get()"
+    return ItemNotProcessedError(
+        f"an item of channel {name!r}, key {key!r}, was delivered {deliveries} times and never released; the last "
+        f"consumer was {who}: {reason}. The item is not delivered any more: read it by "
+        f"channel.undeliverable({key!r}). The next take goes on with the next item",
+        key=key,
+        deliveries=deliveries,
+        consumer=consumer,
+        reason=reason,
+    )

@@ -23,12 +23,14 @@ class WorkerJob:
         head: the coordinator's endpoint.
         extras: what the owner sent along with the class.
         node_rank: where this worker runs.
+        name: of the worker, ``group:rank``.
     """
 
     runtime: Runtime
     head: str
     extras: Callable[[], dict[str, Any]]
     node_rank: int = 0
+    name: str = ""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _session: concurrent.futures.Future[Any] | None = None
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rlinf_actors.cluster.cluster import Cluster
 
 
-def launch_service(
+async def launch_service(
     cluster: Cluster,
     name: str,
     reference: str,
@@ -30,9 +30,9 @@ def launch_service(
     show_logs: bool = False,
     detached: bool = False,
 ) -> RemoteGroup:
-    """Start one process of a worker class of ours on each of some nodes. Blocks for one round trip to the head.
+    """Start one process of a worker class of ours on each of some nodes. I/O thread.
 
-    Where it is detached also until it is up: who made it may end then.
+    Waits for the head's answer; where the group is detached also until it is up: its maker may end then.
 
     Args:
         cluster: where.
@@ -70,9 +70,9 @@ def launch_service(
     names = [cluster.node_name(spec.node_rank) for spec in specs]
     made = cluster.runtime.groups.new(cluster.namespace, name, names, construction, [spec.id for spec in specs])
     message = Launch(cluster.namespace, name, reference, specs, detail, detached)
-    cluster.runtime.io.submit(cluster.runtime.groups.launch(message, made)).result()
+    await cluster.runtime.groups.launch(message, made)
     if detached:
-        made.ready.wait()
+        await made.ready
     return made
 
 

@@ -268,11 +268,17 @@ class ChannelPut(Frame, frozen=True, tag=40):
 class ChannelGet(Frame, frozen=True, tag=41):
     """Take the head; answered by Ok with the item behind a list of its parts' numbers, or
     Raised(kind: empty, closed, cancelled).
+
+    With `taker`, the consumer's name for people, it is a take: the item is out until a ChannelRelease names this
+    request. The list says then, too, which delivery of the item this is; a host of protocol 6 does not know takes and
+    leaves that out. Raised may be undeliverable then: behind it are the number of deliveries, and who had the last and
+    how it ended.
     """
 
     id: int
     key: bytes
     nowait: bool
+    taker: str = ""
 
 
 class ChannelBatch(Frame, frozen=True, tag=42):
@@ -304,9 +310,16 @@ class ChannelLook(Frame, frozen=True, tag=45):
 
 
 class ChannelShow(Frame, frozen=True, tag=46):
-    """Answered by Ok with what waits, for people; the small items ride behind."""
+    """Answered by Ok with what waits, for people: [closed, rows]; the small items ride behind.
+
+    Since protocol 7 `what` may be "counts", which adds the number of undeliverable items of each key to the answer, or
+    "list" or "drain": the undeliverable items of `key` behind [None, about them]. "drain" is acknowledged like a get. A
+    host of protocol 6 takes no notice of `what`.
+    """
 
     id: int
+    what: str = ""
+    key: bytes = b""
 
 
 class ChannelClose(Frame, frozen=True, tag=47):
@@ -321,6 +334,18 @@ class ChannelWhere(Frame, frozen=True, tag=48):
     id: int
     key: bytes
     rank: int
+
+
+class ChannelRelease(Frame, frozen=True, tag=49):
+    """The item of `take` (the id of its ChannelGet) was processed; or was not, and `error` says why.
+
+    Answered by Ok, or by Raised(kind: gone) if the item is not out any more; not answered if `id` is 0. Since protocol
+    7: sent to a host that has answered a take.
+    """
+
+    id: int
+    take: int
+    error: Union[str, None] = None
 
 
 class WhereIs(Frame, frozen=True, tag=60):
@@ -350,7 +375,7 @@ class ChildEnded(Frame, frozen=True, tag=62):
 
 ChannelFrame = Union[
     ChannelPut, ChannelGet, ChannelBatch, ChannelAck, ChannelCancel, ChannelLook, ChannelShow, ChannelClose,
-    ChannelWhere,
+    ChannelWhere, ChannelRelease,
 ]  # fmt: skip
 """What a channel's host takes."""
 

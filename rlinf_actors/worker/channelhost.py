@@ -9,7 +9,7 @@ import typing
 from collections.abc import Callable
 
 from rlinf_actors.channel.host import ChannelHost as Host
-from rlinf_actors.channel.queue import ChannelQueue
+from rlinf_actors.channel.queue import MAX_DELIVERIES, ChannelQueue
 from rlinf_actors.cluster.attach import worker_job
 from rlinf_actors.errors import RlinfActorsError
 from rlinf_actors.model.buffers import Buffer, lent
@@ -28,15 +28,17 @@ LAST_WORDS_MS = 1000
 class ChannelHost(Worker):
     """Holds a channel's items. Its main thread sleeps; the I/O thread does everything.
 
-    The process ends by itself, with exit code 0, when the channel was closed and all its items were taken; rank 0's,
-    which knows where keys live, after the other replicas.
+    The process ends by itself, with exit code 0, when the channel was closed, all its items were taken, and no
+    undeliverable item is left; rank 0's, which knows where keys live, after the other replicas.
 
     Args:
         maxsize: items per key, 0 for no limit.
         max_bytes: bytes of all keys together, 0 for no limit.
+        max_deliveries: see ChannelQueue. The creator gives it only if it is another: a host of protocol 6 does not
+            take it.
     """
 
-    def __init__(self, maxsize: int, max_bytes: int) -> None:
+    def __init__(self, maxsize: int, max_bytes: int, max_deliveries: int = MAX_DELIVERIES) -> None:
         super().__init__()
         job, context = worker_job(), self._context
         assert job is not None
@@ -45,7 +47,7 @@ class ChannelHost(Worker):
         server = context.server
         others = self._world_size - 1 if self._rank == 0 else 0
         ending = _Ending(runtime, server, self._group_name, others)
-        queue = ChannelQueue(maxsize, max_bytes)
+        queue = ChannelQueue(maxsize, max_bytes, max_deliveries)
         host = Host(queue, server.send, runtime.watched.watch, _keeper(runtime), ending.begin)
 
         async def serve() -> None:

@@ -122,7 +122,7 @@ def _bring_up(
     runtime, security = new_runtime(spec, place, parent=granted.parent)
     forked_from = worker_context.current()
     extras = payload.decode(Vouched(msgspec.msgpack.decode(extras_parts, type=list[bytes]))) if extras_parts else {}
-    job = WorkerJob(runtime, place.head, lambda: extras, spec.node_rank)
+    job = WorkerJob(runtime, place.head, lambda: extras, spec.node_rank, name)
     try:
         listening = listen(name, spec, place, runtime, security, job, lambda report: True)
         member = runtime.io.submit(listening).result()

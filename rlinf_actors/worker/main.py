@@ -87,9 +87,9 @@ def _start(
 ) -> tuple[worker_context.WorkerContext, WorkerServer]:
     """Bring the runtime up and say so; nothing of the user's has run yet."""
     runtime, security = new_runtime(spec, place, lambda reason: _given_up(reason, guard))
-    job = WorkerJob(runtime, place.head, lambda: context.extras, spec.node_rank)
     address = WorkerAddress(spec.group, spec.rank)
     name = address.get_name()
+    job = WorkerJob(runtime, place.head, lambda: context.extras, spec.node_rank, name)
     on_closed = guard.closed if guard is not None else lambda: None
     listening = listen(name, spec, place, runtime, security, job, control.try_send, on_closed)
     member, children = runtime.io.submit(_listen(spec, place, control, guard, listening)).result()

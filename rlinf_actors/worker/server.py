@@ -51,6 +51,7 @@ _CHANNEL_REQUESTS = (
     frames.ChannelShow,
     frames.ChannelClose,
     frames.ChannelWhere,
+    frames.ChannelRelease,
 )
 
 NAME_CHARS = 60

@@ -8,6 +8,7 @@ import typing
 from rlinf_actors.channel.client import RemoteChannel, remote_channel
 from rlinf_actors.channel.host import ChannelHost
 from rlinf_actors.channel.queue import ChannelQueue
+from rlinf_actors.channel.take import Take
 from rlinf_actors.net.memory import MemoryNetwork
 from rlinf_actors.runtime.remote import RemoteGroup
 from rlinf_actors.wire import frames
@@ -24,6 +25,9 @@ class Io:
     def call(self, function, *args) -> None:
         if not self.loop.is_closed():
             self.loop.call_soon(function, *args)
+
+    def submit(self, coroutine):
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
 
 class User:
@@ -44,17 +48,20 @@ class User:
     def batch(self, target, key="k"):
         return self.channel.batch(key, target, None)
 
+    def take(self, key="k", timeout=None):
+        return Take(lambda: self.channel.take(key, timeout), "q")
+
 
 class World:
     """The host, and what the head does for everybody. `heard` is what reached the host."""
 
-    def __init__(self, maxsize: int = 0, max_bytes: int = 0, keep=lambda part: part) -> None:
+    def __init__(self, maxsize: int = 0, max_bytes: int = 0, keep=lambda part: part, max_deliveries: int = 3) -> None:
         self.network = MemoryNetwork(asyncio.get_running_loop())
         self.server = WorkerServer(self.network, "host-0", "channel@q:0", "token")
         self.watched: dict[str, typing.Callable[[], None]] = {}
         self.drained = 0
         self.heard: list[frames.AnyFrame] = []
-        self.queue = ChannelQueue(maxsize, max_bytes)
+        self.queue = ChannelQueue(maxsize, max_bytes, max_deliveries)
         self.host = ChannelHost(self.queue, self.server.send, self.watched.__setitem__, keep, self._drained)
         self.users: list[User] = []
         self.server.serve(typing.get_args(frames.ChannelFrame), self._handle)

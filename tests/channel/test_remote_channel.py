@@ -15,6 +15,12 @@ from rlinf_actors.errors import ConnectionLostError
 from rlinf_actors.wire import frames
 
 
+def close(user):
+    """The request of a close alone: whether the channel is drained."""
+    (asked,) = user.channel._ask_all(frames.ChannelClose)
+    return asked
+
+
 def heard(world, kind):
     return [frame for frame in world.heard if type(frame) is kind]
 
@@ -124,14 +130,14 @@ async def test_what_was_taken_is_told_before_the_next_question():
     await user.put("y", nowait=True)  # there is room, since the acknowledgement was not left behind
     assert await works[1] == "y"
     works.append(user.get())
-    assert await user.channel._ask(user.group.peers[0], frames.ChannelClose) is True
+    assert await close(user) is True
 
 
 async def test_a_closed_and_empty_channel_is_drained_once():
     world = World()
     user = world.user("a")
     await user.put("x")
-    closing = user.channel._ask(user.group.peers[0], frames.ChannelClose)
+    closing = close(user)
     assert await closing is False
     with pytest.raises(ChannelClosedError):
         await user.put("y")
@@ -198,7 +204,7 @@ async def test_an_iteration_ends_when_the_channel_was_closed():
     world = World()
     user = world.user("a")
     await user.put("x", Channel.DEFAULT_KEY)
-    await user.channel._ask(user.group.peers[0], frames.ChannelClose)
+    await close(user)
     assert [item async for item in Channel("q", "ns", user.channel)] == ["x"]
 
 
@@ -217,14 +223,14 @@ class TestOutgoing:
         assert [work.done() for work in works] == [True] + [False] * 9
         assert [(await user.get())[0] for _ in range(10)] == list(range(10))
         assert all(work.done() for work in works)
-        assert user.channel._outgoing.nbytes == 0
+        assert user.channel.outgoing.nbytes == 0
 
     async def test_a_put_that_may_not_wait_does_not_overtake_those_that_do(self):
         world = World(maxsize=1)
         user = world.user("a")
         works = [user.put(b"x" * 400) for _ in range(4)]
         with pytest.raises(asyncio.QueueFull, match="earlier puts of this process"):
-            user.put("small", nowait=True)
+            await user.put("small", nowait=True)
         for _ in range(4):
             await user.get()
         await user.put("small", nowait=True)
@@ -258,7 +264,7 @@ class TestOutgoing:
         for work in works[1:]:
             with pytest.raises(ChannelBrokenError, match="host of channel 'q' died"):
                 await work
-        assert user.channel._outgoing.nbytes == 0
+        assert user.channel.outgoing.nbytes == 0
 
     async def test_handles_of_one_process_share_it(self):
         world = World()

@@ -268,6 +268,10 @@ FRAMES = [
     frames.ChannelShow(9),
     frames.ChannelClose(10),
     frames.ChannelWhere(11, b"k", 1),
+    frames.ChannelGet(12, b"k", False, "a:0 on n1"),
+    frames.ChannelShow(13, "drain", b"k"),
+    frames.ChannelRelease(14, 12),
+    frames.ChannelRelease(0, 12, "ValueError: no"),
     frames.Message(
         4, 1, "a:0", "w-0", "", 1000,
         frames.Cargo(5, 1, [frames.Crate("bool", [2, 3], False, "cuda", "ipc", b"h", 8)], 1, "nccl", "h:1", [None, 4]),

@@ -1,0 +1,315 @@
+"""Takes of a channel between processes, without processes, and of a local one: what the block's end does."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import pytest
+from channel_kit import World, settle
+
+from rlinf_actors import (
+    CallTimeoutError,
+    Channel,
+    ChannelBrokenError,
+    ChannelClosedError,
+    ConnectionLostError,
+    ItemNotProcessedError,
+    ProtocolMismatchError,
+    UsageError,
+)
+from rlinf_actors.channel import host as hosts
+from rlinf_actors.wire import frames
+
+
+class Local:
+    """A local channel, with the names of World's users."""
+
+    def __init__(self, max_deliveries=3):
+        self.channel = Channel.create("q", local=True, max_deliveries=max_deliveries)
+
+    def put(self, item):
+        return self.channel.put(item, key="k", async_op=True)
+
+    def get(self, nowait=False):
+        return (self.channel.get_nowait if nowait else self.channel.get)("k", async_op=True)
+
+    def take(self, timeout=None):
+        return self.channel.take("k", timeout)
+
+    def undeliverable(self, drain=False):
+        return self.channel.undeliverable("k", drain, async_op=True)
+
+
+class Remote:
+    def __init__(self, max_deliveries=3):
+        self.world = World(max_deliveries=max_deliveries)
+        self.user = self.world.user("a")
+        self.put, self.get, self.take = self.user.put, self.user.get, self.user.take
+
+    def undeliverable(self, drain=False):
+        return self.user.channel.undeliverable("k", drain)
+
+
+@pytest.fixture(params=[Local, Remote])
+def kind(request):
+    return request.param
+
+
+async def test_an_item_is_released_when_the_block_ends(kind):
+    one = kind()
+    await one.put("x")
+    take = one.take()
+    with pytest.raises(UsageError, match="is known in the block"):
+        _ = take.deliveries
+    async with take as item:
+        assert (item, take.deliveries) == ("x", 1)
+    with pytest.raises(asyncio.QueueEmpty):
+        await one.get(nowait=True)
+    with pytest.raises(UsageError, match="was used before"):
+        await take.__aenter__()
+
+
+async def test_the_release_is_confirmed_before_the_next_statement():
+    world = World()
+    user = world.user("a")
+    await user.put("x")
+    async with user.take():
+        assert world.queue.unacknowledged() == 1
+    assert world.queue.unacknowledged() == 0
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt(), asyncio.CancelledError(), GeneratorExit()])
+async def test_whatever_the_block_raises_makes_the_item_the_head_again(kind, error):
+    one = kind()
+    for item in "xy":
+        await one.put(item)
+    with pytest.raises(type(error)):
+        async with one.take():
+            raise error
+    take = one.take()
+    async with take as item:
+        assert (item, take.deliveries) == ("x", 2)
+    work = one.get()
+    assert await work == "y"
+    assert not work.redelivered
+
+
+async def test_an_item_that_was_taken_in_vain_is_marked_for_a_get(kind):
+    one = kind()
+    await one.put("x")
+    with pytest.raises(ValueError, match="no"):
+        async with one.take():
+            raise ValueError("no")
+    work = one.get()
+    assert await work == "x"
+    assert work.redelivered
+
+
+async def test_cancelling_a_take_that_waits_takes_nothing(kind):
+    one = kind()
+    waiting = asyncio.ensure_future(one.take().__aenter__())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    await one.put("x")
+    take = one.take()
+    async with take as item:
+        assert (item, take.deliveries) == ("x", 1)
+
+
+async def test_cancelling_the_task_in_its_block_gives_back_and_does_not_wait(kind):
+    one = kind()
+    await one.put("x")
+    entered = asyncio.Event()
+
+    async def consume():
+        async with one.take():
+            entered.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.ensure_future(consume())
+    await entered.wait()
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert await one.get() == "x"
+
+
+async def test_a_take_whose_block_is_never_left_gives_back_when_it_is_dropped(kind):
+    one = kind(1)
+    await one.put("x")
+    await one.take().__aenter__()
+    gc.collect()
+    await settle()
+    with pytest.raises(ItemNotProcessedError, match="never left: the Take was dropped"):
+        await one.take().__aenter__()
+
+
+async def test_too_many_failures_raise_once_and_are_on_the_list(kind):
+    one = kind()
+    await one.put({"n": 1})
+    await one.put("good")
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError):
+            async with one.take():
+                1 / 0  # noqa: B018
+    with pytest.raises(
+        ItemNotProcessedError,
+        match=r"'q', key 'k', was delivered 3 times .* ZeroDivisionError: division by zero.*undeliverable\('k'\)",
+    ) as caught:
+        async with one.take():
+            pytest.fail("it is not delivered any more")
+    assert (caught.value.key, caught.value.deliveries) == ("k", 3)
+    async with one.take() as item:
+        assert item == "good"
+    [left] = await one.undeliverable()
+    assert (left.item, left.key, left.deliveries) == ({"n": 1}, "k", 3)
+    assert left.consumer
+    assert left.reason == "ZeroDivisionError: division by zero"
+    assert await one.undeliverable() == [left]
+    assert await one.undeliverable(drain=True) == [left]
+    await settle()
+    assert await one.undeliverable() == await one.undeliverable(drain=True) == []
+
+
+async def test_a_dead_consumers_item_comes_again_and_three_deaths_are_told():
+    world = World()
+    user = world.user("a")
+    await user.put("x")
+    for n in range(3):
+        dying = world.user(f"dying{n}")
+        take = dying.take()
+        assert await take.__aenter__() == "x"
+        assert take.deliveries == n + 1
+        world.die(dying)
+        await settle()
+    with pytest.raises(ItemNotProcessedError, match=hosts.DIED):
+        await user.take().__aenter__()
+
+
+async def test_a_lost_connection_gives_back_and_the_release_says_so():
+    world = World()
+    user, other = world.user("a"), world.user("b")
+    await other.put("x")
+
+    async def process():
+        async with user.take():
+            world.lose(user)
+            await settle()
+
+    with pytest.raises(ConnectionLostError, match=r"the release of an item .* the item may be processed again"):
+        await process()
+    take = other.take()
+    async with take as item:
+        assert (item, take.deliveries) == ("x", 2)
+
+
+async def test_a_release_that_the_host_does_not_know_is_an_error():
+    world = World()
+    user = world.user("a")
+    await user.put("x")
+    with pytest.raises(ConnectionLostError, match=r"was told meanwhile .* may be processed again"):
+        async with user.take():
+            world.watched.pop("a")()  # the head has given up on this process, which lives
+    async with user.take() as item:
+        assert item == "x"
+
+
+async def test_a_broken_channel_is_told_at_the_end_of_the_block():
+    world = World()
+    user = world.user("a")
+    await user.put("x")
+    with pytest.raises(ChannelBrokenError, match="host of channel 'q' died"):
+        async with user.take():
+            world.host_dies()
+
+
+async def test_the_end_of_a_drained_channels_host_confirms_the_release():
+    world = World()
+    user = world.user("a")
+    await user.put("x")
+    user.channel.close()
+    async with user.take():
+        await settle()
+        assert not world.drained
+        world.network.cut(user.group.peers[0].link_identity)  # its answer does not arrive
+        asyncio.get_running_loop().call_soon(lambda: world.host_dies(kind="exited", exit_code=0))
+
+
+async def test_a_timed_take_takes_nothing(kind):
+    one = kind()
+    with pytest.raises(CallTimeoutError):
+        async with one.take(timeout=0.01):
+            pytest.fail("there is nothing")
+    await one.put("x")
+    assert await one.get() == "x"
+
+
+async def test_takes_of_a_closed_channel_wait_for_what_is_out():
+    world = World()
+    user, other = world.user("a"), world.user("b")
+    await user.put("x")
+    waiting = asyncio.Event()
+
+    async def last():
+        waiting.set()
+        async with other.take() as item:
+            return item
+
+    taken = user.take()
+    assert await taken.__aenter__() == "x"
+    closing = user.channel.close()
+    rest = asyncio.ensure_future(last())
+    await waiting.wait()
+    await settle()
+    assert closing.done()
+    assert not rest.done()
+    await taken.__aexit__(ValueError, ValueError("no"), None)
+    assert await rest == "x"
+    with pytest.raises(ChannelClosedError):
+        await user.take().__aenter__()
+    assert world.drained
+
+
+async def test_a_host_of_the_protocol_before_is_told_apart_and_keeps_its_items(monkeypatch):
+    world = World()
+    user = world.user("a")
+    await user.put("x")
+    decode = frames.decode
+
+    def older(data):
+        frame = decode(data)
+        if isinstance(frame, frames.ChannelGet):
+            return frames.ChannelGet(frame.id, frame.key, frame.nowait)
+        return frames.ChannelShow(frame.id) if isinstance(frame, frames.ChannelShow) else frame
+
+    monkeypatch.setattr(frames, "decode", older)
+    with pytest.raises(ProtocolMismatchError, match=r"take\(\) needs a host of protocol 7.*channel@q:0 on node"):
+        await user.take().__aenter__()
+    for drain in (False, True):
+        with pytest.raises(ProtocolMismatchError, match=r"undeliverable\(\) needs a host of protocol 7"):
+            await user.channel.undeliverable("k", drain)
+    work = user.get()
+    assert await work == "x"
+    assert not work.redelivered
+
+
+def test_a_blocking_take_of_a_local_channel():
+    channel = Channel.create("q", local=True)
+    channel.put("x")
+    with pytest.raises(KeyboardInterrupt), channel.take() as item:
+        raise KeyboardInterrupt
+    with channel.take() as item:
+        assert item == "x"
+    assert channel.empty()
+
+
+def test_descriptions_count_what_was_given_up():
+    channel = Channel.create("q", local=True, max_deliveries=1)
+    channel.put("bad")
+    with pytest.raises(ValueError, match="no"), channel.take():
+        raise ValueError("no")
+    with pytest.raises(ItemNotProcessedError):
+        channel.take().__enter__()
+    assert str(channel) == "Channel 'q': 0 items\n  'default_queue': [], and 1 undeliverable"
