@@ -13,7 +13,7 @@ import pace
 import previous
 import pytest
 
-from rlinf_actors import Channel, NodePlacementStrategy, RlinfActorsError, UsageError
+from rlinf_actors import Channel, NodePlacementStrategy, ProtocolMismatchError, RlinfActorsError, UsageError
 from rlinf_actors.testing import LocalCluster, local_cluster
 from rlinf_actors.wire.protocol import OLDEST, PROTOCOL
 
@@ -153,6 +153,15 @@ def test_a_newer_node_and_a_newer_driver_are_taken_by_a_head_of_the_protocol_bef
         assert list(plainly.execute_on(1).numbers(3)) == [(1, 0), (1, 1), (1, 2)]
         with pytest.raises(UsageError, match=r"is of an older version .* streams async generators only"):
             list(plainly.execute_on(0).numbers(3))
+        channel = Channel.create("old", node_rank=0)
+        channel.put("kept")
+        with pytest.raises(ProtocolMismatchError, match=r"take\(\) needs a host of protocol 7"):
+            channel.take().__enter__()
+        with pytest.raises(ProtocolMismatchError, match=r"undeliverable\(\) needs a host of protocol 7"):
+            channel.undeliverable(drain=True)
+        assert "['kept']" in channel.describe()
+        assert channel.get() == "kept"
+        channel.close()
 
 
 def test_workers_go_on_without_importing_what_another_version_has_put_in_place(tmp_path):

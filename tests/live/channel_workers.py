@@ -9,8 +9,9 @@ import threading
 from typing import Any
 
 import live_workers as lw
+from blocking import no_blocking
 
-from rlinf_actors import Channel, Worker
+from rlinf_actors import Channel, ChannelClosedError, ItemNotProcessedError, Worker
 
 
 def memory(pid: int) -> int:
@@ -144,6 +145,41 @@ class User(Worker):
         self._works = works
         return before, memory(os.getpid()), sum(work.done() for work in works)
 
+    def take_and_die(self, channel: Channel, **options: Any) -> None:
+        """kill -9 in the middle of the processing."""
+        with channel.take(**options):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def take_until(self, channel: Channel, told: Channel) -> int:
+        """Process an item until the key "done" has one; which delivery it was."""
+        take = channel.take()
+        with take as item:
+            told.put(item)
+            told.get("done")
+        return take.deliveries
+
+    def process(self, channel: Channel) -> tuple[list[Any], list[str]]:
+        """Take everything: what was processed, and what was told instead of items. An item that is negative fails."""
+        done, told = [], []
+        while True:
+            try:
+                with channel.take() as item:
+                    if item < 0:
+                        raise ValueError(f"{item} is negative")
+                    done.append(item)
+            except ChannelClosedError:
+                return done, told
+            except ValueError:
+                continue
+            except ItemNotProcessedError as error:
+                told.append(error.reason)
+
+    def make_with(self, name: str, items: list[Any], **options: Any) -> Channel:
+        channel = self.create_channel(name, **options)
+        for item in items:
+            channel.put(item)
+        return channel
+
     def make(self, *args: Any, **options: Any) -> Channel:
         channel = self.create_channel(*args, **options)
         channel.put("made here")
@@ -170,6 +206,15 @@ class Awaiting(Worker):
         ended = await asyncio.gather(*(_outcome(work) for work in works))
         return [type(outcome).__name__ for outcome in ended]
 
+    async def nothing_blocks(self, channel: Channel, head: int) -> dict[str, str]:
+        """Every operation on a handle that came as an argument, and the makers, while the head stands still."""
+        makers = {
+            "create_channel": lambda: self.create_channel("a worker's", async_op=True),
+            "create_channel beside": lambda: self.create_channel("older", group_affinity="asyncs", async_op=True),
+            "connect_channel": lambda: self.connect_channel(channel.name, async_op=True),
+        }
+        return await nothing_blocks(channel, head, makers)
+
     async def drain(self, channel: Channel) -> list[Any]:
         return [item async for item in channel]
 
@@ -191,3 +236,53 @@ async def _outcome(work: Any) -> Any:
         return await work
     except Exception as error:  # noqa: BLE001 - which one is the answer
         return error
+
+
+async def nothing_blocks(channel: Channel, head: int, makers: dict[str, Any]) -> dict[str, str]:
+    """What became of every operation on a channel with one item, "there", all begun while the head stands still.
+
+    Args:
+        channel: a handle that came to this process, and was not used yet.
+        head: the process that is stopped.
+        makers: what else is begun.
+    """
+    operations = {
+        "take": lambda: asyncio.ensure_future(_taken(channel)),
+        "put": lambda: channel.put("put", key="k", async_op=True),
+        "put_nowait": lambda: channel.put_nowait("nowait", key="k", async_op=True),
+        "get": lambda: channel.get("k", async_op=True),
+        "get_nowait": lambda: channel.get_nowait("k", async_op=True),
+        "get_batch": lambda: channel.get_batch(0, "k", async_op=True),
+        "qsize": lambda: channel.qsize("k", async_op=True),
+        "empty": lambda: channel.empty("k", async_op=True),
+        "full": lambda: channel.full("k", async_op=True),
+        "describe": lambda: channel.describe(async_op=True),
+        "undeliverable": lambda: channel.undeliverable(async_op=True),
+        "drain": lambda: channel.undeliverable(drain=True, async_op=True),
+        "loop": lambda: asyncio.ensure_future(_looped(channel)),
+        **makers,
+        "maxsize": lambda: channel.maxsize,
+        "repr": lambda: repr(channel),
+    }
+    with no_blocking():
+        os.kill(head, signal.SIGSTOP)
+        try:
+            works = {name: begin() for name, begin in operations.items()}
+            for _ in range(100):
+                await asyncio.sleep(0)
+            early = [name for name, work in works.items() if not isinstance(work, (str, int)) and work.done()]
+        finally:
+            os.kill(head, signal.SIGCONT)
+        assert not early, f"done while the head stood still: {early}"
+        ended = {name: work if isinstance(work, (str, int)) else await work for name, work in works.items()}
+        ended["close"] = await channel.close(async_op=True)
+        return {name: repr(value) if isinstance(value, Channel) else str(value) for name, value in ended.items()}
+
+
+async def _taken(channel: Channel) -> Any:
+    async with channel.take() as item:
+        return item
+
+
+async def _looped(channel: Channel) -> Any:
+    return await anext(aiter(channel))

@@ -267,7 +267,7 @@ def test_from_another_driver(local_cluster):
         channel = Channel.connect("shared")
         channel.put(channel.get() + 1)
         held = channel.get("held", async_op=True)
-        held._on_done(lambda: channel._backend._runtime.io.loop.stop())
+        held._on_done(lambda: channel._backend._io.loop.stop())
         print("ready", flush=True)
         import os, signal
         os.kill(os.getpid(), signal.SIGKILL)

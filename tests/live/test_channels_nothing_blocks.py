@@ -1,0 +1,69 @@
+"""No operation of a channel blocks an event loop: blockbuster watches the caller's and the runtime's own, and the head
+stands still meanwhile.
+"""
+
+from __future__ import annotations
+
+import channel_workers as cw
+import pace
+import pytest
+
+from rlinf_actors import Channel
+
+pytestmark = pytest.mark.live
+
+ENDED = {
+    "take": "there",
+    "put": "None",
+    "put_nowait": "None",
+    "get": "put",
+    "get_nowait": "nowait",
+    "get_batch": "[]",
+    "qsize": "0",
+    "empty": "True",
+    "full": "False",
+    "undeliverable": "[]",
+    "drain": "[]",
+    "loop": "looped",
+    "maxsize": "5",
+    "close": "None",
+}
+
+
+@pytest.fixture
+def local(local_cluster):
+    return local_cluster(1, options=pace.timers(lease_s=30.0))
+
+
+@pytest.fixture
+def cluster(local):
+    return local.cluster()
+
+
+@pytest.fixture
+def channel(cluster):
+    """A handle that came from the worker that made the channel, with two items."""
+    (channel,) = cw.launch(cluster, name="makers").make_with("theirs", ["there", "looped"], maxsize=5).wait()
+    return channel
+
+
+def test_in_an_async_worker(local, cluster, channel):
+    group = cw.launch(cluster, 1, cw.Awaiting, name="asyncs")
+    (ended,) = group.nothing_blocks(channel, local.nodes[0].pid).wait(pace.PATIENCE_S)
+    made = [ended.pop(maker) for maker in ("create_channel", "create_channel beside", "connect_channel")]
+    assert made == ['<Channel "a worker\'s">', "<Channel 'older'>", "<Channel 'theirs'>"]
+    assert ended.pop("describe").startswith("Channel 'theirs': ")
+    assert ended.pop("repr") == "<Channel 'theirs'>"
+    assert ended == ENDED
+
+
+async def test_in_a_driver(local, cluster, channel):
+    makers = {
+        "create": lambda: Channel.create("a driver's", async_op=True),
+        "connect": lambda: Channel.connect("theirs", async_op=True),
+    }
+    ended = await cw.nothing_blocks(channel, local.nodes[0].pid, makers)
+    assert [ended.pop(maker) for maker in makers] == ['<Channel "a driver\'s">', "<Channel 'theirs'>"]
+    assert ended.pop("describe").startswith("Channel 'theirs': ")
+    assert ended.pop("repr") == "<Channel 'theirs'>"
+    assert ended == ENDED
