@@ -9,7 +9,9 @@
 #include <stdint.h>
 #include <time.h>
 
-/* Return 1 while the worker may move its robots, else 0. Takes some 30 ns; any thread, no system call. */
+/* The page begins with a uint64_t in this machine's byte order: nanoseconds of CLOCK_MONOTONIC.
+ *
+ * Return 1 while the worker may move its robots, else 0. Takes some 30 ns; any thread, no system call. */
 static inline int rlinf_lease_held(const void *page) {
     uint64_t deadline_ns = __atomic_load_n((const uint64_t *)page, __ATOMIC_ACQUIRE);
     struct timespec now;

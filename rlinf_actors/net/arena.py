@@ -1,5 +1,8 @@
 """Shared memory of one process, lent to others on its node: a memfd that nobody has to name or remove.
 
+Blocks are bytes as they lie in memory: both processes are on one machine, so in one byte order. Where they are is told
+in frames, which have one byte order everywhere.
+
 A block is written once by its owner and read by those it is lent to; it is free again when no view of
 it is left, here or there. The kernel frees the memory with the last process that maps it, so a view
 outlives the process that wrote it, and nothing is left behind however processes end.

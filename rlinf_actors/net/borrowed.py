@@ -14,7 +14,9 @@ import struct
 from collections.abc import Collection, Iterator
 
 _INFO = struct.Struct("=128x Q 64x QQ")
-"""Of struct tcp_info in linux/tcp.h: tcpi_bytes_received, tcpi_bytes_sent, tcpi_bytes_retrans; since Linux 4.19."""
+"""Of struct tcp_info in linux/tcp.h, in the machine's byte order: tcpi_bytes_received, tcpi_bytes_sent,
+tcpi_bytes_retrans; since Linux 4.19.
+"""
 
 
 class Lens:

@@ -32,7 +32,7 @@ DISCONNECTED = int(zmq.EVENT_DISCONNECTED)
 NO_ZEROMQ = "what listens there does not speak as a head does"
 """Then libzmq closes the connection, tells of no handshake, and does not try again."""
 _EVENT = struct.Struct("=Hi")
-"""Of a monitor's first frame: the event, and its value."""
+"""Of a monitor's first frame, in the machine's byte order: the event, and its value."""
 _MISMATCH = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
 _REASONS = {
     _MISMATCH: "it came without a key",

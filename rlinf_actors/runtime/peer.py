@@ -159,8 +159,9 @@ class Peer:
         )
         self.link_identity = identity
         join = frames.Join(
-            OLDEST, version.VERSION, PYTHON, self._identity, token, self.worker_id, self.succeeds, self._me, PROTOCOL
-        )
+            OLDEST, version.VERSION, PYTHON, self._identity, token, self.worker_id, self.succeeds, self._me, PROTOCOL,
+            sys.byteorder,
+        )  # fmt: skip
         link.send(frames.encode(join))
         self._joined = link
         self._first = first

@@ -2,6 +2,9 @@
 
 Kept as MessagePack arrays with a numeric tag, since one goes with every call. A link's first
 message is a Join; until it was accepted nothing else from that peer is looked at.
+
+MessagePack and pickle have one byte order on all machines, and numpy's arrays say theirs. A tensor's
+bytes travel as they lie in memory: so both ends of a link must have the same order, which Join names.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ class Join(Frame, frozen=True, tag=0):
     """First on every link. `token` proves membership of the job; `python` is "3.11"; `worker_id`
     is whom the sender means to reach, so that a recycled address is noticed. `succeeds` are the identities of links
     of the same process whose connections were lost, `worker` is that process's own worker id, "" for a driver. The
-    sender speaks `protocol` (the oldest) to `newest` (0: the same).
+    sender speaks `protocol` (the oldest) to `newest` (0: the same). `byte_order` is its machine's, "little" or "big".
     """
 
     protocol: int
@@ -36,6 +39,7 @@ class Join(Frame, frozen=True, tag=0):
     succeeds: list[bytes] = []
     worker: str = ""
     newest: int = 0
+    byte_order: str = "little"
 
 
 class Rejected(Frame, frozen=True, tag=1):

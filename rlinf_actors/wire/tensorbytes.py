@@ -1,5 +1,7 @@
 """A dense tensor's bytes as a buffer, without numpy: torch comes without it, and no tensor has the buffer protocol.
 
+They are in the machine's byte order; see `frames.Join`.
+
 Any thread.
 """
 

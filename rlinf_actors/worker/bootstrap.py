@@ -24,11 +24,13 @@ def fail(fd: int, text: str) -> None:
     os._exit(1)
 
 
-def check(node: str, version: tuple[int, ...], importer: Callable[[str], object]) -> str:
+def check(node: str, version: tuple[int, ...], importer: Callable[[str], object], largest: int = sys.maxsize) -> str:
     """What keeps this interpreter from running workers, as a text that says what to do; "" if nothing does."""
     who = f"interpreter {sys.executable} on node {node}"
     if version < (3, 10):
         return f"{who} is Python {version[0]}.{version[1]}; workers need Python 3.10 or newer"
+    if largest < 1 << 32:  # the lease page is one 64-bit number, read and written at once
+        return f"{who} is a 32-bit program; workers need a 64-bit one"
     missing = {}
     for module, package in NEEDED:
         try:

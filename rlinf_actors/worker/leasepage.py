@@ -26,7 +26,8 @@ _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_
 class LeasePage:
     """Until when this worker may move its robots, for code that does not wait for Python. See `Worker.lease_page`.
 
-    The page begins with the deadline: an unsigned 64-bit number in the machine's byte order, nanoseconds of
+    The page begins with the deadline: an unsigned 64-bit number in the machine's byte order (the page never leaves the
+    machine; workers run in 64-bit interpreters alone, so it is read and written at once), nanoseconds of
     CLOCK_MONOTONIC. It is 0 once the lease is lost, and never changes again then. In a worker without robots it is
     2**63 - 1.
 

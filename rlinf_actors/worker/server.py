@@ -11,6 +11,7 @@ import hmac
 import logging
 import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -372,6 +373,12 @@ class WorkerServer:
         elif frame.worker_id != self._worker_id:
             text = f"{frame.name} looked for another worker at this address"
             self._reject(peer, "authentication", text, "it looked for another worker")
+        elif frame.byte_order != sys.byteorder:
+            text = (
+                f"{frame.name} is on a {frame.byte_order[:6]}-endian machine, {self._name} on a {sys.byteorder}-endian "
+                "one: tensors travel as they lie in memory, so all processes of a job need machines of one byte order"
+            )
+            self._reject(peer, "protocol", text, f"its machine is {frame.byte_order[:6]}-endian")
         else:
             self._members[peer] = Lending(
                 self._network.memory, self._network.soon, lambda frame: self._send(peer, frame, (), False), frame.name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from rlinf_actors.net.arena import Arena
@@ -15,11 +17,13 @@ class Link:
 
     def __init__(self) -> None:
         self.sent: list[tuple[type, bool]] = []
+        self.frames: list[frames.AnyFrame] = []
         self.peer: Peer | None = None
 
     def send(self, header, parts=(), *, now=False):
         assert self.peer is not None
-        self.sent.append((type(frames.decode(header)), self.peer._link is not None))
+        self.frames.append(frames.decode(header))
+        self.sent.append((type(self.frames[-1]), self.peer._link is not None))
 
     def close(self, linger_ms=0):
         pass
@@ -50,6 +54,12 @@ def test_nobody_sees_the_link_before_what_waited_was_sent():
     peer.send(frames.Cancel(1))
     kinds = [frames.Join, frames.Call, frames.Cancel]
     assert link.sent == list(zip(kinds, (False, False, True), strict=True))
+
+
+def test_a_join_names_this_machines_byte_order():
+    peer, link = make()
+    peer.connect(Endpoint("h", "ipc://x"), "h", "token", lambda: None)
+    assert link.frames[0].byte_order == sys.byteorder
 
 
 @pytest.mark.parametrize("answer", [frames.Memory(), frames.Memory(opened=True)])

@@ -23,6 +23,11 @@ def test_old_python_is_named():
     assert "is Python 3.8; workers need Python 3.10 or newer" in bootstrap.check("n0", (3, 8), lambda name: None)
 
 
+def test_a_32_bit_python_is_named():
+    text = bootstrap.check("n0", (3, 12), lambda name: None, (1 << 31) - 1)
+    assert "is a 32-bit program; workers need a 64-bit one" in text
+
+
 def test_failure_is_a_packet(monkeypatch):
     monkeypatch.setattr(os, "_exit", lambda code: None)
     for text in ("", "é" * 40_000):

@@ -7,6 +7,7 @@ import errno
 import logging
 import os
 import re
+import sys
 
 import msgspec
 import pytest
@@ -163,6 +164,18 @@ async def test_a_link_of_the_protocol_before_is_taken(ends, speaks):
     ends.call(1)
     (answer, _), *_ = await ends.until(1)
     assert isinstance(answer, frames.Ok)
+
+
+async def test_a_machine_of_another_byte_order_is_refused_with_words(ends):
+    other = {"little": "big", "big": "little"}[sys.byteorder]
+    ends.join(byte_order=other)
+    (answer, _), *_ = await ends.until(1)
+    assert isinstance(answer, frames.Rejected)
+    assert answer.kind == "protocol"
+    assert f"driver is on a {other}-endian machine, g:0 on a {sys.byteorder}-endian one: tensors travel" in answer.text
+    ends.call(1)
+    await ends.settled()
+    assert len(ends.came) == 1
 
 
 async def test_who_has_not_joined_gets_nothing_run(ends, caplog):

@@ -1,0 +1,66 @@
+"""Nothing depends on a machine's byte order or word size without saying so: held by reading every line of source."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+from rlinf_actors.wire import frames
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted(path for top in ("rlinf_actors", "agentd") for path in (ROOT / top).rglob("*.py"))
+
+NATIVE = {
+    # structures of this machine's kernel and libraries, and an errno from a child: they never leave the machine
+    "agentd/adoption.py", "agentd/keeper.py", "agentd/keeping.py", "rlinf_actors/cli/armed.py",
+    "rlinf_actors/hardware/interfaces.py", "rlinf_actors/net/arrivals.py", "rlinf_actors/net/borrowed.py",
+    "rlinf_actors/net/handshakes.py", "rlinf_actors/procfs.py",
+    "rlinf_actors/wire/children.py", "rlinf_actors/worker/agentlink.py",
+}  # fmt: skip
+MEMORY = {
+    # a CPU's memory through ctypes: of this process, or shared by processes of one machine
+    "agentd/keeper.py", "rlinf_actors/cli/armed.py", "rlinf_actors/cli/machine.py",
+    "rlinf_actors/envblock.py", "rlinf_actors/net/arena.py",
+    "rlinf_actors/procfs.py", "rlinf_actors/runtime/lost.py", "rlinf_actors/tensors/contents.py",
+    "rlinf_actors/tensors/cuda.py", "rlinf_actors/wire/tensorbytes.py", "rlinf_actors/worker/forked.py",
+    "rlinf_actors/worker/leasepage.py", "rlinf_actors/worker/leaving.py", "rlinf_actors/worker/numa.py",
+    "rlinf_actors/worker/parking.py", "rlinf_actors/worker/safety.py",
+}  # fmt: skip
+CODERS = {"pack", "unpack", "pack_into", "unpack_from", "iter_unpack", "Struct", "calcsize"}
+
+
+def calls(path):
+    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+
+
+def of_struct(call):
+    function = call.func
+    return isinstance(function, ast.Attribute) and function.attr in CODERS and ast.unparse(function.value) == "struct"
+
+
+def test_every_struct_names_its_byte_order_or_is_the_kernels():
+    native = set()
+    for path in SOURCES:
+        for call in filter(of_struct, calls(path)):
+            assert isinstance(call.args[0], ast.Constant), f"{path}:{call.lineno}: say the format there"
+            if call.args[0].value[0] not in "<>!":
+                native.add(str(path.relative_to(ROOT)))
+    assert native - NATIVE == set(), "name the byte order (<), or list them if the structure never leaves the machine"
+    assert NATIVE - native == set()
+
+
+def test_integers_as_bytes_name_their_byte_order():
+    for path in SOURCES:
+        for call in calls(path):
+            if isinstance(call.func, ast.Attribute) and call.func.attr in {"to_bytes", "from_bytes"}:
+                assert len(call.args) > 1 or any(word.arg == "byteorder" for word in call.keywords), (path, call.lineno)
+
+
+def test_ctypes_is_used_within_a_machine_alone():
+    users = {str(path.relative_to(ROOT)) for path in SOURCES if "import ctypes" in path.read_text()}
+    assert users - MEMORY == set(), "does what they read or write leave the machine? If not, list them"
+    assert MEMORY - users == set()
+
+
+def test_a_join_of_protocol_6_comes_from_a_little_endian_machine():
+    assert frames.Join(6, "1", "3.11", "d", "t", "w").byte_order == "little"
