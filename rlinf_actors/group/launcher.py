@@ -56,7 +56,8 @@ class GroupLauncher(Generic[T]):
             cluster: where.
             placement_strategy: default: one worker per accelerator, else one worker on node 0.
             name: default ``worker_group_<Class>``.
-            max_concurrency: threads for a class without ``async def``; coroutines at a time with.
+            max_concurrency: threads for a class without ``async def``; coroutines at a time with. Those of methods
+                marked ``@Worker.concurrent()`` come on top.
             isolate_gpu: whether a worker sees its own accelerators only.
             catch_system_failure: accepted for older scripts; a failure always reaches the caller.
             disable_distributed_log: keep this group's lines out of the terminal and of ``distributed_log_dir``.
@@ -74,7 +75,7 @@ class GroupLauncher(Generic[T]):
             limits: "required": a worker does not start where its limits cannot hold (they need cgroups, see
                 ``rlinf-actors doctor``); "best_effort": it starts without them there, and says so in its log.
             restart: when a worker that failed is started again, constructed with the same arguments: calls in flight
-                fail, later ones wait for it. Default: never.
+                fail (unless made through ``with_retries``), later ones wait for it. Default: never.
             robot_owner_must_answer: whether a group with robots ends when this process stands still for a robot lease
                 (SIGSTOP, a debugger, C code that holds the interpreter's lock), although its process is there. Default:
                 what RLINF_ACTORS_ROBOT_OWNER_MUST_ANSWER says, else True where a robot is on another host.

@@ -54,12 +54,18 @@ class RetriedResult(WorkerGroupFuncResult[T]):
         self._retries = retries
         self._tries = [1] * len(self._places)
         self._parts: Sequence[Buffer] = ()
+        self._last: dict[int, Exception] = {}  # what the last tries failed by, which other calls may have failed by too
         self._end = 0.0 if timeout is None else time.monotonic() + timeout
 
     @property
     def attempts(self) -> list[int]:
         """How often the call was sent to each rank, in rank order: 1 without a failure."""
         return list(self._tries)
+
+    @property
+    def cause(self) -> Exception | None:
+        """See runtime.lost.Failed."""
+        return super().cause if self._failed is None else self._last.get(self._failed, super().cause)
 
     def _start(self, parts: Sequence[Buffer]) -> None:
         self._parts = parts
@@ -69,6 +75,7 @@ class RetriedResult(WorkerGroupFuncResult[T]):
         if isinstance(answer, _TRIED_AGAIN):
             if self._send_again(index):
                 return
+            self._last[index] = answer
             answer = self._counted(answer, self._tries[index])
         super()._arrived(index, answer, failed)
 

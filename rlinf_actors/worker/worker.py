@@ -170,7 +170,7 @@ class Worker(Messaging, Channels):
             *args, **kwargs: of the class's constructor, the same for every rank.
 
         Raises:
-            UsageError: the class has a public method whose name the group itself needs.
+            UsageError: the class has a public method whose name the group itself needs, or a mark that cannot be.
         """
         return GroupLauncher(cast("type[W]", cls), Worker, args, kwargs)  # typed so that the arguments are checked
 

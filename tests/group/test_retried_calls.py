@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import group_kit
 import pytest
@@ -87,6 +88,18 @@ async def test_without_retries_left_the_last_error_says_how_often_it_was_sent(wo
         await result
     assert caught.value.signal == 9
     assert result.attempts == [3]
+
+
+async def test_one_death_that_ends_many_last_tries_is_one_report(world):
+    results = [world.group.execute_on(0).with_retries(1).load() for _ in range(3)]
+    await world.ranks[0].until(3)
+    await restarts(world, 0, 1).until(3)
+    restarts(world, 0, 2)
+    assert [result.done() for result in results] == [True] * 3
+    del results
+    gc.collect()
+    world.runtime.lost.close()
+    assert world.runtime.lost.count == 1
 
 
 async def test_without_a_successor_the_call_fails_at_once(world):
