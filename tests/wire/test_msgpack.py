@@ -1,0 +1,101 @@
+"""The wire is MessagePack: another implementation reads and writes all of it, and docs/wire.md lists it."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import typing
+from pathlib import Path
+
+import msgpack
+import msgspec
+import pytest
+from test_codec import BODIES, FRAMES
+
+from rlinf_actors.net import chunks
+from rlinf_actors.security.job import job_pair
+from rlinf_actors.wire import codec, frames, payload
+from rlinf_actors.wire.messages import Body, Failed, Notice, Reply, Request
+from rlinf_actors.wire.vouched import Vouched
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "wire.md").read_text()
+ROWS = dict(re.findall(r"^\| (?:\d+ \| )?([A-Z]\w+) \| ([^|]*) \|", PAGE, re.M))
+PLAIN = [None, True, 7, -(2**63), 2**64 - 1, 1.5, "text", b"bytes"]
+
+
+def kind(value):
+    return type(value).__name__
+
+
+@pytest.mark.parametrize("body", BODIES, ids=kind)
+def test_control_messages(body):
+    for envelope in (Request(7, body), Reply(7, body), Notice(body)):
+        read = msgpack.unpackb(codec.encode(envelope))
+        assert read["type"] == {"Request": "req", "Reply": "rep", "Notice": "not"}[kind(envelope)]
+        assert read["body"]["type"] == kind(body)
+        assert codec.decode(msgpack.packb(read)) == envelope
+
+
+def test_refusals():
+    failed = Failed(7, "timeout", "too late", [1, 2])
+    read = msgpack.unpackb(codec.encode(failed))
+    assert read == {"type": "err", "id": 7, "kind": "timeout", "text": "too late", "missing_ranks": [1, 2]}
+    assert codec.decode(msgpack.packb(read)) == failed
+
+
+@pytest.mark.parametrize("frame", FRAMES, ids=kind)
+def test_frames(frame):
+    read = msgpack.unpackb(frames.encode(frame))
+    assert read[0] == type(frame).__struct_config__.tag
+    assert len(read) == 1 + len(msgspec.structs.fields(frame))
+    assert frames.decode(msgpack.packb(read)) == frame
+
+
+def test_chunks():
+    big = b"x" * chunks.BIG
+    records, frames_behind, end = chunks.pack([(b"header", [b"small", big]), (b"next", [])])
+    assert (frames_behind, end) == ([big], 2)
+    read = msgpack.unpackb(records)
+    assert read == [[b"header", b"small", 0], [b"next"]]
+    assert chunks.unpack(msgpack.packb(read), [big]) == [(b"header", [b"small", big]), (b"next", [])]
+
+
+@pytest.mark.parametrize("value", PLAIN, ids=kind)
+def test_plain_values(value):
+    parts = payload.encode(value)
+    assert (msgpack.unpackb(parts[0][1:]) if parts else None) == value
+    assert payload.decode(Vouched([b"M" + msgpack.packb(value)])) == value
+
+
+def test_arguments():
+    (part,) = payload.encode_call((1, "a"), {"b": b"c"})
+    assert (part[:1], msgpack.unpackb(part[1:])) == (b"A", [[1, "a"], {"b": b"c"}])
+    args, kwargs = payload.decode_call(Vouched([b"A" + msgpack.packb([[[1, {"deep": 2}]], {"b": None}])]))
+    assert (list(args), kwargs) == ([[1, {"deep": 2}]], {"b": None})
+    large = b"x" * 100_000
+    assert payload.encode(large) == [b"B", large]
+
+
+def fields(cls):
+    return ", ".join(f"{one.encode_name}{'' if one.required else '?'}" for one in msgspec.structs.fields(cls))
+
+
+def test_the_page_lists_every_frame_with_its_fields():
+    for frame in typing.get_args(frames.AnyFrame):
+        row = f"| {frame.__struct_config__.tag} | {frame.__name__} | {fields(frame)} |"
+        assert row in PAGE, f"docs/wire.md, Frames: {row}"
+
+
+def test_the_page_lists_the_messages_of_clients_with_their_fields():
+    bodies = {body.__name__: body for body in typing.get_args(Body)}
+    listed = [name for name in ROWS if name in bodies]
+    assert len(listed) > 15
+    for name in listed:
+        assert ROWS[name].strip() == fields(bodies[name]), f"docs/wire.md, Messages of clients: {name}"
+
+
+def test_the_pair_of_a_job_is_made_as_the_page_says():
+    derived = runpy.run_path(str(ROOT / "examples" / "wire_client.py"))["job_curve"]("the token")
+    pair = job_pair("the token")
+    assert derived == (pair.public.encode(), pair.public.encode(), pair.secret.encode())
