@@ -19,9 +19,9 @@ import json
 import os
 import platform
 import time
-from typing import Any
+from typing import Any, TypeAlias, cast
 
-import msgpack
+import msgpack  # type: ignore[import-untyped]
 import zmq
 from zmq.utils import z85
 
@@ -31,12 +31,17 @@ PATIENCE_S = 30.0
 
 Curve = tuple[bytes, bytes, bytes]
 """(public key of the server, our public key, our secret key), in Z85."""
+Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
+
+
+def pack(value: Any) -> bytes:
+    return cast(bytes, msgpack.packb(value))
 
 
 class Link:
     """A DEALER to the head or to a worker: messages out and in, each a header with its parts."""
 
-    def __init__(self, context: zmq.Context, endpoint: str, name: str, curve: Curve | None) -> None:
+    def __init__(self, context: Context, endpoint: str, name: str, curve: Curve | None) -> None:
         self._arrived: collections.deque[tuple[Any, list[bytes]]] = collections.deque()
         self._socket = context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.ROUTING_ID, f"{name}#{os.urandom(8).hex()}".encode())
@@ -46,7 +51,7 @@ class Link:
         self._socket.connect(endpoint)
 
     def send(self, header: Any, *parts: bytes) -> None:
-        self._socket.send(msgpack.packb([[msgpack.packb(header), *parts]]))  # a chunk of one message
+        self._socket.send(pack([[pack(header), *parts]]))  # a chunk of one message
 
     def receive(self, seconds: float) -> tuple[Any, list[bytes]] | None:
         """The next message, None if there is none in that time."""
@@ -64,7 +69,7 @@ class Link:
 class Head:
     """A session with the head, as a driver of a job."""
 
-    def __init__(self, context: zmq.Context, endpoint: str, namespace: str, curve: Curve | None) -> None:
+    def __init__(self, context: Context, endpoint: str, namespace: str, curve: Curve | None) -> None:
         self.incarnation, self.namespace = os.urandom(8).hex(), namespace
         self._ids, self._word, self._next_beat = itertools.count(1), 0.0, float("inf")
         self._link = Link(context, endpoint, f"driver:{self.incarnation}", curve)
@@ -81,7 +86,8 @@ class Head:
             self.beat()
             for message in self._read(0.1):
                 if message["type"] == "rep" and message["id"] == number:
-                    return message["body"]
+                    body: dict[str, Any] = message["body"]
+                    return body
                 if message["type"] == "err" and message["id"] == number:
                     raise RuntimeError(f"{message['kind']}: {message['text']}")
         raise TimeoutError(f"the head did not answer a {kind}")
@@ -104,7 +110,7 @@ class Head:
 
     def _read(self, seconds: float) -> list[dict[str, Any]]:
         """What came; of the notices it notes the head's word, and takes no interest in the others."""
-        found = []
+        found: list[dict[str, Any]] = []
         while (message := self._link.receive(0 if found else seconds)) is not None:
             found.append(message[0])
             body = message[0].get("body", {})
@@ -116,7 +122,7 @@ class Head:
 class Worker:
     """A link to one worker of a group that the head has described."""
 
-    def __init__(self, context: zmq.Context, head: Head, group: dict[str, Any], rank: int) -> None:
+    def __init__(self, context: Context, head: Head, group: dict[str, Any], rank: int) -> None:
         state = next(worker for worker in group["workers"] if worker["rank"] == rank)
         endpoint, token = state["endpoint"], group["token"]
         near = os.path.exists(endpoint.get("ipc", "").removeprefix("ipc://"))
@@ -128,7 +134,7 @@ class Worker:
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         number = next(self._ids)
-        parts = [b"A" + msgpack.packb([args, kwargs])] if args or kwargs else []
+        parts = [b"A" + pack([args, kwargs])] if args or kwargs else []
         self._link.send([CALL, number, method], *parts)
         until = time.monotonic() + PATIENCE_S
         while time.monotonic() < until:

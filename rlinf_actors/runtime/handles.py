@@ -345,9 +345,11 @@ class GroupHandles:
         except BaseException:
             group.end_calls()
             raise
-        group.close()
-        if self._groups.get((group.namespace, group.name)) is group:
-            del self._groups[(group.namespace, group.name)]
+        else:
+            group.close()
+        finally:  # after a failure too: a restarted head ends a group of ours that we do not tell it of
+            if self._groups.get((group.namespace, group.name)) is group:
+                del self._groups[(group.namespace, group.name)]
 
     async def stop_or_leave(self, group: RemoteGroup, grace_s: float) -> None:
         """As `stop`, but nobody waits for a head that says nothing: it is told when it is there again."""

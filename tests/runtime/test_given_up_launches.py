@@ -157,6 +157,9 @@ async def test_a_group_whose_end_was_not_confirmed_can_be_stopped_again(head):
     with pytest.raises(ClusterTimeoutError):
         await stopping
     assert not group.gone.done(), "its workers may run"
+    head.server.notify(peer, Beat(HELLO_AGAIN))
+    await head.welcome()
+    assert (await head.next())[1].body == Handles([]), "a restarted head is to end it"
     again = asyncio.wrap_future(head.runtime.io.submit(head.runtime.groups.stop(group, 5.0)))
     peer, stop = await head.next()
     assert stop.body == StopGroup("ns", "g", 5.0, IDS)

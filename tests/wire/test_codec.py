@@ -32,6 +32,7 @@ from rlinf_actors.wire.agents import (
 )
 from rlinf_actors.wire.clients import (
     ClientGone,
+    Detach,
     Done,
     Enumerated,
     EnumerateHardware,
@@ -49,7 +50,7 @@ from rlinf_actors.wire.clients import (
 )
 from rlinf_actors.wire.keys import AddKey, Enroll, Enrolled, GetKeys, Keys, KeyState, RevokeKey, RotateKey
 from rlinf_actors.wire.messages import Body, Failed, Notice, Reply, Request
-from rlinf_actors.wire.operators import Drained, DrainNode, EStop, EStopped, Events, GetEvents, GetStatus, Status
+from rlinf_actors.wire.operators import Drained, DrainNode, EndGroup, EStop, EStopped, Events, GetEvents, GetStatus, Status
 from rlinf_actors.wire.session import AgentHello, Beat, ClientHello, Goodbye, Welcome
 from rlinf_actors.wire.values import (
     ClusterEvent,
@@ -86,6 +87,8 @@ BODIES = [
     GetNodes(3, 1.5),
     Nodes([NodeState(NODE, "inc", 0, "ready", 0.0)], ["careful"]),
     Launch("ns", "g", "m:C", [SPEC]),
+    Detach("ns", "g", ["w-0"]),
+    EndGroup("ns", "g", 1.0, "kim@lab", "it is not needed"),
     Launched(GroupState("ns", "g", "m:C", "o", "running", [STATE])),
     FindGroup("ns", "g"),
     StopGroup("ns", "g", 1.0),
