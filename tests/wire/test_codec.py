@@ -50,7 +50,17 @@ from rlinf_actors.wire.clients import (
 )
 from rlinf_actors.wire.keys import AddKey, Enroll, Enrolled, GetKeys, Keys, KeyState, RevokeKey, RotateKey
 from rlinf_actors.wire.messages import Body, Failed, Notice, Reply, Request
-from rlinf_actors.wire.operators import Drained, DrainNode, EndGroup, EStop, EStopped, Events, GetEvents, GetStatus, Status
+from rlinf_actors.wire.operators import (
+    Drained,
+    DrainNode,
+    EndGroup,
+    EStop,
+    EStopped,
+    Events,
+    GetEvents,
+    GetStatus,
+    Status,
+)
 from rlinf_actors.wire.session import AgentHello, Beat, ClientHello, Goodbye, Welcome
 from rlinf_actors.wire.values import (
     ClusterEvent,
