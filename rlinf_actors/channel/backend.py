@@ -35,7 +35,7 @@ class UndeliverableItem(Generic[T]):
     """An item that was given up, since its deliveries had failed too often; see `Channel.undeliverable`.
 
     Attributes:
-        item: as it was put.
+        item: as it was put; the exception instead if it cannot be read in this process.
         key: of its queue.
         deliveries: how many there were.
         consumer: who had the last one, "" if that was a get.

@@ -117,7 +117,7 @@ class Channel(ChannelViews[T]):
             disable_distributed_log: keep what its host process writes out of the terminal.
             detached: it ends with the job's driver instead of the worker that made it. Waits until the host is up.
             max_deliveries: how often a `take` is given an item that no consumer releases, 0 for any number.
-            async_op: return at once an AsyncWork that gives the channel.
+            async_op: return at once an AsyncWork that gives the channel. Cancelling who awaits it leaves it under way.
 
         Raises:
             UsageError: *maxsize* is no int, or there is no Cluster.

@@ -128,6 +128,12 @@ class RemoteTake(Get, Delivery[Any]):
     def _acknowledge(self, arrived: Vouched) -> None:
         """The release does."""
 
+    def _not_decoded(self, error: BaseException) -> None:
+        if self.deliveries:  # counted: an item that no consumer can read does not come for ever
+            self.fail(f"it could not be read: {type(error).__name__}: {error}")
+        else:
+            self._give_back(False)
+
     def release(self) -> AsyncWork[None]:
         work = _Release(self.name, f"the release of an item of channel {self.name!r}", b"", self._released)
         work.begin(self.line, self.peer)
@@ -148,7 +154,7 @@ class Drain(Get):
     """A request for the undeliverable items of a key that takes them off the list."""
 
     def _decode(self, arrived: Vouched) -> tuple[Any, bool]:
-        return undeliverable(self.name, self.peer, self.key, arrived), False
+        return undeliverable(self.name, self.peer, self.key, arrived, payload.decode), False
 
 
 class Asked(AsyncWork[Any]):
@@ -250,9 +256,10 @@ class Requests:
         where, what = key_bytes(key), f"undeliverable() of channel {self._name!r}"
         if drain:
             return self._get(Drain(self._name, what, where, lambda id: frames.ChannelShow(id, "drain", where)), None)
-        decode = functools.partial(undeliverable, self._name, key=where)
         return self._asked(
-            where, lambda id: frames.ChannelShow(id, "list", where), lambda peer, parts: decode(peer, parts=parts)
+            where,
+            lambda id: frames.ChannelShow(id, "list", where),
+            lambda peer, parts: undeliverable(self._name, peer, where, parts, _decoded_or_why_not),
         )
 
     def _get(self, get: Get, timeout: float | None) -> Get:
@@ -318,7 +325,16 @@ def opened(parts: Vouched) -> View:
     return closed, shown, {key_of(key): count for key, count in (dead[0] if dead else ())}
 
 
-def undeliverable(name: str, peer: Peer, key: bytes, parts: Vouched) -> list[UndeliverableItem[Any]]:
+def _decoded_or_why_not(parts: Vouched) -> Any:
+    try:
+        return payload.decode(parts)
+    except Exception as error:  # noqa: BLE001 - of the user's classes; the other items can be read
+        return error
+
+
+def undeliverable(
+    name: str, peer: Peer, key: bytes, parts: Vouched, decode: Callable[[Vouched], Any]
+) -> list[UndeliverableItem[Any]]:
     """Return what a ChannelShow of the list of undeliverable items was answered with.
 
     Raises:
@@ -329,7 +345,7 @@ def undeliverable(name: str, peer: Peer, key: bytes, parts: Vouched) -> list[Und
         raise ProtocolMismatchError(_too_old(name, peer, "undeliverable()"))
     at, found = 1, []
     for count, deliveries, consumer, reason in about:
-        item = payload.decode(parts.cut(at, at + count))
+        item = decode(parts.cut(at, at + count))
         found.append(UndeliverableItem(item, key_of(key), deliveries, consumer, reason))
         at += count
     return found

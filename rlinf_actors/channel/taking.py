@@ -50,6 +50,10 @@ class Taking(AsyncWork[T]):
         """Nobody will take it. Any thread; *later*: from a destructor, whose own thread may hold any lock."""
         raise NotImplementedError
 
+    def _not_decoded(self, error: BaseException) -> None:
+        """`_decode` raised. On its thread."""
+        self._give_back(False)
+
     def cancel(self) -> bool:
         """Do not wait any more; False if the item was taken, or the get had failed. Any thread."""
         with self._taking:
@@ -73,7 +77,7 @@ class Taking(AsyncWork[T]):
                 self._value, self.redelivered = self._decode(value)
             except BaseException as error:
                 self._value, self._error = None, error
-                self._give_back(False)
+                self._not_decoded(error)
                 raise
             self._taken = True
             self._acknowledge(value)

@@ -91,7 +91,8 @@ class ChannelViews(Generic[T]):
 
         Args:
             key: of the FIFO.
-            drain: take them off the list; put what is to be tried again.
+            drain: take them off the list; put what is to be tried again. If an item cannot be read in this process,
+                that is raised and all stay on the list.
             async_op: return at once an AsyncWork that gives the list.
 
         Raises:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import msgspec
+
+from rlinf_actors.channel import host as hosts
 from rlinf_actors.channel.host import ChannelHost
 from rlinf_actors.channel.queue import ChannelQueue
 from rlinf_actors.wire import frames
@@ -56,3 +59,20 @@ def test_both_links_of_a_dead_process_give_back():
     kit.watched.pop("a")()
     kit.host.handle(B, frames.ChannelLook(5, b"k"), [])
     assert kit.sent[-1][2] == [b"\x92\x02\xc2"]
+
+
+def test_what_consumers_say_is_bounded_and_one_line():
+    kit = Kit(max_deliveries=1)
+    kit.host.handle(A, frames.ChannelPut(1, b"k", 0, False), [b"P"])
+    kit.host.handle(A, frames.ChannelGet(2, b"k", False, "a\n" * 1000), [])
+    kit.host.handle(B, frames.ChannelRelease(0, 2, "not mine"), [])
+    assert kit.host._queue.unacknowledged() == 1
+    kit.host.handle(A, frames.ChannelRelease(0, 2, "e\n" * 10_000), [])
+    kit.host.handle(A, frames.ChannelGet(3, b"k", False, "a"), [])
+    _, raised, [said], _ = kit.sent[-1]
+    assert raised.kind == "undeliverable"
+    failed, consumer, how = msgspec.msgpack.decode(said)
+    assert failed == 1
+    assert consumer.isprintable()
+    assert len(consumer) <= 2 * hosts.NAME_CHARS
+    assert len(how) <= 2 * hosts.ERROR_CHARS

@@ -173,6 +173,32 @@ async def test_too_many_failures_raise_once_and_are_on_the_list(kind):
     assert await one.undeliverable() == await one.undeliverable(drain=True) == []
 
 
+class Unreadable:
+    def __reduce__(self):
+        return _unreadable, ()
+
+
+def _unreadable():
+    raise ImportError("no such module here")
+
+
+async def test_an_item_that_cannot_be_read_counts_its_deliveries_and_stays_on_the_list():
+    one = Remote(2)
+    await one.put(Unreadable())
+    for _ in range(2):
+        with pytest.raises(ImportError, match="no such module here"):
+            await one.take().__aenter__()
+    with pytest.raises(ItemNotProcessedError, match="it could not be read: ImportError: no such module here"):
+        await one.take().__aenter__()
+    [left] = await one.undeliverable()
+    assert isinstance(left.item, ImportError)
+    for _ in range(2):
+        with pytest.raises(ImportError, match="no such module here"):
+            await one.undeliverable(drain=True)
+        await settle()
+    assert len(await one.undeliverable()) == 1
+
+
 async def test_a_dead_consumers_item_comes_again_and_three_deaths_are_told():
     world = World()
     user = world.user("a")

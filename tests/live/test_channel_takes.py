@@ -50,6 +50,22 @@ def test_three_deaths_in_the_middle_of_a_take_put_the_item_on_the_list(rlinf_clu
     channel._backend._group.gone.wait(pace.PATIENCE_S)
 
 
+def test_takes_of_a_key_that_lives_on_another_node(local_cluster):
+    cluster = local_cluster(2).cluster()
+    channel = Channel.create("everywhere", distributed=True, max_deliveries=1)
+    group = lw.on_every_node(cluster, cw.User)
+    group.execute_on(1).put(channel, ["bad", "good"], key="far").wait()
+    with pytest.raises(WorkerDiedError):
+        group.execute_on(0).take_and_die(channel, key="far").wait(pace.PATIENCE_S)
+    with pytest.raises(ItemNotProcessedError, match="worker_group_User:0 on "):
+        channel.take("far").__enter__()
+    with channel.take("far") as item:
+        assert item == "good"
+    assert list(channel._backend._homes.values()) == [1]
+    assert [left.item for left in channel.undeliverable("far")] == ["bad"]
+    assert channel.undeliverable() == []
+
+
 def test_what_a_dead_consumer_was_processing_goes_to_the_next(rlinf_cluster):
     channel = Channel.create("items")
     channel.put("x")
