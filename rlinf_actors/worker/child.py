@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import os
 import socket
 import sys
@@ -100,8 +101,12 @@ def _asked(sock: socket.socket, packet: packets.Enter | packets.Listening) -> tu
         UsageError: the answer is no; with the reason.
         OSError, RemoteWireError: there is none.
     """
-    sock.send(packets.encode(packet))
-    data, fds, _flags, _address = socket.recv_fds(sock, packets.MAX_PACKET, 1)
+    with contextlib.suppress(BrokenPipeError):  # it has said no, and read nothing
+        sock.send(packets.encode(packet))
+    try:
+        data, fds, _flags, _address = socket.recv_fds(sock, packets.MAX_PACKET, 1)
+    except ConnectionResetError:  # told once, before what it had said
+        data, fds, _flags, _address = socket.recv_fds(sock, packets.MAX_PACKET, 1)
     attached = b""
     for fd in fds:
         attached = os.pread(fd, os.fstat(fd).st_size, 0)  # its position is shared with siblings that read it too

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
 import pace
 import pytest
 from child_workers import WAYS, Parent
 
-from rlinf_actors import Channel, Cluster
+from rlinf_actors import Channel, Cluster, NodePlacementStrategy, procfs
 
+HERE = Path(__file__).parent
 pytestmark = [pytest.mark.live, pytest.mark.timeout(pace.LIVE_TIMEOUT_S)]
 
 FOUR = ["spawn", "spawn", "fork", "fork"]
@@ -19,8 +28,6 @@ def parents(cluster: Cluster):
 
 
 def two_on_one_node():
-    from rlinf_actors import NodePlacementStrategy
-
     return NodePlacementStrategy([0, 0])
 
 
@@ -158,11 +165,6 @@ def test_death_of_the_worker_ends_its_children(family):
     pids = on(group, 0).pids().wait(pace.PATIENCE_S)[0]
     wait = on(others, 0).hear_end("p", [0, 1])
     on(group, 1).begin(0, "swap", "x", "p", [0, 2]).wait(pace.PATIENCE_S)
-    import os
-    import signal
-
-    from rlinf_actors import procfs
-
     fds = [os.pidfd_open(pid) for pid in pids]
     os.kill(on(group, 0).pid().wait(pace.PATIENCE_S)[0], signal.SIGKILL)
     assert "p:0:1 has ended with its worker" in wait.wait(pace.PATIENCE_S)[0]
@@ -177,3 +179,57 @@ def test_a_rank_is_one_process(family):
     (text,) = on(group, 0).again(2, "fork", 4).wait(pace.PATIENCE_S)
     assert text.startswith("UsageError: p:0:2 is process ")
     assert "which runs: end that one first, or take another rank" in text
+
+
+# --- strangers ---
+
+STRANGER = """
+import json, os, sys
+from rlinf_actors.model.address import WorkerAddress
+from rlinf_actors.worker.worker import Worker
+
+os.environ["RLINF_ACTORS_CHILDREN"] = sys.argv[1]
+try:
+    Worker(parent_address=WorkerAddress("p", 0), world_size=1, rank=9)
+except Exception as error:
+    print(json.dumps(f"{type(error).__name__}: {error}"))
+else:
+    print(json.dumps("it is a member"))
+"""
+
+
+def stranger(command, socket):
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), *filter(None, sys.path)])}
+    done = subprocess.run(
+        [*command, socket], env=env, capture_output=True, text=True, timeout=pace.PATIENCE_S, check=True
+    )
+    return json.loads(done.stdout)
+
+
+def test_process_that_does_not_come_from_the_worker_is_refused(parents):
+    """The driver's child knows the socket, and is of the same user."""
+    socket = on(parents, 0).children_socket().wait(pace.PATIENCE_S)[0]
+    said = stranger([sys.executable, "-c", STRANGER], socket)
+    assert said.startswith("UsageError: process ")
+    assert said.endswith("does not come from p:0, which alone admits its own children")
+    other = on(parents, 1).children_socket().wait(pace.PATIENCE_S)[0]
+    (said,) = on(parents, 0).let_stranger(STRANGER, other).wait(pace.PATIENCE_S)  # a child of the other worker
+    assert "does not come from p:1" in said
+
+
+def test_child_of_another_worker_than_it_says_is_refused(parents):
+    (said,) = on(parents, 1).child_of("p:0").wait(pace.PATIENCE_S)
+    assert said.startswith("UsageError: process ")
+    assert "comes from p:1, not from p:0: give that as parent" in said
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to be another user")
+def test_process_of_another_user_is_refused(parents):
+    socket = on(parents, 0).children_socket().wait(pace.PATIENCE_S)[0]
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:
+        script = Path(place, "stranger.py")
+        script.write_text(STRANGER)
+        os.chmod(place, 0o755)
+        said = stranger([sys.executable, str(HERE / "other_user.py"), "61234", place, str(script)], socket)
+    assert said.startswith("UsageError: this process cannot become p:0:9: its worker does not listen for it")
+    assert "Permission denied" in said
