@@ -18,6 +18,7 @@ from rlinf_actors.channel.local import LocalChannel
 from rlinf_actors.channel.queue import MAX_DELIVERIES
 from rlinf_actors.channel.take import Take
 from rlinf_actors.channel.views import ChannelViews
+from rlinf_actors.cluster.attach import worker_job
 from rlinf_actors.errors import (
     ChannelClosedError,
     ConnectionLostError,
@@ -413,7 +414,8 @@ class Channel(ChannelViews[T]):
     @property
     def _backend(self) -> Backend:
         """What is behind it; a handle that came as an argument begins to look for its channel when it is first used."""
-        forks.check(self._made_in)
+        if self._made_in != forks.generation():
+            self._follow()
         made = self._made
         if made is not None and type(made) is not Connecting:
             return made
@@ -425,6 +427,17 @@ class Channel(ChannelViews[T]):
             elif made is None or (isinstance(made, Connecting) and made.ended.done()):  # a search that failed
                 made = self._made = Connecting(self._name, self._namespace)
             return made
+
+
+    def _follow(self) -> None:
+        """Make a handle that was inherited by a fork one of this process, which is a child member. Others raise."""
+        job = worker_job()
+        if job is None or not self._namespace:
+            forks.check(self._made_in)
+            return
+        job.runtime.check_usable()
+        self._inherited = self._made  # its parts are the parent's: nothing of them runs here, destructors neither
+        self._made, self._lock, self._made_in = None, threading.Lock(), forks.generation()
 
 
 def create_channel(

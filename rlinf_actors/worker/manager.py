@@ -6,7 +6,7 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from rlinf_actors.cluster.attach import worker_job
-from rlinf_actors.errors import GroupNotFoundError
+from rlinf_actors.errors import GroupNotFoundError, UsageError
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.worker import WorkerInfo
 from rlinf_actors.runtime.asyncwork import AsyncWork
@@ -45,6 +45,7 @@ class ManagerProxy:
 
         Raises:
             GroupNotFoundError: no such group or rank is running.
+            UsageError: it is a child of a worker.
         """
         address = WorkerAddress.from_name(address) if isinstance(address, str) else address
         work = self._asking(self._info(address), f"get_worker_info({address.get_name()!r})")
@@ -62,6 +63,9 @@ class ManagerProxy:
         Args:
             name: of the worker.
             async_op: return an AsyncWork.
+
+        Raises:
+            UsageError: it is a child of a worker.
         """
         work = self._asking(self._is_alive(WorkerAddress.from_name(name)), f"is_alive({name!r})")
         return work if async_op else work.wait()
@@ -89,6 +93,8 @@ class ManagerProxy:
         return worker is not None and worker.state in ("starting", "running")
 
     async def _find(self, address: WorkerAddress) -> tuple[GroupState | None, WorkerState | None]:
+        if len(address.rank_path) > 1:
+            raise UsageError(f"{address} is a child of a worker, and the head knows workers only: ask its worker")
         job = worker_job()
         assert job is not None, "a worker process has its job before the user's class is constructed"
         runtime = await job.connected()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 
 from rlinf_actors import Channel, Cluster, RlinfActorsError, Worker
 from rlinf_actors.model.address import WorkerAddress
+from rlinf_actors.wire import frames
 
 WAYS = ("fork", "spawn", "os.fork", "subprocess", "grandchild")
 
@@ -67,8 +69,24 @@ class Member(Worker):
         }
 
     def refusals(self) -> list[str]:
-        tries: list[Callable[[], Any]] = [lambda: self.device_lock.acquire(), lambda: self.keep_for_stop(os.getpid())]
+        tries: list[Callable[[], Any]] = [
+            lambda: self.device_lock.acquire(),
+            lambda: self.keep_for_stop(os.getpid()),
+            lambda: self.check_worker_alive(self.get_name()),
+            lambda: Member(self.worker_address.get_parent_address(), 2, 1),
+        ]
         return [_error(one) for one in tries]
+
+    def have_child(self, rank: int, group: str, to: int) -> None:
+        if os.fork():
+            os.wait()
+            return
+        try:
+            me = Worker(parent_address=self.worker_address, world_size=1, rank=rank)
+            me.send(f"from {me.get_name()}", group, to)
+            me.recv(group, to, timeout=60)
+        finally:
+            os._exit(0)
 
     def make_channel(self, name: str) -> None:
         self.channel = self.create_channel(name)
@@ -107,6 +125,8 @@ def run(parent: WorkerAddress, siblings: int, rank: int, orders: int, answers: i
         answer(lambda: members.append(Member(parent, siblings, rank)))
         for line in asked:
             method, args = json.loads(line)
+            if not method:
+                return
             answer(partial(getattr(members[0], method), *args))
 
 
@@ -170,6 +190,9 @@ class Child:
         if method is not None:
             os.write(self._orders, (json.dumps([method, args]) + "\n").encode())
 
+    def no_more(self) -> None:
+        os.write(self._orders, b'["", []]\n')
+
     def result(self) -> Any:
         line = self._reader.readline()
         if not line:
@@ -201,12 +224,44 @@ class Parent(Worker):
         self.children[rank] = Child(way, self.worker_address, siblings, rank)
         return self.children[rank].result()
 
+    def last_words(self, way: str, count: int, group: str, to: int, channel: str) -> int:
+        """Have a child send, take an item, and end at once."""
+        child = Child(way, self.worker_address, 1, 0)
+        child.result()
+        for number in range(count):
+            child.start("say", number, group, to)
+        child.start("get", channel)
+        child.no_more()
+        child.process.wait() if way == "subprocess" else child.process.join()
+        return child.process.returncode if way == "subprocess" else child.process.exitcode
+
+    def hear_many(self, count: int, group: str, rank: Any) -> list[Any]:
+        return [self.recv(group, rank, timeout=60) for _ in range(count)]
+
     def children_socket(self) -> str:
         return os.environ["RLINF_ACTORS_CHILDREN"]
 
     def let_stranger(self, script: str, socket: str) -> Any:
         done = subprocess.run([sys.executable, "-c", script, socket], capture_output=True, text=True, check=True)
         return json.loads(done.stdout)
+
+    def inherited(self, channel: Channel) -> list[Any]:
+        """What forked children do with a handle of their worker: one that is a member, and one that is none."""
+        channel.put("before the fork")
+        got = []
+        for rank in range(2):
+            reader, writer = os.pipe()
+            if not os.fork():
+                if rank == 0:
+                    Worker(parent_address=self.worker_address, world_size=1, rank=rank)
+                os.write(writer, json.dumps(_error(lambda: channel.put("in a child"))).encode())
+                os._exit(0)
+            os.close(writer)
+            with open(reader) as said:
+                got.append(json.loads(said.read()))
+            os.wait()
+        channel.put("after the fork")
+        return got
 
     def child_of(self, name: str) -> Any:
         return Child("fork", WorkerAddress.from_name(name), 1, 0).result()
@@ -245,6 +300,24 @@ class Parent(Worker):
 
     def hear_end(self, group: str, rank: Any) -> str:
         return _error(lambda: self.recv(group, rank, timeout=60))
+
+    def call_child(self, group: str, path: Any) -> str:
+        """Call a method of a child, and return what it answers."""
+        answered: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+        class Answer:
+            def answer(self, frame: Any, parts: Any) -> bool:
+                answered.put(f"{frame.error}: {frame.text}")
+                return True
+
+            def fail(self, error: Exception) -> None:
+                answered.put(str(error))
+
+        def found(peer: Any) -> None:
+            peer.send(frames.Call(peer.open(Answer()), "pid"))
+
+        self._context.messenger.directory.peer(WorkerAddress(group, path), found)
+        return answered.get(timeout=60)
 
     def say_end(self, group: str, rank: Any) -> str:
         return _error(lambda: self.send("late", group, rank))

@@ -181,6 +181,61 @@ def test_a_rank_is_one_process(family):
     assert "which runs: end that one first, or take another rank" in text
 
 
+def test_child_is_told_what_only_its_worker_can(parents):
+    assert on(parents, 0).start(["fork"]).wait(pace.PATIENCE_S) == [[None]]
+    lock, keep, alive, second = on(parents, 0).let(0, "refusals").wait(pace.PATIENCE_S)[0]
+    assert "p:0:0 is a child process of a worker, and device_lock is the worker's" in lock
+    assert "p:0:0 is a child process of a worker: call keep_for_stop() in the worker" in keep
+    assert "p:0:0 is a child of a worker, and the head knows workers only" in alive
+    assert "this process is p:0:0 already: p:0:1 needs a process of its own" in second
+
+
+def test_call_of_a_child_is_refused(parents):
+    """A handle of a group has its workers only, so this is a link made by hand."""
+    assert on(parents, 0).start(["fork"]).wait(pace.PATIENCE_S) == [[None]]
+    assert on(parents, 1).call_child("p", (0, 0)).wait(pace.PATIENCE_S) == [
+        "rlinf_actors.errors.UsageError: p:0:0 is a child of a worker, and takes no calls: call its worker"
+    ]
+
+
+def test_child_of_a_child_is_a_member(parents):
+    assert on(parents, 0).start(["fork"]).wait(pace.PATIENCE_S) == [[None]]
+    swap = on(parents, 1).swap("heard", "p", (0, 0, 5))
+    assert on(parents, 0).let(0, "have_child", 5, "p", 1).wait(pace.PATIENCE_S) == [None]
+    assert swap.wait(pace.PATIENCE_S) == ["from p:0:0:5"]
+
+
+@pytest.mark.parametrize("way", ["fork", "spawn", "subprocess"])
+def test_last_words_of_a_child_arrive(parents, way):
+    channel = Channel.create("items")
+    channel.put("taken")
+    assert on(parents, 0).last_words(way, 50, "p", 1, "items").wait(pace.PATIENCE_S) == [0]
+    assert on(parents, 1).hear_many(50, "p", (0, 0)).wait(pace.PATIENCE_S) == [list(range(50))]
+    assert channel.empty()  # the acknowledgement came, too
+    channel.close()
+
+
+def test_a_new_child_begins_with_nothing(family):
+    """What a child was sent and has not received is dropped with it; a new one begins with nothing."""
+    group, others = family
+    on(others, 0).say("to the first", "p", (0, 0)).wait(pace.PATIENCE_S)
+    on(group, 0).kill(0).wait(pace.PATIENCE_S)
+    assert "SIGKILL" in on(others, 0).hear_end("p", (0, 0)).wait(pace.PATIENCE_S)[0]
+    assert on(group, 0).again(0, "fork", 4).wait(pace.PATIENCE_S) == [None]
+    on(others, 0).say("to the second", "p", (0, 0)).wait(pace.PATIENCE_S)
+    assert on(group, 0).let(0, "hear", "q", 0).wait(pace.PATIENCE_S) == ["to the second"]
+
+
+def test_forked_child_uses_the_channel_of_its_worker(parents):
+    channel = Channel.create("items")
+    member, other = on(parents, 0).inherited(channel).wait(pace.PATIENCE_S)[0]
+    assert member == "went through"
+    assert other.startswith("UsageError: process ")
+    items = [channel.get(timeout=pace.PATIENCE_S) for _ in range(3)]
+    assert items == ["before the fork", "in a child", "after the fork"]
+    channel.close()
+
+
 # --- strangers ---
 
 STRANGER = """
