@@ -120,7 +120,7 @@ class Children:
             return
         found = procfs.stat(pid)
         if found is None or uid != os.geteuid() or not procfs.is_below(pid, os.getpid()) or procfs.has_ended(pidfd):
-            self._refused(f"process {pid} of user {uid} as a child: it does not come from this worker")
+            self._refused(f"a process of user {uid} as a child: it does not come from this worker")
             self._turn_away(sock, f"process {pid} does not come from {self.name}, which alone admits its own children")
             if pidfd >= 0:
                 os.close(pidfd)

@@ -16,10 +16,12 @@ from rlinf_actors import Cluster, NodePlacementStrategy, procfs
 from rlinf_actors.net.security import Security
 from rlinf_actors.net.transport import ZmqNetwork
 from rlinf_actors.testing import LocalCluster
-from rlinf_actors.wire import frames
+from rlinf_actors.wire import children, frames
 from rlinf_actors.wire.protocol import PROTOCOL
 
 pytestmark = pytest.mark.live
+
+CHILDREN = "a worker's, for its children"
 
 
 def documented() -> set[tuple[str, str]]:
@@ -40,6 +42,9 @@ def row(socket: Listening, local: LocalCluster) -> tuple[str, str]:
     found = [node.run_dir for node in local.nodes if socket.path.startswith(f"{node.run_dir}/")]
     assert found, f"{socket} is not in a run directory"
     folder, name = os.path.split(os.path.relpath(socket.path, found[0]))
+    if folder == "w" and name.endswith("_"):
+        assert (CHILDREN, "`RUN_DIR/w/ID_`") in rows
+        return CHILDREN, "`RUN_DIR/w/ID_`"
     whose, where = {
         ("", "head"): ("the head's", "`RUN_DIR/head`"),
         ("w", name): ("a worker's", "`RUN_DIR/w/ID`"),
@@ -61,9 +66,10 @@ def test_what_listens_is_what_the_documentation_says():
         found = listening(everybody)
         kinds = {row(socket, local) for socket in found}
         assert {whose for whose, _ in kinds} == {
-            "the head's", "a worker's", "a template's, for the next agentd", "a keeper's, for its agentd and the next"
+            "the head's", "a worker's", CHILDREN, "a template's, for the next agentd",
+            "a keeper's, for its agentd and the next",
         }  # fmt: skip
-        assert len(found) == 2 + 2 + 2 + 2, found
+        assert len(found) == 2 + 2 + 2 + 2 + 2, found
         for socket in found:
             if socket.port:
                 assert socket.speaks("CURVE")
@@ -83,7 +89,8 @@ def test_what_listens_is_what_the_documentation_says():
 def check_refusals(cluster: Cluster, sockets: list[Listening]) -> None:
     """Who comes by a unix socket, as this user, and is no member: the event log has it, whichever node it was."""
     by_path = {socket.path: socket for socket in sockets if socket.path}
-    workers = [path for path in by_path if Path(path).parent.name == "w"]
+    workers = [path for path in by_path if Path(path).parent.name == "w" and not path.endswith("_")]
+    for_children = [path for path in by_path if path.endswith("_")]
     templates = [path for path in by_path if Path(path).parent.name == "t"]
     for path in workers:
         assert "is not a member of the job of counters" in asyncio.run(joined(f"ipc://{path}"))
@@ -91,7 +98,12 @@ def check_refusals(cluster: Cluster, sockets: list[Listening]) -> None:
         with by_path[path].connect() as stranger:
             stranger.sendall(b"this is no agentd")
             assert stranger.recv(1) == b""
-    awaited = {(f"worker counters:{rank} ", "it does not have its job's token") for rank in range(2)}
+    for path in for_children:
+        with by_path[path].connect() as stranger:
+            assert "which alone admits its own children" in children.decode_answer(stranger.recv(4096)).text
+            assert stranger.recv(1) == b""
+    awaited = {(f"worker counters:{rank} ", "as a child: it does not come from this worker") for rank in range(2)}
+    awaited |= {(f"worker counters:{rank} ", "it does not have its job's token") for rank in range(2)}
     awaited |= {(f"node node{rank} ", "its template's socket: it is no agentd's") for rank in range(2)}
     for event in cluster.events(0, follow=True, kinds=["refused"]):
         awaited -= {words for words in awaited if all(word in event.text for word in words)}
