@@ -50,6 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--without-torch", action="store_true", help="leave out the tests marked torch, also where CI is set"
     )
+    parser.addoption("--look-up", action="store_true", help="ask the package index (tests/packaging/test_aarch64.py)")
     parser.addoption("--figures", metavar="FILE", help="append what tests measure to that file (tests/nightly.py)")
     parser.addoption("--slowness", type=float, default=1.0, help="how much slower timers of tests are (tests/pace.py)")
     parser.addoption("--soak-seconds", type=float, default=15, help="how long the soak lasts (tests/soak)")

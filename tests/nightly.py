@@ -150,6 +150,7 @@ LEGS = (
         5000, "at the head", 600),
     Leg("idle connections from far", tests("tests/netns/test_strangers_from_far.py", "-k", "idle",
         "--idle-connections", "{size}"), 5000, "at each process", 600, least=1000),
+    Leg("aarch64 wheels", tests("tests/packaging/test_aarch64.py", "--look-up"), 1, "time", 600),
 )  # fmt: skip
 
 
