@@ -7,10 +7,12 @@ is awaited if it can be; with the head stopped, a row in WAITS does not end and 
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from rlinf_actors import (
     AsyncWork,
+    Channel,
     Cluster,
     ComponentPlacement,
     FlexiblePlacementStrategy,
@@ -23,6 +25,7 @@ from rlinf_actors import (
     WorkerGroup,
     WorkerGroupFuncResult,
 )
+from rlinf_actors.channel.take import Take
 from rlinf_actors.cluster.events import EventStream
 from rlinf_actors.cluster.starting import Connecting
 from rlinf_actors.group.control import GroupControl
@@ -35,9 +38,9 @@ from rlinf_actors.worker.leasepage import LeasePage
 from rlinf_actors.worker.manager import ManagerProxy
 
 CLASSES: tuple[type, ...] = (
-    AsyncWork, Cluster, ComponentPlacement, Connecting, DeviceLock, EventStream, FlexiblePlacementStrategy,
+    AsyncWork, Channel, Cluster, ComponentPlacement, Connecting, DeviceLock, EventStream, FlexiblePlacementStrategy,
     GroupControl, GroupLauncher, GroupView, LeasePage, LocalCluster, ManagerProxy, NodePlacementStrategy,
-    PackedPlacementStrategy, PlacementStrategy, StreamResult, StridedPlacementStrategy, Worker, WorkerGroup,
+    PackedPlacementStrategy, PlacementStrategy, StreamResult, StridedPlacementStrategy, Take, Worker, WorkerGroup,
     WorkerGroupFuncResult,
 )  # fmt: skip
 FAR = WorkerAddress("far", 0)
@@ -123,6 +126,25 @@ ROWS: dict[str, Any] = {
     "StreamResult.__aiter__": lambda s: _all(s.group.count(40)),
     "StreamResult.aclose": lambda s: s.group.count(40).aclose(),
     "StreamResult.close": lambda s: s.group.count(40).close(),
+    # --- channels; test_channels_nothing_blocks.py has what they answer ---
+    "Channel.create": lambda s: Channel.create("new", async_op=True),
+    "Channel.connect": lambda s: Channel.connect("theirs-too", async_op=True),
+    "Channel.put": lambda s: s.channel.put(1, async_op=True),
+    "Channel.put_nowait": lambda s: s.channel.put_nowait(2, async_op=True),
+    "Channel.get": lambda s: s.channel.get(async_op=True),
+    "Channel.get_nowait": lambda s: s.channel.get_nowait(async_op=True),
+    "Channel.get_batch": lambda s: s.channel.get_batch(0, async_op=True),
+    "Channel.take": lambda s: _taken(s.channel, "first"),
+    "Take.__aenter__": lambda s: _taken(s.channel, "second"),
+    "Channel.describe": lambda s: s.channel.describe(async_op=True),
+    "Channel.empty": lambda s: s.channel.empty(async_op=True),
+    "Channel.full": lambda s: s.channel.full(async_op=True),
+    "Channel.qsize": lambda s: s.channel.qsize(async_op=True),
+    "Channel.undeliverable": lambda s: s.channel.undeliverable(async_op=True),
+    "Channel.maxsize": lambda s: s.channel.maxsize,
+    "Channel.name": lambda s: s.channel.name,
+    "Channel.close": lambda s: s.ended.close(async_op=True),
+    "Channel.__aiter__": lambda s: _all(s.ended),
     # --- works ---
     "AsyncWork.__await__": lambda s: s.work(),
     "AsyncWork.async_wait": lambda s: s.work().async_wait(),
@@ -221,6 +243,7 @@ TENSORS: dict[str, Any] = {
 """As WORKER, where torch is installed."""
 
 WAITS = {
+    "Channel.connect", "Channel.create", "Channel.close", "Channel.__aiter__",
     "Cluster.allocate", "Cluster.get_alive_nodes", "EventStream.__anext__", "GroupLauncher.launch",
     "WorkerGroup.from_address", "WorkerGroup.from_group_name",
     "ManagerProxy.get_worker_info", "ManagerProxy.is_alive", "Worker.check_worker_alive",
@@ -247,8 +270,11 @@ NOT_CALLED = {
     "DeviceLock.busy": "for the I/O thread",
     "DeviceLock.granted": "for the I/O thread",
     "Worker.concurrent": "marks a method",
-    "Worker.connect_channel": "test of channels",
-    "Worker.create_channel": "test of channels",
+    "Channel.DEFAULT_KEY": "a constant",
+    "Take.__aexit__": "with __aenter__",
+    "Take.deliveries": "with __aenter__",
+    "Worker.connect_channel": "as Channel.connect; test_channels_nothing_blocks.py",
+    "Worker.create_channel": "as Channel.create; test_channels_nothing_blocks.py",
     "Worker.get_parent_rank": "an attribute of the address",
     "Worker.idempotent": "marks a method",
     "Worker.on_lease_lost": "the user's",
@@ -273,6 +299,16 @@ def missing() -> set[str]:
         if name not in BLOCKING and (not name.startswith("_") or name in AWAITED)
     }
     return public - {*ROWS, *ENDS, *LOCAL, *WORKER, *AFTER, *TENSORS, *INSTEAD, *NOT_CALLED}
+
+
+async def _taken(channel: Any, key: str) -> int:
+    """Put an item and take it; both exits of the block."""
+    await channel.put("item", key=key, async_op=True)
+    with contextlib.suppress(ArithmeticError):
+        async with channel.take(key):
+            raise ArithmeticError
+    async with (take := channel.take(key)):
+        return take.deliveries
 
 
 async def _all(items: Any) -> list[Any]:

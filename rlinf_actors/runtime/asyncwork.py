@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import collections
 import concurrent.futures
 import logging
@@ -161,14 +160,6 @@ class AsyncWork(Promise[T]):
     def _want(self) -> None:
         """Somebody depends on the outcome, for good."""
 
-    def _before_blocking(self) -> None:
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            return
-        if loop.get_debug():
-            log.warning("%s blocks a running event loop: use async_op=True and await it", self._what)
-
     def _outcome(self) -> T:
         self._seen = True
         return super()._outcome()
@@ -198,7 +189,6 @@ class _Made(AsyncWork[T]):
         source._on_done(self._finish)
 
     def _before_blocking(self) -> None:
-        super()._before_blocking()
         self._source._before_blocking()
 
     def _outcome(self) -> T:

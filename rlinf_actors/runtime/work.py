@@ -18,6 +18,8 @@ from rlinf_actors import forks
 from rlinf_actors.errors import CallTimeoutError, SerializationError
 from rlinf_actors.wire.bounds import waiting
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
@@ -68,6 +70,9 @@ class Work(Generic[T]):
         if not self._finished:
             forks.check(self._made_in)
             self._before_blocking()
+            loop = asyncio._get_running_loop()
+            if loop is not None and loop.get_debug():
+                log.warning("waiting for %s blocks a running event loop: await it, or use async_op=True", self._what)
             gate = threading.Lock()
             gate.acquire()
             release = gate.release

@@ -11,7 +11,7 @@ from typing import Any
 import loop_rows
 from blocking import no_blocking
 
-from rlinf_actors import NodePlacementStrategy, Worker
+from rlinf_actors import Channel, Cluster, NodePlacementStrategy, Worker
 
 
 class Plain(Worker):
@@ -30,9 +30,9 @@ class Plain(Worker):
         await asyncio.sleep(0)
 
     def launch_far(self) -> None:
-        """A group that the driver has no handle of."""
-        from rlinf_actors import Cluster
-
+        """A group, and channels, that the driver has no handle of."""
+        for name in ("theirs", "theirs-too", "ended"):
+            Channel.create(name).qsize()
         self.far = Plain.create_group().launch(Cluster(), NodePlacementStrategy([1]), name="far")
         self.far.wait_ready()
 

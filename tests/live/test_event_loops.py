@@ -18,7 +18,7 @@ import pytest
 from blocking import no_blocking
 from loop_workers import Looped, Plain, Pulse, begin, end
 
-from rlinf_actors import AsyncWork, Cluster, ComponentPlacement, NodePlacementStrategy, RestartPolicy
+from rlinf_actors import AsyncWork, Channel, Cluster, ComponentPlacement, NodePlacementStrategy, RestartPolicy
 from rlinf_actors.testing import LocalCluster
 
 pytestmark = pytest.mark.live
@@ -50,6 +50,8 @@ def local() -> Iterator[LocalCluster]:
 async def pulse() -> AsyncIterator[Pulse]:
     pulse = Pulse()
     yield pulse
+    if Cluster.has_initialized():  # the test failed
+        await Cluster.current().shutdown(async_op=True)
     await pulse.stop()
 
 
@@ -70,6 +72,7 @@ async def test_no_call_of_a_driver_blocks(local, pulse):
         await result
         scene = types.SimpleNamespace(
             local=local, cluster=cluster, cls=Plain, group=group, groups=groups, result=result, connecting=connecting,
+            channel=await Channel.connect("theirs", async_op=True), ended=await Channel.connect("ended", async_op=True),
             placement=ComponentPlacement(CONFIG, cluster), work=lambda: AsyncWork.on_thread(int, "a row"),
         )  # fmt: skip
         with stopped(local):
@@ -117,3 +120,14 @@ async def test_no_call_of_a_local_cluster_blocks(pulse):
                     await Cluster.current().shutdown(async_op=True)
     finally:
         await asyncio.gather(scene.local.stop(async_op=True), scene.other.stop(async_op=True))
+
+
+async def test_a_private_cluster_starts_and_ends_beside_the_loop(pulse):
+    with no_blocking():
+        before = pulse.beats
+        async with Cluster.connect(num_nodes=1) as cluster:
+            assert pulse.beats > before
+            async with Plain.create_group().launch(cluster, name="private") as group:
+                assert await group.add(bytes(1 << 20)) == [bytes(1 << 20)]
+            before = pulse.beats
+        assert pulse.beats > before

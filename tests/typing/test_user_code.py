@@ -50,7 +50,6 @@ PAGES = {
             def step(self) -> int:
                 return 1
         cluster = Cluster()
-        channel: Channel = Channel.connect("rollouts")
         self = Actor()
         """,
     "groups.md": """
