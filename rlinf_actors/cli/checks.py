@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import stat
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rlinf_actors.cgroups.roots import Roots
+from rlinf_actors.cli.figures import Figures
+from rlinf_actors.cli.output import mib
 
 PASS, WARN, FAIL = "pass", "warn", "fail"
 
@@ -40,6 +43,7 @@ class Process:
     kind: str
     command: str
     orphan: bool
+    figures: Figures | None = None
 
 
 @dataclass(frozen=True)
@@ -186,12 +190,12 @@ def shared_memory(machine: Machine) -> list[Finding]:
         return [*found, Finding("dev_shm", WARN, text, "mount -t tmpfs tmpfs /dev/shm")]
     size, free = machine.shm
     if min(size, free) < GOOD_SHM:
-        text = f"/dev/shm has {_mib(free)} of {_mib(size)} free: torch's DataLoader and NCCL may not fit"
+        text = f"/dev/shm has {mib(free)} of {mib(size)} free: torch's DataLoader and NCCL may not fit"
         return [
             *found,
             Finding("dev_shm", WARN, text, "mount -o remount,size=8G /dev/shm, or docker run --shm-size 8g"),
         ]
-    return [*found, Finding("dev_shm", PASS, f"/dev/shm has {_mib(free)} free")]
+    return [*found, Finding("dev_shm", PASS, f"/dev/shm has {mib(free)} free")]
 
 
 def limits(machine: Machine) -> list[Finding]:
@@ -205,9 +209,9 @@ def limits(machine: Machine) -> list[Finding]:
     else:
         found = [Finding("open_files", PASS, f"{soft} open files, up to {hard}")]
     if 0 <= machine.memlock < 64 << 20 and machine.accelerators:
-        text = f"{_mib(machine.memlock)} of locked memory: RDMA of NCCL may fail"
+        text = f"{mib(machine.memlock)} of locked memory: RDMA of NCCL may fail"
         return [*found, Finding("locked_memory", WARN, text, "ulimit -l unlimited (LimitMEMLOCK=infinity)")]
-    text = "unlimited" if machine.memlock < 0 else _mib(machine.memlock)
+    text = "unlimited" if machine.memlock < 0 else mib(machine.memlock)
     return [*found, Finding("locked_memory", PASS, f"{text} of locked memory")]
 
 
@@ -284,6 +288,21 @@ def accelerators(machine: Machine) -> list[Finding]:
     return faults or [Finding("accelerators", PASS, text)]
 
 
+def running(machine: Machine) -> list[Finding]:
+    """What the templates and workers of this user use together."""
+    if not machine.processes:
+        return [Finding("processes", PASS, "no worker of this user runs here")]
+    kinds = Counter(process.kind for process in machine.processes)
+    known = [process.figures for process in machine.processes if process.figures is not None]
+    text = " and ".join(f"{count} {kind}{'s' * (count > 1)}" for kind, count in sorted(kinds.items()))
+    used = (
+        f"{mib(sum(each.rss_bytes for each in known))} resident (what they share counts for each), "
+        f"{sum(each.threads for each in known)} threads, {sum(each.descriptors or 0 for each in known)} descriptors, "
+        f"{sum(each.cpu_s for each in known):.0f} s of CPU time"
+    )
+    return [Finding("processes", PASS, f"{text}: {used}")]
+
+
 def leftovers(machine: Machine) -> list[Finding]:
     """What earlier runs left."""
     found = [
@@ -301,9 +320,5 @@ def leftovers(machine: Machine) -> list[Finding]:
 
 
 CHECKS: tuple[Callable[[Machine], list[Finding]], ...] = (
-    python, run_directories, shared_memory, limits, cgroups, clock, head, keys, accelerators, leftovers,
+    python, run_directories, shared_memory, limits, cgroups, clock, head, keys, accelerators, running, leftovers,
 )  # fmt: skip
-
-
-def _mib(size: int) -> str:
-    return f"{size / 2**30:.1f} GiB" if size >= 1 << 30 else f"{size / 2**20:.0f} MiB"

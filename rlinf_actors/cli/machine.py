@@ -19,6 +19,7 @@ from rlinf_actors import procfs
 from rlinf_actors.cgroups.roots import Roots, find
 from rlinf_actors.cgroups.worker import leftovers
 from rlinf_actors.cli.checks import Directory, KeyOnDisk, Machine, Process
+from rlinf_actors.cli.figures import figures_of
 from rlinf_actors.cli.running import Agentd, agentds, is_locked
 from rlinf_actors.cli.session import fetch_status
 from rlinf_actors.compat import tomllib
@@ -134,9 +135,10 @@ def processes() -> list[Process]:
     found = []
     for pid in sorted(stats):
         if pid in templates:
-            found.append(Process(pid, "template", _command(pid)[:60], not _served(pid)))
+            found.append(Process(pid, "template", _command(pid)[:60], not _served(pid), figures_of(pid)))
         else:
-            found.append(Process(pid, "worker", _command(pid)[:60], templates.isdisjoint(_ancestors(pid))))
+            orphan = templates.isdisjoint(_ancestors(pid))
+            found.append(Process(pid, "worker", _command(pid)[:60], orphan, figures_of(pid)))
     return found
 
 

@@ -93,6 +93,11 @@ def seconds(value: float) -> str:
     return f"{value:.0f} s"
 
 
+def mib(size: int) -> str:
+    """Return a number of bytes in MiB or GiB, for people."""
+    return f"{size / 2**30:.1f} GiB" if size >= 1 << 30 else f"{size / 2**20:.0f} MiB"
+
+
 def size(value: int) -> str:
     """A number of bytes as people say it."""
     return f"{value / 2**30:.0f} GiB" if value else "-"

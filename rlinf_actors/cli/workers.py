@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import click
 
-from rlinf_actors.cli.output import json_option, seconds, show_json, show_table
+from rlinf_actors.cli.figures import figures_of
+from rlinf_actors.cli.output import json_option, mib, seconds, show_json, show_table
 from rlinf_actors.cli.session import head_option, status_of
+from rlinf_actors.net.host import host_key
 from rlinf_actors.wire.values import GroupState, WorkerPulse, WorkerState
 
 
@@ -16,10 +19,15 @@ from rlinf_actors.wire.values import GroupState, WorkerPulse, WorkerState
 @head_option
 @json_option
 def workers(group: str | None, head: str | None, as_json: bool) -> None:
-    """List the workers, of GROUP only if it is named: state, node, process, how it ended."""
+    """List the workers, of GROUP only if it is named: state, node, process, how it ended.
+
+    CPU time and memory are shown of the workers on this machine.
+    """
     _, found = status_of(head)
+    here = host_key()
+    near = {node.rank for node in found.nodes if node.report.host == here}
     rows = [
-        worker_dict(each, worker, found.at)
+        worker_dict(each, worker, found.at, near=worker.node_rank in near)
         for each in found.groups
         for worker in sorted(each.workers, key=lambda worker: worker.rank)
         if group in (None, each.name)
@@ -28,7 +36,7 @@ def workers(group: str | None, head: str | None, as_json: bool) -> None:
         show_json(rows)
         return
     show_table(
-        ("WORKER", "NAMESPACE", "STATE", "NODE", "ADDRESS", "PID", "RESTARTS", "END"),
+        ("WORKER", "NAMESPACE", "STATE", "NODE", "ADDRESS", "PID", "CPU", "MEMORY", "RESTARTS", "END"),
         [
             (
                 row["name"],
@@ -37,6 +45,8 @@ def workers(group: str | None, head: str | None, as_json: bool) -> None:
                 row["node_rank"],
                 row["node_ip"],
                 row["pid"] or "-",
+                seconds(row["process"]["cpu_s"]) if row["process"] else "-",
+                mib(row["process"]["rss_bytes"]) if row["process"] else "-",
                 row["restarts"],
                 _end(row["exit"]),
             )
@@ -55,13 +65,15 @@ def _state(row: dict[str, Any]) -> str:
     return str(row["state"])
 
 
-def worker_dict(group: GroupState, worker: WorkerState, now: float) -> dict[str, Any]:
+def worker_dict(group: GroupState, worker: WorkerState, now: float, *, near: bool = False) -> dict[str, Any]:
     """A line of `workers --json`; keys are stable, new ones may be added. ``exit`` is null while it runs.
 
     ``unresponsive`` says why it does not answer, ``method`` which call has been running for long (both "" otherwise),
-    ``for_s`` since when.
+    ``for_s`` since when. ``process`` has the figures of a worker that runs on this machine (*near*), else null: see
+    `cli.figures`.
     """
     end, pulse = worker.exit, worker.pulse or WorkerPulse()
+    figures = figures_of(worker.pid) if near and worker.pid and worker.state != "gone" else None
     return {
         "name": f"{group.name}:{worker.rank}",
         "namespace": group.namespace,
@@ -72,6 +84,7 @@ def worker_dict(group: GroupState, worker: WorkerState, now: float) -> dict[str,
         "node_rank": worker.node_rank,
         "node_ip": worker.node_ip,
         "pid": worker.pid,
+        "process": None if figures is None else dataclasses.asdict(figures),
         "restarts": worker.restarts,
         "unresponsive": pulse.unresponsive,
         "method": pulse.method,

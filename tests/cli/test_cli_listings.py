@@ -1,12 +1,18 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
+import threading
 
 import pytest
 from cli_kit import ENDPOINT, example_status
+from msgspec.structs import replace
 
 from rlinf_actors.cli import output
+from rlinf_actors.cli.figures import Figures
+from rlinf_actors.cli.workers import worker_dict
 from rlinf_actors.wire.operators import Status
 
 
@@ -76,6 +82,34 @@ def test_workers_in_rank_order_with_their_ends(shown):
     _, out, _ = shown("workers", "greeters")
     assert "signalled, signal 9, out of memory suspected" in out
     assert len(out.splitlines()) == 3
+
+
+def test_figures_are_those_of_workers_on_this_machine(monkeypatch):
+    status = example_status()
+    (group,) = status.groups
+    gone, running = group.workers
+    mine = replace(running, pid=os.getpid())
+    assert worker_dict(group, mine, 0.0)["process"] is None, "another machine's process of that number is another's"
+    assert worker_dict(group, replace(gone, pid=os.getpid()), 0.0, near=True)["process"] is None
+    found = worker_dict(group, mine, 0.0, near=True)["process"]
+    assert list(found) == ["cpu_s", "rss_bytes", "threads", "descriptors"]
+    assert found["cpu_s"] > 0
+    assert found["rss_bytes"] > 1 << 20
+    assert found["threads"] >= threading.active_count()
+    assert abs(found["descriptors"] - len(os.listdir("/proc/self/fd"))) < 5
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    assert worker_dict(group, replace(running, pid=ended.pid), 0.0, near=True)["process"] is None
+
+
+def test_workers_here_are_shown_with_their_figures(shown, monkeypatch):
+    monkeypatch.setattr("rlinf_actors.cli.workers.host_key", lambda: "h")
+    monkeypatch.setattr("rlinf_actors.cli.workers.figures_of", lambda pid: Figures(7.5, 300 << 20, 12, None))
+    _, out, _ = shown("workers", "--json")
+    assert json.loads(out)[0]["process"] == {"cpu_s": 7.5, "rss_bytes": 300 << 20, "threads": 12, "descriptors": None}
+    _, out, _ = shown("workers")
+    assert out.splitlines()[0].split()[6:8] == ["CPU", "MEMORY"]
+    assert "8 s  300 MiB" in out
 
 
 def test_workers_of_an_unknown_group(shown):

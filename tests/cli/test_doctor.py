@@ -17,6 +17,7 @@ from rlinf_actors import procfs
 from rlinf_actors.cgroups.roots import Roots
 from rlinf_actors.cli import app, checks, doctor
 from rlinf_actors.cli.checks import Directory, Finding, KeyOnDisk, Machine, Process, diagnose
+from rlinf_actors.cli.figures import Figures
 from rlinf_actors.cli.machine import directory, key_files, look, processes, stale_run_dirs
 from rlinf_actors.cli.running import agentds
 from rlinf_actors.settings import CLIENT_CONFIG, WORKER_MARK, Settings
@@ -77,6 +78,18 @@ def test_a_good_machine_passes_everything():
         ({"head": ""}, "head", "pass", "private cluster", ""),
         ({"faults": ["NVML: driver mismatch"]}, "accelerators", "warn", "driver mismatch", "hw scan"),
         ({"stale": ["/tmp/rlinf-a"]}, "leftover_run_dir", "warn", "no agentd uses", "rm -r /tmp/rlinf-a"),
+        ({"processes": []}, "processes", "pass", "no worker of this user runs here", ""),
+        (
+            {
+                "processes": [
+                    Process(6, "template", "py", False, Figures(1.0, 64 << 20, 1, 9)),
+                    Process(7, "worker", "py", False, Figures(2.5, 192 << 20, 12, None)),
+                    Process(8, "worker", "py", False, None),
+                ]
+            },
+            "processes", "pass", "1 template and 2 workers: 256 MiB resident (what they share counts for each), "
+            "13 threads, 9 descriptors, 4 s of CPU time", "",
+        ),
         ({"processes": [Process(7, "worker", "py", True)]}, "leftover_process", "warn", "its template", "kill -9 7"),
         ({"processes": [Process(7, "worker", "python", False)]}, "leftovers", "pass", "nothing is left", ""),
         ({"stale_cgroups": ["/cg/w"]}, "leftover_cgroup", "warn", "is gone", "echo 1 > /cg/w/cgroup.kill; rmdir /cg/w"),
