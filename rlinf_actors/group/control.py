@@ -192,15 +192,14 @@ class GroupControl:
     async def _end(self, grace: float) -> None:
         """Ask the workers to close, then have them stopped. Loop thread."""
         group = self.group
-        if not group.found:
-            try:
-                await group.want()
-            except GroupNotFoundError:
-                return  # it has ended
+        try:
+            await self.runtime.groups.reach(group)
+        except GroupNotFoundError:
+            return  # it has ended
         if group.gone.done():
             return
         closes = "_close" in self.facts.private and not group.closing  # not again where an earlier shutdown failed
-        if closes and group.ready.done() and group.ready.error is None:
+        if closes and (not group.owned or (group.ready.done() and group.ready.error is None)):
             peers = [peer for peer in group.peers if peer.error is None]
             closing: WorkerGroupFuncResult[Any] = WorkerGroupFuncResult(self.runtime, "_close", peers, grace)
             closing._start(())

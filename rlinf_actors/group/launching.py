@@ -174,7 +174,7 @@ def _check_lifetime(name: str, specs: Sequence[WorkerSpec], cluster: Cluster, op
 def _wait_until_up(runtime: Runtime, group: RemoteGroup) -> None:
     """Block until a detached group is constructed and given up: its launcher may end then."""
     try:
-        group.ready.wait()
+        group.want().wait()
     except Exception:
         raise
     except BaseException:

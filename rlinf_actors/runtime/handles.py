@@ -84,7 +84,7 @@ class GroupHandles:
         self._stopping: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._telling: dict[RemoteGroup, asyncio.Task[None]] = {}
         self._finding: dict[FindGroup, asyncio.Task[RemoteGroup]] = {}
-        self._reaching: dict[RemoteGroup, asyncio.Task[None]] = {}
+        self._reaching: dict[RemoteGroup, asyncio.Task[Exception | None]] = {}
         self._lock = threading.Lock()
         self._known: weakref.WeakValueDictionary[tuple[str, str, str], RemoteGroup] = weakref.WeakValueDictionary()
 
@@ -123,8 +123,8 @@ class GroupHandles:
             node_names,
             construction,
             self._construction_failed,
-            self._detach,
             me=self._me,
+            on_constructed=self._detach,
         )
         group.launched = list(launched)
         group.patience_s = FIND_TIMEOUT_S + wait_s
@@ -189,7 +189,20 @@ class GroupHandles:
             self._reaching[group] = task
             task.add_done_callback(lambda _: self._reaching.pop(group, None))
 
-    async def _reach(self, group: RemoteGroup, connect: Callable[[], Awaitable[object]]) -> None:
+    async def reach(self, group: RemoteGroup) -> None:
+        """Wait until the head has described the group of a handle that another process sent.
+
+        Raises:
+            GroupNotFoundError: it has ended.
+        """
+        group.look_up()
+        task = self._reaching.get(group)
+        error = await asyncio.shield(task) if task is not None else group.ready.error
+        if error is not None and not group.found and not group.owned:
+            raise error
+
+    async def _reach(self, group: RemoteGroup, connect: Callable[[], Awaitable[object]]) -> Exception | None:
+        """Look the group up; returns why that failed."""
         try:
             await connect()
             found = await self.find(
@@ -202,8 +215,11 @@ class GroupHandles:
                 )
         except GroupNotFoundError as error:
             group.fail(error)
+            return error
         except Exception as error:  # noqa: BLE001 - whatever it is, it reaches those who wait
             group.unreachable(error)
+            return error
+        return None
 
     def existing(self, namespace: str, name: str) -> RemoteGroup | None:
         """Return the handle that this process has of a group of this name, and that is not over. Any thread."""

@@ -30,7 +30,7 @@ from rlinf_actors.net.link import Network
 from rlinf_actors.runtime.lost import LostErrors
 from rlinf_actors.runtime.peer import ANSWER_S, Late, Peer
 from rlinf_actors.runtime.work import Promise
-from rlinf_actors.wire import frames
+from rlinf_actors.wire import failure, frames
 from rlinf_actors.wire.endings import ending
 from rlinf_actors.wire.values import Endpoint, ExitReport, Extension, GroupHandle, GroupState, WorkerState
 from rlinf_actors.wire.vouched import Vouched
@@ -137,13 +137,13 @@ class RemoteGroup:
         node_names: node of each rank, for messages to people.
         construction: given by the owner, None for a handle of another process.
         on_failure: called once if the construction fails.
-        on_constructed: called once when all are constructed and the owner is to give the group up; it calls `given_up`.
         soon: runs a function on the loop; where it is given, the link to a worker is made when there is something
             to send to it. Otherwise all links are made as the workers come up.
         me: the worker id of this process, "" of a driver.
         launch: what tells the group from a namesake (model.restart.launch_of), "" where the head is to say.
         reach: of a handle that another process sent: looks the group up at the head, and calls `adopt`. Called on the
             loop with this handle when there is something to send to the group.
+        on_constructed: called once when all are constructed and the owner is to give the group up; it calls `given_up`.
 
     Attributes:
         came_up: False once it could not be constructed.
@@ -161,11 +161,11 @@ class RemoteGroup:
         node_names: Sequence[str],
         construction: Construction | None = None,
         on_failure: Callable[[RemoteGroup], None] = lambda group: None,
-        on_constructed: Callable[[RemoteGroup], None] = lambda group: None,
         soon: Callable[..., object] | None = None,
         me: str = "",
         launch: str = "",
         reach: Callable[[RemoteGroup], object] | None = None,
+        on_constructed: Callable[[RemoteGroup], None] = lambda group: None,
     ) -> None:
         self.namespace = namespace
         self.name = name
@@ -191,8 +191,10 @@ class RemoteGroup:
         self._on_constructed = on_constructed
         self._soon = soon
         self._reach = reach
-        if construction is None and reach is None:
+        if construction is None and soon is None:
             self.ready.resolve(None)
+        self._asks = False  # whether somebody here waits until the group of another process is constructed
+        self._unready: set[int] = set()  # the ranks that have not answered that
 
     @property
     def launch(self) -> str:
@@ -205,11 +207,45 @@ class RemoteGroup:
         return bool(self.states)
 
     def want(self) -> Promise[None]:
-        """Return `ready`. A group that was not looked up yet is looked up now. Any thread."""
+        """Return `ready`. Where another process constructs the group, its workers are asked now. Any thread."""
         ready = self.ready
-        if self._reach is not None and self._soon is not None and not ready.done():
-            self._soon(self._reach, self)
+        if not self.owned and self._soon is not None and not ready.done():
+            self._soon(self._ask)
         return ready
+
+    def look_up(self) -> None:
+        """Begin to look up the group of a handle that another process sent."""
+        if not self.found and self._reach is not None:
+            self._reach(self)
+
+    def _ask(self) -> None:
+        """Ask the workers of another process's group to say when they are constructed, once."""
+        if not self.found and self._reach is not None:
+            self._asks = True  # once they are known
+            self.look_up()
+        elif not self.ready.done() and not self._unready:
+            alive = [peer for peer in self.peers if peer.error is None]
+            ends = [peer.error for peer in self.peers if peer.error is not None]
+            if not alive:
+                self.ready.reject(ends[0])
+            self._unready = {peer.rank for peer in alive}
+            for peer in alive:
+                self._ask_rank(peer)
+
+    def _ask_rank(self, peer: Peer) -> None:
+        peer.send(frames.WhatRuns(peer.open(_Ready(self, peer)), True), now=True)
+
+    def answered(self, peer: Peer, error: Exception | None) -> None:
+        """A worker of another process's group is constructed, or will not be. Any thread."""
+        successor = self.peers[peer.rank]
+        if error is not None and successor is not peer and successor.error is None and not self.ready.done():
+            self._ask_rank(successor)  # it is started again, or its connection was made anew
+        elif error is not None:
+            self.ready.reject(error)
+        else:
+            self._unready.discard(peer.rank)
+            if not self._unready:
+                self.ready.resolve(None)
 
     def unreachable(self, error: Exception) -> None:
         """The head could not be asked for the group: what waits for that ends; what comes later asks again."""
@@ -223,12 +259,8 @@ class RemoteGroup:
         self.token, self.cls, self.detail = state.token, state.cls, state.detail
         self.launched = self.launched or [worker.id for worker in state.workers if worker.id]
         self.update(state.workers)
-        if not self.owned:
-            ends = [peer.error for peer in self.peers if peer.error is not None]
-            if self.gone.done() and ends:
-                self.ready.reject(ends[0])
-            else:
-                self.ready.resolve(None)
+        if self._asks and not self.owned:
+            self._ask()
 
     def holds(self, state: GroupState) -> bool:
         """Whether the head speaks of these very workers, or later incarnations, not of a namesake's."""
@@ -347,8 +379,7 @@ class RemoteGroup:
 
     def _connect_rank(self, rank: int) -> None:
         state, peer = self.states.get(rank), self.peers[rank]
-        if not self.states and self._reach is not None:
-            self._reach(self)
+        self.look_up()
         if state is None or state.state != "running" or state.endpoint is None:
             return
         if not peer.connected and peer.error is None and (self._soon is None or peer.wanted):
@@ -419,6 +450,7 @@ class RemoteGroup:
         """The name is that of another launch's group, which is taken instead. Calls that wait are for its ranks."""
         self.owned, self._construction, self._soon = False, None, soon
         self._launch, self.launched = "", []
+        self._asks = True  # who waits for this launch waits for the constructors of the other one
         workers = sorted(state.workers, key=lambda worker: worker.rank)
         if len(workers) != len(self.peers):
             error = UsageError(
@@ -437,6 +469,25 @@ class RemoteGroup:
         self.came_up = isinstance(error, GroupClosedError)  # else it was ended by its owner before it could
         self._on_failure(self)
         self.fail(error)
+
+
+class _Ready:
+    """Waits until a worker of another process's group is constructed."""
+
+    def __init__(self, group: RemoteGroup, peer: Peer) -> None:
+        self._group = group
+        self._peer = peer
+
+    def answer(self, frame: frames.AnyFrame, parts: Vouched) -> bool:
+        error = None
+        if isinstance(frame, frames.Raised):  # the exception itself is for the owner, who ends the group
+            text = failure.describe(frame, "__init__", worker=self._peer.name, node=self._peer.node)
+            error = WorkerStartError(text, worker=self._peer.name, node=self._peer.node)
+        self._group.answered(self._peer, error)
+        return True
+
+    def fail(self, error: Exception) -> None:
+        self._group.answered(self._peer, error)
 
 
 class _Constructed:

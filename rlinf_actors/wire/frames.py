@@ -119,9 +119,13 @@ class Raised(Frame, frozen=True, tag=9):
 class WhatRuns(Frame, frozen=True, tag=12):
     """What does the receiver's user code do? Answered by its I/O thread with Runs. Since protocol 6; a worker that
     does not know it answers nothing, and whoever asks does not wait for long.
+
+    `constructed`: answered once the class is constructed, with Raised if it cannot be. Since protocol 7; an older
+    worker answers at once.
     """
 
     id: int
+    constructed: bool = False
 
 
 class Runs(Frame, frozen=True, tag=13):

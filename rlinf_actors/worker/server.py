@@ -117,6 +117,7 @@ class WorkerServer:
         self._executor: Executor | None = None
         self._constructing = 0.0
         self._held: list[Invocation] = []
+        self._asking: list[tuple[bytes, int]] = []  # who is to be told when the class is constructed
         self._failure: BaseException | None = None
         self._lock = threading.Lock()
         self._handlers: dict[type[frames.Frame], Handler] = {}
@@ -148,6 +149,9 @@ class WorkerServer:
                 executor.submit(invocation)
             self._held.clear()
             self._executor = executor
+            asking, self._asking = self._asking, []
+        for peer, id in asking:
+            self.answer(peer, frames.Runs(id, ""))
 
     def serve(self, kinds: Iterable[type[frames.Frame]], handler: Handler) -> None:
         """Give frames of these kinds to *handler*, those first that came before it."""
@@ -184,8 +188,11 @@ class WorkerServer:
         with self._lock:
             self._failure = error
             held, self._held = self._held, []
+            asking, self._asking = self._asking, []
         for invocation in held:
             invocation.fail(error)
+        for peer, id in asking:
+            self.answer(peer, *failure.encode(id, error))
 
     def answer(self, peer: bytes, frame: frames.AnyFrame, parts: Sequence[Buffer] = ()) -> None:
         """Send an answer that belongs to no invocation. Any thread."""
@@ -262,6 +269,8 @@ class WorkerServer:
             invocation = self._calls.get((peer, frame.id))
             if invocation is not None:
                 invocation.credit(frame.n)
+        elif type(frame) is frames.WhatRuns and frame.constructed:
+            self._say_when_constructed(peer, frame.id)
         elif type(frame) is frames.WhatRuns:
             doing = self.activity()
             seconds = max(0.0, time.perf_counter() - doing.since) if doing.method else 0.0
@@ -277,6 +286,16 @@ class WorkerServer:
             self.creations.put(Creation(peer, frame, parts))
         else:
             self._other(peer, frame, parts)
+
+    def _say_when_constructed(self, peer: bytes, id: int) -> None:
+        with self._lock:
+            if self._executor is None and self._failure is None:
+                self._asking.append((peer, id))
+                return
+        if self._failure is not None:
+            self.answer(peer, *failure.encode(id, self._failure))
+        else:
+            self.answer(peer, frames.Runs(id, ""))
 
     def _other(self, peer: bytes, frame: frames.AnyFrame, parts: Vouched) -> None:
         handler = self._handlers.get(type(frame))

@@ -118,7 +118,7 @@ class World:
             check_usable=lambda: None,
             copy=bytes,
             io=io,
-            groups=types.SimpleNamespace(stop_or_leave=self._stop_group),
+            groups=types.SimpleNamespace(stop_or_leave=self._stop_group, reach=self._reach),
         )
         self.control = GroupControl(self.runtime, self.remote, facts_of(cls))
         self.group: Any = WorkerGroup(self.control)
@@ -130,6 +130,9 @@ class World:
                 for fake in self.ranks
             ]
         )
+
+    async def _reach(self, group: RemoteGroup) -> None:
+        """The head has described it."""
 
     async def _stop_group(self, group: RemoteGroup, grace_s: float) -> None:
         self.stopped.append(grace_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from dataclasses import dataclass, field
@@ -142,3 +143,34 @@ class AsyncHolder(Worker):
         except Exception as error:  # noqa: BLE001 - the test looks at it
             return f"{type(error).__name__}: {error}"
         return ""
+
+    async def calls_while_the_head_stands(self, group: Any, head: int) -> list[int]:
+        """Whoever blocks the loop here waits for a head that goes on only after that."""
+        os.kill(head, signal.SIGSTOP)
+        try:
+            works = [group.add(1), group.add(1)]
+            ready = asyncio.ensure_future(_ready(group))
+            await asyncio.sleep(0)
+        finally:
+            os.kill(head, signal.SIGCONT)
+        await ready
+        return [(await work)[0] for work in works]
+
+
+async def _ready(group: Any) -> None:
+    await group
+
+
+class Gated(Worker):
+    """Waits in its constructor until a FIFO is opened, and fails there if it is told to."""
+
+    def __init__(self, gate: str = "", fails: bool = False) -> None:
+        super().__init__()
+        if gate:
+            self.opens(gate)
+        if fails:
+            raise ValueError("as it was told")
+
+    def opens(self, gate: str) -> None:
+        with open(gate) as opened:
+            opened.read()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import os
 import pickle
 import warnings
 
@@ -14,7 +15,6 @@ import pytest
 from rlinf_actors import (
     AsyncWork,
     Channel,
-    Cluster,
     GroupClosedError,
     GroupNotFoundError,
     NodePlacementStrategy,
@@ -26,7 +26,6 @@ from rlinf_actors import (
     WorkerGroup,
 )
 from rlinf_actors.model.restart import RestartPolicy
-from rlinf_actors.testing import LocalCluster
 
 pytestmark = pytest.mark.live
 
@@ -229,39 +228,64 @@ def test_what_was_not_awaited_is_no_value(cluster, counter, holder):
 
 
 class TestInALoop:
-    def test_calls_wait_for_the_look_and_for_the_launch(self):
+    def test_calls_wait_for_the_look_and_for_the_launch(self, cluster):
         async def use() -> None:
-            async with Cluster.connect(num_nodes=1) as cluster:
-                caller = hw.AsyncHolder.create_group().launch(cluster, NodePlacementStrategy([0]), name="caller")
-                await caller
-                group = hw.Counter.create_group().launch(cluster, NodePlacementStrategy([0]), name="counter")
-                first = caller.calls(group)  # its launch has not been answered
-                assert await first == [[0, 1, 3, 6, 10]]
-                assert await caller.awaits(group) == [""]
-                await group.shutdown()
-                with pytest.raises(GroupClosedError):
-                    await caller.calls(group)
+            caller = hw.AsyncHolder.create_group().launch(cluster, NodePlacementStrategy([0]), name="caller")
+            await caller
+            group = hw.Counter.create_group().launch(cluster, NodePlacementStrategy([0]), name="counter")
+            first = caller.calls(group)  # its launch has not been answered
+            assert await first == [[0, 1, 3, 6, 10]]
+            assert await caller.awaits(group) == [""]
+            await group.shutdown()
+            with pytest.raises(GroupClosedError):
+                await caller.calls(group)
 
         asyncio.run(use())
 
-    def test_a_group_given_to_the_constructor_of_the_next(self):
+    def test_a_group_given_to_the_constructor_of_the_next(self, cluster):
         async def use() -> None:
-            async with Cluster.connect(num_nodes=1) as cluster:
-                group = hw.Counter.create_group().launch(cluster, NodePlacementStrategy([0]), name="counter")
-                next_one = hw.Holder.create_group(group).launch(cluster, NodePlacementStrategy([0]), name="next")
-                assert await next_one.calls_own() == [[1]]
+            group = hw.Counter.create_group().launch(cluster, NodePlacementStrategy([0]), name="counter")
+            next_one = hw.Holder.create_group(group).launch(cluster, NodePlacementStrategy([0]), name="next")
+            assert await next_one.calls_own() == [[1]]
 
         asyncio.run(use())
 
 
-def test_across_nodes():
-    with LocalCluster(2) as local, local.cluster() as cluster:
-        counter = lw.on_every_node(cluster, hw.Counter, name="counter")
-        holder = lw.on_every_node(cluster, hw.Holder, name="holder")
-        assert sorted(holder.calls(counter).wait()) == [[1, 1], [2, 2]]
-        view = counter.execute_on(1)
-        channel = Channel.create("far", node_rank=1)
-        channel.put(view)
-        assert holder.execute_on(0).takes(channel).wait() == [[3]]
-        [[kind, _]] = holder.execute_on(0).kills(view).wait()
-        assert kind == "WorkerDiedError"
+class TestReadiness:
+    """`await group` of a handle that another process made waits for the constructors too."""
+
+    @pytest.fixture
+    def gate(self, tmp_path):
+        path = tmp_path / "gate"
+        os.mkfifo(path)
+        return path
+
+    def test_it_waits_for_the_constructors(self, cluster, gate):
+        caller = lw.many(cluster, hw.AsyncHolder, 1, name="caller")
+        group = lw.many(cluster, hw.Gated, 1, str(gate), name="gated")
+        waits = caller.awaits(group)
+        with open(gate, "w"):
+            assert not waits.done()
+        assert waits.wait() == [""]
+        assert group.wait_ready() is group
+
+    def test_a_constructor_that_fails(self, cluster, gate):
+        caller = lw.many(cluster, hw.AsyncHolder, 1, name="caller")
+        group = lw.many(cluster, hw.Gated, 1, str(gate), True, name="gated")
+        waits = caller.awaits(group)
+        with open(gate, "w"):
+            assert not waits.done()
+        with pytest.raises(ValueError, match="as it was told"):
+            group.wait_ready()
+        [said] = waits.wait()
+        assert said.startswith(("WorkerStartError: ", "GroupClosedError: "))
+
+    def test_one_that_is_up_is_ready_though_it_is_busy(self, cluster, gate):
+        caller = lw.many(cluster, hw.AsyncHolder, 1, name="caller")
+        group = lw.many(cluster, hw.Gated, 1, name="gated")
+        busy = group.opens(str(gate))
+        assert caller.awaits(group).wait() == [""]
+        assert not busy.done()
+        with open(gate, "w"):
+            pass
+        busy.wait()

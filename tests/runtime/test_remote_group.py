@@ -20,7 +20,7 @@ from rlinf_actors.errors import (
 from rlinf_actors.runtime.handles import GroupHandles
 from rlinf_actors.runtime.lost import LostErrors
 from rlinf_actors.runtime.remote import Construction, Readiness, RemoteGroup, death
-from rlinf_actors.wire import frames
+from rlinf_actors.wire import failure, frames
 from rlinf_actors.wire.clients import WorkerChanged
 from rlinf_actors.wire.values import Endpoint, ExitReport, GroupState, WorkerState
 
@@ -218,7 +218,6 @@ async def test_closing_ends_calls_and_waits(world):
 
 async def test_a_handle_of_another_process_creates_nothing_and_links_to_whom_it_talks_to(network):
     world = World(network, owner=False)
-    await world.group.ready
     world.group.peers[0].send(frames.Call(1, "early"))
     world.group.update([world.state(0, master_port=1), world.state(1)])
     assert [type(frame) for frame in await world.workers[0].until(2)] == [frames.Join, frames.Call]
@@ -227,6 +226,44 @@ async def test_a_handle_of_another_process_creates_nothing_and_links_to_whom_it_
     for call in (2, 3):
         world.group.peers[1].send(frames.Call(call, "x"))
     assert [type(frame) for frame in await world.workers[1].until(3)] == [frames.Join, frames.Call, frames.Call]
+
+
+class TestReadinessOfAnothersGroup:
+    """Whoever did not launch a group waits for what its workers say."""
+
+    async def asked(self, network):
+        world = World(network, owner=False)
+        world.group.update([world.state(0), world.state(1)])
+        ready = world.group.want()
+        return world, ready, [(await worker.until(2))[1] for worker in world.workers]
+
+    async def test_it_is_up_when_all_workers_are(self, network):
+        world, ready, questions = await self.asked(network)
+        assert [question.constructed for question in questions] == [True, True]
+        for worker, question in zip(world.workers, questions, strict=True):
+            assert not ready.done()
+            worker.say(frames.Runs(question.id, ""))
+        await ready
+
+    async def test_a_constructor_that_fails(self, network):
+        world, ready, questions = await self.asked(network)
+        world.workers[1].say(*failure.encode(questions[1].id, ValueError("no arm")))
+        with pytest.raises(WorkerStartError, match="no arm"):
+            await ready
+
+    async def test_a_worker_that_dies_before_it_is_constructed(self, network):
+        world, ready, _ = await self.asked(network)
+        world.group.update([world.state(1, "gone", exit=ExitReport("signalled", signal=9))])
+        with pytest.raises(WorkerDiedError):
+            await ready
+
+    async def test_one_that_is_started_again_is_asked_again(self, network):
+        world, ready, questions = await self.asked(network)
+        world.workers[0].say(frames.Runs(questions[0].id, ""))
+        world.group.update([world.state(1, id="id-1.1", restarts=1)])
+        again = (await world.workers[1].until(4))[3]
+        world.workers[1].say(frames.Runs(again.id, ""))
+        await ready
 
 
 async def test_who_is_only_watched_needs_no_link(network):
