@@ -177,7 +177,7 @@ class ChannelHost:
             if isinstance(command, Accepted):
                 self._send(ticket.peer, frames.Ok(ticket.id), ())
             elif isinstance(command, Deliver):
-                about = self._about(command)
+                about = _about(command) if command.kind else [(len(i.value), i.weight, i.again) for i in command.items]
                 parts = [part for item in command.items for part in item.value]
                 # a consumer that dies may have changed them before it could acknowledge: the next gets them unchanged
                 self._send(ticket.peer, frames.Ok(ticket.id), [_pack(about), *parts], alone=False)
@@ -185,14 +185,6 @@ class ChannelHost:
                 raised = frames.Raised(ticket.id, command.why, "", WHY[command.why])
                 item = command.item
                 self._send(ticket.peer, raised, () if item is None else [_pack((item.failed, *item.story))])
-
-    def _about(self, command: Deliver) -> Any:
-        """What precedes items: [parts, weight, again] of each, and of a take's also which delivery it is."""
-        if self._queue.is_drain(command.ticket):
-            return None, _given_up(command.items)
-        if self._queue.is_take(command.ticket):
-            return [(len(item.value), item.weight, item.again, item.failed + 1) for item in command.items]
-        return [(len(item.value), item.weight, item.again) for item in command.items]
 
     def _answer(self, peer: bytes, id: int, value: Any) -> None:
         self._send(peer, frames.Ok(id), [_pack(value)])
@@ -221,6 +213,13 @@ class ChannelHost:
             dead = [(key, len(self._queue.undeliverable(key))) for key in self._queue.in_use()]
             answer = (*answer, [(key, count) for key, count in dead if count])
         self._send(peer, frames.Ok(frame.id), [_pack(answer), *parts])
+
+
+def _about(command: Deliver) -> Any:
+    """Return what precedes the items that answer a take or a drain."""
+    if command.kind == "drain":
+        return None, _given_up(command.items)
+    return [(len(item.value), item.weight, item.again, item.failed + 1) for item in command.items]
 
 
 def _given_up(items: Sequence[Item]) -> list[tuple[int, int, str, str]]:

@@ -113,9 +113,13 @@ class LocalChannel:
         work.resolve(value)
         return work
 
-    def acknowledge(self, ticket: Ticket) -> AsyncWork[None]:
-        """Its items were taken."""
+    def acknowledge(self, ticket: Ticket) -> None:
+        """Its items were taken, or processed."""
         self._do(lambda: self._queue.ack(ticket))
+
+    def release(self, ticket: Ticket) -> AsyncWork[None]:
+        """As `acknowledge`, for who waits."""
+        self.acknowledge(ticket)
         return self._known(None)
 
     def fail(self, ticket: Ticket, how: str) -> None:
@@ -218,7 +222,7 @@ class _Take(_Get, Delivery[Any]):
         """The release does."""
 
     def release(self) -> AsyncWork[None]:
-        return self._channel.acknowledge(self.ticket)
+        return self._channel.release(self.ticket)
 
     def fail(self, how: str, later: bool = False) -> None:
         if later:

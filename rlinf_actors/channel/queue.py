@@ -57,10 +57,14 @@ class Accepted(NamedTuple):
 
 
 class Deliver(NamedTuple):
-    """These items, in order; they come back unless the ticket is acknowledged. No items: nothing to acknowledge."""
+    """These items, in order; they come back unless the ticket is acknowledged. No items: nothing to acknowledge.
+
+    `kind` is "take" or "drain" for answers to these, else "".
+    """
 
     ticket: Ticket
     items: tuple[Item, ...]
+    kind: str = ""
 
 
 class Refused(NamedTuple):
@@ -163,14 +167,6 @@ class ChannelQueue:
         """True if that delivery may come back."""
         return ticket in self._delivered
 
-    def is_take(self, ticket: Ticket) -> bool:
-        """True if that delivery answers a take."""
-        return ticket in self._takers
-
-    def is_drain(self, ticket: Ticket) -> bool:
-        """True if that delivery is of items that were given up."""
-        return ticket in self._drains
-
     @property
     def drained(self) -> bool:
         """True if it is closed, and every item was acknowledged: the channel is not needed any more."""
@@ -245,7 +241,7 @@ class ChannelQueue:
             self._drains.add(ticket)
             queue.out += 1
         self._drop_if_unused(key, queue)
-        return [Deliver(ticket, items)]
+        return [Deliver(ticket, items, "drain")]
 
     def ack(self, ticket: Ticket) -> list[Command]:
         """Its items have reached the user's code, or were processed. Unknown tickets are ignored: their items went
@@ -259,7 +255,7 @@ class ChannelQueue:
         queue.out -= 1
         if self._takers:
             self._takers.pop(ticket, None)
-        if ticket in self._drains:
+        if self._drains and ticket in self._drains:
             self._drains.remove(ticket)
         else:
             queue.count -= len(items)
@@ -470,6 +466,7 @@ class ChannelQueue:
             queue.out += 1
             if getter.taker is not None:
                 self._takers[ticket] = getter.taker
+                return Deliver(ticket, items, "take")
         return Deliver(ticket, items)
 
     def _end_getters(self, key: Hashable, queue: _Key) -> list[Command]:
