@@ -12,10 +12,10 @@ from typing import Any, Literal, overload
 from rlinf_actors import forks
 from rlinf_actors.channel.backend import Backend, T
 from rlinf_actors.channel.connecting import Connecting, Plan, find, make, member
+from rlinf_actors.channel.items import MAX_DELIVERIES
 from rlinf_actors.channel.keeping import Joint
 from rlinf_actors.channel.keys import DEFAULT_KEY
 from rlinf_actors.channel.local import LocalChannel
-from rlinf_actors.channel.queue import MAX_DELIVERIES
 from rlinf_actors.channel.take import Take
 from rlinf_actors.channel.views import ChannelViews
 from rlinf_actors.cluster.attach import worker_job

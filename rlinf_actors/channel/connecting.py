@@ -15,8 +15,8 @@ from typing import Any
 
 from rlinf_actors.channel.backend import View
 from rlinf_actors.channel.client import RemoteChannel, end_of_channel, remote_channel
+from rlinf_actors.channel.items import MAX_DELIVERIES
 from rlinf_actors.channel.keeping import Kept, Later
-from rlinf_actors.channel.queue import MAX_DELIVERIES
 from rlinf_actors.channel.requests import Request, Requests
 from rlinf_actors.cluster.attach import WorkerJob, worker_job
 from rlinf_actors.cluster.cluster import Cluster

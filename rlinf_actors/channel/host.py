@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from rlinf_actors.channel.queue import Accepted, ChannelQueue, Command, Deliver, Item, Ticket
+from rlinf_actors.channel.items import Accepted, Command, Deliver, Item, Ticket
+from rlinf_actors.channel.queue import ChannelQueue
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.bounds import printable

@@ -11,8 +11,9 @@ from collections.abc import Callable, Hashable
 from typing import Any, TypeVar, cast
 
 from rlinf_actors.channel.backend import Shown, UndeliverableItem, View
+from rlinf_actors.channel.items import Accepted, Command, Deliver, Item, Ticket
 from rlinf_actors.channel.keys import key_bytes, key_of
-from rlinf_actors.channel.queue import Accepted, ChannelQueue, Command, Deliver, Item, Ticket
+from rlinf_actors.channel.queue import ChannelQueue
 from rlinf_actors.channel.taking import Delivery, Taking, not_processed
 from rlinf_actors.errors import CallTimeoutError, ChannelClosedError
 from rlinf_actors.runtime.asyncwork import AsyncWork

@@ -9,7 +9,8 @@ import typing
 from collections.abc import Callable
 
 from rlinf_actors.channel.host import ChannelHost as Host
-from rlinf_actors.channel.queue import MAX_DELIVERIES, ChannelQueue
+from rlinf_actors.channel.items import MAX_DELIVERIES
+from rlinf_actors.channel.queue import ChannelQueue
 from rlinf_actors.cluster.attach import worker_job
 from rlinf_actors.errors import RlinfActorsError
 from rlinf_actors.model.buffers import Buffer, lent
