@@ -25,9 +25,9 @@ Reply = Callable[["Invocation", frames.AnyFrame, Sequence[Buffer]], None]
 
 
 _NOT_A_GENERATOR = "{}() does not stream: it is not a generator"
-_NO_STREAM = (
-    "{0}() returned a {1}, which cannot be sent. To stream its items make {0}() itself a generator: write "
-    "'yield from ...' in place of 'return ...', in a decorator of it too; or return a list"
+_TO_STREAM = (
+    "To stream its items make {}() itself a generator: write 'yield from ...' in place of 'return ...', in a decorator "
+    "of it too; or return a list"
 )
 
 
@@ -164,8 +164,9 @@ class Invocation:
         try:
             parts = payload.encode(value, f"the result of {self.method}()", copy=self._copy)
         except SerializationError as error:
-            iterates = hasattr(value, "__next__") or hasattr(value, "__anext__")
-            self.fail(SerializationError(_NO_STREAM.format(self.method, type(value).__name__)) if iterates else error)
+            if hasattr(value, "__next__") or hasattr(value, "__anext__"):
+                error = SerializationError(f"{error}. {_TO_STREAM.format(self.method)}", path=error.path)
+            self.fail(error)
             return
         except Unwound:
             raise
