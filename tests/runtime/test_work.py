@@ -222,3 +222,10 @@ def test_a_watcher_that_raises_silences_no_other(caplog):
     watched.gone("driver-1")
     assert told == ["second"]
     assert "ZeroDivisionError" in caplog.text
+
+
+async def test_a_wait_that_blocks_a_running_loop_is_named_in_debug_mode(caplog):
+    asyncio.get_running_loop().set_debug(True)
+    with pytest.raises(CallTimeoutError):
+        Promise("the answer").wait(0.01)
+    assert "waiting for the answer blocks a running event loop: await it, or use async_op=True" in caplog.text
