@@ -25,7 +25,7 @@ class World:
             construction = Construction("m:C", [b"args"], 0, lambda raised, parts, peer: WorkerError(raised.text))
         soon = None if owner else asyncio.get_running_loop().call_soon
         self.group = RemoteGroup(
-            network, "driver:x", "here", "ns", "g", ["n0"], construction, self.failed.append, soon, me="my-id"
+            network, "driver:x", "here", "ns", "g", ["n0"], construction, self.failed.append, soon=soon, me="my-id"
         )
         self.group.adopt(GroupState("ns", "g", "m:C", "o", "running", [self.state()], "tok"))
 

@@ -36,7 +36,7 @@ class World:
             construction = Construction("m:C", [b"args"], 3, lambda raised, parts, peer: WorkerError(raised.text))
         soon = None if owner else asyncio.get_running_loop().call_soon
         self.group = RemoteGroup(
-            network, "driver:x", "here", "ns", "g", ["n0", "n1"], construction, self.failed.append, soon
+            network, "driver:x", "here", "ns", "g", ["n0", "n1"], construction, self.failed.append, soon=soon
         )
         self.group.adopt(GroupState("ns", "g", "m:C", "o", "starting", [self.state(0, "starting")], "tok"))
 
