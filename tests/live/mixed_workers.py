@@ -141,6 +141,9 @@ class Mixed(Worker):
     def take(self, channel: Channel, arrays_too: bool) -> bool:
         return same(channel.get(), expected(arrays_too))
 
+    def take_some(self, channel: Channel, count: int) -> list[Any]:
+        return [channel.get() for _ in range(count)]
+
     def put_by_value(self, channel: Channel) -> None:
         channel.put(lambda: 1)
         channel.put("next")
@@ -158,6 +161,20 @@ class Mixed(Worker):
     async def stream(self, arrays_too: bool) -> Any:
         for _ in range(3):
             yield expected(arrays_too)
+
+
+class Arm(Worker):
+    """Has a robot, with its lease."""
+
+    def on_lease_lost(self) -> None:
+        """The arm of these tests has nothing to stop."""
+
+    def about(self) -> tuple[str, int, bool]:
+        return self.hardware_infos[0].address, sys.version_info[1], self.lease_page.held()
+
+    def report(self, channel: Channel, count: int) -> None:
+        for n in range(count):
+            channel.put(Reading("arm", [float(n)]))
 
 
 def expected(arrays_too: bool) -> list[Any]:

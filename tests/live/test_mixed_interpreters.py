@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 
+import arm_hardware as ah
 import environments
 import mixed_workers as mw
 import numpy
@@ -78,13 +79,15 @@ def nodes(pythons):
     start_ours = local_cluster.start_agentd
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(local_cluster, "start_agentd", start)
-        with LocalCluster(4, env={"PYTHONPATH": f"{HERE.parents[1]}:{HERE}"}) as local:
+        env = {"PYTHONPATH": f"{HERE.parents[1]}:{HERE}", "RLINF_EXT_MODULE": "arm_hardware"}
+        with LocalCluster(4, env=env) as local:
             yield local
 
 
 @pytest.fixture(scope="module")
 def cluster(nodes, pythons):
-    labels = [{"label": "py10", "node_ranks": 1}]
+    arm = {"type": "LeasedArm", "configs": [{"node_rank": 1, "address": ah.ADDRESSES[0]}]}
+    labels = [{"label": "py10", "node_ranks": 1}, {"label": "lab", "node_ranks": 1, "hardware": arm}]
     for rank, minor in ((2, 12), (3, 13)):
         interpreter = {"node_ranks": rank, "python_interpreter_path": pythons[minor]}
         labels.append({"label": f"py{minor}", "node_ranks": rank, "env_configs": [interpreter]})
@@ -158,6 +161,19 @@ def test_channels_from_all_of_them(groups, cluster, host):
     groups[10].put(channel, True).wait()
     assert mw.same(channel.get(), mw.expected(True))
     channel.close()
+
+
+def test_a_robot_on_a_node_of_3_10_reports_to_all(groups, cluster):
+    for name in ("arm", "arm-again"):  # the lease ends with its group
+        arm = mw.Arm.create_group().launch(cluster, ah.on(0), name=name)
+        assert arm.about().wait() == [(ah.ADDRESSES[0], 10, True)]
+        channel = Channel.create(f"readings-of-{name}", node_rank=2)
+        reporting = arm.report(channel, 4)
+        got = [channel.get(), *groups[12].take_some(channel, 2).wait()[0], *groups[13].take_some(channel, 1).wait()[0]]
+        assert got == [mw.Reading("arm", [float(n)]) for n in range(4)]
+        reporting.wait()
+        channel.close()
+        arm.shutdown()
 
 
 ACROSS = r"sent by value comes from Python 3\.{} and this process runs 3\.{}: put it in a module that both can import"
