@@ -4,11 +4,14 @@ stands still meanwhile.
 
 from __future__ import annotations
 
+import os
+import signal
+
 import channel_workers as cw
 import pace
 import pytest
 
-from rlinf_actors import Channel
+from rlinf_actors import Channel, UsageError
 
 pytestmark = pytest.mark.live
 
@@ -67,3 +70,22 @@ async def test_in_a_driver(local, cluster, channel):
     assert ended.pop("describe").startswith("Channel 'theirs': ")
     assert ended.pop("repr") == "<Channel 'theirs'>"
     assert ended == ENDED
+
+
+def test_what_waits_for_a_head_that_stands_still_ends_with_the_cluster(local, cluster, channel):
+    os.kill(local.nodes[0].pid, signal.SIGSTOP)
+    try:
+        works = [
+            channel.put(1, async_op=True),
+            channel.get(async_op=True),
+            channel.describe(async_op=True),
+            channel.close(async_op=True),
+            Channel.create("never", async_op=True),
+            Channel.connect("theirs", async_op=True),
+        ]
+        cluster.shutdown()
+        for work in works:
+            with pytest.raises(UsageError):
+                work.wait(pace.PATIENCE_S)
+    finally:
+        os.kill(local.nodes[0].pid, signal.SIGCONT)
