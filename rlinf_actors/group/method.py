@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar
+from collections.abc import AsyncIterable, Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar, cast
 
 from rlinf_actors.errors import UsageError
+from rlinf_actors.group.mapping import TRIES, MapResult, Pool
 from rlinf_actors.group.names import Method
 from rlinf_actors.group.result import WorkerGroupFuncResult
 from rlinf_actors.group.retries import RetriedResult
@@ -14,9 +15,14 @@ from rlinf_actors.wire import payload
 
 if TYPE_CHECKING:
     from rlinf_actors.group.control import GroupControl
+    from rlinf_actors.model.buffers import Buffer
     from rlinf_actors.runtime.peer import Peer
+    from rlinf_actors.runtime.process import Runtime
 
 P = ParamSpec("P")
+Q = ParamSpec("Q")
+X = TypeVar("X")
+V = TypeVar("V")
 Result = TypeVar("Result", covariant=True)
 
 
@@ -68,22 +74,84 @@ class RemoteMethod(Generic[P, Result]):
             SerializationError: an argument cannot be pickled; names its path.
             UsageError: the view's deadline or retries do not go with this method.
         """
-        runtime = self._control.runtime
-        runtime.check_usable()
-        self._check()
-        parts = payload.encode_call(args, kwargs, copy=runtime.copy)
-        result: Any
-        if self._method.streams:
-            result = StreamResult(runtime, self._name, self._peers(), parts, beside=self._method.concurrent > 0)
-        else:
-            result = self._result()
-            result._start(parts)
-        returned: Result = result
-        return returned
+        runtime = self._checked()
+        result: Result = self._send(payload.encode_call(args, kwargs, copy=runtime.copy))
+        return result
 
-    def _result(self) -> WorkerGroupFuncResult[Any]:
-        """Return the result of a call that is about to be sent."""
+    def scatter(
+        self: Callable[Concatenate[X, Q], Result], values: Iterable[X], *args: Q.args, **kwargs: Q.kwargs
+    ) -> Result:
+        """Call each rank with a value of its own: ``group.step.scatter(batches, lr=0.1)``; returns at once.
+
+        Args:
+            values: for each rank of the group or view, in rank order, its first argument.
+            *args, **kwargs: what follows it, the same for all ranks.
+
+        Returns:
+            As a call: results in rank order.
+
+        Raises:
+            ValueError: there are more values than ranks, or fewer.
+            SerializationError: an argument cannot be pickled; names its path.
+            UsageError: the view's deadline or retries do not go with this method.
+        """
+        method = cast("RemoteMethod[..., Any]", self)  # typed as what it is called with, so that values are checked
+        given, ranks = list(values), len(method._peers())
+        if len(given) != ranks:
+            raise ValueError(
+                f"{method._name}.scatter() was given {len(given)} values for {ranks} ranks of group "
+                f"{method._control.name!r}: it takes one for each"
+            )
+        copy = method._checked().copy
+        each = [payload.encode_call((value, *args), kwargs, copy=copy) for value in given]
+        result: Result = method._send(*each)
+        return result
+
+    def map(  # type: ignore[misc]
+        self: Callable[[X], WorkerGroupFuncResult[V]],
+        items: Iterable[X] | AsyncIterable[X],
+        max_in_flight: int = 2,
+        ordered: bool = False,
+    ) -> MapResult[V]:
+        """Call the method once for each item, on whichever rank is free: ``for value in group.step.map(items): ...``.
+
+        Nothing is drawn or sent before the result is iterated, by ``for`` or ``async for``. Items are drawn as ranks
+        get free and results are taken, so they may be without end; see MapResult.
+
+        An item of a worker that died is sent to another one if the method is marked ``@Worker.idempotent``: three
+        times in all at most, or as often as a view of ``with_retries`` says. Workers that were started again take
+        items again.
+
+        Args:
+            items: what the method is called with, as its only argument. Plain or async iterable; an async one needs
+                ``async for``.
+            max_in_flight: calls that each rank has at a time. With 2 the next one is there when one ends.
+            ordered: yield results in the order of the items, not as they come.
+
+        Raises:
+            ValueError: *max_in_flight* is no whole number of 1 or more.
+            UsageError: the method streams; or, as the iteration begins, see MapResult.
+        """
+        method = cast("RemoteMethod[..., Any]", self)
+        return method._map(items, max_in_flight, ordered)
+
+    def _map(self, items: Any, max_in_flight: int, ordered: bool) -> MapResult[Any]:
+        if isinstance(max_in_flight, bool) or not isinstance(max_in_flight, int) or max_in_flight < 1:
+            raise ValueError(f"max_in_flight is {max_in_flight!r}; it must be a whole number, 1 or more")
+        if self._method.streams:
+            raise UsageError(f"{self._name}() streams, and map() takes one result for each item: call it on the ranks")
+        runtime, (timeout, retries) = self._checked(), self._options
+        ranks = [peer.rank for peer in self._peers()]
+        tries = (1 + retries if retries else TRIES) if self._method.idempotent else 1
+        group = self._control.group
+        pool = Pool(runtime, group, self._name, self._method, ranks, max_in_flight, timeout, ordered, tries)
+        return MapResult(pool, items, lambda item: payload.encode_call((item,), {}, copy=runtime.copy))
+
+    def _send(self, *parts: Sequence[Buffer]) -> Any:
+        """Send the call: the same arguments to every rank, or to each its own."""
         runtime, (timeout, retries) = self._control.runtime, self._options
+        if self._method.streams:
+            return StreamResult(runtime, self._name, self._peers(), parts, beside=self._method.concurrent > 0)
         result: WorkerGroupFuncResult[Any]
         if retries:
             result = RetriedResult(runtime, self._name, self._peers(), timeout, self._control.group, retries)
@@ -91,10 +159,13 @@ class RemoteMethod(Generic[P, Result]):
             result = WorkerGroupFuncResult(runtime, self._name, self._peers(), timeout)
         if self._method.concurrent:
             result._beside = True
+        result._start(*parts)
         return result
 
-    def _check(self) -> None:
-        name, (timeout, retries) = self._name, self._options
+    def _checked(self) -> Runtime:
+        """Return the runtime, if the method can be called so."""
+        runtime, name, (timeout, retries) = self._control.runtime, self._name, self._options
+        runtime.check_usable()
         if self._method.streams and timeout is not None:
             raise UsageError(
                 f"{name}() streams, and a stream has no deadline: leave the loop when it has run long enough"
@@ -109,6 +180,7 @@ class RemoteMethod(Generic[P, Result]):
                 f"{self._control.cls_name}.{name}() is not marked idempotent, and with_retries() may run it twice: "
                 f"write @Worker.idempotent above its def if that does no harm, or call it without with_retries()"
             )
+        return runtime
 
     def _peers(self) -> Sequence[Peer]:
         """Return the peers as they are now: a rank that was started again has another."""

@@ -103,13 +103,15 @@ class WorkerGroupFuncResult(Work["list[T]"], Generic[T]):
 
     # --- sending (the caller's thread) ---
 
-    def _start(self, parts: Sequence[Buffer]) -> None:
+    def _start(self, *parts: Sequence[Buffer]) -> None:
+        """Send the call: the same arguments to every rank, or to each its own."""
         call = self._call = new_call()
         header = frames.encode(frames.Call(call, self._method, self._timeout or 0.0))
         for index, peer in enumerate(self._peers):
             idle = not peer.pending
             peer.open(Slot(self, index), call)
-            peer.post(header, parts, now=idle, alone=self._once and len(self._peers) == 1)
+            own = len(parts) > 1 or len(self._peers) == 1
+            peer.post(header, parts[index] if own else parts[0], now=idle, alone=self._once and own)
         if self._timeout is not None:
             self._runtime.io.call(self._arm, self._timeout)
 

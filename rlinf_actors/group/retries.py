@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_TRIED_AGAIN = (EndedError, ConnectionLostError, WorkerStartError)
+WORKER_GONE = (EndedError, ConnectionLostError, WorkerStartError)
 """What a peer fails its calls by when the worker, or the connection to it, is gone. What a method raised comes as an
 answer, and is never tried again.
 """
@@ -53,7 +53,7 @@ class RetriedResult(WorkerGroupFuncResult[T]):
         self._group = group
         self._retries = retries
         self._tries = [1] * len(self._places)
-        self._parts: Sequence[Buffer] = ()
+        self._parts: Sequence[Sequence[Buffer]] = ()
         self._last: dict[int, Exception] = {}  # what the last tries failed by, which other calls may have failed by too
         self._end = 0.0 if timeout is None else time.monotonic() + timeout
 
@@ -67,12 +67,12 @@ class RetriedResult(WorkerGroupFuncResult[T]):
         """See runtime.lost.Failed."""
         return super().cause if self._failed is None else self._last.get(self._failed, super().cause)
 
-    def _start(self, parts: Sequence[Buffer]) -> None:
-        self._parts = parts
-        super()._start(parts)
+    def _start(self, *parts: Sequence[Buffer]) -> None:
+        self._parts = parts if len(parts) > 1 else parts * len(self._places)
+        super()._start(*parts)
 
     def _arrived(self, index: int, answer: Any, failed: bool) -> None:
-        if isinstance(answer, _TRIED_AGAIN):
+        if isinstance(answer, WORKER_GONE):
             if self._send_again(index):
                 return
             self._last[index] = answer
@@ -91,7 +91,7 @@ class RetriedResult(WorkerGroupFuncResult[T]):
             self._tries[index] += 1
             self._places[index] = new
         new.open(Slot(self, index), self._call)
-        new.post(frames.encode(frames.Call(self._call, self._method, left)), self._parts, now=True, alone=False)
+        new.post(frames.encode(frames.Call(self._call, self._method, left)), self._parts[index], now=True, alone=False)
         if self._cancelled or self._expired:  # since the look above: who gave up did not find this peer
             new.forget(self._call)
         return True

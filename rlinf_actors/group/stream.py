@@ -65,12 +65,13 @@ class _Feed:
         self._left = len(peers)
         self._closed = False
 
-    def start(self, parts: Sequence[Buffer]) -> None:
-        for peer in self._peers:
+    def start(self, parts: Sequence[Sequence[Buffer]]) -> None:
+        for index, peer in enumerate(self._peers):
             slot = _Slot(self, peer)
             call = peer.open(slot)
             self.calls.append((slot, call))
-            peer.send(frames.Stream(call, self.method, WINDOW), parts, now=True, alone=len(self._peers) == 1)
+            own = len(parts) > 1 or len(self._peers) == 1
+            peer.send(frames.Stream(call, self.method, WINDOW), parts[index] if own else parts[0], now=True, alone=own)
 
     def begin(self) -> None:
         """A loop takes what arrives from now on, an error that is here already included."""
@@ -190,7 +191,13 @@ class StreamResult(Generic[T]):
     """
 
     def __init__(
-        self, runtime: Runtime, method: str, peers: Sequence[Peer], parts: Sequence[Buffer], *, beside: bool = False
+        self,
+        runtime: Runtime,
+        method: str,
+        peers: Sequence[Peer],
+        parts: Sequence[Sequence[Buffer]],
+        *,
+        beside: bool = False,
     ) -> None:
         self._runtime = runtime
         self._peers: Sequence[Peer] = () if beside else peers

@@ -133,7 +133,7 @@ class MemoryNetwork:
         if self.delay:
             self._loop.call_later(self.delay, call)
         else:
-            self._loop.call_soon(call)
+            self._loop.call_soon_threadsafe(call)  # links are sent to by any thread
 
 
 class MemoryListener:

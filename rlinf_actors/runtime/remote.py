@@ -29,7 +29,7 @@ from rlinf_actors.model.restart import launch_of, rank_id
 from rlinf_actors.net.link import Network
 from rlinf_actors.runtime.lost import LostErrors
 from rlinf_actors.runtime.peer import ANSWER_S, Late, Peer
-from rlinf_actors.runtime.work import Promise
+from rlinf_actors.runtime.work import Promise, call_all
 from rlinf_actors.wire import failure, frames
 from rlinf_actors.wire.endings import ending
 from rlinf_actors.wire.values import Endpoint, ExitReport, Extension, GroupHandle, GroupState, WorkerState
@@ -189,6 +189,8 @@ class RemoteGroup:
         self._construction = construction
         self._on_failure = on_failure
         self._on_constructed = on_constructed
+        self._watching = threading.Lock()
+        self._watchers: tuple[Callable[[], object], ...] = ()
         self._soon = soon
         self._reach = reach
         if construction is None and soon is None:
@@ -290,6 +292,25 @@ class RemoteGroup:
         self._connect()
         if len(self.states) == len(self.peers) and all(w.state == "gone" for w in self.states.values()):
             self.gone.resolve(None)
+        call_all(self._watchers)
+
+    def serves(self, rank: int) -> bool:
+        """True if the worker of a rank is known to be up, and constructed if this process does that. Any thread."""
+        state = self.states.get(rank)
+        if state is None or state.state != "running" or state.id != self.peers[rank].worker_id:
+            return False
+        return self._construction is None or self._construction.constructed.get(rank) == state.id
+
+    def watch(self, callback: Callable[[], object]) -> Callable[[], None]:
+        """Call *callback* (loop thread) whenever what `serves` says may have changed, until the result is called."""
+        with self._watching:
+            self._watchers = (*self._watchers, callback)
+
+        def end() -> None:
+            with self._watching:
+                self._watchers = tuple(known for known in self._watchers if known is not callback)
+
+        return end
 
     def _succeed(self, worker: WorkerState) -> bool:
         """A rank has another worker: from now on calls are for that one. False if it is of another group, or older."""
@@ -432,6 +453,7 @@ class RemoteGroup:
         """One worker's class is constructed."""
         assert self._construction is not None
         self._construction.constructed[peer.rank] = peer.worker_id
+        call_all(self._watchers)
         peer.release()
         if len(self._construction.constructed) == len(self.peers):
             if not self._construction.again:

@@ -209,9 +209,7 @@ def test_a_worker_without_its_template_is_an_orphan(tmp_path):
             process.communicate()
 
 
-@pytest.mark.skipif(
-    not can_unshare("--pid", "--fork", "--mount-proc", "true"), reason="needs root and pid namespaces"
-)
+@pytest.mark.skipif(not can_unshare("--pid", "--fork", "--mount-proc", "true"), reason="needs root and pid namespaces")
 def test_what_runs_in_a_container_is_no_orphan_of_this_machine(tmp_path):
     code = "import os, subprocess; os.environ['RLINF_ACTORS_WORKER'] = 'a-1'; subprocess.run(['sh', '-c', 'echo; cat'])"
     template = subprocess.Popen(

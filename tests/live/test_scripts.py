@@ -296,7 +296,6 @@ class TestExitCodes:
         assert "RuntimeError: " in done.stderr
         assert "no arm" in done.stderr
 
-
     def test_a_constructor_that_raises_is_seen_where_a_call_raises_it(self, tmp_path):
         done = run(
             tmp_path,

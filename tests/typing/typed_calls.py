@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from typing_extensions import assert_type
 
     from rlinf_actors.group.group import GroupView
+    from rlinf_actors.group.mapping import MapResult
     from rlinf_actors.group.stream import StreamResult
 
 
@@ -122,6 +123,32 @@ def views(group: WorkerGroup[Counter]) -> None:
         assert_type(info.worker, GroupView[Counter])
         assert_type(info.worker.call(Counter.add, 3).wait()[0], int)
         assert_type(info.rank, int)
+
+
+def per_rank(group: WorkerGroup[Counter]) -> None:
+    assert_type(group.method(Counter.add).scatter([1, 2]), WorkerGroupFuncResult[int])
+    assert_type(group.method(Counter.label).scatter([1, 2], "n"), WorkerGroupFuncResult[str])
+    assert_type(group.method(Counter.label).scatter((1, 2), text="n").wait(), list[str])
+    assert_type(group.method(Counter.history).scatter([1, 2]), StreamResult[float])
+    group.execute_on(0, 1).label.scatter([1, 2], text="n").wait()
+
+
+def over_items(group: WorkerGroup[Counter]) -> None:
+    assert_type(group.method(Counter.add).map(range(10)), MapResult[int])
+    for number in group.method(Counter.add).map(range(10), max_in_flight=4, ordered=True):
+        assert_type(number, int)
+    assert_type(list(group.execute_on(0).method(Counter.default).map([1, 2])), list[list[int]])
+    assert_type(next(iter(group.method(Counter.add_later).map({1, 2}))), int)
+    print([value + 1 for value in group.add.map(range(10))])
+
+
+async def over_items_later(group: WorkerGroup[Counter], items: AsyncIterator[int]) -> None:
+    async for number in group.method(Counter.add).map(items):
+        assert_type(number, int)
+    assert_type([text async for text in group.method(Counter.label).map([1, 2])], list[str])
+    results = group.method(Counter.timed_later).map(items, ordered=True)
+    assert_type(await anext(results), complex)
+    await results.aclose()
 
 
 def results(group: WorkerGroup[Counter]) -> None:

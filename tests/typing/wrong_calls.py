@@ -35,6 +35,10 @@ def wrong(group: WorkerGroup[Counter]) -> None:
     for rank, item in group.call(Counter.add, 3):  # wrong
         print(rank, item, text)
     group.call(Counter.history, 3).wait()  # wrong
+    group.method(Counter.add).scatter(["3"])  # wrong
+    group.method(Counter.add).scatter([3], 4)  # wrong
+    group.method(Counter.add).map(["3"])  # wrong
+    group.method(Counter.history).map([3])  # wrong
     Counter.create_group()  # wrong
     Counter.create_group("3")  # wrong
     Other.create_group(3)  # wrong

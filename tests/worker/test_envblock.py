@@ -75,8 +75,9 @@ def test_more_than_were_reserved_are_overridden_too():
 
 
 def test_an_entry_that_does_not_fit_is_refused_and_leaves_nothing():
-    with pytest.raises(ValueError, match="has 311 bytes; at most 255 fit"), envblock.overridden(
-        {"RLA_OTHER": "1", "RLA_ABSENT": "y" * 300}
+    with (
+        pytest.raises(ValueError, match="has 311 bytes; at most 255 fit"),
+        envblock.overridden({"RLA_OTHER": "1", "RLA_ABSENT": "y" * 300}),
     ):
         pass
     assert (LIBC.getenv(b"RLA_OTHER"), LIBC.getenv(b"RLA_ABSENT")) == (None, None)

@@ -1,0 +1,470 @@
+"""Work over items: ``group.step.map(items)`` gives each item to a rank that is free, and yields the results.
+
+Theory of operation. The thread or task that iterates does everything: it draws items, sends each as a call of one
+rank, and takes results. Answers change the books and wake it. At most `max_in_flight` calls of each rank are under way,
+and no more items than all ranks may have in this way are drawn and not yet taken as results: a slow consumer holds up
+the drawing, and so does the oldest item of an ordered map. Between two steps of the iteration nothing runs here. Calls
+under way are cancelled by `close`, or when the iterator is dropped.
+
+An item of a worker that died goes to another rank if the method is idempotent; else its error is raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import copy
+import itertools
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from rlinf_actors.errors import SerializationError, UsageError
+from rlinf_actors.group.names import Method
+from rlinf_actors.group.result import WorkerGroupFuncResult
+from rlinf_actors.group.retries import WORKER_GONE
+from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.runtime.work import call_all
+
+if TYPE_CHECKING:
+    from rlinf_actors.runtime.peer import Peer
+    from rlinf_actors.runtime.process import Runtime
+    from rlinf_actors.runtime.remote import RemoteGroup
+
+V = TypeVar("V")
+
+TRIES = 3
+"""How many workers an item of an idempotent method may cost, unless `with_retries` says otherwise."""
+
+_END = object()
+
+
+class Loads:
+    """How many items each rank has. Pure.
+
+    Args:
+        ranks: all of them.
+        limit: items that a rank may have.
+    """
+
+    def __init__(self, ranks: Sequence[int], limit: int) -> None:
+        self._of = dict.fromkeys(ranks, 0)
+        self._by_load: list[dict[int, None]] = [dict.fromkeys(ranks), *({} for _ in range(limit))]
+        self.capacity = len(ranks) * limit
+
+    def free(self) -> Iterator[int]:
+        """Yield the ranks that may have more: the fewest items first, of several ranks the one that waits longest."""
+        return (rank for ranks in self._by_load[:-1] for rank in ranks)
+
+    def full(self) -> Iterable[int]:
+        """Return the others."""
+        return self._by_load[-1]
+
+    def change(self, rank: int, by: int) -> None:
+        """A rank has one more, or one less."""
+        if rank in self._of:
+            del self._by_load[self._of[rank]][rank]
+            self._of[rank] += by
+            self._by_load[self._of[rank]][rank] = None
+
+    @property
+    def empty(self) -> bool:
+        """True if no rank takes anything any more."""
+        return not self._of
+
+    def drop(self, rank: int) -> None:
+        """A rank takes nothing any more."""
+        del self._by_load[self._of.pop(rank)][rank]
+
+
+@dataclass(eq=False)
+class _Item:
+    """An item that was drawn.
+
+    Attributes:
+        number: its place among the items, from 0.
+        parts: the encoded call.
+        tries: how often it was sent.
+        peer, call: the last time.
+        lost: numbers of the items that its last worker had when it died.
+    """
+
+    number: int
+    parts: Sequence[Buffer]
+    tries: int = 0
+    peer: Peer = field(init=False)
+    call: WorkerGroupFuncResult[Any] = field(init=False)
+    lost: Sequence[int] = ()
+
+
+class Pool:
+    """The books of a map. Any thread.
+
+    Args:
+        runtime, group: of the calls.
+        name, method: what is called.
+        ranks: those that take items.
+        limit: items that a rank may have.
+        timeout: deadline of each call, in seconds.
+        ordered: results are taken in the order of the items.
+        tries: how often an item may be sent; 1 for a method that is not idempotent.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        group: RemoteGroup,
+        name: str,
+        method: Method,
+        ranks: Sequence[int],
+        limit: int,
+        timeout: float | None,
+        ordered: bool,
+        tries: int,
+    ) -> None:
+        self._runtime = runtime
+        self._group = group
+        self._name = name
+        self._method = method
+        self._timeout = timeout
+        self._ordered = ordered
+        self._tries = tries
+        self._loads = Loads(ranks, limit)
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._next = 0  # number of the item whose result an ordered map gives next
+        self._under_way: dict[int, _Item] = {}
+        self._lost: dict[Peer, list[int]] = {}  # by worker that died: numbers of the items that it had
+        self._again: collections.deque[_Item] = collections.deque()
+        self._finished: dict[int, _Item] = {}
+        self._wakes: list[Callable[[], object]] = []
+        self._gone: Exception | None = None  # why the last rank takes nothing any more
+        self._drawn_all = False
+        self.closed = False
+        self._unwatch = group.watch(self.wake)  # a rank that is up may take an item
+
+    def room(self) -> bool:
+        """True if another item may be drawn. Sends first what has to be sent again."""
+        while (item := self._next_again()) is not None:
+            self._send(item)
+        with self._lock:
+            held = len(self._under_way) + len(self._finished) + len(self._again)
+            free = held < self._loads.capacity and self._free() is not None
+            return free and not (self.closed or self._drawn_all or self._again)
+
+    def send(self, parts: Sequence[Buffer]) -> None:
+        """Send an item that was drawn."""
+        self._send(_Item(next(self._numbers), parts))
+
+    def end_of_items(self) -> None:
+        """There is nothing more to draw."""
+        self._drawn_all = True
+
+    def take(self) -> _Item | bool:
+        """Return an item whose call has ended; True if there is none yet, False at the end.
+
+        Raises:
+            RlinfActorsError: no rank is left that could take an item.
+        """
+        with self._lock:
+            number = self._next if self._ordered else next(iter(self._finished), -1)
+            item = self._finished.pop(number, None)
+            if item is not None:
+                self._next += 1
+                return item
+            if self.closed:
+                return False
+            if self._under_way:
+                return True
+            if self._drawn_all and not self._again:
+                return False
+            if self._loads.empty:
+                assert self._gone is not None, "a rank that has nothing under way was dropped for a reason"
+                raise self._gone.with_traceback(None)
+            return True
+
+    def wait(self) -> None:
+        """Block until an item can be taken or sent.
+
+        Raises:
+            UsageError: that would never come, since this thread is the one that answers; see WorkerGroupFuncResult.
+        """
+        self._runtime.check_usable()
+        gate = threading.Lock()
+        gate.acquire()
+        if self._on_change(gate.release):
+            if self._runtime.serving_thread == threading.get_ident():
+                for item in list(self._under_way.values()):
+                    item.call._before_blocking()
+            gate.acquire()
+
+    async def wait_async(self) -> None:
+        """As `wait`; cancelling it changes nothing."""
+        self._runtime.check_usable()
+        loop = asyncio.get_running_loop()
+        event = asyncio.Event()
+
+        def wake() -> None:
+            try:
+                loop.call_soon_threadsafe(event.set)
+            except RuntimeError:
+                if not loop.is_closed():
+                    raise
+
+        if self._on_change(wake):
+            await event.wait()
+
+    def _on_change(self, wake: Callable[[], object]) -> bool:
+        """Call *wake* at the next change; False, and it is not called, if an item can be taken or sent now."""
+        with self._lock:
+            ready = self._next in self._finished if self._ordered else bool(self._finished)
+            if ready or (self._again and self._free() is not None) or self.closed:
+                return False
+            self._wakes.append(wake)
+            return True
+
+    def wake(self) -> None:
+        """Wake who waits."""
+        with self._lock:
+            wakes, self._wakes = self._wakes, []
+        call_all(wakes)
+
+    def close(self) -> None:
+        """Cancel what is under way and drop what was not taken. Twice is fine."""
+        with self._lock:
+            self.closed = True
+            under_way, finished = list(self._under_way.values()), list(self._finished.values())
+            self._finished.clear()
+            self._again.clear()
+        for item in under_way:
+            item.call.cancel()
+        self._unwatch()
+        for item in finished:
+            item.call._mark_seen()  # whoever leaves the loop early wants nothing of what comes after
+        self.wake()
+
+    def close_soon(self) -> None:
+        """As `close`, a little later: from a destructor, whose thread may hold any lock."""
+        if not self.closed:
+            self._group.peers[0].soon(self.close)
+
+    def _next_again(self) -> _Item | None:
+        with self._lock:
+            if self.closed or not self._again or self._free() is None:
+                return None
+            return self._again.popleft()
+
+    def _send(self, item: _Item) -> None:
+        self._runtime.check_usable()
+        with self._lock:
+            peer = None if self.closed else self._choose()
+            if peer is None:
+                self._again.append(item)
+                return
+            item.peer, item.tries, item.lost = peer, item.tries + 1, ()
+            self._under_way[item.number] = item
+            call = item.call = WorkerGroupFuncResult(self._runtime, self._name, [peer], self._timeout)
+        call._beside = self._method.concurrent > 0
+        call._once = self._tries == 1  # else the arguments may be sent again as they are
+        call._on_done(lambda: self._ended(item, peer, call))
+        call._start(item.parts)
+        if self._tries == 1:
+            item.parts = ()
+        if self.closed:  # since the look above, and before there was anything to cancel
+            call.cancel()
+
+    def _choose(self) -> Peer | None:
+        """Return the worker that takes the next item. Under the lock."""
+        while (rank := self._free()) is not None:
+            peer = self._group.peers[rank]
+            if peer.error is None:
+                self._loads.change(rank, 1)
+                return peer
+            self._gone = peer.error
+            self._loads.drop(rank)  # a worker that is started again has its peer in that place already
+        return None
+
+    def _free(self) -> int | None:
+        """Return the rank that takes the next item, if there is one. Under the lock.
+
+        A rank that is being started (again) is given items only if no rank is up: there they would wait for it.
+        """
+        for rank in self._loads.free():
+            if self._group.serves(rank):
+                return rank
+        if any(self._group.serves(rank) for rank in self._loads.full()):
+            return None
+        return next(self._loads.free(), None)
+
+    def _ended(self, item: _Item, peer: Peer, call: WorkerGroupFuncResult[Any]) -> None:
+        """A call has ended. Loop thread, or the one that finds the peer dead."""
+        died = isinstance(call.cause, WORKER_GONE)
+        again = died and item.tries < self._tries
+        with self._lock:
+            if died:  # the first of its items that fails finds all of them
+                with_it = [number for number, other in self._under_way.items() if other.peer is peer]
+                item.lost = self._lost.setdefault(peer, with_it)
+            del self._under_way[item.number]
+            self._loads.change(peer.rank, -1)
+            if again and not self.closed:
+                self._again.append(item)
+            elif not self.closed:
+                self._finished[item.number] = item
+            dropped = again or self.closed
+        if dropped:
+            call._mark_seen()
+        self.wake()
+
+
+class MapResult(Generic[V]):
+    """The results of `map`: iterate it once, by ``async for value in …`` or ``for value in …``.
+
+    Each step of the iteration draws items, as far as ranks are free, and then waits for a result. So the items are
+    drawn in the thread that iterates; an iterable that blocks holds up the results too, an async iterable does not.
+
+    An error of a call, of the items, or of an item that cannot be pickled is raised, and ends the map: what is under
+    way is cancelled. So it is by `close`, and when the last reference is dropped, as at the end of a loop that was left
+    early. A step that was cancelled, as by ``asyncio.wait_for(anext(results), 1)``, changes nothing.
+    """
+
+    def __init__(self, pool: Pool, items: Any, encode: Callable[[Any], Sequence[Buffer]]) -> None:
+        self._pool = pool
+        self._encode = encode
+        self._drawing = threading.Lock()
+        self._asked: asyncio.Future[Any] | None = None
+        self._error: BaseException | None = None
+        self._later: AsyncIterator[Any] | None = None
+        if hasattr(items, "__aiter__"):
+            self._later = aiter(items)
+        else:
+            self._items = iter(items)
+
+    def __iter__(self) -> Iterator[V]:
+        return self
+
+    def __aiter__(self) -> AsyncIterator[V]:
+        return self
+
+    def __next__(self) -> V:
+        if self._later is not None:
+            raise UsageError("the items come from an async iterable: write async for, or give map() a plain iterable")
+        self._fill()
+        while (item := self._take()) is True:
+            self._pool.wait()
+            self._fill()
+        if isinstance(item, bool):
+            self.close()
+            raise StopIteration
+        value = self._value(item)
+        self._fill()
+        return value
+
+    async def __anext__(self) -> V:
+        self._fill_async()
+        while (item := self._take()) is True:
+            if self._asked is None or not self._asked.done():
+                await self._pool.wait_async()
+            self._fill_async()
+        if isinstance(item, bool):
+            self.close()
+            raise StopAsyncIteration
+        value = self._value(item)
+        self._fill_async()
+        return value
+
+    def __reduce__(self) -> Any:
+        raise SerializationError(
+            "it is the result of map(), which its caller alone can iterate: send the values, as in list(results)"
+        )
+
+    def close(self) -> None:
+        """Cancel what is under way; nothing more comes. Any thread; twice is fine."""
+        self._pool.close()
+        self._stop_asking()
+
+    async def aclose(self) -> None:
+        """As `close`."""
+        self.close()
+
+    def __del__(self) -> None:
+        if "_items" in self.__dict__ or "_later" in self.__dict__:
+            self._pool.close_soon()
+            self._stop_asking()
+
+    def _fill(self) -> None:
+        """Draw items and send them while there is room."""
+        with self._drawing:
+            while self._error is None and self._pool.room():
+                try:
+                    item = next(self._items, _END)
+                    self._pool.end_of_items() if item is _END else self._pool.send(self._encode(item))
+                except Exception as error:  # noqa: BLE001 - the next step raises it: this one may have a result to give
+                    self._error = error
+
+    def _fill_async(self) -> None:
+        pool = self._pool  # what a callback holds: this object is dropped, and closed, while the next item is awaited
+        if self._later is None:
+            self._fill()
+            return
+        while self._error is None and self._pool.room():
+            if self._asked is None:
+                self._asked = asyncio.ensure_future(_next_of(self._later))
+                self._asked.add_done_callback(lambda _: pool.wake())
+            if not self._asked.done():
+                return
+            asked, self._asked = self._asked, None
+            try:
+                item = asked.result()
+                self._pool.end_of_items() if item is _END else self._pool.send(self._encode(item))
+            except Exception as error:  # noqa: BLE001 - as above
+                self._error = error
+
+    def _take(self) -> _Item | bool:
+        try:
+            if self._error is not None and not self._pool.closed:
+                raise self._error
+            return self._pool.take()
+        except BaseException:
+            self.close()
+            raise
+
+    def _value(self, item: _Item) -> V:
+        try:
+            value: V = item.call.wait()[0]
+        except BaseException as error:
+            self.close()
+            if not item.lost:
+                raise
+            raise _may_have_run(error, item) from None
+        return value
+
+    def _stop_asking(self) -> None:
+        asked, self._asked = self._asked, None
+        if asked is None:
+            return
+        if asked.done():
+            asked.cancelled() or asked.exception()  # it is looked at: nobody wants that item any more
+            return
+        try:
+            asked.get_loop().call_soon_threadsafe(asked.cancel)
+        except RuntimeError:
+            if not asked.get_loop().is_closed():
+                raise
+
+
+async def _next_of(items: AsyncIterator[Any]) -> Any:
+    return await anext(items, _END)
+
+
+def _may_have_run(error: BaseException, item: _Item) -> BaseException:
+    """Return the error of a worker that died, with the items that it had."""
+    numbers = ", ".join(map(str, sorted(item.lost)))
+    advice = "mark the method @Worker.idempotent to have such items given to other workers"
+    if item.tries > 1:
+        advice = f"item {item.number} was sent {item.tries} times"
+    told = copy.copy(error)
+    told.args = (
+        f"{error.args[0]}\n{item.call._method}() may have run for items {numbers} of map() (counted from 0); {advice}",
+    )
+    return told

@@ -1,0 +1,523 @@
+"""Work over items: who gets which, how many are drawn, and what is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import logging
+import threading
+
+import group_kit
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_retried_calls import is_gone, restarts
+
+from rlinf_actors.errors import CallTimeoutError, GroupClosedError, SerializationError, UsageError, WorkerDiedError
+from rlinf_actors.group.mapping import Loads
+from rlinf_actors.wire import frames
+from rlinf_actors.wire.values import ExitReport, WorkerState
+from rlinf_actors.worker.worker import Worker
+
+
+class Squares(Worker):
+    def square(self, n: int) -> int:
+        return n * n
+
+    @Worker.idempotent
+    def again(self, n: int) -> int:
+        return n * n
+
+    def stop(self): ...
+
+    async def stream(self, n: int):
+        yield n
+
+
+@pytest.fixture
+async def world():
+    return group_kit.World(2, Squares)
+
+
+def counted(items=None):
+    """Items, and how many were drawn by now."""
+    drawn = []
+
+    def draw():
+        for item in itertools.count() if items is None else items:
+            drawn.append(item)
+            yield item
+
+    return draw(), drawn
+
+
+async def answer(rank, n):
+    """A rank answers its n-th call with the square of what it was given."""
+    call = await rank.call(n)
+    rank.ok(call.id, rank.args[n][0][0] ** 2)
+
+
+async def answer_all(rank):
+    """A rank answers whatever comes, until it is cancelled."""
+    for n in itertools.count():
+        await answer(rank, n)
+
+
+@pytest.fixture
+async def serving(world):
+    """The world, with ranks that answer by themselves."""
+    tasks = [asyncio.create_task(answer_all(rank)) for rank in world.ranks]
+    yield world
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def args(rank):
+    return [given[0] for given, _ in rank.args]
+
+
+def cancels(rank):
+    return [frame.id for frame in rank.calls if isinstance(frame, frames.Cancel)]
+
+
+class TestForms:
+    async def test_async_for(self, serving):
+        values = [value async for value in serving.group.square.map(range(100))]
+        assert sorted(values) == [n * n for n in range(100)]
+        assert sorted(args(serving.ranks[0]) + args(serving.ranks[1])) == list(range(100))
+        assert all(rank.calls for rank in serving.ranks)
+
+    async def test_plain_for_in_a_thread(self, serving):
+        def run():
+            return list(serving.group.square.map(range(100), ordered=True))
+
+        assert await asyncio.to_thread(run) == [n * n for n in range(100)]
+
+    async def test_by_the_typed_method_and_on_a_view(self, serving):
+        results = serving.group.execute_on(1).method(Squares.square).map([2, 3], ordered=True)
+        assert [value async for value in results] == [4, 9]
+        assert serving.ranks[0].calls == []
+
+    async def test_an_async_iterable(self, serving):
+        async def items():
+            for n in range(50):
+                await asyncio.sleep(0)
+                yield n
+
+        assert sorted([value async for value in serving.group.square.map(items())]) == [n * n for n in range(50)]
+
+    async def test_no_items(self, world):
+        async def none():
+            return
+            yield
+
+        for items in ([], iter(()), none()):
+            assert [value async for value in world.group.square.map(items)] == []
+
+    async def test_an_async_iterable_needs_async_for(self, world):
+        async def items():
+            yield 1
+
+        with pytest.raises(UsageError, match="write async for"):
+            next(world.group.square.map(items()))
+
+    async def test_nothing_is_drawn_before_the_first_step(self, world):
+        items, drawn = counted()
+        results = world.group.square.map(items)
+        await world.said_to(0)
+        del results
+        assert drawn == []
+
+    @pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "2"])
+    async def test_max_in_flight_is_a_whole_number(self, world, wrong):
+        with pytest.raises(ValueError, match=r"max_in_flight is .*; it must be a whole number, 1 or more"):
+            world.group.square.map([1], max_in_flight=wrong)
+
+    async def test_methods_that_stream_are_refused(self, world):
+        with pytest.raises(UsageError, match=r"stream\(\) streams"):
+            world.group.stream.map([1])
+
+    async def test_what_is_not_iterable(self, world):
+        with pytest.raises(TypeError, match="not iterable"):
+            world.group.square.map(3)
+
+
+class TestBounds:
+    async def test_each_rank_has_at_most_so_many_and_the_free_one_gets_the_next(self, world):
+        items, drawn = counted()
+        results = world.group.square.map(items, max_in_flight=2)
+        step = asyncio.create_task(anext(results))
+        await asyncio.gather(*(rank.until(2) for rank in world.ranks))
+        assert (args(world.ranks[0]), args(world.ranks[1])) == ([0, 2], [1, 3])
+        await answer(world.ranks[1], 0)
+        assert await step == 1
+        await world.ranks[1].until(3)
+        assert (args(world.ranks[0]), args(world.ranks[1])) == ([0, 2], [1, 3, 4])
+        assert drawn == [0, 1, 2, 3, 4]
+
+    async def test_a_slow_consumer_holds_up_the_drawing(self, serving):
+        items, drawn = counted()
+        results = serving.group.square.map(items, max_in_flight=3)
+        for taken in range(1, 20):
+            await anext(results)
+            for rank in serving.ranks:  # whatever they can answer, they have answered
+                await rank.until(len(rank.args))
+            assert len(drawn) == taken + 6
+
+    async def test_the_oldest_item_of_an_ordered_map_holds_up_the_drawing(self, world):
+        items, drawn = counted()
+        results = world.group.square.map(items, max_in_flight=2, ordered=True)
+        step = asyncio.create_task(anext(results))
+        await world.ranks[1].until(2)
+        await answer(world.ranks[1], 0)
+        await answer(world.ranks[1], 1)
+        await answer(world.ranks[0], 1)
+        assert drawn == [0, 1, 2, 3]
+        assert not step.done()
+        await answer(world.ranks[0], 0)
+        assert await step == 0
+        assert [await anext(results) for _ in range(3)] == [1, 4, 9]
+        assert len(drawn) == 4 + 4
+
+    async def test_an_async_iterable_is_asked_for_one_at_a_time_and_holds_up_no_result(self, world):
+        asked, gate = [], asyncio.Event()
+
+        async def items():
+            for n in itertools.count():
+                asked.append(n)
+                if n == 2:
+                    await gate.wait()
+                yield n
+
+        results = world.group.square.map(items(), max_in_flight=8)
+        step = asyncio.create_task(anext(results))
+        await answer(world.ranks[0], 0)
+        assert await step == 0
+        assert asked == [0, 1, 2]
+        await answer(world.ranks[1], 0)
+        assert await anext(results) == 1
+        gate.set()
+        step = asyncio.create_task(anext(results))
+        await answer(world.ranks[0], 1)
+        assert await step == 4
+
+
+class TestErrors:
+    async def test_an_error_of_a_call_ends_the_map_and_cancels_the_rest(self, world, caplog):
+        results = world.group.square.map(itertools.count(), max_in_flight=2)
+        step = asyncio.create_task(anext(results))
+        calls = [(await rank.until(2))[:2] for rank in world.ranks]
+        world.ranks[1].raises(calls[1][0].id, ValueError("no square"))
+        with pytest.raises(ValueError, match="arms:1 on n1 raised ValueError: no square"):
+            await step
+        assert [value async for value in results] == []
+        await asyncio.gather(world.ranks[0].until(4), world.ranks[1].until(3))
+        assert cancels(world.ranks[0]) == [call.id for call in calls[0]]
+        assert cancels(world.ranks[1]) == [calls[1][1].id]
+        del results, step
+        gc.collect()
+        assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+    async def test_results_before_an_error_are_yielded_first_in_an_ordered_map(self, world):
+        results = world.group.square.map(range(4), ordered=True)
+        step = asyncio.create_task(anext(results))
+        world.ranks[1].raises((await world.ranks[1].call(0)).id, ValueError("one"))
+        await answer(world.ranks[0], 0)
+        assert await step == 0
+        with pytest.raises(ValueError, match="one"):
+            await anext(results)
+
+    @pytest.mark.parametrize("later", [False, True])
+    async def test_an_error_of_the_items_is_raised_after_the_result_at_hand(self, serving, later):
+        def items():
+            yield 3
+            raise LookupError("no more")
+
+        async def later_items():
+            for item in items():
+                yield item
+
+        results = serving.group.square.map(later_items() if later else items(), max_in_flight=1)
+        with pytest.raises(LookupError, match="no more"):
+            [value async for value in results]
+        assert [value async for value in results] == []
+
+    async def test_an_item_that_cannot_be_pickled(self, world):
+        results = world.group.square.map([1, threading.Lock()])
+        with pytest.raises(SerializationError, match=r"args\[0\]"):
+            await anext(results)
+        await world.ranks[0].until(2)
+        assert len(cancels(world.ranks[0])) == 1
+
+    async def test_a_deadline_holds_for_each_item(self, world):
+        results = world.group.with_timeout(0.05).square.map([1])
+        with pytest.raises(CallTimeoutError, match=r"square\(\) had 0.05 s"):
+            await anext(results)
+
+    async def test_the_groups_end(self, world):
+        results = world.group.square.map(itertools.count())
+        step = asyncio.create_task(anext(results))
+        await world.ranks[0].call()
+        world.remote.close()
+        with pytest.raises(GroupClosedError):
+            await step
+        with pytest.raises(GroupClosedError):
+            await anext(world.group.square.map([1]))
+
+
+class TestLeaving:
+    async def left_behind(self, world):
+        await asyncio.gather(*(rank.until(4) for rank in world.ranks))
+        for rank in world.ranks:
+            assert sorted(cancels(rank)) == [frame.id for frame in rank.calls if isinstance(frame, frames.Call)]
+        assert all(not peer.pending for peer in world.remote.peers)
+
+    async def test_dropping_it(self, world):
+        results = world.group.square.map(itertools.count())
+        step = asyncio.create_task(anext(results))
+        await asyncio.gather(*(rank.until(2) for rank in world.ranks))
+        step.cancel()
+        await asyncio.gather(step, return_exceptions=True)
+        del results, step
+        await self.left_behind(world)
+
+    async def test_closing_it(self, world):
+        results = world.group.square.map(itertools.count())
+        step = asyncio.create_task(anext(results))
+        await asyncio.gather(*(rank.until(2) for rank in world.ranks))
+        await results.aclose()
+        results.close()
+        with pytest.raises(StopAsyncIteration):
+            await step
+        await self.left_behind(world)
+
+    async def test_a_break(self, world):
+        async def loop():
+            async for _ in world.group.square.map(itertools.count(), max_in_flight=1):
+                break
+
+        looping = asyncio.create_task(loop())
+        await answer(world.ranks[0], 0)
+        await looping
+        await asyncio.gather(world.ranks[0].until(3), world.ranks[1].until(2))
+        assert all(not peer.pending for peer in world.remote.peers)
+
+    async def test_while_an_async_iterable_is_asked(self, world):
+        ended = asyncio.Event()
+
+        async def items():
+            yield 1
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+        results = world.group.square.map(items())
+        step = asyncio.create_task(anext(results))
+        await answer(world.ranks[0], 0)
+        assert await step == 1
+        del results, step
+        await asyncio.wait_for(ended.wait(), 10)
+
+    async def test_a_cancelled_step_changes_nothing(self, world):
+        results = world.group.square.map([5, 6])
+        step = asyncio.create_task(anext(results))
+        await world.ranks[0].call()
+        step.cancel()
+        await asyncio.gather(step, return_exceptions=True)
+        await answer(world.ranks[0], 0)
+        await answer(world.ranks[1], 0)
+        assert sorted([value async for value in results]) == [25, 36]
+
+    async def test_an_error_behind_is_not_reported(self, world, caplog):
+        results = world.group.square.map([1, 2])
+        step = asyncio.create_task(anext(results))
+        await answer(world.ranks[0], 0)
+        assert await step == 1
+        world.ranks[1].raises((await world.ranks[1].call()).id, ValueError("two"))
+        await world.said_to(1)
+        del results, step
+        gc.collect()
+        await asyncio.sleep(0)
+        assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+class TestDeaths:
+    async def test_items_of_a_dead_worker_go_to_others_if_the_method_is_idempotent(self, world):
+        results = world.group.again.map(range(6), max_in_flight=2)
+        step = asyncio.create_task(anext(results))
+        await asyncio.gather(*(rank.until(2) for rank in world.ranks))
+        world.dies(1)
+        for n in range(2):
+            await answer(world.ranks[0], n)
+        values = [await step, await anext(results)]
+        serving = asyncio.create_task(answer_rest(world.ranks[0], 2))
+        values += [value async for value in results]
+        serving.cancel()
+        assert sorted(values) == [n * n for n in range(6)]
+        assert sorted(args(world.ranks[0])) == list(range(6))
+
+    async def test_else_the_error_names_those_that_may_have_run(self, world, caplog):
+        results = world.group.square.map(itertools.count(), max_in_flight=2)
+        step = asyncio.create_task(anext(results))
+        await asyncio.gather(*(rank.until(2) for rank in world.ranks))
+        world.dies(1)
+        with pytest.raises(WorkerDiedError, match=r"square\(\) may have run for items 1, 3 of map\(\)") as caught:
+            await step
+        assert "mark the method @Worker.idempotent" in str(caught.value)
+        assert (caught.value.signal, caught.value.worker) == (9, "arms:1")
+        await world.ranks[0].until(4)
+        assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+    async def test_a_worker_that_dies_with_nothing_under_way_is_left_out(self, world):
+        results = world.group.square.map(range(5), max_in_flight=1)
+        step = asyncio.create_task(anext(results))
+        await answer(world.ranks[1], 0)
+        assert await step == 1
+        await world.ranks[1].until(2)
+        await answer(world.ranks[1], 1)
+        assert await anext(results) == 4
+        serving = [asyncio.create_task(answer_rest(rank, n)) for rank, n in zip(world.ranks, (0, 2), strict=True)]
+        assert sorted([value async for value in results]) == [0, 9, 16]
+        for task in serving:
+            task.cancel()
+
+    async def test_all_dead_is_the_last_ones_error(self, world):
+        results = world.group.again.map(itertools.count())
+        step = asyncio.create_task(anext(results))
+        await asyncio.gather(*(rank.until(2) for rank in world.ranks))
+        world.dies(0)
+        world.dies(1)
+        with pytest.raises(WorkerDiedError, match="arms:"):
+            await step
+        with pytest.raises(WorkerDiedError):
+            await anext(world.group.square.map([1]))
+
+    async def test_a_restarted_rank_takes_items_again(self, world):
+        results = world.group.execute_on(1).again.map(range(3), max_in_flight=2, ordered=True)
+        step = asyncio.create_task(anext(results))
+        await world.ranks[1].until(2)
+        successor = restarts(world, 1)
+        for n in range(2):
+            await answer(successor, n)
+        assert await step == 0
+        await answer(successor, 2)
+        assert [value async for value in results] == [1, 4]
+
+    async def test_a_rank_that_is_being_restarted_gets_no_items_while_another_is_up(self, world):
+        results = world.group.again.map(itertools.count(), max_in_flight=2)
+        step = asyncio.create_task(anext(results))
+        await asyncio.gather(*(rank.until(2) for rank in world.ranks))
+        away = WorkerState(
+            "id-1.1", 1, 1, "10.0.0.1", "restarting", 1, exit=ExitReport("signalled", signal=9), restarts=1
+        )
+        world.remote.update([away])
+        for n in range(6):
+            await answer(world.ranks[0], n)
+            await step
+            step = asyncio.create_task(anext(results))
+        assert {1, 3} <= set(args(world.ranks[0]))
+        successor = restarts(world, 1)  # with nothing more from the other one
+        await successor.until(2)
+        assert not step.done()
+
+    async def test_an_item_that_costs_three_workers_is_given_up(self, world):
+        results = world.group.execute_on(1).again.map([7])
+        step = asyncio.create_task(anext(results))
+        await world.ranks[1].call()
+        await restarts(world, 1, 1).call()
+        await restarts(world, 1, 2).call()
+        restarts(world, 1, 3)
+        with pytest.raises(WorkerDiedError, match=r"may have run for items 0 of map\(\).*item 0 was sent 3 times"):
+            await step
+
+    async def test_with_retries_says_how_often(self, world):
+        world.remote.detail = ""
+        results = world.group.execute_on(1).with_retries(1).again.map([7])
+        step = asyncio.create_task(anext(results))
+        await world.ranks[1].call()
+        await restarts(world, 1, 1).call()
+        is_gone(world, 1, "id-1.1")
+        with pytest.raises(WorkerDiedError, match="item 0 was sent 2 times"):
+            await step
+
+    async def test_a_connection_that_was_lost(self, world):
+        results = world.group.execute_on(0).again.map([7])
+        step = asyncio.create_task(anext(results))
+        await world.ranks[0].call()
+        world.remote._lost(world.remote.peers[0])
+        await answer(world.ranks[0], 1)
+        assert await step == 49
+
+
+async def answer_rest(rank, n):
+    for number in itertools.count(n):
+        await answer(rank, number)
+
+
+@given(st.lists(st.one_of(st.just("more"), st.integers(0, 4), st.integers(-5, -1))), st.integers(1, 3))
+def test_loads_give_the_rank_with_the_fewest(steps, limit):
+    loads, known = Loads(range(5), limit), dict.fromkeys(range(5), 0)
+    for step in steps:
+        rank = next(loads.free(), None)
+        assert {*loads.free(), *loads.full()} == set(known)
+        assert loads.empty == (not known)
+        assert (rank is None) == (not known or min(known.values()) == limit)
+        if step == "more" and rank is not None:
+            assert known[rank] == min(known.values())
+            loads.change(rank, 1)
+            known[rank] += 1
+        elif isinstance(step, int) and step >= 0 and known.get(step):
+            loads.change(step, -1)
+            known[step] -= 1
+        elif isinstance(step, int) and step < 0 and ~step in known:
+            loads.drop(~step)
+            loads.change(~step, -1)  # an answer that comes late
+            del known[~step]
+
+
+class TestScatter:
+    async def test_each_rank_gets_its_own(self, world):
+        result = world.group.square.scatter([3, 4])
+        for rank in world.ranks:
+            await answer(rank, 0)
+        assert await result == [9, 16]
+        assert [rank.args for rank in world.ranks] == [[((3,), {})], [((4,), {})]]
+
+    async def test_with_what_all_share(self, world):
+        world.group.execute_on(1, 0).with_timeout(5).square.scatter(iter("ab"), 1, key=2)
+        assert (await world.ranks[0].call()).deadline_s == 5
+        await world.ranks[1].call()
+        assert [rank.args for rank in world.ranks] == [[(("b", 1), {"key": 2})], [(("a", 1), {"key": 2})]]
+
+    async def test_a_tuple_is_one_argument(self, world):
+        world.group.execute_on(0).square.scatter([(1, 2)])
+        await world.ranks[0].call()
+        assert world.ranks[0].args == [(((1, 2),), {})]
+
+    @pytest.mark.parametrize("values", [[], [1], [1, 2, 3]])
+    async def test_one_value_for_each_rank(self, world, values):
+        with pytest.raises(ValueError, match=rf"square\.scatter\(\) was given {len(values)} values for 2 ranks"):
+            world.group.square.scatter(values)
+
+    async def test_a_value_that_cannot_be_pickled_sends_nothing(self, world):
+        with pytest.raises(SerializationError, match=r"args\[0\]"):
+            world.group.square.scatter([1, threading.Lock()])
+        assert all(rank.calls == [] for rank in world.ranks)
+
+    async def test_streams(self, world):
+        stream = world.group.stream.scatter([5, 6])
+        for rank in world.ranks:
+            call = await rank.call()
+            rank.item(call.id, rank.args[0][0][0])
+            rank.say(frames.Ok(call.id, 0.0))
+        assert sorted([item async for item in stream]) == [(0, 5), (1, 6)]
+
+    async def test_a_retried_one_sends_each_its_own_again(self, world):
+        result = world.group.with_retries(1).again.scatter([3, 4])
+        await world.ranks[1].call()
+        await answer(world.ranks[0], 0)
+        await answer(restarts(world, 1), 0)
+        assert await result == [9, 16]
