@@ -79,7 +79,13 @@ PAGES = {
         from rlinf_actors import Cluster, RestartPolicy, Worker
         cluster = Cluster()
         """,
-    "messages.md": "from typing import Any\nfrom rlinf_actors import Worker\ntrajectories: Any = None",
+    "messages.md": """
+        import multiprocessing
+        from typing import Any
+        from rlinf_actors import Worker, WorkerAddress
+        class Tensor: ...
+        trajectories: Any = None
+        """,
     "robot-safety.md": """
         import ctypes, subprocess
         from typing import Any
