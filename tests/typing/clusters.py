@@ -51,6 +51,7 @@ def blocking(config: dict[str, Any]) -> None:
         print(group.step().wait())
     Actor.create_group(config).launch(cluster, PackedPlacementStrategy(0, 3, num_hardware_per_process=2))
     Actor.create_group(config=config).launch(cluster, FlexiblePlacementStrategy([[0, 1], [2]]), memory_limit="8GiB")
+    assert_type(Actor.create_group(config).launch(cluster, detached=True, get_if_exists=True), WorkerGroup[Actor])
     assert_type(cluster.allocate(Actor, "one", cls_args=(config,)), WorkerGroup[Actor])
     assert_type(WorkerGroup.from_group_name(Actor, "actor"), WorkerGroup[Actor])
     assert_type(WorkerGroup.from_address(Actor, WorkerAddress("actor", 0)), GroupView[Actor])

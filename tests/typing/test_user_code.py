@@ -62,6 +62,16 @@ PAGES = {
             def rollout(self) -> Rollout:
                 raise NotImplementedError
         group: Any = None
+        from rlinf_actors import Cluster, WorkerGroup
+        cluster, x = Cluster(), 1.0
+        class Sampler(Base):
+            def sample(self, n: int) -> list[Rollout]:
+                return []
+        class Model(Base):
+            def __init__(self, version: str) -> None: ...
+            def predict(self, x: float) -> float:
+                return x
+        sampler = Sampler.create_group().launch(cluster)
         """,
     "hardware.md": """
         from collections.abc import Sequence
