@@ -204,6 +204,19 @@ class Child:
         return outcome["ok"]
 
 
+class AsyncParent(Worker):
+    """Forks within its event loop."""
+
+    async def swap_by_a_child(self, value: Any) -> list[Any]:
+        child = Child("fork", self.worker_address, 1, 0)
+        made = child.result()
+        child.start("swap", value, self._group_name, self._rank)
+        sent = self.send("from its worker", self._group_name, (self._rank, 0), async_op=True)
+        got = await self.recv(self._group_name, (self._rank, 0), async_op=True)
+        await sent
+        return [made, got, child.result()]
+
+
 class Parent(Worker):
     """Has children, and does itself what they do."""
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pace
 import pytest
-from child_workers import WAYS, Parent
+from child_workers import WAYS, AsyncParent, Parent
 
 from rlinf_actors import Channel, Cluster, NodePlacementStrategy, procfs
 
@@ -203,6 +203,14 @@ def test_child_of_a_child_is_a_member(parents):
     swap = on(parents, 1).swap("heard", "p", (0, 0, 5))
     assert on(parents, 0).let(0, "have_child", 5, "p", 1).wait(pace.PATIENCE_S) == [None]
     assert swap.wait(pace.PATIENCE_S) == ["from p:0:0:5"]
+
+
+def test_child_that_was_forked_in_an_event_loop_is_a_member(cluster):
+    group = AsyncParent.create_group().launch(cluster, placement_strategy=two_on_one_node(), name="a")
+    for rank, (made, got, child_got) in enumerate(group.swap_by_a_child("x").wait(pace.PATIENCE_S)):
+        assert made is None
+        assert got == (f"a:{rank}:0", "x")
+        assert child_got == "from its worker"
 
 
 @pytest.mark.parametrize("way", ["fork", "spawn", "subprocess"])

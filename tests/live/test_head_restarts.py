@@ -20,6 +20,7 @@ import head_workers as hw
 import live_workers as lw
 import pace
 import pytest
+from child_workers import Parent
 from nightly import Figures
 
 from rlinf_actors import Channel, Cluster, NodeLostError, NodePlacementStrategy
@@ -192,6 +193,27 @@ def test_restarts_by_sigterm_lose_no_call_no_message_and_no_item(site, request, 
         assert status["epoch"].startswith(f"{restarts + 1}-")
         figures.add("calls, messages, items", f"{2 * calling.rounds}, {40 * exchanging.rounds}, {10 * handing.rounds}")
     assert site.log().count("SIGTERM: jobs go on") == restarts
+
+
+def test_children_of_workers_go_on_over_a_restart(site):
+    with Cluster(num_nodes=1, head=site.address, namespace="mine") as cluster:
+        two = NodePlacementStrategy([0, 0])
+        group = Parent.create_group().launch(cluster, two, name="p")
+        one = group.execute_on(0)
+        assert one.start(["fork", "spawn"]).wait(pace.PATIENCE_S) == [[None, None]]
+        channel = Channel.create("items")
+        for child in range(2):
+            assert one.let(child, "put", "items", child).wait(pace.PATIENCE_S) == [None]
+        site.restart_head()
+        for child in range(2):
+            assert one.let(child, "get", "items").wait(pace.PATIENCE_S) == [child]
+            swap = group.execute_on(1).swap("a", "p", (0, child))
+            assert one.let(child, "swap", "b", "p", 1).wait(pace.PATIENCE_S) == [["p:1", "a"]]
+            assert swap.wait(pace.PATIENCE_S) == [(f"p:0:{child}", "b")]
+        channel.put("again")
+        assert one.let(0, "get_and_die", "items").wait(pace.PATIENCE_S) == ["it ended"]
+        assert channel.get(timeout=pace.PATIENCE_S) == "again"
+        group.shutdown()
 
 
 def test_head_stop_ends_the_cluster_for_good(site):

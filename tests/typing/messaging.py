@@ -62,3 +62,12 @@ class Member(Worker):
         with self.worker_timer("tag"), self.device_lock:
             self.log_info("hello")
         print(self.hardware_infos[0].config.robot_ip)
+
+
+def engine_rank(parent: WorkerAddress, world_size: int, rank: int) -> None:
+    """In a process that a worker has started."""
+    me = Worker(parent_address=parent, world_size=world_size, rank=rank)
+    assert_type(me.worker_address, WorkerAddress)
+    me.recv("actor", 0)
+    me.send(1, "actor", (0, 1))
+    me.broadcast(1, groups=[("rollout", [(0, 0), (0, 1)]), ("rollout", (1, 0)), ("actor", 0)], src=("rollout", (0, 0)))

@@ -1,0 +1,200 @@
+"""Children of workers as another process finds them, over the memory transport, with stand-ins for worker and child."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from fake_worker import FakeWorker
+
+from rlinf_actors.errors import ConnectionLostError, PeerDiedError, ProtocolMismatchError, WorkerDiedError
+from rlinf_actors.model.address import WorkerAddress
+from rlinf_actors.runtime.childpeers import ChildPeers
+from rlinf_actors.runtime.remote import RemoteGroup
+from rlinf_actors.wire import frames
+from rlinf_actors.wire.values import Endpoint, ExitReport, GroupState, WorkerState
+
+KILLED = ExitReport("signalled", signal=9)
+CHILD = WorkerAddress("g", (0, 1))
+
+
+class World:
+    """A group of one worker, and a child of it."""
+
+    def __init__(self, network) -> None:
+        loop = asyncio.get_running_loop()
+        self.network = network
+        self.worker = FakeWorker(network, "ipc:///w")
+        self.child = FakeWorker(network, "ipc:///c")
+        io = SimpleNamespace(call=loop.call_soon_threadsafe)
+        self.peers = ChildPeers(
+            SimpleNamespace(network=network, io=io, identity="worker:x", host="here", worker_id="x")
+        )
+        self.group = RemoteGroup(
+            network, "worker:x", "here", "ns", "g", ["n0"], None, lambda group: None, loop.call_soon_threadsafe, me="x"
+        )
+        self.group.adopt(GroupState("ns", "g", "m:C", "o", "running", [self.state()], "tok"))
+        self.found: list = []
+        self._seen = 0
+        self._told = asyncio.Event()
+
+    def state(self, **more) -> WorkerState:
+        fields = {"state": "running", "endpoint": Endpoint("here", self.worker.endpoint), **more}
+        return WorkerState("id-0", 0, 0, "10.0.0.1", pid=1, port=0, master_port=4567, **fields)
+
+    def find(self, mark=None) -> None:
+        def found(outcome) -> None:
+            self.found.append(outcome if mark is None else mark)
+            self._told.set()
+
+        self.peers.find(self.group, CHILD, found)
+
+    async def asked(self, kind: type[frames.Frame]):
+        """The next frame of that kind which comes to the worker."""
+        while True:
+            came = await self.worker.until(self._seen + 1)
+            self._seen += 1
+            if isinstance(came[self._seen - 1], kind):
+                return came[self._seen - 1]
+
+    async def speaks(self, protocol: int = 7) -> None:
+        question = await self.asked(frames.WhatRuns)
+        self.worker.say(frames.Runs(question.id, "", protocol=protocol))
+
+    async def is_here(self, id: str = "id-0_1") -> int:
+        """The worker says that the child is there. Returns the number of the question."""
+        question = await self.asked(frames.WhereIs)
+        assert question.path == [1]
+        self.worker.say(frames.ChildIs(question.id, id, Endpoint("here", self.child.endpoint)))
+        return question.id
+
+    async def until(self, count: int) -> list:
+        while len(self.found) < count:
+            self._told.clear()
+            await asyncio.wait_for(self._told.wait(), 10)
+        return self.found
+
+    async def up(self):
+        self.find()
+        await self.speaks()
+        number = await self.is_here()
+        (peer,) = await self.until(1)
+        return peer, number
+
+
+async def ended(peer) -> None:
+    gone = asyncio.Event()
+    peer.on_gone(lambda error: gone.set())
+    await asyncio.wait_for(gone.wait(), 10)
+
+
+@pytest.fixture
+def world(network):
+    async def make():
+        return World(network)
+
+    return make
+
+
+async def test_child_is_asked_for_once_and_found_in_order(world):
+    w = await world()
+    for mark in range(3):
+        w.find(mark)
+    await w.speaks()
+    await w.is_here()
+    assert await w.until(3) == [0, 1, 2]
+    w.find()
+    peer = w.found[3]  # at once
+    assert (peer.name, peer.worker_id, peer.node, peer.error) == ("g:0:1", "id-0_1", "n0", None)
+    peer.send(frames.WhatRuns(5))
+    join, question = await w.child.until(2)
+    assert (join.worker_id, join.worker, join.token) == ("id-0_1", "x", "tok")
+    assert question == frames.WhatRuns(5)
+    assert w.peers.all() == [peer]
+
+
+async def test_older_worker_is_not_asked_for_children(world):
+    w = await world()
+    w.find()
+    await w.speaks(6)
+    (error,) = await w.until(1)
+    assert isinstance(error, ProtocolMismatchError)
+    assert "g:0:1 is a child of g:0 on n0, which runs an older rlinf-actors (protocol 6)" in str(error)
+    assert not [frame for frame in w.worker.frames if isinstance(frame, frames.WhereIs)]
+
+
+async def test_end_of_a_child_fails_its_peer_and_the_next_is_asked_for(world):
+    w = await world()
+    peer, number = await w.up()
+    w.worker.say(frames.ChildEnded(number, "id-0_1", KILLED))
+    await ended(peer)
+    assert isinstance(peer.error, WorkerDiedError)
+    assert "worker g:0:1 on n0 was ended by signal 9 (SIGKILL)" in str(peer.error)
+    w.find()
+    await w.speaks()
+    question = await w.asked(frames.WhereIs)
+    w.worker.say(frames.ChildEnded(question.id, "id-0_1", KILLED))
+    assert (await w.until(2))[1] is peer
+    w.find()
+    await w.speaks()
+    await w.is_here("id-0_2")
+    second = (await w.until(3))[2]
+    assert (second.worker_id, second.error) == ("id-0_2", None)
+
+
+async def test_child_that_ended_before_it_was_known(world):
+    w = await world()
+    w.find()
+    await w.speaks()
+    question = await w.asked(frames.WhereIs)
+    w.worker.say(frames.ChildEnded(question.id, "id-0_1", ExitReport("exited", 7)))
+    (peer,) = await w.until(1)
+    assert "exited with code 7" in str(peer.error)
+
+
+@pytest.mark.parametrize("when", ["asked", "found"])
+async def test_children_end_with_their_worker(world, when):
+    w = await world()
+    if when == "found":
+        peer, _ = await w.up()
+    else:
+        w.find()
+        await w.speaks()
+        await w.asked(frames.WhereIs)
+    w.group.update([w.state(state="gone", exit=KILLED)])
+    (peer,) = await w.until(1)
+    await ended(peer)
+    assert isinstance(peer.error, PeerDiedError)
+    assert "g:0:1 has ended with its worker: worker g:0 on n0 was ended by signal 9" in str(peer.error)
+    w.find()
+    assert (await w.until(2))[1] is peer
+
+
+async def test_lost_link_to_the_worker_is_no_end_of_its_children(world):
+    w = await world()
+    peer, _ = await w.up()
+    w.network.reset(w.worker.peer)
+    await w.speaks()
+    number = await w.is_here()
+    w.find()
+    assert (await w.until(2))[1] is peer
+    assert peer.error is None
+    w.worker.say(frames.ChildEnded(number, "id-0_1", KILLED))
+    await ended(peer)
+
+
+async def test_lost_link_to_a_child_ends_what_was_under_way(world):
+    w = await world()
+    peer, _ = await w.up()
+    peer.send(frames.WhatRuns(5))
+    await w.child.until(2)
+    before = w.child.peer
+    w.network.reset(w.child.peer)
+    join = (await w.child.until(3))[2]
+    assert isinstance(join, frames.Join)
+    assert join.succeeds == [before]
+    assert isinstance(peer.error, ConnectionLostError)
+    w.find()
+    second = (await w.until(2))[1]
+    assert (second.worker_id, second.error) == ("id-0_1", None)
