@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import traceback
 import weakref
 from collections.abc import Callable
@@ -50,6 +51,12 @@ def begin() -> None:
 def watch(watcher: Watcher) -> None:
     """Call *watcher* in every child that is forked while it lives."""
     _watchers.add(watcher)
+
+
+def free_in_children(lock: threading.Lock) -> threading.Lock:
+    """Return *lock*, which lives as long as the process, so that a child has it free: who held it is not there."""
+    os.register_at_fork(after_in_child=lock._at_fork_reinit)  # type: ignore[attr-defined]
+    return lock
 
 
 def check(made_in: int) -> None:

@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import msgspec
 
+from rlinf_actors import forks
 from rlinf_actors.channel.backend import View
 from rlinf_actors.channel.keeping import Closing, Joint, Kept
 from rlinf_actors.channel.keys import key_of
@@ -45,7 +46,7 @@ from rlinf_actors.wire.vouched import Vouched
 _unpack = msgspec.msgpack.Decoder().decode
 
 _channels: weakref.WeakValueDictionary[int, RemoteChannel] = weakref.WeakValueDictionary()
-_finding = threading.Lock()
+_finding = forks.free_in_children(threading.Lock())
 
 
 def remote_channel(runtime: Runtime, group: RemoteGroup, name: str, node_rank: int, taker: str = "") -> RemoteChannel:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
-from rlinf_actors import scarce
+from rlinf_actors import forks, scarce
 from rlinf_actors.errors import UsageError
 from rlinf_actors.runtime.work import Promise, Work
 
@@ -31,6 +31,11 @@ class _Threads:
     """Runs functions on up to THEN_THREADS threads, which end when there is nothing to do."""
 
     def __init__(self) -> None:
+        self.note_fork()
+        forks.watch(self)
+
+    def note_fork(self) -> None:
+        """Begin with no threads, and nothing to do: what is due in the parent runs there."""
         self._lock = threading.Lock()
         self._due: collections.deque[Callable[[], None]] = collections.deque()
         self._running = 0
@@ -208,7 +213,7 @@ class _Then(AsyncWork[Any]):
     """A function that follows a work."""
 
     _under_way: set[_Then] = set()  # a chain that nobody holds goes on
-    _guard = threading.Lock()
+    _guard = forks.free_in_children(threading.Lock())
 
     def __init__(
         self, before: AsyncWork[Any], fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -109,3 +109,36 @@ def test_what_a_template_imported_is_its_workers_own():
             local.wait(0.01)
 
     assert refused_in_child(worker) == ""
+
+
+def test_locks_and_threads_of_the_process_are_free_in_a_child():
+    """Another thread holds a lock, and all threads of `then` are busy, when the process forks."""
+    source = f"""
+        import os, sys, threading
+        from rlinf_actors.channel import client
+        from rlinf_actors.runtime import asyncwork
+
+        busy, release = threading.Semaphore(0), threading.Event()
+
+        def work():
+            busy.release()
+            release.wait()
+
+        for _ in range(asyncwork.THEN_THREADS):
+            asyncwork._threads.submit(work)
+            busy.acquire()
+        asyncwork._threads.submit(lambda: print("in the parent", os.getpid() == parent, flush=True))
+        client._finding.acquire()
+        parent, done = os.getpid(), threading.Event()
+        child = os.fork()
+        if not child:
+            asyncwork._threads.submit(done.set)
+            came = done.wait({60}) and client._finding.acquire(timeout={60})
+            os._exit(0 if came else 1)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        release.set()
+        sys.exit(code)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(source)], capture_output=True, text=True, timeout=200)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "False" not in done.stdout
