@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_actors import envblock
+from rlinf_actors import NodePlacementStrategy, Worker, envblock
+from rlinf_actors.testing import LocalCluster
 
 ROOT = Path(__file__).parents[2]
 LIBC = ctypes.CDLL(None)
@@ -86,7 +87,8 @@ def test_an_entry_that_does_not_fit_is_refused_and_leaves_nothing():
 def test_readers_on_other_threads_always_find_what_is_set():
     script = """
         import ctypes, os, sys, threading
-        from rlinf_actors import envblock
+        from rlinf_actors import NodePlacementStrategy, Worker, envblock
+from rlinf_actors.testing import LocalCluster
         os.environ["RLA_THERE"] = "1"
         envblock.reserve(["MASTER_PORT"], 2)
         getenv = ctypes.CDLL(None).getenv
@@ -111,6 +113,24 @@ def test_readers_on_other_threads_always_find_what_is_set():
     """
     lines = [line.removeprefix(" " * 8) for line in script.splitlines()]
     subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, cwd=ROOT)
+
+
+@pytest.mark.live
+def test_a_worker_has_reserved_what_comes_late():
+    class Reader(Worker):
+        def late(self):
+            getenv = ctypes.CDLL(None).getenv
+            getenv.restype = ctypes.c_char_p
+            slots = [slot for slot in envblock._slots if not slot.used]
+            with envblock.overridden({f"RLA_ABSENT_{n}": "1" for n in range(8)}):
+                seen = [getenv(f"RLA_ABSENT_{n}".encode()) for n in range(8)]
+            master = [getenv(name).decode() for name in (b"MASTER_ADDR", b"MASTER_PORT")]
+            assert master == [os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]]
+            return master[0], len(slots), seen == [b"1"] * 8, slots == envblock._slots
+
+    with LocalCluster(1, {"accelerators": 1}) as local:
+        group = Reader.create_group().launch(local.cluster(), NodePlacementStrategy([0, 0]))
+        assert group.late().wait() == [(local.nodes[0].ip, 8, True, True)] * 2
 
 
 WAYS = {"update", "pop", "setdefault", "clear", "popitem"}
