@@ -54,15 +54,22 @@ PAGES = {
         """,
     "groups.md": """
         import threading
-        from collections.abc import Iterator
+        from collections.abc import AsyncIterator, Iterator
         from typing import Any
+        from rlinf_actors import Cluster, WorkerGroup
         from rlinf_actors import Worker as Base
         class Rollout: ...
+        class Scorer(Base):
+            def score(self, path: str) -> float:
+                return 0.0
+        paths = iter([""])
+        async def arriving() -> AsyncIterator[str]:
+            yield ""
+        paths_as_they_come = arriving()
         class Worker(Base):
             def rollout(self) -> Rollout:
                 raise NotImplementedError
         group: Any = None
-        from rlinf_actors import Cluster, WorkerGroup
         cluster, x = Cluster(), 1.0
         class Sampler(Base):
             def sample(self, n: int) -> list[Rollout]:
@@ -178,7 +185,7 @@ def refused(project: Path) -> Mapping[str, Mapping[str, dict[int, str]]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.timeout(300)  # of the first one, which waits for both
+@pytest.mark.timeout(600)  # of the first one, which waits for both
 def test_both_type_checkers_accept_right_user_code_and_refuse_wrong(name, project, refused):
     if not project.joinpath(name).exists():
         pytest.skip("torch is not installed")
