@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from rlinf_actors.head.commands import Notify, Refuse
 from rlinf_actors.wire.agents import StopWorkers
-from rlinf_actors.wire.clients import GetNodes, Launched
+from rlinf_actors.wire.clients import Detach, Done, GetNodes, Launch, Launched
 from rlinf_actors.wire.keys import RotateKey
 from rlinf_actors.wire.operators import GetEvents, GetStatus, Status
 from rlinf_actors.wire.session import Beat, Goodbye, Welcome
@@ -128,6 +128,24 @@ def test_after_a_restart_a_job_belongs_to_whom_it_did(kit):
     assert isinstance(welcome, Welcome)
     assert welcome.token == "token1"
     assert kit.head.admit(job_key("token1"), kit.wall)
+
+
+def test_the_job_of_a_detached_group_stays_its_drivers_when_all_drivers_have_ended(kit):
+    launch = Launch("ann", "left", "m:C", specs("left", [1], "ann"), outlives=True)
+    assert isinstance(kit.ask("ann", launch), Launched)
+    assert kit.ask("ann", Detach("ann", "left", ["left-0"])) == Done()
+    kit.tell("ann", Goodbye())
+    assert "it is the job of driver 'ann'" in refused(kit.ask("bob", client_hello("bob2", namespace="ann")))
+    kit.restart()
+    kit.node("n0", is_head=True)
+    [spec] = specs("left", [1], "ann")
+    left = RunningWorker(replace(spec, token="token1"), "", "m:C", detached=True)
+    kit.ask("a:n1", agent_hello("n1", workers=[left]))
+    kit.beats("a:n0", "a:n1", seconds=300)
+    assert kit.group_states() == {"left": "starting"}
+    assert "it is the job of driver 'ann'" in refused(kit.ask("bob", client_hello("bob3", namespace="ann")))
+    welcome = kit.ask("ann", client_hello("ann2", namespace="ann"))
+    assert (type(welcome), welcome.token) == (Welcome, "token1")
 
 
 def test_a_restarted_head_gives_no_job_away_before_its_workers_are_back(kit):
