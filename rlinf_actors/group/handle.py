@@ -26,7 +26,7 @@ class HandleState(msgspec.Struct, frozen=True, omit_defaults=True):
         cls: name of the worker class.
         methods: names of its public methods; `flagged` has those that are special in some way.
         own: the methods that the user's classes define, by their positions in `methods`.
-        private: names of the private methods that the user's classes define.
+        private: names of the private methods.
         size: number of ranks.
         detail: the record of the group (group.detail).
         wait_s: how long (seconds) the head may take to hear of the launch; 0 where it has answered that.

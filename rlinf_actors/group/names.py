@@ -61,7 +61,7 @@ class ClassFacts:
         name: of the class.
         methods: the public methods, its bases' included, by name.
         own: those of them that the user's classes define.
-        private: names of the private methods that the user's classes define.
+        private: names of the private methods, its bases' included.
         cls: the class, None where only its handle arrived.
     """
 
@@ -81,7 +81,7 @@ def facts_of(cls: type) -> ClassFacts:
         if klass is not object and not klass.__module__.startswith("rlinf_actors.")
         for name in vars(klass)
     }
-    private = {name for name in of_users if name.startswith("_") and not name.startswith("__")}
+    private = [name for name in dir(cls) if name.startswith("_") and not name.startswith("__")]
     return ClassFacts(
         cls.__name__,
         methods,
