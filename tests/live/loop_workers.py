@@ -104,7 +104,7 @@ class Looped(Worker):
         self.stack.enter_context(no_blocking())
         pulse = Pulse()
         self.under_way = await begin(self.rows, self)
-        ending = {name: one for name, one in self.under_way.items() if name not in loop_rows.WAITS | OTHER_END}
+        ending = {name: one for name, one in self.under_way.items() if name not in loop_rows.WAITS | loop_rows.MAY_WAIT}
         await end(ending, seconds)
         await pulse.next()
         await pulse.stop()
@@ -128,7 +128,3 @@ class Looped(Worker):
         await self.recv(self._group_name, 0, async_op=True)
         await self.send(b"back", self._group_name, 0, async_op=True)
         await self.broadcast(async_op=True)
-
-
-OTHER_END = {"Worker.send", "Worker.broadcast", "Worker.send_tensor"}
-"""May end before the other end is there, or not."""
