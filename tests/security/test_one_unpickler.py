@@ -50,7 +50,7 @@ ALLOWED = {
     ("rlinf_actors/group/group.py", "__reduce__"),
     # what is no value raises there
     ("rlinf_actors/runtime/work.py", "__reduce__"), ("rlinf_actors/group/result.py", "__reduce__"),
-    ("rlinf_actors/group/stream.py", "__reduce__"),
+    ("rlinf_actors/group/stream.py", "__reduce__"), ("rlinf_actors/group/mapping.py", "__reduce__"),
 }  # fmt: skip
 
 
