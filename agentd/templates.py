@@ -38,8 +38,7 @@ class Record(msgspec.Struct, frozen=True):
     """What another agentd finds of a template, in ``t/*.json``: which process it is, and what it serves.
 
     With `boot` (the kernel's boot id) and `started` (clock ticks since then) `pid` names a process for good. `protocol`
-    is that of its agentd; one of another protocol cannot be taken over. `settings` is a hash of what its agentd told
-    it, "" in a record of protocol 5.
+    is that of its agentd; one of another protocol cannot be taken over. `settings` hashes what its agentd told it.
     """
 
     pid: int

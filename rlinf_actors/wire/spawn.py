@@ -136,7 +136,7 @@ class TemplateReady(Message, frozen=True):
     """`forks` is False when it must spawn instead; `why` then says what is running in it.
 
     `paths` is the interpreter's sys.path. `installed` is the fingerprint of what was there before the template imported
-    it (rlinf_actors.installed), "" from a template of protocol 5.
+    it (rlinf_actors.installed).
     """
 
     pid: Pid

@@ -33,6 +33,7 @@ from rlinf_actors.errors import RlinfActorsError
 from rlinf_actors.settings import WORKER_MARK
 from rlinf_actors.testing.killing import templates
 from rlinf_actors.wire import spawn
+from rlinf_actors.wire.protocol import OLDEST
 
 pytestmark = pytest.mark.live
 
@@ -136,17 +137,14 @@ async def test_template_that_is_taken_over_forks_only_what_a_new_one_would(tmp_p
             assert [running.pid for running in kids._templates.running] != [template]
 
 
-async def test_template_of_the_protocol_before_forks_no_more(tmp_path):
-    """Its record and its answer do not say what it was told and has imported."""
-    one, two = spec(0), spec(1)
+@pytest.mark.parametrize("protocol", [OLDEST, OLDEST - 1])
+async def test_template_of_the_protocol_before_is_taken_over_and_an_older_one_ended(tmp_path, protocol):
+    one = spec(0)
     _, template = await left(tmp_path, one)
     (path,) = (tmp_path / "run" / "t").glob("*.json")
-    record = json.loads(path.read_text())
-    del record["settings"]
-    path.write_text(json.dumps({**record, "protocol": 5}))
-    async with taken(tmp_path, template) as (kids, reports, _):
-        assert one.id in kids._workers
-        assert await parent_of(kids, reports, two) != template
+    path.write_text(json.dumps({**json.loads(path.read_text()), "protocol": protocol}))
+    async with taken(tmp_path, template) as (kids, _reports, _):
+        assert (one.id in kids._workers) == (protocol == OLDEST)
 
 
 async def test_a_killed_keeper_costs_no_worker_and_another_one_starts_templates(tmp_path):
