@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from rlinf_actors.channel.items import Accepted, Command, Deliver, Item, Ticket
+from rlinf_actors.channel.items import ERROR_CHARS, Accepted, Command, Deliver, Item, Ticket
 from rlinf_actors.channel.queue import ChannelQueue
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.wire import frames
@@ -21,8 +21,8 @@ SHOWN_BYTES = 4096
 ITEM_BYTES = 400
 """What an item of one small part costs besides its parts' bytes (measured), so that many small ones count too."""
 
-NAME_CHARS, ERROR_CHARS = 200, 2000
-"""Most that is kept of what consumers say of themselves, and of how their processing failed."""
+NAME_CHARS = 200
+"""Most that is kept of what consumers say of themselves."""
 DIED = "its process ended, or left the cluster, before it released the item"
 CUT = "its connection to the channel was lost before it released the item"
 

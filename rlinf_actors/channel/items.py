@@ -6,6 +6,8 @@ from typing import Any, NamedTuple, Union
 
 MAX_DELIVERIES = 3
 """How often a take is given an item, unless the channel's creator says otherwise."""
+ERROR_CHARS = 2000
+"""Most that is kept of how the processing of an item failed."""
 
 
 class Ticket(NamedTuple):

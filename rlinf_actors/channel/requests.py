@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import traceback
 import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 import msgspec
 
 from rlinf_actors.channel.backend import Shown, UndeliverableItem, View
+from rlinf_actors.channel.items import ERROR_CHARS
 from rlinf_actors.channel.keys import key_bytes, key_of
 from rlinf_actors.channel.outgoing import Outgoing, Put
 from rlinf_actors.channel.taking import Delivery, Taking
@@ -28,6 +30,7 @@ from rlinf_actors.net.loop import IoThread
 from rlinf_actors.runtime.asyncwork import AsyncWork
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.wire import frames, payload
+from rlinf_actors.wire.bounds import printable
 from rlinf_actors.wire.vouched import Vouched
 
 CONFIRM_S = 5.0
@@ -130,7 +133,8 @@ class RemoteTake(Get, Delivery[Any]):
 
     def _not_decoded(self, error: BaseException) -> None:
         if self.deliveries:  # counted: an item that no consumer can read does not come for ever
-            self.fail(f"it could not be read: {type(error).__name__}: {error}")
+            why = "".join(traceback.format_exception_only(type(error), error)).strip()
+            self.fail(f"it could not be read: {why}")
         else:
             self._give_back(False)
 
@@ -140,7 +144,8 @@ class RemoteTake(Get, Delivery[Any]):
         return work
 
     def fail(self, how: str, later: bool = False) -> None:
-        frame = frames.ChannelRelease(0, self.call, how)  # without an answer: if it is lost, the host gives back too
+        # without an answer: if it is lost, the host gives back too
+        frame = frames.ChannelRelease(0, self.call, printable(how, ERROR_CHARS))
         if later:
             self.peer.soon(functools.partial(self.peer.send, frame))
         else:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Generic
 
+from rlinf_actors import forks
 from rlinf_actors.channel.backend import T
 from rlinf_actors.channel.taking import Delivery
 from rlinf_actors.errors import UsageError
@@ -51,7 +52,12 @@ class Take(Generic[T]):
             await work
 
     def __enter__(self) -> T:
-        return self._ask().wait()
+        delivery = self._ask()
+        try:
+            return delivery.wait()
+        except BaseException:  # Ctrl-C
+            delivery.cancel()  # this may be kept, and an item that came would be out as long
+            raise
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         work = self._end(kind, error)
@@ -65,6 +71,10 @@ class Take(Generic[T]):
     def _end(self, kind: type[BaseException] | None, error: BaseException | None) -> AsyncWork[None] | None:
         """Return the release of the item, which is to be waited for; None if it was given back instead."""
         assert self._asked is not None
+        if kind is None:
+            forks.check(self._made_in)  # a child forked in the block would wait for ever
+        elif self._made_in != forks.generation():
+            return None  # the item is the parent's
         self._over = True
         if kind is None:
             return self._asked.release()
@@ -74,5 +84,6 @@ class Take(Generic[T]):
     def _ask(self) -> Delivery[T]:
         if self._asked is not None:
             raise UsageError(f"this take() from channel {self._name!r} was used before: call take() for each item")
+        self._made_in = forks.generation()
         self._asked = self._begin()
         return self._asked

@@ -6,6 +6,7 @@ import msgspec
 
 from rlinf_actors.channel import host as hosts
 from rlinf_actors.channel.host import ChannelHost
+from rlinf_actors.channel.items import ERROR_CHARS
 from rlinf_actors.channel.queue import ChannelQueue
 from rlinf_actors.wire import frames
 
@@ -75,4 +76,4 @@ def test_what_consumers_say_is_bounded_and_one_line():
     assert failed == 1
     assert consumer.isprintable()
     assert len(consumer) <= 2 * hosts.NAME_CHARS
-    assert len(how) <= 2 * hosts.ERROR_CHARS
+    assert len(how) <= 2 * ERROR_CHARS

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import signal
 
 import pytest
 from channel_kit import World, settle
@@ -19,6 +21,8 @@ from rlinf_actors import (
     UsageError,
 )
 from rlinf_actors.channel import host as hosts
+from rlinf_actors.channel.items import ERROR_CHARS
+from rlinf_actors.channel.keys import key_bytes
 from rlinf_actors.wire import frames
 
 
@@ -339,3 +343,90 @@ def test_descriptions_count_what_was_given_up():
     with pytest.raises(ItemNotProcessedError):
         channel.take().__enter__()
     assert str(channel) == "Channel 'q': 0 items\n  'default_queue': [], and 1 undeliverable"
+
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+
+async def test_a_block_may_raise_an_error_whose_text_utf_8_cannot_carry(kind):
+    one = kind()
+    await one.put("x")
+    with pytest.raises(ValueError, match="caf"):
+        async with one.take():
+            raise ValueError("caf\udce9")  # as the name of a file may be
+    take = one.take()
+    async with take as item:
+        assert (item, take.deliveries) == ("x", 2)
+
+
+async def test_of_a_long_error_only_the_beginning_is_sent():
+    world = World(max_deliveries=1)
+    user = world.user("a")
+    await user.put("x")
+    with pytest.raises(ValueError, match="long"):
+        async with user.take():
+            raise ValueError("long" * 1000_000)
+    await settle()
+    assert len(world.heard[-1].error) == ERROR_CHARS
+
+
+class RaisesWhenRead:
+    def __init__(self, error):
+        self.error = error
+
+    def __reduce__(self):
+        return _raise, (self.error,)
+
+
+def _raise(error):
+    raise error
+
+
+@pytest.mark.parametrize("error", [ValueError("caf\udce9"), Unspeakable()])
+async def test_an_item_whose_reading_fails_without_a_text_is_the_head_again(error):
+    world = World()
+    user = world.user("a")
+    await user.put(RaisesWhenRead(error))
+    with pytest.raises(type(error)):
+        await user.take().__aenter__()
+    await settle()
+    assert (world.queue.size(key_bytes("k")), world.queue.unacknowledged()) == (1, 0)
+
+
+def test_ctrl_c_in_a_take_that_waits_ends_it_though_the_take_is_kept():
+    channel = Channel.create("q", local=True)
+    take = channel.take()
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(KeyboardInterrupt):
+            take.__enter__()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    channel.put("x")
+    assert channel.get_nowait() == "x"
+
+
+def test_a_fork_in_the_block_does_not_end_its_parents_take():
+    channel = Channel.create("q", local=True)
+    channel.put("x")
+    take = channel.take()
+    with take:
+        pid = os.fork()
+        if not pid:
+            code = 1
+            try:
+                take.__exit__(None, None, None)
+            except UsageError:
+                take.__exit__(ValueError, ValueError("of the child"), None)
+                code = channel._made._queue.unacknowledged() - 1
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert channel.empty()
