@@ -193,7 +193,7 @@ class Pool:
         self._runtime.check_usable()
         gate = threading.Lock()
         gate.acquire()
-        if self._on_change(gate.release):
+        if self._on_change(gate.release, drawn=True):
             if self._runtime.serving_thread == threading.get_ident():
                 for item in list(self._under_way.values()):
                     item.call._before_blocking()
@@ -212,14 +212,23 @@ class Pool:
                 if not loop.is_closed():
                     raise
 
-        if self._on_change(wake):
-            await event.wait()
+        if self._on_change(wake, drawn=False):
+            try:
+                await event.wait()
+            finally:
+                with self._lock:
+                    self._wakes = [known for known in self._wakes if known is not wake]
 
-    def _on_change(self, wake: Callable[[], object]) -> bool:
-        """Call *wake* at the next change; False, and it is not called, if an item can be taken or sent now."""
+    def _on_change(self, wake: Callable[[], object], drawn: bool) -> bool:
+        """Call *wake* at the next change; False, and it is not called, if an item can be taken or sent now.
+
+        With *drawn* there were items as far as there was room: it is False too if nothing is under way any more, since
+        another thread has taken the last result.
+        """
         with self._lock:
             ready = self._next in self._finished if self._ordered else bool(self._finished)
-            if ready or (self._again and self._free() is not None) or self.closed:
+            over = self.closed or (drawn and not self._under_way)
+            if ready or (self._again and self._free() is not None) or over:
                 return False
             self._wakes.append(wake)
             return True

@@ -331,6 +331,36 @@ class TestLeaving:
         await answer(world.ranks[1], 0)
         assert sorted([value async for value in results]) == [25, 36]
 
+    async def test_cancelled_steps_leave_nothing_behind(self, world):
+        results = world.group.square.map([1])
+        for _ in range(3):
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(anext(results), 0.01)
+        assert results._pool._wakes == []
+
+    async def test_a_thread_that_waits_while_another_takes_the_last_result(self, world):
+        results = world.group.square.map([3])
+        pool, waits, taken = results._pool, threading.Event(), threading.Event()
+        on_change = pool._on_change
+
+        def late(*args, **options):
+            waits.set()
+            assert taken.wait(10)
+            return on_change(*args, **options)
+
+        pool._on_change = late
+        waiting = asyncio.create_task(asyncio.to_thread(list, results))
+        assert await asyncio.to_thread(waits.wait, 10)
+        await answer(world.ranks[0], 0)
+        item = pool._under_way.get(0) or pool._finished[0]
+        assert await item.call == [9]
+        assert pool.take() is item
+        taken.set()
+        try:
+            assert await asyncio.wait_for(asyncio.shield(waiting), 10) == []
+        finally:
+            results.close()  # lets go who waits
+
     async def test_an_error_behind_is_not_reported(self, world, caplog):
         results = world.group.square.map([1, 2])
         step = asyncio.create_task(anext(results))
