@@ -219,7 +219,8 @@ class Invocation:
             raise CallRefusedError(_NOT_A_GENERATOR.format(self.method))
         room: queue.SimpleQueue[None] = queue.SimpleQueue()  # takes no lock that this thread could hold standing still
         sent = 0
-        self._wake = self.stop = lambda: room.put(None)
+        # one is enough, and those of an endless stream that never waits would pile up; the I/O thread alone puts them
+        self._wake = self.stop = lambda: room.put(None) if room.empty() else None
         try:
             for item in items:
                 if forks.generation() != here:

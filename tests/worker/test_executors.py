@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 
 import pace
 import pytest
@@ -33,6 +34,8 @@ class Plain:
         self.ran: list[object] = []
         self.made = 0
         self.closed = threading.Event()
+        self.pause, self.paused = threading.Event(), threading.Event()
+        self.pause.set()
 
     def note(self, what: object) -> object:
         self.ran.append(what)
@@ -74,6 +77,9 @@ class Plain:
             for k in range(n):
                 self.made = k + 1
                 self.ran.append(threading.current_thread().name)
+                if not self.pause.is_set():
+                    self.paused.set()
+                    assert self.pause.wait(10)
                 yield k
             return "dropped"
         finally:
@@ -430,6 +436,26 @@ class TestPlainGenerators:
         assert served.plain.closed.wait(10)
         assert served.answers.items(call) == list(range(8))
         assert served.plain.made <= 9
+
+    def test_an_endless_one_keeps_nothing_of_the_credit_that_came(self, serial):
+        call = serial.call("generate", 1000, window=2)
+        serial.answers.until(2)
+        invocation = serial.invocation(call)
+        tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            serial.plain.pause.clear()
+            invocation.credit(1)
+            assert serial.plain.paused.wait(10)
+            for _ in range(50_000):
+                invocation.credit(0)
+            grown = tracemalloc.get_traced_memory()[0] - before
+        finally:
+            tracemalloc.stop()
+            serial.plain.pause.set()
+        invocation.cancel()
+        assert serial.plain.closed.wait(10)
+        assert grown < 100_000
 
     def test_cancelling_closes_it_on_the_main_thread(self, served):
         call = served.call("generate", 1000, window=2)
