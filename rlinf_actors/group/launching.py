@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import sys
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rlinf_actors.cluster.importpaths import import_paths
-from rlinf_actors.errors import NameInUseError, SerializationError, UsageError
+from rlinf_actors.errors import GroupNotFoundError, NameInUseError, SerializationError, UsageError
 from rlinf_actors.group import detail
 from rlinf_actors.group.control import GroupControl
 from rlinf_actors.group.limits import Limits
@@ -78,7 +79,7 @@ def launch(
     check_lease_hook(cls)
     runtime, title = cluster.runtime, class_reference(cls) or f"{cls.__module__}:{cls.__qualname__}"
     if options.get_if_exists:
-        running = runtime.groups.existing(cluster.namespace, name)
+        running = _running(runtime, cluster.namespace, name)
         if running is not None:
             return _existing(running, cls, title, runtime)
     strategy = options.strategy or default_strategy(cluster)
@@ -137,6 +138,20 @@ def launch(
     return GroupControl(runtime, group, facts_of(cls))
 
 
+def _running(runtime: Runtime, namespace: str, name: str) -> RemoteGroup | None:
+    """Return the handle that this process has of a running group.
+
+    One that arrived and was never used may be of a group that has ended: it is looked up first. In a running loop,
+    which does not wait, that is left to its first use.
+    """
+    while (group := runtime.groups.existing(namespace, name)) is not None:
+        if group.found or group.owned or _in_event_loop():
+            return group
+        with contextlib.suppress(GroupNotFoundError):
+            runtime.io.submit(runtime.groups.reach(group)).result()
+    return None
+
+
 def _existing(group: RemoteGroup, cls: type, title: str, runtime: Runtime) -> GroupControl:
     """Return the operations of a group of which this process has a handle."""
     if group.cls and group.cls.rpartition(":")[2] != title.rpartition(":")[2]:
@@ -178,7 +193,8 @@ def _wait_until_up(runtime: Runtime, group: RemoteGroup) -> None:
     except Exception:
         raise
     except BaseException:
-        runtime.groups.withdraw(group)  # Ctrl-C: a group that is half up is nobody's
+        if group.owned:  # else it was running already (get_if_exists)
+            runtime.groups.withdraw(group)  # Ctrl-C: a group that is half up is nobody's
         raise
 
 

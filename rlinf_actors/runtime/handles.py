@@ -225,7 +225,8 @@ class GroupHandles:
         """Return the handle that this process has of a group of this name, and that is not over. Any thread."""
         with self._lock:
             for (of, called, _), group in self._known.items():
-                if (of, called) == (namespace, name) and not group.closing and not group.gone.done() and group.came_up:
+                over = group.closing or group.gone.done() or (not group.found and group.ready.error is not None)
+                if (of, called) == (namespace, name) and group.came_up and not over:
                     return group
         return None
 
@@ -259,7 +260,7 @@ class GroupHandles:
             await self._ask(message, Launched, self._head_grace_s() + message.wait_s, adopt)
         except BaseException as error:
             unanswered = isinstance(error, (asyncio.CancelledError, ClusterTimeoutError))
-            if unanswered and group in self._launching and not self.closed:
+            if unanswered and group.owned and group in self._launching and not self.closed:
                 self._stop_failed(group)  # withdrawn: the head may hold it, or have carried it out
             group.close(error if isinstance(error, Exception) else None)
             raise

@@ -317,3 +317,17 @@ class TestArguments:
     def test_of_another_kind_are_refused(self, arguments, said):
         with pytest.raises(UsageError, match=said):
             check_arguments(*arguments)
+
+
+@pytest.mark.parametrize("owned", [True, False])
+def test_ctrl_c_ends_a_detached_group_that_is_half_up_and_no_one_elses(owned):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    withdrawn = []
+    runtime = types.SimpleNamespace(groups=types.SimpleNamespace(withdraw=withdrawn.append))
+    waiting = types.SimpleNamespace(wait=interrupt)
+    group = types.SimpleNamespace(want=lambda: waiting, owned=owned)
+    with pytest.raises(KeyboardInterrupt):
+        launching._wait_until_up(runtime, group)
+    assert withdrawn == ([group] if owned else [])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -18,6 +20,7 @@ import pytest
 
 from rlinf_actors import (
     Cluster,
+    GroupClosedError,
     GroupNotFoundError,
     NameInUseError,
     NodePlacementStrategy,
@@ -191,6 +194,21 @@ class TestGetIfExists:
             with pytest.raises(NameInUseError, match=r"is of class .*Keeper, and not of .*Other"):
                 lw.many(cluster, dw.Other, 1, name="theirs", get_if_exists=True)
             group.shutdown()
+
+    def test_a_handle_of_one_that_has_ended_is_not_taken(self, local):
+        with local.cluster() as cluster:
+            ended = lw.many(cluster, dw.Keeper, 1, name="again")
+            ended.wait_ready()
+            sent = pickle.dumps(ended)
+            ended.shutdown()
+            del ended
+            gc.collect()
+            stale = pickle.loads(sent)  # noqa: S301 - our own
+            group = lw.many(cluster, dw.Keeper, 1, name="again", get_if_exists=True)
+            assert group.keep("new").wait() == [["new"]]
+            with pytest.raises(GroupClosedError):
+                stale.pid().wait()
+            assert lw.many(cluster, dw.Keeper, 1, name="again", get_if_exists=True).keep(2).wait() == [["new", 2]]
 
     def test_two_at_once_get_the_same(self, local):
         pids = []

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from rlinf_actors.errors import (
     GroupClosedError,
+    GroupNotFoundError,
     NodeLostError,
     RlinfActorsError,
     WorkerDiedError,
@@ -358,6 +359,21 @@ async def test_a_worker_that_ends_before_it_is_constructed_and_is_started_again_
     assert not world.group.ready.done()
     assert world.failed == []
     assert world.group.peers[0].error is None
+
+
+async def test_a_handle_whose_group_was_not_found_is_of_no_running_group(network):
+    handles = GroupHandles(network, Calls(), "driver:x", "here", "", None, lambda: None)
+    group = handles.arrived("ns", "g", "abc", ["n0"], 0.0, asyncio.Event().wait)
+    assert handles.existing("ns", "g") is group
+    group.fail(GroupNotFoundError("it has ended"))
+    assert handles.existing("ns", "g") is None
+
+
+class Calls:
+    """What the handles need of an I/O thread here."""
+
+    def call(self, function, *args):
+        function(*args)
 
 
 class TestDeaths:
