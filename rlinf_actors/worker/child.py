@@ -24,6 +24,7 @@ from rlinf_actors.settings import CHILDREN
 from rlinf_actors.tensors.broadcast import Broadcaster
 from rlinf_actors.wire import children as packets
 from rlinf_actors.wire import frames, payload
+from rlinf_actors.wire.bounds import MAX_DEPTH, MAX_SIZE
 from rlinf_actors.wire.values import Endpoint
 from rlinf_actors.wire.vouched import Vouched
 from rlinf_actors.worker import context as worker_context
@@ -39,7 +40,7 @@ def become_member(address: WorkerAddress, siblings: int) -> worker_context.Worke
     """Return the context of this process as the child *address*; None if no worker has started it.
 
     Raises:
-        UsageError: it is the worker itself, or another child already; or its worker does not admit it.
+        UsageError: no child can have that address, it is another child already, or its worker does not admit it.
         ClusterTimeoutError: its worker does not answer.
     """
     context = worker_context.current()
@@ -51,6 +52,11 @@ def become_member(address: WorkerAddress, siblings: int) -> worker_context.Worke
     name = address.get_name()
     if context is not None and context.is_here:
         raise UsageError(f"this process is {context.address.get_name()} already: {name} needs a process of its own")
+    if not all(0 <= rank <= MAX_SIZE for rank in (*address.rank_path, siblings)) or len(address.rank_path) > MAX_DEPTH:
+        raise UsageError(
+            f"{name} cannot be the name of one of {siblings} children: ranks and world_size are from 0 to {MAX_SIZE}, "
+            f"and a path has at most {MAX_DEPTH} ranks"
+        )
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         return _enter(sock, path, address, siblings)

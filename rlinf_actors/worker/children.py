@@ -118,8 +118,20 @@ class Children:
         except OSError as error:
             self._turn_away(sock, f"its end could not be noticed: {explain(error)}")
             return
-        found = procfs.stat(pid)
-        if found is None or uid != os.geteuid() or not procfs.is_below(pid, os.getpid()) or procfs.has_ended(pidfd):
+        try:
+            found = procfs.stat_of(pid) if pidfd >= 0 else None
+        except (FileNotFoundError, ProcessLookupError):
+            found = None
+        except OSError as error:
+            os.close(pidfd)
+            self._turn_away(sock, f"nobody can tell where it comes from: {explain(error)}")
+            return
+        ours = found is not None and uid == os.geteuid() and procfs.is_below(pid, os.getpid())
+        if pidfd >= 0 and procfs.has_ended(pidfd):  # it may have been ours
+            sock.close()
+            os.close(pidfd)
+            return
+        if found is None or not ours:
             self._refused(f"a process of user {uid} as a child: it does not come from this worker")
             self._turn_away(sock, f"process {pid} does not come from {self.name}, which alone admits its own children")
             if pidfd >= 0:
