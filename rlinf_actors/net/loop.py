@@ -161,6 +161,7 @@ class IoThread:
         self._made_in = forks.generation()
         self._asking = threading.RLock()
         self._stopped = False
+        self._under_way: set[concurrent.futures.Future[Any]] = set()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         try:
             scarce.start(self._thread)
@@ -181,9 +182,16 @@ class IoThread:
             raise
         with self._asking:  # what is asked before `stop` is begun before the loop's end, and ends with it at the latest
             if not self._stopped:
-                return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+                future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+                self._under_way.add(future)
+                future.add_done_callback(self._under_way.discard)
+                return future
         coroutine.close()
         raise UsageError("the Cluster of this process was shut down: make a new one by Cluster(...)")
+
+    def under_way(self) -> list[concurrent.futures.Future[Any]]:
+        """Return what was submitted, or started, and has not ended. Any thread."""
+        return list(self._under_way)
 
     def start(self, work: Coroutine[Any, Any, object], name: str) -> None:
         """Run a coroutine that nothing waits for; a failure is an internal error. Any thread.

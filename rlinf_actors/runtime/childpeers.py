@@ -55,6 +55,13 @@ class ChildPeers:
         with self._lock:
             return [child.peer for child in self._children.values() if child.peer is not None]
 
+    def follow(self, found: Callable[[], Found]) -> None:
+        """Call a new *found* behind what waits for each child that is being looked for; as `find`. Any thread."""
+        with self._lock:
+            children = list(self._children.values())
+        for child in children:
+            child.follow(found)
+
 
 class _Child:
     """One child's address, whichever process has it."""
@@ -84,6 +91,12 @@ class _Child:
         elif known:
             assert peer is not None
             found(peer)
+
+    def follow(self, found: Callable[[], Found]) -> None:
+        """See ChildPeers.follow."""
+        with self._lock:
+            if self._asking:
+                self._waiting.append(found())
 
     def _answer(self, outcome: Peer | Exception) -> None:
         """Give it to whoever waits, and to whoever asks meanwhile."""

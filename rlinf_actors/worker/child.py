@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import concurrent.futures
 import contextlib
 import os
 import socket
 import sys
+from typing import Any
 
 import msgspec
 
@@ -161,7 +163,7 @@ def _bring_up(
 
 
 class _Heard:
-    """Waits until a peer has read all that was said to it."""
+    """Waits until a peer has read all that was said to it, or something else that was begun has ended."""
 
     def __init__(self) -> None:
         self.done = asyncio.get_running_loop().create_future()
@@ -171,8 +173,8 @@ class _Heard:
         self._end()
         return True
 
-    def fail(self, error: Exception) -> None:
-        """The peer is gone."""
+    def fail(self, _: object) -> None:
+        """The peer is gone, or it is over in another way. Any thread."""
         self.done.get_loop().call_soon_threadsafe(self._end)
 
     def _end(self) -> None:
@@ -180,23 +182,42 @@ class _Heard:
             self.done.set_result(None)
 
 
-async def _settle(context: worker_context.WorkerContext) -> None:
-    """Wait until what was sent has arrived: each peer answers a question that comes behind it."""
+async def _settle(context: worker_context.WorkerContext, begun: list[concurrent.futures.Future[Any]]) -> None:
+    """Wait until what was sent has arrived: those that it goes to are found, and each answers a question behind it.
+
+    Args:
+        context: of this process.
+        begun: what its I/O thread was doing: it looks for groups and channels, perhaps.
+    """
+    loop = asyncio.get_running_loop()
+    end = loop.time() + LEAVE_S
+    waits: list[_Heard] = []
+
+    def one() -> _Heard:
+        waits.append(_Heard())
+        return waits[-1]
+
+    async def all_of_them() -> None:
+        if waits:
+            await asyncio.wait([heard.done for heard in waits], timeout=max(0.0, end - loop.time()))
+        waits.clear()
+
+    for future in begun:
+        future.add_done_callback(one().fail)
+    await all_of_them()
     groups, children = context.runtime.groups.all(), context.messenger.directory.children
-    peers = [peer for peer in [*(peer for group in groups for peer in group.peers), *children.all()] if peer.connected]
-    waits = []
-    for peer in peers:
-        if peer.error is None:
-            heard = _Heard()
-            peer.send(frames.WhatRuns(peer.open(heard)))
-            waits.append(heard.done)
-    if waits:
-        await asyncio.wait(waits, timeout=LEAVE_S)
+    children.follow(lambda: one().fail)
+    await all_of_them()
+    for peer in [*(peer for group in groups for peer in group.peers), *children.all()]:
+        if peer.wanted and peer.error is None:
+            peer.send(frames.WhatRuns(peer.open(one())))
+    await all_of_them()
 
 
 def _leave(context: worker_context.WorkerContext) -> None:
     """The process ends: let its last words arrive, and say goodbye."""
     if not context.is_here or context.runtime.closed:
         return
-    context.runtime.io.submit(_settle(context)).result()
+    io = context.runtime.io
+    io.submit(_settle(context, io.under_way())).result()
     context.runtime.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import multiprocessing
 import os
@@ -48,6 +49,15 @@ class Member(Worker):
 
     def get(self, name: str) -> Any:
         return self.connect_channel(name).get(timeout=60)
+
+    def begin_all(self, value: Any, to: list[Any], name: str) -> None:
+        """Send to those that it has never talked to, and put by a handle that has not found its channel, and wait for
+        nothing.
+        """
+        handle = copy.copy(self.connect_channel(name))  # as one that came as an argument
+        for group, rank in to:
+            self.send(value, group, rank, async_op=True)
+        handle.put(value, async_op=True)
 
     def get_and_die(self, name: str) -> None:
         """Take an item, and end before the acknowledgement is sent."""
@@ -247,6 +257,14 @@ class Parent(Worker):
         child.no_more()
         child.process.wait() if way == "subprocess" else child.process.join()
         return child.process.returncode if way == "subprocess" else child.process.exitcode
+
+    def last_begun(self, way: str, *args: Any) -> None:
+        """Have a second child begin something and end at once."""
+        child = Child(way, self.worker_address, 2, 1)
+        child.result()
+        child.start("begin_all", *args)
+        child.no_more()
+        child.process.wait() if way == "subprocess" else child.process.join()
 
     def hear_many(self, count: int, group: str, rank: Any) -> list[Any]:
         return [self.recv(group, rank, timeout=60) for _ in range(count)]

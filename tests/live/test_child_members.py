@@ -223,6 +223,18 @@ def test_last_words_of_a_child_arrive(parents, way):
     channel.close()
 
 
+@pytest.mark.parametrize("way", ["fork", "subprocess"])
+def test_what_a_child_has_begun_and_not_waited_for_arrives(parents, way):
+    channel = Channel.create("items")
+    assert on(parents, 0).start(["fork"]).wait(pace.PATIENCE_S) == [[None]]
+    to = [("p", 1), ("p", (0, 0))]
+    assert on(parents, 0).last_begun(way, "begun", to, "items").wait(pace.PATIENCE_S) == [None]
+    assert on(parents, 1).hear("p", (0, 1)).wait(pace.PATIENCE_S) == ["begun"]
+    assert on(parents, 0).let(0, "hear", "p", (0, 1)).wait(pace.PATIENCE_S) == ["begun"]
+    assert channel.get(timeout=pace.PATIENCE_S) == "begun"
+    channel.close()
+
+
 def test_a_new_child_begins_with_nothing(family):
     """What a child was sent and has not received is dropped with it; a new one begins with nothing."""
     group, others = family
