@@ -344,9 +344,9 @@ class MapResult(Generic[V]):
         self._asked: asyncio.Future[Any] | None = None
         self._error: BaseException | None = None
         self._later: AsyncIterator[Any] | None = None
-        if hasattr(items, "__aiter__"):
-            self._later = aiter(items)
-        else:
+        self._items: Iterator[Any] | None = None
+        self._given = items  # which may be iterable both ways, as a channel or a stream is
+        if not hasattr(items, "__aiter__"):
             self._items = iter(items)
 
     def __iter__(self) -> Iterator[V]:
@@ -356,7 +356,7 @@ class MapResult(Generic[V]):
         return self
 
     def __next__(self) -> V:
-        if self._later is not None:
+        if self._later is not None or (self._items is None and not hasattr(self._given, "__iter__")):
             raise UsageError("the items come from an async iterable: write async for, or give map() a plain iterable")
         self._fill()
         while (item := self._take()) is True:
@@ -370,6 +370,8 @@ class MapResult(Generic[V]):
         return value
 
     async def __anext__(self) -> V:
+        if self._items is None and self._later is None:
+            self._later = aiter(self._given)
         self._fill_async()
         while (item := self._take()) is True:
             if self._asked is None or not self._asked.done():
@@ -397,13 +399,15 @@ class MapResult(Generic[V]):
         self.close()
 
     def __del__(self) -> None:
-        if "_items" in self.__dict__ or "_later" in self.__dict__:
+        if "_given" in self.__dict__:
             self._pool.close_soon()
             self._stop_asking()
 
     def _fill(self) -> None:
         """Draw items and send them while there is room."""
         with self._drawing:
+            if self._items is None:
+                self._items = iter(self._given)
             while self._error is None and self._pool.room():
                 try:
                     item = next(self._items, _END)

@@ -123,6 +123,11 @@ class TestForms:
         with pytest.raises(UsageError, match="write async for"):
             next(world.group.square.map(items()))
 
+    async def test_items_that_iterate_both_ways_are_iterated_as_the_results_are(self, serving):
+        inner = serving.group.square.map
+        assert await asyncio.to_thread(lambda: sorted(serving.group.square.map(inner([1, 2])))) == [1, 16]
+        assert sorted([value async for value in serving.group.square.map(inner([1, 2]))]) == [1, 16]
+
     async def test_nothing_is_drawn_before_the_first_step(self, world):
         items, drawn = counted()
         results = world.group.square.map(items)
