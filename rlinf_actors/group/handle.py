@@ -11,7 +11,7 @@ import asyncio
 import msgspec
 
 from rlinf_actors.cluster.attach import worker_job
-from rlinf_actors.errors import ProtocolError, UsageError
+from rlinf_actors.errors import ProtocolError, SerializationError, UsageError
 from rlinf_actors.group import detail
 from rlinf_actors.group.control import GroupControl
 from rlinf_actors.group.names import ClassFacts, Method
@@ -46,8 +46,17 @@ class HandleState(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def state_of(control: GroupControl) -> bytes:
-    """Return what a handle of this group carries."""
+    """Return what a handle of this group carries.
+
+    Raises:
+        SerializationError: it is not known yet which group it is.
+    """
     group, facts = control.group, control.facts
+    if group.takes_running and not group.found:
+        raise SerializationError(
+            f"the launch of group {group.name!r} has not been answered, and with get_if_exists it may be another group "
+            "that is running: await the group first"
+        )
     methods = list(facts.methods)
     state = HandleState(
         group.namespace,

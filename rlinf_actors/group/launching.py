@@ -113,6 +113,7 @@ def launch(
     group = runtime.groups.new(cluster.namespace, name, node_names, construction, ids, options.wait_for_hardware)
     group.detail = detail.encode(described)  # also for an attach() here before the head has answered
     group.cls = title
+    group.takes_running = options.get_if_exists
     message = Launch(
         cluster.namespace,
         name,

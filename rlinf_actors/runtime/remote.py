@@ -149,6 +149,8 @@ class RemoteGroup:
         came_up: False once it could not be constructed.
         launched: ids of its workers, of whichever incarnation: what tells it from a namesake.
         patience_s: how long (seconds) the head may take to hear of its launch, where it has not answered that yet.
+        takes_running: its launch takes the running group of its name, if there is one: until the head has answered, it
+            is not known which group this is.
     """
 
     def __init__(
@@ -184,6 +186,7 @@ class RemoteGroup:
         self.came_up = True
         self.launched: list[str] = []
         self.patience_s = 0.0
+        self.takes_running = False
         self.owned = construction is not None
         self._host = host
         self._construction = construction

@@ -25,6 +25,7 @@ from rlinf_actors import (
     NameInUseError,
     NodePlacementStrategy,
     RestartPolicy,
+    SerializationError,
     UsageError,
     WorkerError,
     WorkerGroup,
@@ -240,6 +241,22 @@ class TestGetIfExists:
             assert [await early, await here.pid(), *await there] == [await early] * 5
 
         with local.cluster() as cluster:
+            asyncio.run(use(cluster))
+
+    def test_a_handle_is_sent_when_it_is_known_whose_group_it_is(self, local):
+        made(local, "sent")
+
+        async def use(cluster):
+            group = dw.Keeper.create_group().launch(
+                cluster, NodePlacementStrategy([0]), name="sent", get_if_exists=True
+            )
+            with pytest.raises(SerializationError, match="await the group first"):
+                group.keep(group)
+            await group
+            await group.keep(group)
+            await group.shutdown()
+
+        with local.cluster(namespace="standing") as cluster:
             asyncio.run(use(cluster))
 
     def test_one_of_another_size_in_a_running_loop(self, local):
