@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import functools
 import inspect
+import os
 import queue
+import select
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
@@ -19,6 +22,7 @@ from rlinf_actors import forks, scarce
 from rlinf_actors.errors import UsageError
 from rlinf_actors.net.loop import new_event_loop
 from rlinf_actors.worker.invocation import Invocation, own_steps
+from rlinf_actors.worker.parking import Unwound
 
 STOPPED = (
     "user code stopped the event loop that runs this worker's calls, by loop.stop(), while {} was under way: no call "
@@ -106,11 +110,17 @@ class SerialExecutor:
 
 
 class ThreadsExecutor(SerialExecutor):
-    """Up to *threads* calls at a time, on as many threads; they start in order of arrival."""
+    """Up to *threads* calls at a time, on as many threads; they start in order of arrival.
 
-    def __init__(self, threads: int) -> None:
+    Args:
+        threads: how many.
+        failed: ends the process; called where one of them but the main thread ends by an internal error.
+    """
+
+    def __init__(self, threads: int, failed: Callable[[], object]) -> None:
         super().__init__()
         self._threads = threads
+        self._failed = failed
 
     def serve(self, instance: Any) -> None:
         all_there = threading.Barrier(self._threads)  # so that no call finds fewer threads than were asked for
@@ -120,8 +130,22 @@ class ThreadsExecutor(SerialExecutor):
             SerialExecutor.serve(self, instance)
 
         for n in range(self._threads - 1):
-            scarce.start(threading.Thread(target=serve, name=f"worker-call-{n + 1}", daemon=True))
+            _start_serving(serve, f"worker-call-{n + 1}", self._failed)
         serve()
+
+
+def _start_serving(serve: Callable[[], object], name: str, failed: Callable[[], object]) -> None:
+    """Run *serve* on a thread of its own; where it raises, calls would wait for ever, and *failed* is called."""
+
+    def run() -> None:
+        try:
+            serve()
+        except Unwound:
+            raise
+        except BaseException:  # noqa: BLE001 - an error of ours: user code's are answers
+            failed()
+
+    scarce.start(threading.Thread(target=run, name=name, daemon=True))
 
 
 class BesideExecutor:
@@ -130,11 +154,13 @@ class BesideExecutor:
     Args:
         main: runs the other methods.
         threads: how many threads each of those methods has, by name.
+        failed: ends the process; called where one of these threads ends by an internal error.
     """
 
-    def __init__(self, main: Executor, threads: Mapping[str, int]) -> None:
+    def __init__(self, main: Executor, threads: Mapping[str, int], failed: Callable[[], object]) -> None:
         self.main = main
         self._threads = threads
+        self._failed = failed
         self._beside = {method: SerialExecutor() for method in threads}
 
     def submit(self, invocation: Invocation) -> None:
@@ -149,8 +175,7 @@ class BesideExecutor:
     def serve(self, instance: Any) -> None:
         for method, beside in self._beside.items():
             for n in range(self._threads[method]):
-                name = f"worker-{method}-{n + 1}"
-                scarce.start(threading.Thread(target=beside.serve, args=(instance,), name=name, daemon=True))
+                _start_serving(functools.partial(beside.serve, instance), f"worker-{method}-{n + 1}", self._failed)
         self.main.serve(instance)
 
     def activity(self) -> Activity:
@@ -179,6 +204,7 @@ class LoopExecutor:
         self._instance: Any = None
         self._thread = 0
         self._hear = hear
+        self._made_in = forks.generation()
         self._loop.call_soon(hear)
         forks.watch(self)
 
@@ -197,9 +223,17 @@ class LoopExecutor:
         forks.guarded("a task or callback of user code", self._loop.run_forever)
 
     def note_fork(self) -> None:
-        """In a child: end the loop in its present turn, whatever task or callback of user code has forked."""
+        """In a child: end the loop in its present turn, whatever task or callback of user code has forked.
+
+        uvloop looks for events once more before it stops. It would do so by a descriptor that is the parent's too, and
+        take the wake-up for a call of the parent, which then waits for ever.
+        """
         if threading.get_ident() == self._thread and self._loop.is_running():
             self._loop.stop()
+            polled_by: Callable[[], int] | None = getattr(self._loop, "_get_backend_id", None)  # uvloop's alone
+            if polled_by is not None:
+                with select.epoll() as none:
+                    os.dup2(none.fileno(), polled_by(), inheritable=False)
 
     def begin(self, make: Callable[[], Any]) -> Any:
         """With the loop running, so that a constructor may make tasks and futures."""
@@ -224,6 +258,8 @@ class LoopExecutor:
             self._loop.call_soon(self._hear)  # before calls can come
 
     def _pump(self) -> None:
+        if forks.generation() != self._made_in:
+            return  # a child, in the turn in which it was forked: the calls are the parent's
         self._due.release()
         began = False  # a coroutine of this batch that has not taken its first step: nothing may overtake it
         while self._queue and not (self._limit and len(self._running) >= self._limit):

@@ -8,6 +8,7 @@ on_lease_lost.
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import importlib
 import os
@@ -16,7 +17,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Awaitable
-from typing import Any
+from typing import Any, NoReturn
 
 from rlinf_actors import envblock
 from rlinf_actors.cluster.attach import WorkerJob, set_worker_job
@@ -76,10 +77,20 @@ def run_worker(spec: WorkerSpec, place: spawn.WorkerPlace, control_fd: int) -> N
         pass
     except BaseException:  # noqa: BLE001 - nobody is above us; stderr's tail is in the exit report
         traceback.print_exc()
-    finally:
-        if guard is not None:
-            guard.stay()
-        _exit(1)
+    _end(guard)
+
+
+def _end(guard: Guard | None) -> NoReturn:
+    """End the process, on whatever thread; a robot worker's guard does that, after on_lease_lost."""
+    if guard is not None:
+        guard.stay()
+    _exit(1)
+
+
+def _failed(guard: Guard | None) -> NoReturn:
+    """A thread that serves calls has ended by an internal error, which is being handled. That thread."""
+    traceback.print_exc()
+    _end(guard)
 
 
 def _start(
@@ -211,12 +222,13 @@ def _construct(
         raise WorkerStartError(str(error)) from None
     gc.enable()
     threads = creation.frame.max_concurrency
-    executor: Executor = ThreadsExecutor(threads) if threads > 1 else SerialExecutor()
+    failed = functools.partial(_failed, context.guard)
+    executor: Executor = ThreadsExecutor(threads, failed) if threads > 1 else SerialExecutor()
     if uses_event_loop(cls, Worker):
         executor = LoopExecutor(threads, leaving.hear) if leaving is not None else LoopExecutor(threads)
     beside = {name: method.concurrent for name, method in public_methods(cls).items() if method.concurrent}
     if beside:
-        executor = BesideExecutor(executor, beside)
+        executor = BesideExecutor(executor, beside, failed)
     return executor, executor.begin(lambda: cls(*args, **kwargs))
 
 
@@ -249,7 +261,7 @@ def _given_up(reason: str, guard: Guard | None) -> None:
     _exit(1)
 
 
-def _exit(code: int) -> None:
+def _exit(code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:

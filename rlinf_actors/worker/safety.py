@@ -22,7 +22,7 @@ import time
 import traceback
 from _thread import allocate_lock
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from rlinf_actors.wire import spawn
 from rlinf_actors.wire.values import WorkerSpec
@@ -100,9 +100,9 @@ class Guard:
         with contextlib.suppress(BlockingIOError):  # full: it is awake
             self._signals.send(b"\0")
 
-    def stay(self) -> None:
-        """The main thread has ended: nothing of the user's runs there any more; the guard ends the process."""
-        self.lose("its main thread ended")
+    def stay(self) -> NoReturn:
+        """This thread, which served calls, has ended: nothing of the user's runs here; the guard ends the process."""
+        self.lose(f"its thread {threading.current_thread().name}, which served calls, ended")
         while True:
             with contextlib.suppress(BaseException):
                 self._parking.stay()

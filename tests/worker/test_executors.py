@@ -15,6 +15,8 @@ import pytest
 import worker_kit
 
 from rlinf_actors.errors import CallTimeoutError, SerializationError, UsageError, WorkerError
+from rlinf_actors.wire import payload
+from rlinf_actors.wire.vouched import Vouched
 from rlinf_actors.worker.executor import (
     BesideExecutor,
     LoopExecutor,
@@ -22,6 +24,7 @@ from rlinf_actors.worker.executor import (
     ThreadsExecutor,
     uses_event_loop,
 )
+from rlinf_actors.worker.invocation import Invocation
 from rlinf_actors.worker.worker import Worker
 
 
@@ -279,7 +282,7 @@ class TestThreads:
     def test_as_many_at_once_as_there_are_threads(self, rlinf_leak_check, monkeypatch):
         monkeypatch.setattr(threading, "excepthook", lambda _: None)  # how the kit ends threads
         plain = Plain()
-        served = worker_kit.Served(ThreadsExecutor(3), plain)
+        served = worker_kit.Served(ThreadsExecutor(3, lambda: None), plain)
         calls = [served.call("block") for _ in range(3)]
         for _ in calls:
             assert plain.entered.acquire(timeout=10)
@@ -530,7 +533,7 @@ class TestBeside:
         monkeypatch.setattr(threading, "excepthook", lambda _: None)  # how the kit ends threads
         instance = Loopy()
         served = worker_kit.Served(
-            BesideExecutor(request.param(), {"where": 1, "generate": 1, "wait_here": 2}), instance
+            BesideExecutor(request.param(), {"where": 1, "generate": 1, "wait_here": 2}, lambda: None), instance
         )
         served.plain = instance
         yield served
@@ -695,3 +698,79 @@ def test_idle_loop_hears_its_own_signals_and_sigterm():
             assert process.wait(pace.PATIENCE_S) == -signal.SIGTERM
         finally:
             process.kill()
+
+
+@pytest.mark.parametrize("kind", ["a concurrent method", "max_concurrency"])
+def test_an_error_of_ours_on_another_thread_ends_the_worker(kind, rlinf_leak_check):
+    """It would end that thread alone, and later calls would wait for ever."""
+    plain, ended = Plain(), threading.Event()
+    if kind == "max_concurrency":
+        executor, methods = ThreadsExecutor(2, ended.set), ["block", "block"]
+    else:
+        executor, methods = BesideExecutor(SerialExecutor(), {"where": 1}, ended.set), ["where"]
+    served = worker_kit.Served(executor, plain)
+
+    def reply(*_):
+        if threading.current_thread() is not served.thread:
+            raise RuntimeError("a bug of ours")
+
+    for method in methods:
+        parts = Vouched(payload.encode_call((), {}))
+        executor.submit(Invocation(b"driver", 1, method, parts, reply, bytes, 0.0, 0))
+    for method in methods:
+        assert method == "where" or plain.entered.acquire(timeout=10)  # each on a thread of its own
+    plain.go.set()
+    assert ended.wait(10)
+    served.close()
+
+
+FORKS_WHILE_WOKEN = """
+import asyncio, os, queue, select, threading
+from rlinf_actors.wire import payload
+from rlinf_actors.wire.vouched import Vouched
+from rlinf_actors.worker.executor import LoopExecutor
+from rlinf_actors.worker.invocation import Invocation
+
+answers = queue.SimpleQueue()
+executor = LoopExecutor()
+
+def call(method):
+    parts = Vouched(payload.encode_call((), {}))
+    reply = lambda *_: answers.put(method)
+    executor.submit(Invocation(b"driver", 1, method, parts, reply, bytes, 0.0, 0))
+
+class Forks:
+    async def fork(self):
+        await asyncio.create_task(self.task())
+
+    async def task(self):
+        call("note")  # both the call and what wakes the loop for it are there when the child is made
+        child = os.fork()
+        if not child:
+            return
+        os.waitpid(child, 0)
+        events = select.epoll.fromfd(os.dup(executor._loop._get_backend_id())).poll(0)
+        print("still due" if events else "lost", flush=True)
+
+    def note(self):
+        print("noted in", "the parent" if os.getpid() == parent else "a child", flush=True)
+
+def drive():
+    call("fork")
+    for _ in range(2):
+        answers.get()
+    os._exit(0)
+
+parent = os.getpid()
+threading.Thread(target=drive, daemon=True).start()
+executor.serve(Forks())
+"""
+
+
+def test_a_forked_child_leaves_its_parent_the_calls_and_what_wakes_the_loop():
+    """The descriptors are the child's too, and uvloop has one more turn before it stops."""
+    pytest.importorskip("uvloop")
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS_WHILE_WOKEN], capture_output=True, text=True, timeout=pace.PATIENCE_S, check=False
+    )
+    assert (done.returncode, done.stdout.splitlines()) == (0, ["still due", "noted in the parent"]), done.stderr

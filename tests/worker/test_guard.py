@@ -508,7 +508,7 @@ def stop(self):
         time.sleep(0.05)
 
 Env.on_lease_lost = stop
-executor = BesideExecutor(SerialExecutor(), {"health": 1})
+executor = BesideExecutor(SerialExecutor(), {"health": 1}, guard.stay)
 for call, (method, window) in enumerate({"watch": 1, "health": 0}.items(), 1):
     executor.submit(Invocation(b"driver", call, method, Vouched(), lambda *_: None, bytes, 0.0, window))
 try:
