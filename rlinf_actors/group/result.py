@@ -136,14 +136,14 @@ class WorkerGroupFuncResult(Work["list[T]"], Generic[T]):
         """The late ranks have said what they do, or had the time for it. Loop thread."""
         if self._timer is not None:
             self._timer.cancel()
+        doing = late[0].describe()
         with self._lock:
             if self._expired:
                 return
-            self._expired = True
-            awaited = bool(self._callbacks)
-        self._doing = late[0].describe()
-        if self._give_up():
-            self._fail(awaited)
+            self._expired, self._doing = True, doing
+            if not self._finished:
+                self._fail(bool(self._callbacks))  # before anyone can take the error, and say that it was seen
+        self._give_up()
 
     def _missing(self) -> list[Peer]:
         return [peer for peer, answer in zip(self._peers, self._answers, strict=True) if answer is None]
@@ -296,6 +296,7 @@ class WorkerGroupFuncResult(Work["list[T]"], Generic[T]):
             for n in range(len(self._peers)):
                 while len(self._order) <= n:
                     if self._cancelled or self._expired:
+                        self._mark_seen()
                         raise self._unanswered()
                     await wake.wait()
                     wake.clear()

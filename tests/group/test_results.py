@@ -421,6 +421,23 @@ class TestLost:
         assert [type(error) for error in handler.errors] == [CallTimeoutError]
         del result
 
+    @pytest.mark.parametrize("how", ["exception", "as_completed"])
+    async def test_a_deadline_whose_error_is_taken_at_once_is_not_lost(self, world, how):
+        """A thread that waits may have the error before the one that ends the call goes on."""
+        result, taken = world.group.with_timeout(1.0).execute_on(0).move(), []
+        if how == "exception":
+            result._on_done(lambda result=result: taken.append(result.exception()))
+            await asyncio.sleep(2.0)
+        else:
+            with pytest.raises(CallTimeoutError) as caught:
+                [item async for item in result.as_completed()]
+            taken.append(caught.value)
+        assert [type(error) for error in taken] == [CallTimeoutError]
+        del result
+        gc.collect()
+        world.runtime.lost.close()
+        assert world.runtime.lost.count == 0
+
     @pytest.mark.parametrize("kind", [CallTimeoutError, concurrent.futures.CancelledError])
     async def test_exception_is_what_wait_raises_where_a_rank_has_not_answered(self, world, kind):
         handler = Handler()
