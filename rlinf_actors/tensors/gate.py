@@ -149,12 +149,13 @@ class Gate:
             at_once = idle and not (parcel.hold.tensors and self._station.io.inside())
             if error is None and not at_once:
                 self._waiting.append(parcel)
-                if idle:
-                    self._start()
+                self._shipping = self._shipping or idle
         if error is not None:
             parcel.letter.work.reject(gone(self.peer, error, parcel.letter.work._what))
         elif at_once:
             self._ship(parcel)
+        elif idle:
+            self._start()
 
     def lent(self, number: int) -> Lent:
         """What the receiver of cargo *number* has the memory of."""
@@ -172,9 +173,11 @@ class Gate:
         if type(frame) is frames.Facts:
             with self._lock:
                 self._facts = frame
-                if self._waiting:
-                    self._start()
+                start = bool(self._waiting) and not self._shipping
+                self._shipping = self._shipping or start
             self._tried()
+            if start:
+                self._start()
         elif type(frame) is frames.Released:
             with self._lock:
                 dropped = self._lent.pop(frame.n, None)
@@ -199,9 +202,15 @@ class Gate:
     # --- shipping ---
 
     def _start(self) -> None:
-        """Ship what waits, on a thread for that; with the lock held."""
-        self._shipping = True
-        scarce.start(threading.Thread(target=self._ship_waiting, name="rlinf-actors-freight", daemon=True))
+        """Ship what waits, on a thread for that, which `_shipping` has announced; fail it where there is no thread."""
+        try:
+            scarce.start(threading.Thread(target=self._ship_waiting, name="rlinf-actors-freight", daemon=True))
+        except RuntimeError as error:
+            with self._lock:
+                self._shipping = False
+                lost, self._waiting = self._waiting, []
+            for parcel in lost:
+                parcel.letter.work.reject(error)
 
     def _ship_waiting(self) -> None:
         while True:

@@ -169,6 +169,27 @@ def test_no_thread_for_the_question_hangs_no_send(peer, monkeypatch):
     assert peer.sent == [frames.Ask(7)]
 
 
+def test_no_thread_to_ship_with_fails_what_waits_and_the_next_goes(gate, peer, monkeypatch):
+    """Both where the receiver's facts arrive and where a send begins on the loop's thread."""
+
+    def no_thread(thread):
+        raise RuntimeError("can't start new thread: pids.max is met")
+
+    monkeypatch.setattr(gate._station.io, "inside", lambda: True, raising=False)
+    with monkeypatch.context() as short:
+        short.setattr("rlinf_actors.scarce.start", no_thread)
+        early, late = parcel(large()), parcel(large())
+        gate.post(early)
+        peer.say(facts(backends=[]))
+        gate.post(late)
+        for one in (early, late):
+            with pytest.raises(RuntimeError, match=r"pids\.max is met"):
+                one.letter.work.wait(10)
+    gate.post(parcel(large()))
+    assert gate.box.came.acquire(timeout=10)
+    assert len(gate.box.letters) == 1
+
+
 def test_what_waits_when_the_receiver_dies(gate, peer):
     waiting = [parcel(large(), f"send() {n}") for n in range(2)]
     for one in waiting:
