@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from rlinf_actors import Cluster, NodePlacementStrategy, Worker
 
@@ -18,7 +19,7 @@ from rlinf_actors import Cluster, NodePlacementStrategy, Worker
 @dataclass(frozen=True)
 class Reading:
     step: int
-    image: np.ndarray
+    image: npt.NDArray[np.uint8]
 
 
 class Sensor(Worker):
