@@ -200,9 +200,11 @@ def test_call_of_a_child_is_refused(parents):
 
 def test_child_of_a_child_is_a_member(parents):
     assert on(parents, 0).start(["fork"]).wait(pace.PATIENCE_S) == [[None]]
-    swap = on(parents, 1).swap("heard", "p", (0, 0, 5))
-    assert on(parents, 0).let(0, "have_child", 5, "p", 1).wait(pace.PATIENCE_S) == [None]
-    assert swap.wait(pace.PATIENCE_S) == ["from p:0:0:5"]
+    hears = on(parents, 1).hear("p", (0, 0, 5))
+    on(parents, 0).begin(0, "have_child", 5, "p", 1).wait(pace.PATIENCE_S)
+    assert hears.wait(pace.PATIENCE_S) == ["from p:0:0:5"]
+    on(parents, 1).say("heard", "p", (0, 0, 5)).wait(pace.PATIENCE_S)  # it ends by os._exit, and waits for this answer
+    assert on(parents, 0).finish(0).wait(pace.PATIENCE_S) == [None]
 
 
 def test_child_that_was_forked_in_an_event_loop_is_a_member(cluster):
