@@ -26,6 +26,9 @@ from rlinf_actors.wire.vouched import Vouched
 
 Found = Callable[[Union[Peer, Exception]], None]
 
+REMEMBERED = 1024
+"""Children that have ended whose peers are kept; an older one is asked for again."""
+
 
 class ChildPeers:
     """All children that this process talks to.
@@ -48,7 +51,19 @@ class ChildPeers:
             child = self._children.get(address)
             if child is None:
                 child = self._children[address] = _Child(self._runtime, address)
-        child.find(group, found)
+                self._forget_some()
+            peer, first = child.enter(found)  # with the lock: what is asked for is not forgotten
+        if peer is not None:
+            found(peer)
+        elif first:
+            self._runtime.io.call(child.ask, group)
+
+    def _forget_some(self) -> None:
+        """Called with the lock held."""
+        if len(self._children) > REMEMBERED:
+            ended = [address for address, child in self._children.items() if child.over]
+            for address in ended[: max(0, len(ended) - REMEMBERED + 1)]:
+                del self._children[address]
 
     def all(self) -> list[Peer]:
         """The peers of all children."""
@@ -77,20 +92,20 @@ class _Child:
         self._worker: Peer | None = None
         self._endpoint: Endpoint | None = None
 
-    def find(self, group: RemoteGroup, found: Found) -> None:
-        """See ChildPeers.find."""
+    @property
+    def over(self) -> bool:
+        """True if it has ended, and is not asked for. Any thread."""
+        peer = self.peer
+        return not self._asking and peer is not None and peer.error is not None
+
+    def enter(self, found: Found) -> tuple[Peer | None, bool]:
+        """Return the peer if it is known; else let *found* wait, and return True if the child is to be asked for."""
         with self._lock:
-            peer = self.peer
-            known = not self._asking and peer is not None and peer.error is None
-            first = not known and not self._asking
-            if not known:
-                self._asking = True
-                self._waiting.append(found)
-        if first:
-            self._runtime.io.call(self._ask, group)
-        elif known:
-            assert peer is not None
-            found(peer)
+            if not self._asking and self.peer is not None and self.peer.error is None:
+                return self.peer, False
+            first, self._asking = not self._asking, True
+            self._waiting.append(found)
+            return None, first
 
     def follow(self, found: Callable[[], Found]) -> None:
         """See ChildPeers.follow."""
@@ -111,7 +126,7 @@ class _Child:
 
     # --- asking its worker; loop thread ---
 
-    def _ask(self, group: RemoteGroup) -> None:
+    def ask(self, group: RemoteGroup) -> None:
         """Ask the worker for its protocol, and then where the child is."""
         worker = group.peers[self._address.rank_path[0]]
         if worker.error is not None:
@@ -151,7 +166,7 @@ class _Child:
 
     def _worker_gone(self, group: RemoteGroup, worker: Peer, error: Exception) -> None:
         if group.peers[worker.rank] is not worker and isinstance(error, ConnectionLostError):
-            self._ask(group)  # the worker runs, and another link leads there
+            self.ask(group)  # the worker runs, and another link leads there
             return
         peer = self.peer or self._adopt(group, worker, "")
         if peer.error is None or self._waiting:

@@ -109,6 +109,8 @@ class ChildTable:
         if child is not None and child.exit is not None:
             return [(link, frames.ChildEnded(number, child.id, child.exit))]
         open_ = self._questions.setdefault(link, {})
+        if number in open_:
+            return []  # each has a number of its own
         if len(open_) >= MAX_QUESTIONS:
             why = f"{self._name} was asked for more than {MAX_QUESTIONS} children by one process"
             return [(link, frames.ChildEnded(number, "", ExitReport("exited", reason=why)))]

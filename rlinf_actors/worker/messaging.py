@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 
 from rlinf_actors.errors import UsageError
 from rlinf_actors.runtime.asyncwork import AsyncWork
+from rlinf_actors.settings import CHILDREN
 from rlinf_actors.tensors import contents, members
 from rlinf_actors.tensors.options import CollectiveGroupOptions
 from rlinf_actors.wire.bounds import waiting
@@ -318,7 +319,8 @@ class Messaging:
             raise UsageError(
                 f"{what} of {self._worker_name} was called in process {os.getpid()}, which is not its own. A process "
                 "that a worker has started becomes a member when it constructs "
-                "Worker(parent_address=worker.worker_address, world_size=..., rank=...)"
+                "Worker(parent_address=worker.worker_address, world_size=..., rank=...) and has the worker's "
+                f"{CHILDREN} in its environment"
             )
         return context.messenger
 

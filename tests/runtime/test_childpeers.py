@@ -10,6 +10,7 @@ from fake_worker import FakeWorker
 
 from rlinf_actors.errors import ConnectionLostError, PeerDiedError, ProtocolMismatchError, WorkerDiedError
 from rlinf_actors.model.address import WorkerAddress
+from rlinf_actors.runtime import childpeers
 from rlinf_actors.runtime.childpeers import ChildPeers
 from rlinf_actors.runtime.remote import RemoteGroup
 from rlinf_actors.wire import frames
@@ -43,12 +44,12 @@ class World:
         fields = {"state": "running", "endpoint": Endpoint("here", self.worker.endpoint), **more}
         return WorkerState("id-0", 0, 0, "10.0.0.1", pid=1, port=0, master_port=4567, **fields)
 
-    def find(self, mark=None) -> None:
-        def found(outcome) -> None:
-            self.found.append(outcome if mark is None else mark)
-            self._told.set()
+    def note(self, outcome) -> None:
+        self.found.append(outcome)
+        self._told.set()
 
-        self.peers.find(self.group, CHILD, found)
+    def find(self, mark=None) -> None:
+        self.peers.find(self.group, CHILD, lambda outcome: self.note(outcome if mark is None else mark))
 
     async def asked(self, kind: type[frames.Frame]):
         """The next frame of that kind which comes to the worker."""
@@ -112,6 +113,20 @@ async def test_child_is_asked_for_once_and_found_in_order(world):
     assert (join.worker_id, join.worker, join.token) == ("id-0_1", "x", "tok")
     assert question == frames.WhatRuns(5)
     assert w.peers.all() == [peer]
+
+
+async def test_only_the_last_children_that_ended_are_remembered(world, monkeypatch):
+    monkeypatch.setattr(childpeers, "REMEMBERED", 2)
+    w = await world()
+    living, _ = await w.up()
+    for rank in range(2, 8):
+        w.peers.find(w.group, WorkerAddress("g", (0, rank)), w.note)
+        await w.speaks()
+        question = await w.asked(frames.WhereIs)
+        w.worker.say(frames.ChildEnded(question.id, f"id-0_{rank}", KILLED))
+        await w.until(rank)
+    assert [peer.name for peer in w.peers.all()] == ["g:0:1", "g:0:6", "g:0:7"]
+    assert w.peers.all()[0] is living
 
 
 async def test_older_worker_is_not_asked_for_children(world):

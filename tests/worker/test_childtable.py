@@ -86,3 +86,14 @@ def test_everything_is_bounded(table, monkeypatch):
         table.ended(next(iter(table._living)), KILLED)
         up(table, rank + 10)
     assert len(table._at) <= 6
+
+
+def test_a_number_that_comes_twice_is_one_question(table):
+    child, _ = up(table, 1)
+    other, _ = up(table, 2)
+    table.asked(b"a", WhereIs(5, [1]))
+    assert table.asked(b"a", WhereIs(5, [2])) == []
+    table.asked(b"b", WhereIs(6, [2]))
+    assert table.ended(child.id, KILLED) == [(b"a", ChildEnded(5, child.id, KILLED))]
+    assert table.ended(other.id, KILLED) == [(b"b", ChildEnded(6, other.id, KILLED))]
+    table.forget(b"a")
