@@ -6,10 +6,15 @@ import errno
 import os
 import resource
 import threading
+import time
 from pathlib import Path
 
 AGAIN_S = 0.5
 """When to try again what no descriptor was left for: nothing tells when there is one."""
+LOOK_S = 0.0001
+"""How often to look whether the kernel has let go of a thread, in seconds: nothing tells of it."""
+GONE_S = 5.0
+"""How long that may take, in seconds: microseconds as a rule, more where a debugger holds it up."""
 NO_THREAD = "can't start new thread"
 """What Python says where pthread_create has failed."""
 WORKERS = "rlinf-actors"
@@ -68,8 +73,10 @@ def start(thread: threading.Thread) -> None:
 def check_threads(count: int) -> None:
     """Check that *count* threads can be started: a library that starts its own may abort the process if not.
 
+    The threads that it tries with count no more when it returns, so that the library's have their places.
+
     Raises:
-        RuntimeError: as `start`.
+        RuntimeError: as `start`; or such a thread does not end.
     """
     over = threading.Event()
     threads = [threading.Thread(target=over.wait, daemon=True) for _ in range(count)]
@@ -82,6 +89,17 @@ def check_threads(count: int) -> None:
         over.set()
         for thread in begun:
             thread.join()
+    for thread in begun:
+        _until_gone(thread)
+
+
+def _until_gone(thread: threading.Thread) -> None:
+    """Wait until the kernel has let go of a thread that was joined: every limit counts it until then."""
+    deadline = time.monotonic() + GONE_S
+    while os.path.exists(f"/proc/self/task/{thread.native_id}"):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"thread {thread.native_id} has ended, and is still there {GONE_S:g} s later")
+        time.sleep(LOOK_S)
 
 
 def _explained(error: RuntimeError) -> RuntimeError:

@@ -100,6 +100,19 @@ def test_a_descriptor_that_would_block_is_no_limit(monkeypatch):
     assert "ulimit -u" in scarce.cause(RuntimeError("can't start new thread"))
 
 
+def test_the_threads_of_the_check_count_no_more_when_it_returns():
+    """libzmq's own come next: it aborts the process where one does not fit."""
+    source = """
+        import os
+        from rlinf_actors import scarce
+        for _ in range(200):
+            scarce.check_threads(2)
+            print(len(os.listdir("/proc/self/task")))
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(source)], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["1"] * 200, done.stderr
+
+
 def test_a_user_who_may_have_no_more_threads_is_told_so():
     if os.getuid():
         pytest.skip("needs root, to become a user of whom nothing else runs")
