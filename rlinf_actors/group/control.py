@@ -6,7 +6,7 @@ import asyncio
 import concurrent.futures
 import logging
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlinf_actors.errors import CallTimeoutError, GroupNotFoundError, RlinfActorsError, UsageError
 from rlinf_actors.group import detail
@@ -40,6 +40,8 @@ class GroupControl:
         yielded: names of `YIELDING` that the class has methods of.
     """
 
+    _handle_cls: ClassVar[Any]  # WorkerGroup, whose module is above this one and sets it
+
     def __init__(
         self,
         runtime: Runtime,
@@ -56,6 +58,11 @@ class GroupControl:
         self._names: dict[Any, str] = {}
         self._read: tuple[str, detail.GroupDetail] = ("", detail.GroupDetail())
         self._shutdown: concurrent.futures.Future[None] | None = None
+
+    @property
+    def control(self) -> GroupControl:
+        """This object."""
+        return self
 
     @property
     def world_size(self) -> int:
@@ -98,6 +105,20 @@ class GroupControl:
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """See WorkerGroup.call."""
         return self.method(function)(*args, **kwargs)
+
+    def with_timeout(self, seconds: float) -> Any:
+        """See WorkerGroup.with_timeout."""
+        # of the class: the attribute of the handle may be the worker's own
+        return self._handle_cls.with_timeout(self._handle_cls(self), seconds)
+
+    def with_retries(self, n: int) -> Any:
+        """See WorkerGroup.with_retries."""
+        return self._handle_cls.with_retries(self._handle_cls(self), n)
+
+    @staticmethod
+    def from_address(worker_cls: type, address: WorkerAddress, async_op: bool = False) -> Any:
+        """See WorkerGroup.from_address."""
+        return GroupControl._handle_cls.from_address(worker_cls, address, async_op)
 
     def name_of(self, function: Callable[..., Any]) -> str:
         """Return the name of a public method of the worker class.

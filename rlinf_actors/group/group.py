@@ -265,6 +265,9 @@ class WorkerGroup(Calls[T]):
         return f"<WorkerGroup {control.name!r} of {control.world_size} {control.cls_name}>"
 
 
+GroupControl._handle_cls = WorkerGroup
+
+
 class GroupView(Calls[T]):
     """Some ranks of a group; what `WorkerGroup.execute_on` returns. Holds no state on the group."""
 

@@ -25,7 +25,10 @@ YIELDING = (
     "shutdown", "wait_ready", "world_size", "placements", "with_timeout", "with_retries", "control", "from_address",
     "method", "call",
 )  # fmt: skip
-"""Newer names: a worker's own method of that name comes first; the group's is ``group.control.<name>``."""
+"""Newer names: a worker's own method of that name comes first; the group's is ``group.control.<name>``.
+
+Where a worker has a method ``control`` itself, ``WorkerGroup.shutdown(group)`` reaches the group's, and so the others.
+"""
 
 LEASE_HOOK = "on_lease_lost"
 """Run by a robot worker itself; see Worker.on_lease_lost."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from dataclasses import replace
 
 import group_kit
@@ -10,8 +11,11 @@ import pytest
 from group_kit import Arm
 
 from rlinf_actors.errors import UsageError
+from rlinf_actors.group.calls import yielding
 from rlinf_actors.group.control import GroupControl
+from rlinf_actors.group.group import WorkerGroup
 from rlinf_actors.group.names import RESERVED, YIELDING, Method, facts_of, public_methods
+from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.worker.worker import Worker
 
 
@@ -31,6 +35,33 @@ async def test_newer_names_give_way_to_the_workers_own(name):
     world = group_kit.World(1, cls)
     getattr(world.group, name)()
     assert (await world.ranks[0].call()).method == name
+
+
+@pytest.mark.parametrize("name", YIELDING)
+async def test_each_newer_name_of_the_group_is_its_controls_too(name):
+    """With the same parameters, for a class that has methods of all those names."""
+    own = [name for name in YIELDING if name != "control"]
+    world = group_kit.World(2, type("Mine", (Arm,), dict.fromkeys(own, lambda self: None)))
+    of_group, control = inspect.getattr_static(WorkerGroup, name), world.group.control
+    found = getattr(control, name)
+    if isinstance(of_group, yielding):
+        assert not callable(found)
+        assert found == {"control": control, "world_size": 2, "placements": control.placements}[name]
+    else:
+        theirs = inspect.signature(getattr(WorkerGroup, name)).parameters
+        assert [one for one in theirs if one != "self"] == [*inspect.signature(found).parameters]
+
+
+async def test_a_view_of_the_control_calls_the_workers_own():
+    world = group_kit.World(2, type("Mine", (Arm,), {"with_timeout": lambda self: None}))
+    world.group.control.with_timeout(5).with_timeout()
+    call = await world.ranks[1].call()
+    assert (call.method, call.deadline_s) == ("with_timeout", 5)
+    with pytest.raises(ValueError, match=r"with_retries\(0\)"):
+        world.group.control.with_retries(0)
+    address = WorkerAddress("mine", 0).get_child_address(1)
+    with pytest.raises(UsageError, match="only workers can be called"):
+        world.group.control.from_address(Arm, address)
 
 
 async def test_the_groups_own_stay_reachable(world):
