@@ -62,12 +62,17 @@ class ChildTable:
         """Return the child that process *pid* is going to be.
 
         Raises:
-            Refused: another process is that child, or there are too many.
+            Refused: another process is that child, this process is another child already, or there are too many.
         """
         known = self._at.get(path)
         if known is not None and known.exit is None:
             raise Refused(
                 f"{self.name_of(path)} is process {known.pid}, which runs: end that one first, or take another rank"
+            )
+        other = next((child for child in self._living.values() if child.pid == pid), None)
+        if other is not None:  # two of its threads may ask at once, so the process itself cannot know
+            raise Refused(
+                f"process {pid} is {self.name_of(other.path)} already: {self.name_of(path)} needs a process of its own"
             )
         if len(self._living) >= MAX_CHILDREN:
             raise Refused(f"{self._name} has {MAX_CHILDREN} children, as many as a worker may have")

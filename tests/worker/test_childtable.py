@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from rlinf_actors.wire.frames import ChildEnded, ChildIs, WhereIs
@@ -9,6 +11,7 @@ from rlinf_actors.wire.values import Endpoint, ExitReport
 from rlinf_actors.worker import childtable
 from rlinf_actors.worker.childtable import ChildTable, Refused
 
+pids = itertools.count(100)
 HERE = Endpoint("host", "ipc:///run/w")
 KILLED = ExitReport("signalled", signal=9)
 
@@ -18,8 +21,8 @@ def table():
     return ChildTable("g-0", "g:0")
 
 
-def up(table, *path, pid=1):
-    child = table.reserve(path, pid)
+def up(table, *path, pid=None):
+    child = table.reserve(path, next(pids) if pid is None else pid)
     return child, table.listens(child.id, HERE)
 
 
@@ -49,6 +52,14 @@ def test_rank_of_a_living_child_is_taken(table):
         table.reserve((0,), 18)
     table.ended(child.id, KILLED)
     assert table.reserve((0,), 18).id != child.id
+
+
+def test_process_is_one_child(table):
+    child, _ = up(table, 0, pid=17)
+    with pytest.raises(Refused, match="process 17 is g:0:0 already: g:0:1 needs a process of its own"):
+        table.reserve((1,), 17)
+    table.ended(child.id, KILLED)
+    assert table.reserve((1,), 17)
 
 
 def test_end_of_a_child_that_never_listened_leaves_those_who_wait(table):
