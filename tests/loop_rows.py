@@ -250,7 +250,7 @@ TENSORS: dict[str, Any] = {
 WAITS = {
     "Channel.connect", "Channel.create",
     "Cluster.allocate", "Cluster.get_alive_nodes", "EventStream.__anext__", "GroupLauncher.launch",
-    "WorkerGroup.from_address", "WorkerGroup.from_group_name",
+    "WorkerGroup.from_address", "GroupControl.from_address", "WorkerGroup.from_group_name",
     "ManagerProxy.get_worker_info", "ManagerProxy.is_alive", "Worker.check_worker_alive",
     "in a worker: Cluster.connect", "in a worker: WorkerGroup.from_group_name",
     "in a worker: a handle that was an argument", "Worker.recv", "Worker.recv_tensor",
