@@ -21,6 +21,7 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
+SHUT_DOWN = "the Cluster of this process was shut down: make a new one by Cluster(...)"
 INTERNAL_ERROR = 70
 """EX_SOFTWARE of sysexits.h."""
 
@@ -187,7 +188,7 @@ class IoThread:
                 future.add_done_callback(self._under_way.discard)
                 return future
         coroutine.close()
-        raise UsageError("the Cluster of this process was shut down: make a new one by Cluster(...)")
+        raise UsageError(SHUT_DOWN)
 
     def under_way(self) -> list[concurrent.futures.Future[Any]]:
         """Return what was submitted, or started, and has not ended. Any thread."""

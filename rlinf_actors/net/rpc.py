@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import logging
 from collections.abc import Callable, Sequence
@@ -309,18 +310,17 @@ class ControlClient:
             self._link.close()  # first: it may have the descriptors that the next one needs
             self._link = self._open()
 
-    def close(self, linger_ms: int = 0) -> None:
-        """Close; requests that wait end with an error. Twice is fine."""
+    def close(self, linger_ms: int = 0, error: RlinfActorsError | None = None) -> None:
+        """Close; requests that wait end with *error*. Twice is fine."""
         if self._closed:
             return
         self._closed = True
         self._doubt.again()
         self._link.close(linger_ms)
+        said = error or RlinfActorsError(f"the connection to the head at {self.endpoint} was closed")
         for asked in self._pending.values():
             if not asked.future.done():
-                asked.future.set_exception(
-                    RlinfActorsError(f"the connection to the head at {self.endpoint} was closed")
-                )
+                asked.future.set_exception(copy.copy(said))  # each waiter raises its own
 
     def _send(self, point: str, body: Body, envelope: Envelope, now: bool = False) -> None:
         faults = faultpoints.active

@@ -143,12 +143,15 @@ class HeadLink:
         """Tell the head."""
         self._client.notify(body)
 
-    def close(self, reason: str, linger_ms: int = 200) -> None:
-        """Say goodbye and close; what the head does not take in *linger_ms* milliseconds is dropped."""
+    def close(self, reason: str, linger_ms: int = 200, error: RlinfActorsError | None = None) -> None:
+        """Say goodbye and close; what the head does not take in *linger_ms* milliseconds is dropped.
+
+        Requests that wait for an answer end with *error*.
+        """
         self._closed = True
         self._tasks.cancel()
         self._client.notify(Goodbye(reason))
-        self._client.close(linger_ms)
+        self._client.close(linger_ms, error)
 
     async def _first_welcome(self, timeout: float | None) -> Welcome:
         """A worker comes with its job's key, and a head that was restarted knows that when it has its agents back."""

@@ -21,12 +21,13 @@ from rlinf_actors.errors import (
     NodeLostError,
     ProtocolError,
     RlinfActorsError,
+    UsageError,
 )
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net import faultpoints
 from rlinf_actors.net.host import host_key, pid_start
 from rlinf_actors.net.link import Network
-from rlinf_actors.net.loop import IoThread
+from rlinf_actors.net.loop import SHUT_DOWN, IoThread
 from rlinf_actors.net.security import Security
 from rlinf_actors.runtime.handles import GroupHandles
 from rlinf_actors.runtime.headlink import HeadLink
@@ -288,7 +289,7 @@ class Runtime:
         self._gone = error
         self._paths.close()
         if self._head is not None:
-            self._head.close(str(error), 0)
+            self._head.close(str(error), 0, error)
         self.groups.close_all(lambda group: error)
 
     def check_usable(self) -> None:
@@ -319,7 +320,7 @@ class Runtime:
         self.groups.close_all(lambda group: GroupClosedError(f"group {group.name!r}: {text}"))
         self.groups.clear()
         if self._head is not None:
-            self._head.close("the process ends", 0 if self._stopped else 200)
+            self._head.close("the process ends", 0 if self._stopped else 200, UsageError(SHUT_DOWN))
         self.network.close()
         if self._memory is not None:
             self._memory.close()

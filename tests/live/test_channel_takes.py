@@ -54,11 +54,12 @@ def test_takes_of_a_key_that_lives_on_another_node(local_cluster):
     cluster = local_cluster(2).cluster()
     channel = Channel.create("everywhere", distributed=True, max_deliveries=1)
     group = lw.on_every_node(cluster, cw.User)
-    group.execute_on(1).put(channel, ["bad", "good"], key="far").wait()
+    group.execute_on(1).put(channel, ["bad"], key="far").wait()
     with pytest.raises(WorkerDiedError):
         group.execute_on(0).take_and_die(channel, key="far").wait(pace.PATIENCE_S)
     with pytest.raises(ItemNotProcessedError, match="worker_group_User:0 on "):
-        channel.take("far").__enter__()
+        channel.take("far", timeout=pace.PATIENCE_S).__enter__()
+    channel.put("good", key="far")
     with channel.take("far") as item:
         assert item == "good"
     assert list(channel._backend._homes.values()) == [1]

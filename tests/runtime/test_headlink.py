@@ -15,7 +15,7 @@ import threading
 import pytest
 from msgspec.structs import replace
 
-from rlinf_actors.errors import ClusterTimeoutError, ProtocolError, ProtocolMismatchError
+from rlinf_actors.errors import ClusterTimeoutError, ProtocolError, ProtocolMismatchError, UsageError
 from rlinf_actors.net.rpc import ControlServer, KeyRefusedError
 from rlinf_actors.runtime.headlink import HeadLink
 from rlinf_actors.runtime.logprinter import LogPrinter
@@ -373,6 +373,16 @@ async def test_closing_says_goodbye_and_ends_the_beats(ends):
     ends.link.close("enough")
     assert (await ends.next(Goodbye))[1] == Notice(Goodbye("enough"))
     ends.link.close("twice is fine")
+
+
+async def test_closing_ends_what_waits_for_an_answer_with_the_reason_given(ends):
+    await ends.welcome()
+    waiting = [asyncio.ensure_future(ends.link.request(GetStatus(None), 10)) for _ in range(2)]
+    await ends.next(GetStatus)
+    ends.link.close("enough", error=UsageError("the Cluster was shut down"))
+    for one in waiting:
+        with pytest.raises(UsageError, match="the Cluster was shut down"):
+            await one
 
 
 class TestSilence:
