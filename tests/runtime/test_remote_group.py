@@ -20,7 +20,8 @@ from rlinf_actors.errors import (
 )
 from rlinf_actors.runtime.handles import GroupHandles
 from rlinf_actors.runtime.lost import LostErrors
-from rlinf_actors.runtime.remote import Construction, Readiness, RemoteGroup, death
+from rlinf_actors.runtime.readiness import Readiness
+from rlinf_actors.runtime.remote import Construction, RemoteGroup, death
 from rlinf_actors.wire import failure, frames
 from rlinf_actors.wire.clients import WorkerChanged
 from rlinf_actors.wire.values import Endpoint, ExitReport, GroupState, WorkerState
