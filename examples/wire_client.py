@@ -109,7 +109,7 @@ class Head:
         self._link.send({"type": "not", "body": {"type": kind, **fields}})
 
     def _read(self, seconds: float) -> list[dict[str, Any]]:
-        """What came; of the notices it notes the head's word, and takes no interest in the others."""
+        """Return the messages that arrived. Remember the head's word; drop other notices."""
         found: list[dict[str, Any]] = []
         while (message := self._link.receive(0 if found else seconds)) is not None:
             found.append(message[0])
@@ -173,7 +173,7 @@ def job_curve(token: str) -> Curve:
 
 
 def key_file(path: str) -> Curve:
-    """What a key file says: the head's public key, and the pair of who has the file."""
+    """Return the head's public key and the client's own key pair, as a key file holds them."""
     with open(path, encoding="utf-8") as file:
         fields = dict(line.split() for line in file if line.strip() and not line.startswith("#"))
     return fields["head"].encode(), fields["public"].encode(), fields["secret"].encode()

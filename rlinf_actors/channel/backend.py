@@ -50,8 +50,8 @@ class UndeliverableItem(Generic[T]):
 
 
 View = tuple[bool, list[tuple[Any, int, list[Shown]]], dict[Any, int]]
-"""What people see of a channel: whether it is closed; for each key the number of waiting items and the first of them;
-and the number of undeliverable items of each key that has any.
+"""A description of a channel: True if it is closed; for each key the number of waiting items and the first of them;
+and the number of undeliverable items by key.
 """
 
 
