@@ -10,6 +10,7 @@ import hashlib
 import os
 import resource
 import select
+import signal
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -445,3 +446,15 @@ def flocks() -> dict[tuple[int, int], int]:
             major, minor, inode = words[5].split(":")
             found[os.makedev(int(major, 16), int(minor, 16)), int(inode)] = int(words[4])
     return found
+
+
+def kill(pid: int) -> None:
+    """Send SIGKILL to a process; one that is gone, or is not ours, is left."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def kill_group(pid: int) -> None:
+    """Send SIGKILL to a process group; one that is gone, or is not ours, is left."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)

@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 
 from rlinf_actors import procfs
-from rlinf_actors.worker.ending import kill
 
 STOP_S, STOP_AGAIN_S = 0.08, 0.02
 """How long to wait until all stand still, in seconds, before the worker's threads do and after that.
@@ -67,7 +66,7 @@ class Descendants:
         for pid, started in {**self._kept, **self._stopped}.items():
             found = procfs.stat(pid)
             if found is not None and found.started == started:
-                kill(pid)
+                procfs.kill(pid)
         return True
 
     def _others(self) -> Iterator[procfs.Stat]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
-import signal
 import socket
 import time
 from collections.abc import Sequence
@@ -32,11 +31,11 @@ def end_all(workers: Sequence[Worker], wakeup: socket.socket) -> None:
         _wait_for_robots(workers, selector, wakeup)
         deadline = time.monotonic() + END_S
         for worker in workers:
-            kill_group(worker.pid)
+            procfs.kill_group(worker.pid)
             worker.cgroup.kill()
         while True:
             for pid in procfs.subtree(os.getpid())[1:]:
-                kill(pid)
+                procfs.kill(pid)
             try:
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
@@ -57,7 +56,7 @@ def _wait_for_robots(workers: Sequence[Worker], selector: selectors.BaseSelector
     robots = {worker.id: worker for worker in workers if worker.has_robots and not worker.told}
     for worker in workers:
         if worker.id not in robots:
-            kill_group(worker.pid)
+            procfs.kill_group(worker.pid)
     deadline = time.monotonic() + spawn.ROBOT_END_S
     while True:
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
@@ -66,15 +65,3 @@ def _wait_for_robots(workers: Sequence[Worker], selector: selectors.BaseSelector
             return
         with contextlib.suppress(BlockingIOError):
             wakeup.recv(4096)
-
-
-def kill(pid: int) -> None:
-    """SIGKILL, if it is there."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, signal.SIGKILL)
-
-
-def kill_group(pid: int) -> None:
-    """SIGKILL for its process group, if there is one."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)

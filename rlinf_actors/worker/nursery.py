@@ -22,7 +22,6 @@ from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.wire import spawn
 from rlinf_actors.wire.agents import RefusalReport
 from rlinf_actors.worker.drain import Drain
-from rlinf_actors.worker.ending import kill, kill_group
 from rlinf_actors.worker.process import Worker
 
 SWEEP_S = 2.0
@@ -257,7 +256,7 @@ class Nursery:
                 if worker.status is not None:
                     self._ending.append(worker)
                     worker.deadline = time.monotonic() + SWEEP_S
-                    kill_group(worker.pid)
+                    procfs.kill_group(worker.pid)
                     worker.cgroup.kill()
         left = self._sweep()
         for worker in list(self._ending):
@@ -269,7 +268,7 @@ class Nursery:
         if worker.guard_due and not worker.kill_at:
             worker.failure = worker.failure or "the lease of its robots was lost, and its guard could not run"
         worker.lease_lost, worker.guard_due, worker.kill_at = True, 0.0, 0.0  # once
-        kill_group(worker.pid)
+        procfs.kill_group(worker.pid)
 
     def _sweep(self) -> set[str]:
         """Kill what ended workers left behind. Returns the ids that still have something left.
@@ -300,7 +299,7 @@ class Nursery:
                     continue  # a daemon of a living worker; one of which nothing tells whose it is ends with the last
                 left |= {owner} if owner else {w.id for w in self._workers.values()}
                 for process in procfs.subtree(pid):
-                    kill(process)
+                    procfs.kill(process)
         return left
 
     def _of_cgroup(self, pid: int) -> str | None:
