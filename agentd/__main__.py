@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from agentd.cli import main
+from agentd.command_line import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -3,6 +3,8 @@
 The lock of the run directory is ours, so that no other agentd looks here. A template is taken over if it is the process
 that its record names, of our protocol, and answers in time; else it is ended, and its workers with it. What carries the
 mark of a worker that no template has is ended too: when `take_stock` is over nothing runs that we do not know.
+
+What templates that are not taken over leave: found while they still live, and ended.
 """
 
 from __future__ import annotations
@@ -11,22 +13,126 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import socket
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
-from agentd.ledger import Ledger
-from agentd.remains import Remains, end_template, sweep, sweep_robots
+from agentd.order_ledger import Ledger
+from agentd.sweep import Sweep
 from agentd.templates import Process, Record, boot_id, make_directories, widen
 from rlinf_actors import procfs
 from rlinf_actors.compat import timeout
 from rlinf_actors.errors import RemoteWireError
-from rlinf_actors.wire import spawn
+from rlinf_actors.wire import template_protocol
 from rlinf_actors.wire.protocol import OLDEST, PROTOCOL, spoken
 from rlinf_actors.wire.values import RunningWorker
+
+TEMPLATE_END_S = template_protocol.ROBOT_END_S + 1.0
+"""How long a template that is told to end may take: it gives robot workers ROBOT_END_S, and kills others at once."""
+KILLED_S = 1.0
+"""How long the end of one that was killed is waited for: one in an uninterruptible call may never end."""
+
+
+@dataclass
+class Remains:
+    """Workers whose templates were ended.
+
+    Attributes:
+        lost: ids of workers, and why they ended.
+        processes: what ran below their templates, by the worker's id, "" where that cannot be told: pids, and when each
+            began (clock ticks since boot). Of one that hides its mark nothing else tells later whose it was.
+    """
+
+    lost: dict[str, str] = field(default_factory=dict)
+    processes: dict[str, dict[int, int]] = field(default_factory=dict)
+
+    def of(self, ids: Iterable[str]) -> dict[int, int]:
+        """The processes of these workers."""
+        return {pid: started for id in ids for pid, started in self.processes.get(id, {}).items()}
+
+
+async def end_template(pid: int, pidfd: int, why: str, asked: bool, remains: Remains) -> None:
+    """End a template that cannot be taken over, and add its workers to *remains*; takes some seconds at most.
+
+    Args:
+        pid: its.
+        pidfd: of it.
+        why: becomes the reason of its workers' ends.
+        asked: whether it has the time to end its workers itself.
+        remains: of all.
+    """
+    for id, processes in below(pid).items():
+        remains.processes.setdefault(id, {}).update(processes)
+        if id:
+            remains.lost[id] = why
+    if asked:
+        _signal(pidfd, signal.SIGTERM)
+    if not asked or not await _ended(pidfd, TEMPLATE_END_S):
+        _signal(pidfd, signal.SIGKILL)
+        await _ended(pidfd, KILLED_S)
+
+
+def below(template: int) -> dict[str, dict[int, int]]:
+    """What runs below a template, as Remains.processes: whose it is tells its mark, its parent, or its session."""
+    stats = [stat for pid in procfs.subtree(template)[1:] if (stat := procfs.stat(pid)) is not None]
+    owners: dict[int, str] = {}
+    for stat in stats:  # parents come first
+        owners[stat.pid] = procfs.mark_of(stat.pid) or owners.get(stat.parent, "")  # what is branded is found later
+    found: dict[str, dict[int, int]] = {}
+    for stat in stats:
+        owner = owners[stat.pid] or owners.get(stat.session, "")
+        found.setdefault(owner, {})[stat.pid] = stat.started
+    return found
+
+
+async def sweep(ids: Iterable[str], processes: dict[int, int]) -> None:
+    """Kill whatever carries the marks of these workers, and these processes."""
+    ids = list(ids)
+    if not ids and not processes:
+        return
+    done = asyncio.Event()
+    Sweep(asyncio.get_running_loop(), ids, processes, lambda _: done.set())
+    await done.wait()
+
+
+async def sweep_robots(ids: Iterable[str], processes: dict[int, int]) -> None:
+    """The same for what may be robot workers, which have the time that making a robot safe may take."""
+    ids = list(ids)
+    if not ids and not processes:
+        return
+    begun = {pid: stat.started for pid in procfs.marked(ids) if (stat := procfs.stat(pid)) is not None}
+    with contextlib.ExitStack() as stack:
+        pidfds = [procfs.open_pidfd(pid, started) for pid, started in {**processes, **begun}.items()]
+        pidfds = [pidfd for pidfd in pidfds if pidfd >= 0]
+        for pidfd in pidfds:
+            stack.callback(os.close, pidfd)
+        await asyncio.gather(*(_ended(pidfd, template_protocol.ROBOT_END_S) for pidfd in pidfds))
+    await sweep(ids, processes)
+
+
+def _signal(pidfd: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, number)
+
+
+async def _ended(pidfd: int, patience_s: float) -> bool:
+    """Wait for a process's end; whether it came."""
+    loop = asyncio.get_running_loop()
+    end = asyncio.Event()
+    loop.add_reader(pidfd, end.set)
+    try:
+        await asyncio.wait_for(end.wait(), patience_s)
+    except asyncio.TimeoutError:
+        return False
+    finally:
+        loop.remove_reader(pidfd)
+    return True
+
 
 log = logging.getLogger(__name__)
 
@@ -54,9 +160,9 @@ class Found:
 
     record: Record
     process: Process
-    workers: list[spawn.Kept]
-    inventory: spawn.Inventory
-    strays: list[spawn.Kept] = field(default_factory=list)
+    workers: list[template_protocol.Kept]
+    inventory: template_protocol.Inventory
+    strays: list[template_protocol.Kept] = field(default_factory=list)
 
 
 @dataclass
@@ -127,7 +233,7 @@ def unspoken(run_dir: str) -> list[int]:
     return found
 
 
-def running(known: RunningWorker, kept: spawn.Kept) -> RunningWorker:
+def running(known: RunningWorker, kept: template_protocol.Kept) -> RunningWorker:
     """A worker as the head is told of it."""
     told = msgspec.structs.replace(known, pid=kept.pid, exit=kept.exit)
     up = kept.up
@@ -193,7 +299,9 @@ def _open(record: Record) -> int:
     return procfs.open_pidfd(record.pid, record.started) if record.boot == boot_id() else -1
 
 
-async def _ask(sock: socket.socket, path: str, record: Record) -> tuple[list[spawn.Kept], spawn.Inventory]:
+async def _ask(
+    sock: socket.socket, path: str, record: Record
+) -> tuple[list[template_protocol.Kept], template_protocol.Inventory]:
     """Return the workers of a template, and the last packet of its answer.
 
     Raises:
@@ -205,7 +313,7 @@ async def _ask(sock: socket.socket, path: str, record: Record) -> tuple[list[spa
         if (pid, uid) != (record.pid, os.getuid()):
             raise _Unfit(f"process {pid} of user {uid} listens in its place")
         widen(sock)
-        sock.send(spawn.encode(spawn.Adopt()))
+        sock.send(template_protocol.encode(template_protocol.Adopt()))
         return await _inventory(sock)
     except (BlockingIOError, asyncio.TimeoutError):
         raise _Unfit(f"it did not answer within {ANSWER_S:g} s", asked=False) from None
@@ -213,7 +321,7 @@ async def _ask(sock: socket.socket, path: str, record: Record) -> tuple[list[spa
         raise _Unfit(f"it cannot be asked ({error})") from None
 
 
-async def _inventory(sock: socket.socket) -> tuple[list[spawn.Kept], spawn.Inventory]:
+async def _inventory(sock: socket.socket) -> tuple[list[template_protocol.Kept], template_protocol.Inventory]:
     """Its answer.
 
     Raises:
@@ -221,7 +329,7 @@ async def _inventory(sock: socket.socket) -> tuple[list[spawn.Kept], spawn.Inven
         RemoteWireError: it says something else.
         TimeoutError: it did not answer within ANSWER_S; asyncio's.
     """
-    loop, workers = asyncio.get_running_loop(), list[spawn.Kept]()
+    loop, workers = asyncio.get_running_loop(), list[template_protocol.Kept]()
     readable = asyncio.Event()
     loop.add_reader(sock.fileno(), readable.set)
     try:
@@ -238,18 +346,18 @@ async def _inventory(sock: socket.socket) -> tuple[list[spawn.Kept], spawn.Inven
     return workers, end
 
 
-def _take(sock: socket.socket, workers: list[spawn.Kept]) -> spawn.Inventory | None:
+def _take(sock: socket.socket, workers: list[template_protocol.Kept]) -> template_protocol.Inventory | None:
     """Take what is there, without waiting; returns its end if that has come."""
     while True:
         try:
-            data = sock.recv(spawn.MAX_PACKET)
+            data = sock.recv(template_protocol.MAX_PACKET)
         except BlockingIOError:
             return None
         if not data:
             raise ConnectionResetError("it ended")
-        packet = spawn.decode_to_agent(data)
-        if isinstance(packet, spawn.Inventory):
+        packet = template_protocol.decode_to_agent(data)
+        if isinstance(packet, template_protocol.Inventory):
             return packet
-        if not isinstance(packet, spawn.Kept):
+        if not isinstance(packet, template_protocol.Kept):
             raise RemoteWireError(f"it said {type(packet).__name__}")
         workers.append(packet)

@@ -2,6 +2,10 @@
 
 The command line wins over the environment, the environment over the file, agentd.d/*.toml over agentd.toml, and all of
 these over the directories that systemd made for the unit.
+
+What becomes of a configuration that was read again (SIGHUP): pure.
+
+This agentd's key, and what it means for its sockets and its name.
 """
 
 from __future__ import annotations
@@ -11,15 +15,19 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlinf_actors.cgroups import roots
 from rlinf_actors.compat import tomllib
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.net.address import DEFAULT_LISTEN, split_address
+from rlinf_actors.net.host import DEFAULT_LISTEN, endpoint_of, split_address
+from rlinf_actors.net.socket_security import Security, key_at
 from rlinf_actors.settings import Settings, Unit
+
+if TYPE_CHECKING:
+    from rlinf_actors.security.keyfile import KeyFile
 
 log = logging.getLogger(__name__)
 
@@ -333,3 +341,81 @@ def default_interpreters() -> tuple[str, ...]:
     """Where the interpreters of workers may lie in a cluster of several machines."""
     home = os.path.expanduser("~")
     return tuple(dict.fromkeys((sys.prefix, sys.base_prefix, "/opt", "/usr", home)))
+
+
+RELOADABLE = ("env", "labels", "stop_grace_s")
+"""Fields that change at once: for workers that start from now on, for the next hello, for the next stop."""
+_OF_NO_EFFECT = ("files",)
+"""Where it was read: nothing that this process does depends on it."""
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What a fresh configuration changes.
+
+    Attributes:
+        config: what holds from now on.
+        applied: keys of agentd.toml that differ and hold now.
+        restart: those that differ and hold only after a restart.
+    """
+
+    config: Config
+    applied: tuple[str, ...]
+    restart: tuple[str, ...]
+
+
+def take_over(current: Config, fresh: Config) -> Changes:
+    """Take what can change of *fresh*; the rest stays as it is in *current*."""
+    changed = [
+        field.name
+        for field in fields(Config)
+        if field.name not in _OF_NO_EFFECT and getattr(fresh, field.name) != getattr(current, field.name)
+    ]
+    return Changes(
+        replace(current, **{name: getattr(fresh, name) for name in (*RELOADABLE, *_OF_NO_EFFECT)}),
+        tuple(key_of(name) for name in changed if name in RELOADABLE),
+        tuple(key_of(name) for name in changed if name not in RELOADABLE),
+    )
+
+
+def own_key(config: Config, settings: Settings) -> KeyFile | None:
+    """The key file of this agentd, None without one; this user's own on loopback where nobody has made keys.
+
+    Raises:
+        ConfigError: there is one that cannot be used.
+    """
+    if config.embedded:  # unix sockets only
+        return None
+    role = "head" if config.head else "agent"
+    return key_at(
+        _endpoint(config), settings, role, insecure=config.insecure, given=config.key_file, head=config.head_key
+    )
+
+
+def named(config: Config, key: KeyFile | None) -> Config:
+    """The configuration with the node's name: an agent speaks for the node that its key was made for, unless its
+    configuration names another one, which the head refuses then.
+    """
+    if key is None or key.role != "agent" or config.name is not None:
+        return config
+    return replace(config, name=key.name)
+
+
+def check_addresses(config: Config, security: Security) -> None:
+    """Refuse addresses that nothing protects, before anything is started.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    endpoint = _endpoint(config)
+    if endpoint:
+        security.check(endpoint, "listen on" if config.head else "connect to")
+
+
+def _endpoint(config: Config) -> str:
+    """Of the head, here or elsewhere; "" without TCP."""
+    if config.head:
+        return endpoint_of(config.listen, "--listen") if config.listen is not None else ""
+    if config.connect is None or config.connect.startswith("ipc://"):
+        return ""
+    return endpoint_of(config.connect, "--connect")

@@ -1,9 +1,15 @@
-"""One agentd from its start to its end: probe, head, session, children, signals, owner."""
+"""One agentd from its start to its end: probe, head, session, children, signals, owner.
+
+How this agentd is, for those who wait for it: the service manager, and the driver that started it.
+
+The process that owns this agentd: a driver, whose end is ours.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import shutil
@@ -12,30 +18,84 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from agentd.config import Config, load
-from agentd.inherited import inherited
-from agentd.reload import take_over
-from agentd.security import named, own_key
-from agentd.standing import Standing
-from rlinf_actors.errors import ConfigError, ProtocolMismatchError
-from rlinf_actors.net.address import endpoint_of, split_address
+from agentd.config import Config, load, named, own_key, take_over
+from agentd.startup import inherited
+from rlinf_actors import procfs
+from rlinf_actors.errors import ConfigError, ProtocolMismatchError, RlinfActorsError
+from rlinf_actors.net.host import endpoint_of, pid_start, split_address
 from rlinf_actors.net.loop import Tasks
 from rlinf_actors.settings import Unit
-from rlinf_actors.systemd.notify import Manager
+from rlinf_actors.systemd.service_manager import Manager
 
-if TYPE_CHECKING:  # loaded while the probe's process runs
+if TYPE_CHECKING:
     from agentd.adoption import Survivors
-    from agentd.children import Children
-    from agentd.events import Report
-    from agentd.looking import Looker
-    from agentd.node import Described
-    from agentd.rundir import RunDir
+    from agentd.node_report import Described, Looker
     from agentd.session import Session
-    from rlinf_actors.hardware.report import ProbeReport
+    from agentd.startup import RunDir
+    from agentd.state_events import Report
+    from agentd.workers import Children
+    from rlinf_actors.hardware.probe_report import ProbeReport
     from rlinf_actors.head.server import HeadServer
-    from rlinf_actors.net.transport import ZmqNetwork
+    from rlinf_actors.net.zmq_network import ZmqNetwork
     from rlinf_actors.security.keyfile import KeyFile
     from rlinf_actors.wire.values import NodeReport
+
+
+class Standing:
+    """Tells both. Loop thread only.
+
+    Args:
+        manager: the service manager; one without an address where a driver owns this process.
+        ready_fd: inherited pipe to the driver, which gets one line, once; -1 without.
+    """
+
+    def __init__(self, manager: Manager, ready_fd: int) -> None:
+        self._manager = manager
+        self._ready_fd = ready_fd
+        self._hardware = ""
+        self._text = "starting"
+        self._ends = False
+
+    def has(self, hardware: str) -> None:
+        """What this node has, for people; said with everything that follows."""
+        self._hardware = hardware
+
+    def up(self, text: str) -> None:
+        """The head was tried. For the service manager we are up then: it may be down when this machine boots."""
+        if not self._ends:
+            self._text = f"{text}; {self._hardware}"
+            self._manager.ready(self._text)
+
+    def registered(self, head: str, node_id: str) -> None:
+        """The head took this node: the driver may come."""
+        self._tell_driver({"head": head, "node_id": node_id})
+
+    def reloading(self) -> None:
+        """The configuration is read again."""
+        self._manager.reloading("reading the configuration again")
+
+    def reloaded(self, trouble: str = "") -> None:
+        """That is over, also if nothing came of it."""
+        self._manager.reloaded(f"{trouble}; {self._text}" if trouble else self._text)
+
+    def ending(self, text: str) -> None:
+        """It ends. Twice is fine."""
+        self._ends = True
+        self._manager.stopping(text)
+
+    def failed(self, code: int, text: str) -> None:
+        """It ends because of an error; a driver that was told already is told nothing more."""
+        self._manager.status(text)
+        self._tell_driver({"error": text, "code": code})
+
+    def _tell_driver(self, line: Mapping[str, object]) -> None:
+        if self._ready_fd < 0:
+            return
+        with contextlib.suppress(BrokenPipeError):  # nobody waits any more
+            os.write(self._ready_fd, json.dumps(line).encode() + b"\n")
+        os.close(self._ready_fd)
+        self._ready_fd = -1
+
 
 log = logging.getLogger(__name__)
 
@@ -84,9 +144,7 @@ class Daemon:
         loop = asyncio.get_running_loop()
         async with contextlib.AsyncExitStack() as stack:
             if self._config.owner_pid is not None:
-                from agentd import owner
-
-                owner.watch(self._config.owner_pid, self._config.owner_start, self._owner_ended, stack)
+                watch(self._config.owner_pid, self._config.owner_start, self._owner_ended, stack)
             watchdog = self._manager.watch(loop)
             if watchdog is not None:
                 stack.callback(watchdog.close)
@@ -113,7 +171,7 @@ class Daemon:
     # --- setting up ---
 
     def _open_run_dir(self, stack: contextlib.AsyncExitStack) -> str:
-        from agentd.rundir import RunDir
+        from agentd.startup import RunDir
         from rlinf_actors import procfs
 
         procfs.set_subreaper()  # what a killed template leaves behind comes to us
@@ -126,7 +184,7 @@ class Daemon:
         self._run_dir = None
         directory.close()
         if self._orphaned:  # else its driver keeps the logs if something failed, and removes it
-            from rlinf_actors.keptlogs import keep
+            from rlinf_actors.kept_logs import keep
             from rlinf_actors.settings import Settings
 
             parent = Settings.load().kept_logs
@@ -136,15 +194,15 @@ class Daemon:
             shutil.rmtree(directory.path, ignore_errors=True)
 
     def _open_network(self, stack: contextlib.AsyncExitStack) -> ZmqNetwork:
-        from rlinf_actors.net import faultpoints
-        from rlinf_actors.net.security import Security
-        from rlinf_actors.net.transport import ZmqNetwork
-        from rlinf_actors.scarce import raise_file_limit
+        from rlinf_actors.exhaustion import raise_file_limit
+        from rlinf_actors.net import fault_injection
+        from rlinf_actors.net.socket_security import Security
+        from rlinf_actors.net.zmq_network import ZmqNetwork
         from rlinf_actors.settings import Settings
 
         settings = Settings.load()
         raise_file_limit()
-        faultpoints.load(settings.faults)
+        fault_injection.load(settings.faults)
         self._key = own_key(self._config, settings)
         network = ZmqNetwork(asyncio.get_running_loop(), Security.of(self._key, self._config.insecure))
         stack.callback(network.close)
@@ -160,11 +218,11 @@ class Daemon:
             self._leave_record("node", [self._head_endpoint], stack)
             return None
         from rlinf_actors.head.commands import Timing
-        from rlinf_actors.head.ownkeys import own_keys
+        from rlinf_actors.head.own_keys import own_keys
         from rlinf_actors.head.server import HeadServer
         from rlinf_actors.head.store import Store
         from rlinf_actors.settings import Settings
-        from rlinf_actors.wire.spawn import ROBOT_END_S
+        from rlinf_actors.wire.template_protocol import ROBOT_END_S
 
         timing = Timing(
             beat_s=config.beat_s,
@@ -193,26 +251,26 @@ class Daemon:
 
     def _leave_record(self, kind: str, endpoints: Sequence[str], stack: contextlib.AsyncExitStack) -> None:
         """Have `rlinf-actors`, and an emergency stop above all, find this head, or the head that this node joins."""
-        from rlinf_actors.net import headrecords
+        from rlinf_actors.net import head_records
         from rlinf_actors.settings import Settings
 
         config = self._config
         pid = config.owner_pid if config.embedded and config.owner_pid is not None else os.getpid()
-        record = headrecords.Record(
+        record = head_records.Record(
             kind,
             pid,
             time.time(),
             list(endpoints),
-            headrecords.script_of(pid),
+            head_records.script_of(pid),
             self._key.path if self._key is not None else "",
             self._key.server if self._key is not None else "",
             config.insecure,
         )
         unit = Unit() if config.embedded else Unit.load()
-        stack.callback(headrecords.leave(record, Settings.load(), unit.run_dir))
+        stack.callback(head_records.leave(record, Settings.load(), unit.run_dir))
 
     async def _probe(self) -> tuple[ProbeReport, Described | None]:
-        from agentd.node import read_described, without_devices
+        from agentd.node_report import read_described, without_devices
 
         if self._config.described is not None:
             return without_devices(), read_described(self._config.described)
@@ -230,20 +288,20 @@ class Daemon:
         probe: ProbeReport,
         described: Described | None,
     ) -> int:
-        from agentd import node
+        from agentd import node_report
+        from agentd.node_state import Policy
         from agentd.session import Session
-        from agentd.state import Policy
 
         config = self._config
         listen = split_address(config.listen, "--listen")[0] if config.listen else ""
         remote = self._head_endpoint.startswith("tcp://")
-        ip = node.address(config, listen, split_address(self._head_endpoint, "--connect")[0] if remote else "")
-        self._node_id = node.node_id(config, run_dir)
-        self._node = lambda config: node.report(
+        ip = node_report.address(config, listen, split_address(self._head_endpoint, "--connect")[0] if remote else "")
+        self._node_id = node_report.node_id(config, run_dir)
+        self._node = lambda config: node_report.report(
             named(config, self._key), probe, described, ip, self._node_id, self._started_with
         )
         report = self._node(config)
-        self.standing.has(node.summary(report))
+        self.standing.has(node_report.summary(report))
         self._described_env = dict(described.env_vars) if described is not None else {}
         for fault in report.faults:
             log.warning("hardware: %s", fault)
@@ -280,9 +338,9 @@ class Daemon:
         return FOR_GOOD if self._ended and not config.embedded and end.code == OK else end.code
 
     def _looker(self, run_dir: str, report: NodeReport, described: bool) -> Looker:
-        from agentd.launch import Rules
-        from agentd.looking import Looker
-        from agentd.prepare import allowed_interpreters
+        from agentd.launch_plan import Rules
+        from agentd.node_report import Looker
+        from agentd.startup import allowed_interpreters
 
         rules = Rules(report.hostname, "", allowed=allowed_interpreters(self._config, report))
         return Looker(rules, f"{run_dir}/pkg", self._environment, described=described)
@@ -315,9 +373,9 @@ class Daemon:
     def _children(
         self, run_dir: str, report: NodeReport, reported: Callable[[Report], None], survivors: Survivors | None
     ) -> Children:
-        from agentd.children import Children
         from agentd.health import HealthTimes
-        from agentd.prepare import site
+        from agentd.startup import site
+        from agentd.workers import Children
 
         config = self._config
         where = site(
@@ -420,3 +478,32 @@ def _log_failure(task: asyncio.Task[None]) -> None:
     """A template that cannot be started ahead of need is tried again by the first launch, which reports it."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.warning("no template was started ahead: %s", error)
+
+
+def watch(pid: int, started: int, ended: Callable[[], None], stack: contextlib.AsyncExitStack) -> None:
+    """Call *ended* once, from the running loop, when the process ends; not after *stack* is closed.
+
+    Args:
+        pid: its.
+        started: when it began, in clock ticks since boot, so that nobody is mistaken for it; 0 if unknown.
+        ended: see above.
+        stack: ends the watch.
+
+    Raises:
+        RlinfActorsError: it is gone already.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        owner = procfs.pidfd_of(pid)
+    except ProcessLookupError:
+        raise RlinfActorsError(f"the owner, process {pid}, is gone already") from None
+    stack.callback(os.close, owner)
+    if started not in (0, pid_start(pid)):
+        raise RlinfActorsError(f"the owner, process {pid}, is gone already; its pid is another's now")
+
+    def gone() -> None:
+        loop.remove_reader(owner)
+        ended()
+
+    loop.add_reader(owner, gone)
+    stack.callback(loop.remove_reader, owner)

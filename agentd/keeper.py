@@ -38,7 +38,7 @@ MAX_PACKET = 65536
 CONTROL, OWNER = 3, 4
 """Descriptors of a template: the socket to its agentd, and the pidfd of its owner if it has one."""
 ORPHANS_S = 1.5
-"""Seconds that the workers of a dead template may live on: ROBOT_END_S of rlinf_actors.wire.spawn."""
+"""Seconds that the workers of a dead template may live on: ROBOT_END_S of rlinf_actors.wire.template_protocol."""
 TEMPLATES_S = 8.0
 """Seconds that a template may take to end: it gives robot workers 1.5 s, and the processes that it kills 5 s."""
 _CREDENTIALS = struct.Struct("3i")

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rlinf_actors.net.loop import Tasks
-from rlinf_actors.wire.agents import MAX_PATH, UPDATE, LogLines, line_cost
+from rlinf_actors.wire.agent_messages import MAX_PATH, UPDATE, LogLines, line_cost
 
 log = logging.getLogger(__name__)
 

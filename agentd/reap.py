@@ -11,7 +11,7 @@ import logging
 import os
 
 from agentd.config import Config
-from agentd.rundir import RunDir, default_run_dir, was_stopping
+from agentd.startup import RunDir, default_run_dir, was_stopping
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ def reap(config: Config, result: str, keeper: str = "") -> int:
         return 0
     import asyncio  # what follows loads much of agentd
 
-    from agentd.keeping import remove_files
+    from agentd.keeper_client import remove_files
 
     with contextlib.closing(RunDir.open(path, os.environ)) as directory:
         ended = asyncio.run(_end(path, config, keeper))
@@ -71,7 +71,7 @@ async def _end(path: str, config: Config, keeper: str) -> int:
     import asyncio
 
     from agentd.adoption import take_stock
-    from agentd.prepare import roots
+    from agentd.startup import roots
     from agentd.sweep import clear_cgroups
 
     ended = (await take_stock(path, keep=False)).lost

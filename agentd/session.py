@@ -11,28 +11,26 @@ import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
-from agentd import events as e
-from agentd import state as s
+from agentd import node_state as s
+from agentd import state_events as e
 from rlinf_actors import procfs, version
 from rlinf_actors.errors import ClusterTimeoutError, ProtocolError, RlinfActorsError
+from rlinf_actors.exhaustion import AGAIN_S, explain
+from rlinf_actors.net.failure_detection import HELLO_TIMEOUT_S, STALL_S
 from rlinf_actors.net.link import Network, Sight, secret_identity
 from rlinf_actors.net.loop import Tasks
-from rlinf_actors.net.outage import HELLO_TIMEOUT_S
 from rlinf_actors.net.rpc import ControlClient
-from rlinf_actors.net.silence import STALL_S
-from rlinf_actors.scarce import AGAIN_S, explain
-from rlinf_actors.wire.agents import HardwareFound, StartWorkers
-from rlinf_actors.wire.messages import Body
-from rlinf_actors.wire.operators import GetStatus, Status
+from rlinf_actors.wire.agent_messages import AgentHello, HardwareFound, StartWorkers, Welcome
+from rlinf_actors.wire.client_messages import GetStatus, Status
+from rlinf_actors.wire.control_codec import Body
 from rlinf_actors.wire.protocol import OLDEST, PROTOCOL, agreed, spoken, what_to_upgrade
-from rlinf_actors.wire.session import AgentHello, Welcome
 from rlinf_actors.wire.values import HardwareAnswer, HardwareQuestion, NodeReport, RunningWorker
 
 log = logging.getLogger(__name__)
 
 
 class WorkerKeeper(Protocol):
-    """What the session needs of agentd.children.Children."""
+    """What the session needs of agentd.workers.Children."""
 
     def start(self, order: StartWorkers) -> None:
         """See Children."""

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 from rlinf_actors import procfs
 from rlinf_actors.cgroups.roots import Roots
-from rlinf_actors.cgroups.worker import leftovers, workers_of
-from rlinf_actors.scarce import AGAIN_S, explain
-from rlinf_actors.wire.spawn import ROBOT_END_S
+from rlinf_actors.cgroups.worker_cgroup import leftovers, workers_of
+from rlinf_actors.exhaustion import AGAIN_S, explain
+from rlinf_actors.wire.template_protocol import ROBOT_END_S
 
 PATIENCE_S = 3.0
 """One that is in an uninterruptible call is not waited for longer."""

@@ -30,14 +30,14 @@ from benchmarks.keyed_clusters import clusters
 from benchmarks.processes import stays_on
 from benchmarks.raw.messages import Drained
 from benchmarks.timing import clock
-from rlinf_actors.head.keys import OwnKeys
+from rlinf_actors.head.key_registry import OwnKeys
 from rlinf_actors.head.server import HeadServer
 from rlinf_actors.net.loop import new_event_loop
 from rlinf_actors.net.rpc import ControlClient
-from rlinf_actors.net.security import Security
-from rlinf_actors.net.transport import ZmqNetwork
+from rlinf_actors.net.socket_security import Security
+from rlinf_actors.net.zmq_network import ZmqNetwork
 from rlinf_actors.security.keypair import KeyPair
-from rlinf_actors.wire.operators import GetStatus
+from rlinf_actors.wire.client_messages import GetStatus
 
 Batch = Callable[[], float]
 """Seconds of one, the mean of a few."""

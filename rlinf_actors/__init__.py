@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from rlinf_actors.channel.channel import Channel as Channel
     from rlinf_actors.channel.take import Take as Take
     from rlinf_actors.cluster.cluster import Cluster as Cluster
-    from rlinf_actors.config.cluster import ClusterConfig as ClusterConfig
-    from rlinf_actors.config.cluster import NodeGroupConfig as NodeGroupConfig
+    from rlinf_actors.config.cluster_config import ClusterConfig as ClusterConfig
+    from rlinf_actors.config.cluster_config import NodeGroupConfig as NodeGroupConfig
     from rlinf_actors.errors import AuthenticationError as AuthenticationError
     from rlinf_actors.errors import CallTimeoutError as CallTimeoutError
     from rlinf_actors.errors import ChannelBrokenError as ChannelBrokenError
@@ -59,9 +59,11 @@ if TYPE_CHECKING:
     from rlinf_actors.hardware.robots.turtle2 import Turtle2Config as Turtle2Config
     from rlinf_actors.hardware.robots.turtle2 import Turtle2HWInfo as Turtle2HWInfo
     from rlinf_actors.hardware.vendors.catalog import FoundAccelerators as FoundAccelerators
+    from rlinf_actors.messaging.options import CollectiveGroupOptions as CollectiveGroupOptions
     from rlinf_actors.model.accelerator_table import AcceleratorFacts as AcceleratorFacts
     from rlinf_actors.model.accelerator_table import ProcessGroupFacts as ProcessGroupFacts
     from rlinf_actors.model.address import WorkerAddress as WorkerAddress
+    from rlinf_actors.model.address import WorkerInfo as WorkerInfo
     from rlinf_actors.model.hardware import AcceleratorInfo as AcceleratorInfo
     from rlinf_actors.model.hardware import AcceleratorType as AcceleratorType
     from rlinf_actors.model.hardware import HardwareConfig as HardwareConfig
@@ -71,15 +73,13 @@ if TYPE_CHECKING:
     from rlinf_actors.model.node import NodeInfo as NodeInfo
     from rlinf_actors.model.placement import Placement as Placement
     from rlinf_actors.model.restart import RestartPolicy as RestartPolicy
-    from rlinf_actors.model.worker import WorkerInfo as WorkerInfo
     from rlinf_actors.placement.component import ComponentPlacement as ComponentPlacement
     from rlinf_actors.placement.strategies import FlexiblePlacementStrategy as FlexiblePlacementStrategy
     from rlinf_actors.placement.strategies import NodePlacementStrategy as NodePlacementStrategy
     from rlinf_actors.placement.strategies import PackedPlacementStrategy as PackedPlacementStrategy
+    from rlinf_actors.placement.strategies import PlacementStrategy as PlacementStrategy
     from rlinf_actors.placement.strategies import StridedPlacementStrategy as StridedPlacementStrategy
-    from rlinf_actors.placement.strategy import PlacementStrategy as PlacementStrategy
-    from rlinf_actors.runtime.asyncwork import AsyncWork as AsyncWork
-    from rlinf_actors.tensors.options import CollectiveGroupOptions as CollectiveGroupOptions
+    from rlinf_actors.runtime.future import AsyncWork as AsyncWork
     from rlinf_actors.worker.worker import Worker as Worker
 
 _MODULES = {
@@ -87,7 +87,7 @@ _MODULES = {
     "channel.channel": ("Channel",),
     "channel.take": ("Take",),
     "cluster.cluster": ("Cluster",),
-    "config.cluster": ("ClusterConfig", "NodeGroupConfig"),
+    "config.cluster_config": ("ClusterConfig", "NodeGroupConfig"),
     "errors": (
         "AuthenticationError",
         "CallTimeoutError",
@@ -128,22 +128,21 @@ _MODULES = {
     "hardware.robots.turtle2": ("Turtle2Config", "Turtle2HWInfo"),
     "hardware.vendors.catalog": ("FoundAccelerators",),
     "model.accelerator_table": ("AcceleratorFacts", "ProcessGroupFacts"),
-    "model.address": ("WorkerAddress",),
+    "model.address": ("WorkerAddress", "WorkerInfo"),
     "model.hardware": ("AcceleratorInfo", "AcceleratorType", "HardwareConfig", "HardwareInfo", "HardwareResource"),
     "model.node": ("NodeGroupInfo", "NodeInfo"),
     "model.placement": ("Placement",),
     "model.restart": ("RestartPolicy",),
-    "model.worker": ("WorkerInfo",),
     "placement.component": ("ComponentPlacement",),
     "placement.strategies": (
         "FlexiblePlacementStrategy",
         "NodePlacementStrategy",
         "PackedPlacementStrategy",
+        "PlacementStrategy",
         "StridedPlacementStrategy",
     ),
-    "placement.strategy": ("PlacementStrategy",),
-    "runtime.asyncwork": ("AsyncWork",),
-    "tensors.options": ("CollectiveGroupOptions",),
+    "runtime.future": ("AsyncWork",),
+    "messaging.options": ("CollectiveGroupOptions",),
     "worker.worker": ("Worker",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}

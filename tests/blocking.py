@@ -17,7 +17,7 @@ _BESIDE = ("socket.getaddrinfo", "socket.gethostbyname", "io.open", "os.open", "
 _ALLOWED = (
     ("os.getcwd", "importpaths.py", "_resolved"),  # asks the kernel alone
     ("os.getcwd", "launching.py", "_cwd"),
-    ("threading.Lock.acquire", "rlinf_actors/scarce.py", "check_threads"),  # before the loop has anything to do
+    ("threading.Lock.acquire", "rlinf_actors/exhaustion.py", "check_threads"),  # before the loop has anything to do
 )
 
 
@@ -39,7 +39,7 @@ def no_blocking() -> Iterator[None]:
     for name, file, caller in _ALLOWED:
         buster.functions[name].can_block_in(file, caller)
     for function in buster.functions.values():  # on the runtime's loop, which has nobody to serve before and after
-        function.can_block_in("cluster/bootstrap.py", ("start", "stop"))
+        function.can_block_in("cluster/local_daemon.py", ("start", "stop"))
     module = blockbuster.blockbuster
     before, module.BlockingError = module.BlockingError, Blocked
     buster.activate()

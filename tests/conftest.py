@@ -107,7 +107,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     """
     with pytest.MonkeyPatch.context() as patch:
         if item.get_closest_marker("live") and not item.get_closest_marker("torch"):
-            patch.setattr("rlinf_actors.group.launching.PRELOADED", ("numpy",))
+            patch.setattr("rlinf_actors.group.launch.PRELOADED", ("numpy",))
         return (yield)
 
 

@@ -26,16 +26,16 @@ from rlinf_actors import (
     WorkerGroupFuncResult,
 )
 from rlinf_actors.channel.take import Take
-from rlinf_actors.cluster.events import EventStream
-from rlinf_actors.cluster.starting import Connecting
+from rlinf_actors.cluster.connect import Connecting
+from rlinf_actors.cluster.event_stream import EventStream
 from rlinf_actors.group.control import GroupControl
 from rlinf_actors.group.group import GroupView
 from rlinf_actors.group.launcher import GroupLauncher
 from rlinf_actors.group.stream import StreamResult
 from rlinf_actors.testing import LocalCluster
 from rlinf_actors.worker.device_lock import DeviceLock
-from rlinf_actors.worker.leasepage import LeasePage
-from rlinf_actors.worker.manager import ManagerProxy
+from rlinf_actors.worker.lease_page import LeasePage
+from rlinf_actors.worker.manager_proxy import ManagerProxy
 
 CLASSES: tuple[type, ...] = (
     AsyncWork, Channel, Cluster, ComponentPlacement, Connecting, DeviceLock, EventStream, FlexiblePlacementStrategy,

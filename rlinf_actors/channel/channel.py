@@ -11,22 +11,22 @@ from typing import Any, Literal, overload
 
 from rlinf_actors import forks
 from rlinf_actors.channel.backend import Backend, T
+from rlinf_actors.channel.client import Joint
 from rlinf_actors.channel.connecting import Connecting, Plan, find, make, member
-from rlinf_actors.channel.items import MAX_DELIVERIES
-from rlinf_actors.channel.keeping import Joint
-from rlinf_actors.channel.keys import DEFAULT_KEY
+from rlinf_actors.channel.inspection import ChannelViews
+from rlinf_actors.channel.key_encoding import DEFAULT_KEY
 from rlinf_actors.channel.local import LocalChannel
+from rlinf_actors.channel.queue import MAX_DELIVERIES
 from rlinf_actors.channel.take import Take
-from rlinf_actors.channel.views import ChannelViews
-from rlinf_actors.cluster.attach import worker_job
+from rlinf_actors.cluster.connect import worker_job
 from rlinf_actors.errors import (
     ChannelClosedError,
     ConnectionLostError,
     SerializationError,
     UsageError,
 )
-from rlinf_actors.runtime.asyncwork import AsyncWork
-from rlinf_actors.wire.bounds import waiting
+from rlinf_actors.runtime.future import AsyncWork
+from rlinf_actors.wire.limits import waiting
 
 
 class Channel(ChannelViews[T]):
@@ -427,7 +427,6 @@ class Channel(ChannelViews[T]):
             elif made is None or (isinstance(made, Connecting) and made.ended.done()):  # a search that failed
                 made = self._made = Connecting(self._name, self._namespace)
             return made
-
 
     def _follow(self) -> None:
         """Make a handle that was inherited by a fork one of this process, which is a child member. Others raise."""

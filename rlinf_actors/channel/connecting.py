@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlinf_actors.channel.backend import View
-from rlinf_actors.channel.client import RemoteChannel, end_of_channel, remote_channel
-from rlinf_actors.channel.items import MAX_DELIVERIES
-from rlinf_actors.channel.keeping import Kept, Later
-from rlinf_actors.channel.requests import Request, Requests
-from rlinf_actors.cluster.attach import WorkerJob, worker_job
+from rlinf_actors.channel.client import Kept, Later, RemoteChannel, end_of_channel, remote_channel
+from rlinf_actors.channel.gets import Request, Requests
+from rlinf_actors.channel.queue import MAX_DELIVERIES
 from rlinf_actors.cluster.cluster import Cluster
+from rlinf_actors.cluster.connect import WorkerJob, worker_job
 from rlinf_actors.cluster.service import launch_service
 from rlinf_actors.errors import (
     ChannelBrokenError,
@@ -28,8 +27,8 @@ from rlinf_actors.errors import (
     NameInUseError,
     UsageError,
 )
-from rlinf_actors.runtime.asyncwork import AsyncWork
-from rlinf_actors.runtime.process import Runtime
+from rlinf_actors.runtime.future import AsyncWork
+from rlinf_actors.runtime.runtime import Runtime
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire.endings import CHANNEL_GROUPS
 

@@ -10,14 +10,12 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar, cast
 
-from rlinf_actors.channel.backend import Shown, UndeliverableItem, View
-from rlinf_actors.channel.items import Accepted, Command, Deliver, Item, Ticket
-from rlinf_actors.channel.keys import key_bytes, key_of
-from rlinf_actors.channel.queue import ChannelQueue
-from rlinf_actors.channel.taking import Delivery, Taking, not_processed
+from rlinf_actors.channel.backend import Delivery, PendingGet, Shown, UndeliverableItem, View, not_processed
+from rlinf_actors.channel.key_encoding import key_bytes, key_of
+from rlinf_actors.channel.queue import Accepted, ChannelQueue, Command, Deliver, Item, Ticket
 from rlinf_actors.errors import CallTimeoutError, ChannelClosedError
-from rlinf_actors.runtime.asyncwork import AsyncWork
-from rlinf_actors.runtime.timers import timers
+from rlinf_actors.runtime.deadline_timers import timers
+from rlinf_actors.runtime.future import AsyncWork
 
 T = TypeVar("T")
 
@@ -49,12 +47,12 @@ class LocalChannel:
         self._limit(work, ticket, timeout)
         return work
 
-    def get(self, key: Hashable, nowait: bool, timeout: float | None) -> Taking[Any]:
+    def get(self, key: Hashable, nowait: bool, timeout: float | None) -> PendingGet[Any]:
         where = key_bytes(key)
         work = _Get(self, f"get() from channel {self._name!r}", self._ticket())
         return self._take(work, lambda: self._queue.get(work.ticket, where, nowait), timeout)
 
-    def batch(self, key: Hashable, target: float, timeout: float | None) -> Taking[list[Any]]:
+    def batch(self, key: Hashable, target: float, timeout: float | None) -> PendingGet[list[Any]]:
         where = key_bytes(key)
         work = _Batch(self, f"get_batch() from channel {self._name!r}", self._ticket())
         return self._take(work, lambda: self._queue.batch(work.ticket, where, target), timeout)
@@ -187,7 +185,7 @@ class LocalChannel:
         work._on_done(timer.cancel)
 
 
-class _Get(Taking[Any]):
+class _Get(PendingGet[Any]):
     """A get or get_batch under way."""
 
     def __init__(self, channel: LocalChannel, what: str, ticket: Ticket) -> None:

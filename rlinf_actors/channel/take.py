@@ -8,10 +8,9 @@ from types import TracebackType
 from typing import Any, Generic
 
 from rlinf_actors import forks
-from rlinf_actors.channel.backend import T
-from rlinf_actors.channel.taking import Delivery
+from rlinf_actors.channel.backend import Delivery, T
 from rlinf_actors.errors import UsageError
-from rlinf_actors.runtime.asyncwork import AsyncWork
+from rlinf_actors.runtime.future import AsyncWork
 
 
 class Take(Generic[T]):

@@ -12,18 +12,14 @@ import click
 
 from rlinf_actors.cli import (
     doctor,
-    events,
-    groups,
-    head,
-    hw,
-    keys,
-    node,
-    nodes,
-    paths,
-    plan,
-    status,
-    units,
-    workers,
+    events_command,
+    head_command,
+    hw_command,
+    keys_command,
+    node_command,
+    plan_command,
+    units_command,
+    views,
 )
 from rlinf_actors.cli.output import complain
 from rlinf_actors.errors import (
@@ -57,19 +53,19 @@ def app() -> None:
 
 
 for _command in (
-    head.head,
-    status.status,
-    node.node,
-    nodes.nodes,
-    groups.groups,
-    workers.workers,
-    plan.plan,
-    paths.paths,
-    hw.hw,
+    head_command.head,
+    views.status,
+    node_command.node,
+    views.nodes,
+    views.groups,
+    views.workers,
+    plan_command.plan,
+    views.paths,
+    hw_command.hw,
     doctor.doctor,
-    events.events,
-    keys.keys,
-    units.units,
+    events_command.events,
+    keys_command.keys,
+    units_command.units,
 ):
     app.add_command(_command)
 

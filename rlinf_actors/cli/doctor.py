@@ -8,8 +8,8 @@ import sys
 
 import click
 
-from rlinf_actors.cli.checks import FAIL, WARN, Finding, diagnose
-from rlinf_actors.cli.machine import look
+from rlinf_actors.cli.doctor_checks import FAIL, WARN, Finding, diagnose
+from rlinf_actors.cli.doctor_machine import look
 from rlinf_actors.cli.output import json_option, note, plain, show_json
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.net.discovery import with_client_file

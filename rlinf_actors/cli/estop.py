@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from rlinf_actors.cli.stopping import (
+from rlinf_actors.cli.estop_targets import (
     CHOICE,
     DEADLINE_S,
     INTERRUPTED,
@@ -34,9 +34,9 @@ from rlinf_actors.cli.stopping import (
 )
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.net import discovery
-from rlinf_actors.net.asking import Answered, Asker, Down
-from rlinf_actors.wire.messages import Body, Failed
-from rlinf_actors.wire.operators import EStopped, GetStatus, Status
+from rlinf_actors.net.blocking_client import Answered, Asker, Down
+from rlinf_actors.wire.client_messages import EStopped, GetStatus, Status
+from rlinf_actors.wire.control_codec import Body, Failed
 
 _CODES = {"authentication": PERMISSION, "usage": USAGE, "config": CHOICE}
 
@@ -87,9 +87,9 @@ def main(arguments: Sequence[str]) -> int:
         return USAGE
     try:
         if options.arm:
-            from rlinf_actors.cli import armed
+            from rlinf_actors.cli import estop_button
 
-            return armed.run(options)
+            return estop_button.run(options)
         return _release(options) if options.release else _press(options)
     except ConfigError as error:  # --head is no address
         say(f"error: {error}")

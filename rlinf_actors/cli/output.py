@@ -1,9 +1,13 @@
-"""How things are shown: tables for people, JSON for programs, colours on terminals only."""
+"""How things are shown: tables for people, JSON for programs, colours on terminals only.
+
+Numbers on a command line.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -12,8 +16,8 @@ from typing import Any, TypeVar
 import click
 
 from rlinf_actors.settings import journal_stream
-from rlinf_actors.systemd.journal import marked, reads
-from rlinf_actors.wire.bounds import printable
+from rlinf_actors.systemd.service_manager import marked, reads
+from rlinf_actors.wire.limits import printable
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -114,3 +118,14 @@ def _draw(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for row in rows:
         table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
     Console(highlight=False).print(table)  # rich follows NO_COLOR and TERM itself
+
+
+class Amount(click.FloatRange):
+    """A number in a range. NaN is in none: no comparison holds for it, and the head would drop what has it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See click.FloatRange."""
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is no number", param, ctx)
+        return number

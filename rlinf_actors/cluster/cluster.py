@@ -13,30 +13,26 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, overload
 
 from rlinf_actors import forks
-from rlinf_actors.cluster.asked import Asked, InUse
-from rlinf_actors.cluster.attach import worker_job
-from rlinf_actors.cluster.bootstrap import EmbeddedDaemon
-from rlinf_actors.cluster.events import EventCursor, EventStream
-from rlinf_actors.cluster.hardware import Pieces
-from rlinf_actors.cluster.importpaths import import_paths
-from rlinf_actors.cluster.learning import learn_nodes
-from rlinf_actors.cluster.starting import Connecting, Turns, Watch
-from rlinf_actors.cluster.view import ClusterView
+from rlinf_actors.cluster.cluster_nodes import ClusterView
+from rlinf_actors.cluster.connect import Asked, Connecting, InUse, Turns, Watch, learn_nodes, worker_job
+from rlinf_actors.cluster.event_stream import EventCursor, EventStream
+from rlinf_actors.cluster.hardware_query import Pieces
+from rlinf_actors.cluster.local_daemon import EmbeddedDaemon
+from rlinf_actors.cluster.service import import_paths
 from rlinf_actors.errors import ConfigError, RlinfActorsError, UsageError
 from rlinf_actors.hardware import extensions
 from rlinf_actors.hardware.configured import without_types
 from rlinf_actors.model.node import CLUSTER_GROUP, NodeInfo
-from rlinf_actors.net.address import endpoint_of
-from rlinf_actors.net.host import free_port
+from rlinf_actors.net.host import endpoint_of, free_port
 from rlinf_actors.net.loop import Tasks
-from rlinf_actors.net.security import Security
-from rlinf_actors.runtime.asyncwork import AsyncWork
-from rlinf_actors.runtime.headlink import SILENT_HEAD_S
-from rlinf_actors.runtime.logprinter import say
-from rlinf_actors.runtime.process import Runtime
-from rlinf_actors.runtime.remote import RemoteGroup
+from rlinf_actors.net.socket_security import Security
+from rlinf_actors.runtime.driver_output import say
+from rlinf_actors.runtime.future import AsyncWork
+from rlinf_actors.runtime.head_session import SILENT_HEAD_S
+from rlinf_actors.runtime.remote_group import RemoteGroup
+from rlinf_actors.runtime.runtime import Runtime
 from rlinf_actors.settings import NAMESPACE
-from rlinf_actors.wire.bounds import waiting
+from rlinf_actors.wire.limits import waiting
 
 if TYPE_CHECKING:
     from rlinf_actors.group.group import WorkerGroup

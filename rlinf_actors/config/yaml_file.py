@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from rlinf_actors.config.sexagesimal import SexagesimalInt
+from rlinf_actors.config.config_values import SexagesimalInt
 from rlinf_actors.errors import ConfigError
 
 

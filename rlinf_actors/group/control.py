@@ -1,4 +1,10 @@
-"""GroupControl: a group's own operations, apart from the user's methods."""
+"""GroupControl: a group's own operations, apart from the user's methods.
+
+A group's handle on its way to another process: what it carries, and the handle that is made of it there. Any thread.
+
+The class does not travel: a process that cannot import it can still call the group. Nothing is asked when a handle
+arrives. Its first use looks the group up at the head, and what is sent meanwhile waits in order.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +14,31 @@ import logging
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rlinf_actors.errors import CallTimeoutError, GroupNotFoundError, RlinfActorsError, UsageError
-from rlinf_actors.group import detail
+import msgspec
+
+from rlinf_actors.cluster.connect import worker_job
+from rlinf_actors.errors import (
+    CallTimeoutError,
+    GroupNotFoundError,
+    ProtocolError,
+    RlinfActorsError,
+    SerializationError,
+    UsageError,
+)
+from rlinf_actors.group import group_spec
+from rlinf_actors.group.class_facts import YIELDING, ClassFacts, Method, function_of, names_of_functions
 from rlinf_actors.group.method import ONCE, RemoteMethod
-from rlinf_actors.group.names import YIELDING, ClassFacts, function_of, names_of_functions
 from rlinf_actors.group.result import WorkerGroupFuncResult
-from rlinf_actors.hardware.pieces import info_of
-from rlinf_actors.model.address import WorkerAddress
-from rlinf_actors.model.worker import WorkerInfo
-from rlinf_actors.runtime.asyncwork import AsyncWork
-from rlinf_actors.wire import bounds
+from rlinf_actors.hardware.configured import info_of
+from rlinf_actors.model.address import WorkerAddress, WorkerInfo
+from rlinf_actors.runtime.future import AsyncWork
+from rlinf_actors.wire import limits
 
 if TYPE_CHECKING:
     from rlinf_actors.model.hardware import HardwareInfo
     from rlinf_actors.model.placement import Placement
-    from rlinf_actors.runtime.process import Runtime
-    from rlinf_actors.runtime.remote import RemoteGroup
+    from rlinf_actors.runtime.remote_group import RemoteGroup
+    from rlinf_actors.runtime.runtime import Runtime
     from rlinf_actors.wire.values import WorkerState
 
 log = logging.getLogger(__name__)
@@ -56,7 +71,7 @@ class GroupControl:
         self.facts = facts
         self.yielded = [name for name in YIELDING if name in facts.own]
         self._names: dict[Any, str] = {}
-        self._read: tuple[str, detail.GroupDetail] = ("", detail.GroupDetail())
+        self._read: tuple[str, group_spec.GroupDetail] = ("", group_spec.GroupDetail())
         self._shutdown: concurrent.futures.Future[None] | None = None
 
     @property
@@ -90,11 +105,11 @@ class GroupControl:
         return {rank: [info_of(piece) for piece in pieces] for rank, pieces in self._detail.hardware.items()}
 
     @property
-    def _detail(self) -> detail.GroupDetail:
+    def _detail(self) -> group_spec.GroupDetail:
         """The launcher's record of the group, read once."""
         text = self.group.detail
         if self._read[0] != text:
-            self._read = (text, detail.decode(text, self.name))
+            self._read = (text, group_spec.decode(text, self.name))
         return self._read[1]
 
     def method(self, function: Callable[..., Any]) -> RemoteMethod[..., Any]:
@@ -198,7 +213,7 @@ class GroupControl:
 
     def _begin_shutdown(self, grace: float) -> concurrent.futures.Future[None]:
         if self._shutdown is None or (self._shutdown.done() and not self._ended(self._shutdown)):
-            grace = bounds.number(grace, "the grace")
+            grace = limits.number(grace, "the grace")
             if self.runtime.closed:
                 self._shutdown = concurrent.futures.Future()
                 self._shutdown.set_result(None)
@@ -231,3 +246,108 @@ class GroupControl:
             except RlinfActorsError as error:
                 log.warning("group %r: _close() failed; stopping it anyway: %s", self.name, error)
         await self.runtime.groups.stop_or_leave(group, grace)
+
+
+class HandleState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a handle carries, as MessagePack; fields are only ever added, with defaults.
+
+    Attributes:
+        namespace, name: of the group.
+        launch: what tells it from a namesake.
+        cls: name of the worker class.
+        methods: names of its public methods; `flagged` has those that are special in some way.
+        own: the methods that the user's classes define, by their positions in `methods`.
+        private: names of the private methods.
+        size: number of ranks.
+        detail: the record of the group (group.detail).
+        wait_s: how long (seconds) the head may take to hear of the launch; 0 where it has answered that.
+    """
+
+    namespace: str
+    name: str
+    launch: str
+    cls: str
+    methods: list[str]
+    own: list[int]
+    private: list[str]
+    size: int
+    detail: str
+    flagged: dict[str, Method] = {}
+    wait_s: float = 0.0
+
+
+def state_of(control: GroupControl) -> bytes:
+    """Return what a handle of this group carries.
+
+    Raises:
+        SerializationError: it is not known yet which group it is.
+    """
+    group, facts = control.group, control.facts
+    if group.takes_running and not group.found:
+        raise SerializationError(
+            f"the launch of group {group.name!r} has not been answered, and with get_if_exists it may be another group "
+            "that is running: await the group first"
+        )
+    methods = list(facts.methods)
+    state = HandleState(
+        group.namespace,
+        group.name,
+        group.launch,
+        facts.name,
+        methods,
+        [number for number, name in enumerate(methods) if name in facts.own],
+        sorted(facts.private),
+        control.world_size,
+        group.detail,
+        {name: method for name, method in facts.methods.items() if method != Method()},
+        0.0 if group.found else group.patience_s,
+    )
+    return msgspec.msgpack.encode(state)
+
+
+def control_of(carried: bytes) -> GroupControl:
+    """Return the operations of a group of which a handle arrived. Asks nobody.
+
+    Raises:
+        UsageError: no Cluster is running in this process.
+        ProtocolError: it is something else than `state_of` returns.
+    """
+    from rlinf_actors.cluster.cluster import Cluster
+
+    try:
+        state = msgspec.msgpack.decode(carried, type=HandleState)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise ProtocolError(f"what arrived is no handle of a group: {error}") from error
+    job = worker_job()
+    runtime = job.runtime if job is not None else Cluster.current().runtime
+    described = group_spec.decode(state.detail, state.name)
+    nodes = described.nodes if len(described.nodes) == state.size else ["its node"] * state.size
+    group = runtime.groups.arrived(
+        state.namespace,
+        state.name,
+        state.launch,
+        nodes,
+        state.wait_s,
+        job.connected if job is not None else _in_session,
+    )
+    if not group.detail:
+        group.detail = state.detail
+    if runtime.namespace != state.namespace:
+        group.fail(
+            UsageError(
+                f"group {state.name!r} belongs to namespace {state.namespace!r}, and this process to "
+                f"{runtime.namespace!r}: a group is called by its own job only"
+            )
+        )
+    facts = ClassFacts(
+        state.cls,
+        {name: state.flagged.get(name, Method()) for name in state.methods},
+        frozenset(state.methods[number] for number in state.own),
+        frozenset(state.private),
+    )
+    return GroupControl(runtime, group, facts)
+
+
+async def _in_session() -> None:
+    """A driver is in session with the head from the start of its Cluster on."""
+    await asyncio.sleep(0)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from rlinf_actors.group import launching
+from rlinf_actors.group import launch
+from rlinf_actors.group.class_facts import check_class
 from rlinf_actors.group.group import WorkerGroup
-from rlinf_actors.group.limits import Limits
-from rlinf_actors.group.names import check_class
+from rlinf_actors.group.group_spec import Limits
 from rlinf_actors.model.restart import RestartPolicy
 
 if TYPE_CHECKING:
     from rlinf_actors.cluster.cluster import Cluster
-    from rlinf_actors.placement.strategy import PlacementStrategy
+    from rlinf_actors.placement.strategies import PlacementStrategy
 
 T = TypeVar("T")
 
@@ -103,13 +103,13 @@ class GroupLauncher(Generic[T]):
             ConfigError: *env_vars* and the placement show different devices.
             SerializationError: a constructor argument cannot be pickled.
         """
-        launching.check_arguments(cluster, placement_strategy, restart)
-        control = launching.launch(
+        launch.check_arguments(cluster, placement_strategy, restart)
+        control = launch.launch(
             self._cls,
             self._args,
             self._kwargs,
             cluster,
-            launching.Options(
+            launch.Options(
                 strategy=placement_strategy,
                 name=name,
                 max_concurrency=max_concurrency,

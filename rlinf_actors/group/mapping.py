@@ -21,16 +21,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rlinf_actors.errors import SerializationError, UsageError
-from rlinf_actors.group.names import Method
+from rlinf_actors.group.class_facts import Method
 from rlinf_actors.group.result import WorkerGroupFuncResult
 from rlinf_actors.group.retries import WORKER_GONE
 from rlinf_actors.model.buffers import Buffer
-from rlinf_actors.runtime.work import call_all
+from rlinf_actors.runtime.future import call_all
 
 if TYPE_CHECKING:
     from rlinf_actors.runtime.peer import Peer
-    from rlinf_actors.runtime.process import Runtime
-    from rlinf_actors.runtime.remote import RemoteGroup
+    from rlinf_actors.runtime.remote_group import RemoteGroup
+    from rlinf_actors.runtime.runtime import Runtime
 
 V = TypeVar("V")
 

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar, cast
 
 from rlinf_actors.errors import UsageError
+from rlinf_actors.group.class_facts import Method
 from rlinf_actors.group.mapping import TRIES, MapResult, Pool
-from rlinf_actors.group.names import Method
 from rlinf_actors.group.result import WorkerGroupFuncResult
 from rlinf_actors.group.retries import RetriedResult
 from rlinf_actors.group.stream import StreamResult
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rlinf_actors.group.control import GroupControl
     from rlinf_actors.model.buffers import Buffer
     from rlinf_actors.runtime.peer import Peer
-    from rlinf_actors.runtime.process import Runtime
+    from rlinf_actors.runtime.runtime import Runtime
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Union, overloa
 
 from rlinf_actors.errors import CallTimeoutError, GroupClosedError, SerializationError, UsageError
 from rlinf_actors.model.buffers import Buffer
-from rlinf_actors.runtime.asyncwork import AsyncWork
+from rlinf_actors.runtime.future import AsyncWork, Work, call_all
 from rlinf_actors.runtime.peer import ANSWER_S, Late, Peer, new_call
-from rlinf_actors.runtime.work import Work, call_all
 from rlinf_actors.wire import failure, frames, payload
-from rlinf_actors.wire.vouched import Vouched
+from rlinf_actors.wire.authenticated import AuthenticatedParts
 
 if TYPE_CHECKING:
-    from rlinf_actors.runtime.process import Runtime
+    from rlinf_actors.runtime.runtime import Runtime
 
 T = TypeVar("T")
 
@@ -31,7 +30,7 @@ class _Value:
     seconds: float
 
 
-_Answer = Union[tuple[frames.AnyFrame, Vouched], _Value, Exception, None]
+_Answer = Union[tuple[frames.AnyFrame, AuthenticatedParts], _Value, Exception, None]
 
 REDUCTIONS: dict[str, Callable[[list[float]], float]] = {
     "max": max,
@@ -50,7 +49,7 @@ class Slot:
         self._result = result
         self._index = index
 
-    def answer(self, frame: frames.AnyFrame, parts: Vouched) -> bool:
+    def answer(self, frame: frames.AnyFrame, parts: AuthenticatedParts) -> bool:
         """The rank answered. Loop thread."""
         self._result._arrived(self._index, (frame, parts), type(frame) is not frames.Ok)
         return True

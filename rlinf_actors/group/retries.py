@@ -14,8 +14,8 @@ from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.wire import frames
 
 if TYPE_CHECKING:
-    from rlinf_actors.runtime.process import Runtime
-    from rlinf_actors.runtime.remote import RemoteGroup
+    from rlinf_actors.runtime.remote_group import RemoteGroup
+    from rlinf_actors.runtime.runtime import Runtime
 
 T = TypeVar("T")
 

@@ -16,11 +16,11 @@ from rlinf_actors.group.result import refuse_own
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.wire import failure, frames, payload
-from rlinf_actors.wire.vouched import Vouched
+from rlinf_actors.wire.authenticated import AuthenticatedParts
 
 if TYPE_CHECKING:
-    from rlinf_actors.runtime.lost import LostErrors
-    from rlinf_actors.runtime.process import Runtime
+    from rlinf_actors.runtime.driver_output import LostErrors
+    from rlinf_actors.runtime.runtime import Runtime
 
 T = TypeVar("T")
 
@@ -38,12 +38,12 @@ class _Slot:
         self.peer = peer
         self.taken = 0
 
-    def answer(self, frame: frames.AnyFrame, parts: Vouched) -> bool:
+    def answer(self, frame: frames.AnyFrame, parts: AuthenticatedParts) -> bool:
         self._feed.put(self, frame, parts)
         return not isinstance(frame, frames.Item)
 
     def fail(self, error: Exception) -> None:
-        self._feed.put(self, error, Vouched())
+        self._feed.put(self, error, AuthenticatedParts())
 
 
 class _Feed:
@@ -56,11 +56,15 @@ class _Feed:
         self.loop = asyncio._get_running_loop()
         self.iterated = False
         self._lost = lost
-        self._failed: tuple[_Slot, frames.Raised | Exception, Vouched] | None = None  # the first, until it is taken
+        self._failed: tuple[_Slot, frames.Raised | Exception, AuthenticatedParts] | None = (
+            None  # the first, until it is taken
+        )
         self.calls: list[tuple[_Slot, int]] = []
         self._peers = peers
         self._lock = threading.Lock()
-        self._items: collections.deque[tuple[_Slot, frames.AnyFrame | Exception, Vouched]] = collections.deque()
+        self._items: collections.deque[tuple[_Slot, frames.AnyFrame | Exception, AuthenticatedParts]] = (
+            collections.deque()
+        )
         self._wake: Callable[[], object] | None = None
         self._left = len(peers)
         self._closed = False
@@ -80,7 +84,7 @@ class _Feed:
             if self._failed is not None:
                 self._lost.seen(self)
 
-    def put(self, slot: _Slot, frame: frames.AnyFrame | Exception, parts: Vouched) -> None:
+    def put(self, slot: _Slot, frame: frames.AnyFrame | Exception, parts: AuthenticatedParts) -> None:
         with self._lock:
             self._items.append((slot, frame, parts))
             wake, self._wake = self._wake, None
@@ -171,7 +175,7 @@ class _Feed:
             slot.taken = 0
 
 
-def _error(slot: _Slot, frame: frames.Raised | Exception, parts: Vouched) -> Exception:
+def _error(slot: _Slot, frame: frames.Raised | Exception, parts: AuthenticatedParts) -> Exception:
     if isinstance(frame, Exception):
         return frame
     if frame.text.startswith("the result of ") or frame.text.endswith("it is not an async generator"):

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, TypeVar
 
+from rlinf_actors.hardware.probe_report import resource_from_report
 from rlinf_actors.hardware.registry import Hardware
-from rlinf_actors.hardware.report import resource_from_report
 from rlinf_actors.hardware.torch_platform import torch_platform
 from rlinf_actors.hardware.vendors import catalog
 from rlinf_actors.hardware.vendors.catalog import Find, Vendor
@@ -127,7 +127,7 @@ class AcceleratorUtil:
 
         The probe calls the function in a process of its own, which is killed when it takes too long, and only where
         one of *devices* or *libraries* is there. It gets the node's environment, and returns what its visibility
-        variable leaves; an exception is a fault of the node. ``hardware.visibility.visible_devices`` applies such
+        variable leaves; an exception is a fault of the node. ``hardware.visible_devices.visible_devices`` applies such
         a variable, ``hardware.vendors.machine.Machine`` runs tools with a time limit.
 
         Args:

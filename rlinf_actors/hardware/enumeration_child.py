@@ -12,7 +12,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from rlinf_actors.hardware.child import contain, finish
+from rlinf_actors.hardware.probe_child import contain, finish
 
 if TYPE_CHECKING:
     from rlinf_actors.wire.values import HardwareAnswer, HardwareQuestion
@@ -42,9 +42,8 @@ def main(argv: list[str]) -> None:
 def look(question: HardwareQuestion, described: bool) -> HardwareAnswer:
     """Load what registers types, and ask the type. Runs the user's code."""
     from rlinf_actors.errors import ConfigError
-    from rlinf_actors.hardware.configured import enumerate_values
+    from rlinf_actors.hardware.configured import enumerate_values, piece_of
     from rlinf_actors.hardware.extensions import is_known, load_for
-    from rlinf_actors.hardware.pieces import piece_of
     from rlinf_actors.hardware.registry import hardware_classes
     from rlinf_actors.settings import EXT_MODULE
     from rlinf_actors.wire.values import HardwareAnswer

@@ -18,18 +18,18 @@ from typing import Any
 import msgspec
 
 from rlinf_actors.compat import TaskGroup
-from rlinf_actors.hardware.child import EXTENSION
-from rlinf_actors.hardware.contained import ChildEnd, fault_of, run_child
+from rlinf_actors.hardware.child_process import ChildEnd, fault_of, run_child
 from rlinf_actors.hardware.extensions import installed, title_of
 from rlinf_actors.hardware.interfaces import ipv4_interfaces
-from rlinf_actors.hardware.report import ProbeReport, resource_to_report
+from rlinf_actors.hardware.probe_child import EXTENSION
+from rlinf_actors.hardware.probe_report import ProbeReport, resource_to_report
 from rlinf_actors.hardware.vendors.catalog import VENDORS, vendor_of
 from rlinf_actors.hardware.vendors.machine import LONGER, PROBE_TIMEOUT_S, Machine
 from rlinf_actors.model.hardware import AcceleratorInfo, HardwareResource
 from rlinf_actors.settings import EXT_MODULE, PROBE_LIMIT
 from rlinf_actors.wire.values import Extension
 
-_CHILD = "rlinf_actors.hardware.child"
+_CHILD = "rlinf_actors.hardware.probe_child"
 
 
 class ChildReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

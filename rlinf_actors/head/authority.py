@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlinf_actors.head.clients import ClientTable
+from rlinf_actors.head.client_table import ClientTable
 from rlinf_actors.head.commands import Asked, Refused, Told
 from rlinf_actors.head.jobs import Jobs
-from rlinf_actors.head.nodes import NodeTable
+from rlinf_actors.head.node_table import NodeTable
 from rlinf_actors.head.records import Client
 from rlinf_actors.security.members import LOCAL, VERBS, Member, may
-from rlinf_actors.wire.agents import FlushLogs, LogCredit
-from rlinf_actors.wire.operators import DrainNode, EndGroup, EStop
-from rlinf_actors.wire.session import AgentHello, ClientHello
+from rlinf_actors.wire.agent_messages import AgentHello, ClientHello, FlushLogs, LogCredit
+from rlinf_actors.wire.client_messages import DrainNode, EndGroup, EStop
 
 KIND = "authentication"
 MAX_NODES_OF_ONE = 64

@@ -13,8 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rlinf_actors.head.commands import Emit, Keep
-from rlinf_actors.head.remembered import ForgetJob, KnownJob, Remembered
+from rlinf_actors.head.commands import Emit, ForgetJob, Keep, KnownJob, Remembered
 from rlinf_actors.security.members import Member
 
 KEPT_OWNERS = 4096

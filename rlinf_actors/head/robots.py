@@ -12,17 +12,14 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from rlinf_actors.head.checks import check_names
-from rlinf_actors.head.clients import ClientTable
-from rlinf_actors.head.commands import Answer, Emit, Keep, Record, Refused, Timing
-from rlinf_actors.head.groups import GroupTable
-from rlinf_actors.head.happenings import of_group, of_worker
-from rlinf_actors.head.nodes import NodeTable
-from rlinf_actors.head.records import Client, Group, Node, Worker
-from rlinf_actors.head.remembered import Latch, Remembered, Unlatch
-from rlinf_actors.head.transitions import NodeLife
-from rlinf_actors.wire.clients import Launch
-from rlinf_actors.wire.operators import EStop, EStopped
+from rlinf_actors.head.client_table import ClientTable
+from rlinf_actors.head.commands import Answer, Emit, Keep, Latch, Record, Refused, Remembered, Timing, Unlatch
+from rlinf_actors.head.event_log import of_group, of_worker
+from rlinf_actors.head.group_table import GroupTable
+from rlinf_actors.head.node_table import NodeTable
+from rlinf_actors.head.records import Client, Group, Node, NodeLife, Worker
+from rlinf_actors.head.validation import check_names
+from rlinf_actors.wire.client_messages import EStop, EStopped, Launch
 from rlinf_actors.wire.values import RobotStop
 
 OWNER_PART = 0.8

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from rlinf_actors import version
+from rlinf_actors.head.cluster_state import Tables
 from rlinf_actors.head.commands import (
     Answer,
     Asked,
@@ -24,6 +25,7 @@ from rlinf_actors.head.commands import (
     NotWritten,
     Record,
     Refuse,
+    Remembered,
     Stalled,
     Tick,
     Timing,
@@ -31,18 +33,16 @@ from rlinf_actors.head.commands import (
     TurnedAway,
     Unreachable,
 )
-from rlinf_actors.head.happenings import level
-from rlinf_actors.head.keys import OwnKeys
-from rlinf_actors.head.remembered import Remembered
-from rlinf_actors.head.supervisor import Supervisor
-from rlinf_actors.head.tables import Tables
+from rlinf_actors.head.coordinator import Supervisor
+from rlinf_actors.head.event_log import level
+from rlinf_actors.head.key_registry import OwnKeys
 from rlinf_actors.net.admission import known_as
+from rlinf_actors.net.failure_detection import STALL_S
 from rlinf_actors.net.link import Network
 from rlinf_actors.net.rpc import ControlServer
-from rlinf_actors.net.silence import STALL_S
 from rlinf_actors.security.members import Member
-from rlinf_actors.wire.messages import Envelope, Notice, Request
-from rlinf_actors.wire.operators import Status
+from rlinf_actors.wire.client_messages import Status
+from rlinf_actors.wire.control_codec import Envelope, Notice, Request
 
 if TYPE_CHECKING:  # a private head remembers nothing, and need not load a database
     from rlinf_actors.head.store import Store
@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 
 class HeadGate:
-    """Who may come in: `security.gate.Gate`, by what the supervisor knows.
+    """Who may come in: `security.members.Gate`, by what the supervisor knows.
 
     Args:
         supervisor: knows the keys.

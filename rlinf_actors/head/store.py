@@ -21,7 +21,7 @@ from typing import TypeVar
 import msgspec
 
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.head.remembered import (
+from rlinf_actors.head.commands import (
     KEPT,
     Change,
     Drain,
@@ -36,7 +36,7 @@ from rlinf_actors.head.remembered import (
     Remembered,
     Unlatch,
 )
-from rlinf_actors.wire.keys import KeyState
+from rlinf_actors.wire.client_messages import KeyState
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import collections
 import logging
 
-from rlinf_actors.security.gate import Gate
-from rlinf_actors.security.members import LOCAL, Member
+from rlinf_actors.security.members import LOCAL, Gate, Member
 
 log = logging.getLogger(__name__)
 

@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.net.address import DEFAULT_LISTEN, endpoint_of
-from rlinf_actors.net.headrecords import SOCKET, Record, Seen, look
-from rlinf_actors.net.security import Security, is_tcp
+from rlinf_actors.net.head_records import SOCKET, Record, Seen, look
+from rlinf_actors.net.host import DEFAULT_LISTEN, endpoint_of
+from rlinf_actors.net.socket_security import Security, is_tcp
 from rlinf_actors.settings import CLIENT_CONFIG, HEAD, Settings
 
 MAX_BYTES = 65536

@@ -1,4 +1,9 @@
-"""Which processes share a kernel, its network and its process ids, and which process a pid is."""
+"""Which processes share a kernel, its network and its process ids, and which process a pid is.
+
+Ports that are held for somebody who will listen on them later, such as torch's TCPStore, or a head that is away.
+
+HOST:PORT as people write it, and the ZeroMQ endpoint that it means. Pure.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,8 @@ import socket
 from pathlib import Path
 
 from rlinf_actors import procfs
+from rlinf_actors.errors import ConfigError, UsageError
+from rlinf_actors.exhaustion import explain
 
 
 def host_key() -> str:
@@ -53,3 +60,101 @@ def free_port(below: int | None = None) -> int:
                 continue
             return int(probe.getsockname()[1])
     raise OSError(f"no TCP port below {below} is free")
+
+
+class HeldPorts:
+    """Ports bound on every address of the machine, but not listened on, until `release` or `close`.
+
+    The kernel gives a bound port to nobody who asks for any port, nor to outgoing connections. A listener on the
+    very number is let in if it sets SO_REUSEADDR or SO_REUSEPORT, since the socket here sets both: that is
+    asyncio, http.server, ZeroMQ, TCPStore and gRPC, on one address or all. So it is a reservation against accidents,
+    not against a program that asks for this number. One that sets neither option needs `release` first.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[int, socket.socket] = {}
+
+    def hold(self) -> int:
+        """Reserve a port that is free on every address and return its number.
+
+        Raises:
+            OSError: there is no free port; the text says what to do.
+        """
+        try:
+            held = _bound()
+        except OSError as error:
+            raise OSError(error.errno, explain(error)) from None
+        port: int = held.getsockname()[1]
+        self._held[port] = held
+        return port
+
+    def release(self, port: int) -> None:
+        """Hold *port* no more.
+
+        Raises:
+            UsageError: it is not held.
+        """
+        held = self._held.pop(port, None)
+        if held is None:
+            raise UsageError(f"port {port} is not held here; held: {', '.join(map(str, self._held)) or 'none'}")
+        held.close()
+
+    def close(self) -> None:
+        """Give all ports back."""
+        for port in list(self._held):
+            self.release(port)
+
+
+def _bound() -> socket.socket:
+    """A socket bound to a free port of IPv6 and IPv4, or of IPv4 alone where there is no IPv6."""
+    try:
+        return _bind(socket.AF_INET6, "::")
+    except OSError:
+        return _bind(socket.AF_INET, "0.0.0.0")
+
+
+def _bind(family: socket.AddressFamily, address: str) -> socket.socket:
+    held = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if family == socket.AF_INET6:
+            held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind((address, 0))
+    except OSError:
+        held.close()
+        raise
+    return held
+
+
+DEFAULT_LISTEN = "127.0.0.1:6380"
+
+
+def split_address(address: str, path: str) -> tuple[str, int]:
+    """Host and port of ``HOST:PORT`` (``[HOST]:PORT`` for IPv6, ``tcp://`` in front is fine).
+
+    Args:
+        address: what somebody wrote.
+        path: where they wrote it, for the error.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535 or "/" in host:
+        raise ConfigError(f"is {address!r}; it must be HOST:PORT, such as {DEFAULT_LISTEN}", path=path)
+    return host.strip("[]"), int(port)
+
+
+def endpoint_of(address: str, path: str) -> str:
+    """The ZeroMQ endpoint of ``HOST:PORT``; an endpoint of ours (ipc, tcp) stays what it is.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if address.startswith("ipc://"):
+        return address
+    host, port = split_address(address, path)
+    if host == "localhost":
+        host = "127.0.0.1"  # ZeroMQ binds to addresses, not to names
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"

@@ -14,10 +14,9 @@ from typing import Protocol
 
 from rlinf_actors.errors import InternalError
 from rlinf_actors.model.buffers import Buffer
-from rlinf_actors.net.arena import Arena
-from rlinf_actors.net.silence import LOOK_TIMEOUT_S
-from rlinf_actors.security.gate import Gate
-from rlinf_actors.security.members import Member
+from rlinf_actors.net.failure_detection import LOOK_TIMEOUT_S
+from rlinf_actors.net.shared_memory import Arena
+from rlinf_actors.security.members import Gate, Member
 
 OnTurnedAway = Callable[[str, bool], None]
 """(why, for good); on the network's loop: a handshake over TCP failed. For good: the link does not try again."""

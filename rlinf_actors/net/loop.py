@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn, TypeVar
 
-from rlinf_actors import forks, scarce
+from rlinf_actors import exhaustion, forks
 from rlinf_actors.errors import InternalError, UsageError
 from rlinf_actors.procfs import open_standard_descriptors
 
@@ -165,7 +165,7 @@ class IoThread:
         self._under_way: set[concurrent.futures.Future[Any]] = set()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         try:
-            scarce.start(self._thread)
+            exhaustion.start(self._thread)
         except RuntimeError:
             self.loop.close()
             raise

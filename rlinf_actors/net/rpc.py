@@ -26,16 +26,16 @@ from rlinf_actors.errors import (
     UsageError,
 )
 from rlinf_actors.model.buffers import Buffer
-from rlinf_actors.net import faultpoints
+from rlinf_actors.net import fault_injection
 from rlinf_actors.net.admission import known_as
-from rlinf_actors.net.chunks import FULL
-from rlinf_actors.net.doubt import Doubt
+from rlinf_actors.net.framing import FULL
 from rlinf_actors.net.link import Link, Network
-from rlinf_actors.net.tally import Tally
-from rlinf_actors.security.gate import Gate
-from rlinf_actors.wire import codec
-from rlinf_actors.wire.bounds import MAX_ASKED_BYTES, MAX_CONTROL_BYTES
-from rlinf_actors.wire.messages import Body, Envelope, Failed, Notice, Reply, Request
+from rlinf_actors.net.log_throttle import Tally
+from rlinf_actors.net.reachability import Doubt
+from rlinf_actors.security.members import Gate
+from rlinf_actors.wire import control_codec
+from rlinf_actors.wire.control_codec import Body, Envelope, Failed, Notice, Reply, Request
+from rlinf_actors.wire.limits import MAX_ASKED_BYTES, MAX_CONTROL_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -114,14 +114,14 @@ class ControlServer:
         """Send a notice; to a peer that is gone it is dropped, and so is one that no peer would take."""
         try:
             self._send("rpc.notice", peer, body, Notice(body))
-        except codec.TooLongError as error:
+        except control_codec.TooLongError as error:
             log.error("%s is not told: %s", known_as(peer), error)
 
     def reply(self, peer: bytes, request_id: int, body: Body) -> None:
         """Answer a request; where the answer is too long, with that."""
         try:
             self._send("rpc.reply", peer, body, Reply(request_id, body))
-        except codec.TooLongError as error:
+        except control_codec.TooLongError as error:
             self.fail(peer, request_id, "usage", str(error))
 
     def fail(
@@ -143,17 +143,17 @@ class ControlServer:
         self._listener.close(linger_ms)
 
     def _send(self, point: str, peer: bytes, body: object, envelope: Envelope) -> None:
-        faults = faultpoints.active
+        faults = fault_injection.active
         if faults is None:
-            self._listener.send(peer, codec.encode(envelope))
+            self._listener.send(peer, control_codec.encode(envelope))
         else:
-            one = functools.partial(self._listener.send, peer, codec.encode(envelope))
+            one = functools.partial(self._listener.send, peer, control_codec.encode(envelope))
             loop = asyncio.get_running_loop()
             faults.carry(point, self, peer, type(body).__name__, one, loop)
 
     def _received(self, peer: bytes, header: bytes, parts: list[Buffer]) -> None:
         try:
-            envelope = codec.decode(header)
+            envelope = control_codec.decode(header)
         except RemoteWireError as error:
             if self._malformed.note():
                 log.warning(
@@ -252,7 +252,7 @@ class ControlClient:
             if first or not self._holding:
                 self._send("rpc.request", body, Request(request_id, body), now=True)
             else:
-                codec.encode(
+                control_codec.encode(
                     Request(request_id, body), MAX_ASKED_BYTES
                 )  # what is too long is said now, not by `resume`
             return await future
@@ -275,7 +275,7 @@ class ControlClient:
         try:
             if not self._closed:
                 self._send("rpc.notice", body, Notice(body))
-        except codec.TooLongError as error:
+        except control_codec.TooLongError as error:
             log.error("the head at %s is not told: %s", self.endpoint, error)
 
     def repeat_first(self) -> None:
@@ -323,11 +323,11 @@ class ControlClient:
                 asked.future.set_exception(copy.copy(said))  # each waiter raises its own
 
     def _send(self, point: str, body: Body, envelope: Envelope, now: bool = False) -> None:
-        faults = faultpoints.active
+        faults = fault_injection.active
         if faults is None:
-            self._link.send(codec.encode(envelope, MAX_ASKED_BYTES), now=now)
+            self._link.send(control_codec.encode(envelope, MAX_ASKED_BYTES), now=now)
         else:
-            one = functools.partial(self._link.send, codec.encode(envelope, MAX_ASKED_BYTES))
+            one = functools.partial(self._link.send, control_codec.encode(envelope, MAX_ASKED_BYTES))
             faults.carry(point, self, b"", type(body).__name__, one, asyncio.get_running_loop())
 
     def _turned_away(self, why: str, for_good: bool) -> None:
@@ -348,7 +348,7 @@ class ControlClient:
         self._handling = None
         self._doubt.heard()
         try:
-            envelope = self._handling = codec.decode(header)
+            envelope = self._handling = control_codec.decode(header)
         except RemoteWireError as error:
             log.warning("dropped a message from the head at %s: %s", self.endpoint, error)
             return

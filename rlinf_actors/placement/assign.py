@@ -10,8 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlinf_actors.errors import PlacementError
-from rlinf_actors.placement.grammar import MAX_PROCESSES, Part, Span, parse, render
-from rlinf_actors.placement.suggest import corrections, either, fits, lay_out, spread
+from rlinf_actors.placement.grammar import (
+    MAX_PROCESSES,
+    Part,
+    Span,
+    corrections,
+    either,
+    fits,
+    lay_out,
+    parse,
+    render,
+    spread,
+)
 
 _LONGEST_LIST = 16
 """Longer lists of ranks help nobody in a message."""

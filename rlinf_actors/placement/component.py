@@ -6,9 +6,15 @@ import difflib
 import enum
 from typing import Any
 
-from rlinf_actors.config.cluster import SECTION, ClusterConfig, cluster_section
-from rlinf_actors.config.components import EXAMPLE, ComponentRule, parse_component_placement
-from rlinf_actors.config.fields import nearest
+from rlinf_actors.config.cluster_config import (
+    EXAMPLE,
+    SECTION,
+    ClusterConfig,
+    ComponentRule,
+    cluster_section,
+    parse_component_placement,
+)
+from rlinf_actors.config.config_values import nearest
 from rlinf_actors.errors import ConfigError, PlacementError
 from rlinf_actors.model.node import NODE_GROUP
 from rlinf_actors.placement.assign import assign

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from rlinf_actors.config.cluster import spell_ranks
+from rlinf_actors.config.cluster_config import spell_ranks
 from rlinf_actors.model.hardware import AcceleratorType
 from rlinf_actors.model.node import NodeGroupInfo, NodeInfo
 from rlinf_actors.model.placement import Placement

@@ -22,13 +22,13 @@ from rlinf_actors.errors import (
     RlinfActorsError,
 )
 from rlinf_actors.model.buffers import Buffer
-from rlinf_actors.net.lending import Lending
+from rlinf_actors.net.buffer_lending import Lending
 from rlinf_actors.net.link import Link, Network, secret_identity
-from rlinf_actors.runtime.work import call_all
+from rlinf_actors.runtime.future import call_all
 from rlinf_actors.wire import frames
+from rlinf_actors.wire.authenticated import AuthenticatedParts
 from rlinf_actors.wire.protocol import OLDEST, PROTOCOL
 from rlinf_actors.wire.values import Endpoint
-from rlinf_actors.wire.vouched import Vouched
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ _HEARD = (
 class Pending(Protocol):
     """Who waits for an answer."""
 
-    def answer(self, frame: frames.AnyFrame, parts: Vouched) -> bool:
+    def answer(self, frame: frames.AnyFrame, parts: AuthenticatedParts) -> bool:
         """An Ok, Item or Raised came; True if that was the last. Loop thread."""
 
     def fail(self, error: Exception) -> None:
@@ -94,7 +94,7 @@ class Peer:
         self.wanted = False  # whether there was something to send
         self.received = 0  # messages: whether anything comes at all is seen by a change
         self._create = 0  # the number of the Create that the worker has not answered
-        self._withheld: dict[int, tuple[frames.Raised, Vouched]] = {}
+        self._withheld: dict[int, tuple[frames.Raised, AuthenticatedParts]] = {}
         self._handshakes_failed = 0
         self._handling: frames.AnyFrame | None = None
         self._needed = needed
@@ -325,7 +325,7 @@ class Peer:
                 listener(frame)
             return
         if isinstance(frame, (frames.Ok, frames.Item, frames.Raised, frames.Runs)):
-            said = Vouched(parts)  # of the worker that the head named
+            said = AuthenticatedParts(parts)  # of the worker that the head named
             if not self._create or frame.id == self._create or type(frame) is not frames.Raised:
                 self._answered(frame, said)
             elif frame.id in self.pending:
@@ -340,7 +340,9 @@ class Peer:
             return
         log.warning("dropped a %s from %s on %s", type(frame).__name__, self.name, self.node)
 
-    def _answered(self, frame: frames.Ok | frames.Item | frames.Raised | frames.Runs, parts: Vouched) -> None:
+    def _answered(
+        self, frame: frames.Ok | frames.Item | frames.Raised | frames.Runs, parts: AuthenticatedParts
+    ) -> None:
         pending = self.pending.get(frame.id)
         if pending is not None and pending.answer(frame, parts):
             self.pending.pop(frame.id, None)
@@ -369,7 +371,7 @@ class _Doing:
         self.runs: frames.Runs | None = None
         self._told = told
 
-    def answer(self, frame: frames.AnyFrame, parts: Vouched) -> bool:
+    def answer(self, frame: frames.AnyFrame, parts: AuthenticatedParts) -> bool:
         if isinstance(frame, frames.Runs):
             self.runs = frame
         self._told()

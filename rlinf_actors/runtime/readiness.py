@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable, Sequence
 
 from rlinf_actors.errors import CallTimeoutError, GroupClosedError
-from rlinf_actors.runtime.lost import LostErrors
+from rlinf_actors.runtime.driver_output import LostErrors
+from rlinf_actors.runtime.future import Promise
 from rlinf_actors.runtime.peer import ANSWER_S, Late, Peer
-from rlinf_actors.runtime.work import Promise
 
 
 class Readiness(Promise[None]):

@@ -8,20 +8,30 @@
     head ...
 
 `head` is the head's public key; the head's own file has none.
+
+Which key file is this process's own.
+
+Who this user is, and the key of this user's own processes, for loopback where nobody has made keys.
+
+Any user of a machine can connect to a loopback port, and take one that is free before somebody else's head does. So
+both ends prove that they belong to one user: by a key file that makes itself when it is first needed, which only that
+user can read. Whoever has it is `members.LOCAL`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import getpass
 import os
+import socket
 import stat
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.security.keypair import KeyPair
-from rlinf_actors.security.publickey import check_name, check_public
-from rlinf_actors.settings import Settings
+from rlinf_actors.security.public_key import check_name, check_public
+from rlinf_actors.settings import HEAD_KEY, KEY_DIR, Settings
 
 ROLES = ("head", "agent", "driver", "local")
 MAX_BYTES = 4096
@@ -227,3 +237,77 @@ def _parse(data: bytes, where: str) -> KeyFile:
         check_public(found["head"], where)
     pair = KeyPair.of_text(found["public"], found["secret"], where)
     return KeyFile(found["role"], found["name"], pair, "" if found["role"] == "head" else found["head"], where)
+
+
+def find(
+    settings: Settings, *roles: str, given: str | None = None, head: str | None = None, loopback: bool = False
+) -> KeyFile | None:
+    """The key file of this process; None if it has none.
+
+    Args:
+        settings: the environment's.
+        roles: what it is, the best first: the file of the first of them that there is (keyfile.locate) is taken.
+        given: path of the file, by configuration; it must be there.
+        head: public key of the head, by configuration, where the file's own is not to be believed (any more).
+        loopback: whether the head listens there, so that a key of a cluster elsewhere (`is_for_elsewhere`) is none.
+
+    Raises:
+        ConfigError: the file is not there, is no key file, is of another role, or others can read it.
+    """
+    path = given or settings.key_file
+    if path:
+        found = load(Path(path))
+        if found.role not in roles:
+            raise ConfigError(f"is the key of a {found.role}; one of {' or '.join(roles)} is needed here", path=path)
+    else:
+        there = next(filter(None, (locate(settings, role) for role in roles)), None)
+        if there is None or (loopback and is_for_elsewhere(there, settings)):
+            return None
+        found = load(there)
+    expected = head or settings.head_key
+    if expected and found.role != "head":
+        check_public(expected, "head_key" if head else HEAD_KEY)
+        found = replace(found, head=expected)
+    return found
+
+
+def is_for_elsewhere(path: Path, settings: Settings) -> bool:
+    """Whether a key file is of a cluster whose head is not on this machine: it lies in the user's directory, where one
+    enrolls once, and no head.key beside it. What somebody names (RLINF_ACTORS_KEYS, a credential) is meant.
+    """
+    usual = settings.key_dir is None and path.parent == directory(settings)
+    return usual and not path_of(path.parent, "head").exists()
+
+
+ROLE = "local"
+
+
+def who() -> str:
+    """Return ``USER@HOST`` of this process, for others to read. A container's user may have no name."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # the latter since Python 3.13
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
+
+
+def key(settings: Settings) -> KeyFile:
+    """This user's; it is made if there is none. Any process, several at one moment too: all get the same.
+
+    Raises:
+        ConfigError: others can read it, it is no key file, or it cannot be made; says what to do.
+    """
+    path = path_of(directory(settings), ROLE)
+    if not path.exists():
+        pair = KeyPair.make()
+        try:
+            save_new(path, KeyFile(ROLE, ROLE, pair, pair.public))
+        except FileExistsError:
+            pass  # another process of this user was first: its key it is
+        except OSError as error:
+            raise ConfigError(
+                f"cannot be made: {error.strerror}. By this key processes of one user know one another on loopback "
+                f"(127.0.0.1); set {KEY_DIR} to a directory of yours where it can be",
+                path=str(path),
+            ) from None
+    return load(path)

@@ -2,6 +2,8 @@
 
 House rules: every control message has an entry; what a message claims of its sender (a node, a namespace, a group)
 is checked by the head, which knows those (head.authority). A verb is the name of a control message's class.
+
+What the sockets ask of whoever knows the keys.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, Protocol
 
 Role = Literal["local", "head", "agent", "driver", "worker", "enroll"]
 """What a key is for. `local` has none: it reached a socket that only this user of this machine can (ipc in a directory
@@ -129,3 +131,20 @@ def may(member: Member, verb: str) -> bool:
     """Whether *member* may say *verb* at all. An unknown verb: nobody."""
     roles = VERBS.get(verb)
     return roles is not None and (member.role == "local" or member.role in roles)
+
+
+class Gate(Protocol):
+    """Decides whom a process lets in."""
+
+    def admit(self, public_key: str) -> Member | None:
+        """Who the holder of this key is; None: it must not come in. Any thread, and cheap: every frame asks."""
+
+    def refused(self, public_key: str, address: str, why: str = "", times: int = 1) -> None:
+        """A connection was turned away, or several. Loop thread.
+
+        Args:
+            public_key: that it came with; "" if it never got so far (no key, no CURVE, wrong server key).
+            address: of the peer, "" if unknown.
+            why: what is known of it beside what `admit` knows.
+            times: so many were.
+        """

@@ -11,22 +11,27 @@ In the processes of a cluster, by the environment that they inherit::
     LocalCluster(2, env=faults.environment(faults.fault("spawn.fork", faults.refuse(), where="actors:1")))
 
 docs/reliability.md lists the points and what can happen at each.
+
+The end of a node of a LocalCluster as if its machine had lost power: all its processes at once.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from rlinf_actors.net import faultpoints
-from rlinf_actors.net.faultrules import POINTS, Fault, Rule, check
+from rlinf_actors import procfs
+from rlinf_actors.net import fault_injection
+from rlinf_actors.net.fault_injection import Fault, Rule, check
 from rlinf_actors.settings import FAULTS
-
-__all__ = ["POINTS", "Action", "Fault", "cut", "delay", "drop", "duplicate", "environment", "fault", "inject", "refuse"]
 
 
 @dataclass(frozen=True)
@@ -98,8 +103,50 @@ def inject(point: str, action: Action, where: str | Callable[[str], bool] = "*",
     """
     pattern, decide = (where, None) if isinstance(where, str) else ("*", where)
     rule = Rule(fault(point, action, pattern, **more), decide)
-    faultpoints.add(rule)
+    fault_injection.add(rule)
     try:
         yield rule
     finally:
-        faultpoints.remove(rule)
+        fault_injection.remove(rule)
+
+
+def templates(run_dir: str) -> list[int]:
+    """The templates of a node that run, by what they wrote down for an agentd to come (agentd.templates.Record)."""
+    found = []
+    for path in Path(run_dir, "t").glob("*.json"):
+        try:
+            record = json.loads(path.read_bytes())
+        except FileNotFoundError:  # it has just ended
+            continue
+        stat = procfs.stat(record["pid"])
+        if stat is not None and stat.started == record["started"]:
+            found.append(record["pid"])
+    return found
+
+
+def keepers(run_dir: str) -> list[int]:
+    """The keepers of a node that run: each names its socket on its command line."""
+    wanted, found = os.fsencode(f"{run_dir}/keeper"), []
+    for pid in procfs.pids():
+        with contextlib.suppress(OSError):
+            if wanted in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                found.append(pid)
+    return found
+
+
+def kill_all(pids: Sequence[int]) -> None:
+    """SIGKILL processes and all their descendants; stopped first, so that none makes another meanwhile."""
+    stopped: list[int] = []
+    while fresh := [found for pid in pids for found in procfs.subtree(pid) if found not in stopped]:
+        for found in fresh:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(found, signal.SIGSTOP)
+        stopped += fresh
+    pidfds = []
+    for found in stopped:
+        with contextlib.suppress(ProcessLookupError):
+            pidfds.append(procfs.pidfd_of(found))
+            os.kill(found, signal.SIGKILL)
+    for pidfd in pidfds:
+        procfs.has_ended(pidfd, None)
+        os.close(pidfd)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rlinf_actors import procfs
 from rlinf_actors.net.loop import new_event_loop
-from rlinf_actors.net.transport import start_shared_thread
+from rlinf_actors.net.zmq_network import start_shared_thread
 from rlinf_actors.settings import RUN_DIR, TEST_MARK
 
 GRACE_S = 5.0

@@ -1,4 +1,7 @@
-"""LocalCluster: a head and several agents as real processes on this machine, with hardware as described."""
+"""LocalCluster: a head and several agents as real processes on this machine, with hardware as described.
+
+What a test says of a node, as the file that agentd reads instead of looking for hardware. Pure.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,15 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, Union, overload
 
-from rlinf_actors.cluster.bootstrap import start_agentd
+from rlinf_actors.cluster.local_daemon import start_agentd
 from rlinf_actors.errors import ClusterTimeoutError, ConfigError, RlinfActorsError
+from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE
+from rlinf_actors.model.hardware import AcceleratorType
+from rlinf_actors.net.host import HeldPorts
 from rlinf_actors.net.loop import Tasks
-from rlinf_actors.net.ports import HeldPorts
-from rlinf_actors.runtime.asyncwork import AsyncWork
+from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.settings import (
     CONFIG_FILE,
     FOR_THE_UNIT_ALONE,
@@ -35,12 +40,95 @@ from rlinf_actors.settings import (
     WORKER_MARK,
     Settings,
 )
-from rlinf_actors.testing.described import NodeHardware, per_node
-from rlinf_actors.testing.killing import keepers, kill_all, templates
+from rlinf_actors.testing.faults import keepers, kill_all, templates
 
 if TYPE_CHECKING:
     from rlinf_actors.cluster.cluster import Cluster
-    from rlinf_actors.cluster.starting import Connecting
+    from rlinf_actors.cluster.connect import Connecting
+
+NodeHardware = Union[Mapping[str, Any], int, None]
+"""One node's description; see LocalCluster. A number stands for that many accelerators."""
+
+KEYS = (
+    "accelerators", "type", "model", "memory_bytes", "numa_nodes", "robots", "cpus", "env", "labels", "interfaces",
+)  # fmt: skip
+EXAMPLE = '{"accelerators": 8, "type": "NV_GPU", "model": "A800"}'
+
+
+def per_node(hardware: NodeHardware | Sequence[NodeHardware], num_nodes: int) -> list[dict[str, Any]]:
+    """For each node what its agentd is told.
+
+    Args:
+        hardware: one description for all nodes, or a list with one for each.
+        num_nodes: how many nodes there are.
+
+    Raises:
+        ConfigError: a key or value is wrong, or the list has another length.
+    """
+    if isinstance(hardware, (list, tuple)):
+        if len(hardware) != num_nodes:
+            raise ConfigError(f"describes {len(hardware)} nodes; the cluster has {num_nodes}", path="hardware")
+        return [_node(one, rank, f"hardware[{rank}]") for rank, one in enumerate(hardware)]
+    return [_node(hardware, rank, "hardware") for rank in range(num_nodes)]  # type: ignore[arg-type]
+
+
+def _node(given: NodeHardware, rank: int, path: str) -> dict[str, Any]:
+    if given is None or isinstance(given, int):
+        given = {"accelerators": given or 0}
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"is {given!r}; it must be a mapping such as {EXAMPLE}", path=path)
+    unknown = sorted(set(given) - set(KEYS))
+    if unknown:
+        raise ConfigError(f"has no key {unknown[0]!r}; keys: {', '.join(KEYS)}", path=path)
+    described: dict[str, Any] = {"resources": [*_accelerators(given, rank, path), *_robots(given, path)]}
+    if "cpus" in given:
+        described["num_cpus"] = given["cpus"]
+    for key, name in (("env", "env_vars"), ("labels", "labels")):
+        described[name] = {str(k): str(v) for k, v in (given.get(key) or {}).items()}
+    if "interfaces" in given:
+        described["interfaces"] = dict(given["interfaces"])
+    return described
+
+
+def _accelerators(given: Mapping[str, Any], rank: int, path: str) -> list[dict[str, Any]]:
+    number = given.get("accelerators", 0)
+    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+        raise ConfigError(f"is {number!r}; it must be a number of accelerators", path=f"{path}.accelerators")
+    kind, known = str(given.get("type", "NV_GPU")), [member.value for member in ACCELERATOR_TABLE]
+    known.remove(AcceleratorType.NO_ACCEL.value)
+    if kind not in known:
+        raise ConfigError(f"is {kind!r}; it must be one of {', '.join(known)}", path=f"{path}.type")
+    model = str(given.get("model", ""))
+    numa_nodes = list(given.get("numa_nodes", [-1] * number))
+    if len(numa_nodes) != number or not all(isinstance(node, int) for node in numa_nodes):
+        raise ConfigError(f"is {numa_nodes!r}; it must list a number for each accelerator", path=f"{path}.numa_nodes")
+    infos = [
+        {
+            "type": kind,
+            "model": model,
+            "detail": {
+                "index": index,
+                "uuid": f"described-{rank}-{index}",
+                "memory_bytes": int(given.get("memory_bytes", 0)),
+                "numa_node": numa_nodes[index],
+            },
+        }
+        for index in range(number)
+    ]
+    return [{"type": kind, "infos": infos}] if infos else []
+
+
+def _robots(given: Mapping[str, Any], path: str) -> list[dict[str, Any]]:
+    by_type: dict[str, list[dict[str, Any]]] = {}
+    for index, robot in enumerate(given.get("robots") or ()):
+        if not isinstance(robot, Mapping) or "type" not in robot:
+            raise ConfigError(f'is {robot!r}; it must be such as {{"type": "Franka"}}', path=f"{path}.robots[{index}]")
+        kind = str(robot["type"])
+        detail = {str(key): value for key, value in robot.items() if key not in ("type", "model")}
+        info = {"type": kind, "model": str(robot.get("model", kind)), "detail": detail}
+        by_type.setdefault(kind, []).append(info)
+    return [{"type": kind, "infos": infos} for kind, infos in by_type.items()]
+
 
 _NOT_INHERITED = FOR_THE_UNIT_ALONE | {
     HEAD, HEAD_KEY, NODE_RANK, RUN_DIR, LOG_DIR, CONFIG_FILE, NAMESPACE, WORKER_MARK,

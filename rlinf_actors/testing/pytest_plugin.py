@@ -36,7 +36,7 @@ LOG_LINES = 50
 """Of each node's log in the report of a test that failed."""
 
 runs: list[pytest.Config] = []
-"""Runs of pytest in this process. While there is one, lost errors do not change the exit code (`runtime.process`)."""
+"""Runs of pytest in this process. While there is one, lost errors do not change the exit code (`runtime.runtime`)."""
 
 
 def pytest_configure(config: pytest.Config) -> None:

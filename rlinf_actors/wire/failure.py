@@ -9,12 +9,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from rlinf_actors import scarce
+from rlinf_actors import exhaustion
 from rlinf_actors.errors import CallTimeoutError, SerializationError, UsageError, WorkerError, WorkerStartError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.wire import payload
+from rlinf_actors.wire.authenticated import AuthenticatedParts
 from rlinf_actors.wire.frames import Raised
-from rlinf_actors.wire.vouched import Vouched
 
 _HERE = str(Path(__file__).parent.parent)  # not resolved: in workers it is a link, and tracebacks name that
 _MAX_TEXT = 256 << 10
@@ -33,7 +33,7 @@ def encode(call_id: int, error: BaseException, kind: str = "raised") -> tuple[Ra
         text = str(error)
     except Exception as broken:  # noqa: BLE001 - a __str__ of the user's that raises must not hide the error
         text = f"<its __str__ raised {type(broken).__name__}>"
-    limit = scarce.cause(error)
+    limit = exhaustion.cause(error)
     text = f"{text[:_MAX_TEXT]}: {limit}" if limit else text[:_MAX_TEXT]
     raised = Raised(call_id, kind, _sendable(kind_name), _sendable(text), _sendable(_format(error)))
     return raised, encode_exception(error)
@@ -52,7 +52,7 @@ def encode_exception(error: BaseException) -> list[Buffer]:
     name = type(error).__name__
     with contextlib.suppress(Exception):
         parts = payload.encode(error, name)
-        if type(payload.decode(Vouched(parts))) is type(error):
+        if type(payload.decode(AuthenticatedParts(parts))) is type(error):
             return parts
     with contextlib.suppress(SerializationError):
         args = error.args if _travels(error.args) else tuple(str(arg) for arg in error.args)
@@ -88,13 +88,13 @@ def _blank(cls: type[BaseException], *args: Any) -> Any:
 
 def _travels(value: Any) -> bool:
     try:
-        payload.decode(Vouched(payload.encode(value)))
+        payload.decode(AuthenticatedParts(payload.encode(value)))
     except Exception:  # noqa: BLE001 - that it does not is the answer
         return False
     return True
 
 
-def decode(raised: Raised, parts: Vouched, *, worker: str, rank: int, node: str) -> Exception:
+def decode(raised: Raised, parts: AuthenticatedParts, *, worker: str, rank: int, node: str) -> Exception:
     """The exception that the caller gets; see WorkerError for what it is."""
     if raised.kind == "start":
         return WorkerStartError(f"{worker} on {node} could not be started: {raised.text}", worker=worker, node=node)

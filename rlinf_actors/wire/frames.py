@@ -14,8 +14,7 @@ from typing import Union
 import msgspec
 
 from rlinf_actors.errors import RemoteWireError
-from rlinf_actors.wire.bounds import ChildPath, Number, Pid, WorkerId
-from rlinf_actors.wire.malformed import MALFORMED
+from rlinf_actors.wire.limits import MALFORMED, ChildPath, Number, Pid, WorkerId
 from rlinf_actors.wire.values import Endpoint, ExitReport, Extension
 
 
@@ -159,7 +158,7 @@ class Dropped(Frame, frozen=True, tag=11):
     leases: list[int]
 
 
-class Crate(msgspec.Struct, frozen=True, array_like=True):
+class TensorHeader(msgspec.Struct, frozen=True, array_like=True):
     """One tensor that is not among a message's parts. `kind` is torch's type of its device.
 
     `path` says where its bytes are: "lane" (next on the cargo's lane), "staged" (the next of the parts at
@@ -184,7 +183,7 @@ class Cargo(msgspec.Struct, array_like=True):
 
     gate: int
     n: int
-    crates: list[Crate]
+    crates: list[TensorHeader]
     lane: int = 0
     backend: str = ""
     store: str = ""

@@ -1,7 +1,7 @@
 """User data to buffers and back: the one module that pickles and unpickles.
 
-Only drivers and workers import it, and what it unpickles is `Vouched`: a proven member of the same job has sent it.
-
+Only drivers and workers import it, and what it unpickles is `AuthenticatedParts`: a proven member of the same job has
+sent it.
 An encoded object is a list of parts. Nothing at all stands for None (or for a call without
 arguments). The first byte of the first part says what follows:
 
@@ -12,6 +12,10 @@ arguments). The first byte of the first part says what follows:
 Buffers (tensors, arrays) never go through pickle's stream, and arrive writable. A tensor on an accelerator is
 copied to the host and back to the receiver's current accelerator (without one it arrives on the CPU), unless
 who encodes gives a `Taker`, which takes tensors out; who decodes then gives them back.
+
+Names that one version of Python or numpy pickles and another one has elsewhere. Unpickles nothing itself.
+
+Any thread.
 """
 
 from __future__ import annotations
@@ -30,9 +34,66 @@ import msgspec
 
 from rlinf_actors.errors import ProtocolMismatchError, SerializationError
 from rlinf_actors.model.buffers import Buffer, keepable
-from rlinf_actors.wire import moved
-from rlinf_actors.wire.tensorbytes import bytes_of, is_private
-from rlinf_actors.wire.vouched import Vouched
+from rlinf_actors.wire.authenticated import AuthenticatedParts
+from rlinf_actors.wire.tensor_bytes import bytes_of, is_private
+
+_PATHLIB = "pathlib._local"
+"""What Python 3.13 calls pathlib in its pickles; no other version has such a module."""
+_BIT_GENERATOR = ("numpy.random._pickle", "__bit_generator_ctor")
+
+
+def may_be_moved(data: bytes) -> bool:
+    """True if the pickle *data* may have names that this process's versions have elsewhere."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        elsewhere = b"numpy" in data
+    elif _major(numpy) >= 2:
+        elsewhere = b"numpy.core" in data
+    else:
+        elsewhere = b"numpy._core" in data or b"numpy.rec" in data or b"numpy.random" in data
+    return elsewhere or (sys.version_info[:2] != (3, 13) and _PATHLIB.encode() in data)
+
+
+def found_at(module: str, name: str) -> tuple[str, str]:
+    """Return the module and name where this process has what a pickle calls *module* and *name*."""
+    if module == _PATHLIB and sys.version_info[:2] != (3, 13):
+        return "pathlib", name
+    if not module.startswith("numpy."):
+        return module, name
+    import numpy
+
+    if _major(numpy) >= 2:
+        return _below(module, "numpy.core", "numpy._core"), name
+    if module == "numpy.rec":
+        return "numpy.core.records", name
+    return _below(module, "numpy._core", "numpy.core"), name
+
+
+def adapted(module: str, name: str, found: Callable[..., Any]) -> Callable[..., Any]:
+    """Return *found*, which has this name here, as it takes what other versions pickle beside it."""
+    if (module, name) != _BIT_GENERATOR:
+        return found
+
+    def make(kind: Any = "MT19937") -> Any:
+        import numpy
+
+        if isinstance(kind, type) and _major(numpy) < 2:
+            raise SerializationError(
+                f"a random generator of numpy 2 ({kind.__name__}) cannot be read by numpy {numpy.__version__}: "
+                "send its seed, or use the same major version of numpy on both ends"
+            )
+        return found(kind)
+
+    return make
+
+
+def _below(module: str, there: str, here: str) -> str:
+    return here + module[len(there) :] if module == there or module.startswith(there + ".") else module
+
+
+def _major(numpy: Any) -> int:
+    return int(numpy.__version__.partition(".")[0])
+
 
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 _SMALL = 16 << 10
@@ -117,7 +178,7 @@ def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any], *, copy: Copy = b
     return _pickled((args, kwargs), "", copy)
 
 
-def decode(parts: Vouched, given: Sequence[Any] = ()) -> Any:
+def decode(parts: AuthenticatedParts, given: Sequence[Any] = ()) -> Any:
     """The object that `encode` made *parts* of. Unpickles: authenticated members of the same job only.
 
     Args:
@@ -129,7 +190,7 @@ def decode(parts: Vouched, given: Sequence[Any] = ()) -> Any:
         ProtocolMismatchError: it was pickled by value by another minor version of Python.
         Exception: whatever unpickling raises (ImportError where a module is missing here).
     """
-    if type(parts) is not Vouched:
+    if type(parts) is not AuthenticatedParts:
         raise TypeError(f"refused to unpickle a {type(parts).__name__}: only what a member of this job sent is read")
     if not parts:
         return None
@@ -164,20 +225,20 @@ class _Unpickler(pickle.Unpickler):
     """Finds what other versions of Python and numpy have under other names."""
 
     def find_class(self, module: str, name: str) -> Any:
-        return moved.adapted(module, name, super().find_class(*moved.found_at(module, name)))
+        return adapted(module, name, super().find_class(*found_at(module, name)))
 
 
 def _loads(data: memoryview, parts: Sequence[Buffer]) -> Any:
     buffers = [keepable(part) for part in parts[1:]]
     # a look-up in Python for each name costs little beside much data, and much beside little
-    if data.nbytes > _SEARCHED or moved.may_be_moved(bytes(data)):
+    if data.nbytes > _SEARCHED or may_be_moved(bytes(data)):
         return _Unpickler(io.BytesIO(data), buffers=buffers).load()
     return pickle.loads(data, buffers=buffers)
 
 
-def decode_call(parts: Vouched) -> tuple[Sequence[Any], dict[str, Any]]:
+def decode_call(parts: AuthenticatedParts) -> tuple[Sequence[Any], dict[str, Any]]:
     """The arguments that `encode_call` made *parts* of. Raises as `decode`."""
-    if type(parts) is Vouched and not parts:
+    if type(parts) is AuthenticatedParts and not parts:
         return (), {}
     args, kwargs = decode(parts)
     return args, kwargs

@@ -12,7 +12,7 @@ import msgspec
 
 PROTOCOL = 7
 """The newest protocol that this version speaks: raised with each release that adds to the control messages
-(`wire.messages`), to values.py or to frames.py.
+(`wire.control_codec`), to values.py or to frames.py.
 """
 OLDEST = 6
 """The oldest protocol that this version speaks: the one before."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from rlinf_actors.security.refusals import KINDS, RefusalTally
-from rlinf_actors.wire.agents import Refusal, RefusalReport
+from rlinf_actors.security.refusal_tally import KINDS, RefusalTally
+from rlinf_actors.wire.agent_messages import Refusal, RefusalReport
 
 TEXT_CHARS = 200
 KINDS_OF_ONE = 16

@@ -10,7 +10,7 @@ from typing import Literal, Union
 import msgspec
 
 from rlinf_actors.model.restart import RestartPolicy
-from rlinf_actors.wire.bounds import Number, Pid, Size, WorkerId
+from rlinf_actors.wire.limits import Number, Pid, Size, WorkerId
 
 
 class Value(msgspec.Struct, frozen=True, omit_defaults=True):

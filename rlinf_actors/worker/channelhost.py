@@ -9,13 +9,12 @@ import typing
 from collections.abc import Callable
 
 from rlinf_actors.channel.host import ChannelHost as Host
-from rlinf_actors.channel.items import MAX_DELIVERIES
-from rlinf_actors.channel.queue import ChannelQueue
-from rlinf_actors.cluster.attach import worker_job
+from rlinf_actors.channel.queue import MAX_DELIVERIES, ChannelQueue
+from rlinf_actors.cluster.connect import worker_job
 from rlinf_actors.errors import RlinfActorsError
 from rlinf_actors.model.buffers import Buffer, lent
 from rlinf_actors.net.loop import Tasks
-from rlinf_actors.runtime.process import Runtime
+from rlinf_actors.runtime.runtime import Runtime
 from rlinf_actors.wire import frames
 from rlinf_actors.worker.server import WorkerServer
 from rlinf_actors.worker.worker import Worker

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.hardware import AcceleratorType
-from rlinf_actors.net.ports import HeldPorts
+from rlinf_actors.net.host import HeldPorts
 from rlinf_actors.settings import log_level
 
 if TYPE_CHECKING:
-    from rlinf_actors.runtime.process import Runtime
-    from rlinf_actors.tensors.broadcast import Broadcaster
-    from rlinf_actors.tensors.messenger import Messenger
-    from rlinf_actors.wire.spawn import WorkerPlace
+    from rlinf_actors.messaging.broadcast import Broadcaster
+    from rlinf_actors.messaging.messenger import Messenger
+    from rlinf_actors.runtime.runtime import Runtime
+    from rlinf_actors.wire.template_protocol import WorkerPlace
     from rlinf_actors.wire.values import WorkerSpec
-    from rlinf_actors.worker.children import Children
+    from rlinf_actors.worker.child_members import Children
     from rlinf_actors.worker.device_lock import DeviceLock
-    from rlinf_actors.worker.leasepage import LeasePage
-    from rlinf_actors.worker.safety import Guard
+    from rlinf_actors.worker.lease_guard import Guard
+    from rlinf_actors.worker.lease_page import LeasePage
     from rlinf_actors.worker.server import WorkerServer
 
 

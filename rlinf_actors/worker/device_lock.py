@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable
 
 from rlinf_actors.errors import UsageError
-from rlinf_actors.wire import spawn
-from rlinf_actors.wire.bounds import deadline
+from rlinf_actors.wire import template_protocol
+from rlinf_actors.wire.limits import deadline
 
 
 class DeviceLock:
@@ -37,7 +37,7 @@ class DeviceLock:
         worker_id: str,
         name: str,
         has_devices: bool,
-        send: Callable[[spawn.LockDevices | spawn.UnlockDevices], None],
+        send: Callable[[template_protocol.LockDevices | template_protocol.UnlockDevices], None],
         log: logging.Logger,
     ) -> None:
         self._worker_id = worker_id
@@ -104,7 +104,7 @@ class DeviceLock:
                 raise UsageError(f"{self._name} released its device_lock without holding it: acquire() it first")
             self._count -= 1
             if not self._count:
-                self._tell(spawn.UnlockDevices(self._worker_id, self._request))
+                self._tell(template_protocol.UnlockDevices(self._worker_id, self._request))
 
     def locked(self) -> bool:
         """Whether this process holds it."""
@@ -126,7 +126,7 @@ class DeviceLock:
 
     # --- what agentd says; I/O thread ---
 
-    def granted(self, packet: spawn.DevicesLocked) -> None:
+    def granted(self, packet: template_protocol.DevicesLocked) -> None:
         """The accelerators are ours."""
         with self._mutex:
             if packet.request != self._request or not self._waiting:
@@ -136,7 +136,7 @@ class DeviceLock:
         for one in waiting:
             one.set_result(None)
 
-    def busy(self, packet: spawn.DevicesBusy) -> None:
+    def busy(self, packet: template_protocol.DevicesBusy) -> None:
         """We have waited for long."""
         if packet.request == self._request and self._waiting:
             self._log.warning(
@@ -159,7 +159,7 @@ class DeviceLock:
             self._waiting.add(waiting)
             if first:
                 self._request += 1
-                self._tell(spawn.LockDevices(self._worker_id, self._request))
+                self._tell(template_protocol.LockDevices(self._worker_id, self._request))
             return waiting
 
     def _give_up(self, waiting: concurrent.futures.Future[None]) -> bool:
@@ -169,7 +169,7 @@ class DeviceLock:
                 return False
             self._waiting.remove(waiting)
             if not self._waiting:
-                self._tell(spawn.UnlockDevices(self._worker_id, self._request))
+                self._tell(template_protocol.UnlockDevices(self._worker_id, self._request))
         waiting.cancel()
         return True
 
@@ -177,6 +177,6 @@ class DeviceLock:
         if not self._give_up(waiting):
             self.release()
 
-    def _tell(self, packet: spawn.LockDevices | spawn.UnlockDevices) -> None:
+    def _tell(self, packet: template_protocol.LockDevices | template_protocol.UnlockDevices) -> None:
         if self._has_devices:
             self._send(packet)

@@ -14,8 +14,8 @@ from rlinf_actors import forks
 from rlinf_actors.errors import SerializationError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.wire import failure, frames, payload
-from rlinf_actors.wire.vouched import Vouched
-from rlinf_actors.worker.parking import Unwound
+from rlinf_actors.wire.authenticated import AuthenticatedParts
+from rlinf_actors.worker.standstill import Unwound
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class Invocation:
         peer: bytes,
         call: int,
         method: str,
-        parts: Vouched,
+        parts: AuthenticatedParts,
         reply: Reply,
         copy: payload.Copy,
         deadline_s: float,
@@ -156,7 +156,7 @@ class Invocation:
         if not callable(method):
             raise CallRefusedError(f"{type(instance).__name__} has no method {self.method}()")
         args, kwargs = payload.decode_call(self.parts)
-        self.parts = Vouched()
+        self.parts = AuthenticatedParts()
         return method, args, kwargs
 
     def succeed(self, value: Any, seconds: float) -> None:

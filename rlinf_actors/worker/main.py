@@ -3,38 +3,56 @@
 Two threads: the I/O thread (connections, heartbeats, the socket to the template) and the main
 thread, which belongs to the user's code. A robot worker has two more: its guard, and one for
 on_lease_lost.
+
+The orderly end of a worker: after SIGTERM it runs its `atexit` functions, writes out its stdio, and ends by SIGTERM.
+
+The signal's handler runs on the main thread between two instructions of Python, where a robot SDK or CUDA expects to be
+called, whatever the user's code does there. Code in C that does not return keeps it from that. Then the I/O thread,
+which hears of the signal by the wakeup descriptor, ends the process at once, unless the user's code has registered
+`atexit` functions: they wait for the main thread, and whoever sent the signal bounds that with SIGKILL after its grace.
+
+An event loop that the user's code runs itself may take that descriptor while it runs (uvloop does): then C code
+that does not return is waited for.
+
+A worker that holds a robot ends otherwise: its guard makes the robot safe (worker.safety). A handler that the user's
+code installs for SIGTERM takes the place of this one. Processes that the user's code forks have neither.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
+import contextlib
+import ctypes
 import functools
 import gc
 import importlib
 import os
+import signal
 import socket
 import sys
 import threading
 import traceback
 from collections.abc import Awaitable
+from types import FrameType
 from typing import Any, NoReturn
 
-from rlinf_actors import envblock
-from rlinf_actors.cluster.attach import WorkerJob, set_worker_job
+from rlinf_actors import environ_block
+from rlinf_actors.cluster.connect import WorkerJob, set_worker_job
 from rlinf_actors.errors import ConfigError, ProtocolMismatchError, UsageError, WorkerStartError
-from rlinf_actors.group.names import check_lease_hook, public_methods
+from rlinf_actors.group.class_facts import check_lease_hook, public_methods
+from rlinf_actors.messaging.broadcast import Broadcaster
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.hardware import AcceleratorType
-from rlinf_actors.net.ports import HeldPorts
+from rlinf_actors.net.host import HeldPorts
+from rlinf_actors.net.loop import IoThread
 from rlinf_actors.settings import EXT_MODULE
-from rlinf_actors.tensors.broadcast import Broadcaster
-from rlinf_actors.wire import failure, frames, payload, spawn
+from rlinf_actors.wire import failure, frames, payload, template_protocol
 from rlinf_actors.wire.values import WorkerSpec
 from rlinf_actors.worker import context as worker_context
-from rlinf_actors.worker.children import Children
-from rlinf_actors.worker.control import Control
+from rlinf_actors.worker.child_members import Children
 from rlinf_actors.worker.device_lock import DeviceLock
-from rlinf_actors.worker.executor import (
+from rlinf_actors.worker.executors import (
     STOPPED,
     Activity,
     BesideExecutor,
@@ -44,15 +62,97 @@ from rlinf_actors.worker.executor import (
     ThreadsExecutor,
     uses_event_loop,
 )
-from rlinf_actors.worker.leaving import Leaving
+from rlinf_actors.worker.lease_guard import Guard
 from rlinf_actors.worker.membership import Member, listen, new_runtime
-from rlinf_actors.worker.parking import Unwound
-from rlinf_actors.worker.safety import Guard
 from rlinf_actors.worker.server import Creation, WorkerServer
+from rlinf_actors.worker.standstill import Unwound
+from rlinf_actors.worker.template_socket import Control
 from rlinf_actors.worker.worker import Worker
 
+STUCK_S = 0.1
+"""How long the main thread may take to come to its handler before the I/O thread looks whether to end without it."""
 
-def run_worker(spec: WorkerSpec, place: spawn.WorkerPlace, control_fd: int) -> None:
+
+class Leaving:
+    """Ends this process when SIGTERM comes. Main thread; `watch` makes the I/O thread do its part."""
+
+    def __init__(self) -> None:
+        self._before = atexit._ncallbacks()
+        self._begun = False
+        self._loop = -1  # where an event loop of the main thread hears of signals
+        self._reader, self._writer = os.pipe()
+        for fd in (self._reader, self._writer):
+            os.set_blocking(fd, False)
+        signal.signal(signal.SIGTERM, self._leave)
+        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        os.register_at_fork(after_in_child=self._forked)
+
+    def watch(self, io: IoThread) -> None:
+        """Have the I/O thread see to the end where the main thread cannot."""
+        io.call(io.loop.add_reader, self._reader, self._signalled, io)
+
+    def hear(self) -> None:
+        """Take back the wakeup descriptor from an event loop that has just begun to run. Main thread, in that loop.
+
+        uvloop puts its own there, which nobody reads while the main thread is in C. It is told by `_signalled` instead.
+        """
+        taken = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        if taken in (-1, self._writer):
+            return
+        if self._loop < 0:
+            self._loop = os.dup(taken)  # the loop closes its own whenever it ends
+        else:
+            os.dup2(taken, self._loop, inheritable=False)
+
+    def _leave(self, number: int, frame: FrameType | None) -> None:
+        """The handler. Main thread."""
+        if self._begun:
+            return  # it comes again while this goes on
+        self._begun = True
+        try:
+            atexit._run_exitfuncs()
+        except BaseException:  # noqa: BLE001 - nobody is above us; stderr is where the others' errors are
+            traceback.print_exc()
+        _leaving_end()
+
+    def _signalled(self, io: IoThread) -> None:
+        """Some signal came. I/O thread."""
+        try:
+            numbers = os.read(self._reader, 4096)
+        except BlockingIOError:
+            return
+        if self._loop >= 0:
+            with contextlib.suppress(OSError):  # it does not run any more, or has much to read
+                os.write(self._loop, numbers)
+        if signal.SIGTERM in numbers and signal.getsignal(signal.SIGTERM) == self._leave:
+            io.loop.call_later(STUCK_S, self._look)
+
+    def _look(self) -> None:
+        """End the process if the main thread does not, and nothing needs it. I/O thread."""
+        if not self._begun and atexit._ncallbacks() <= self._before:
+            _leaving_end()
+
+    def _forked(self) -> None:
+        """In a child of the user's: SIGTERM ends it as any process, and its signals are not ours."""
+        if signal.getsignal(signal.SIGTERM) == self._leave:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.set_wakeup_fd(-1)
+
+
+def _leaving_end() -> None:
+    """Write out stdio, and end as SIGTERM ends a process that has no handler. Any thread."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, RuntimeError):  # the reader is gone, or another thread writes
+            if stream is not None:
+                stream.flush()
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
+    libc.signal(signal.SIGTERM, None)  # SIG_DFL; Python's own allows this on the main thread alone
+    os.kill(os.getpid(), signal.SIGTERM)
+    os._exit(143)  # where this thread has the signal blocked
+
+
+def run_worker(spec: WorkerSpec, place: template_protocol.WorkerPlace, control_fd: int) -> None:
     """Be the worker that *spec* describes. Never returns: the process ends here.
 
     Args:
@@ -70,7 +170,7 @@ def run_worker(spec: WorkerSpec, place: spawn.WorkerPlace, control_fd: int) -> N
                 leaving.watch(context.runtime.io)
         except (OSError, RuntimeError) as error:  # something of this machine has run out
             text = (error.strerror if isinstance(error, OSError) else "") or str(error)
-            control.send(spawn.StartFailed(spec.id, f"node {place.node} cannot start it: {text}"))
+            control.send(template_protocol.StartFailed(spec.id, f"node {place.node} cannot start it: {text}"))
             raise
         _serve(context, server, leaving)
     except Unwound:  # its guard ends the process
@@ -94,7 +194,7 @@ def _failed(guard: Guard | None) -> NoReturn:
 
 
 def _start(
-    spec: WorkerSpec, place: spawn.WorkerPlace, control: Control, guard: Guard | None
+    spec: WorkerSpec, place: template_protocol.WorkerPlace, control: Control, guard: Guard | None
 ) -> tuple[worker_context.WorkerContext, WorkerServer]:
     """Bring the runtime up and say so; nothing of the user's has run yet."""
     runtime, security = new_runtime(spec, place, lambda reason: _given_up(reason, guard))
@@ -127,15 +227,19 @@ def _start(
     worker_context.install(context)
     set_worker_job(job)
     context.tcp_port = int(endpoint.tcp.rpartition(":")[2]) if endpoint.tcp else 0
-    control.serve(spawn.DevicesLocked, device_lock.granted)
-    control.serve(spawn.DevicesBusy, device_lock.busy)
-    control.serve(spawn.Ping, lambda _: control.try_send(_pong(spec.id, server.activity())))
-    control.send(spawn.Up(spec.id, endpoint, context.tcp_port, master_port))
+    control.serve(template_protocol.DevicesLocked, device_lock.granted)
+    control.serve(template_protocol.DevicesBusy, device_lock.busy)
+    control.serve(template_protocol.Ping, lambda _: control.try_send(_pong(spec.id, server.activity())))
+    control.send(template_protocol.Up(spec.id, endpoint, context.tcp_port, master_port))
     return context, server
 
 
 async def _listen(
-    spec: WorkerSpec, place: spawn.WorkerPlace, control: Control, guard: Guard | None, listening: Awaitable[Member]
+    spec: WorkerSpec,
+    place: template_protocol.WorkerPlace,
+    control: Control,
+    guard: Guard | None,
+    listening: Awaitable[Member],
 ) -> tuple[Member, Children]:
     """Be there for others, for children, and hear the template. On the I/O loop."""
     member = await listening
@@ -147,8 +251,8 @@ async def _listen(
     return member, children
 
 
-def _pong(id: str, doing: Activity) -> spawn.Pong:
-    return spawn.Pong(id, doing.method[: spawn.TEXT_CHARS], doing.since, doing.waiting)
+def _pong(id: str, doing: Activity) -> template_protocol.Pong:
+    return template_protocol.Pong(id, doing.method[: template_protocol.TEXT_CHARS], doing.since, doing.waiting)
 
 
 def _serve(context: worker_context.WorkerContext, server: WorkerServer, leaving: Leaving | None) -> None:
@@ -186,7 +290,7 @@ def _construct(
         BaseException: whatever the user's constructor raises.
     """
     try:
-        envblock.replace(creation.frame.env)
+        environ_block.replace(creation.frame.env)
     except ValueError as error:
         raise WorkerStartError(f"its owner sends variables that this version cannot set: {error}") from None
     where = f"{sys.executable} on {context.place.node}"

@@ -1,6 +1,12 @@
 """The worker's listening side: who may talk to it, and their calls on the way to the executor.
 
 I/O thread, unless a method says otherwise.
+
+Ends of peers that no pidfd of ours can watch, on other machines or in other containers: the head tells them.
+
+House rule: only who is served a stream, or has many peers, costs a session with the head; most workers never need one.
+
+Whom a worker's sockets do not let in: a line in its own log, and by its template and agent to the event log.
 """
 
 from __future__ import annotations
@@ -9,38 +15,116 @@ import asyncio
 import collections
 import hmac
 import logging
+import math
 import os
 import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rlinf_actors import procfs, version
-from rlinf_actors.errors import InternalError, RemoteWireError
+from rlinf_actors.errors import InternalError, RemoteWireError, RlinfActorsError
+from rlinf_actors.exhaustion import explain
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.admission import known_as
-from rlinf_actors.net.lending import Lending
+from rlinf_actors.net.buffer_lending import Lending
 from rlinf_actors.net.link import Network
-from rlinf_actors.net.tally import Tally
-from rlinf_actors.runtime.work import call_all
-from rlinf_actors.scarce import explain
-from rlinf_actors.security.gate import Gate
+from rlinf_actors.net.log_throttle import Tally
+from rlinf_actors.net.loop import Tasks
+from rlinf_actors.runtime.future import call_all
+from rlinf_actors.security.members import Gate
 from rlinf_actors.wire import failure, frames
+from rlinf_actors.wire.agent_messages import Refusal, RefusalReport
+from rlinf_actors.wire.authenticated import AuthenticatedParts
 from rlinf_actors.wire.payload import Copy
 from rlinf_actors.wire.protocol import OLDEST, PROTOCOL, agreed, spoken, what_to_upgrade
-from rlinf_actors.wire.vouched import Vouched
-from rlinf_actors.worker.executor import Activity, Executor
-from rlinf_actors.worker.farpeers import FarPeers, client_of
+from rlinf_actors.wire.refusalnotes import RefusalNotes
+from rlinf_actors.worker.executors import Activity, Executor
 from rlinf_actors.worker.invocation import Invocation
+
+Watch = Callable[[str, Callable[[], None]], Callable[[], None]]
+"""runtime.watched.watch: calls back when that client has ended; returns what ends the watch."""
+MANY = 64
+"""Clients that have joined and whose ends no session tells: beyond these there may be dead ones, so one is made."""
+
+
+class FarPeers:
+    """Those whose ends we want to hear of. I/O thread.
+
+    Args:
+        watch: has the head tell us of an end, as long as there is a session with it.
+        connected: makes the session; raises RlinfActorsError when the head does not answer.
+        on_gone: called with each link of a client that has ended.
+    """
+
+    def __init__(
+        self, watch: Watch, connected: Callable[[], Awaitable[object]], on_gone: Callable[[bytes], None]
+    ) -> None:
+        self._watch = watch
+        self._connected = connected
+        self._on_gone = on_gone
+        self._links: dict[str, set[bytes]] = {}
+        self._unwatch: dict[str, Callable[[], None]] = {}
+        self._tasks = Tasks()
+        self._connecting: asyncio.Task[None] | None = None
+        self._in_session = False
+
+    def met(self, peer: bytes) -> None:
+        """This peer has joined. Its end is told if there is a session with the head, or once there is one."""
+        client = client_of(peer)
+        links = self._links.setdefault(client, set())
+        if not links:
+            self._unwatch[client] = self._watch(client, lambda: self._gone(client))
+        links.add(peer)
+        if len(self._links) > MANY:
+            self._need_session()
+
+    def serve(self, peer: bytes) -> None:
+        """This peer is served a stream, which would wait for its credit for ever."""
+        self.met(peer)
+        self._need_session()
+
+    def ended(self, peer: bytes) -> None:
+        """This peer has ended, or its link has, as something else than the head told."""
+        client = client_of(peer)
+        links = self._links.get(client)
+        if links is None:
+            return
+        links.discard(peer)
+        if not links:
+            del self._links[client]
+            self._unwatch.pop(client)()
+
+    def _need_session(self) -> None:
+        if not self._in_session and (self._connecting is None or self._connecting.done()):
+            self._connecting = self._tasks.start(self._connect(), "watching peers on other machines")
+
+    async def _connect(self) -> None:
+        try:
+            await self._connected()
+            self._in_session = True
+        except RlinfActorsError as error:
+            log.warning("ends of peers on other machines are not noticed: %s", error)
+
+    def _gone(self, client: str) -> None:
+        self._unwatch.pop(client, None)
+        for peer in self._links.pop(client, ()):
+            self._on_gone(peer)
+
+
+def client_of(peer: bytes) -> str:
+    """The incarnation of the client that a link is from: ``role:incarnation#link``."""
+    return peer.decode(errors="replace").partition("#")[0].rpartition(":")[2]
+
 
 log = logging.getLogger(__name__)
 
 LinkLost = Callable[[bytes, str], object]
 """(identity of the link, id of the worker at its other end or ""), on the I/O thread."""
-Handler = Callable[[bytes, Any, Vouched], None]
+Handler = Callable[[bytes, Any, AuthenticatedParts], None]
 """(peer, a frame of the kinds that it serves, parts), on the I/O thread."""
 
 
@@ -70,7 +154,7 @@ class Creation:
 
     peer: bytes
     frame: frames.Create
-    parts: Vouched
+    parts: AuthenticatedParts
 
 
 class WorkerServer:
@@ -125,7 +209,7 @@ class WorkerServer:
         self._on_link_lost: list[LinkLost] = []
         self._on_forgotten: list[Callable[[bytes], object]] = []
         self.far: FarPeers | None = None
-        self._early: list[tuple[bytes, frames.AnyFrame, Vouched]] = []
+        self._early: list[tuple[bytes, frames.AnyFrame, AuthenticatedParts]] = []
         self.creations: queue.SimpleQueue[Creation] = queue.SimpleQueue()
 
     def bind(self, endpoint: str) -> str:
@@ -230,7 +314,7 @@ class WorkerServer:
         if lending is None:
             self._join(peer, frame)
         else:
-            self._said(peer, lending, frame, Vouched(parts))  # it has joined: a member of this job
+            self._said(peer, lending, frame, AuthenticatedParts(parts))  # it has joined: a member of this job
 
     def _failed(self, peer: bytes, error: InternalError) -> None:
         """Fail what a message belonged to whose handler raised.
@@ -251,7 +335,7 @@ class WorkerServer:
             if peer in self._members:
                 self._link_lost(peer, self._workers.get(peer, ""))
 
-    def _said(self, peer: bytes, lending: Lending, frame: frames.AnyFrame, parts: Vouched) -> None:
+    def _said(self, peer: bytes, lending: Lending, frame: frames.AnyFrame, parts: AuthenticatedParts) -> None:
         if type(frame) in self._handlers:
             self._handlers[type(frame)](peer, frame, parts)
         elif type(frame) is frames.Call:
@@ -297,7 +381,7 @@ class WorkerServer:
         else:
             self.answer(peer, frames.Runs(id, ""))
 
-    def _other(self, peer: bytes, frame: frames.AnyFrame, parts: Vouched) -> None:
+    def _other(self, peer: bytes, frame: frames.AnyFrame, parts: AuthenticatedParts) -> None:
         handler = self._handlers.get(type(frame))
         if handler is not None:
             handler(peer, frame, parts)
@@ -419,3 +503,53 @@ class WorkerServer:
         log.warning("the connection of %r was lost, and there is another", known_as(link))
         self.peer_gone(link)
         call_all(self._on_link_lost, link, worker)
+
+
+WINDOW_S = 1.0
+"""Seconds between two numbers of one kind: short, since they end with the worker. The head says them by the minute."""
+
+
+class Strangers:
+    """Counts and tells. Loop thread only.
+
+    Args:
+        loop: the I/O thread's.
+        send: tells the template; False if it does not take it now.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, send: Callable[[RefusalReport], bool]) -> None:
+        self._loop = loop
+        self._send = send
+        self._notes = RefusalNotes(WINDOW_S)
+        self._timer: asyncio.TimerHandle | None = None
+        self.count = 0
+
+    def refused(self, text: str, times: int = 1) -> None:
+        """Somebody was not let in. Said in the log the 1st, 10th, 100th, ... time: a flood shall not fill it.
+
+        Args:
+            text: what follows "refused" in a line for people.
+            times: how often.
+        """
+        said, self.count = len(str(self.count)) if self.count else 0, self.count + times
+        if len(str(self.count)) > said:
+            log.warning("refused %s (%d by now)", text, self.count)
+        if self._notes.add(Refusal(text, times), self._loop.time()):
+            self._tell()
+
+    def close(self) -> None:
+        """Tell no more. Twice is fine."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _tell(self) -> None:
+        self.close()
+        now = self._loop.time()
+        report = self._notes.take(now)
+        if report is not None and not self._send(report):
+            for refusal in report.refusals:  # it stands still: told with the next number
+                self._notes.add(refusal, now)
+        due = self._notes.next_deadline()
+        if due < math.inf:
+            self._timer = self._loop.call_at(due, self._tell)

@@ -14,19 +14,18 @@ from rlinf_actors.group.launcher import GroupLauncher
 from rlinf_actors.hardware.torch_platform import torch_platform
 from rlinf_actors.model import marks
 from rlinf_actors.model.accelerator_table import facts_of
-from rlinf_actors.model.address import WorkerAddress
+from rlinf_actors.model.address import WorkerAddress, WorkerInfo
 from rlinf_actors.model.hardware import AcceleratorType
-from rlinf_actors.model.worker import WorkerInfo
-from rlinf_actors.net.ports import HeldPorts
-from rlinf_actors.runtime.asyncwork import AsyncWork
+from rlinf_actors.net.host import HeldPorts
+from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.worker import context as worker_context
-from rlinf_actors.worker.channels import Channels
-from rlinf_actors.worker.child import become_member
 from rlinf_actors.worker.device_lock import DeviceLock
-from rlinf_actors.worker.leasepage import LeasePage, LeasePageWriter
-from rlinf_actors.worker.manager import ManagerProxy
-from rlinf_actors.worker.messaging import Messaging
-from rlinf_actors.worker.timers import Timers, timed
+from rlinf_actors.worker.execution_times import Timers, timed
+from rlinf_actors.worker.lease_page import LeasePage, LeasePageWriter
+from rlinf_actors.worker.manager_proxy import ManagerProxy
+from rlinf_actors.worker.membership import become_member
+from rlinf_actors.worker.worker_channels import Channels
+from rlinf_actors.worker.worker_messaging import Messaging
 
 if TYPE_CHECKING:
     from typing_extensions import Self

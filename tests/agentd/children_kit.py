@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pace
 
-from agentd.children import Children
-from agentd.launch import Rules
-from agentd.site import Site
+from agentd.launch_plan import Rules, Site
+from agentd.workers import Children
 from rlinf_actors import procfs
-from rlinf_actors.wire.agents import LogLines, StartWorkers, WorkerExited, WorkerReady
+from rlinf_actors.wire.agent_messages import LogLines, StartWorkers, WorkerExited, WorkerReady
 from rlinf_actors.wire.values import WorkerSpec
 
 HERE = Path(__file__).parent

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import itertools
 
-from agentd import events as e
-from agentd import state as s
-from rlinf_actors.wire.agents import StartWorkers
-from rlinf_actors.wire.session import Welcome
+from agentd import node_state as s
+from agentd import state_events as e
+from rlinf_actors.wire.agent_messages import StartWorkers, Welcome
 from rlinf_actors.wire.values import Endpoint, ExitReport, WorkerSpec
 
 UP = Endpoint("h", "ipc://x")

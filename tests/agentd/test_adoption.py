@@ -19,20 +19,18 @@ import pytest
 from children_kit import HERE, children, make, order, spec
 
 import agentd.sweep
-from agentd import adoption, keeping, owner, remains
-from agentd.adoption import take_stock
-from agentd.keeping import Keeping
-from agentd.launch import Rules
-from agentd.pool import TemplatePool
-from agentd.remains import Remains, end_template
-from agentd.site import Site
+from agentd import adoption, daemon, keeper_client
+from agentd import adoption as remains
+from agentd.adoption import Remains, end_template, take_stock
+from agentd.keeper_client import Keeping
+from agentd.launch_plan import Rules, Site
 from agentd.sweep import Sweep
-from agentd.templates import make_directories
+from agentd.templates import TemplatePool, make_directories
 from rlinf_actors import procfs
 from rlinf_actors.errors import RlinfActorsError
 from rlinf_actors.settings import WORKER_MARK
-from rlinf_actors.testing.killing import templates
-from rlinf_actors.wire import spawn
+from rlinf_actors.testing.faults import templates
+from rlinf_actors.wire import template_protocol
 from rlinf_actors.wire.protocol import OLDEST
 
 pytestmark = pytest.mark.live
@@ -206,7 +204,7 @@ async def test_what_ends_before_its_keeper_without_being_reaped_stays_no_zombie(
 def unit_keeper(tmp_path):
     """The keeper of rlinf-workers@.service, and the path of its socket."""
     path = f"{tmp_path}/keeper"
-    code = f"from agentd import keeping; keeping.enter_leaf = str; keeping.become_keeper({path!r})"
+    code = f"from agentd import keeper_client as keeping; keeping.enter_leaf = str; keeping.become_keeper({path!r})"
     env = {**os.environ, "NOTIFY_SOCKET": f"{tmp_path}/notify"}
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
         notified.bind(env["NOTIFY_SOCKET"])
@@ -234,8 +232,8 @@ async def test_a_keeper_that_has_stood_still_for_many_callers_holds_nothing_up(t
     stand_still(process.pid)
     with contextlib.suppress(BlockingIOError):
         while True:
-            keeping.connect(path).close()
-    assert keeping.pid_of(path) is None
+            keeper_client.connect(path).close()
+    assert keeper_client.pid_of(path) is None
     async with children(tmp_path, keeper=path) as (kids, reports):
         one = spec()
         kids.start(order([one]))
@@ -287,14 +285,16 @@ async def test_who_only_connects_changes_nothing_and_one_who_adopts_ends_the_tem
     (path,) = (tmp_path / "run" / "t").glob("*.sock")
     with contextlib.ExitStack() as stack:
         callers = [stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) for _ in range(4)]
-        for caller, said in zip(callers, (b"\xc1", spawn.encode(spawn.KeepFor(0.0)), b"", b""), strict=True):
+        for caller, said in zip(
+            callers, (b"\xc1", template_protocol.encode(template_protocol.KeepFor(0.0)), b"", b""), strict=True
+        ):
             caller.connect(str(path))
             if said:
                 caller.send(said)
                 assert caller.recv(1) == b""
         kids.start(order([other]))
         await reports.up(other)
-        callers[2].send(spawn.encode(spawn.Adopt()))
+        callers[2].send(template_protocol.encode(template_protocol.Adopt()))
         assert (await reports.gone(one)).kind == "signalled"
         await reports.gone(other)
     await kids.close(0.2)
@@ -306,13 +306,13 @@ async def test_an_answer_that_came_while_agentd_stood_still_counts(monkeypatch):
     ours.setblocking(False)
 
     def stand_still():
-        for packet in (spawn.Kept("a"), spawn.Inventory(5.0)):
-            theirs.send(spawn.encode(packet))
+        for packet in (template_protocol.Kept("a"), template_protocol.Inventory(5.0)):
+            theirs.send(template_protocol.encode(packet))
         time.sleep(0.05)
 
     with ours, theirs:
         asyncio.get_running_loop().call_soon(stand_still)
-        assert await adoption._inventory(ours) == ([spawn.Kept("a")], spawn.Inventory(5.0))
+        assert await adoption._inventory(ours) == ([template_protocol.Kept("a")], template_protocol.Inventory(5.0))
         with pytest.raises(asyncio.TimeoutError):
             await adoption._inventory(ours)
 
@@ -446,7 +446,7 @@ async def test_an_owner_whose_number_is_a_sessions_yet_is_gone(monkeypatch):
     monkeypatch.setattr(os, "pidfd_open", late)
     async with contextlib.AsyncExitStack() as stack:
         with pytest.raises(RlinfActorsError, match="is gone already"):
-            owner.watch(os.getpid(), 0, lambda: None, stack)
+            daemon.watch(os.getpid(), 0, lambda: None, stack)
 
 
 def test_the_link_to_the_package_is_replaced_only_where_it_leads_elsewhere(tmp_path):

@@ -3,7 +3,7 @@
 import asyncio
 import os
 
-from agentd.child import Child
+from agentd.worker_process import Child
 from rlinf_actors import procfs
 
 

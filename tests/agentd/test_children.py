@@ -15,11 +15,11 @@ import pace
 import pytest
 from children_kit import children, order, spec
 
-import agentd.children
-from agentd.pool import MAX_IDLE
+import agentd.workers
+from agentd.templates import MAX_IDLE
 from rlinf_actors import procfs
 from rlinf_actors.settings import WORKER_MARK
-from rlinf_actors.wire.agents import WorkerReady
+from rlinf_actors.wire.agent_messages import WorkerReady
 
 pytestmark = pytest.mark.live
 
@@ -57,7 +57,7 @@ async def test_worker_comes_up_and_is_stopped(tmp_path):
 async def test_a_worker_is_up_once_however_often_it_says_so(tmp_path):
     """Each would go to the head, as fast as the worker can say it."""
     again = "sock.send(spawn.encode(spawn.Up(spec.id, Endpoint('elsewhere'), 7, 0))); print('said', flush=True)"
-    first = "from rlinf_actors.wire import spawn; from rlinf_actors.wire.values import Endpoint"
+    first = "from rlinf_actors.wire import template_protocol as spawn; from rlinf_actors.wire.values import Endpoint"
     async with children(tmp_path) as (kids, reports):
         one = spec(first=first, do=again)
         kids.start(order([one]))
@@ -95,7 +95,7 @@ async def test_a_worker_is_watched_and_stopped_as_soon_as_there_is_a_descriptor_
         return pidfd_open(pid)
 
     monkeypatch.setattr(os, "pidfd_open", limited)
-    monkeypatch.setattr(agentd.children, "AGAIN_S", 0.01)
+    monkeypatch.setattr(agentd.workers, "AGAIN_S", 0.01)
     async with children(tmp_path) as (kids, reports):
         one, other = spec(), spec(1, do="sys.exit(3)")
         kids.start(order([one, other]))
@@ -272,7 +272,7 @@ async def test_threads_in_the_template_forbid_the_fork(tmp_path):
 
 
 async def test_close_does_not_wait_for_an_import(tmp_path, monkeypatch):
-    monkeypatch.setattr("agentd.children.TEMPLATE_END_S", 1000)
+    monkeypatch.setattr("agentd.workers.TEMPLATE_END_S", 1000)
     os.mkfifo(tmp_path / "begun")
     (tmp_path / "endless.py").write_text(f"import signal; open('{tmp_path}/begun', 'w').close(); signal.pause()")
     async with children(tmp_path, env={"PYTHONPATH": f"{os.path.dirname(__file__)}:{tmp_path}"}) as (kids, reports):
@@ -363,7 +363,7 @@ async def test_a_template_that_has_just_ended_gets_no_worker(tmp_path):
 
 
 async def test_template_that_does_not_answer_hides_no_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("agentd.orphans.TEMPLATE_SILENT_S", 0.05)
+    monkeypatch.setattr("agentd.worker_process.TEMPLATE_SILENT_S", 0.05)
     async with children(tmp_path) as (kids, reports):
         code = "import time; print('here', flush=True); time.sleep(600)"  # until it runs, its mark cannot be read
         left = f"subprocess.Popen([sys.executable, '-c', {code!r}], start_new_session=True)"

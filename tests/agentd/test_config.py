@@ -8,13 +8,11 @@ import os
 
 import pytest
 
-from agentd import node
-from agentd.config import KEYS, Config, check_files, for_reaping, key_of, load
-from agentd.inherited import inherited
-from agentd.reload import RELOADABLE, Changes, take_over
-from agentd.rundir import RunDir, default_run_dir
+from agentd import node_report
+from agentd.config import KEYS, RELOADABLE, Changes, Config, check_files, for_reaping, key_of, load, take_over
+from agentd.startup import RunDir, default_run_dir, inherited
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.net.address import DEFAULT_LISTEN, endpoint_of, split_address
+from rlinf_actors.net.host import DEFAULT_LISTEN, endpoint_of, split_address
 
 WHOLE = """
 [head]
@@ -269,9 +267,9 @@ def test_described_hardware_stands_in_for_the_machines(tmp_path):
         ),
         "hw.json",
     )
-    described = node.read_described(path)
+    described = node_report.read_described(path)
     config = Config(name="n", rank=3, env={"ROBOT_IP": "2"}, labels={"c": "d"})
-    report = node.report(config, node.without_devices(), described, "127.0.0.1", "id", {})
+    report = node_report.report(config, node_report.without_devices(), described, "127.0.0.1", "id", {})
     assert (report.node_id, report.hostname, report.ip, report.rank, report.num_cpus) == ("id", "n", "10.1.1.1", 3, 128)
     assert report.resources[0].infos[0].model == "H100"
     assert report.env_vars == {"ROBOT_IP": "2"}
@@ -282,14 +280,14 @@ def test_described_hardware_stands_in_for_the_machines(tmp_path):
 def test_of_a_nodes_variables_only_those_that_a_launch_must_not_contradict_are_told():
     environ = {"CUDA_VISIBLE_DEVICES": "0,1", "HF_TOKEN": "secret", "NCCL_SOCKET_IFNAME": "eth0"}
     config = Config(env={"CUDA_VISIBLE_DEVICES": "1", "WANDB_API_KEY": "secret"})
-    report = node.report(config, node.without_devices(), None, "127.0.0.1", "id", environ)
+    report = node_report.report(config, node_report.without_devices(), None, "127.0.0.1", "id", environ)
     assert report.env_vars == {"CUDA_VISIBLE_DEVICES": "1", "NCCL_SOCKET_IFNAME": "eth0"}
 
 
 @pytest.mark.parametrize("text", ['{"resorces": []}', "[", '{"ip": 3}'])
 def test_a_description_of_another_form_is_refused(tmp_path, text):
     with pytest.raises(ConfigError, match="does not describe hardware"):
-        node.read_described(written(tmp_path, text, "hw.json"))
+        node_report.read_described(written(tmp_path, text, "hw.json"))
 
 
 @pytest.mark.parametrize(
@@ -304,12 +302,16 @@ def test_a_description_of_another_form_is_refused(tmp_path, text):
     ],
 )
 def test_the_address_that_others_use(config, listen, head, expected):
-    assert node.address(config, listen, head) == expected
+    assert node_report.address(config, listen, head) == expected
 
 
 def test_a_node_id_stays_and_differs_between_run_directories(tmp_path):
-    assert node.node_id(Config(), "/run/a") == node.node_id(Config(), "/run/a") != node.node_id(Config(), "/run/b")
-    assert node.node_id(Config(node_id="x"), "/run/a") == "x"
+    assert (
+        node_report.node_id(Config(), "/run/a")
+        == node_report.node_id(Config(), "/run/a")
+        != node_report.node_id(Config(), "/run/b")
+    )
+    assert node_report.node_id(Config(node_id="x"), "/run/a") == "x"
 
 
 # --- the run directory ---

@@ -297,8 +297,8 @@ def test_nothing_heavy_is_loaded(start):
 
 def test_modules_of_a_daemon():
     code = (
-        "import agentd.cli, agentd.daemon, agentd.session, agentd.children, agentd.node, sys\n"
-        "import rlinf_actors.head.server, rlinf_actors.net.transport, rlinf_actors.hardware.probe\n"
+        "import agentd.command_line, agentd.daemon, agentd.session, agentd.workers, agentd.node_report, sys\n"
+        "import rlinf_actors.head.server, rlinf_actors.net.zmq_network, rlinf_actors.hardware.probe\n"
         "print([m for m in ('cloudpickle', 'torch', 'click', 'rich', 'numpy', 'yaml') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)

@@ -6,8 +6,8 @@ import signal
 
 from children_kit import children, order, spec
 
-from agentd.devices import DeviceLocks
-from rlinf_actors.wire import spawn
+from agentd.device_locks import DeviceLocks
+from rlinf_actors.wire import template_protocol
 from rlinf_actors.wire.values import HardwareReport, ResourceReport
 
 GPUS = [ResourceReport("NV_GPU", [HardwareReport("NV_GPU", "A800", {"index": n, "uuid": f"u{n}"}) for n in range(2)])]
@@ -16,7 +16,7 @@ LOCK = (
     "sock.send(spawn.encode(spawn.LockDevices(spec.id, 1))); print('asked', spec.id, flush=True); "
     "print(spawn.decode_to_worker(sock.recv(999)), flush=True)"
 )
-FIRST = "from rlinf_actors.wire import spawn"
+FIRST = "from rlinf_actors.wire import template_protocol as spawn"
 
 
 def on_gpu(ranks, do, group="g", **fields):
@@ -99,22 +99,22 @@ async def test_who_waits_for_long_is_told_for_whom_once():
 
     def send(packet):
         sent.append(packet)
-        if sum(isinstance(one, spawn.DevicesBusy) for one in sent) == 2:
+        if sum(isinstance(one, template_protocol.DevicesBusy) for one in sent) == 2:
             told.set()
 
     locks = DeviceLocks(asyncio.get_running_loop(), GPUS, patience_s=0.01)
     a, b, c = (on_gpu("0", "", name) for name in "abc")
     for one in (a, b, c):
-        locks.said(one, spawn.LockDevices(one.id, 7), send)
+        locks.said(one, template_protocol.LockDevices(one.id, 7), send)
     await told.wait()
     assert sent == [
-        spawn.DevicesLocked(a.id, 7),
-        spawn.DevicesBusy(b.id, 7, 0.01, "held by a:0 (namespace 'ns')"),
-        spawn.DevicesBusy(c.id, 7, 0.01, "held by a:0 (namespace 'ns'); b:0 (namespace 'ns') came before"),
+        template_protocol.DevicesLocked(a.id, 7),
+        template_protocol.DevicesBusy(b.id, 7, 0.01, "held by a:0 (namespace 'ns')"),
+        template_protocol.DevicesBusy(c.id, 7, 0.01, "held by a:0 (namespace 'ns'); b:0 (namespace 'ns') came before"),
     ]
     locks.gone(a.id)
-    locks.said(b, spawn.UnlockDevices(b.id, 7), send)
-    assert sent[3:] == [spawn.DevicesLocked(b.id, 7), spawn.DevicesLocked(c.id, 7)]
+    locks.said(b, template_protocol.UnlockDevices(b.id, 7), send)
+    assert sent[3:] == [template_protocol.DevicesLocked(b.id, 7), template_protocol.DevicesLocked(c.id, 7)]
     for one in (b, c):
         locks.gone(one.id)
 
@@ -124,13 +124,13 @@ async def test_what_a_waiter_is_told_fits_into_a_packet():
     told = asyncio.get_running_loop().create_future()
 
     def send(packet):
-        if isinstance(packet, spawn.DevicesBusy):
+        if isinstance(packet, template_protocol.DevicesBusy):
             told.set_result(packet)
 
     locks = DeviceLocks(asyncio.get_running_loop(), GPUS, patience_s=0.01)
-    a, b = (on_gpu("0", "", name * spawn.MAX_PACKET) for name in "ab")
+    a, b = (on_gpu("0", "", name * template_protocol.MAX_PACKET) for name in "ab")
     for one in (a, b):
-        locks.said(one, spawn.LockDevices(one.id, 7), send)
-    assert len(spawn.encode(await told)) < 2 * spawn.TEXT_CHARS
+        locks.said(one, template_protocol.LockDevices(one.id, 7), send)
+    assert len(template_protocol.encode(await told)) < 2 * template_protocol.TEXT_CHARS
     for one in (a, b):
         locks.gone(one.id)

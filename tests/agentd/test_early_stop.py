@@ -16,7 +16,7 @@ pytestmark = pytest.mark.live
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = """
 import os, signal, sys
-from agentd import cli, daemon
+from agentd import command_line as cli, daemon
 
 set_up = daemon.Daemon._start_head
 

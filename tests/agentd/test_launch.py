@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from agentd import launch
-from agentd.launch import Rules, file_name, log_paths, plan, template_environment, template_key
+from agentd import launch_plan
+from agentd.launch_plan import Rules, file_name, log_paths, plan, template_environment, template_key
 from rlinf_actors.errors import WorkerStartError
 from rlinf_actors.settings import WORKER_MARK
 from rlinf_actors.wire.values import WorkerSpec
@@ -78,7 +78,7 @@ def test_template_environment():
     assert (env["OMP_NUM_THREADS"], env["OPENBLAS_NUM_THREADS"], env["MKL_NUM_THREADS"]) == ("1", "1", "1")
     assert (env["THP_MEM_ALLOC_ENABLE"], env["GLIBC_TUNABLES"]) == ("1", "glibc.malloc.hugetlb=1")
     assert not {"RANK", "PYTHONPATH"} & env.keys()
-    assert len(env[WORKER_MARK]) == launch.SLOT
+    assert len(env[WORKER_MARK]) == launch_plan.SLOT
 
 
 @pytest.mark.parametrize(

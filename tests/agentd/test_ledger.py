@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from agentd.ledger import Ledger
-from rlinf_actors.wire.agents import StartWorkers
+from agentd.order_ledger import Ledger
+from rlinf_actors.wire.agent_messages import StartWorkers
 from rlinf_actors.wire.values import WorkerSpec
 
 

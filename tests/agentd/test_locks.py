@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentd.locks import LockTable, Wanted, devices_of
+from agentd.device_locks import LockTable, Wanted, devices_of
 from rlinf_actors.wire.values import HardwareReport, ResourceReport, WorkerSpec
 
 

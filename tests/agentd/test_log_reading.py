@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentd.logs import CUT, MAX_LINE, WINDOW, Logs, split
-from rlinf_actors.wire.agents import UPDATE
+from rlinf_actors.wire.agent_messages import UPDATE
 
 
 @pytest.mark.parametrize(

@@ -12,20 +12,19 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from agentd.launch import Rules
-from agentd.looking import Looker, read_answer
+from agentd.launch_plan import Rules
+from agentd.node_report import Looker, read_answer
 from agentd.session import Session
 from rlinf_actors.errors import ClusterTimeoutError, NodeLostError
-from rlinf_actors.hardware.contained import ChildEnd
-from rlinf_actors.head import looks
+from rlinf_actors.hardware.child_process import ChildEnd
+from rlinf_actors.head import operations
 from rlinf_actors.head.commands import Timing
 from rlinf_actors.head.server import HeadServer
-from rlinf_actors.net.memory import MemoryNetwork
+from rlinf_actors.net.memory_network import MemoryNetwork
 from rlinf_actors.net.rpc import ControlClient
-from rlinf_actors.wire.agents import LookForHardware, StopLooking
-from rlinf_actors.wire.clients import Enumerated, EnumerateHardware, GetNodes
+from rlinf_actors.wire.agent_messages import ClientHello, Goodbye, LookForHardware, StopLooking
+from rlinf_actors.wire.client_messages import Enumerated, EnumerateHardware, GetNodes
 from rlinf_actors.wire.protocol import PROTOCOL
-from rlinf_actors.wire.session import ClientHello, Goodbye
 from rlinf_actors.wire.values import HardwareAnswer, HardwareQuestion, NodeReport, Piece
 
 ROOT = str(Path(__file__).resolve().parents[2])
@@ -164,7 +163,7 @@ async def test_an_agent_that_stops_ends_the_request(lab):
 
 
 async def test_a_look_without_end_is_given_up_and_ended(lab, monkeypatch):
-    monkeypatch.setattr(looks, "SPARE_S", -9.9)
+    monkeypatch.setattr(operations, "SPARE_S", -9.9)
     with pytest.raises(ClusterTimeoutError, match=r"gave no answer in \d+ s when asked for its Arm"):
         await asking(lab)
     assert await lab.ended.get() == "cancelled"

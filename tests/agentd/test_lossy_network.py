@@ -13,19 +13,17 @@ from collections.abc import Callable
 
 import pytest
 
-from agentd import events as e
-from agentd.state import AgentState, Policy
+from agentd import state_events as e
+from agentd.node_state import AgentState, Policy
 from rlinf_actors.errors import ClusterTimeoutError
-from rlinf_actors.head.commands import Answer, Asked, Command, Identity, Notify, Refuse, Tick, Timing, Told
-from rlinf_actors.head.remembered import Remembered
-from rlinf_actors.head.supervisor import Supervisor
-from rlinf_actors.head.tables import Tables
+from rlinf_actors.head.cluster_state import Tables
+from rlinf_actors.head.commands import Answer, Asked, Command, Identity, Notify, Refuse, Remembered, Tick, Timing, Told
+from rlinf_actors.head.coordinator import Supervisor
 from rlinf_actors.net.rpc import refusal
-from rlinf_actors.wire.agents import WorkerExited, WorkerReady
-from rlinf_actors.wire.clients import GetNodes, Launch
-from rlinf_actors.wire.messages import Body, Failed
+from rlinf_actors.wire.agent_messages import AgentHello, Beat, ClientHello, WorkerExited, WorkerReady
+from rlinf_actors.wire.client_messages import GetNodes, Launch
+from rlinf_actors.wire.control_codec import Body, Failed
 from rlinf_actors.wire.protocol import PROTOCOL
-from rlinf_actors.wire.session import AgentHello, Beat, ClientHello
 from rlinf_actors.wire.values import Endpoint, ExitReport, NodeReport, WorkerSpec
 
 NODE = NodeReport("n", "n", "10.0.0.2", "host-n", num_cpus=1, memory_bytes=1, python="3", interpreter="/py")

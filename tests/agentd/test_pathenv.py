@@ -1,6 +1,6 @@
 import pytest
 
-from rlinf_actors.model.pathenv import merge_path, merge_paths
+from rlinf_actors.model.placement import merge_path, merge_paths
 
 
 def test_ours_first_then_the_nodes_no_duplicates_no_empty_entries():

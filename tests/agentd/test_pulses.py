@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from agentd.pulses import NO_ANSWER, NO_TEMPLATE, Pulses
-from rlinf_actors.wire.spawn import Pong
+from agentd.health import NO_ANSWER, NO_TEMPLATE, Pulses
+from rlinf_actors.wire.template_protocol import Pong
 from rlinf_actors.wire.values import WorkerHealth
 
 

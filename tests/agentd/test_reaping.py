@@ -12,7 +12,7 @@ import pace
 import pytest
 
 from agentd.reap import spared
-from agentd.rundir import RunDir, was_stopping
+from agentd.startup import RunDir, was_stopping
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 
-from agentd import events as e
-from agentd.leases import RobotLeases
-from agentd.state import AgentState, Policy
-from rlinf_actors.wire.agents import StartWorkers, StopWorkers, WorkerExited
-from rlinf_actors.wire.session import Beat, Welcome
+from agentd import state_events as e
+from agentd.node_state import AgentState, Policy
+from agentd.roster import RobotLeases
+from rlinf_actors.wire.agent_messages import Beat, StartWorkers, StopWorkers, Welcome, WorkerExited
 from rlinf_actors.wire.values import Claim, ExitReport, WorkerSpec
 
 

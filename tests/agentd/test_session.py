@@ -12,22 +12,39 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from agentd.node_state import Policy
 from agentd.session import Session
-from agentd.state import Policy
 from rlinf_actors import compat
 from rlinf_actors.errors import ClusterTimeoutError, NameInUseError
+from rlinf_actors.exhaustion import AGAIN_S
 from rlinf_actors.head.commands import Timing
 from rlinf_actors.head.server import HeadServer
+from rlinf_actors.net.failure_detection import RETRY_MIN_S
 from rlinf_actors.net.host import pid_start
-from rlinf_actors.net.memory import MemoryNetwork
-from rlinf_actors.net.outage import RETRY_MIN_S
+from rlinf_actors.net.memory_network import MemoryNetwork
 from rlinf_actors.net.rpc import ControlClient
-from rlinf_actors.scarce import AGAIN_S
-from rlinf_actors.wire.agents import Flushing, FlushLogs, LogCredit, LogLines, WorkerExited, WorkerReady
-from rlinf_actors.wire.clients import Done, GetNodes, Launch, Launched, Nodes, StopGroup, WorkerChanged
-from rlinf_actors.wire.operators import GetStatus
+from rlinf_actors.wire.agent_messages import (
+    ClientHello,
+    Flushing,
+    FlushLogs,
+    Goodbye,
+    LogCredit,
+    LogLines,
+    Welcome,
+    WorkerExited,
+    WorkerReady,
+)
+from rlinf_actors.wire.client_messages import (
+    Done,
+    GetNodes,
+    GetStatus,
+    Launch,
+    Launched,
+    Nodes,
+    StopGroup,
+    WorkerChanged,
+)
 from rlinf_actors.wire.protocol import PROTOCOL
-from rlinf_actors.wire.session import ClientHello, Goodbye, Welcome
 from rlinf_actors.wire.values import Claim, Endpoint, ExitReport, NodeReport, WorkerSpec
 
 pytestmark = pytest.mark.virtual_time
@@ -401,7 +418,7 @@ async def test_a_cut_off_robot_is_made_safe_first_and_its_owner_hears_of_it(lab)
 
 
 async def _beat(driver):
-    from rlinf_actors.wire.session import Beat
+    from rlinf_actors.wire.agent_messages import Beat
 
     while True:
         driver.client.notify(Beat(driver.hello.incarnation))

@@ -7,10 +7,10 @@ import itertools
 import pytest
 from state_kit import GONE, LOOK, Kit, spec
 
-from agentd import events as e
-from agentd import state as s
-from agentd.phases import PHASES
-from agentd.phases import Phase as P
+from agentd import node_state as s
+from agentd import state_events as e
+from agentd.node_state import PHASES
+from agentd.node_state import Phase as P
 from rlinf_actors.errors import (
     AuthenticationError,
     ClusterTimeoutError,
@@ -20,9 +20,16 @@ from rlinf_actors.errors import (
     ProtocolError,
     ProtocolMismatchError,
 )
-from rlinf_actors.net.outage import RETRY_MIN_S
-from rlinf_actors.wire.agents import ProcessGone, StartWorkers, WorkerExited
-from rlinf_actors.wire.session import HELLO_AGAIN, Beat, Goodbye, Welcome
+from rlinf_actors.net.failure_detection import RETRY_MIN_S
+from rlinf_actors.wire.agent_messages import (
+    HELLO_AGAIN,
+    Beat,
+    Goodbye,
+    ProcessGone,
+    StartWorkers,
+    Welcome,
+    WorkerExited,
+)
 from rlinf_actors.wire.values import ExitReport
 
 # --- the phases ---

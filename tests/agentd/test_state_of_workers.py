@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 from state_kit import GONE, LOOK, UP, Kit, order, spec
 
-from agentd import events as e
-from agentd import state as s
-from rlinf_actors.wire.agents import (
+from agentd import node_state as s
+from agentd import state_events as e
+from rlinf_actors.wire.agent_messages import (
+    HELLO_AGAIN,
+    Beat,
     LogCredit,
     LogLines,
     ProcessGone,
@@ -16,13 +18,13 @@ from rlinf_actors.wire.agents import (
     StopWorkers,
     Unwatch,
     Watch,
+    Welcome,
     WorkerExited,
     WorkerReady,
     WorkersHealth,
 )
-from rlinf_actors.wire.clients import Done
+from rlinf_actors.wire.client_messages import Done
 from rlinf_actors.wire.refusalnotes import KINDS_OF_ONE
-from rlinf_actors.wire.session import HELLO_AGAIN, Beat, Welcome
 from rlinf_actors.wire.values import RunningWorker, WorkerHealth
 
 # --- workers ---

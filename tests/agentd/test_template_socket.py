@@ -9,13 +9,13 @@ import sys
 
 import pytest
 
-from agentd.keeping import Keeping
+from agentd.keeper_client import Keeping
 from agentd.templates import Process, Template
-from rlinf_actors.wire import spawn
+from rlinf_actors.wire import template_protocol
 
 
 def busy(chars):
-    return spawn.DevicesBusy("w", 1, 1.0, "x" * chars)
+    return template_protocol.DevicesBusy("w", 1, 1.0, "x" * chars)
 
 
 @pytest.fixture
@@ -40,7 +40,9 @@ async def standing(tmp_path, child):
     theirs.close()
 
 
-@pytest.mark.parametrize("chars", [spawn.MAX_PACKET, 2 * spawn.MAX_PACKET], ids=["for its reader", "for the kernel"])
+@pytest.mark.parametrize(
+    "chars", [template_protocol.MAX_PACKET, 2 * template_protocol.MAX_PACKET], ids=["for its reader", "for the kernel"]
+)
 @pytest.mark.parametrize("behind", [False, True])
 async def test_a_packet_that_is_too_large_is_refused_at_once(standing, behind, chars):
     template, theirs = standing
@@ -54,8 +56,8 @@ async def test_a_packet_that_is_too_large_is_refused_at_once(standing, behind, c
     theirs.setblocking(False)
     loop = asyncio.get_running_loop()
     for _ in range(sent):
-        assert len(await loop.sock_recv(theirs, spawn.MAX_PACKET)) > 30_000
-    assert spawn.decode_to_template(await loop.sock_recv(theirs, spawn.MAX_PACKET)) == busy(1)
+        assert len(await loop.sock_recv(theirs, template_protocol.MAX_PACKET)) > 30_000
+    assert template_protocol.decode_to_template(await loop.sock_recv(theirs, template_protocol.MAX_PACKET)) == busy(1)
     assert not template._outgoing
 
 

@@ -11,7 +11,7 @@ import pytest
 import systemd_box
 
 from rlinf_actors.cli import app
-from rlinf_actors.systemd import units
+from rlinf_actors.systemd import unit_files
 
 WHY_NOT = systemd_box.unusable()
 pytestmark = [pytest.mark.live, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
@@ -41,14 +41,17 @@ def box(tmp_path, keys, request):  # docs/operations.md, "Install", in short
     alone = "[Unit]\nDefaultDependencies=no\n[Service]\nRestartSec=100ms\nEnvironment=PYTHONDONTWRITEBYTECODE=1\n"
     paths = f"{alone}Environment=PYTHONPATH={HERE.parents[1]}\n"
     files = {
-        name: units.text(name, PROGRAMS).replace("/etc/rlinf-actors/keys", f"{tmp_path}/keys") for name in units.UNITS
+        name: unit_files.text(name, PROGRAMS).replace("/etc/rlinf-actors/keys", f"{tmp_path}/keys")
+        for name in unit_files.UNITS
     }
     # a checkout may be below /tmp or /root, and there is no user rlinf-head
     head = "User=root\nPrivateTmp=no\nProtectSystem=full\nEnvironment=RLINF_ACTORS_LISTEN=127.0.0.1:0\n"
-    files[f"{units.HEAD}.d/test.conf"] = paths + head
+    files[f"{unit_files.HEAD}.d/test.conf"] = paths + head
     watchdog = f"WatchdogSec={request.config.option.watchdog_seconds or 60}\n"
-    files[f"{units.AGENTD}.d/test.conf"] = f"{paths}{watchdog}Environment=RLINF_ACTORS_CONFIG={tmp_path}/agentd.toml\n"
-    files[f"{units.WORKERS}.d/test.conf"] = paths
+    files[f"{unit_files.AGENTD}.d/test.conf"] = (
+        f"{paths}{watchdog}Environment=RLINF_ACTORS_CONFIG={tmp_path}/agentd.toml\n"
+    )
+    files[f"{unit_files.WORKERS}.d/test.conf"] = paths
     files["network-online.target"] = ""  # masked: nothing of a whole machine is started
     with systemd_box.box(files, request.config.option.systemd) as started:
         yield started

@@ -6,7 +6,7 @@ import stat
 import pytest
 from children_kit import children, order, spec
 
-from rlinf_actors.wire.agents import LogLines, WorkerExited
+from rlinf_actors.wire.agent_messages import LogLines, WorkerExited
 
 pytestmark = pytest.mark.live
 

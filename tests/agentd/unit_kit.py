@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rlinf_actors import Worker
 from rlinf_actors.settings import KEY_DIR
-from rlinf_actors.systemd import units
+from rlinf_actors.systemd import unit_files
 
 RESULTS = {True: ("exited", "exit-code"), False: ("killed", "signal")}
 
@@ -44,7 +44,9 @@ class StandIn:
 
     def __init__(self, place: Path, config: Path, keys: str, watchdog_s: float = 30.0) -> None:
         self.place = place
-        self.lines = [line.partition("=")[::2] for line in units.text(units.AGENTD).splitlines() if "=" in line]
+        self.lines = [
+            line.partition("=")[::2] for line in unit_files.text(unit_files.AGENTD).splitlines() if "=" in line
+        ]
         self.run_dir = place / "run"
         self.journal = open(place / "journal", "a+")  # noqa: SIM115 - closed by close()
         found = os.fstat(self.journal.fileno())

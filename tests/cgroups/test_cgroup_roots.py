@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from rlinf_actors.cgroups.roots import Roots, find
-from rlinf_actors.cgroups.worker import Cgroup, prepare
+from rlinf_actors.cgroups.worker_cgroup import Cgroup, prepare
 
 
 @pytest.fixture

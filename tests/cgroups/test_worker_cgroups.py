@@ -9,7 +9,7 @@ import pytest
 
 from rlinf_actors import procfs
 from rlinf_actors.cgroups.roots import PARENT, find
-from rlinf_actors.cgroups.worker import cgroup_of, leftovers, prepare, workers_of
+from rlinf_actors.cgroups.worker_cgroup import cgroup_of, leftovers, prepare, workers_of
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../agentd"))
 from children_kit import children, order, spec

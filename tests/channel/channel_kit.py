@@ -9,8 +9,8 @@ from rlinf_actors.channel.client import RemoteChannel, remote_channel
 from rlinf_actors.channel.host import ChannelHost
 from rlinf_actors.channel.queue import ChannelQueue
 from rlinf_actors.channel.take import Take
-from rlinf_actors.net.memory import MemoryNetwork
-from rlinf_actors.runtime.remote import RemoteGroup
+from rlinf_actors.net.memory_network import MemoryNetwork
+from rlinf_actors.runtime.remote_group import RemoteGroup
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.values import Endpoint, ExitReport, GroupState, WorkerState
 from rlinf_actors.worker.server import WorkerServer

@@ -6,8 +6,7 @@ import msgspec
 
 from rlinf_actors.channel import host as hosts
 from rlinf_actors.channel.host import ChannelHost
-from rlinf_actors.channel.items import ERROR_CHARS
-from rlinf_actors.channel.queue import ChannelQueue
+from rlinf_actors.channel.queue import ERROR_CHARS, ChannelQueue
 from rlinf_actors.wire import frames
 
 A, A2, B = b"worker:a#1-x", b"worker:a#2-y", b"worker:b#1-z"

@@ -9,8 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rlinf_actors.channel.items import Accepted, Deliver, Item, Refused, Ticket
-from rlinf_actors.channel.queue import ChannelQueue
+from rlinf_actors.channel.queue import Accepted, ChannelQueue, Deliver, Item, Refused, Ticket
 
 KEY = b"k"
 

@@ -13,7 +13,7 @@ from rlinf_actors import CallTimeoutError, Channel, ChannelClosedError, ClusterT
 from rlinf_actors.channel import connecting
 from rlinf_actors.channel.client import RemoteChannel
 from rlinf_actors.errors import GroupNotFoundError
-from rlinf_actors.runtime.remote import RemoteGroup
+from rlinf_actors.runtime.remote_group import RemoteGroup
 from rlinf_actors.wire import frames
 
 

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from rlinf_actors import CallTimeoutError, Channel, ChannelClosedError, SerializationError, UsageError
-from rlinf_actors.channel.keys import key_bytes, key_of
+from rlinf_actors.channel.key_encoding import key_bytes, key_of
 
 
 def local(maxsize=0):

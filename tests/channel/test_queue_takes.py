@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_channel_queue import KEY, Kit, said
 
-from rlinf_actors.channel.items import Item, Refused, Ticket
-from rlinf_actors.channel.queue import ChannelQueue
+from rlinf_actors.channel.queue import ChannelQueue, Item, Refused, Ticket
 
 
 class TakeKit(Kit):

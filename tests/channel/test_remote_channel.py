@@ -9,7 +9,7 @@ import pytest
 from channel_kit import World, settle
 
 from rlinf_actors import Channel, ChannelBrokenError, ChannelClosedError
-from rlinf_actors.channel import outgoing
+from rlinf_actors.channel import puts
 from rlinf_actors.channel.client import remote_channel
 from rlinf_actors.errors import ConnectionLostError
 from rlinf_actors.wire import frames
@@ -211,7 +211,7 @@ async def test_an_iteration_ends_when_the_channel_was_closed():
 class TestOutgoing:
     @pytest.fixture(autouse=True)
     def small_window(self, monkeypatch):
-        monkeypatch.setattr(outgoing, "WINDOW_BYTES", 1000)
+        monkeypatch.setattr(puts, "WINDOW_BYTES", 1000)
 
     async def test_what_is_too_much_waits_here_in_order_and_does_not_block_another_key(self):
         world = World(maxsize=1)

@@ -21,8 +21,8 @@ from rlinf_actors import (
     UsageError,
 )
 from rlinf_actors.channel import host as hosts
-from rlinf_actors.channel.items import ERROR_CHARS
-from rlinf_actors.channel.keys import key_bytes
+from rlinf_actors.channel.key_encoding import key_bytes
+from rlinf_actors.channel.queue import ERROR_CHARS
 from rlinf_actors.wire import frames
 
 

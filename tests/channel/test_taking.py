@@ -8,10 +8,10 @@ import threading
 
 import pytest
 
-from rlinf_actors.channel.taking import Taking
+from rlinf_actors.channel.backend import PendingGet
 
 
-class Recorded(Taking):
+class Recorded(PendingGet):
     def __init__(self, decode, said):
         super().__init__("get()")
         self.decode = decode

@@ -11,15 +11,15 @@ from chaos_net import HEAD, Seen
 
 from rlinf_actors.errors import ClusterTimeoutError, NodeLostError, RlinfActorsError
 from rlinf_actors.model.restart import RestartPolicy
-from rlinf_actors.runtime.headlink import HeadLink
-from rlinf_actors.runtime.remote import Construction, RemoteGroup
+from rlinf_actors.runtime.head_session import HeadLink
+from rlinf_actors.runtime.remote_group import Construction, RemoteGroup
 from rlinf_actors.testing.chaos.invariants import SCENE
 from rlinf_actors.wire import frames, payload
-from rlinf_actors.wire.clients import Handles, Launch, StopGroup, WorkerChanged
+from rlinf_actors.wire.agent_messages import ClientHello, Goodbye
+from rlinf_actors.wire.authenticated import AuthenticatedParts
+from rlinf_actors.wire.client_messages import Handles, Launch, StopGroup, WorkerChanged
 from rlinf_actors.wire.protocol import PROTOCOL
-from rlinf_actors.wire.session import ClientHello, Goodbye
 from rlinf_actors.wire.values import WorkerSpec
-from rlinf_actors.wire.vouched import Vouched
 
 if TYPE_CHECKING:
     from chaos_world import World
@@ -39,7 +39,7 @@ class _Answer:
     def answer(self, frame: Any, parts: Any) -> bool:
         self.ends += 1
         if not self._future.done():
-            self._future.set_result(payload.decode(Vouched(parts)))
+            self._future.set_result(payload.decode(AuthenticatedParts(parts)))
         return True
 
     def fail(self, error: Exception) -> None:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from chaos_net import HEAD, Seen
 from msgspec.structs import replace
 
+from agentd.node_state import Policy
 from agentd.session import Session
-from agentd.state import Policy
 from rlinf_actors.model.restart import rank_id
 from rlinf_actors.wire import frames
-from rlinf_actors.wire.agents import StartWorkers, WorkerExited, WorkerReady
+from rlinf_actors.wire.agent_messages import StartWorkers, WorkerExited, WorkerReady
 from rlinf_actors.wire.values import Endpoint, ExitReport, NodeReport, RunningWorker, WorkerSpec
 from rlinf_actors.worker.server import WorkerServer
 

@@ -21,7 +21,7 @@ from chaos_nodes import Agent, Keeper
 from rlinf_actors.head.commands import Timing
 from rlinf_actors.head.server import HeadServer
 from rlinf_actors.head.store import Store
-from rlinf_actors.net.memory import MemoryNetwork
+from rlinf_actors.net.memory_network import MemoryNetwork
 from rlinf_actors.testing import faults
 from rlinf_actors.testing.chaos.invariants import SCENE
 from rlinf_actors.testing.chaos.record import Line

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlinf_actors.wire.operators import Status
+from rlinf_actors.wire.client_messages import Status
 from rlinf_actors.wire.values import (
     ExitReport,
     GroupState,

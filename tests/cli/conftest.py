@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from cli_kit import example_status
 
-from rlinf_actors.cli import app, session
-from rlinf_actors.wire.operators import Status
+from rlinf_actors.cli import app, queries
+from rlinf_actors.wire.client_messages import Status
 
 
 @pytest.fixture
@@ -15,8 +15,8 @@ def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     def run(*arguments: str, status: Status | None = None) -> tuple[int, str, str]:
         monkeypatch.setenv("RLINF_HEAD", "127.0.0.1:6380")
         answer = status or example_status()
-        monkeypatch.setattr(session, "fetch_status", lambda endpoint, settings: answer)
-        monkeypatch.setattr("rlinf_actors.cli.plan.fetch_status", lambda endpoint, settings: answer)
+        monkeypatch.setattr(queries, "fetch_status", lambda endpoint, settings: answer)
+        monkeypatch.setattr("rlinf_actors.cli.plan_command.fetch_status", lambda endpoint, settings: answer)
         code = app.run(arguments)
         out, err = capsys.readouterr()
         return code, out, err

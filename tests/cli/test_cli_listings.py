@@ -11,9 +11,8 @@ from cli_kit import ENDPOINT, example_status
 from msgspec.structs import replace
 
 from rlinf_actors.cli import output
-from rlinf_actors.cli.figures import Figures
-from rlinf_actors.cli.workers import worker_dict
-from rlinf_actors.wire.operators import Status
+from rlinf_actors.cli.views import Figures, worker_dict
+from rlinf_actors.wire.client_messages import Status
 
 
 def test_nodes_as_json_has_stable_keys(shown):
@@ -103,8 +102,8 @@ def test_figures_are_those_of_workers_on_this_machine(monkeypatch):
 
 
 def test_workers_here_are_shown_with_their_figures(shown, monkeypatch):
-    monkeypatch.setattr("rlinf_actors.cli.workers.host_key", lambda: "h")
-    monkeypatch.setattr("rlinf_actors.cli.workers.figures_of", lambda pid: Figures(7.5, 300 << 20, 12, None))
+    monkeypatch.setattr("rlinf_actors.cli.views.host_key", lambda: "h")
+    monkeypatch.setattr("rlinf_actors.cli.views.figures_of", lambda pid: Figures(7.5, 300 << 20, 12, None))
     _, out, _ = shown("workers", "--json")
     assert json.loads(out)[0]["process"] == {"cpu_s": 7.5, "rss_bytes": 300 << 20, "threads": 12, "descriptors": None}
     _, out, _ = shown("workers")

@@ -15,11 +15,10 @@ from namespaces import can_unshare
 
 from rlinf_actors import procfs
 from rlinf_actors.cgroups.roots import Roots
-from rlinf_actors.cli import app, checks, doctor
-from rlinf_actors.cli.checks import Directory, Finding, KeyOnDisk, Machine, Process, diagnose
-from rlinf_actors.cli.figures import Figures
-from rlinf_actors.cli.machine import directory, key_files, look, processes, stale_run_dirs
-from rlinf_actors.cli.running import agentds
+from rlinf_actors.cli import app, doctor, doctor_checks
+from rlinf_actors.cli.doctor_checks import Directory, Finding, KeyOnDisk, Machine, Process, diagnose
+from rlinf_actors.cli.doctor_machine import agentds, directory, key_files, look, processes, stale_run_dirs
+from rlinf_actors.cli.views import Figures
 from rlinf_actors.settings import CLIENT_CONFIG, WORKER_MARK, Settings
 
 GOOD = Machine(
@@ -123,9 +122,9 @@ def test_this_machine(rlinf_leak_check):
 
 @pytest.mark.live
 def test_a_head_that_is_out_of_reach_fails(rlinf_leak_check, monkeypatch):
-    monkeypatch.setattr("rlinf_actors.cli.session.TIMEOUT_S", 0.2)
+    monkeypatch.setattr("rlinf_actors.cli.queries.TIMEOUT_S", 0.2)
     machine = look(Settings.load(), "127.0.0.1:1")
-    (finding,) = checks.head(machine)
+    (finding,) = doctor_checks.head(machine)
     assert finding.status == "fail"
     assert "did not answer" in finding.text
 
@@ -133,7 +132,7 @@ def test_a_head_that_is_out_of_reach_fails(rlinf_leak_check, monkeypatch):
 @pytest.mark.live
 def test_a_head_that_answers(local_cluster):
     local = local_cluster(1)
-    (finding,) = checks.head(look(Settings(key_dir=local.keys), local.head))
+    (finding,) = doctor_checks.head(look(Settings(key_dir=local.keys), local.head))
     assert finding.status == "pass", finding
 
 
@@ -170,7 +169,7 @@ def test_cgroups_are_judged_for_the_agentd_that_runs(local_cluster):
     assert agentd in [f"{one.pid} in {one.run_dir}" for one in agentds([os.path.dirname(local.nodes[0].run_dir)])]
     for unified in ("/sys/fs/cgroup/x", ""):
         roots = Roots(unified, why={} if unified else dict.fromkeys(("cgroup", "memory", "pids"), "w"))
-        found = [checks.cgroups(dataclasses.replace(GOOD, cgroups=roots, agentd=one))[0] for one in (agentd, "")]
+        found = [doctor_checks.cgroups(dataclasses.replace(GOOD, cgroups=roots, agentd=one))[0] for one in (agentd, "")]
         assert f"of agentd {agentd}" in found[0].text
         assert "started from here" in found[1].text
 
@@ -247,5 +246,5 @@ def test_key_files_are_looked_at(tmp_path):
     ]  # fmt: skip
     (tmp_path / "k" / "driver.key").chmod(0o644)
     (tmp_path / "k" / "head.key").write_text("x")
-    fixes = [finding.fix for finding in checks.keys(dataclasses.replace(GOOD, keys=key_files(settings)))]
+    fixes = [finding.fix for finding in doctor_checks.keys(dataclasses.replace(GOOD, keys=key_files(settings)))]
     assert ["chmod 600" in fix for fix in fixes] == [False, True]

@@ -21,7 +21,7 @@ import pace
 import pytest
 from namespaces import can_unshare
 
-from rlinf_actors.net.ports import HeldPorts
+from rlinf_actors.net.host import HeldPorts
 from rlinf_actors.settings import CLIENT_CONFIG, HEAD, HEADS_DIR, KEY_DIR, RUN_DIR
 
 pytestmark = pytest.mark.live
@@ -439,7 +439,7 @@ def test_a_line_that_is_at_its_level_already_stops_at_once(lab, tmp_path):
 def test_a_file_of_the_kernel_is_waited_for_by_pollpri():
     code = """
         import select, subprocess
-        from rlinf_actors.cli.armed import Line
+        from rlinf_actors.cli.estop_button import Line
         line = Line("/proc/self/mounts", "1")
         waiting = select.poll()
         waiting.register(line.fd, line.events)

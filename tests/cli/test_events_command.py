@@ -11,12 +11,12 @@ import pace
 import pytest
 
 from rlinf_actors.cli import app
-from rlinf_actors.cli.events import event_line
-from rlinf_actors.cluster.events import EventCursor
+from rlinf_actors.cli.events_command import event_line
+from rlinf_actors.cluster.event_stream import EventCursor
 from rlinf_actors.errors import UsageError
 from rlinf_actors.head.server import HeadServer
-from rlinf_actors.net.transport import ZmqNetwork
-from rlinf_actors.wire.operators import Events
+from rlinf_actors.net.zmq_network import ZmqNetwork
+from rlinf_actors.wire.client_messages import Events
 from rlinf_actors.wire.values import ClusterEvent, ExitReport
 
 

@@ -17,7 +17,7 @@ import pytest
 from namespaces import can_unshare
 
 from rlinf_actors.head.store import FILE
-from rlinf_actors.net.ports import HeldPorts
+from rlinf_actors.net.host import HeldPorts
 
 # some run half a dozen processes one after the other
 pytestmark = pytest.mark.live

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_actors.cli import hw
+from rlinf_actors.cli import hw_command
 from rlinf_actors.compat import tomllib
-from rlinf_actors.hardware.report import ProbeReport
+from rlinf_actors.hardware.probe_report import ProbeReport
 from rlinf_actors.hardware.robots.scan import FoundCamera, RobotScan
 from rlinf_actors.wire.values import HardwareReport, ResourceReport
 
@@ -63,7 +63,7 @@ def test_toml_is_what_agentd_takes(tmp_path: Path):
         can={"can0": "", "can1": "is down"},
         variables={"ROBOT_IP": "10.0.0.1"},
     )
-    text = hw.toml_of(REPORT, robots)
+    text = hw_command.toml_of(REPORT, robots)
     assert tomllib.loads(text) == {
         "node": {
             "labels": {"host": 'lab "3"', "NV_GPU": "2 x H200"},
@@ -83,7 +83,7 @@ def test_toml_is_what_agentd_takes(tmp_path: Path):
 
 def test_serial_numbers_that_the_sdk_would_not_know_are_not_suggested():
     robots = RobotScan(cameras=[FoundCamera("0123", "realsense")])
-    assert "CAMERA_SERIALS" not in tomllib.loads(hw.toml_of(REPORT, robots))["node"]["env"]
+    assert "CAMERA_SERIALS" not in tomllib.loads(hw_command.toml_of(REPORT, robots))["node"]["env"]
 
 
 @pytest.mark.parametrize(
@@ -99,5 +99,5 @@ async def test_an_sdk_that_fails_costs_the_scan_for_robots_only(tmp_path, monkey
     package = tmp_path / "pyrealsense2.py"
     package.write_text(f"{body}\n")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
-    (fault,) = (await hw.scan_robots(1.0 if "sleep" in body else 60.0)).faults
+    (fault,) = (await hw_command.scan_robots(1.0 if "sleep" in body else 60.0)).faults
     assert said in fault

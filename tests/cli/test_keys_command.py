@@ -12,11 +12,11 @@ import pace
 import pytest
 
 from rlinf_actors.cli import app
-from rlinf_actors.head.ownkeys import own_keys
+from rlinf_actors.head.own_keys import own_keys
 from rlinf_actors.head.server import HeadServer
 from rlinf_actors.head.store import Store
-from rlinf_actors.net.transport import ZmqNetwork
-from rlinf_actors.security import jointoken, keyfile
+from rlinf_actors.net.zmq_network import ZmqNetwork
+from rlinf_actors.security import job, keyfile
 from rlinf_actors.settings import Settings
 
 
@@ -114,7 +114,7 @@ def test_a_damaged_token_is_refused_before_anything_is_made(keys, tmp_path):
 
 def test_a_head_that_does_not_run_is_told_by_its_state(keys, state, tmp_path):
     keys("init", "--name", "kim")
-    token = jointoken.parse(keys("enroll", "n1", "--address", "10.0.0.1:6380", "--json", *state)["token"])
+    token = job.parse(keys("enroll", "n1", "--address", "10.0.0.1:6380", "--json", *state)["token"])
     assert (token.address, token.role, token.name) == ("10.0.0.1:6380", "agent", "n1")
     assert token.head == keyfile.load(tmp_path / "keys" / "head.key").pair.public
     keys("enroll", "bob", "--driver", "--file", str(tmp_path / "bob.key"), *state)
@@ -189,7 +189,7 @@ def test_a_head_that_runs_is_asked_by_its_socket(keys, state, tmp_path):
         _, err = keys("enroll", "n1", *head, code=78)
         assert "does not listen on TCP" in err
         made = keys("enroll", "n1", "--address", "10.0.0.1:6380", "--json", *head)
-        assert jointoken.parse(made["token"]).name == "n1"
+        assert job.parse(made["token"]).name == "n1"
         assert names(keys("list", "--json", *head)) == {"kim": "good", "n1": "token"}
         assert [key["name"] for key in keys("revoke", "n1", "--json", *head)["revoked"]] == ["n1"]
         _, err = keys("list", *state, code=78)
@@ -250,7 +250,7 @@ def test_a_rotation_that_did_not_end_is_put_right_by_hand(keys, tmp_path, monkey
 
 
 def test_a_rotation_without_an_answer_keeps_both_keys(keys, tmp_path, monkeypatch):
-    monkeypatch.setattr("rlinf_actors.cli.keyasking.TIMEOUT_S", 0.2)
+    monkeypatch.setattr("rlinf_actors.cli.key_access.TIMEOUT_S", 0.2)
     keys("init", "--name", "kim")
     before = (tmp_path / "keys" / "driver.key").read_text()
     _, err = keys("rotate", "--head", "127.0.0.1:1", code=69)

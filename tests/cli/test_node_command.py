@@ -11,7 +11,7 @@ from cli_kit import example_status, node
 
 from rlinf_actors import Worker
 from rlinf_actors.cli import app
-from rlinf_actors.cli.node import find_node
+from rlinf_actors.cli.node_command import find_node
 from rlinf_actors.errors import PlacementError, UsageError
 
 

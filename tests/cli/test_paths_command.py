@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
+from rlinf_actors.messaging.routes import TABLE
 from rlinf_actors.settings import PATHS
-from rlinf_actors.tensors.paths import TABLE
 
 
 def test_the_table_is_shown(shown):

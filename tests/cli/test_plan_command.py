@@ -5,7 +5,7 @@ import json
 import pytest
 from cli_kit import node
 
-from rlinf_actors.wire.operators import Status
+from rlinf_actors.wire.client_messages import Status
 
 CONF = """
 cluster:

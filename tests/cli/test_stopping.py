@@ -17,16 +17,16 @@ import pytest
 import zmq
 from test_estop import Machine
 
-from rlinf_actors.cli import stopping
+from rlinf_actors.cli import estop_targets
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.net.asking import Answered, Asked, Asker, Down
-from rlinf_actors.net.chunks import pack, unpack
-from rlinf_actors.net.headrecords import PREFIX, SUFFIX, Record, Seen
-from rlinf_actors.net.security import Security
+from rlinf_actors.net.blocking_client import Answered, Asked, Asker, Down
+from rlinf_actors.net.framing import pack, unpack
+from rlinf_actors.net.head_records import PREFIX, SUFFIX, Record, Seen
+from rlinf_actors.net.socket_security import Security
 from rlinf_actors.settings import CLIENT_CONFIG, HEAD, HEADS_DIR
-from rlinf_actors.wire import codec
-from rlinf_actors.wire.messages import Reply
-from rlinf_actors.wire.operators import EStop, EStopped
+from rlinf_actors.wire import control_codec
+from rlinf_actors.wire.client_messages import EStop, EStopped
+from rlinf_actors.wire.control_codec import Reply
 
 OTHER = 61008
 REAL = "tcp://127.0.0.1:6380"
@@ -34,16 +34,16 @@ THEIRS = "ipc:///home/m/head"
 
 
 @pytest.fixture
-def known(monkeypatch, tmp_path) -> Callable[..., stopping.Known]:
+def known(monkeypatch, tmp_path) -> Callable[..., estop_targets.Known]:
     """What is known where these records lie; as root, since those of other users are among them."""
     (tmp_path / "client.toml").write_text("")
     monkeypatch.setenv(CLIENT_CONFIG, str(tmp_path / "client.toml"))
     monkeypatch.setenv(HEADS_DIR, str(tmp_path))
     monkeypatch.delenv(HEAD, raising=False)
 
-    def look(*records: Record) -> stopping.Known:
-        monkeypatch.setattr(stopping, "look", lambda *_, **__: Seen(records))
-        return stopping.known_heads(None)
+    def look(*records: Record) -> estop_targets.Known:
+        monkeypatch.setattr(estop_targets, "look", lambda *_, **__: Seen(records))
+        return estop_targets.known_heads(None)
 
     return look
 
@@ -52,7 +52,7 @@ def record(user: int, *endpoints: str, **more: str) -> Record:
     return Record("head", 1, 0.0, list(endpoints), user=user, path=f"/tmp/{user}-{len(endpoints)}", **more)
 
 
-def ways(target: stopping.Target) -> list[str]:
+def ways(target: estop_targets.Target) -> list[str]:
     return [endpoint for endpoint, _ in target.asked.ways]
 
 
@@ -69,7 +69,7 @@ def test_several_records_of_one_user_are_one_head(known):
 
 def test_the_configured_head_is_asked_where_it_is_whoever_names_it(known, monkeypatch):
     monkeypatch.setenv(HEAD, "127.0.0.1:6380")
-    monkeypatch.setattr(stopping.discovery, "security_toward", lambda *_: Security())
+    monkeypatch.setattr(estop_targets.discovery, "security_toward", lambda *_: Security())
     found = known(record(OTHER, THEIRS, REAL))
     assert [set(ways(target)) for target in found.targets] == [{THEIRS, REAL}, {REAL}]
     assert len(known(record(os.geteuid(), REAL)).targets) == 1, "a record of ours is believed"
@@ -147,7 +147,7 @@ class Fake(threading.Thread):
                 who, first, *big = self._socket.recv_multipart()
                 for header, _ in unpack(first, big):
                     self.asked += 1
-                    answer = codec.encode(Reply(codec.decode(header).id, EStopped([], [])))
+                    answer = control_codec.encode(Reply(control_codec.decode(header).id, EStopped([], [])))
                     for _ in range(self.times):
                         self._socket.send_multipart([who, pack([(answer, ())])[0]])
         except zmq.ContextTerminated:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rlinf_actors import Cluster
-from rlinf_actors.cluster.asked import Asked, InUse
-from rlinf_actors.config.cluster import ClusterConfig
+from rlinf_actors.cluster.connect import Asked, InUse
+from rlinf_actors.config.cluster_config import ClusterConfig
 from rlinf_actors.errors import ConfigError
 
 CONFIG = {"num_nodes": 2, "node_groups": [{"label": "a", "node_ranks": "0-1"}]}

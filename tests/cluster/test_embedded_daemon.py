@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from rlinf_actors.cluster import bootstrap
+from rlinf_actors.cluster import local_daemon
 from rlinf_actors.errors import ClusterTimeoutError, RlinfActorsError
 
 SAYS_READY = 'import os, sys, signal; os.write(int(sys.argv[1]), b\'{"head": "ipc://x"}\\n\'); signal.pause()'
@@ -25,8 +25,8 @@ def daemon(monkeypatch, rlinf_leak_check):
             made.process = subprocess.Popen([sys.executable, "-c", source, str(tell)], pass_fds=(tell,))
             return made.process
 
-        monkeypatch.setattr(bootstrap, "_spawn", spawn)
-        made = bootstrap.EmbeddedDaemon(lambda reason: made.deaths.append(reason))
+        monkeypatch.setattr(local_daemon, "_spawn", spawn)
+        made = local_daemon.EmbeddedDaemon(lambda reason: made.deaths.append(reason))
         made.deaths = []
         return made
 

@@ -12,7 +12,7 @@ import pytest
 from rlinf_actors.cluster.cluster import Cluster
 from rlinf_actors.errors import ClusterTimeoutError
 from rlinf_actors.net.loop import IoThread
-from rlinf_actors.runtime.handles import GroupHandles
+from rlinf_actors.runtime.group_handles import GroupHandles
 
 pytestmark = pytest.mark.virtual_time
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.net.security import Security
+from rlinf_actors.net.socket_security import Security
 from rlinf_actors.settings import Settings
 
 

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from rlinf_actors import keptlogs
-from rlinf_actors.keptlogs import keep
+from rlinf_actors import kept_logs
+from rlinf_actors.kept_logs import keep
 from rlinf_actors.settings import Settings
 
 
@@ -44,7 +44,7 @@ def test_a_cluster_without_logs_leaves_nothing(tmp_path):
 
 
 def test_the_oldest_runs_beyond_the_count_are_removed(run_dir, tmp_path, monkeypatch):
-    monkeypatch.setattr(keptlogs, "KEPT_RUNS", 3)
+    monkeypatch.setattr(kept_logs, "KEPT_RUNS", 3)
     names = [f"rlinf-actors-2020010{day}-000000-x" for day in (1, 2, 3)]
     earlier(tmp_path / "kept", names)
     kept = keep(str(run_dir), str(tmp_path / "kept"))
@@ -52,8 +52,8 @@ def test_the_oldest_runs_beyond_the_count_are_removed(run_dir, tmp_path, monkeyp
 
 
 def test_directories_of_others_in_the_same_place_stay(run_dir, tmp_path, monkeypatch):
-    monkeypatch.setattr(keptlogs, "KEPT_RUNS", 1)
-    monkeypatch.setattr(keptlogs, "KEPT_BYTES", 10)
+    monkeypatch.setattr(kept_logs, "KEPT_RUNS", 1)
+    monkeypatch.setattr(kept_logs, "KEPT_BYTES", 10)
     others = {"results", "20200101-000000-sweep", "zz"}
     earlier(tmp_path / "logs", others, size=1000)
     kept = keep(str(run_dir), str(tmp_path / "logs"))
@@ -61,7 +61,7 @@ def test_directories_of_others_in_the_same_place_stay(run_dir, tmp_path, monkeyp
 
 
 def test_the_oldest_runs_beyond_the_size_are_removed_and_never_the_newest(run_dir, tmp_path, monkeypatch):
-    monkeypatch.setattr(keptlogs, "KEPT_BYTES", 10)
+    monkeypatch.setattr(kept_logs, "KEPT_BYTES", 10)
     earlier(tmp_path / "kept", ["rlinf-actors-20200101-000000-a"])
     kept = keep(str(run_dir), str(tmp_path / "kept"))
     assert [path.name for path in (tmp_path / "kept").iterdir()] == [os.path.basename(kept)]

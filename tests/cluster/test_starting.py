@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from rlinf_actors.cluster.starting import Connecting, Turns
+from rlinf_actors.cluster.connect import Connecting, Turns
 from rlinf_actors.errors import UsageError
 
 

@@ -124,14 +124,14 @@ def test_a_cluster_is_upgraded_head_first_while_a_driver_works(versions, old):
 TENSORS = """
 import pickle, sys, torch
 from rlinf_actors.wire import payload
-from rlinf_actors.wire.vouched import Vouched
+from rlinf_actors.wire.authenticated import AuthenticatedParts
 
 kinds = (torch.float32, torch.bfloat16, torch.bool, torch.complex128)
 made = [torch.arange(n).to(kind) for kind in kinds for n in (0, 3, 50_000)] + [torch.arange(6).reshape(2, 3).t()]
 if sys.argv[1] == "encode":
     pickle.dump([bytes(part) for part in payload.encode({"nested": made})], open(sys.argv[2], "wb"))
 else:
-    back = payload.decode(Vouched(pickle.load(open(sys.argv[2], "rb"))))["nested"]
+    back = payload.decode(AuthenticatedParts(pickle.load(open(sys.argv[2], "rb"))))["nested"]
     assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(made, back, strict=True))
     back[0] = back[1].add_(1)
 """

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_actors.config.cluster import ClusterConfig, NodeGroupConfig, spell_ranks
+from rlinf_actors.config.cluster_config import ClusterConfig, NodeGroupConfig, spell_ranks
 from rlinf_actors.errors import ConfigError
 
 
@@ -303,7 +303,7 @@ def test_spelled_ranks_are_read_back(ranks: set[int]) -> None:
 
 
 def test_the_configuration_needs_no_omegaconf() -> None:
-    assert "omegaconf" not in {name.split(".")[0] for name in vars(sys.modules["rlinf_actors.config.fields"])}
+    assert "omegaconf" not in {name.split(".")[0] for name in vars(sys.modules["rlinf_actors.config.config_values"])}
 
 
 def test_a_node_s_pieces_of_one_type_belong_to_one_group() -> None:

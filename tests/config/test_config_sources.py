@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from rlinf_actors.config.cluster import ClusterConfig, NodeGroupConfig
+from rlinf_actors.config.cluster_config import ClusterConfig, NodeGroupConfig
 from rlinf_actors.config.yaml_file import SexagesimalInt, load_yaml, parse_yaml
 from rlinf_actors.errors import ConfigError
 
@@ -149,7 +149,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 def test_omegaconf_is_not_imported_for_plain_configurations() -> None:
     code = (
         "import sys\n"
-        "from rlinf_actors.placement.described import DescribedCluster\n"
+        "from rlinf_actors.placement.described_cluster import DescribedCluster\n"
         "from rlinf_actors.placement.plan import plan\n"
         "config = {'num_nodes': 1, 'component_placement': {'a': '0:0-3'}}\n"
         "plan(config, DescribedCluster.identical(1, 0))\n"

@@ -9,7 +9,7 @@ from typing import Any, Literal, Optional
 
 import pytest
 
-from rlinf_actors.config.typed import build
+from rlinf_actors.config.config_values import build
 from rlinf_actors.errors import ConfigError
 
 

@@ -23,14 +23,14 @@ import pytest
 from error_workers import CONFIG, Doer
 
 from rlinf_actors import Channel, Cluster, FlexiblePlacementStrategy, NodePlacementStrategy, WorkerGroup, errors
-from rlinf_actors.group.handle import control_of
-from rlinf_actors.net.memory import MemoryNetwork
+from rlinf_actors.group.control import control_of
+from rlinf_actors.net.memory_network import MemoryNetwork
 from rlinf_actors.runtime.peer import Peer
-from rlinf_actors.runtime.remote import RemoteGroup
+from rlinf_actors.runtime.remote_group import RemoteGroup
 from rlinf_actors.testing import LocalCluster
-from rlinf_actors.wire import codec, frames, payload
+from rlinf_actors.wire import control_codec, frames, payload
+from rlinf_actors.wire.authenticated import AuthenticatedParts
 from rlinf_actors.wire.values import Endpoint, GroupState, WorkerState
-from rlinf_actors.wire.vouched import Vouched
 from rlinf_actors.worker.server import WorkerServer
 
 pytestmark = pytest.mark.live
@@ -273,11 +273,11 @@ async def protocol() -> None:
 async def protocol_mismatch() -> None:
     head, *rest = payload.encode(lambda: 1)
     other = bytes(head)[:2] + bytes([sys.version_info[1] + 1]) + bytes(head)[3:]
-    payload.decode(Vouched([other, *rest]))
+    payload.decode(AuthenticatedParts([other, *rest]))
 
 
 async def remote_wire() -> None:
-    codec.decode(b"\xc1 no message")
+    control_codec.decode(b"\xc1 no message")
 
 
 LIVE: dict[type[Exception], Callable[[Scene], None]] = {

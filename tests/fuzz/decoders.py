@@ -14,16 +14,16 @@ from lies import Liar
 from zmq.utils import z85
 
 from rlinf_actors.errors import ConfigError, ProtocolError, RemoteWireError
-from rlinf_actors.group import detail
+from rlinf_actors.group import group_spec
 from rlinf_actors.model.placement import Placement
-from rlinf_actors.net import chunks, zap
-from rlinf_actors.net.arena import SHARED_FROM, Arena
-from rlinf_actors.net.lending import Lending
-from rlinf_actors.security import jointoken
+from rlinf_actors.net import authentication, framing
+from rlinf_actors.net.buffer_lending import Lending
+from rlinf_actors.net.shared_memory import SHARED_FROM, Arena
+from rlinf_actors.security import job
 from rlinf_actors.security.keypair import KeyPair
 from rlinf_actors.security.members import Member
-from rlinf_actors.wire import codec, frames, spawn
-from rlinf_actors.wire.messages import Envelope
+from rlinf_actors.wire import control_codec, frames, template_protocol
+from rlinf_actors.wire.control_codec import Envelope
 
 NUMBERS = tuple(n.to_bytes(8, "big") for n in (0, 1, 2**31, 2**32 - 1, 2**62, 2**63 - 1, 2**64 - 1))
 MARKS = (b"\xc0", b"\xc1", b"\xc4\xff", b"\xc6\xff\xff\xff\xff", b"\xcb\x7f\xf8" + b"\0" * 6, b"\xcf", b"\xd3\x80",
@@ -56,7 +56,7 @@ def _said(kinds: Any, count: int = 2) -> tuple[bytes, ...]:
 
 
 def _unchunk(data: bytes) -> object:
-    return chunks.unpack(data, [bytes(1), bytes(2)])
+    return framing.unpack(data, [bytes(1), bytes(2)])
 
 
 def _lent(data: bytes) -> object:
@@ -109,7 +109,7 @@ def _zap(data: bytes) -> object:
         request = _cut(data)
     except msgspec.DecodeError:
         request = data.split(b"\0")
-    verdict = zap.judge(request, {_DOMAIN.decode(): _OneKey()})
+    verdict = authentication.judge(request, {_DOMAIN.decode(): _OneKey()})
     assert len(verdict.reply) == 6
     if verdict.reply[2] != b"200":
         raise RemoteWireError(verdict.why)
@@ -117,24 +117,24 @@ def _zap(data: bytes) -> object:
     return verdict
 
 
-_TOKEN = jointoken.JoinToken("10.0.0.1:6380", _PAIR.public, _PAIR, "agent", "n1").text().encode()
-_DETAIL = detail.encode(detail.GroupDetail([Placement(0, 0, 0)], ["n0"], [""])).encode()
+_TOKEN = job.JoinToken("10.0.0.1:6380", _PAIR.public, _PAIR, "agent", "n1").text().encode()
+_DETAIL = group_spec.encode(group_spec.GroupDetail([Placement(0, 0, 0)], ["n0"], [""])).encode()
 
 
 def _group_detail(data: bytes) -> object:
-    return detail.decode(data.decode(errors="replace"), "g")
+    return group_spec.decode(data.decode(errors="replace"), "g")
 
 
 DECODERS = {
-    "control": Decoder(codec.decode, _said(Envelope, 60)),
+    "control": Decoder(control_codec.decode, _said(Envelope, 60)),
     "header": Decoder(frames.decode, _said(frames.AnyFrame)),
-    "to_template": Decoder(spawn.decode_to_template, _said(spawn.ToTemplate)),
-    "to_agent": Decoder(spawn.decode_to_agent, _said(spawn.ToAgent)),
-    "to_worker": Decoder(spawn.decode_to_worker, _said(spawn.ToWorker)),
-    "chunk": Decoder(_unchunk, (chunks.pack([(b"h", [b"p", bytes(chunks.BIG)]), (b"", [])])[0],)),
+    "to_template": Decoder(template_protocol.decode_to_template, _said(template_protocol.ToTemplate)),
+    "to_agent": Decoder(template_protocol.decode_to_agent, _said(template_protocol.ToAgent)),
+    "to_worker": Decoder(template_protocol.decode_to_worker, _said(template_protocol.ToWorker)),
+    "chunk": Decoder(_unchunk, (framing.pack([(b"h", [b"p", bytes(framing.BIG)]), (b"", [])])[0],)),
     "lent": Decoder(_lent, _leases()),
     "zap": Decoder(_zap, (msgspec.msgpack.encode(_ZAP),)),
-    "join_token": Decoder(lambda data: jointoken.parse(data.decode(errors="replace")), (_TOKEN,), (ConfigError,)),
+    "join_token": Decoder(lambda data: job.parse(data.decode(errors="replace")), (_TOKEN,), (ConfigError,)),
     "group_detail": Decoder(_group_detail, (_DETAIL,), (ProtocolError,)),
 }
 

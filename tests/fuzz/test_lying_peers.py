@@ -13,12 +13,11 @@ from lies import Liar
 
 from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.head.commands import Answer, Command, Notify, Refuse
-from rlinf_actors.wire import codec
-from rlinf_actors.wire.agents import StopWorkers
-from rlinf_actors.wire.clients import FindGroup, Launched, StopGroup
-from rlinf_actors.wire.messages import Body, Notice
+from rlinf_actors.wire import control_codec
+from rlinf_actors.wire.agent_messages import AgentHello, Beat, ClientHello, StopWorkers, Welcome
+from rlinf_actors.wire.client_messages import FindGroup, Launched, StopGroup
+from rlinf_actors.wire.control_codec import Body, Notice
 from rlinf_actors.wire.protocol import PROTOCOL
-from rlinf_actors.wire.session import AgentHello, Beat, ClientHello, Welcome
 from rlinf_actors.wire.values import Endpoint
 
 sys.path.append(str(Path(__file__).parents[1] / "head"))  # its kit
@@ -36,7 +35,7 @@ def said(liar: Liar) -> Body | None:
     """Something that passes the door."""
     kind = liar.random.choice(typing.get_args(Body))
     try:
-        body = codec.decode(b"\x82\xa4type\xa3not\xa4body" + liar.say(kind)).body
+        body = control_codec.decode(b"\x82\xa4type\xa3not\xa4body" + liar.say(kind)).body
     except RemoteWireError:
         return None
     if isinstance(body, (AgentHello, ClientHello)):
@@ -58,7 +57,7 @@ def check(commands: list[Command]) -> None:
     """What the head says can be said, and read."""
     for command in commands:
         if isinstance(command, (Notify, Answer)):
-            codec.decode(codec.encode(Notice(command.body)))
+            control_codec.decode(control_codec.encode(Notice(command.body)))
 
 
 def pass_time(kit: HeadKit, seconds: float) -> None:
@@ -85,7 +84,7 @@ def test_no_message_makes_the_head_fail_or_turn_in_circles(first):
             heard += lie(kit, liar, "a:n0", "d1", "x") is not None
             assert not math.isnan(kit.head.next_deadline())
             pass_time(kit, 15.0)
-        codec.encode(Notice(kit.head.status(kit.now)))
+        control_codec.encode(Notice(kit.head.status(kit.now)))
     assert heard > 50
 
 
@@ -161,7 +160,7 @@ def test_one_connection_is_one_clients():
 @pytest.mark.parametrize("grace", [math.nan, -math.inf])
 def test_what_no_timer_takes_is_refused_at_the_door(grace):
     with pytest.raises(RemoteWireError):
-        codec.decode(codec.encode(Notice(StopGroup("ns", "g", grace))))
+        control_codec.decode(control_codec.encode(Notice(StopGroup("ns", "g", grace))))
 
 
 def test_a_policy_that_refuses_its_values_is_a_wire_error():
@@ -169,4 +168,4 @@ def test_a_policy_that_refuses_its_values_is_a_wire_error():
     spec = {"id": "w", "group": "g", "namespace": "ns", "rank": 0, "world_size": 1, "node_rank": 0, "env": {}}
     launch = {"type": "Launch", "namespace": "ns", "group": "g", "cls": "C", "workers": [{**spec, "restart": policy}]}
     with pytest.raises(RemoteWireError, match="max_restarts"):
-        codec.decode(msgspec.msgpack.encode({"type": "not", "body": launch}))
+        control_codec.decode(msgspec.msgpack.encode({"type": "not", "body": launch}))

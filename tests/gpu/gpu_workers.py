@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 
 from rlinf_actors import Channel, CollectiveGroupOptions, RlinfActorsError, Worker, WorkerGroup
-from rlinf_actors.tensors import groups
-from rlinf_actors.tensors.gate import Gate
-from rlinf_actors.tensors.lanes import Lane
+from rlinf_actors.messaging import process_groups
+from rlinf_actors.messaging.lanes import Lane
+from rlinf_actors.messaging.tensor_sender import Gate
 
 MIB = 1 << 20
 DTYPES = [
@@ -183,12 +183,14 @@ class Gpu(Worker):
 
     def nccl_alone(self, mib: int) -> dict[str, Any]:
         """A lane's group of one: NCCL's broadcast, and a send to itself, by a lane's thread."""
-        store = groups.Store(groups.LOOPBACK, 60)
+        store = process_groups.Store(process_groups.LOOPBACK, 60)
         options = CollectiveGroupOptions(accel_max_ctas=8, accel_min_ctas=1, is_high_priority_stream=True)
 
-        def make() -> groups.Wire:
-            client = groups.join(store.endpoint, 60)
-            return groups.Wire(groups.make("nccl", client, 0, 1, timeout_s=60, ip=groups.LOOPBACK, options=options))
+        def make() -> process_groups.Wire:
+            client = process_groups.join(store.endpoint, 60)
+            return process_groups.Wire(
+                process_groups.make("nccl", client, 0, 1, timeout_s=60, ip=process_groups.LOOPBACK, options=options)
+            )
 
         job = Alone(mib)
         lane = Lane("alone", make, lambda _lane, error: job.fail(error), store.close)
@@ -200,7 +202,7 @@ class Gpu(Worker):
         return {**job.figures, "initialized": dist.is_initialized()}
 
     def nccl_options(self) -> list[Any]:
-        made = groups.group_options(
+        made = process_groups.group_options(
             "nccl",
             CollectiveGroupOptions(
                 accel_cluster_size=2, accel_max_ctas=8, accel_min_ctas=2, is_high_priority_stream=True
@@ -252,7 +254,7 @@ class Alone:
         self.figures: dict[str, Any] = {}
         self._mib = mib
 
-    def run(self, wire: groups.Wire) -> None:
+    def run(self, wire: process_groups.Wire) -> None:
         device = torch.device("cuda:0")
         with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device=device)):
             tensor = torch.full((self._mib * MIB,), 3, dtype=torch.uint8, device=device)

@@ -8,15 +8,15 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from rlinf_actors.group.class_facts import facts_of
 from rlinf_actors.group.control import GroupControl
 from rlinf_actors.group.group import WorkerGroup
-from rlinf_actors.group.names import facts_of
-from rlinf_actors.net.memory import MemoryNetwork
-from rlinf_actors.runtime.lost import LostErrors
-from rlinf_actors.runtime.remote import RemoteGroup
+from rlinf_actors.net.memory_network import MemoryNetwork
+from rlinf_actors.runtime.driver_output import LostErrors
+from rlinf_actors.runtime.remote_group import RemoteGroup
 from rlinf_actors.wire import failure, frames, payload
+from rlinf_actors.wire.authenticated import AuthenticatedParts
 from rlinf_actors.wire.values import Endpoint, ExitReport, WorkerState
-from rlinf_actors.wire.vouched import Vouched
 from rlinf_actors.worker.worker import Worker
 
 
@@ -57,7 +57,7 @@ class FakeRank:
             return
         self.calls.append(frame)
         if isinstance(frame, (frames.Call, frames.Stream)):
-            args, kwargs = payload.decode_call(Vouched(parts))
+            args, kwargs = payload.decode_call(AuthenticatedParts(parts))
             self.args.append((tuple(args), kwargs))
         self._came.set()
 

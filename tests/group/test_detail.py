@@ -8,14 +8,14 @@ import group_kit
 import pytest
 
 from rlinf_actors.errors import ProtocolError
-from rlinf_actors.group import detail, launching
+from rlinf_actors.group import group_spec, launch
 from rlinf_actors.group.group import WorkerGroup
-from rlinf_actors.hardware.pieces import piece_of
+from rlinf_actors.hardware.configured import piece_of
 from rlinf_actors.model.hardware import AcceleratorType, HardwareInfo
 from rlinf_actors.model.placement import Placement
-from rlinf_actors.placement.described import DescribedCluster
+from rlinf_actors.placement.described_cluster import DescribedCluster
 from rlinf_actors.placement.strategies import NodePlacementStrategy, PackedPlacementStrategy
-from rlinf_actors.runtime.asyncwork import AsyncWork
+from rlinf_actors.runtime.future import AsyncWork
 
 
 def described(strategy):
@@ -23,7 +23,7 @@ def described(strategy):
     placements = strategy.get_placement(cluster)
     nodes = [cluster.get_node_info(one.cluster_node_rank) for one in placements]
     hardware = {1: [HardwareInfo("Franka", "FR3")]}
-    return detail.detail_of(placements, nodes, [f"host-{node.node_rank}" for node in nodes], hardware)
+    return group_spec.detail_of(placements, nodes, [f"host-{node.node_rank}" for node in nodes], hardware)
 
 
 def attached_to(world, monkeypatch, text):
@@ -32,26 +32,26 @@ def attached_to(world, monkeypatch, text):
     found = AsyncWork("the look at the group")
     found.resolve((world.runtime, world.remote))
     monkeypatch.setattr("rlinf_actors.cluster.cluster.Cluster._asking", lambda ask, what: found)
-    return WorkerGroup(launching.attach(group_kit.Arm, "arms").wait())
+    return WorkerGroup(launch.attach(group_kit.Arm, "arms").wait())
 
 
 @pytest.mark.parametrize("strategy", [PackedPlacementStrategy(0, 2), NodePlacementStrategy([0, 1, 1])])
 def test_it_comes_back_as_it_was(strategy):
     made = described(strategy)
-    assert detail.decode(detail.encode(made), "g") == made
+    assert group_spec.decode(group_spec.encode(made), "g") == made
 
 
 def test_all_fields_travel_and_what_is_usual_does_not():
     odd = Placement(3, 2, 1, 0, AcceleratorType.NPU, 4, 5, ["6"], False, [7], "robots", "id")
-    made = detail.GroupDetail([odd], ["h"], ["m"])
-    assert detail.decode(detail.encode(made), "g").placements == [odd]
-    assert "isolate" not in detail.encode(detail.GroupDetail([Placement(0, 0, 0)], ["h"], [""]))
+    made = group_spec.GroupDetail([odd], ["h"], ["m"])
+    assert group_spec.decode(group_spec.encode(made), "g").placements == [odd]
+    assert "isolate" not in group_spec.encode(group_spec.GroupDetail([Placement(0, 0, 0)], ["h"], [""]))
 
 
 def test_a_group_without_restarts_says_so_and_an_older_launcher_says_nothing():
-    assert detail.decode(detail.encode(detail.GroupDetail(restarts=False)), "g").restarts is False
-    assert "restarts" not in detail.encode(detail.GroupDetail())
-    assert detail.decode("", "g").restarts is True
+    assert group_spec.decode(group_spec.encode(group_spec.GroupDetail(restarts=False)), "g").restarts is False
+    assert "restarts" not in group_spec.encode(group_spec.GroupDetail())
+    assert group_spec.decode("", "g").restarts is True
 
 
 def test_models_are_those_of_ranks_with_accelerators():
@@ -63,18 +63,18 @@ def test_models_are_those_of_ranks_with_accelerators():
 
 
 def test_a_group_without_one_has_nothing():
-    assert detail.decode("", "g") == detail.GroupDetail()
+    assert group_spec.decode("", "g") == group_spec.GroupDetail()
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"placements": [{"rank": "x"}]}'])
 def test_something_else_is_an_error_that_names_the_group(text):
     with pytest.raises(ProtocolError, match="record of group 'g'"):
-        detail.decode(text, "g")
+        group_spec.decode(text, "g")
 
 
 async def test_an_attached_handle_knows_what_the_owners_does(world, monkeypatch):
     made = described(PackedPlacementStrategy(0, 2))
-    group = attached_to(world, monkeypatch, detail.encode(made))
+    group = attached_to(world, monkeypatch, group_spec.encode(made))
     arms = {1: [HardwareInfo("Franka", "FR3")]}
     assert group.placements == made.placements
     infos = [entry.info for entry in group.worker_info_list]
@@ -85,7 +85,7 @@ async def test_an_attached_handle_knows_what_the_owners_does(world, monkeypatch)
 
 
 async def test_its_errors_name_hosts(world, monkeypatch):
-    group = attached_to(world, monkeypatch, detail.encode(described(PackedPlacementStrategy(0, 2))))
+    group = attached_to(world, monkeypatch, group_spec.encode(described(PackedPlacementStrategy(0, 2))))
     world.dies(2)
     assert "worker arms:2 on host-1 was ended by signal 9" in str(world.remote.peers[2].error)
     await asyncio.sleep(0)
@@ -94,6 +94,6 @@ async def test_its_errors_name_hosts(world, monkeypatch):
 
 async def test_an_owners_handle_has_the_hardware(world):
     arm = HardwareInfo("Franka", "FR3")
-    world.remote.detail = detail.encode(detail.GroupDetail(hardware={1: [piece_of(arm)]}))
+    world.remote.detail = group_spec.encode(group_spec.GroupDetail(hardware={1: [piece_of(arm)]}))
     assert [info.hardware_infos for info in world.control.worker_infos()] == [[], [arm], []]
     assert world.control.hardware == {1: [arm]}

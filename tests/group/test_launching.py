@@ -13,16 +13,16 @@ import group_kit
 import pytest
 from blocking import no_blocking
 
-from rlinf_actors.cluster.importpaths import import_paths
+from rlinf_actors.cluster.service import import_paths
 from rlinf_actors.errors import CallTimeoutError, ClusterTimeoutError, ConfigError, UsageError, WorkerStartError
-from rlinf_actors.group import launching
-from rlinf_actors.group.launching import check_arguments
-from rlinf_actors.group.spec import LaunchOptions, class_reference, worker_specs
+from rlinf_actors.group import launch
+from rlinf_actors.group.group_spec import LaunchOptions, class_reference, worker_specs
+from rlinf_actors.group.launch import check_arguments
 from rlinf_actors.hardware import registry
 from rlinf_actors.model.hardware import HardwareInfo, HardwareResource
 from rlinf_actors.model.node import NodeGroupInfo, NodeInfo
 from rlinf_actors.model.placement import Placement
-from rlinf_actors.placement.described import DescribedCluster
+from rlinf_actors.placement.described_cluster import DescribedCluster
 from rlinf_actors.placement.strategies import NodePlacementStrategy, PackedPlacementStrategy
 from rlinf_actors.settings import for_workers
 from rlinf_actors.wire.values import Claim
@@ -127,22 +127,22 @@ class TestClassReference:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (launching.Options(start_method="teleport"), "start_method is 'teleport'; it must be one of fork, spawn"),
-        (launching.Options(max_concurrency=0), "max_concurrency is 0; it must be at least 1"),
-        (launching.Options(name="a/b"), "'a/b' cannot be a group's name"),
-        (launching.Options(name="a\nb"), "cannot be a group's name"),
+        (launch.Options(start_method="teleport"), "start_method is 'teleport'; it must be one of fork, spawn"),
+        (launch.Options(max_concurrency=0), "max_concurrency is 0; it must be at least 1"),
+        (launch.Options(name="a/b"), "'a/b' cannot be a group's name"),
+        (launch.Options(name="a\nb"), "cannot be a group's name"),
     ],
 )
 def test_options_that_cannot_be_are_refused_before_anything_starts(options, said):
     with pytest.raises(UsageError, match=said):
-        launching.launch(group_kit.Arm, (), {}, types.SimpleNamespace(), options)
+        launch.launch(group_kit.Arm, (), {}, types.SimpleNamespace(), options)
 
 
 def test_import_paths_are_the_scripts_not_the_interpreters(tmp_path):
     (tmp_path / "script.py").write_text(
         "import sys\n"
         f"sys.path.insert(0, {str(os.getcwd())!r})\n"
-        "from rlinf_actors.cluster.importpaths import import_paths\n"
+        "from rlinf_actors.cluster.service import import_paths\n"
         "print('\\n'.join(import_paths()))\n"
     )
     (tmp_path / "lib").mkdir()
@@ -329,5 +329,5 @@ def test_ctrl_c_ends_a_detached_group_that_is_half_up_and_no_one_elses(owned):
     waiting = types.SimpleNamespace(wait=interrupt)
     group = types.SimpleNamespace(want=lambda: waiting, owned=owned)
     with pytest.raises(KeyboardInterrupt):
-        launching._wait_until_up(runtime, group)
+        launch._wait_until_up(runtime, group)
     assert withdrawn == ([group] if owned else [])

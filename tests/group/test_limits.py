@@ -1,7 +1,7 @@
 import pytest
 
 from rlinf_actors import UsageError
-from rlinf_actors.group.limits import Limits
+from rlinf_actors.group.group_spec import Limits
 
 
 @pytest.mark.parametrize(

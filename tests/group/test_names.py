@@ -11,10 +11,9 @@ import pytest
 from group_kit import Arm
 
 from rlinf_actors.errors import UsageError
-from rlinf_actors.group.calls import yielding
+from rlinf_actors.group.class_facts import RESERVED, YIELDING, Method, facts_of, public_methods
 from rlinf_actors.group.control import GroupControl
-from rlinf_actors.group.group import WorkerGroup
-from rlinf_actors.group.names import RESERVED, YIELDING, Method, facts_of, public_methods
+from rlinf_actors.group.group import WorkerGroup, yielding
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.worker.worker import Worker
 

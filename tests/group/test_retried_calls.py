@@ -17,7 +17,7 @@ from rlinf_actors.errors import (
     UsageError,
     WorkerDiedError,
 )
-from rlinf_actors.group import detail
+from rlinf_actors.group import group_spec
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.values import Endpoint, ExitReport, WorkerState
 from rlinf_actors.worker.worker import Worker
@@ -206,10 +206,10 @@ async def test_a_number_that_cannot_be(world, n):
 
 
 async def test_a_group_without_a_policy_is_told_at_once(world):
-    world.remote.detail = detail.encode(detail.GroupDetail(restarts=False))
+    world.remote.detail = group_spec.encode(group_spec.GroupDetail(restarts=False))
     with pytest.raises(UsageError, match=r"Launch it with restart=RestartPolicy.on_failure\(\)"):
         world.group.with_retries(1)
-    world.remote.detail = detail.encode(detail.GroupDetail())
+    world.remote.detail = group_spec.encode(group_spec.GroupDetail())
     result = world.group.with_retries(1).load()
     result.cancel()
 

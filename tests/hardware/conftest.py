@@ -15,7 +15,7 @@ import pytest
 from rlinf_actors import procfs
 from rlinf_actors.hardware import extensions, registry
 from rlinf_actors.hardware.probe import run_probe
-from rlinf_actors.hardware.report import ProbeReport
+from rlinf_actors.hardware.probe_report import ProbeReport
 from rlinf_actors.hardware.vendors import catalog
 from rlinf_actors.model import accelerator_table, hardware
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlinf_actors import procfs
-from rlinf_actors.hardware.contained import run_child
+from rlinf_actors.hardware.child_process import run_child
 
 LEAVES_A_TOOL = """
 import os, subprocess, sys

@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.hardware.pieces import info_of, piece_of
-from rlinf_actors.hardware.report import ReportedInfo
+from rlinf_actors.hardware.configured import info_of, piece_of
+from rlinf_actors.hardware.probe_report import ReportedInfo
 from rlinf_actors.hardware.robots.franka import FrankaConfig, FrankaHWInfo
 from rlinf_actors.model.hardware import HardwareConfig, HardwareInfo
 from rlinf_actors.wire.values import Piece
@@ -117,7 +117,7 @@ def test_another_version_of_the_class_is_an_error_that_says_so() -> None:
 
 def test_the_class_of_a_built_in_type_is_known_where_nobody_has_used_it_yet() -> None:
     code = (
-        "import json, sys; from rlinf_actors.hardware.pieces import info_of; "
+        "import json, sys; from rlinf_actors.hardware.configured import info_of; "
         "from rlinf_actors.wire.values import Piece; "
         "assert 'rlinf_actors.hardware.robots.franka' not in sys.modules; "
         "print(type(info_of(Piece(**json.loads(sys.argv[1])))).__name__)"

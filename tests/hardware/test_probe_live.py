@@ -18,7 +18,7 @@ import pytest
 from rlinf_actors.hardware import probe as probe_module
 from rlinf_actors.hardware.accelerators import Accelerator, AcceleratorUtil
 from rlinf_actors.hardware.probe import run_probe
-from rlinf_actors.hardware.report import ProbeReport, resources_from_reports
+from rlinf_actors.hardware.probe_report import ProbeReport, resources_from_reports
 from rlinf_actors.hardware.vendors.catalog import VENDORS, Vendor
 from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType
 from rlinf_actors.model.node import NodeInfo

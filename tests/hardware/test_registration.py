@@ -16,19 +16,19 @@ import pytest
 from vendor_kit import Tree
 
 from rlinf_actors import AcceleratorFacts, AcceleratorInfo, AcceleratorType, AcceleratorUtil, FoundAccelerators
-from rlinf_actors.cluster.nodes import node_info
-from rlinf_actors.config.cluster import ClusterConfig
+from rlinf_actors.cluster.cluster_nodes import node_info
+from rlinf_actors.config.cluster_config import ClusterConfig
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.hardware import probe as probe_module
-from rlinf_actors.hardware.contained import ChildEnd
+from rlinf_actors.hardware.child_process import ChildEnd
 from rlinf_actors.hardware.probe import run_probe
-from rlinf_actors.hardware.report import accelerator_type_of, resource_to_report, resources_from_reports
+from rlinf_actors.hardware.probe_report import accelerator_type_of, resource_to_report, resources_from_reports
+from rlinf_actors.messaging.cuda_ipc import Devices
 from rlinf_actors.model.hardware import HardwareResource
 from rlinf_actors.model.node import NodeGroupInfo
 from rlinf_actors.placement.environment import worker_environment
 from rlinf_actors.placement.node_order import RegisteredNode, order_nodes
 from rlinf_actors.placement.resolver import ResourceTable, place, place_on_nodes
-from rlinf_actors.tensors.devices import Devices
 from rlinf_actors.wire.values import Extension, NodeReport, NodeState
 
 pytestmark = pytest.mark.usefixtures("registries")
@@ -153,7 +153,7 @@ def test_a_worker_that_does_not_know_the_type_has_no_device_of_it() -> None:
 LAB = """
 import os, signal
 from rlinf_actors import AcceleratorFacts, AcceleratorInfo, AcceleratorUtil, FoundAccelerators
-from rlinf_actors.hardware.visibility import visible_devices
+from rlinf_actors.hardware.visible_devices import visible_devices
 
 def tpu(name, devices, ask):
     facts = AcceleratorFacts(name + "_VISIBLE_DEVICES", "tccl", "tpu", "")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_actors.config.cluster import ClusterConfig
+from rlinf_actors.config.cluster_config import ClusterConfig
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.hardware.configured import describe_hardware, enumerate_type, without_types
 from rlinf_actors.hardware.extensions import load_module

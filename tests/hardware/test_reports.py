@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from rlinf_actors.errors import ConfigError, UsageError
 from rlinf_actors.hardware.accelerators import AcceleratorUtil
 from rlinf_actors.hardware.probe import ChildEnd, read_answer
-from rlinf_actors.hardware.report import ReportedInfo, resource_from_report, resource_to_report
+from rlinf_actors.hardware.probe_report import ReportedInfo, resource_from_report, resource_to_report
 from rlinf_actors.hardware.vendors.catalog import Vendor
-from rlinf_actors.hardware.visibility import selected_devices, visible_devices
+from rlinf_actors.hardware.visible_devices import selected_devices, visible_devices
 from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType, HardwareInfo, HardwareResource
-from rlinf_actors.wire import codec
+from rlinf_actors.wire import control_codec
 from rlinf_actors.wire.values import HardwareReport, NodeReport, ResourceReport
 
 GPUS = [AcceleratorInfo("NV_GPU", "H100", index=index, uuid=f"GPU-{index}abc") for index in range(3)]
@@ -45,7 +45,7 @@ def test_other_hardware_travels_as_plain_values() -> None:
     resource = HardwareResource("Arm", [ArmInfo("Arm", "v2", "10.0.0.1", ["7"], {"a": 1})])
     report = resource_to_report(resource)
     node = NodeReport("n", "n", "10.0.0.1", "h", 1, 1, "3.11", "/usr/bin/python", resources=[report])
-    assert codec.msgspec.msgpack.decode(codec.msgspec.msgpack.encode(node), type=NodeReport) == node
+    assert control_codec.msgspec.msgpack.decode(control_codec.msgspec.msgpack.encode(node), type=NodeReport) == node
     found = resource_from_report(report)
     assert found.infos == [ReportedInfo("Arm", "v2", {"ip": "10.0.0.1", "serials": ["7"], "extra": "{'a': 1}"})]
     assert resource_to_report(found) == report

@@ -10,7 +10,7 @@ import pytest
 
 from rlinf_actors.errors import ConfigError, UsageError
 from rlinf_actors.hardware.accelerators import AcceleratorUtil
-from rlinf_actors.tensors import groups
+from rlinf_actors.messaging import process_groups
 
 
 @pytest.fixture
@@ -55,10 +55,10 @@ def test_a_type_that_nobody_knows() -> None:
 
 @pytest.mark.torch
 def test_the_plug_in_of_a_back_end_need_not_be_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert "gloo" in groups.backends("oneccl_that_is_not_installed")
+    assert "gloo" in process_groups.backends("oneccl_that_is_not_installed")
     import torch.distributed as dist
 
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "oneccl_here.py").write_text("import torch\ntorch.distributed.Backend._plugins['MYCCL'] = None\n")
     monkeypatch.setattr(dist.Backend, "_plugins", {})
-    assert "myccl" in groups.backends("oneccl_here")
+    assert "myccl" in process_groups.backends("oneccl_here")

@@ -15,7 +15,7 @@ import pace
 import pytest
 from vendor_kit import Tree, capture
 
-from rlinf_actors.cli.session import fetch_status
+from rlinf_actors.cli.queries import fetch_status
 from rlinf_actors.settings import Settings
 
 pytestmark = pytest.mark.live

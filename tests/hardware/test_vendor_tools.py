@@ -15,7 +15,7 @@ from vendor_kit import Tree, capture
 from rlinf_actors import procfs
 from rlinf_actors.hardware import probe
 from rlinf_actors.hardware.probe import run_probe
-from rlinf_actors.hardware.report import ProbeReport, resources_from_reports
+from rlinf_actors.hardware.probe_report import ProbeReport, resources_from_reports
 from rlinf_actors.model.hardware import AcceleratorInfo
 from rlinf_actors.settings import PROBE_LIMIT
 

@@ -8,46 +8,42 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from rlinf_actors.head.cluster_state import Tables
 from rlinf_actors.head.commands import (
     Answer,
     Asked,
-    Command,
-    EndCluster,
-    Identity,
-    Keep,
-    Notify,
-    Record,
-    Refuse,
-    Stalled,
-    Tick,
-    Timing,
-    Told,
-    Unreachable,
-)
-from rlinf_actors.head.keys import OwnKeys
-from rlinf_actors.head.remembered import (
     Change,
+    Command,
     Drain,
+    EndCluster,
     ForgetGaveUp,
     ForgetJob,
     ForgetKey,
     ForgetNode,
     GaveUp,
+    Identity,
+    Keep,
     KnownJob,
     KnownNode,
     Latch,
+    Notify,
+    Record,
+    Refuse,
     Remembered,
+    Stalled,
+    Tick,
+    Timing,
+    Told,
     Unlatch,
+    Unreachable,
 )
-from rlinf_actors.head.supervisor import Supervisor
-from rlinf_actors.head.tables import Tables
+from rlinf_actors.head.coordinator import Supervisor
+from rlinf_actors.head.key_registry import OwnKeys
 from rlinf_actors.security.members import LOCAL, Member
-from rlinf_actors.wire.agents import ProcessGone, WorkerExited, WorkerReady
-from rlinf_actors.wire.clients import GetNodes, Launch
-from rlinf_actors.wire.keys import KeyState
-from rlinf_actors.wire.messages import Body
+from rlinf_actors.wire.agent_messages import AgentHello, Beat, ClientHello, ProcessGone, WorkerExited, WorkerReady
+from rlinf_actors.wire.client_messages import GetNodes, KeyState, Launch
+from rlinf_actors.wire.control_codec import Body
 from rlinf_actors.wire.protocol import PROTOCOL
-from rlinf_actors.wire.session import AgentHello, Beat, ClientHello
 from rlinf_actors.wire.values import Endpoint, ExitReport, NodeReport, RunningWorker, WorkerSpec
 
 T = TypeVar("T")

@@ -7,10 +7,19 @@ from typing import Any
 from head_kit import HeadKit, job_key
 
 from rlinf_actors.head.commands import Refuse
-from rlinf_actors.head.keys import OwnKeys
-from rlinf_actors.wire.clients import GetNodes, Launched
-from rlinf_actors.wire.keys import AddKey, Enroll, Enrolled, GetKeys, Keys, KeyState, RevokeKey
-from rlinf_actors.wire.session import Welcome
+from rlinf_actors.head.key_registry import OwnKeys
+from rlinf_actors.wire.agent_messages import Welcome
+from rlinf_actors.wire.client_messages import (
+    AddKey,
+    Enroll,
+    Enrolled,
+    GetKeys,
+    GetNodes,
+    Keys,
+    KeyState,
+    Launched,
+    RevokeKey,
+)
 
 
 def key(letter: str) -> str:

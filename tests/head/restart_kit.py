@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from head_kit import HeadKit, agent_hello, running, specs
 
-from rlinf_actors.wire.clients import Handles, Launched
+from rlinf_actors.wire.client_messages import Handles, Launched
 from rlinf_actors.wire.values import Endpoint, GroupHandle
 
 UP = Endpoint("h", "ipc://x")

@@ -9,25 +9,22 @@ import pytest
 
 from rlinf_actors.errors import AuthenticationError, ClusterTimeoutError
 from rlinf_actors.head.commands import Timing
-from rlinf_actors.head.keys import OwnKeys
+from rlinf_actors.head.key_registry import OwnKeys
 from rlinf_actors.head.server import HeadServer
+from rlinf_actors.net.host import HeldPorts
 from rlinf_actors.net.link import secret_identity
-from rlinf_actors.net.ports import HeldPorts
 from rlinf_actors.net.rpc import ControlClient
-from rlinf_actors.net.security import Security
-from rlinf_actors.net.transport import ZmqNetwork
+from rlinf_actors.net.socket_security import Security
+from rlinf_actors.net.zmq_network import ZmqNetwork
 from rlinf_actors.security.job import JobGate, job_pair
 from rlinf_actors.security.keypair import KeyPair
 from rlinf_actors.wire import frames
-from rlinf_actors.wire.agents import RefusalReport
-from rlinf_actors.wire.keys import AddKey
-from rlinf_actors.wire.messages import Body
-from rlinf_actors.wire.operators import GetEvents, GetStatus
+from rlinf_actors.wire.agent_messages import AgentHello, ClientHello, RefusalReport
+from rlinf_actors.wire.client_messages import AddKey, GetEvents, GetStatus
+from rlinf_actors.wire.control_codec import Body
 from rlinf_actors.wire.protocol import PROTOCOL
-from rlinf_actors.wire.session import AgentHello, ClientHello
 from rlinf_actors.wire.values import NodeReport
-from rlinf_actors.worker.server import WorkerServer
-from rlinf_actors.worker.strangers import Strangers
+from rlinf_actors.worker.server import Strangers, WorkerServer
 
 HEAD = KeyPair.make()
 

@@ -9,21 +9,29 @@ from keys_kit import KeysKit, key, refused, two_jobs
 from rlinf_actors.head.authority import _HOW, who_may
 from rlinf_actors.head.commands import Record, Refuse
 from rlinf_actors.security.members import Member
-from rlinf_actors.wire.agents import FlushLogs, LogCredit, LogLines, StopWorkers
-from rlinf_actors.wire.clients import Detach, EnumerateHardware, GetNodes, Launch, StopCluster
-from rlinf_actors.wire.keys import AddKey, Enroll, GetKeys, Keys, RevokeKey, RotateKey
-from rlinf_actors.wire.operators import (
+from rlinf_actors.wire.agent_messages import FlushLogs, Goodbye, LogCredit, LogLines, StopWorkers, Welcome
+from rlinf_actors.wire.client_messages import (
+    AddKey,
+    Detach,
     Drained,
     DrainNode,
     EndGroup,
+    Enroll,
+    EnumerateHardware,
     EStop,
     EStopped,
     Events,
     GetEvents,
+    GetKeys,
+    GetNodes,
     GetStatus,
+    Keys,
+    Launch,
+    RevokeKey,
+    RotateKey,
     Status,
+    StopCluster,
 )
-from rlinf_actors.wire.session import Goodbye, Welcome
 from rlinf_actors.wire.values import HardwareQuestion
 
 

@@ -6,9 +6,17 @@ import pytest
 from head_kit import HeadKit, agent_hello, running, specs
 
 from rlinf_actors.head.commands import Refuse
-from rlinf_actors.wire.agents import ProcessGone, StopWorkers, Unwatch, Watch
-from rlinf_actors.wire.clients import ClientGone, WatchClients
-from rlinf_actors.wire.session import AgentHello, Beat, Goodbye, Welcome
+from rlinf_actors.wire.agent_messages import (
+    AgentHello,
+    Beat,
+    Goodbye,
+    ProcessGone,
+    StopWorkers,
+    Unwatch,
+    Watch,
+    Welcome,
+)
+from rlinf_actors.wire.client_messages import ClientGone, WatchClients
 from rlinf_actors.wire.values import Endpoint
 
 UP = Endpoint("h", "ipc://x")

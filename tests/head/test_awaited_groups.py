@@ -6,8 +6,8 @@ import pytest
 from head_kit import HeadKit
 
 from rlinf_actors.head.commands import Refuse
-from rlinf_actors.wire.clients import FindGroup, Launched, StopCluster, WorkerChanged
-from rlinf_actors.wire.session import Goodbye
+from rlinf_actors.wire.agent_messages import Goodbye
+from rlinf_actors.wire.client_messages import FindGroup, Launched, StopCluster, WorkerChanged
 
 LOOK = FindGroup("ns", "h", True, "h", 2.0)
 

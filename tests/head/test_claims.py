@@ -7,9 +7,8 @@ import pytest
 from head_kit import HeadKit, agent_hello, running, specs
 
 from rlinf_actors.head.commands import Refuse
-from rlinf_actors.wire.agents import StartWorkers, StopWorkers
-from rlinf_actors.wire.clients import Launch, Launched, StopCluster, StopGroup, Warn, WorkerChanged
-from rlinf_actors.wire.session import Beat, Goodbye
+from rlinf_actors.wire.agent_messages import Beat, Goodbye, StartWorkers, StopWorkers
+from rlinf_actors.wire.client_messages import Launch, Launched, StopCluster, StopGroup, Warn, WorkerChanged
 from rlinf_actors.wire.values import Claim, Endpoint, ExitReport, LeaseState, WorkerSpec
 
 ARM, OTHER = Claim("Franka:10.0.1.1", "Franka 10.0.1.1"), Claim("Franka:10.0.1.2", "Franka 10.0.1.2")

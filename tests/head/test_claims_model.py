@@ -9,11 +9,10 @@ from head_kit import HeadKit, agent_hello, specs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_actors.head.claims import SETTLE_S
-from rlinf_actors.wire.agents import StartWorkers
-from rlinf_actors.wire.clients import Launch, Launched, StopGroup
-from rlinf_actors.wire.session import Beat
-from rlinf_actors.wire.spawn import ROBOT_END_S
+from rlinf_actors.head.hardware_claims import SETTLE_S
+from rlinf_actors.wire.agent_messages import Beat, StartWorkers
+from rlinf_actors.wire.client_messages import Launch, Launched, StopGroup
+from rlinf_actors.wire.template_protocol import ROBOT_END_S
 from rlinf_actors.wire.values import Claim
 
 ARMS = [Claim(f"Arm:{n}", f"Arm {n}") for n in range(3)]

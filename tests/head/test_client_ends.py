@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from head_kit import HeadKit
 
-from rlinf_actors.wire.clients import ClientGone, WatchClients
-from rlinf_actors.wire.session import Goodbye
+from rlinf_actors.wire.agent_messages import Goodbye
+from rlinf_actors.wire.client_messages import ClientGone, WatchClients
 
 
 def watching(*incarnations):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from head_kit import HeadKit
 
-from rlinf_actors.wire.agents import StartWorkers
-from rlinf_actors.wire.session import Beat, Goodbye
+from rlinf_actors.wire.agent_messages import Beat, Goodbye, StartWorkers
 
 
 def test_a_driver_on_a_node_that_is_lost_has_no_lease_beyond_its_nodes():

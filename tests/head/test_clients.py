@@ -6,19 +6,31 @@ import pytest
 from head_kit import HeadKit
 
 from rlinf_actors.head.commands import EndCluster, Notify, Refuse
-from rlinf_actors.wire.agents import LogCredit, LogLines, ProcessGone, StopWorkers, Unwatch, Watch, WorkerExited
-from rlinf_actors.wire.clients import (
+from rlinf_actors.wire.agent_messages import (
+    HELLO_AGAIN,
+    Beat,
+    Goodbye,
+    LogCredit,
+    LogLines,
+    ProcessGone,
+    StopWorkers,
+    Unwatch,
+    Watch,
+    Welcome,
+    WorkerExited,
+)
+from rlinf_actors.wire.client_messages import (
     ClientGone,
     Done,
     FindGroup,
     GetNodes,
+    GetStatus,
     Launched,
+    Status,
     StopCluster,
     WatchClients,
     WorkerChanged,
 )
-from rlinf_actors.wire.operators import GetStatus, Status
-from rlinf_actors.wire.session import HELLO_AGAIN, Beat, Goodbye, Welcome
 from rlinf_actors.wire.values import ExitReport
 
 

@@ -7,9 +7,8 @@ from msgspec.structs import replace
 from restart_kit import UP, alone, back, cluster, handle, returns
 
 from rlinf_actors.model.restart import next_id
-from rlinf_actors.wire.agents import StartWorkers, StopWorkers
-from rlinf_actors.wire.clients import Launched, WorkerChanged
-from rlinf_actors.wire.session import Beat
+from rlinf_actors.wire.agent_messages import Beat, StartWorkers, StopWorkers
+from rlinf_actors.wire.client_messages import Launched, WorkerChanged
 from rlinf_actors.wire.values import ExitReport
 
 # --- what clients that are back hear ---

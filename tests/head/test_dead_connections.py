@@ -12,14 +12,12 @@ import pytest
 from rlinf_actors.head.server import HeadServer
 from rlinf_actors.net.link import secret_identity
 from rlinf_actors.net.rpc import ControlClient
-from rlinf_actors.net.security import Security
-from rlinf_actors.net.transport import ZmqNetwork
-from rlinf_actors.wire.agents import ProcessGone, Watch
-from rlinf_actors.wire.clients import GetNodes, Nodes
-from rlinf_actors.wire.messages import Body
-from rlinf_actors.wire.operators import Events, GetEvents
+from rlinf_actors.net.socket_security import Security
+from rlinf_actors.net.zmq_network import ZmqNetwork
+from rlinf_actors.wire.agent_messages import AgentHello, Beat, ClientHello, ProcessGone, Watch
+from rlinf_actors.wire.client_messages import Events, GetEvents, GetNodes, Nodes
+from rlinf_actors.wire.control_codec import Body
 from rlinf_actors.wire.protocol import PROTOCOL
-from rlinf_actors.wire.session import AgentHello, Beat, ClientHello
 from rlinf_actors.wire.values import NodeReport
 
 

@@ -9,10 +9,19 @@ from msgspec.structs import replace
 
 from rlinf_actors.head.commands import Refuse
 from rlinf_actors.model.restart import RestartPolicy
-from rlinf_actors.wire.agents import StartWorkers, StopWorkers
-from rlinf_actors.wire.clients import Detach, Done, FindGroup, Handles, Launch, Launched, StopGroup, WorkerChanged
-from rlinf_actors.wire.operators import DrainNode, EndGroup
-from rlinf_actors.wire.session import Goodbye
+from rlinf_actors.wire.agent_messages import Goodbye, StartWorkers, StopWorkers
+from rlinf_actors.wire.client_messages import (
+    Detach,
+    Done,
+    DrainNode,
+    EndGroup,
+    FindGroup,
+    Handles,
+    Launch,
+    Launched,
+    StopGroup,
+    WorkerChanged,
+)
 from rlinf_actors.wire.values import Claim
 
 

@@ -7,10 +7,8 @@ import pytest
 from head_kit import HeadKit, agent_hello, running, specs
 
 from rlinf_actors import RestartPolicy
-from rlinf_actors.wire.agents import StartWorkers
-from rlinf_actors.wire.clients import Launch, Nodes, Warn, WorkerChanged
-from rlinf_actors.wire.operators import Drained, DrainNode, GetEvents
-from rlinf_actors.wire.session import Beat, Goodbye
+from rlinf_actors.wire.agent_messages import Beat, Goodbye, StartWorkers
+from rlinf_actors.wire.client_messages import Drained, DrainNode, GetEvents, Launch, Nodes, Warn, WorkerChanged
 from rlinf_actors.wire.values import Claim, Endpoint, NodeState
 
 

@@ -6,9 +6,8 @@ from head_kit import HeadKit, client_hello
 from restart_kit import alone, back, cluster, returns
 
 from rlinf_actors.head.commands import Refuse
-from rlinf_actors.wire.agents import StartWorkers, StopWorkers
-from rlinf_actors.wire.clients import FindGroup, Launched, StopGroup
-from rlinf_actors.wire.session import Beat, Goodbye, Welcome
+from rlinf_actors.wire.agent_messages import Beat, Goodbye, StartWorkers, StopWorkers, Welcome
+from rlinf_actors.wire.client_messages import FindGroup, Launched, StopGroup
 
 # --- what comes too early waits ---
 

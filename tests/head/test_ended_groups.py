@@ -5,9 +5,9 @@ from __future__ import annotations
 from head_kit import HeadKit
 
 from rlinf_actors.head.commands import Refuse
-from rlinf_actors.head.ended import EndedGroups
-from rlinf_actors.wire.clients import FindGroup, Launched, StopGroup
-from rlinf_actors.wire.session import Goodbye
+from rlinf_actors.head.restarts import EndedGroups
+from rlinf_actors.wire.agent_messages import Goodbye
+from rlinf_actors.wire.client_messages import FindGroup, Launched, StopGroup
 from rlinf_actors.wire.values import Endpoint, ExitReport, GroupState, WorkerState
 
 

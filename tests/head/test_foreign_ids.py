@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from head_kit import HeadKit, agent_hello, specs
 
-from rlinf_actors.wire.clients import FindGroup, GetNodes, Handles, Launch
+from rlinf_actors.wire.client_messages import FindGroup, GetNodes, Handles, Launch
 from rlinf_actors.wire.values import GroupHandle, WorkerState
 
 

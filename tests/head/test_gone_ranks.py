@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from head_kit import HeadKit, agent_hello, running, specs
 
-from rlinf_actors.wire.clients import FindGroup, Handles, WorkerChanged
-from rlinf_actors.wire.session import Beat
+from rlinf_actors.wire.agent_messages import Beat
+from rlinf_actors.wire.client_messages import FindGroup, Handles, WorkerChanged
 from rlinf_actors.wire.values import Endpoint, ExitReport, GroupHandle, WorkerState
 
 UP = Endpoint("h", "ipc://x")

@@ -6,9 +6,8 @@ import pytest
 from head_kit import HeadKit, running, specs
 
 from rlinf_actors.head.commands import Refuse
-from rlinf_actors.wire.agents import StartWorkers, StopWorkers
-from rlinf_actors.wire.clients import Done, FindGroup, Launch, Launched, StopGroup, WorkerChanged
-from rlinf_actors.wire.session import Beat, Goodbye
+from rlinf_actors.wire.agent_messages import Beat, Goodbye, StartWorkers, StopWorkers
+from rlinf_actors.wire.client_messages import Done, FindGroup, Launch, Launched, StopGroup, WorkerChanged
 from rlinf_actors.wire.values import Endpoint, ExitReport
 
 UP = Endpoint("h", "ipc://x")

@@ -11,12 +11,20 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from restart_kit import UP, alone, back, cluster, handle, returns
 
-from rlinf_actors.head.awaited import SOON_S
+from rlinf_actors.head.client_table import SOON_S
 from rlinf_actors.head.commands import Refuse
-from rlinf_actors.wire.agents import ProcessGone, StopWorkers
-from rlinf_actors.wire.clients import FindGroup, GetNodes, Handles, Launch, Launched, Nodes, WorkerChanged
-from rlinf_actors.wire.operators import EStop, EStopped
-from rlinf_actors.wire.session import Beat, Goodbye, Welcome
+from rlinf_actors.wire.agent_messages import Beat, Goodbye, ProcessGone, StopWorkers, Welcome
+from rlinf_actors.wire.client_messages import (
+    EStop,
+    EStopped,
+    FindGroup,
+    GetNodes,
+    Handles,
+    Launch,
+    Launched,
+    Nodes,
+    WorkerChanged,
+)
 from rlinf_actors.wire.values import Claim, ExitReport
 
 # --- ranks, nodes and epochs ---

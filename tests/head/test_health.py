@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from head_kit import HeadKit
 
-from rlinf_actors.wire.agents import WorkersHealth
-from rlinf_actors.wire.clients import WorkerChanged
-from rlinf_actors.wire.operators import GetEvents
+from rlinf_actors.wire.agent_messages import WorkersHealth
+from rlinf_actors.wire.client_messages import GetEvents, WorkerChanged
 from rlinf_actors.wire.values import WorkerHealth, WorkerPulse
 
 

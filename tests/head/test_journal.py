@@ -9,10 +9,9 @@ import pytest
 from head_kit import HeadKit, client_hello
 
 from rlinf_actors.head.commands import Answer, Record, Refused, Told
-from rlinf_actors.head.happenings import ERRORS, WARNINGS, level
-from rlinf_actors.head.journal import MAX_READERS, Journal
-from rlinf_actors.wire.operators import EStop, Events, GetEvents
-from rlinf_actors.wire.session import Beat, Goodbye
+from rlinf_actors.head.event_log import ERRORS, MAX_READERS, WARNINGS, Journal, level
+from rlinf_actors.wire.agent_messages import Beat, Goodbye
+from rlinf_actors.wire.client_messages import EStop, Events, GetEvents
 from rlinf_actors.wire.values import EventKind, ExitReport
 
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from keys_kit import OWN, KeysKit, key
 
-from rlinf_actors.head import keys
+from rlinf_actors.head import key_registry
 from rlinf_actors.head.commands import Answer, Asked, Keep, Refuse
-from rlinf_actors.head.keys import OwnKeys
-from rlinf_actors.wire.keys import AddKey, Enrolled, GetKeys, Keys, RotateKey
-from rlinf_actors.wire.session import Welcome
+from rlinf_actors.head.key_registry import OwnKeys
+from rlinf_actors.wire.agent_messages import Welcome
+from rlinf_actors.wire.client_messages import AddKey, Enrolled, GetKeys, Keys, RotateKey
 
 
 def test_a_head_without_keys_lists_none_and_says_what_to_do():
@@ -66,7 +66,7 @@ def test_a_join_token_lists_one_key_once():
 def test_a_join_token_is_over_after_15_minutes_whatever_is_asked():
     kit = KeysKit()
     kit.token("t", "n1", seconds=1e9)
-    kit.wait(keys.TOKEN_S - 1)
+    kit.wait(key_registry.TOKEN_S - 1)
     assert kit.good() == "Dt"
     out = kit.wait(1)
     assert any("its time was over" in getattr(command, "text", "") for command in out)
@@ -85,7 +85,7 @@ def test_a_join_token_is_not_good_for_longer_where_the_clock_was_set_back():
     """A machine that had the wrong time until NTP set it: a token would be good until that time comes again."""
     kit = KeysKit()
     kit.token("t", "n1")
-    back = kit.wall - keys.SET_BACK_S
+    back = kit.wall - key_registry.SET_BACK_S
     assert kit.head.admit(key("t"), back)
     assert kit.head.admit(key("t"), back - 1.0) is None
     kit.give("a:n2", "a")
@@ -168,7 +168,7 @@ def test_a_member_has_two_keys_at_most():
         kit.keyed["a:n1"] = key(old)
         kit.ask("a:n1", RotateKey(key(new), 1e9))
     assert kit.good() == "Dde"
-    assert kit.listed()["d"].expires_at == kit.wall + keys.RETIRING_S
+    assert kit.listed()["d"].expires_at == kit.wall + key_registry.RETIRING_S
 
 
 def test_what_cannot_be_written_is_done_and_the_answer_says_so():
@@ -182,7 +182,7 @@ def test_what_cannot_be_written_is_done_and_the_answer_says_so():
 
 
 def test_only_so_many_keys_that_have_ended_are_kept(monkeypatch):
-    monkeypatch.setattr(keys, "KEPT", 2)
+    monkeypatch.setattr(key_registry, "KEPT", 2)
     kit = KeysKit()
     for letter in "abcd":
         kit.give("a:n1", letter)

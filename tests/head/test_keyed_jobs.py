@@ -8,11 +8,18 @@ from keys_kit import KeysKit, key, refused, two_jobs
 from msgspec.structs import replace
 
 from rlinf_actors.head.commands import Notify, Refuse
-from rlinf_actors.wire.agents import StopWorkers
-from rlinf_actors.wire.clients import Detach, Done, GetNodes, Launch, Launched
-from rlinf_actors.wire.keys import RotateKey
-from rlinf_actors.wire.operators import GetEvents, GetStatus, Status
-from rlinf_actors.wire.session import Beat, Goodbye, Welcome
+from rlinf_actors.wire.agent_messages import Beat, Goodbye, StopWorkers, Welcome
+from rlinf_actors.wire.client_messages import (
+    Detach,
+    Done,
+    GetEvents,
+    GetNodes,
+    GetStatus,
+    Launch,
+    Launched,
+    RotateKey,
+    Status,
+)
 from rlinf_actors.wire.values import RunningWorker
 
 
@@ -93,7 +100,7 @@ def test_an_expired_key_ends_its_sessions_at_the_first_word_of_anybody(kit):
 
 
 def test_a_key_has_so_many_sessions_and_no_more(kit, monkeypatch):
-    monkeypatch.setattr("rlinf_actors.head.clients.SESSIONS", 2)
+    monkeypatch.setattr("rlinf_actors.head.client_table.SESSIONS", 2)
     kit.keyed["ann2"] = kit.keyed["ann3"] = kit.keyed["ann"]
     assert isinstance(kit.ask("ann2", client_hello("ann2", namespace="ann")), Welcome)
     refused = kit.ask("ann3", client_hello("ann3", namespace="ann"))

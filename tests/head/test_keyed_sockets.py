@@ -13,16 +13,15 @@ import pytest
 from sockets_kit import HEAD, KeyedHead, KeyedWorker, driver_hello, refused
 
 from rlinf_actors.errors import AuthenticationError
-from rlinf_actors.net.security import Security
-from rlinf_actors.runtime.headlink import HeadLink
+from rlinf_actors.net.socket_security import Security
+from rlinf_actors.runtime.head_session import HeadLink
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.security.job import job_pair
 from rlinf_actors.security.keypair import KeyPair
 from rlinf_actors.wire import frames
-from rlinf_actors.wire.keys import RevokeKey
-from rlinf_actors.wire.operators import GetStatus
+from rlinf_actors.wire.agent_messages import ClientHello
+from rlinf_actors.wire.client_messages import GetStatus, RevokeKey
 from rlinf_actors.wire.protocol import PROTOCOL
-from rlinf_actors.wire.session import ClientHello
 from rlinf_actors.wire.values import Endpoint
 
 
@@ -81,9 +80,9 @@ class Lines(logging.Handler):
 async def test_a_head_that_is_replaced_by_one_with_another_key_ends_no_session(
     head: KeyedHead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlinf_actors.net.doubt.SURE_S", 0.1)
+    monkeypatch.setattr("rlinf_actors.net.reachability.SURE_S", 0.1)
     driver, ends, lines = KeyPair.make(), asyncio.Queue(), Lines()
-    logging.getLogger("rlinf_actors.runtime.headlink").addHandler(lines)
+    logging.getLogger("rlinf_actors.runtime.head_session").addHandler(lines)
     head.replaced(HEAD, driver)
     link = HeadLink(head.net(driver), head.endpoint, driver_hello(), lambda notice: None, ends.put_nowait)
     try:
@@ -94,7 +93,7 @@ async def test_a_head_that_is_replaced_by_one_with_another_key_ends_no_session(
         await lines.until("is there again")
         assert ends.empty()
     finally:
-        logging.getLogger("rlinf_actors.runtime.headlink").removeHandler(lines)
+        logging.getLogger("rlinf_actors.runtime.head_session").removeHandler(lines)
         link.close("the test ends")
 
 

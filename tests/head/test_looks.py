@@ -6,10 +6,9 @@ import pytest
 from head_kit import HeadKit
 
 from rlinf_actors.head.commands import Refuse
-from rlinf_actors.head.looks import SPARE_S
-from rlinf_actors.wire.agents import HardwareFound, LookForHardware, StopLooking
-from rlinf_actors.wire.clients import Enumerated, EnumerateHardware
-from rlinf_actors.wire.session import Beat, Goodbye
+from rlinf_actors.head.operations import SPARE_S
+from rlinf_actors.wire.agent_messages import Beat, Goodbye, HardwareFound, LookForHardware, StopLooking
+from rlinf_actors.wire.client_messages import Enumerated, EnumerateHardware
 from rlinf_actors.wire.values import HardwareAnswer, HardwareQuestion, Piece
 
 QUESTION = HardwareQuestion("Arm", 1, limit_s=10.0)

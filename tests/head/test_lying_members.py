@@ -7,19 +7,29 @@ from head_kit import agent_hello, client_hello, running, specs
 from keys_kit import KeysKit, key, two_jobs
 from msgspec.structs import replace
 
-from rlinf_actors.head import awaited, drains, jobs, keys
+from rlinf_actors.head import client_table, jobs, key_registry, operations
 from rlinf_actors.head.authority import MAX_DRIVERS_OF_ONE, MAX_NODES_OF_ONE
 from rlinf_actors.head.commands import Asked, Refuse, Tick, TurnedAway
-from rlinf_actors.head.givenup import KEPT_OF_ONE
-from rlinf_actors.head.journal import KEPT_EVENTS
-from rlinf_actors.head.refusals import KINDS, WINDOW_S
+from rlinf_actors.head.event_log import KEPT_EVENTS, KINDS, WINDOW_S
+from rlinf_actors.head.quotas import KEPT_OF_ONE, MAX_OF_ONE
 from rlinf_actors.head.robots import MAX_STOPS
-from rlinf_actors.head.underway import MAX_OF_ONE
-from rlinf_actors.wire.agents import StopWorkers
-from rlinf_actors.wire.clients import ClientGone, GetNodes, Handles, StopGroup, WatchClients, WorkerChanged
-from rlinf_actors.wire.keys import Enrolled, RotateKey
-from rlinf_actors.wire.operators import DrainNode, EStop, EStopped, GetEvents, GetStatus, Status
-from rlinf_actors.wire.session import Beat, Goodbye, Welcome
+from rlinf_actors.wire.agent_messages import Beat, Goodbye, StopWorkers, Welcome
+from rlinf_actors.wire.client_messages import (
+    ClientGone,
+    DrainNode,
+    Enrolled,
+    EStop,
+    EStopped,
+    GetEvents,
+    GetNodes,
+    GetStatus,
+    Handles,
+    RotateKey,
+    Status,
+    StopGroup,
+    WatchClients,
+    WorkerChanged,
+)
 from rlinf_actors.wire.values import ClusterEvent, Endpoint, GroupHandle, WorkerState
 
 
@@ -147,7 +157,7 @@ def test_clients_that_never_were_push_nothing_out_and_fill_no_file(kit):
 
 
 def test_who_has_named_too_many_hears_of_an_end_at_once(kit, monkeypatch):
-    monkeypatch.setattr(awaited, "MAX_AWAITED", 2)
+    monkeypatch.setattr(client_table, "MAX_AWAITED", 2)
     kit.keyed["bob2"] = kit.keyed["bob"]
     kit.ask("bob2", client_hello("bob2", namespace="bob"))
     kit.tell("bob2", Goodbye("done"))
@@ -165,7 +175,7 @@ def test_a_driver_that_comes_and_goes_pushes_out_nobody(kit):
 
 
 def test_a_key_that_is_changed_again_and_again_pushes_out_no_other_that_has_ended(kit, monkeypatch):
-    monkeypatch.setattr(keys, "KEPT", 4)
+    monkeypatch.setattr(key_registry, "KEPT", 4)
     kit.give("a:n2", "x", "n2")
     kit.revoke("n2")
     for letter in "qrstuvw":
@@ -303,7 +313,7 @@ def test_names_are_not_kept_by_the_megabyte(kit):
 
 
 def test_an_agent_that_drains_node_after_node_fills_no_file(kit, monkeypatch):
-    monkeypatch.setattr(drains, "MAX_DRAINED", 3)
+    monkeypatch.setattr(operations, "MAX_DRAINED", 3)
     for n in range(5):
         kit.keyed[f"a:n1-{n}"] = kit.keyed["a:n1"]
         kit.ask(f"a:n1-{n}", agent_hello(f"id{n}", hostname="n1"))

@@ -6,9 +6,9 @@ import pytest
 from head_kit import HeadKit, agent_hello, client_hello
 
 from rlinf_actors.head.commands import Refuse
-from rlinf_actors.wire.clients import Nodes, WorkerChanged
+from rlinf_actors.wire.agent_messages import HELLO_AGAIN, Beat, Goodbye, Welcome
+from rlinf_actors.wire.client_messages import Nodes, WorkerChanged
 from rlinf_actors.wire.protocol import OLDEST, PROTOCOL
-from rlinf_actors.wire.session import HELLO_AGAIN, Beat, Goodbye, Welcome
 from rlinf_actors.wire.values import HardwareReport, ResourceReport
 
 

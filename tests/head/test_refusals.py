@@ -6,12 +6,11 @@ import pytest
 from head_kit import HeadKit
 from keys_kit import KeysKit, key, two_jobs
 
-from rlinf_actors.head import refusals
+from rlinf_actors.head import event_log
 from rlinf_actors.head.commands import Command, Record, TurnedAway
-from rlinf_actors.security.refusals import KINDS
-from rlinf_actors.wire.agents import Refusal, RefusalReport
-from rlinf_actors.wire.keys import GetKeys
-from rlinf_actors.wire.operators import GetEvents
+from rlinf_actors.security.refusal_tally import KINDS
+from rlinf_actors.wire.agent_messages import Refusal, RefusalReport
+from rlinf_actors.wire.client_messages import GetEvents, GetKeys
 
 
 @pytest.fixture
@@ -49,7 +48,7 @@ def test_repetitions_are_counted_and_said_once_a_minute(kit):
     assert len(turned_away(kit)) == 1
     for _ in range(1000):
         assert turned_away(kit) == []
-    assert refused(kit.wait(refusals.WINDOW_S)) == [
+    assert refused(kit.wait(event_log.WINDOW_S)) == [
         "refused a connection from 10.0.0.9: it has no key (1000 more in the last 60 s)"
     ]
     assert refused(kit.wait(200)) == []
@@ -57,15 +56,15 @@ def test_repetitions_are_counted_and_said_once_a_minute(kit):
 
 
 def test_the_head_wakes_up_for_the_end_of_that_minute(kit):
-    assert kit.head.next_deadline() > kit.now + refusals.WINDOW_S
+    assert kit.head.next_deadline() > kit.now + event_log.WINDOW_S
     turned_away(kit)
-    assert kit.head.next_deadline() == kit.now + refusals.WINDOW_S
+    assert kit.head.next_deadline() == kit.now + event_log.WINDOW_S
 
 
 def test_strangers_from_everywhere_do_not_fill_the_log(kit):
     lines = sum(len(turned_away(kit, "", f"10.1.{n // 250}.{n % 250}", "it came without CURVE")) for n in range(5000))
     assert lines == KINDS
-    out = refused(kit.wait(refusals.WINDOW_S))
+    out = refused(kit.wait(event_log.WINDOW_S))
     assert [line.split(",")[0] for line in out] == [f"{5000 - KINDS} more refusals of other kinds in the last 60 s"]
 
 
@@ -73,7 +72,7 @@ def test_a_member_that_asks_again_and_again_is_one_line(kit):
     for _ in range(50):
         kit.ask("bob", GetKeys())
     assert kit.head.refused == 50
-    assert refused(kit.wait(refusals.WINDOW_S)) == [
+    assert refused(kit.wait(event_log.WINDOW_S)) == [
         "refused: driver 'bob' may not say GetKeys (49 more in the last 60 s)"
     ]
 
@@ -111,7 +110,7 @@ def test_repetitions_from_nodes_are_counted_by_the_minute(jobs):
     assert len(told(jobs, "a:n0", Refusal(STRANGER, 1, "g-0"))) == 1
     for _ in range(12):
         assert told(jobs, "a:n0", Refusal(STRANGER, 100, "g-0")) == []
-    assert [line for line in refused(jobs.wait(refusals.WINDOW_S)) if "more in" in line] == [
+    assert [line for line in refused(jobs.wait(event_log.WINDOW_S)) if "more in" in line] == [
         f"worker g:0 (process 77) on node n0 refused {STRANGER} (1200 more in the last 60 s)"
     ]
 
@@ -127,8 +126,8 @@ def test_an_agent_is_believed_of_its_own_node_alone(jobs):
 
 def test_an_agent_that_tells_much_leaves_room_for_others(jobs):
     lines = told(jobs, "a:n1", *(Refusal(f"somebody {n}") for n in range(200)))
-    assert len(lines) == refusals.KINDS_OF_NODE
+    assert len(lines) == event_log.KINDS_OF_NODE
     assert len(told(jobs, "a:n0", Refusal(STRANGER, 1, "g-0"))) == 1
     assert len(turned_away(jobs)) == 1
-    count = 200 - refusals.KINDS_OF_NODE
+    count = 200 - event_log.KINDS_OF_NODE
     assert f"{count} more refusals of other kinds in the last 60 s" in "\n".join(refused(jobs.wait(60)))

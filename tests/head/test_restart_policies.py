@@ -10,13 +10,10 @@ from hypothesis import strategies as st
 
 from rlinf_actors import RestartPolicy, UsageError
 from rlinf_actors.head.commands import Refuse
-from rlinf_actors.head.records import Group, Worker
+from rlinf_actors.head.records import Group, Worker, WorkerLife
 from rlinf_actors.head.restarts import Restarts
-from rlinf_actors.head.transitions import WorkerLife
-from rlinf_actors.wire.agents import StartWorkers, StopWorkers
-from rlinf_actors.wire.clients import Done, Launch, Launched, StopGroup, WorkerChanged
-from rlinf_actors.wire.operators import EStop
-from rlinf_actors.wire.session import Beat, Goodbye
+from rlinf_actors.wire.agent_messages import Beat, Goodbye, StartWorkers, StopWorkers
+from rlinf_actors.wire.client_messages import Done, EStop, Launch, Launched, StopGroup, WorkerChanged
 from rlinf_actors.wire.values import Claim, ExitReport
 
 POLICY = RestartPolicy.on_failure(max_restarts=2, within_s=60, backoff_s=1, backoff_max_s=30)

@@ -9,11 +9,9 @@ from head_kit import HeadKit, Refuse, agent_hello, running
 
 from rlinf_actors.errors import EmergencyStopError
 from rlinf_actors.net.rpc import refusal
-from rlinf_actors.wire.agents import StartWorkers, StopWorkers
-from rlinf_actors.wire.clients import Launch, WorkerChanged
-from rlinf_actors.wire.messages import Failed
-from rlinf_actors.wire.operators import EStop, EStopped, GetStatus
-from rlinf_actors.wire.session import Beat, Goodbye, Welcome
+from rlinf_actors.wire.agent_messages import Beat, Goodbye, StartWorkers, StopWorkers, Welcome
+from rlinf_actors.wire.client_messages import EStop, EStopped, GetStatus, Launch, WorkerChanged
+from rlinf_actors.wire.control_codec import Failed
 from rlinf_actors.wire.values import Claim, ExitReport, WorkerSpec
 
 ARM = Claim("Franka:10.10.10.1", "Franka 10.10.10.1")

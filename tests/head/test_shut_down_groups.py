@@ -7,8 +7,8 @@ from head_kit import HeadKit, agent_hello, running, specs
 from msgspec.structs import replace
 
 from rlinf_actors import RestartPolicy
-from rlinf_actors.wire.agents import StartWorkers, StopWorkers
-from rlinf_actors.wire.clients import Done, Handles, Launch, Launched, StopGroup
+from rlinf_actors.wire.agent_messages import StartWorkers, StopWorkers
+from rlinf_actors.wire.client_messages import Done, Handles, Launch, Launched, StopGroup
 from rlinf_actors.wire.values import Claim, Endpoint, ExitReport, GroupHandle, WorkerState
 
 UP = Endpoint("h", "ipc://x")

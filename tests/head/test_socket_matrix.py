@@ -22,21 +22,18 @@ from msgspec.structs import replace
 from sockets_kit import HEAD, KeyedHead, KeyedWorker, agent_hello, driver_hello, refused
 
 from rlinf_actors.net.rpc import ControlClient
-from rlinf_actors.net.security import Security
+from rlinf_actors.net.socket_security import Security
 from rlinf_actors.security.job import job_pair
 from rlinf_actors.security.keypair import KeyPair
-from rlinf_actors.security.publickey import fingerprint
-from rlinf_actors.wire import spawn
-from rlinf_actors.wire.agents import RefusalReport, WorkerReady
-from rlinf_actors.wire.clients import GetNodes, Launch, Launched
-from rlinf_actors.wire.keys import Enroll, Enrolled, RevokeKey
-from rlinf_actors.wire.messages import Body
-from rlinf_actors.wire.operators import GetStatus, Status
+from rlinf_actors.security.public_key import fingerprint
+from rlinf_actors.template import agent_link
+from rlinf_actors.template.agent_link import AgentLink
+from rlinf_actors.wire import template_protocol
+from rlinf_actors.wire.agent_messages import ClientHello, RefusalReport, Welcome, WorkerReady
+from rlinf_actors.wire.client_messages import Enroll, Enrolled, GetNodes, GetStatus, Launch, Launched, RevokeKey, Status
+from rlinf_actors.wire.control_codec import Body
 from rlinf_actors.wire.protocol import PROTOCOL
-from rlinf_actors.wire.session import ClientHello, Welcome
 from rlinf_actors.wire.values import Endpoint, WorkerSpec
-from rlinf_actors.worker import agentlink
-from rlinf_actors.worker.agentlink import AgentLink
 
 
 class World:
@@ -79,7 +76,7 @@ class World:
 
 @pytest.fixture
 async def world(rlinf_leak_check, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
-    monkeypatch.setattr("rlinf_actors.net.doubt.SURE_S", 0.1)
+    monkeypatch.setattr("rlinf_actors.net.reachability.SURE_S", 0.1)
     with tempfile.TemporaryDirectory(prefix="m-") as place, contextlib.closing(World(place)) as made:
         await made.start()
         yield made
@@ -262,7 +259,7 @@ class Template:
         self._world = world
         self._agentd, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._selector = selectors.DefaultSelector()
-        self.adopted: list[spawn.ToTemplate] = []
+        self.adopted: list[template_protocol.ToTemplate] = []
         self._link = AgentLink(
             self._selector,
             theirs,
@@ -273,7 +270,7 @@ class Template:
         )
         self._link.start()
 
-    def _adopted(self, packet: spawn.ToTemplate) -> bool:
+    def _adopted(self, packet: template_protocol.ToTemplate) -> bool:
         self.adopted.append(packet)
         return True
 
@@ -287,7 +284,7 @@ class Template:
         with contextlib.suppress(BlockingIOError):
             data = self._agentd.recv(1 << 16)
             if data:  # else another agentd has the template
-                report = spawn.decode_to_agent(data)
+                report = template_protocol.decode_to_agent(data)
                 assert isinstance(report, RefusalReport)
                 self._world.agent.notify(report)
 
@@ -299,7 +296,7 @@ class Template:
 
 @pytest.fixture
 async def template(world: World, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Template]:
-    monkeypatch.setattr(agentlink, "REFUSALS_S", 0.0)
+    monkeypatch.setattr(agent_link, "REFUSALS_S", 0.0)
     with contextlib.closing(Template(world)) as made:
         yield made
 
@@ -375,6 +372,6 @@ async def test_by_a_unix_socket_the_right_ones(world: World, template: Template)
     assert await world.worker.join(Security(), at=f"ipc://{world.place}/w") == ""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as agentd:
         agentd.connect(f"{world.place}/t")
-        agentd.send(spawn.encode(spawn.Adopt()))
+        agentd.send(template_protocol.encode(template_protocol.Adopt()))
         template.turn()
-        assert template.adopted == [spawn.Adopt()]
+        assert template.adopted == [template_protocol.Adopt()]

@@ -11,7 +11,7 @@ from head_kit import node_report
 from msgspec.structs import replace
 
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.head.remembered import (
+from rlinf_actors.head.commands import (
     KEPT,
     Drain,
     ForgetGaveUp,
@@ -26,7 +26,7 @@ from rlinf_actors.head.remembered import (
     Unlatch,
 )
 from rlinf_actors.head.store import FILE, Store
-from rlinf_actors.wire.keys import KeyState
+from rlinf_actors.wire.client_messages import KeyState
 
 KEY = KeyState("x", "agent", "n0", 17.5, "kim", True, 917.5)
 ENDED = replace(KEY, ended_at=20.0, why="it was used")

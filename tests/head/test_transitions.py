@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from rlinf_actors.errors import ProtocolError
-from rlinf_actors.head.transitions import NODE, WORKER, NodeLife, WorkerLife, step
+from rlinf_actors.head.records import NODE, WORKER, NodeLife, WorkerLife, step
 
 N, W = NodeLife, WorkerLife
 

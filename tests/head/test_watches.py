@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from head_kit import HeadKit
 
-from rlinf_actors.head.watches import LAST_S
-from rlinf_actors.wire.agents import ProcessGone, Unwatch, Watch
-from rlinf_actors.wire.session import Beat, Welcome
+from rlinf_actors.head.client_table import LAST_S
+from rlinf_actors.wire.agent_messages import Beat, ProcessGone, Unwatch, Watch, Welcome
 
 
 @pytest.fixture

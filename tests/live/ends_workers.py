@@ -12,7 +12,7 @@ import numpy as np
 from message_workers import Talker, ended
 
 import rlinf_actors.worker.server as worker_server
-from rlinf_actors.net.transport import start_shared_thread
+from rlinf_actors.net.zmq_network import start_shared_thread
 from rlinf_actors.wire import frames
 
 MIB = 1 << 20

@@ -20,11 +20,11 @@ from unittest import mock
 import pace
 
 from rlinf_actors.cli import app
-from rlinf_actors.cli.session import observing
-from rlinf_actors.net.ports import HeldPorts
+from rlinf_actors.cli.queries import observing
+from rlinf_actors.net.host import HeldPorts
 from rlinf_actors.settings import Settings
-from rlinf_actors.wire.messages import Body
-from rlinf_actors.wire.operators import Events, GetEvents
+from rlinf_actors.wire.client_messages import Events, GetEvents
+from rlinf_actors.wire.control_codec import Body
 
 ROOT = Path(__file__).parents[2]
 TIMERS = f"[timers]\nbeat_s = {0.2 * pace.slowness}\nlease_s = {5.0 * pace.slowness}\n"

@@ -13,7 +13,7 @@ from message_workers import Talker, ended
 from tensor_workers import TensorTalker
 
 from rlinf_actors import RlinfActorsError
-from rlinf_actors.tensors import groups
+from rlinf_actors.messaging import process_groups
 
 
 def sample() -> dict[str, Any]:
@@ -75,7 +75,7 @@ class NeverArrives:
         self.recv = group.recv
 
     def send(self, tensors: Any, rank: int, tag: int) -> Any:
-        if tag == groups.ARRIVED:
+        if tag == process_groups.ARRIVED:
             os.kill(os.getpid(), signal.SIGKILL)
         return self._group.send(tensors, rank, tag)
 
@@ -139,7 +139,7 @@ class LaneTalker(TensorTalker):
             threading.Thread(target=kill_self_when_written, args=(buffers[0],)).start()
             before(wire, buffers)
 
-        before, groups.GlooWire.recv = groups.GlooWire.recv, recv  # type: ignore[method-assign]
+        before, process_groups.GlooWire.recv = process_groups.GlooWire.recv, recv  # type: ignore[method-assign]
 
     def kill_self_in_send(self) -> None:
         """End this process by SIGKILL in the middle of its next message's tensors."""
@@ -148,17 +148,17 @@ class LaneTalker(TensorTalker):
             wire.group = KillsInSend(wire.group)
             before(wire, tensors)
 
-        before, groups.GlooWire.send = groups.GlooWire.send, send  # type: ignore[method-assign]
+        before, process_groups.GlooWire.send = process_groups.GlooWire.send, send  # type: ignore[method-assign]
 
     def stop_self_in_recv(self) -> None:
         """Stop this process when its next tensor is about to come; later ones come as ever."""
 
         def recv(wire: Any, buffers: Any) -> None:
-            groups.GlooWire.recv = before  # type: ignore[method-assign]
+            process_groups.GlooWire.recv = before  # type: ignore[method-assign]
             os.kill(os.getpid(), signal.SIGSTOP)
             before(wire, buffers)
 
-        before, groups.GlooWire.recv = groups.GlooWire.recv, recv  # type: ignore[method-assign]
+        before, process_groups.GlooWire.recv = process_groups.GlooWire.recv, recv  # type: ignore[method-assign]
 
     def hear_late(self, group: str) -> list[Any]:
         """Time limits that end while a tensor is on its way; then that and what was sent behind it."""
@@ -169,7 +169,7 @@ class LaneTalker(TensorTalker):
             assert go_on.wait(60)
             before(wire, buffers)
 
-        before, groups.GlooWire.recv = groups.GlooWire.recv, recv  # type: ignore[method-assign]
+        before, process_groups.GlooWire.recv = process_groups.GlooWire.recv, recv  # type: ignore[method-assign]
         heard: list[Any] = []
         first = self.recv(group, 0, async_op=True, timeout=0.2)
         assert under_way.wait(60)
@@ -203,13 +203,13 @@ class LaneTalker(TensorTalker):
 
     def join_badly(self) -> None:
         """Fail to join the next lane; later ones are joined."""
-        from rlinf_actors.tensors import arrivals
+        from rlinf_actors.messaging import tensor_receiver
 
         def wire(*args: Any, **options: Any) -> Any:
-            arrivals.groups.wire = before  # type: ignore[attr-defined]
+            tensor_receiver.groups.wire = before  # type: ignore[attr-defined]
             raise RuntimeError("the interface is down\nframe 1: some C++")
 
-        before, arrivals.groups.wire = arrivals.groups.wire, wire  # type: ignore[attr-defined]
+        before, tensor_receiver.groups.wire = tensor_receiver.groups.wire, wire  # type: ignore[attr-defined]
 
     def error_of_say(self, group: str) -> str:
         try:

@@ -12,12 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from rlinf_actors import Cluster, RlinfActorsError, Worker
-from rlinf_actors.cli import session
-from rlinf_actors.security.thisuser import who
+from rlinf_actors.cli import queries
+from rlinf_actors.security.keyfile import who
 from rlinf_actors.settings import Settings
-from rlinf_actors.wire.operators import Drained, DrainNode, EStop, EStopped
+from rlinf_actors.wire.client_messages import Drained, DrainNode, EStop, EStopped
 
-session.TIMEOUT_S = 20.0  # of what `rlinf-actors` asks: each attempt ends by what it is told, before that
+queries.TIMEOUT_S = 20.0  # of what `rlinf-actors` asks: each attempt ends by what it is told, before that
 
 
 class Mine(Worker):
@@ -51,19 +51,19 @@ def main() -> None:
     said["processes"] = [outcome(lambda pid=pid: os.kill(pid, 0)) for pid in facts["pids"]]
     said["memory"] = [outcome(lambda pid=pid: os.listdir(f"/proc/{pid}/fd")) for pid in facts["pids"]]
     said["key"] = outcome(lambda: open(facts["key"]).read())  # noqa: SIM115
-    said["status"] = outcome(lambda: session.find_head(None, Settings.load()))
-    said["by directory"] = outcome(lambda: session.status_of(facts["run_dir"]))
+    said["status"] = outcome(lambda: queries.find_head(None, Settings.load()))
+    said["by directory"] = outcome(lambda: queries.status_of(facts["run_dir"]))
     tries = [
-        lambda: session.status_of(head),
-        lambda: session.ask_head(head, EStop(who(), "", None), EStopped),
-        lambda: session.ask_head(head, DrainNode("node-0", who(), ""), Drained),
-        lambda: Cluster(num_nodes=1, head=head, timeout=session.TIMEOUT_S),
+        lambda: queries.status_of(head),
+        lambda: queries.ask_head(head, EStop(who(), "", None), EStopped),
+        lambda: queries.ask_head(head, DrainNode("node-0", who(), ""), Drained),
+        lambda: Cluster(num_nodes=1, head=head, timeout=queries.TIMEOUT_S),
     ]
     with ThreadPoolExecutor(len(tries)) as pool:
         said["by port"] = list(pool.map(outcome, tries))
     with Cluster(num_nodes=1) as cluster:  # the defaults, and the same names
         said["mine"] = Mine.create_group().launch(cluster, name="theirs").uid().wait()
-        mine, status = session.status_of(None)
+        mine, status = queries.status_of(None)
         said["my groups"] = [mine, [group.name for group in status.groups]]
     agent.terminate()  # it has tried as long as all of this took
     _, log = agent.communicate()

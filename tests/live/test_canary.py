@@ -20,25 +20,25 @@ from canary_workers import Canary, Keeper, Streamer
 from keyed_cluster import KeyedCluster, keyed_cluster
 
 from rlinf_actors import Channel, Cluster, NodePlacementStrategy, WorkerError
-from rlinf_actors.cli.session import observing
-from rlinf_actors.net.lending import MARK
+from rlinf_actors.cli.queries import observing
+from rlinf_actors.net.buffer_lending import MARK
 from rlinf_actors.net.link import secret_identity
 from rlinf_actors.net.rpc import ControlClient
-from rlinf_actors.net.security import Security
-from rlinf_actors.net.transport import ZmqNetwork
+from rlinf_actors.net.socket_security import Security
+from rlinf_actors.net.zmq_network import ZmqNetwork
 from rlinf_actors.runtime.peer import Peer
-from rlinf_actors.runtime.process import Runtime
+from rlinf_actors.runtime.runtime import Runtime
 from rlinf_actors.security import keyfile
 from rlinf_actors.security.job import JobGate, job_pair
 from rlinf_actors.security.keypair import KeyPair
 from rlinf_actors.settings import Settings
 from rlinf_actors.testing import LocalCluster
 from rlinf_actors.wire import frames, payload
-from rlinf_actors.wire.operators import GetStatus, Status
+from rlinf_actors.wire.authenticated import AuthenticatedParts
+from rlinf_actors.wire.client_messages import GetStatus, Status
 from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.wire.values import Endpoint, GroupState
-from rlinf_actors.wire.vouched import Vouched
-from rlinf_actors.worker.executor import SerialExecutor
+from rlinf_actors.worker.executors import SerialExecutor
 from rlinf_actors.worker.invocation import Invocation
 from rlinf_actors.worker.server import WorkerServer
 
@@ -314,9 +314,9 @@ class Waiting:
     """A call of a driver's that waits for its answer."""
 
     def __init__(self) -> None:
-        self.parts: asyncio.Future[Vouched] = asyncio.get_running_loop().create_future()
+        self.parts: asyncio.Future[AuthenticatedParts] = asyncio.get_running_loop().create_future()
 
-    def answer(self, frame: frames.AnyFrame, parts: Vouched) -> bool:
+    def answer(self, frame: frames.AnyFrame, parts: AuthenticatedParts) -> bool:
         self.parts.set_result(parts)
         return True
 

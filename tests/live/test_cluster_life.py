@@ -24,7 +24,7 @@ from rlinf_actors import (
     Worker,
     WorkerStartError,
 )
-from rlinf_actors.runtime.process import Runtime
+from rlinf_actors.runtime.runtime import Runtime
 from rlinf_actors.testing import LocalCluster
 
 pytestmark = pytest.mark.live

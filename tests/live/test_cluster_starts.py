@@ -15,7 +15,7 @@ import pace
 import pytest
 
 from rlinf_actors import Cluster, ConfigError, RlinfActorsError, UsageError, Worker
-from rlinf_actors.cluster import bootstrap
+from rlinf_actors.cluster import local_daemon
 from rlinf_actors.testing import LocalCluster
 
 pytestmark = pytest.mark.live
@@ -64,7 +64,7 @@ class TestAtOnce:
         found[0].shutdown()
 
     async def test_the_second_tries_where_the_first_failed(self, rlinf_leak_check, monkeypatch):
-        real, failed = bootstrap._spawn, []
+        real, failed = local_daemon._spawn, []
 
         def spawn(run_dir, tell, arguments):
             if not failed:
@@ -72,7 +72,7 @@ class TestAtOnce:
                 raise OSError("no process left")
             return real(run_dir, tell, arguments)
 
-        monkeypatch.setattr(bootstrap, "_spawn", spawn)
+        monkeypatch.setattr(local_daemon, "_spawn", spawn)
         first, second = await asyncio.gather(Cluster.connect(), Cluster.connect(), return_exceptions=True)
         assert isinstance(first, OSError)
         assert second is Cluster()
@@ -81,13 +81,13 @@ class TestAtOnce:
 
 class TestGivenUp:
     async def test_a_cancelled_connect_leaves_nothing(self, rlinf_leak_check, monkeypatch):
-        spawned, real = threading.Event(), bootstrap._spawn
+        spawned, real = threading.Event(), local_daemon._spawn
 
         def spawn(run_dir, tell, arguments):
             spawned.set()
             return real(run_dir, tell, arguments)
 
-        monkeypatch.setattr(bootstrap, "_spawn", spawn)
+        monkeypatch.setattr(local_daemon, "_spawn", spawn)
         connecting = asyncio.ensure_future(Cluster.connect()._connect())
         await asyncio.to_thread(spawned.wait, pace.PATIENCE_S)
         connecting.cancel()
@@ -109,7 +109,7 @@ class TestGivenUp:
         source = f"""
             import os, signal, subprocess, sys
             from rlinf_actors import Cluster
-            from rlinf_actors.cluster import bootstrap
+            from rlinf_actors.cluster import local_daemon as bootstrap
             if {boot == "sleeping"}:
                 bootstrap._BOOT = "import os, signal; os.kill(os.getppid(), signal.SIGINT); signal.pause()"
             else:
@@ -146,7 +146,7 @@ class TestDeath:
             assert lw.Greeter.create_group().launch(fresh).greet().wait() == ["hello you from 0"]
 
     def test_a_death_while_it_starts(self, rlinf_leak_check, monkeypatch):
-        monkeypatch.setattr(bootstrap, "_spawn", _says_ready_and_ends)
+        monkeypatch.setattr(local_daemon, "_spawn", _says_ready_and_ends)
         with pytest.raises(RlinfActorsError, match=r"ended while the Cluster started: its daemon.*ended with 3"):
             Cluster()
         assert not Cluster.has_initialized()

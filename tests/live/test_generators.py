@@ -118,9 +118,7 @@ def test_a_child_that_comes_back_at_a_yield_ends(cluster):
 
 def test_what_is_no_generator_and_what_has_a_deadline_say_so(cluster):
     group = lw.many(cluster, Generating, 1)
-    with pytest.raises(
-        SerializationError, match=r"cannot pickle 'generator' object. To stream its items make makes"
-    ):
+    with pytest.raises(SerializationError, match=r"cannot pickle 'generator' object. To stream its items make makes"):
         group.makes_a_list().wait()
     with pytest.raises(UsageError, match="a stream has no deadline"):
         group.with_timeout(1).rollouts(1)

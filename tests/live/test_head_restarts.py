@@ -24,8 +24,8 @@ from child_workers import Parent
 from nightly import Figures
 
 from rlinf_actors import Channel, Cluster, NodeLostError, NodePlacementStrategy
-from rlinf_actors.cluster.bootstrap import start_agentd
-from rlinf_actors.net.ports import HeldPorts
+from rlinf_actors.cluster.local_daemon import start_agentd
+from rlinf_actors.net.host import HeldPorts
 
 pytestmark = pytest.mark.live
 

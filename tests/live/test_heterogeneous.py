@@ -17,7 +17,7 @@ from rlinf_actors import (
     NodePlacementStrategy,
     PackedPlacementStrategy,
 )
-from rlinf_actors.worker import numa
+from rlinf_actors.template import child_setup
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
 
@@ -151,7 +151,7 @@ def test_numa_binding(local_cluster: Any, start_method: str) -> None:
         for name, bind in (("bound", True), ("unbound", False))
     )
     mine = os.sched_getaffinity(0)
-    on_node_0 = sorted(numa.decide([0], numa.SYSFS, mine).cpus)
+    on_node_0 = sorted(child_setup.decide([0], child_setup.SYSFS, mine).cpus)
     assert bound.affinity().wait(60) == [[on_node_0, "prefer:0"], [sorted(mine), "default"]]
     assert unbound.affinity().wait(60) == [[sorted(mine), "default"]] * 2
     on_the_node = hetero_workers.Teller.create_group().launch(

@@ -11,8 +11,7 @@ from keyed_cluster import gone, keyed_cluster
 
 from rlinf_actors.errors import AuthenticationError
 from rlinf_actors.security import keyfile
-from rlinf_actors.wire.keys import RevokeKey
-from rlinf_actors.wire.operators import GetStatus, Status
+from rlinf_actors.wire.client_messages import GetStatus, RevokeKey, Status
 
 pytestmark = pytest.mark.live
 

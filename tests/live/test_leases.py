@@ -164,12 +164,12 @@ def test_ctrl_c_withdraws_a_launch_that_waits(lab, local, tmp_path, monkeypatch)
         return future
 
     with owner(tmp_path, local) as other:
-        logging.getLogger("rlinf_actors.runtime.process").addHandler(handler)
+        logging.getLogger("rlinf_actors.runtime.runtime").addHandler(handler)
         with monkeypatch.context() as patch:
             patch.setattr(lab.runtime.io, "submit", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 ah.Mover.create_group().launch(lab, ah.on(0), name="late", wait_for_hardware=600)
-        logging.getLogger("rlinf_actors.runtime.process").removeHandler(handler)
+        logging.getLogger("rlinf_actors.runtime.runtime").removeHandler(handler)
         os.kill(other.pid, signal.SIGKILL)
         with ah.Mover.create_group().launch(lab, ah.on(0), name="after", wait_for_hardware=15):
             assert leases(lab) == {"LeasedArm 10.9.0.1": ("mine", "after", ["after:0"], "held")}

@@ -13,10 +13,10 @@ import pytest
 from listening import Listening, listening
 
 from rlinf_actors import Cluster, NodePlacementStrategy, procfs
-from rlinf_actors.net.security import Security
-from rlinf_actors.net.transport import ZmqNetwork
+from rlinf_actors.net.socket_security import Security
+from rlinf_actors.net.zmq_network import ZmqNetwork
 from rlinf_actors.testing import LocalCluster
-from rlinf_actors.wire import children, frames
+from rlinf_actors.wire import child_protocol, frames
 from rlinf_actors.wire.protocol import PROTOCOL
 
 pytestmark = pytest.mark.live
@@ -100,7 +100,7 @@ def check_refusals(cluster: Cluster, sockets: list[Listening]) -> None:
             assert stranger.recv(1) == b""
     for path in for_children:
         with by_path[path].connect() as stranger:
-            assert "which alone admits its own children" in children.decode_answer(stranger.recv(4096)).text
+            assert "which alone admits its own children" in child_protocol.decode_answer(stranger.recv(4096)).text
             assert stranger.recv(1) == b""
     awaited = {(f"worker counters:{rank} ", "as a child: it does not come from this worker") for rank in range(2)}
     awaited |= {(f"worker counters:{rank} ", "it does not have its job's token") for rank in range(2)}

@@ -10,8 +10,8 @@ import live_workers as lw
 import message_workers as mw
 import pytest
 
+from rlinf_actors.messaging.flow_control import OVERHEAD
 from rlinf_actors.settings import SEND_WINDOW, SHARED_MEMORY
-from rlinf_actors.tensors.window import OVERHEAD
 
 pytestmark = pytest.mark.live
 

@@ -16,7 +16,7 @@ import pytest
 
 from rlinf_actors import ClusterTimeoutError, ConfigError, NodeLostError, RlinfActorsError
 from rlinf_actors.testing import LocalCluster, leaks
-from rlinf_actors.testing.described import per_node
+from rlinf_actors.testing.local_cluster import per_node
 
 pytestmark = pytest.mark.live
 

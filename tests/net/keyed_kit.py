@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from net_kit import Inbox
 
-from rlinf_actors.net.security import Security
-from rlinf_actors.net.transport import ZmqNetwork
+from rlinf_actors.net.socket_security import Security
+from rlinf_actors.net.zmq_network import ZmqNetwork
 from rlinf_actors.security.keypair import KeyPair
 from rlinf_actors.security.members import Member
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from rlinf_actors.model.buffers import keepable
-from rlinf_actors.net.arena import SHARED_FROM, WARM, Arena, Borrowed
-from rlinf_actors.net.extents import PAGE
+from rlinf_actors.net.shared_memory import PAGE, SHARED_FROM, WARM, Arena, Borrowed
 
 MIB = 1 << 20
 
@@ -204,7 +203,7 @@ def test_nothing_is_left_after_close(arena):
 def test_it_is_opened_by_another_process(arena):
     arena.store(b"seen by another process")
     code = (
-        "import sys; from rlinf_actors.net.arena import Borrowed, Offer\n"
+        "import sys; from rlinf_actors.net.shared_memory import Borrowed, Offer\n"
         "print(bytes(Borrowed(Offer(*map(int, sys.argv[1:]))).view(0, 23, True, False, lambda: None)).decode())"
     )
     arguments = [str(value) for value in dataclasses.astuple(arena.offer)]

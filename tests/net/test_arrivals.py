@@ -12,16 +12,15 @@ import pytest
 from keyed_kit import Guarded, guarded
 from test_hostile import greeting
 
-from rlinf_actors.net.arrivals import TOO_MANY, Arrivals
-from rlinf_actors.net.borrowed import Lens
+from rlinf_actors.net.connection_watch import TOO_MANY, Arrivals, Lens
 
 FEW = 8
 
 
 @pytest.fixture
 async def world(rlinf_leak_check, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("rlinf_actors.net.arrivals.NEWCOMERS", FEW)
-    monkeypatch.setattr("rlinf_actors.net.crowd.FAIR_S", 0.0)
+    monkeypatch.setattr("rlinf_actors.net.connection_watch.NEWCOMERS", FEW)
+    monkeypatch.setattr("rlinf_actors.net.connection_limits.FAIR_S", 0.0)
     with guarded() as made:
         yield made
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlinf_actors.net.borrowed import Lens, borrow, end_loop, moved
+from rlinf_actors.net.connection_watch import Lens, borrow, end_loop, moved
 
 
 @pytest.fixture

@@ -16,11 +16,11 @@ import msgspec
 import pace
 import pytest
 
-from rlinf_actors.cluster.asked import Asked
+from rlinf_actors.cluster.connect import Asked
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.net import headrecords
+from rlinf_actors.net import head_records
 from rlinf_actors.net.discovery import endpoint_at, find_head, is_here, with_client_file
-from rlinf_actors.net.headrecords import PREFIX, SOCKET, SUFFIX, Record, leave, look
+from rlinf_actors.net.head_records import PREFIX, SOCKET, SUFFIX, Record, leave, look
 from rlinf_actors.settings import CLIENT_CONFIG, HEAD, Settings
 
 
@@ -119,17 +119,17 @@ def test_a_record_ends_with_its_process_or_before(settings):
     (path,) = (record.path for record in look(settings).records)
     kept = Path(path).read_bytes()
     remove()
-    assert look(settings) == headrecords.Seen(())
+    assert look(settings) == head_records.Seen(())
     Path(path).write_bytes(kept)  # as kill -9 leaves it
     os.chmod(path, 0o600)
-    assert look(settings) == headrecords.Seen(())
+    assert look(settings) == head_records.Seen(())
     leave(Record("head", os.getpid(), time.time(), ["tcp://127.0.0.1:2"]), settings)()
     assert os.listdir(settings.heads_dir) == [], "the next head has removed it"
 
 
 def test_that_of_a_unit_lies_in_its_own_directory_and_replaces_that_of_a_killed_one(monkeypatch, tmp_path):
-    monkeypatch.setattr(headrecords, "UNIT_DIR", f"{tmp_path}/")
-    monkeypatch.setattr(headrecords, "PLACES", ("/no-such-disk",))
+    monkeypatch.setattr(head_records, "UNIT_DIR", f"{tmp_path}/")
+    monkeypatch.setattr(head_records, "PLACES", ("/no-such-disk",))
     unit_dir = tmp_path / "rlinf-head"
     unit_dir.mkdir()
     (unit_dir / f"{PREFIX}killed{SUFFIX}").write_bytes(b"{}")
@@ -140,7 +140,7 @@ def test_that_of_a_unit_lies_in_its_own_directory_and_replaces_that_of_a_killed_
 
 
 def test_a_record_lies_somewhere_else_where_a_disk_is_full(settings, monkeypatch, tmp_path):
-    monkeypatch.setattr(headrecords, "PLACES", (f"{tmp_path}/no-such-disk", settings.heads_dir))
+    monkeypatch.setattr(head_records, "PLACES", (f"{tmp_path}/no-such-disk", settings.heads_dir))
     usual = Settings(run_dir=settings.run_dir)
     remove = leave(Record("head", 1, 0.0, ["tcp://127.0.0.1:1"]), usual)
     assert len(os.listdir(settings.heads_dir)) == 1
@@ -148,7 +148,7 @@ def test_a_record_lies_somewhere_else_where_a_disk_is_full(settings, monkeypatch
 
 
 def test_a_head_without_a_record_works_and_says_so(settings, monkeypatch, caplog):
-    monkeypatch.setattr(headrecords, "PLACES", ("/no-such-disk",))
+    monkeypatch.setattr(head_records, "PLACES", ("/no-such-disk",))
     leave(Record("head", 1, 0.0, ["tcp://127.0.0.1:1"]), Settings())()
     assert "`rlinf-actors estop` finds it by --head only" in caplog.text
 
@@ -179,7 +179,7 @@ def test_root_finds_the_heads_of_other_users_if_it_asks_for_them(settings, run):
     (path,) = (record.path for record in look(settings).records)
     os.chown(path, 12345, -1)
     assert [record.user for record in look(settings, everybody=True).records] == [12345]
-    assert look(settings) == headrecords.Seen((), (), (12345,))
+    assert look(settings) == head_records.Seen((), (), (12345,))
 
 
 # --- what other users leave ---
@@ -188,7 +188,7 @@ OTHER, THIRD = 61008, 61009
 root_only = pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
 ASK = """
 import sys
-from rlinf_actors.net.headrecords import clear_stale, look
+from rlinf_actors.net.head_records import clear_stale, look
 from rlinf_actors.settings import Settings
 settings = Settings(heads_dir=sys.argv[1], run_dir=sys.argv[1])
 clear_stale(settings)
@@ -243,7 +243,7 @@ def test_what_is_no_file_holds_up_nobody(shared, kind):
         with socket.socket(socket.AF_UNIX) as bound:
             bound.bind(path)
     os.chown(path, OTHER, OTHER, follow_symlinks=False)
-    assert looking(shared).strip() == repr(headrecords.Seen(()))
+    assert looking(shared).strip() == repr(head_records.Seen(()))
     assert os.path.lexists(path)
 
 
@@ -262,7 +262,7 @@ def test_a_record_of_another_user_that_is_none_is_told_of(shared, leaves, data):
     path = leaves("x", data)
     seen = look(Settings(heads_dir=shared), everybody=True)
     assert [at for at, _ in seen.unreadable] == [path]
-    assert look(Settings(heads_dir=shared)) == headrecords.Seen((), (), (OTHER,))
+    assert look(Settings(heads_dir=shared)) == head_records.Seen((), (), (OTHER,))
 
 
 @root_only
@@ -282,7 +282,7 @@ def test_who_leaves_many_records_comes_after_us_and_by_turns_with_others(shared,
 
 @root_only
 def test_more_records_than_are_read_are_told_of(shared, leaves, monkeypatch):
-    monkeypatch.setattr(headrecords, "MAX_OF_OTHERS", 1)
+    monkeypatch.setattr(head_records, "MAX_OF_OTHERS", 1)
     for n in range(3):
         leaves(str(n), msgspec.json.encode(Record("head", 1, 0.0, [f"tcp://127.0.0.1:{n + 1}"])))
     seen = look(Settings(heads_dir=shared), everybody=True)
@@ -306,9 +306,9 @@ def test_no_record_hides_a_head_of_an_earlier_version_of_another_user(settings, 
     theirs = Record("head", 1, 0.0, ["ipc:///x", f"ipc://{directory}/{SOCKET}"])
     Path(f"{settings.heads_dir}/{PREFIX}x{SUFFIX}").write_bytes(b"")
     real = os.lstat
-    monkeypatch.setattr(headrecords.os, "lstat", lambda path: _as_other(real(path), str(path)))
-    monkeypatch.setattr(headrecords.os, "geteuid", lambda: 0)
-    monkeypatch.setattr(headrecords, "_read", lambda path, owner: msgspec.structs.replace(theirs, user=owner))
+    monkeypatch.setattr(head_records.os, "lstat", lambda path: _as_other(real(path), str(path)))
+    monkeypatch.setattr(head_records.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(head_records, "_read", lambda path, owner: msgspec.structs.replace(theirs, user=owner))
     seen = look(settings, everybody=True)
     assert [record.endpoints for record in seen.records] == [[f"ipc://{directory}/{SOCKET}"], theirs.endpoints]
 
@@ -346,7 +346,7 @@ def test_the_name_of_a_head_elsewhere_is_not_resolved_to_compare_it(monkeypatch)
     ],
 )
 def test_a_script_is_named_without_its_interpreter(words, script):
-    assert headrecords.script_in(words) == script
+    assert head_records.script_in(words) == script
 
 
 # --- heads of earlier versions, which leave no record ---

@@ -12,20 +12,20 @@ from keyed_kit import Guarded, guarded
 from tcp_kit import HOST, receive, tcp_server
 
 from rlinf_actors.errors import ClusterTimeoutError, NotTheHeadError
-from rlinf_actors.net.doubt import Doubt
 from rlinf_actors.net.link import Found, secret_identity
+from rlinf_actors.net.reachability import Doubt
 from rlinf_actors.net.rpc import ControlClient, KeyRefusedError
-from rlinf_actors.net.security import Security
-from rlinf_actors.net.transport import ZmqNetwork
+from rlinf_actors.net.socket_security import Security
+from rlinf_actors.net.zmq_network import ZmqNetwork
 from rlinf_actors.security.keypair import KeyPair
-from rlinf_actors.wire.operators import GetStatus
+from rlinf_actors.wire.client_messages import GetStatus
 
 
 @pytest.fixture
 async def world(rlinf_leak_check, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Guarded]:
-    monkeypatch.setattr("rlinf_actors.net.doubt.SURE_S", 0.1)
+    monkeypatch.setattr("rlinf_actors.net.reachability.SURE_S", 0.1)
     for name in ("ANSWERS_S", "SPEAKS_S"):  # a moment in which this process stands still is not taken for silence
-        monkeypatch.setattr(f"rlinf_actors.net.look.{name}", 10.0)
+        monkeypatch.setattr(f"rlinf_actors.net.reachability.{name}", 10.0)
     with guarded() as made:
         yield made
 
@@ -105,7 +105,7 @@ async def test_nobody(world: Guarded) -> None:
 
 
 async def test_a_web_server_or_a_head_that_stands_still(world: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlinf_actors.net.look.SPEAKS_S", 0.1)
+    monkeypatch.setattr("rlinf_actors.net.reachability.SPEAKS_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = "tcp://{}:{}".format(*silent.getsockname())
         text = await Asking(world, endpoint).told(ClusterTimeoutError, 0.05)
@@ -113,7 +113,7 @@ async def test_a_web_server_or_a_head_that_stands_still(world: Guarded, monkeypa
 
 
 async def test_a_look_that_fails_is_told_and_the_next_handshake_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlinf_actors.net.doubt.SURE_S", 0.0)
+    monkeypatch.setattr("rlinf_actors.net.reachability.SURE_S", 0.0)
     loop, told, other = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
     loop.set_exception_handler(lambda _, context: told.set() if isinstance(context["exception"], KeyError) else None)
     looks: list[Exception | Found] = [KeyError("a bug"), Found.OTHER]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_actors.net.extents import PAGE, Extents
+from rlinf_actors.net.shared_memory import PAGE, Extents
 
 
 def test_the_lowest_gap_that_fits_is_taken():

@@ -8,12 +8,12 @@ import os
 import pytest
 
 from rlinf_actors.errors import ClusterTimeoutError, ConfigError
-from rlinf_actors.net import faultpoints, faultrules
+from rlinf_actors.net import fault_injection
 from rlinf_actors.net.rpc import ControlClient, ControlServer
 from rlinf_actors.settings import FAULTS
 from rlinf_actors.testing import faults
-from rlinf_actors.wire.clients import FindGroup, Warn
-from rlinf_actors.wire.session import Beat, Goodbye
+from rlinf_actors.wire.agent_messages import Beat, Goodbye
+from rlinf_actors.wire.client_messages import FindGroup, Warn
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ async def pair(wire):
     yield listener, heard, link, answers
     link.close()
     listener.close()
-    assert faultpoints.active is None
+    assert fault_injection.active is None
 
 
 async def test_a_dropped_message_is_lost_and_the_next_one_is_not(pair):
@@ -150,16 +150,16 @@ async def test_notices_keep_their_order_behind_a_delayed_one(control):
 
 def test_a_start_is_refused_with_what_a_full_machine_says():
     with faults.inject("spawn.fork", faults.refuse(), where="a:*"):
-        assert faultpoints.active is not None
-        faultpoints.active.start("spawn.fork", "b:0")
+        assert fault_injection.active is not None
+        fault_injection.active.start("spawn.fork", "b:0")
         with pytest.raises(BlockingIOError, match="a fault point refused a:0"):
-            faultpoints.active.start("spawn.fork", "a:0")
-    assert faultpoints.active is None
+            fault_injection.active.start("spawn.fork", "a:0")
+    assert fault_injection.active is None
 
 
 def test_chance_is_its_seeds():
     def struck(seed: int) -> list[bool]:
-        rule = faultrules.Rule(faults.fault("rpc.notice", faults.drop(), chance=0.3, seed=seed))
+        rule = fault_injection.Rule(faults.fault("rpc.notice", faults.drop(), chance=0.3, seed=seed))
         return [rule.strikes("rpc.notice", "Beat") for _ in range(200)]
 
     assert struck(1) == struck(1) != struck(2)
@@ -167,7 +167,9 @@ def test_chance_is_its_seeds():
 
 
 def test_skip_times_and_the_file_that_switches(tmp_path):
-    rule = faultrules.Rule(faults.fault("rpc.notice", faults.drop(), skip=1, times=2, exists=str(tmp_path / "{pid}x")))
+    rule = fault_injection.Rule(
+        faults.fault("rpc.notice", faults.drop(), skip=1, times=2, exists=str(tmp_path / "{pid}x"))
+    )
     assert not rule.strikes("rpc.notice", "Beat")
     (tmp_path / f"{os.getpid()}x").touch()
     assert [rule.strikes("rpc.notice", "Beat") for _ in range(5)] == [False, True, True, False, False]
@@ -187,13 +189,13 @@ WRONG = [
 def test_what_cannot_be_is_refused_at_the_door(point, action, more, text):
     with pytest.raises(ConfigError, match=text), faults.inject(point, action, **more):
         pass
-    assert faultpoints.active is None
+    assert fault_injection.active is None
 
 
 def test_a_plan_goes_through_the_environment_and_back():
     one = faults.fault("transport.send", faults.delay(0.5), where="tcp:*", chance=0.5, seed=3)
     two = faults.fault("spawn.template", faults.refuse(), times=1)
-    assert faultrules.parse(faults.environment(one, two)[FAULTS]) == [one, two]
+    assert fault_injection.parse(faults.environment(one, two)[FAULTS]) == [one, two]
 
 
 @pytest.mark.parametrize(
@@ -206,5 +208,5 @@ def test_a_plan_goes_through_the_environment_and_back():
 )
 def test_a_wrong_plan_says_where(plan, text):
     with pytest.raises(ConfigError, match=text):
-        faultpoints.load(plan)
-    assert faultpoints.active is None
+        fault_injection.load(plan)
+    assert fault_injection.active is None

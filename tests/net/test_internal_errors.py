@@ -15,8 +15,8 @@ from rlinf_actors.net import loop as loops
 from rlinf_actors.net.rpc import ControlClient, ControlServer
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.wire import failure, frames
-from rlinf_actors.wire.messages import Request
-from rlinf_actors.wire.session import Beat, Goodbye
+from rlinf_actors.wire.agent_messages import Beat, Goodbye
+from rlinf_actors.wire.control_codec import Request
 from rlinf_actors.wire.values import Endpoint
 from rlinf_actors.worker.server import WorkerServer
 
@@ -260,7 +260,7 @@ def test_a_daemon_ends_with_70(make, kind, short_dir):
     source = f"""
         import asyncio, os
         from rlinf_actors.net.loop import end_on_internal_error, new_event_loop
-        from rlinf_actors.net.transport import ZmqNetwork
+        from rlinf_actors.net.zmq_network import ZmqNetwork
         loop = {make}()
         end_on_internal_error(loop)
         ours, theirs = os.pipe()

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from rlinf_actors.errors import RemoteWireError
-from rlinf_actors.net.arena import SHARED_FROM, Arena
-from rlinf_actors.net.lending import MARK, Lending
+from rlinf_actors.net.buffer_lending import MARK, Lending
+from rlinf_actors.net.shared_memory import SHARED_FROM, Arena
 from rlinf_actors.wire import frames
 
 LARGE = bytes(range(256)) * (SHARED_FROM // 256)

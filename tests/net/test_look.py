@@ -9,10 +9,10 @@ import pytest
 from scarce_kit import descriptors_left
 from tcp_kit import HOST, receive, tcp_server
 
-from rlinf_actors.net import look
+from rlinf_actors.net import reachability
 from rlinf_actors.net.link import Found, Sight
-from rlinf_actors.net.look import identify, look_at
-from rlinf_actors.net.memory import MemoryNetwork
+from rlinf_actors.net.memory_network import MemoryNetwork
+from rlinf_actors.net.reachability import identify, look_at
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ async def network_here():
 def patient(monkeypatch):
     """A moment in which this process stands still is not taken for silence; tests that are about silence wait less."""
     for name in ("ANSWERS_S", "SPEAKS_S", "STAYS_S"):
-        monkeypatch.setattr(look, name, 10.0)
+        monkeypatch.setattr(reachability, name, 10.0)
 
 
 async def speaks(said: bytes, stays: bool) -> Found:
@@ -119,7 +119,7 @@ MARK = b"\xff" + bytes(8) + b"\x7f\x03\x01"
 )
 async def test_who_listens_is_seen_by_its_first_bytes(said, stays, found, monkeypatch):
     if stays:  # nothing comes that ends the wait
-        monkeypatch.setattr(look, "SPEAKS_S" if found is Found.MUTE else "STAYS_S", 0.1)
+        monkeypatch.setattr(reachability, "SPEAKS_S" if found is Found.MUTE else "STAYS_S", 0.1)
     assert await speaks(said, stays) is found
 
 
@@ -128,7 +128,7 @@ async def test_nobody_and_silence_are_told_apart(listener, monkeypatch):
     assert await identify("tcp://nosuch.invalid:1") is Found.NAMELESS
     listener.listen(0)
     with socket.create_connection(listener.getsockname()):
-        monkeypatch.setattr(look, "ANSWERS_S", 0.05)
+        monkeypatch.setattr(reachability, "ANSWERS_S", 0.05)
         assert await identify(endpoint(listener)) is Found.SILENT
 
 

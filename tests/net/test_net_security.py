@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.net.security import Mechanism, Proof, Security
+from rlinf_actors.net.socket_security import Mechanism, Proof, Security
 from rlinf_actors.security.job import job_pair
 from rlinf_actors.security.keyfile import KeyFile
 from rlinf_actors.security.keypair import KeyPair

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from rlinf_actors.net.outage import REMIND_S, RETRY_MAX_S, RETRY_MIN_S, Outage
+from rlinf_actors.net.failure_detection import REMIND_S, RETRY_MAX_S, RETRY_MIN_S, Outage
 
 
 def test_pauses_double_to_a_bound_and_begin_anew():

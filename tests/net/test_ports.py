@@ -15,8 +15,8 @@ import pytest
 
 import rlinf_actors
 from rlinf_actors import UsageError
-from rlinf_actors.net import ports as ports_module
-from rlinf_actors.net.ports import HeldPorts
+from rlinf_actors.net import host as ports_module
+from rlinf_actors.net.host import HeldPorts
 
 HOST = "127.0.0.1"
 
@@ -132,7 +132,7 @@ def test_all_are_given_back_on_close(ports):
 ASKING_FOR_ANY = """
 import socket
 from pathlib import Path
-from rlinf_actors.net.ports import HeldPorts
+from rlinf_actors.net.host import HeldPorts
 
 Path("/proc/sys/net/ipv4/ip_local_port_range").write_text("40000 40003")
 ports = HeldPorts()

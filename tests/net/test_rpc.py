@@ -9,11 +9,10 @@ import pytest
 
 from rlinf_actors import errors
 from rlinf_actors.net.rpc import ControlClient, ControlServer, refusal
-from rlinf_actors.wire import codec
-from rlinf_actors.wire.clients import Done, FindGroup, Warn
-from rlinf_actors.wire.messages import Failed, Notice, Request
-from rlinf_actors.wire.operators import GetStatus
-from rlinf_actors.wire.session import Beat, Goodbye
+from rlinf_actors.wire import control_codec
+from rlinf_actors.wire.agent_messages import Beat, Goodbye
+from rlinf_actors.wire.client_messages import Done, FindGroup, GetStatus, Warn
+from rlinf_actors.wire.control_codec import Failed, Notice, Request
 
 
 class Head:
@@ -150,7 +149,7 @@ async def test_malformed_messages_are_counted_and_dropped(ends, wire, caplog):
     stranger, _ = wire.link(head.endpoint, b"stranger#secret")
     for bad in (b"", b"\xc1garbage", b"\x82\xa4type\xa3req\xa2id\x01"):
         stranger.send(bad)
-    stranger.send(codec.encode(Notice(Beat("well formed"))))
+    stranger.send(control_codec.encode(Notice(Beat("well formed"))))
     assert await head.next() == (b"stranger#secret", Notice(Beat("well formed")))
     assert head.server.malformed == 3
     client.notify(Beat("x"))
@@ -171,7 +170,7 @@ async def test_malformed_messages_are_counted_and_dropped(ends, wire, caplog):
 def short(monkeypatch):
     """Nobody takes more than a kilobyte."""
     monkeypatch.setattr("rlinf_actors.net.rpc.MAX_ASKED_BYTES", 1000)
-    monkeypatch.setattr(codec.encode, "__defaults__", (1000,))
+    monkeypatch.setattr(control_codec.encode, "__defaults__", (1000,))
 
 
 LONG = Warn("x" * 2000)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from rlinf_actors.net.silence import Silence
+from rlinf_actors.net.failure_detection import Silence
 
 BEAT, LEASE, GRACE = 1.0, 10.0, 120.0
 

@@ -11,9 +11,9 @@ import pytest
 import zmq
 
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.net.chunks import BIG
-from rlinf_actors.net.security import Security, is_loopback
-from rlinf_actors.net.transport import ZmqNetwork
+from rlinf_actors.net.framing import BIG
+from rlinf_actors.net.socket_security import Security, is_loopback
+from rlinf_actors.net.zmq_network import ZmqNetwork
 
 OPEN = Security(insecure_test_network=True)
 

@@ -11,8 +11,7 @@ import zmq
 from keyed_kit import ListGate
 from zmq.utils import z85
 
-from rlinf_actors.net.handshakes import GateTally, at_server
-from rlinf_actors.net.zap import BATCH, ENDPOINT, ZapHandler, judge
+from rlinf_actors.net.authentication import BATCH, ENDPOINT, GateTally, ZapHandler, at_server, judge
 from rlinf_actors.security.keypair import KeyPair
 
 DOMAIN = "rlinf-actors.1"

@@ -85,4 +85,4 @@ def test_a_worker_class_needs_no_torch():
 
 
 def test_the_daemon_loads_neither_torch_nor_pickles():
-    assert loaded("import agentd.cli", "torch", "numpy", "cloudpickle", "click", "rich") == "[]"
+    assert loaded("import agentd.command_line", "torch", "numpy", "cloudpickle", "click", "rich") == "[]"

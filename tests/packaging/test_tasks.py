@@ -12,7 +12,7 @@ MAKES = {"create_task", "ensure_future", "run_coroutine_threadsafe"}
 OWNERS = {
     "rlinf_actors/group/mapping.py": "the task that asks for the user's next item; MapResult raises its failure",
     "rlinf_actors/net/loop.py": "Tasks, and IoThread.submit, whose caller has the future",
-    "rlinf_actors/worker/executor.py": "tasks of the user's class, on the loop that is the user's",
+    "rlinf_actors/worker/executors.py": "tasks of the user's class, on the loop that is the user's",
 }
 FILES = sorted(path for package in ("rlinf_actors", "agentd") for path in (ROOT / package).rglob("*.py"))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from rlinf_actors.wire import frames
-from rlinf_actors.wire.messages import Body
+from rlinf_actors.wire.control_codec import Body
 
 PAGE = Path(__file__).resolve().parents[2].joinpath("docs", "wire.md").read_text()
 

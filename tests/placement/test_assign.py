@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from rlinf_actors.errors import PlacementError
 from rlinf_actors.placement.assign import Target, assign
-from rlinf_actors.placement.grammar import Part, Span, parse, render
-from rlinf_actors.placement.suggest import fewer, fits, more
+from rlinf_actors.placement.grammar import Part, Span, fewer, fits, more, parse, render
 
 G16 = Target("g", 16, "accelerator")
 

@@ -6,14 +6,13 @@ import pickle
 
 import pytest
 
-from rlinf_actors.config.cluster import ClusterConfig
+from rlinf_actors.config.cluster_config import ClusterConfig
 from rlinf_actors.errors import ConfigError, PlacementError
-from rlinf_actors.model.address import WorkerAddress
+from rlinf_actors.model.address import WorkerAddress, WorkerInfo
 from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType, HardwareInfo, HardwareResource
 from rlinf_actors.model.node import NodeEnvConfig, NodeGroupInfo, NodeInfo
 from rlinf_actors.model.placement import Placement
-from rlinf_actors.model.worker import WorkerInfo
-from rlinf_actors.placement.groups import build_node_groups, with_configured_hardware
+from rlinf_actors.placement.node_groups import build_node_groups, with_configured_hardware
 
 
 def gpus(count: int, kind: str = "NV_GPU", first: int = 0) -> HardwareResource:

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from rlinf_actors.config.cluster import ClusterConfig
+from rlinf_actors.config.cluster_config import ClusterConfig
 from rlinf_actors.errors import ConfigError, PlacementError
-from rlinf_actors.group.spec import LaunchOptions, worker_specs
+from rlinf_actors.group.group_spec import LaunchOptions, worker_specs
 from rlinf_actors.model.hardware import AcceleratorInfo, HardwareResource
 from rlinf_actors.model.node import NodeInfo
 from rlinf_actors.model.placement import Placement
-from rlinf_actors.placement.described import DescribedCluster
+from rlinf_actors.placement.described_cluster import DescribedCluster
 from rlinf_actors.placement.strategies import (
     FlexiblePlacementStrategy,
     NodePlacementStrategy,

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from fake_worker import FakeWorker
 
-from rlinf_actors.net.memory import MemoryNetwork
+from rlinf_actors.net.memory_network import MemoryNetwork
 from rlinf_actors.runtime.peer import Peer
 
 

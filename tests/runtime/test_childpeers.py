@@ -10,9 +10,9 @@ from fake_worker import FakeWorker
 
 from rlinf_actors.errors import ConnectionLostError, PeerDiedError, ProtocolMismatchError, WorkerDiedError
 from rlinf_actors.model.address import WorkerAddress
-from rlinf_actors.runtime import childpeers
-from rlinf_actors.runtime.childpeers import ChildPeers
-from rlinf_actors.runtime.remote import RemoteGroup
+from rlinf_actors.runtime import child_peers
+from rlinf_actors.runtime.child_peers import ChildPeers
+from rlinf_actors.runtime.remote_group import RemoteGroup
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.values import Endpoint, ExitReport, GroupState, WorkerState
 
@@ -116,7 +116,7 @@ async def test_child_is_asked_for_once_and_found_in_order(world):
 
 
 async def test_only_the_last_children_that_ended_are_remembered(world, monkeypatch):
-    monkeypatch.setattr(childpeers, "REMEMBERED", 2)
+    monkeypatch.setattr(child_peers, "REMEMBERED", 2)
     w = await world()
     living, _ = await w.up()
     for rank in range(2, 8):

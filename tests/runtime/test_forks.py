@@ -11,7 +11,7 @@ import pytest
 
 from rlinf_actors import UsageError, forks
 from rlinf_actors.net.loop import IoThread
-from rlinf_actors.runtime.work import Promise
+from rlinf_actors.runtime.future import Promise
 
 ENDS = [
     ("return 5", 1, "WARNING: process"),
@@ -116,7 +116,7 @@ def test_locks_and_threads_of_the_process_are_free_in_a_child():
     source = f"""
         import os, sys, threading
         from rlinf_actors.channel import client
-        from rlinf_actors.runtime import asyncwork
+        from rlinf_actors.runtime import future as asyncwork
 
         busy, release = threading.Semaphore(0), threading.Event()
 

@@ -9,11 +9,11 @@ import pytest
 
 from rlinf_actors.errors import ClusterTimeoutError, RlinfActorsError
 from rlinf_actors.net.rpc import ControlServer
-from rlinf_actors.net.transport import ZmqNetwork
-from rlinf_actors.runtime.process import Runtime
-from rlinf_actors.runtime.remote import Construction
-from rlinf_actors.wire.clients import Done, Handles, Launch, Launched, StopGroup
-from rlinf_actors.wire.session import HELLO_AGAIN, Beat, ClientHello, Welcome
+from rlinf_actors.net.zmq_network import ZmqNetwork
+from rlinf_actors.runtime.remote_group import Construction
+from rlinf_actors.runtime.runtime import Runtime
+from rlinf_actors.wire.agent_messages import HELLO_AGAIN, Beat, ClientHello, Welcome
+from rlinf_actors.wire.client_messages import Done, Handles, Launch, Launched, StopGroup
 from rlinf_actors.wire.values import Endpoint, GroupState, WorkerSpec, WorkerState
 
 SPECS = [WorkerSpec(f"abc-{rank}", "g", "ns", rank, 2, rank, {}) for rank in range(2)]

@@ -17,13 +17,20 @@ from msgspec.structs import replace
 
 from rlinf_actors.errors import ClusterTimeoutError, ProtocolError, ProtocolMismatchError, UsageError
 from rlinf_actors.net.rpc import ControlServer, KeyRefusedError
-from rlinf_actors.runtime.headlink import HeadLink
-from rlinf_actors.runtime.logprinter import LogPrinter
-from rlinf_actors.wire.agents import UPDATE, LogCredit, LogLines
-from rlinf_actors.wire.clients import Done, Warn
-from rlinf_actors.wire.messages import Notice, Request
-from rlinf_actors.wire.operators import GetStatus
-from rlinf_actors.wire.session import HELLO_AGAIN, Beat, ClientHello, Goodbye, Welcome
+from rlinf_actors.runtime.driver_output import LogPrinter
+from rlinf_actors.runtime.head_session import HeadLink
+from rlinf_actors.wire.agent_messages import (
+    HELLO_AGAIN,
+    UPDATE,
+    Beat,
+    ClientHello,
+    Goodbye,
+    LogCredit,
+    LogLines,
+    Welcome,
+)
+from rlinf_actors.wire.client_messages import Done, GetStatus, Warn
+from rlinf_actors.wire.control_codec import Notice, Request
 
 pytestmark = pytest.mark.virtual_time
 
@@ -127,7 +134,7 @@ async def test_a_connection_that_cannot_be_made_just_now_is_made_later(ends, mon
     ends.server.reply(peer, hello.id, Welcome("e2", "0.1", 60.0, 10.0))
     await asyncio.wait_for(returned.wait(), 10)
     assert len(refused) == 3
-    said = [record.getMessage() for record in caplog.records if record.name.endswith("headlink")]
+    said = [record.getMessage() for record in caplog.records if record.name.endswith("head_session")]
     assert len(said) == 2
     assert "is there again, after" in said[1]
 
@@ -226,7 +233,7 @@ async def test_a_silent_head_is_greeted_until_it_answers_and_beats_stop_meanwhil
     peer, asked = await ends.next(GetStatus)
     ends.server.reply(peer, asked.id, Done())
     await asking
-    said = [record.getMessage() for record in caplog.records if record.name.endswith("headlink")]
+    said = [record.getMessage() for record in caplog.records if record.name.endswith("head_session")]
     assert len(said) == 2
     assert "is not there (no answer); calls between workers go on" in said[0]
     assert "is there again, after" in said[1]

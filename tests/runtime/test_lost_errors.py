@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rlinf_actors.runtime.lost import GRACE_S, LOOP_PATIENCE_S, LostErrors
+from rlinf_actors.runtime.driver_output import GRACE_S, LOOP_PATIENCE_S, LostErrors
 
 
 class Result:
@@ -183,7 +183,7 @@ class TestLoops:
 SCRIPT = """
     import atexit, sys, threading
     before, hook = sys.exit, sys.excepthook
-    from rlinf_actors.runtime.lost import LostErrors
+    from rlinf_actors.runtime.driver_output import LostErrors
     atexit.register(lambda: print("atexit ran"))
 
     class Result:
@@ -236,7 +236,7 @@ def test_exit_codes(body, change, code):
 
 
 RUNTIME = """
-    from rlinf_actors.runtime.process import Runtime
+    from rlinf_actors.runtime.runtime import Runtime
 
     def lose():
         class Failed:

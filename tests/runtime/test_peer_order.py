@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from rlinf_actors.net.arena import Arena
+from rlinf_actors.net.shared_memory import Arena
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.values import Endpoint

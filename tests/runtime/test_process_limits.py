@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_actors import scarce
+from rlinf_actors import exhaustion
 from rlinf_actors.wire import failure
 
 
@@ -42,7 +42,7 @@ class Machine:
 def test_a_workers_own_limit_is_called_pids_limit(tmp_path, version):
     machine = Machine(tmp_path, "user/rlinf-actors/1.2.3.w-0", version)
     directory = machine.cgroup("user/rlinf-actors/1.2.3.w-0", "24", 4, hits=3)
-    said = scarce.no_process(machine.proc)
+    said = exhaustion.no_process(machine.proc)
     assert said.startswith("pids_limit=24 of this worker is exhausted")
     assert f"cgroup {directory} may have 24 processes and threads together, and has 4 now" in said
     assert "raise pids_limit of launch()" in said
@@ -53,7 +53,7 @@ def test_the_limit_of_a_cgroup_above_is_found(tmp_path):
     machine.cgroup("system/agentd.service/main", "max", 90)
     above = machine.cgroup("system/agentd.service", "100", 100)
     machine.cgroup("system", "200", 150)
-    said = scarce.no_process(machine.proc)
+    said = exhaustion.no_process(machine.proc)
     assert f"cgroup {above} may have 100" in said
     assert f"raise {above}/pids.max (TasksMax= of a systemd unit" in said
 
@@ -65,8 +65,8 @@ def test_ulimit_u_is_named_where_it_is_met(tmp_path, monkeypatch, used):
     machine.processes(used)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (40, 40))
     monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid or 1)
-    monkeypatch.setattr(scarce, "_threads_of", lambda proc, uid: used)
-    said = scarce.no_process(machine.proc)
+    monkeypatch.setattr(exhaustion, "_threads_of", lambda proc, uid: used)
+    said = exhaustion.no_process(machine.proc)
     if used == 40:
         assert "ulimit -u is exhausted" in said
         assert "may have 40 processes and threads, and has 40 now" in said
@@ -76,7 +76,7 @@ def test_ulimit_u_is_named_where_it_is_met(tmp_path, monkeypatch, used):
 
 def test_threads_of_a_user_are_counted():
     tasks = len(os.listdir("/proc/self/task"))
-    assert scarce._threads_of(Path("/proc"), os.getuid()) >= tasks
+    assert exhaustion._threads_of(Path("/proc"), os.getuid()) >= tasks
 
 
 @pytest.mark.parametrize(
@@ -89,22 +89,22 @@ def test_threads_of_a_user_are_counted():
     ],
 )
 def test_the_error_of_a_call_names_the_limit(monkeypatch, error, named):
-    monkeypatch.setattr(scarce, "_met", lambda proc: "pids_limit=24 of this worker is exhausted")
+    monkeypatch.setattr(exhaustion, "_met", lambda proc: "pids_limit=24 of this worker is exhausted")
     raised, _ = failure.encode(1, error)
     assert raised.text == (f"{error}: pids_limit=24 of this worker is exhausted" if named else str(error))
 
 
 def test_a_descriptor_that_would_block_is_no_limit(monkeypatch):
-    monkeypatch.setattr(scarce, "_met", lambda proc: "")
-    assert scarce.cause(BlockingIOError(errno.EAGAIN, "would block")) == ""
-    assert "ulimit -u" in scarce.cause(RuntimeError("can't start new thread"))
+    monkeypatch.setattr(exhaustion, "_met", lambda proc: "")
+    assert exhaustion.cause(BlockingIOError(errno.EAGAIN, "would block")) == ""
+    assert "ulimit -u" in exhaustion.cause(RuntimeError("can't start new thread"))
 
 
 def test_the_threads_of_the_check_count_no_more_when_it_returns():
     """libzmq's own come next: it aborts the process where one does not fit."""
     source = """
         import os
-        from rlinf_actors import scarce
+        from rlinf_actors import exhaustion as scarce
         for _ in range(200):
             scarce.check_threads(2)
             print(len(os.listdir("/proc/self/task")))
@@ -118,7 +118,7 @@ def test_a_user_who_may_have_no_more_threads_is_told_so():
         pytest.skip("needs root, to become a user of whom nothing else runs")
     source = """
         import os, resource
-        from rlinf_actors import scarce
+        from rlinf_actors import exhaustion as scarce
         resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
         os.setresuid(54321, 54321, 54321)
         try:

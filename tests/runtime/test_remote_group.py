@@ -18,12 +18,12 @@ from rlinf_actors.errors import (
     WorkerError,
     WorkerStartError,
 )
-from rlinf_actors.runtime.handles import GroupHandles
-from rlinf_actors.runtime.lost import LostErrors
+from rlinf_actors.runtime.driver_output import LostErrors
+from rlinf_actors.runtime.group_handles import GroupHandles
 from rlinf_actors.runtime.readiness import Readiness
-from rlinf_actors.runtime.remote import Construction, RemoteGroup, death
+from rlinf_actors.runtime.remote_group import Construction, RemoteGroup, death
 from rlinf_actors.wire import failure, frames
-from rlinf_actors.wire.clients import WorkerChanged
+from rlinf_actors.wire.client_messages import WorkerChanged
 from rlinf_actors.wire.values import Endpoint, ExitReport, GroupState, WorkerState
 
 

@@ -9,9 +9,9 @@ from fake_worker import FakeWorker, Waiter
 
 from rlinf_actors.errors import NodeLostError
 from rlinf_actors.net.link import Sight
-from rlinf_actors.runtime import paths
-from rlinf_actors.runtime.paths import PathWatch
-from rlinf_actors.runtime.remote import RemoteGroup
+from rlinf_actors.runtime import node_paths
+from rlinf_actors.runtime.node_paths import PathWatch
+from rlinf_actors.runtime.remote_group import RemoteGroup
 from rlinf_actors.wire.values import Endpoint, GroupState, WorkerState
 
 pytestmark = pytest.mark.virtual_time
@@ -23,7 +23,7 @@ BEAT_S, LEASE_S = 0.01, 0.1
 @pytest.fixture
 async def far(network, monkeypatch):
     """A worker on another machine, its peer here, and a watch that is running."""
-    monkeypatch.setattr(paths, "HEAD_FIRST_S", 0.0)
+    monkeypatch.setattr(node_paths, "HEAD_FIRST_S", 0.0)
     worker = FakeWorker(network, FAR)
     group = RemoteGroup(network, "driver:x", "here", "ns", "g", ["n0"])
     running = WorkerState("id-0", 0, 0, "10.0.0.2", "running", 1, Endpoint("there", "ipc:///unused", FAR))

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from rlinf_actors.runtime.timers import Timers
+from rlinf_actors.runtime.deadline_timers import Timers
 
 
 def running() -> list[threading.Thread]:

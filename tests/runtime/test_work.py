@@ -9,9 +9,8 @@ import pytest
 
 from rlinf_actors.errors import CallTimeoutError, UsageError
 from rlinf_actors.net.loop import IoThread
-from rlinf_actors.runtime.asyncwork import AsyncWork
-from rlinf_actors.runtime.watched import WatchedClients
-from rlinf_actors.runtime.work import Promise
+from rlinf_actors.runtime.future import AsyncWork, Promise
+from rlinf_actors.runtime.head_session import WatchedClients
 
 
 def in_thread(function, *args):

@@ -7,8 +7,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.security import jointoken
-from rlinf_actors.security.jointoken import JoinToken
+from rlinf_actors.security import job
+from rlinf_actors.security.job import JoinToken
 from rlinf_actors.security.keypair import KeyPair
 
 HEAD, PAIR = KeyPair.make(), KeyPair.make()
@@ -18,7 +18,7 @@ TOKEN = JoinToken("10.0.0.1:6380", HEAD.public, PAIR, "agent", "gpu-1")
 @pytest.mark.parametrize("token", [TOKEN, JoinToken("[fd00::1]:1", HEAD.public, PAIR, "driver", "kim@lab")])
 def test_a_token_is_one_word_that_comes_back(token):
     assert token.text().split() == [token.text()]
-    assert jointoken.parse(f"  {token.text()}\n") == token
+    assert job.parse(f"  {token.text()}\n") == token
 
 
 def test_a_token_is_not_shown():
@@ -29,7 +29,7 @@ def test_a_token_that_is_cut_off_or_changed_is_refused_and_not_repeated():
     text = TOKEN.text()
     for n in range(len(text)):
         with pytest.raises(ConfigError) as caught:
-            jointoken.parse(text[:n])
+            job.parse(text[:n])
         assert text[:n][20:] == "" or text[20:n] not in str(caught.value)
 
 
@@ -44,12 +44,12 @@ def test_a_token_that_is_cut_off_or_changed_is_refused_and_not_repeated():
 )
 def test_what_a_token_must_not_say_is_refused(token):
     with pytest.raises(ConfigError):
-        jointoken.parse(token.text())
+        job.parse(token.text())
 
 
-@given(st.text() | st.text().map(lambda text: jointoken.PREFIX + text))
+@given(st.text() | st.text().map(lambda text: job.PREFIX + text))
 @example("")
-@example(jointoken.PREFIX)
+@example(job.PREFIX)
 def test_anything_else_is_no_token(text):
     with pytest.raises(ConfigError):
-        jointoken.parse(text)
+        job.parse(text)

@@ -10,10 +10,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.security import keyfile, own
+from rlinf_actors.security import keyfile
+from rlinf_actors.security import keyfile as own
 from rlinf_actors.security.keyfile import KeyFile
 from rlinf_actors.security.keypair import KeyPair
-from rlinf_actors.security.publickey import is_key
+from rlinf_actors.security.public_key import is_key
 from rlinf_actors.settings import Settings
 
 HEAD = KeyPair.make()

@@ -42,14 +42,14 @@ ALLOWED = {
     (PAYLOAD, "Unpickler"), (PAYLOAD, "find_class"),
     ("rlinf_actors/config/yaml_file.py", "yaml.load"),  # by a SafeLoader
     # its name: for people, and for what is imported before a fork
-    ("rlinf_actors/cli/checks.py", "cloudpickle"), ("rlinf_actors/cli/machine.py", "cloudpickle"),
-    ("rlinf_actors/worker/bootstrap.py", "cloudpickle"), ("rlinf_actors/worker/template.py", "cloudpickle"),
+    ("rlinf_actors/cli/doctor_checks.py", "cloudpickle"), ("rlinf_actors/cli/doctor_machine.py", "cloudpickle"),
+    ("rlinf_actors/template/bootstrap.py", "cloudpickle"), ("rlinf_actors/template/template.py", "cloudpickle"),
     # values of ours that users may put into their data
     ("rlinf_actors/model/address.py", "__reduce__"), ("rlinf_actors/model/hardware.py", "__reduce_ex__"),
     ("rlinf_actors/channel/channel.py", "__reduce__"), ("rlinf_actors/wire/failure.py", "__reduce__"),
     ("rlinf_actors/group/group.py", "__reduce__"),
     # what is no value raises there
-    ("rlinf_actors/runtime/work.py", "__reduce__"), ("rlinf_actors/group/result.py", "__reduce__"),
+    ("rlinf_actors/runtime/future.py", "__reduce__"), ("rlinf_actors/group/result.py", "__reduce__"),
     ("rlinf_actors/group/stream.py", "__reduce__"), ("rlinf_actors/group/mapping.py", "__reduce__"),
 }  # fmt: skip
 
@@ -105,17 +105,17 @@ def test_nothing_else_can_make_objects_of_bytes():
 
 
 def test_who_may_vouch():
-    """`Vouched` parts are made where a member is known, and nowhere else."""
+    """`AuthenticatedParts` parts are made where a member is known, and nowhere else."""
     makers = set()
     for where, tree in trees().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, (ast.Name, ast.Attribute)):
                 name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
-                if name == "Vouched" and node.args:
+                if name == "AuthenticatedParts" and node.args:
                     makers.add(where)
     assert makers == {
-        "rlinf_actors/wire/vouched.py", "rlinf_actors/wire/failure.py", "rlinf_actors/runtime/peer.py",
-        "rlinf_actors/worker/server.py", "rlinf_actors/worker/child.py",
+        "rlinf_actors/wire/authenticated.py", "rlinf_actors/wire/failure.py", "rlinf_actors/runtime/peer.py",
+        "rlinf_actors/worker/server.py", "rlinf_actors/worker/membership.py",
     }  # fmt: skip
 
 

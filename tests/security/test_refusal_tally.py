@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from rlinf_actors.security.refusals import Due, RefusalTally
+from rlinf_actors.security.refusal_tally import Due, RefusalTally
 
 
 @pytest.fixture

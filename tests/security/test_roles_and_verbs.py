@@ -7,7 +7,7 @@ import typing
 import pytest
 
 from rlinf_actors.security.members import LOCAL, VERBS, Member, Role, may
-from rlinf_actors.wire.messages import Body
+from rlinf_actors.wire.control_codec import Body
 
 ROLES = [role for role in typing.get_args(Role) if role != "local"]
 

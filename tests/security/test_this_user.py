@@ -9,10 +9,11 @@ import sys
 import pytest
 
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.head.keys import OwnKeys
-from rlinf_actors.head.ownkeys import own_keys
-from rlinf_actors.net.security import Mechanism, Proof, Security, key_at
-from rlinf_actors.security import keyfile, thisuser
+from rlinf_actors.head.key_registry import OwnKeys
+from rlinf_actors.head.own_keys import own_keys
+from rlinf_actors.net.socket_security import Mechanism, Proof, Security, key_at
+from rlinf_actors.security import keyfile
+from rlinf_actors.security import keyfile as thisuser
 from rlinf_actors.security.keyfile import KeyFile
 from rlinf_actors.security.keypair import KeyPair
 from rlinf_actors.settings import Settings
@@ -36,8 +37,8 @@ def test_it_makes_itself_once_for_this_user_alone(settings, tmp_path):
 
 def test_processes_that_need_it_at_one_moment_get_the_same(settings):
     script = (
-        "import sys; from rlinf_actors.security import thisuser; from rlinf_actors.settings import Settings; "
-        "settings = Settings(key_dir=sys.argv[1]); sys.stdin.read(); print(thisuser.key(settings).pair.public)"
+        "import sys; from rlinf_actors.security import keyfile; from rlinf_actors.settings import Settings; "
+        "settings = Settings(key_dir=sys.argv[1]); sys.stdin.read(); print(keyfile.key(settings).pair.public)"
     )
     command = [sys.executable, "-c", script, settings.key_dir]
     several = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(4)]

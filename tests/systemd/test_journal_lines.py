@@ -9,12 +9,12 @@ import sys
 import pace
 import pytest
 
-from rlinf_actors.systemd.journal import marked, reads
+from rlinf_actors.systemd.service_manager import marked, reads
 
 CODE = """
 import logging, sys
 from rlinf_actors import settings
-from rlinf_actors.systemd.journal import Voice
+from rlinf_actors.systemd.service_manager import Voice
 voice = Voice("agentd", sys.stderr, settings.Unit.load().journal_stream)
 voice.set_up_logging(logging.DEBUG)
 log = logging.getLogger("x")

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from rlinf_actors.systemd.notify import Manager
+from rlinf_actors.systemd.service_manager import Manager
 
 
 @contextlib.contextmanager

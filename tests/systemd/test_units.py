@@ -13,16 +13,16 @@ import pytest
 
 from rlinf_actors.cli import app
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.systemd import units
+from rlinf_actors.systemd import unit_files
 
-ALL = (*units.UNITS, *units.DROP_INS)
+ALL = (*unit_files.UNITS, *unit_files.DROP_INS)
 PROGRAMS = {"@AGENTD@": "/bin/true", "@RLINF_ACTORS@": "/bin/true"}
 
 
 def service(name: str) -> dict[str, list[str]]:
     """Keys of [Service], each with its values."""
     section, found = "", {}
-    for line in units.text(name, PROGRAMS).splitlines():
+    for line in unit_files.text(name, PROGRAMS).splitlines():
         if line.startswith("["):
             section = line
         elif "=" in line and not line.startswith("#") and section == "[Service]":
@@ -39,17 +39,17 @@ def analyze(tmp_path):
         pytest.skip("systemd-analyze is not installed")
 
     def run(verb: str, name: str, *, hardened: bool = False) -> subprocess.CompletedProcess[str]:
-        for one in ALL if hardened else units.UNITS:
+        for one in ALL if hardened else unit_files.UNITS:
             path = tmp_path / one
             path.parent.mkdir(exist_ok=True)
-            path.write_text(units.text(one, PROGRAMS))
+            path.write_text(unit_files.text(one, PROGRAMS))
         command = [tool, "--no-pager", *verb.split(), str(tmp_path / name)]
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=pace.PATIENCE_S)
 
     return run
 
 
-@pytest.mark.parametrize("name", units.UNITS)
+@pytest.mark.parametrize("name", unit_files.UNITS)
 @pytest.mark.parametrize("hardened", [False, True])
 def test_systemd_finds_no_fault(analyze, name, hardened):
     done = analyze("verify", name, hardened=hardened)
@@ -59,8 +59,8 @@ def test_systemd_finds_no_fault(analyze, name, hardened):
 @pytest.mark.parametrize(
     ("name", "hardened", "most"),
     [
-        (units.HEAD, False, 5.2), (units.AGENTD, False, 5.2), (units.AGENTD, True, 3.5), (units.WORKERS, False, 5.2),
-        (units.WORKERS, True, 3.5),
+        (unit_files.HEAD, False, 5.2), (unit_files.AGENTD, False, 5.2), (unit_files.AGENTD, True, 3.5),
+        (unit_files.WORKERS, False, 5.2), (unit_files.WORKERS, True, 3.5),
     ],
 )  # fmt: skip
 def test_the_exposure_is_bounded(analyze, name, hardened, most):
@@ -77,15 +77,15 @@ def test_nothing_that_breaks_workers():
         "ProtectClock", "DevicePolicy", "DeviceAllow", "ProtectHome", "ProtectProc", "ProcSubset", "RestrictRealtime",
         "ProtectControlGroups", "RemoveIPC", "DynamicUser", "DelegateSubgroup",
     }  # fmt: skip
-    assert not service(units.AGENTD).keys() & forbidden, "they run there where the workers' unit does not"
-    said = service(units.WORKERS) | service(units.HARDENED)
+    assert not service(unit_files.AGENTD).keys() & forbidden, "they run there where the workers' unit does not"
+    said = service(unit_files.WORKERS) | service(unit_files.HARDENED)
     assert not said.keys() & forbidden
     filters = " ".join(said["SystemCallFilter"])
     assert not {"@resources", "@debug", "@ipc", "@memlock"} & set(filters.replace("~", "").split())
 
 
 def test_what_keeps_workers_through_a_restart():
-    said = {key: values[-1] for key, values in service(units.AGENTD).items()}
+    said = {key: values[-1] for key, values in service(unit_files.AGENTD).items()}
     expected = {
         "Type": "notify", "KillMode": "process", "RuntimeDirectoryPreserve": "restart", "Delegate": "yes",
         "OOMPolicy": "continue", "Restart": "always", "User": "%i", "LimitMEMLOCK": "infinity",
@@ -99,25 +99,25 @@ def test_what_keeps_workers_through_a_restart():
 
 
 def test_where_workers_run():
-    said = {key: values[-1] for key, values in service(units.WORKERS).items()}
+    said = {key: values[-1] for key, values in service(unit_files.WORKERS).items()}
     expected = {
         "Type": "notify", "KillMode": "process", "Delegate": "yes", "OOMPolicy": "continue", "Restart": "always",
         "User": "%i", "LimitMEMLOCK": "infinity", "TasksMax": "infinity", "ExecStart": "/bin/true --keeper",
         "RuntimeDirectoryMode": "0700",
     }  # fmt: skip
     assert {key: said.get(key) for key in expected} == expected
-    agentd = units.text(units.AGENTD)
+    agentd = unit_files.text(unit_files.AGENTD)
     assert f"KEEPER=/run/{said['RuntimeDirectory']}/keeper" in agentd
     assert re.search(r"^Wants=.* rlinf-workers@%i\.service$", agentd, re.M)
     assert "BindsTo" not in agentd
     shared = ("Limit", "Protect", "SystemCall", "Capability", "NoNew", "Private")
-    walls = {key: values for key, values in service(units.AGENTD).items() if key.startswith(shared)}
-    assert walls.items() <= service(units.WORKERS).items(), "what workers were given and kept from before"
+    walls = {key: values for key, values in service(unit_files.AGENTD).items() if key.startswith(shared)}
+    assert walls.items() <= service(unit_files.WORKERS).items(), "what workers were given and kept from before"
 
 
 def test_the_files_are_plain_ini_without_marks():
     for name in ALL:
-        text = units.text(name)
+        text = unit_files.text(name)
         assert "@AGENTD@" not in text
         assert "@RLINF_ACTORS@" not in text
         parser = configparser.RawConfigParser(strict=False, allow_no_value=True)
@@ -136,12 +136,12 @@ def test_the_files_are_plain_ini_without_marks():
     ],
 )
 def test_paths_are_written_as_systemd_reads_them(word, expected):
-    assert units.escaped(word) == expected
+    assert unit_files.escaped(word) == expected
 
 
 def test_a_path_that_cannot_be_written_is_refused():
     with pytest.raises(ConfigError, match="control characters"):
-        units.escaped("/opt/a\nExecStart=/bin/sh")
+        unit_files.escaped("/opt/a\nExecStart=/bin/sh")
 
 
 # --- the command ---
@@ -156,40 +156,40 @@ def run(capsys, *arguments: str) -> tuple[int, str, str]:
 def test_install_writes_says_what_and_how_to_go_on(tmp_path, capsys):
     code, out, err = run(capsys, "install", "--dir", str(tmp_path))
     assert code == 0
-    assert out.splitlines() == [f"written: {tmp_path / name}" for name in units.UNITS]
+    assert out.splitlines() == [f"written: {tmp_path / name}" for name in unit_files.UNITS]
     assert "systemctl daemon-reload" in err
     assert "systemctl enable --now rlinf-agentd@USER" in err
-    assert (tmp_path / units.AGENTD).read_text() == units.text(units.AGENTD)
-    assert (tmp_path / units.AGENTD).stat().st_mode & 0o777 == 0o644
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(units.UNITS)
+    assert (tmp_path / unit_files.AGENTD).read_text() == unit_files.text(unit_files.AGENTD)
+    assert (tmp_path / unit_files.AGENTD).stat().st_mode & 0o777 == 0o644
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(unit_files.UNITS)
     code, out, _ = run(capsys, "install", "--dir", str(tmp_path), "--hardened")
-    assert out.splitlines()[3:] == [f"written: {tmp_path / name}" for name in units.DROP_INS]
+    assert out.splitlines()[3:] == [f"written: {tmp_path / name}" for name in unit_files.DROP_INS]
     assert [line.split(":")[0] for line in out.splitlines()[:3]] == ["unchanged"] * 3
 
 
 def test_a_changed_file_is_left_alone_and_so_is_the_rest(tmp_path, capsys):
-    changed = tmp_path / units.AGENTD
-    changed.write_text(units.text(units.AGENTD) + "Nice=5\n")
+    changed = tmp_path / unit_files.AGENTD
+    changed.write_text(unit_files.text(unit_files.AGENTD) + "Nice=5\n")
     before = changed.read_text()
     code, out, err = run(capsys, "install", "--dir", str(tmp_path))
     assert (code, out) == (78, "")
     assert f"{changed}: was changed by somebody" in err
     assert "systemctl edit rlinf-agentd@.service" in err
     assert changed.read_text() == before
-    assert not (tmp_path / units.HEAD).exists()
+    assert not (tmp_path / unit_files.HEAD).exists()
     code, out, _ = run(capsys, "install", "--dir", str(tmp_path), "--force")
     assert code == 0
     assert f"replaced: {changed}" in out
-    assert changed.read_text() == units.text(units.AGENTD)
+    assert changed.read_text() == unit_files.text(unit_files.AGENTD)
 
 
 def test_a_file_of_an_earlier_version_is_replaced(tmp_path, capsys):
-    older = units.text(units.HEAD, {"@RLINF_ACTORS@": "/old/bin/rlinf-actors"})
-    (tmp_path / units.HEAD).write_text(older)
-    assert units.is_ours(older)
+    older = unit_files.text(unit_files.HEAD, {"@RLINF_ACTORS@": "/old/bin/rlinf-actors"})
+    (tmp_path / unit_files.HEAD).write_text(older)
+    assert unit_files.is_ours(older)
     code, out, _ = run(capsys, "install", "--dir", str(tmp_path))
     assert code == 0
-    assert f"replaced: {tmp_path / units.HEAD}" in out
+    assert f"replaced: {tmp_path / unit_files.HEAD}" in out
 
 
 def test_a_directory_that_cannot_be_written_is_an_exit_code(tmp_path, capsys):
@@ -200,8 +200,8 @@ def test_a_directory_that_cannot_be_written_is_an_exit_code(tmp_path, capsys):
 
 
 def test_print_fills_in_this_installation(capsys):
-    code, out, _ = run(capsys, "print", units.AGENTD)
-    assert (code, out) == (0, units.text(units.AGENTD))
+    code, out, _ = run(capsys, "print", unit_files.AGENTD)
+    assert (code, out) == (0, unit_files.text(unit_files.AGENTD))
     start = next(line for line in out.splitlines() if line.startswith("ExecStart="))
     program = start.removeprefix("ExecStart=").split()[0]
     assert Path(program).is_file()

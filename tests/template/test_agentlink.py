@@ -13,11 +13,11 @@ import tempfile
 import pace
 import pytest
 
-from rlinf_actors.wire import spawn
-from rlinf_actors.wire.agents import Refusal, RefusalReport
+from rlinf_actors.template import agent_link
+from rlinf_actors.template.agent_link import AgentLink
+from rlinf_actors.wire import template_protocol
+from rlinf_actors.wire.agent_messages import Refusal, RefusalReport
 from rlinf_actors.wire.values import ExitReport
-from rlinf_actors.worker import agentlink
-from rlinf_actors.worker.agentlink import AgentLink
 
 
 def test_without_an_fd_for_an_agentd_nothing_spins_and_it_is_heard_later(tmp_path):
@@ -36,7 +36,7 @@ def test_without_an_fd_for_an_agentd_nothing_spins_and_it_is_heard_later(tmp_pat
             return len(ready)
 
         other.connect(path)
-        other.send(spawn.encode(spawn.Adopt()))
+        other.send(template_protocol.encode(template_protocol.Adopt()))
         spare = os.open("/dev/null", os.O_RDONLY)
         resource.setrlimit(resource.RLIMIT_NOFILE, (spare, before[1]))
         try:
@@ -45,8 +45,8 @@ def test_without_an_fd_for_an_agentd_nothing_spins_and_it_is_heard_later(tmp_pat
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
             os.close(spare)
-        link.send(spawn.Exited("a", ExitReport("exited")))
-        assert (turn(), turn(), taken) == (1, 1, [spawn.Adopt()])
+        link.send(template_protocol.Exited("a", ExitReport("exited")))
+        assert (turn(), turn(), taken) == (1, 1, [template_protocol.Adopt()])
         link.refuse()
         link.close()
 
@@ -61,7 +61,7 @@ class Template:
         self.link = AgentLink(self.selector, theirs, path, 60.0, self._taken, lambda: None)
         self.link.start()
 
-    def _taken(self, packet: spawn.ToTemplate) -> bool:
+    def _taken(self, packet: template_protocol.ToTemplate) -> bool:
         self.link.adopted()
         return True
 
@@ -79,7 +79,7 @@ class Template:
 
     def told(self) -> list[Refusal]:
         """What its agentd hears next."""
-        packet = spawn.decode_to_agent(self.agentd.recv(1 << 16))
+        packet = template_protocol.decode_to_agent(self.agentd.recv(1 << 16))
         assert isinstance(packet, RefusalReport)
         return packet.refusals
 
@@ -97,7 +97,7 @@ def place():
 
 @pytest.fixture
 def template(place, monkeypatch):
-    monkeypatch.setattr(agentlink, "REFUSALS_S", 0.0)
+    monkeypatch.setattr(agent_link, "REFUSALS_S", 0.0)
     made = Template(f"{place}/1.sock")
     yield made
     made.close()
@@ -107,7 +107,7 @@ NO_AGENTD = "a connection to its template's socket: it is no agentd's"
 
 
 def test_who_connects_and_is_no_agentd_is_told(template):
-    for said in (b"nonsense", spawn.encode(spawn.Shutdown()), b""):
+    for said in (b"nonsense", template_protocol.encode(template_protocol.Shutdown()), b""):
         with template.connected() as stranger:
             if said:
                 stranger.send(said)
@@ -128,7 +128,7 @@ def test_refusals_between_two_agentds_are_kept_for_the_next(template):
         template.turn()
     assert template.link.idle() is None
     template.agentd = template.connected()
-    template.agentd.send(spawn.encode(spawn.Adopt()))
+    template.agentd.send(template_protocol.encode(template_protocol.Adopt()))
     template.turn()
     assert template.told() == [Refusal("somebody", 3, "w1"), Refusal(NO_AGENTD)]
 
@@ -148,7 +148,7 @@ def test_another_user_is_told_of_by_its_id(template, place):
 
 RUN_TEMPLATE = """
 import sys
-from rlinf_actors.worker import nursery, template
+from rlinf_actors.template import forked_workers as nursery, template
 bug = sys.argv[3]
 if bug:
     setattr(nursery.Nursery, bug, lambda self: 1 / 0)
@@ -169,7 +169,7 @@ def test_a_template_ends_with_70_by_an_exception_of_ours(bug):
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         process = template_process(theirs, bug)
-        ours.send(spawn.encode(spawn.Probe()))
+        ours.send(template_protocol.encode(template_protocol.Probe()))
         _, said = process.communicate(timeout=pace.PATIENCE_S)
     assert process.returncode == 70
     assert "ZeroDivisionError" in said
@@ -181,7 +181,7 @@ def test_a_packet_that_is_none_ends_no_template():
     with ours, theirs:
         process = template_process(theirs)
         ours.send(b"\x81\xa4type\xa7Unknown")
-        ours.send(spawn.encode(spawn.Shutdown()))
+        ours.send(template_protocol.encode(template_protocol.Shutdown()))
         _, said = process.communicate(timeout=pace.PATIENCE_S)
     assert process.returncode == 0
     assert "dropped a packet of agentd" in said

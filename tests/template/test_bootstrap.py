@@ -3,8 +3,8 @@
 import os
 import sys
 
-from rlinf_actors.wire import spawn
-from rlinf_actors.worker import bootstrap
+from rlinf_actors.template import bootstrap
+from rlinf_actors.wire import template_protocol
 
 
 def test_what_is_missing_is_named_with_the_command_that_installs_it():
@@ -35,7 +35,7 @@ def test_failure_is_a_packet(monkeypatch):
         bootstrap.fail(writer, text)
         os.close(writer)
         with open(reader, "rb") as file:
-            packet = spawn.decode_to_agent(file.read())
-        assert isinstance(packet, spawn.TemplateFailed)
+            packet = template_protocol.decode_to_agent(file.read())
+        assert isinstance(packet, template_protocol.TemplateFailed)
         assert text.startswith(packet.text)
         assert len(packet.text) == min(len(text), 30_000)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_actors.worker import numa
-from rlinf_actors.worker.numa import Binding, decide, parse_cpus
+from rlinf_actors.template import child_setup
+from rlinf_actors.template.child_setup import Binding, decide, parse_cpus
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def make_nodes(root: Path, *cpulists: str) -> None:
 
 ACT = """
 import os, sys
-from rlinf_actors.worker import numa
+from rlinf_actors.template import child_setup as numa
 said = numa.bind([0], sys.argv[1])
 print(sorted(os.sched_getaffinity(0)), next(open("/proc/self/numa_maps")).split()[1], said, sep="|")
 """
@@ -72,7 +72,7 @@ def _bound(root: str) -> list[str]:
 
 @pytest.mark.skipif(not Path("/proc/self/numa_maps").exists(), reason="this kernel has no NUMA policies")
 def test_on_this_machines_node_0() -> None:
-    mine = decide([0], numa.SYSFS, os.sched_getaffinity(0))
+    mine = decide([0], child_setup.SYSFS, os.sched_getaffinity(0))
     assert _bound("") == [str(sorted(mine.cpus)), "prefer:0", ""]
 
 

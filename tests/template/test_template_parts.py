@@ -10,15 +10,14 @@ from types import SimpleNamespace
 import pytest
 
 from rlinf_actors import procfs
-from rlinf_actors.cgroups.worker import Cgroup
+from rlinf_actors.cgroups.worker_cgroup import Cgroup
 from rlinf_actors.procfs import OomKills
 from rlinf_actors.settings import WORKER_MARK
-from rlinf_actors.wire.spawn import ROBOT_END_S, Fork, WorkerPlace
+from rlinf_actors.template.child_setup import _count, import_path, unprotect
+from rlinf_actors.template.forked_workers import Nursery, Worker
+from rlinf_actors.template.log_pump import TAIL_LINE_BYTES, TAIL_LINES, Drain, Tail
+from rlinf_actors.wire.template_protocol import ROBOT_END_S, Fork, WorkerPlace
 from rlinf_actors.wire.values import Claim, WorkerSpec
-from rlinf_actors.worker.drain import TAIL_LINE_BYTES, TAIL_LINES, Drain, Tail
-from rlinf_actors.worker.forked import _count, import_path, unprotect
-from rlinf_actors.worker.nursery import Nursery
-from rlinf_actors.worker.process import Worker
 
 
 def test_a_tail_that_is_no_text_fits_into_a_packet_all_the_same():
@@ -114,11 +113,11 @@ def test_who_executes_a_program_while_it_is_looked_at_may_be_of_one_that_has_end
 TOLD = """
 import os, selectors, socket, subprocess, sys
 from types import SimpleNamespace
-from rlinf_actors.cgroups.worker import Cgroup
-from rlinf_actors.wire import spawn
-from rlinf_actors.worker.ending import end_all
-from rlinf_actors.worker.nursery import Nursery
-from rlinf_actors.worker.process import Worker
+from rlinf_actors.cgroups.worker_cgroup import Cgroup
+from rlinf_actors.wire import template_protocol as spawn
+from rlinf_actors.template.template import end_all
+from rlinf_actors.template.forked_workers import Nursery
+from rlinf_actors.template.forked_workers import Worker
 
 place = SimpleNamespace(out_path="/dev/null", err_path="/dev/null", lease_until=0.0, lease_s=0.0)
 fork = SimpleNamespace(spec=SimpleNamespace(id="w", claims=["arm"], forward_logs=False), place=place)

@@ -12,19 +12,19 @@ SOURCES = sorted(path for top in ("rlinf_actors", "agentd") for path in (ROOT / 
 
 NATIVE = {
     # structures of this machine's kernel and libraries, and an errno from a child: they never leave the machine
-    "agentd/adoption.py", "agentd/keeper.py", "agentd/keeping.py", "rlinf_actors/cli/armed.py",
-    "rlinf_actors/hardware/interfaces.py", "rlinf_actors/net/arrivals.py", "rlinf_actors/net/borrowed.py",
-    "rlinf_actors/net/handshakes.py", "rlinf_actors/procfs.py",
-    "rlinf_actors/wire/children.py", "rlinf_actors/worker/agentlink.py",
+    "agentd/adoption.py", "agentd/keeper.py", "agentd/keeper_client.py", "rlinf_actors/cli/estop_button.py",
+    "rlinf_actors/hardware/interfaces.py", "rlinf_actors/net/connection_watch.py",
+    "rlinf_actors/net/authentication.py", "rlinf_actors/procfs.py",
+    "rlinf_actors/wire/child_protocol.py", "rlinf_actors/template/agent_link.py",
 }  # fmt: skip
 MEMORY = {
     # a CPU's memory through ctypes: of this process, or shared by processes of one machine
-    "agentd/keeper.py", "rlinf_actors/cli/armed.py", "rlinf_actors/cli/machine.py",
-    "rlinf_actors/envblock.py", "rlinf_actors/net/arena.py",
-    "rlinf_actors/procfs.py", "rlinf_actors/runtime/lost.py", "rlinf_actors/tensors/contents.py",
-    "rlinf_actors/tensors/cuda.py", "rlinf_actors/wire/tensorbytes.py", "rlinf_actors/worker/forked.py",
-    "rlinf_actors/worker/leasepage.py", "rlinf_actors/worker/leaving.py", "rlinf_actors/worker/numa.py",
-    "rlinf_actors/worker/parking.py", "rlinf_actors/worker/safety.py",
+    "agentd/keeper.py", "rlinf_actors/cli/estop_button.py", "rlinf_actors/cli/doctor_machine.py",
+    "rlinf_actors/environ_block.py", "rlinf_actors/net/shared_memory.py",
+    "rlinf_actors/procfs.py", "rlinf_actors/runtime/driver_output.py", "rlinf_actors/messaging/contents.py",
+    "rlinf_actors/messaging/cuda_ipc.py", "rlinf_actors/wire/tensor_bytes.py", "rlinf_actors/template/child_setup.py",
+    "rlinf_actors/worker/lease_page.py", "rlinf_actors/worker/main.py", "rlinf_actors/worker/standstill.py",
+    "rlinf_actors/worker/lease_guard.py",
 }  # fmt: skip
 CODERS = {"pack", "unpack", "pack_into", "unpack_from", "iter_unpack", "Struct", "calcsize"}
 

@@ -10,10 +10,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rlinf_actors.errors import ProtocolError, RemoteWireError, UsageError
-from rlinf_actors.wire import codec, frames, spawn
-from rlinf_actors.wire.agents import (
+from rlinf_actors.wire import control_codec, frames, template_protocol
+from rlinf_actors.wire.agent_messages import (
+    AgentHello,
+    Beat,
+    ClientHello,
     Flushing,
     FlushLogs,
+    Goodbye,
     HardwareFound,
     LogCredit,
     LogLines,
@@ -26,42 +30,47 @@ from rlinf_actors.wire.agents import (
     StopWorkers,
     Unwatch,
     Watch,
+    Welcome,
     WorkerExited,
     WorkerReady,
     WorkersHealth,
 )
-from rlinf_actors.wire.clients import (
+from rlinf_actors.wire.client_messages import (
+    AddKey,
     ClientGone,
     Detach,
     Done,
+    Drained,
+    DrainNode,
+    EndGroup,
+    Enroll,
+    Enrolled,
     Enumerated,
     EnumerateHardware,
+    EStop,
+    EStopped,
+    Events,
     FindGroup,
+    GetEvents,
+    GetKeys,
     GetNodes,
+    GetStatus,
     Handles,
+    Keys,
+    KeyState,
     Launch,
     Launched,
     Nodes,
+    RevokeKey,
+    RotateKey,
+    Status,
     StopCluster,
     StopGroup,
     Warn,
     WatchClients,
     WorkerChanged,
 )
-from rlinf_actors.wire.keys import AddKey, Enroll, Enrolled, GetKeys, Keys, KeyState, RevokeKey, RotateKey
-from rlinf_actors.wire.messages import Body, Failed, Notice, Reply, Request
-from rlinf_actors.wire.operators import (
-    Drained,
-    DrainNode,
-    EndGroup,
-    EStop,
-    EStopped,
-    Events,
-    GetEvents,
-    GetStatus,
-    Status,
-)
-from rlinf_actors.wire.session import AgentHello, Beat, ClientHello, Goodbye, Welcome
+from rlinf_actors.wire.control_codec import Body, Failed, Notice, Reply, Request
 from rlinf_actors.wire.values import (
     ClusterEvent,
     Endpoint,
@@ -154,15 +163,15 @@ def test_every_message_is_tried_here():
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: type(body).__name__)
 def test_every_message_comes_back(body):
     for envelope in (Notice(body), Request(1, body), Reply(2, body)):
-        assert codec.decode(codec.encode(envelope)) == envelope
+        assert control_codec.decode(control_codec.encode(envelope)) == envelope
 
 
 def test_refusals_come_back():
     failed = Failed(3, "timeout", "no", [1, 2], "cluster.x")
-    assert codec.decode(memoryview(codec.encode(failed))) == failed
+    assert control_codec.decode(memoryview(control_codec.encode(failed))) == failed
 
 
-GOOD = codec.encode(Request(1, Launch("ns", "g", "m:C", [SPEC])))
+GOOD = control_codec.encode(Request(1, Launch("ns", "g", "m:C", [SPEC])))
 
 
 @given(st.binary(max_size=300))
@@ -173,7 +182,7 @@ GOOD = codec.encode(Request(1, Launch("ns", "g", "m:C", [SPEC])))
 @settings(max_examples=300)
 def test_random_bytes_are_a_wire_error(data):
     with pytest.raises(RemoteWireError):
-        codec.decode(data)
+        control_codec.decode(data)
 
 
 @given(st.integers(0, len(GOOD) - 1), st.integers(0, 255))
@@ -181,7 +190,7 @@ def test_random_bytes_are_a_wire_error(data):
 def test_one_wrong_byte_is_a_message_or_a_wire_error(at, byte):
     data = GOOD[:at] + bytes([byte]) + GOOD[at + 1 :]
     try:
-        envelope = codec.decode(data)
+        envelope = control_codec.decode(data)
     except RemoteWireError:
         return
     assert isinstance(envelope, (Request, Reply, Failed, Notice))
@@ -191,7 +200,7 @@ def test_one_wrong_byte_is_a_message_or_a_wire_error(at, byte):
 @settings(max_examples=50)
 def test_a_cut_message_is_a_wire_error(length):
     with pytest.raises(RemoteWireError):
-        codec.decode(GOOD[:length])
+        control_codec.decode(GOOD[:length])
 
 
 def launch(id):
@@ -201,7 +210,7 @@ def launch(id):
 
 
 def test_a_launch_is_decoded():
-    assert codec.decode(msgspec.msgpack.encode({"type": "req", "id": 1, "body": launch("0123456789-12.3")}))
+    assert control_codec.decode(msgspec.msgpack.encode({"type": "req", "id": 1, "body": launch("0123456789-12.3")}))
 
 
 @pytest.mark.parametrize(
@@ -224,27 +233,27 @@ def test_a_launch_is_decoded():
 )
 def test_wrong_fields_are_a_wire_error(wrong):
     with pytest.raises(RemoteWireError):
-        codec.decode(msgspec.msgpack.encode(wrong))
+        control_codec.decode(msgspec.msgpack.encode(wrong))
 
 
 def test_deep_nesting_is_a_wire_error():
     with pytest.raises(RemoteWireError):
-        codec.decode(b"\x82\xa4type\xa3not\xa4body" + b"\x91" * 100_000 + b"\xc0")
+        control_codec.decode(b"\x82\xa4type\xa3not\xa4body" + b"\x91" * 100_000 + b"\xc0")
 
 
 def test_too_long_is_refused_before_it_is_looked_at():
     with pytest.raises(RemoteWireError, match="limit"):
-        codec.decode(b"\xc0" * (codec.MAX_CONTROL_BYTES + 1))
+        control_codec.decode(b"\xc0" * (control_codec.MAX_CONTROL_BYTES + 1))
 
 
 def test_what_nobody_would_take_is_refused_before_it_is_sent():
     spec = WorkerSpec("w-0", "g", "ns", 0, 1, 0, {"BIG": "x" * 1000})
     launch = Request(1, Launch("ns", "g", "m:C", [spec]))
-    assert codec.decode(codec.encode(launch)) == launch
+    assert control_codec.decode(control_codec.encode(launch)) == launch
     with pytest.raises(UsageError, match=r"a Launch of 1,\d\d\d bytes is not sent: the limit is 1,000: .*env_vars"):
-        codec.encode(launch, 1000)
+        control_codec.encode(launch, 1000)
     with pytest.raises(UsageError, match=r"a Failed of .* bytes is not sent: the limit is 10$"):
-        codec.encode(Failed(1, "usage", "much to say"), 10)
+        control_codec.encode(Failed(1, "usage", "much to say"), 10)
 
 
 def test_a_wire_error_is_never_the_users_fault():
@@ -287,7 +296,8 @@ FRAMES = [
     frames.ChannelRelease(0, 12, "ValueError: no"),
     frames.Message(
         4, 1, "a:0", "w-0", "", 1000,
-        frames.Cargo(5, 1, [frames.Crate("bool", [2, 3], False, "cuda", "ipc", b"h", 8)], 1, "nccl", "h:1", [None, 4]),
+        frames.Cargo(5, 1, [frames.TensorHeader("bool", [2, 3], False, "cuda", "ipc", b"h", 8)], 1, "nccl", "h:1",
+        [None, 4]),
     ),
     frames.Ask(5),
     frames.Facts(5, "host", "NV_GPU", ["uuid"], ["gloo", "nccl"], True),
@@ -298,10 +308,12 @@ FRAMES = [
 
 def test_no_worker_makes_the_answer_of_its_template_too_long_to_be_sent():
     """Pulses has the Pongs of all its workers: one job's could end the template, and with it the workers of others."""
-    good = spawn.Pong("w-0", "m" * spawn.TEXT_CHARS)
-    assert spawn.decode_to_agent(spawn.encode(good)) == good
+    good = template_protocol.Pong("w-0", "m" * template_protocol.TEXT_CHARS)
+    assert template_protocol.decode_to_agent(template_protocol.encode(good)) == good
     with pytest.raises(RemoteWireError):
-        spawn.decode_to_agent(spawn.encode(spawn.Pong("w-0", "m" * (spawn.TEXT_CHARS + 1))))
+        template_protocol.decode_to_agent(
+            template_protocol.encode(template_protocol.Pong("w-0", "m" * (template_protocol.TEXT_CHARS + 1)))
+        )
 
 
 def test_every_header_comes_back():
@@ -326,6 +338,6 @@ def test_random_headers_are_a_wire_error_or_a_header(data):
 @example(b"\x91" * 100_000)
 @settings(max_examples=100)
 def test_random_packets_of_templates_are_a_wire_error(data):
-    for decode in (spawn.decode_to_template, spawn.decode_to_agent):
+    for decode in (template_protocol.decode_to_template, template_protocol.decode_to_agent):
         with pytest.raises(RemoteWireError):
             decode(data)

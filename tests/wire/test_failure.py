@@ -17,7 +17,7 @@ import pytest
 from rlinf_actors import errors
 from rlinf_actors.errors import CallTimeoutError, ConfigError, UsageError, WorkerError, WorkerStartError
 from rlinf_actors.wire import failure, frames
-from rlinf_actors.wire.vouched import Vouched
+from rlinf_actors.wire.authenticated import AuthenticatedParts
 
 
 def raised(error: BaseException) -> BaseException:
@@ -31,7 +31,7 @@ def raised(error: BaseException) -> BaseException:
 def over_the_wire(error: BaseException, kind: str = "raised") -> Exception:
     frame, parts = failure.encode(7, raised(error), kind)
     frame = frames.decode(frames.encode(frame))
-    return failure.decode(frame, Vouched([bytes(part) for part in parts]), worker="g:3", rank=3, node="n1")
+    return failure.decode(frame, AuthenticatedParts([bytes(part) for part in parts]), worker="g:3", rank=3, node="n1")
 
 
 MIXED = [
@@ -135,7 +135,7 @@ def test_attributes_that_do_not_pickle_stay_behind():
 def test_a_class_that_cannot_be_imported_here_comes_as_text():
     frame, parts = failure.encode(1, raised(kinds.NeedsTwo(5, "lost")))
     moved = [bytes(part).replace(b"payload_types", b"payload_typos") for part in parts]
-    caught = failure.decode(frame, Vouched(moved), worker="g:0", rank=0, node="n")
+    caught = failure.decode(frame, AuthenticatedParts(moved), worker="g:0", rank=0, node="n")
     assert type(caught) is WorkerError
     assert "payload_types.NeedsTwo: 5: lost" in str(caught)
     assert "5: lost" in str(caught.__cause__)
@@ -163,7 +163,7 @@ def test_survives_another_journey():
     """A worker that calls a worker passes the error on."""
     inner = over_the_wire(ValueError("deep"))
     frame, parts = failure.encode(1, raised(inner))
-    outer = failure.decode(frame, Vouched(parts), worker="h:0", rank=0, node="n2")
+    outer = failure.decode(frame, AuthenticatedParts(parts), worker="h:0", rank=0, node="n2")
     assert isinstance(outer, WorkerError)
     assert isinstance(outer, ValueError)
     assert outer.worker == "h:0"

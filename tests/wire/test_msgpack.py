@@ -10,11 +10,11 @@ import msgspec
 import pytest
 from test_codec import BODIES, FRAMES
 
-from rlinf_actors.net import chunks
+from rlinf_actors.net import framing
 from rlinf_actors.security.job import job_pair
-from rlinf_actors.wire import codec, frames, payload
-from rlinf_actors.wire.messages import Failed, Notice, Reply, Request
-from rlinf_actors.wire.vouched import Vouched
+from rlinf_actors.wire import control_codec, frames, payload
+from rlinf_actors.wire.authenticated import AuthenticatedParts
+from rlinf_actors.wire.control_codec import Failed, Notice, Reply, Request
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAIN = [None, True, 7, -(2**63), 2**64 - 1, 1.5, "text", b"bytes"]
@@ -27,17 +27,17 @@ def kind(value):
 @pytest.mark.parametrize("body", BODIES, ids=kind)
 def test_control_messages(body):
     for envelope in (Request(7, body), Reply(7, body), Notice(body)):
-        read = msgpack.unpackb(codec.encode(envelope))
+        read = msgpack.unpackb(control_codec.encode(envelope))
         assert read["type"] == {"Request": "req", "Reply": "rep", "Notice": "not"}[kind(envelope)]
         assert read["body"]["type"] == kind(body)
-        assert codec.decode(msgpack.packb(read)) == envelope
+        assert control_codec.decode(msgpack.packb(read)) == envelope
 
 
 def test_refusals():
     failed = Failed(7, "timeout", "too late", [1, 2])
-    read = msgpack.unpackb(codec.encode(failed))
+    read = msgpack.unpackb(control_codec.encode(failed))
     assert read == {"type": "err", "id": 7, "kind": "timeout", "text": "too late", "missing_ranks": [1, 2]}
-    assert codec.decode(msgpack.packb(read)) == failed
+    assert control_codec.decode(msgpack.packb(read)) == failed
 
 
 @pytest.mark.parametrize("frame", FRAMES, ids=kind)
@@ -49,25 +49,25 @@ def test_frames(frame):
 
 
 def test_chunks():
-    big = b"x" * chunks.BIG
-    records, frames_behind, end = chunks.pack([(b"header", [b"small", big]), (b"next", [])])
+    big = b"x" * framing.BIG
+    records, frames_behind, end = framing.pack([(b"header", [b"small", big]), (b"next", [])])
     assert (frames_behind, end) == ([big], 2)
     read = msgpack.unpackb(records)
     assert read == [[b"header", b"small", 0], [b"next"]]
-    assert chunks.unpack(msgpack.packb(read), [big]) == [(b"header", [b"small", big]), (b"next", [])]
+    assert framing.unpack(msgpack.packb(read), [big]) == [(b"header", [b"small", big]), (b"next", [])]
 
 
 @pytest.mark.parametrize("value", PLAIN, ids=kind)
 def test_plain_values(value):
     parts = payload.encode(value)
     assert (msgpack.unpackb(parts[0][1:]) if parts else None) == value
-    assert payload.decode(Vouched([b"M" + msgpack.packb(value)])) == value
+    assert payload.decode(AuthenticatedParts([b"M" + msgpack.packb(value)])) == value
 
 
 def test_arguments():
     (part,) = payload.encode_call((1, "a"), {"b": b"c"})
     assert (part[:1], msgpack.unpackb(part[1:])) == (b"A", [[1, "a"], {"b": b"c"}])
-    args, kwargs = payload.decode_call(Vouched([b"A" + msgpack.packb([[[1, {"deep": 2}]], {"b": None}])]))
+    args, kwargs = payload.decode_call(AuthenticatedParts([b"A" + msgpack.packb([[[1, {"deep": 2}]], {"b": None}])]))
     assert (list(args), kwargs) == ([[1, {"deep": 2}]], {"b": None})
     large = b"x" * 100_000
     assert payload.encode(large) == [b"B", large]

@@ -21,12 +21,12 @@ from hypothesis import strategies as st
 
 from rlinf_actors.errors import ProtocolMismatchError, SerializationError
 from rlinf_actors.wire import payload
-from rlinf_actors.wire.vouched import Vouched
+from rlinf_actors.wire.authenticated import AuthenticatedParts
 
 
 def there(value):
     """What arrives: parts as the transport hands them over, small ones as bytes."""
-    return payload.decode(Vouched([bytes(part) for part in payload.encode(value)]))
+    return payload.decode(AuthenticatedParts([bytes(part) for part in payload.encode(value)]))
 
 
 VALUES = [
@@ -101,7 +101,7 @@ def test_shared_and_cyclic_references_survive():
 class TestCalls:
     def test_no_arguments_take_no_bytes(self):
         assert payload.encode_call((), {}) == []
-        assert payload.decode_call(Vouched([])) == ((), {})
+        assert payload.decode_call(AuthenticatedParts([])) == ((), {})
 
     @pytest.mark.parametrize(
         ("args", "kwargs"),
@@ -115,12 +115,14 @@ class TestCalls:
         ],
     )
     def test_arguments_come_back(self, args, kwargs):
-        back_args, back_kwargs = payload.decode_call(Vouched([bytes(p) for p in payload.encode_call(args, kwargs)]))
+        back_args, back_kwargs = payload.decode_call(
+            AuthenticatedParts([bytes(p) for p in payload.encode_call(args, kwargs)])
+        )
         assert tuple(back_args) == args
         assert back_kwargs == kwargs
 
     def test_a_tuple_among_plain_arguments_stays_one(self):
-        args, _ = payload.decode_call(Vouched(payload.encode_call((1, (2, 3)), {})))
+        args, _ = payload.decode_call(AuthenticatedParts(payload.encode_call((1, (2, 3)), {})))
         assert args[1] == (2, 3)
         assert type(args[1]) is tuple
 
@@ -144,7 +146,9 @@ def test_any_tree_comes_back(value):
 @given(st.lists(_LEAVES, max_size=4), st.dictionaries(st.text(max_size=5), _LEAVES, max_size=3))
 @settings(max_examples=80)
 def test_any_plain_call_comes_back(args, kwargs):
-    back_args, back_kwargs = payload.decode_call(Vouched([bytes(p) for p in payload.encode_call(tuple(args), kwargs)]))
+    back_args, back_kwargs = payload.decode_call(
+        AuthenticatedParts([bytes(p) for p in payload.encode_call(tuple(args), kwargs)])
+    )
     assert list(back_args) == args
     assert back_kwargs == kwargs
 
@@ -226,8 +230,12 @@ class TestByValue:
                 def double(self): return self.x * 2
             parts = [bytes(part) for part in payload.encode([Mine(21)])]
             assert parts[0][:1] == b"C", parts[0][:1]
-            code = "import sys; from rlinf_actors.wire.payload import decode; from rlinf_actors.wire.vouched import *; "
-            code += "print(decode(Vouched([sys.stdin.buffer.read()]))[0].double())"
+
+            code = (
+                "import sys; from rlinf_actors.wire.payload import decode; "
+                "from rlinf_actors.wire.authenticated import *; "
+            )
+            code += "print(decode(AuthenticatedParts([sys.stdin.buffer.read()]))[0].double())"
             sys.exit(subprocess.run([sys.executable, "-c", code], input=parts[0], check=True).returncode)
         """
         command = [sys.executable, "-c", textwrap.dedent(script)]
@@ -240,7 +248,7 @@ class TestByValue:
         other = b"C" + bytes((3, 99)) + bytes(parts[0][3:])
         ours = f"{sys.version_info[0]}.{sys.version_info[1]}"
         with pytest.raises(ProtocolMismatchError, match=rf"3\.99.*{ours}"):
-            payload.decode(Vouched([other]))
+            payload.decode(AuthenticatedParts([other]))
 
     def test_what_is_importable_goes_by_reference_and_minds_no_version(self):
         assert payload.encode(kinds.Frozen(1))[0][:1] == b"P"
@@ -301,19 +309,19 @@ class TestUnpicklable:
 
 def test_unknown_form_is_an_error():
     with pytest.raises(SerializationError, match="unknown form"):
-        payload.decode(Vouched([b"?x"]))
+        payload.decode(AuthenticatedParts([b"?x"]))
 
 
 def test_module_that_is_missing_here_is_an_import_error():
     stream = b"P" + pickle.dumps(kinds.Frozen(1)).replace(b"payload_types", b"payload_typos")
     with pytest.raises(ModuleNotFoundError, match="payload_typos"):
-        payload.decode(Vouched([stream]))
+        payload.decode(AuthenticatedParts([stream]))
 
 
 def test_encoding_plain_values_loads_neither_cloudpickle_nor_torch():
     code = (
         "import sys; from rlinf_actors.wire import payload as p; "
-        "from rlinf_actors.wire.vouched import Vouched as V; "
+        "from rlinf_actors.wire.authenticated import AuthenticatedParts as V; "
         "p.decode(V(p.encode([1, {'x': (2,)}]))); p.decode_call(V(p.encode_call((1,), {'a': b'2'}))); "
         "print({'cloudpickle', 'torch', 'numpy', 'zmq'} & set(sys.modules))"
     )
@@ -348,17 +356,17 @@ def test_a_text_that_looks_like_code_by_value_crosses_versions_of_python():
 @pytest.mark.parametrize("padding", [0, 100_000])
 def test_names_of_other_versions_are_found(module, name, found, padding):
     data = f"P(V{' ' * padding}\nc{module}\n{name}\nt.".encode()  # a tuple of a text and what the name stands for
-    _, got = payload.decode(Vouched([data]))
+    _, got = payload.decode(AuthenticatedParts([data]))
     assert got is found or got.__name__ == name
 
 
 def test_a_random_generator_of_another_numpy_is_read_or_refused_with_words():
     data = b"Pcnumpy.random._pickle\n__bit_generator_ctor\n(cnumpy.random._pcg64\nPCG64\ntR."
     if int(np.__version__.partition(".")[0]) >= 2:
-        assert type(payload.decode(Vouched([data]))) is np.random.PCG64
+        assert type(payload.decode(AuthenticatedParts([data]))) is np.random.PCG64
     else:
         with pytest.raises(SerializationError, match=r"a random generator of numpy 2 \(PCG64\) cannot be read"):
-            payload.decode(Vouched([data]))
+            payload.decode(AuthenticatedParts([data]))
 
 
 def test_arrays_keep_an_order_of_bytes_that_is_not_the_machines():

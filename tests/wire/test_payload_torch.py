@@ -7,13 +7,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from rlinf_actors.wire import payload  # noqa: E402
-from rlinf_actors.wire.vouched import Vouched  # noqa: E402
+from rlinf_actors.wire.authenticated import AuthenticatedParts  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
 
 def there(value):
-    return payload.decode(Vouched([bytes(part) for part in payload.encode(value)]))
+    return payload.decode(AuthenticatedParts([bytes(part) for part in payload.encode(value)]))
 
 
 DTYPES = [
@@ -87,7 +87,7 @@ def test_result_of_a_computation_arrives_as_a_leaf_as_with_torch_save():
     tensor = torch.ones(20_000, requires_grad=True) * 2
     parts = payload.encode({"loss": tensor})
     assert len(parts) == 2
-    back = payload.decode(Vouched([bytes(part) for part in parts]))["loss"]
+    back = payload.decode(AuthenticatedParts([bytes(part) for part in parts]))["loss"]
     assert back.is_leaf
     assert back.requires_grad
     assert back.sum().item() == 40_000
@@ -108,7 +108,7 @@ def test_local_class_that_holds_tensors_goes_by_value_with_raw_tensors():
     parts = payload.encode(Local())
     assert parts[0][:1] == b"C"
     assert max(memoryview(part).nbytes for part in parts[1:]) == 20_000
-    assert payload.decode(Vouched([bytes(p) for p in parts])).t.sum().item() == 10_000
+    assert payload.decode(AuthenticatedParts([bytes(p) for p in parts])).t.sum().item() == 10_000
 
 
 def test_sharing_one_tensor_twice_is_one_tensor():
@@ -125,6 +125,6 @@ def test_numbers_of_sixteen_bytes_are_aligned_wherever_their_bytes_came():
     room = torch.zeros(len(data) + 32, dtype=torch.uint8)
     start = 24 - room.data_ptr() % 16
     room[start : start + len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    back = payload.decode(Vouched([header, memoryview(room.numpy())[start : start + len(data)]]))
+    back = payload.decode(AuthenticatedParts([header, memoryview(room.numpy())[start : start + len(data)]]))
     assert back.data_ptr() % 16 == 0
     assert torch.equal(back, sent)

@@ -8,8 +8,8 @@ import pytest
 
 from rlinf_actors.wire.frames import ChildEnded, ChildIs, WhereIs
 from rlinf_actors.wire.values import Endpoint, ExitReport
-from rlinf_actors.worker import childtable
-from rlinf_actors.worker.childtable import ChildTable, Refused
+from rlinf_actors.worker import child_members
+from rlinf_actors.worker.child_members import ChildTable, Refused
 
 pids = itertools.count(100)
 HERE = Endpoint("host", "ipc:///run/w")
@@ -82,8 +82,8 @@ def test_closed_links_are_forgotten(table):
 
 
 def test_everything_is_bounded(table, monkeypatch):
-    monkeypatch.setattr(childtable, "MAX_CHILDREN", 3)
-    monkeypatch.setattr(childtable, "MAX_QUESTIONS", 2)
+    monkeypatch.setattr(child_members, "MAX_CHILDREN", 3)
+    monkeypatch.setattr(child_members, "MAX_QUESTIONS", 2)
     for rank in range(3):
         up(table, rank)
     with pytest.raises(Refused, match="has 3 children, as many as a worker may have"):

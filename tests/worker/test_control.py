@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from rlinf_actors.wire import spawn
-from rlinf_actors.worker.control import Control
+from rlinf_actors.wire import template_protocol
+from rlinf_actors.worker.template_socket import Control
 
 
 @pytest.fixture
@@ -23,11 +23,11 @@ async def test_the_guard_hands_over_what_is_no_lease(ends):
     control = Control(worker, lambda: None)
     loop = asyncio.get_running_loop()
     served = loop.create_future()
-    control.serve(spawn.DevicesLocked, served.set_result)
+    control.serve(template_protocol.DevicesLocked, served.set_result)
     control.listen(loop, guarded=True)
-    template.send(spawn.encode(spawn.DevicesLocked("w", 1)))
+    template.send(template_protocol.encode(template_protocol.DevicesLocked("w", 1)))
     await asyncio.to_thread(lambda: control.hand_over(control.receive()))
-    assert await asyncio.wait_for(served, 5) == spawn.DevicesLocked("w", 1)
+    assert await asyncio.wait_for(served, 5) == template_protocol.DevicesLocked("w", 1)
 
 
 def test_the_end_of_the_template_is_none_and_telling_it_does_nothing(ends):
@@ -35,16 +35,16 @@ def test_the_end_of_the_template_is_none_and_telling_it_does_nothing(ends):
     control = Control(worker, lambda: None)
     template.close()
     assert control.receive() is None
-    control.try_send(spawn.LeaseLost("w", "its template process ended"))
+    control.try_send(template_protocol.LeaseLost("w", "its template process ended"))
 
 
 async def test_what_the_template_has_no_room_for_follows_in_order_and_nobody_waits(ends):
     template, worker = ends
     control = Control(worker, lambda: None)
     control.listen(asyncio.get_running_loop())
-    said = [spawn.LockDevices("w", number) for number in range(2000)]
+    said = [template_protocol.LockDevices("w", number) for number in range(2000)]
     for packet in said:
         control.post(packet)
     came = [await asyncio.to_thread(template.recv, 1024) for _ in said]
-    assert [spawn.decode_to_agent(data) for data in came] == said
+    assert [template_protocol.decode_to_agent(data) for data in came] == said
     asyncio.get_running_loop().remove_reader(worker.fileno())

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from rlinf_actors import UsageError
-from rlinf_actors.wire.spawn import DevicesBusy, DevicesLocked, LockDevices, UnlockDevices
+from rlinf_actors.wire.template_protocol import DevicesBusy, DevicesLocked, LockDevices, UnlockDevices
 from rlinf_actors.worker.device_lock import DeviceLock
 
 

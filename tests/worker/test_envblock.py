@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_actors import NodePlacementStrategy, Worker, envblock
+from rlinf_actors import NodePlacementStrategy, Worker, environ_block
 from rlinf_actors.testing import LocalCluster
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +24,7 @@ def reserved(monkeypatch):
     for name in ("RLA_LATE", "RLA_ABSENT", "RLA_OTHER"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("RLA_SET", "before")
-    envblock.reserve(["RLA_LATE"], slots=2)
+    environ_block.reserve(["RLA_LATE"], slots=2)
     yield
     del os.environ["RLA_LATE"]
 
@@ -40,7 +40,7 @@ def entries():
 
 def test_a_late_value_replaces_one_pointer():
     array, before = entries()
-    envblock.replace({"RLA_LATE": "x" * 300})
+    environ_block.replace({"RLA_LATE": "x" * 300})
     now, after = entries()
     assert (now, len(after)) == (array, len(before))
     assert sum(old != new for old, new in zip(before, after, strict=True)) == 1
@@ -49,14 +49,14 @@ def test_a_late_value_replaces_one_pointer():
 
 def test_what_was_not_reserved_is_refused():
     with pytest.raises(ValueError, match="RLA_ABSENT cannot be set any more: this process has threads"):
-        envblock.replace({"RLA_ABSENT": "1", "RLA_LATE": "2"})
+        environ_block.replace({"RLA_ABSENT": "1", "RLA_LATE": "2"})
     assert os.environ["RLA_LATE"] == ""
 
 
 def test_overridden_variables_come_and_go_without_moving_an_entry():
     array, before = entries()
     for value in ("0", "1"):
-        with envblock.overridden({"RLA_ABSENT": value, "RLA_SET": "now", "RLA_OTHER": "2"}):
+        with environ_block.overridden({"RLA_ABSENT": value, "RLA_SET": "now", "RLA_OTHER": "2"}):
             seen = [LIBC.getenv(name) for name in (b"RLA_ABSENT", b"RLA_SET", b"RLA_OTHER")]
             assert seen == [value.encode(), b"now", b"2"]
             assert (os.environ["RLA_ABSENT"], os.environ["RLA_SET"]) == (value, "now")
@@ -70,7 +70,7 @@ def test_overridden_variables_come_and_go_without_moving_an_entry():
 
 def test_more_than_were_reserved_are_overridden_too():
     names = [f"RLA_MANY_{n}" for n in range(5)]
-    with envblock.overridden(dict.fromkeys(names, "1")):
+    with environ_block.overridden(dict.fromkeys(names, "1")):
         assert [LIBC.getenv(name.encode()) for name in names] == [b"1"] * 5
     assert [LIBC.getenv(name.encode()) for name in names] == [None] * 5
 
@@ -78,7 +78,7 @@ def test_more_than_were_reserved_are_overridden_too():
 def test_an_entry_that_does_not_fit_is_refused_and_leaves_nothing():
     with (
         pytest.raises(ValueError, match="has 311 bytes; at most 255 fit"),
-        envblock.overridden({"RLA_OTHER": "1", "RLA_ABSENT": "y" * 300}),
+        environ_block.overridden({"RLA_OTHER": "1", "RLA_ABSENT": "y" * 300}),
     ):
         pass
     assert (LIBC.getenv(b"RLA_OTHER"), LIBC.getenv(b"RLA_ABSENT")) == (None, None)
@@ -87,7 +87,7 @@ def test_an_entry_that_does_not_fit_is_refused_and_leaves_nothing():
 def test_readers_on_other_threads_always_find_what_is_set():
     script = """
         import ctypes, os, sys, threading
-        from rlinf_actors import NodePlacementStrategy, Worker, envblock
+        from rlinf_actors import NodePlacementStrategy, Worker, environ_block as envblock
 from rlinf_actors.testing import LocalCluster
         os.environ["RLA_THERE"] = "1"
         envblock.reserve(["MASTER_PORT"], 2)
@@ -121,12 +121,12 @@ def test_a_worker_has_reserved_what_comes_late():
         def late(self):
             getenv = ctypes.CDLL(None).getenv
             getenv.restype = ctypes.c_char_p
-            slots = [slot for slot in envblock._slots if not slot.used]
-            with envblock.overridden({f"RLA_ABSENT_{n}": "1" for n in range(8)}):
+            slots = [slot for slot in environ_block._slots if not slot.used]
+            with environ_block.overridden({f"RLA_ABSENT_{n}": "1" for n in range(8)}):
                 seen = [getenv(f"RLA_ABSENT_{n}".encode()) for n in range(8)]
             master = [getenv(name).decode() for name in (b"MASTER_ADDR", b"MASTER_PORT")]
             assert master == [os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]]
-            return master[0], len(slots), seen == [b"1"] * 8, slots == envblock._slots
+            return master[0], len(slots), seen == [b"1"] * 8, slots == environ_block._slots
 
     with LocalCluster(1, {"accelerators": 1}) as local:
         group = Reader.create_group().launch(local.cluster(), NodePlacementStrategy([0, 0]))
@@ -135,8 +135,8 @@ def test_a_worker_has_reserved_what_comes_late():
 
 WAYS = {"update", "pop", "setdefault", "clear", "popitem"}
 CHANGERS = {
-    "rlinf_actors/envblock.py",
-    "rlinf_actors/worker/forked.py",  # before the worker's first thread
+    "rlinf_actors/environ_block.py",
+    "rlinf_actors/template/child_setup.py",  # before the worker's first thread
     "rlinf_actors/testing/leaks.py",  # of a user's test
 }
 

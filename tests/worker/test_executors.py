@@ -16,14 +16,8 @@ import worker_kit
 
 from rlinf_actors.errors import CallTimeoutError, SerializationError, UsageError, WorkerError
 from rlinf_actors.wire import payload
-from rlinf_actors.wire.vouched import Vouched
-from rlinf_actors.worker.executor import (
-    BesideExecutor,
-    LoopExecutor,
-    SerialExecutor,
-    ThreadsExecutor,
-    uses_event_loop,
-)
+from rlinf_actors.wire.authenticated import AuthenticatedParts
+from rlinf_actors.worker.executors import BesideExecutor, LoopExecutor, SerialExecutor, ThreadsExecutor, uses_event_loop
 from rlinf_actors.worker.invocation import Invocation
 from rlinf_actors.worker.worker import Worker
 
@@ -647,8 +641,8 @@ class TestWhichExecutor:
 LEAVES = """
 import asyncio, ctypes, signal, sys
 from rlinf_actors.net.loop import IoThread
-from rlinf_actors.worker.executor import LoopExecutor
-from rlinf_actors.worker.leaving import Leaving
+from rlinf_actors.worker.executors import LoopExecutor
+from rlinf_actors.worker.main import Leaving
 
 leaving = Leaving()
 leaving.watch(IoThread("io"))
@@ -715,7 +709,7 @@ def test_an_error_of_ours_on_another_thread_ends_the_worker(kind, rlinf_leak_che
             raise RuntimeError("a bug of ours")
 
     for method in methods:
-        parts = Vouched(payload.encode_call((), {}))
+        parts = AuthenticatedParts(payload.encode_call((), {}))
         executor.submit(Invocation(b"driver", 1, method, parts, reply, bytes, 0.0, 0))
     for method in methods:
         assert method == "where" or plain.entered.acquire(timeout=10)  # each on a thread of its own
@@ -727,15 +721,15 @@ def test_an_error_of_ours_on_another_thread_ends_the_worker(kind, rlinf_leak_che
 FORKS_WHILE_WOKEN = """
 import asyncio, os, queue, select, threading
 from rlinf_actors.wire import payload
-from rlinf_actors.wire.vouched import Vouched
-from rlinf_actors.worker.executor import LoopExecutor
+from rlinf_actors.wire.authenticated import AuthenticatedParts
+from rlinf_actors.worker.executors import LoopExecutor
 from rlinf_actors.worker.invocation import Invocation
 
 answers = queue.SimpleQueue()
 executor = LoopExecutor()
 
 def call(method):
-    parts = Vouched(payload.encode_call((), {}))
+    parts = AuthenticatedParts(payload.encode_call((), {}))
     reply = lambda *_: answers.put(method)
     executor.submit(Invocation(b"driver", 1, method, parts, reply, bytes, 0.0, 0))
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from rlinf_actors.errors import ClusterTimeoutError
-from rlinf_actors.runtime.watched import WatchedClients
-from rlinf_actors.wire.clients import WatchClients
-from rlinf_actors.worker.farpeers import MANY, FarPeers, client_of
+from rlinf_actors.runtime.head_session import WatchedClients
+from rlinf_actors.wire.client_messages import WatchClients
+from rlinf_actors.worker.server import MANY, FarPeers, client_of
 
 
 class World:

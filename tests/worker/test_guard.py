@@ -21,7 +21,7 @@ import pytest
 
 from rlinf_actors import procfs
 from rlinf_actors.settings import WORKER_MARK
-from rlinf_actors.wire import spawn
+from rlinf_actors.wire import template_protocol
 
 LEASE_S = 2.0 * pace.slowness
 LONG_S = 600.0
@@ -31,10 +31,10 @@ BEATS = 8
 WORKER = """
 import contextlib, ctypes, os, signal, socket, subprocess, sys, threading, time
 from rlinf_actors import procfs
-from rlinf_actors.wire import spawn
+from rlinf_actors.wire import template_protocol as spawn
 from rlinf_actors.wire.values import Claim, WorkerSpec
-from rlinf_actors.worker.control import Control
-from rlinf_actors.worker.safety import Guard
+from rlinf_actors.worker.template_socket import Control
+from rlinf_actors.worker.lease_guard import Guard
 
 control, arm, lease_s, until = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])
 
@@ -83,7 +83,7 @@ class Process:
         theirs.close()
 
     def renew(self) -> None:
-        self.control.send(spawn.encode(spawn.Renew(time.monotonic() + self.lease_s)))
+        self.control.send(template_protocol.encode(template_protocol.Renew(time.monotonic() + self.lease_s)))
 
     def until_moving(self, *who: str) -> None:
         """Wait until each of these has moved the arm; the lease lasts meanwhile, however long that takes."""
@@ -113,8 +113,8 @@ class Process:
         """Why it lost its lease, as it said before it ended."""
         with contextlib.suppress(ConnectionResetError):  # there are packets that it has not read: told once
             self.control.recv(1 << 16, socket.MSG_PEEK)
-        packet = spawn.decode_to_agent(self.control.recv(1 << 16))
-        assert isinstance(packet, spawn.LeaseLost)
+        packet = template_protocol.decode_to_agent(self.control.recv(1 << 16))
+        assert isinstance(packet, template_protocol.LeaseLost)
         return packet.text
 
     def close(self) -> None:
@@ -122,7 +122,7 @@ class Process:
         os.close(self._arm)
 
     def revoke(self, *, orderly: bool = False) -> None:
-        self.control.send(spawn.encode(spawn.Revoke("w1", "told", orderly)))
+        self.control.send(template_protocol.encode(template_protocol.Revoke("w1", "told", orderly)))
 
 
 @contextlib.contextmanager
@@ -173,7 +173,7 @@ def test_one_that_stood_still_for_a_lease_moves_no_more_although_renewals_wait(t
         one.renew()
         os.kill(one.process.pid, signal.SIGCONT)
         assert one.rest() == ["stop"]
-        assert one.process.wait(pace.PATIENCE_S) == spawn.LEASE_LOST_CODE
+        assert one.process.wait(pace.PATIENCE_S) == template_protocol.LEASE_LOST_CODE
         assert "its process stood still" in one.reason()
 
 
@@ -215,7 +215,7 @@ def test_signals_that_end_a_process_make_its_robot_safe(tmp_path, number, before
         one.until_moving()
         os.kill(one.process.pid, number)
         stopped_last(one.rest())
-        assert one.process.wait(pace.PATIENCE_S) == spawn.LEASE_LOST_CODE
+        assert one.process.wait(pace.PATIENCE_S) == template_protocol.LEASE_LOST_CODE
         assert f"it was sent {number.name}" in one.reason()
 
 
@@ -223,7 +223,7 @@ def test_renewals_that_came_while_it_started_count(tmp_path):
     """Importing takes longer than the lease on a slow machine; nothing has moved meanwhile."""
     with worker(tmp_path, "stream()", 0.5) as one:  # over before Python has started, but for these
         for _ in range(3):
-            one.control.send(spawn.encode(spawn.Renew(time.monotonic() + LONG_S)))
+            one.control.send(template_protocol.encode(template_protocol.Renew(time.monotonic() + LONG_S)))
         one.until_moving()
         one.revoke()
         stopped_last(one.rest())
@@ -376,7 +376,7 @@ def test_worker_that_has_run_out_of_something_is_made_safe_with_its_children(tmp
         one.until_moving("main", "child")
         one.revoke()
         stopped_last(one.rest())
-        assert one.process.wait(pace.PATIENCE_S) == spawn.LEASE_LOST_CODE
+        assert one.process.wait(pace.PATIENCE_S) == template_protocol.LEASE_LOST_CODE
 
 
 def test_worker_that_cannot_look_for_processes_says_so_and_is_made_safe(tmp_path, capfd):
@@ -390,14 +390,14 @@ def test_worker_that_cannot_look_for_processes_says_so_and_is_made_safe(tmp_path
         one.until_moving()
         one.revoke()
         stopped_last(one.rest())
-        assert one.process.wait(pace.PATIENCE_S) == spawn.LEASE_LOST_CODE
+        assert one.process.wait(pace.PATIENCE_S) == template_protocol.LEASE_LOST_CODE
     said = capfd.readouterr().err
     assert "cannot look for processes that this worker started: OSError(24, 'Too many open files')" in said
     assert "env:0: the lease of Arm 1 was lost: told" in said
 
 
 WAITED = """
-from rlinf_actors.worker import descendants
+from rlinf_actors.worker import standstill as descendants
 
 class Clock:
     waited = 0.0
@@ -492,14 +492,14 @@ def test_a_native_loop_that_reads_the_page_stops_with_the_lease(tmp_path, librar
         if lease_s == LONG_S:
             one.revoke()
         stopped_last(one.rest())
-        assert one.process.wait(pace.PATIENCE_S) == spawn.LEASE_LOST_CODE
+        assert one.process.wait(pace.PATIENCE_S) == template_protocol.LEASE_LOST_CODE
 
 
 STREAMS = """
-from rlinf_actors.wire.vouched import Vouched
-from rlinf_actors.worker.executor import BesideExecutor, SerialExecutor
+from rlinf_actors.wire.authenticated import AuthenticatedParts
+from rlinf_actors.worker.executors import BesideExecutor, SerialExecutor
 from rlinf_actors.worker.invocation import Invocation
-from rlinf_actors.worker.parking import Unwound
+from rlinf_actors.worker.standstill import Unwound
 
 lock = threading.Lock()
 
@@ -524,7 +524,7 @@ def stop(self):
 Env.on_lease_lost = stop
 executor = BesideExecutor(SerialExecutor(), {"health": 1}, guard.stay)
 for call, (method, window) in enumerate({"watch": 1, "health": 0}.items(), 1):
-    executor.submit(Invocation(b"driver", call, method, Vouched(), lambda *_: None, bytes, 0.0, window))
+    executor.submit(Invocation(b"driver", call, method, AuthenticatedParts(), lambda *_: None, bytes, 0.0, window))
 try:
     executor.serve(Streams())
 except Unwound:

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlinf_actors.wire import spawn
-from rlinf_actors.wire.agents import Refusal, RefusalReport
-from rlinf_actors.worker.control import Control
-from rlinf_actors.worker.strangers import Strangers
+from rlinf_actors.wire import template_protocol
+from rlinf_actors.wire.agent_messages import Refusal, RefusalReport
+from rlinf_actors.worker.server import Strangers
+from rlinf_actors.worker.template_socket import Control
 
 pytestmark = pytest.mark.virtual_time  # else a window may be over before all of it was said
 
@@ -25,9 +25,9 @@ class Template:
         self._ours = ours
         self.control = Control(theirs, lambda: None)
 
-    async def hears(self) -> spawn.ToAgent:
+    async def hears(self) -> template_protocol.ToAgent:
         receiving = asyncio.get_running_loop().sock_recv(self._ours, 1 << 16)
-        return spawn.decode_to_agent(await asyncio.wait_for(receiving, 10))
+        return template_protocol.decode_to_agent(await asyncio.wait_for(receiving, 10))
 
 
 @pytest.fixture
@@ -51,11 +51,11 @@ async def test_the_first_is_told_at_once_and_the_others_by_their_number(template
 
 async def test_what_a_template_does_not_read_is_told_when_it_does(template: Template) -> None:
     made = Strangers(asyncio.get_running_loop(), template.control.try_send)
-    while template.control.try_send(spawn.Pong("w", "m" * 500)):
+    while template.control.try_send(template_protocol.Pong("w", "m" * 500)):
         pass
     made.refused("somebody", 3)
     made.refused("somebody", 4)
-    while isinstance(packet := await template.hears(), spawn.Pong):
+    while isinstance(packet := await template.hears(), template_protocol.Pong):
         pass
     assert packet == RefusalReport([Refusal("somebody", 7)])
     made.close()

@@ -12,15 +12,14 @@ import sys
 import msgspec
 import pytest
 
-from rlinf_actors.net.memory import MemoryNetwork
-from rlinf_actors.runtime.watched import WatchedClients
+from rlinf_actors.net.memory_network import MemoryNetwork
+from rlinf_actors.runtime.head_session import WatchedClients
 from rlinf_actors.testing import faults
 from rlinf_actors.wire import frames, payload
-from rlinf_actors.wire.clients import WatchClients
+from rlinf_actors.wire.authenticated import AuthenticatedParts
+from rlinf_actors.wire.client_messages import WatchClients
 from rlinf_actors.wire.protocol import OLDEST, PROTOCOL
-from rlinf_actors.wire.vouched import Vouched
-from rlinf_actors.worker.farpeers import FarPeers
-from rlinf_actors.worker.server import WorkerServer
+from rlinf_actors.worker.server import FarPeers, WorkerServer
 
 
 class Inline:
@@ -97,7 +96,7 @@ async def test_calls_of_a_member_are_answered(ends):
     ends.call(1, 21)
     (answer, parts), *_ = await ends.until(1)
     assert isinstance(answer, frames.Ok)
-    assert payload.decode(Vouched(parts)) == 42
+    assert payload.decode(AuthenticatedParts(parts)) == 42
     assert ends.server._calls == {}
 
 

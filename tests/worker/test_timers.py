@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from rlinf_actors.worker.timers import Timers, timed
+from rlinf_actors.worker.execution_times import Timers, timed
 
 
 class TestTimers:

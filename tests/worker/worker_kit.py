@@ -8,7 +8,7 @@ import threading
 from typing import Any
 
 from rlinf_actors.wire import failure, frames, payload
-from rlinf_actors.wire.vouched import Vouched
+from rlinf_actors.wire.authenticated import AuthenticatedParts
 from rlinf_actors.worker.invocation import Invocation
 
 
@@ -35,8 +35,8 @@ class Answers:
             assert self._came.wait_for(lambda: any(self._last(a, call) for a in self.all), 10), f"only {self.all}"
             _, frame, parts = next(answer for answer in self.all if self._last(answer, call))
         if isinstance(frame, frames.Raised):
-            raise failure.decode(frame, Vouched(parts), worker="g:0", rank=0, node="n")
-        return payload.decode(Vouched(parts))
+            raise failure.decode(frame, AuthenticatedParts(parts), worker="g:0", rank=0, node="n")
+        return payload.decode(AuthenticatedParts(parts))
 
     @staticmethod
     def _last(answer: tuple, call: int) -> bool:
@@ -45,7 +45,7 @@ class Answers:
     def items(self, call: int) -> list[Any]:
         with self._came:
             return [
-                payload.decode(Vouched(parts))
+                payload.decode(AuthenticatedParts(parts))
                 for who, frame, parts in self.all
                 if who == call and type(frame) is frames.Item
             ]
@@ -91,7 +91,7 @@ class Served:
 
     def call(self, method: str, *args: Any, deadline_s: float = 0.0, window: int = 0) -> int:
         self._ids += 1
-        parts = Vouched(payload.encode_call(args, {}))
+        parts = AuthenticatedParts(payload.encode_call(args, {}))
         made = Invocation(b"driver", self._ids, method, parts, self.answers, bytes, deadline_s, window)
         self._invocations[self._ids] = made
         self.executor.submit(made)

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from rlinf_actors.config.typed import build, convert
+from rlinf_actors.config.config_values import build, convert
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.hardware.robots.config import RobotConfig
+from rlinf_actors.hardware.robots.robot_config import RobotConfig
 
 _Config = TypeVar("_Config", bound=RobotConfig)
 

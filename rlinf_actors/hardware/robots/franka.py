@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.hardware.robots.config import CameraSet, Link, RobotConfig, gripper_links, is_device
 from rlinf_actors.hardware.robots.robot import Robot
+from rlinf_actors.hardware.robots.robot_config import CameraSet, Link, RobotConfig, gripper_links, is_device
 from rlinf_actors.model.hardware import HardwareInfo
 
 CONTROL_PORT = 1337

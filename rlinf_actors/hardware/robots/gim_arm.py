@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rlinf_actors.hardware.robots.config import CameraSet, RobotConfig
 from rlinf_actors.hardware.robots.robot import Robot
+from rlinf_actors.hardware.robots.robot_config import CameraSet, RobotConfig
 from rlinf_actors.model.hardware import HardwareInfo
 
 

@@ -11,8 +11,8 @@ from rlinf_actors.errors import ConfigError
 from rlinf_actors.hardware.registry import Hardware
 from rlinf_actors.hardware.robots.auto import RobotAutoConfig
 from rlinf_actors.hardware.robots.cameras import connected
-from rlinf_actors.hardware.robots.checks import Machine, faults_of
-from rlinf_actors.hardware.robots.config import CameraSet, RobotConfig
+from rlinf_actors.hardware.robots.robot_checks import Machine, faults_of
+from rlinf_actors.hardware.robots.robot_config import CameraSet, RobotConfig
 from rlinf_actors.model.hardware import HardwareInfo, HardwareResource
 
 MACHINE = Machine()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rlinf_actors.hardware.robots.config import CameraSet, RobotConfig
 from rlinf_actors.hardware.robots.robot import Robot
+from rlinf_actors.hardware.robots.robot_config import CameraSet, RobotConfig
 from rlinf_actors.model.hardware import HardwareInfo
 
 

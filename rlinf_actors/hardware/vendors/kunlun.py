@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from rlinf_actors.hardware.vendors.catalog import FoundAccelerators
 from rlinf_actors.hardware.vendors.machine import Machine, Ran
-from rlinf_actors.hardware.visibility import visible_devices
+from rlinf_actors.hardware.visible_devices import visible_devices
 from rlinf_actors.model.accelerator_table import facts_of
 from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rlinf_actors.hardware.vendors.catalog import FoundAccelerators
 from rlinf_actors.hardware.vendors.machine import Machine, Ran
-from rlinf_actors.hardware.visibility import visible_devices
+from rlinf_actors.hardware.visible_devices import visible_devices
 from rlinf_actors.model.accelerator_table import facts_of
 from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType
 

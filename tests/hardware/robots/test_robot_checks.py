@@ -14,10 +14,10 @@ import pytest
 from rlinf_actors import DOSW1Config, FrankaConfig, GimArmConfig, HardwareResource, Turtle2Config
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.hardware.robots import cameras
-from rlinf_actors.hardware.robots.checks import Machine, can_faults, faults_of, link_faults
-from rlinf_actors.hardware.robots.config import Link
 from rlinf_actors.hardware.robots.franka import Franka
 from rlinf_actors.hardware.robots.gim_arm import GimArm
+from rlinf_actors.hardware.robots.robot_checks import Machine, can_faults, faults_of, link_faults
+from rlinf_actors.hardware.robots.robot_config import Link
 from rlinf_actors.hardware.robots.turtle2 import Turtle2
 
 

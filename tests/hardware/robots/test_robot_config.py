@@ -8,10 +8,10 @@ import dataclasses
 import pytest
 
 import rlinf_actors as ra
-from rlinf_actors.config.cluster import ClusterConfig
+from rlinf_actors.config.cluster_config import ClusterConfig
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.hardware.registry import hardware_classes, hardware_types, lookup, registered_types
-from rlinf_actors.hardware.robots.config import Link, host_of
+from rlinf_actors.hardware.robots.robot_config import Link, host_of
 
 TYPES = ("Franka", "DualFranka", "GimArm", "DOSW1", "Turtle2")
 

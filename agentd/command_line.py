@@ -1,0 +1,179 @@
+"""agentd's command line. Exit codes: 0, 3 ended by `rlinf-actors head stop`, 64 usage, 69 unavailable, 70 internal
+error, 77 permission, 78 configuration or keys.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import faulthandler
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from rlinf_actors import version
+from rlinf_actors.errors import ConfigError, RlinfActorsError
+from rlinf_actors.procfs import open_standard_descriptors
+from rlinf_actors.settings import Unit
+from rlinf_actors.systemd.service_manager import Voice
+
+log = logging.getLogger(__name__)
+
+USAGE, UNAVAILABLE, INTERNAL_ERROR, NO_PERMISSION, CONFIGURATION = 64, 69, 70, 77, 78
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(USAGE, f"{self.prog}: {message}\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = _Parser(
+        prog="agentd",
+        description="The agent of one node of an rlinf-actors cluster; with --head, the cluster's coordinator too.",
+        epilog="Configuration: /etc/rlinf-actors/agentd.toml and agentd.d/*.toml beside it; the command line wins.",
+        allow_abbrev=False,
+    )
+    role = made.add_mutually_exclusive_group()
+    role.add_argument("--head", action="store_const", const=True, help="run the cluster's head in this process")
+    role.add_argument("--connect", metavar="HOST:PORT", help="join the head there (also: RLINF_HEAD)")
+    made.add_argument("--listen", metavar="HOST:PORT", help="where the head listens (default 127.0.0.1:6380)")
+    made.add_argument("--config", metavar="FILE", help="configuration file (also: RLINF_ACTORS_CONFIG)")
+    made.add_argument("--check-config", action="store_true", help="check the configuration and exit")
+    made.add_argument(
+        "--reap", action="store_true", help="end what an agentd that is gone left here, and exit (for ExecStopPost=)"
+    )
+    made.add_argument(
+        "--keeper", action="store_true", help="be the keeper of rlinf-workers@.service, which starts templates"
+    )
+    made.add_argument("--node-rank", type=int, dest="rank", metavar="N", help="its rank (also: RLINF_NODE_RANK)")
+    made.add_argument("--node-id", metavar="ID", help="this node's id, the same after a restart")
+    made.add_argument("--name", help="this node's name for people (default: the host's)")
+    made.add_argument("--run-dir", metavar="DIR", help="directory for sockets, used by this agentd alone")
+    made.add_argument("--log-dir", metavar="DIR", help="directory for the output of workers")
+    made.add_argument("--state-dir", metavar="DIR", help="directory for what the head knows after a restart")
+    made.add_argument("--hardware", metavar="FILE", dest="described", help="JSON that stands in for the hardware")
+    made.add_argument(
+        "--prestart", type=_modules, metavar="MODULE,...", help='start a template with these ahead of need ("": none)'
+    )
+    made.add_argument("--embedded", action="store_const", const=True, help="belong to a driver (--owner-pid)")
+    made.add_argument("--owner-pid", type=int, metavar="PID", help="end everything when this process ends")
+    made.add_argument("--owner-start", type=int, metavar="TICKS", help="start of that process, ticks since boot")
+    made.add_argument("--ready-fd", type=int, metavar="FD", help="write one JSON line there when registered")
+    made.add_argument(
+        "--insecure-test-network",
+        action="store_const",
+        const=True,
+        dest="insecure",
+        help="allow TCP outside loopback without keys: closed test networks only",
+    )
+    made.add_argument("--version", action="version", version=f"agentd {version.VERSION}")
+    return made
+
+
+def _modules(text: str) -> tuple[str, ...]:
+    return tuple(name for name in text.split(",") if name)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run agentd; returns its exit code."""
+    open_standard_descriptors()
+    options = vars(parser().parse_args(argv))
+    check_only, reap_only, keeper = options.pop("check_config"), options.pop("reap"), options.pop("keeper")
+    from agentd.config import check_addresses, check_files, for_reaping, load, own_key
+    from rlinf_actors.net.socket_security import Security
+    from rlinf_actors.settings import Settings
+
+    voice = Voice("agentd", sys.stderr, "")
+    try:
+        unit = Unit.load()
+        voice = Voice("agentd", sys.stderr, unit.journal_stream)
+        voice.set_up_logging()
+        if keeper:
+            return _keep(options["run_dir"] or unit.run_dir, voice)
+        config = load(options, os.environ) if not reap_only else for_reaping(options, os.environ)
+        if not config.head and config.connect is None and not check_only and not reap_only:
+            return _say(
+                voice, USAGE, "say what to be: --head, --connect HOST:PORT, or [head] in the configuration file"
+            )
+        if config.embedded and config.owner_pid is None:
+            return _say(voice, USAGE, "--embedded belongs to a driver: give --owner-pid too")
+        if not reap_only:
+            check_addresses(config, Security.of(own_key(config, Settings.load()), config.insecure))
+        if check_only:
+            check_files(config)
+    except ConfigError as error:
+        return _say(voice, CONFIGURATION, str(error), options.get("ready_fd"))
+    if check_only:
+        print("\n".join(config.files) or "no configuration file; defaults")  # noqa: T201 - what was asked for
+        return 0
+    if reap_only:
+        from agentd.reap import reap
+
+        return _ends(lambda: reap(config, unit.result, unit.keeper), voice, lambda code, text: None)
+    return _run(config, options, voice)
+
+
+def _keep(directory: str | None, voice: Voice) -> int:
+    if directory is None:
+        return _say(voice, USAGE, "--keeper needs a directory for its socket: --run-dir, or RuntimeDirectory=")
+    from agentd.keeper_client import become_keeper
+
+    return _ends(lambda: become_keeper(f"{directory}/keeper"), voice, lambda code, text: None)
+
+
+def _run(config: Any, options: dict[str, Any], voice: Voice) -> int:
+    faulthandler.enable(2)  # a crash in C code, and the watchdog's SIGABRT to a loop that stands still, say where
+    from agentd.daemon import Daemon
+    from rlinf_actors.net.loop import end_on_internal_error, new_event_loop
+
+    daemon = Daemon(config, options)
+
+    def serve() -> int:
+        loop = new_event_loop()
+        end_on_internal_error(loop)
+        try:
+            code = loop.run_until_complete(daemon.run())
+        finally:
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
+        daemon.standing.failed(
+            code, "agentd was stopped before it was ready"
+        )  # nothing to a driver that was told already
+        return code
+
+    return _ends(serve, voice, daemon.standing.failed)
+
+
+def _ends(work: Callable[[], int], voice: Voice, failed: Callable[[int, str], None]) -> int:
+    """Do *work*; what it raises becomes an exit code and one line, which *failed* gets too."""
+    try:
+        return work()
+    except ConfigError as error:
+        code, text = CONFIGURATION, str(error)
+    except RlinfActorsError as error:
+        code, text = UNAVAILABLE, str(error)
+    except OSError as error:
+        code = CONFIGURATION if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL) else UNAVAILABLE
+        if isinstance(error, PermissionError):
+            code = NO_PERMISSION
+        text = ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
+    except Exception as error:  # a bug of ours, in a task or in the start
+        log.critical("internal error", exc_info=True)
+        code, text = INTERNAL_ERROR, f"internal error: {type(error).__name__}: {error}"
+    failed(code, text)
+    return _say(voice, code, text)
+
+
+def _say(voice: Voice, code: int, text: str, ready_fd: int | None = None) -> int:
+    """One line for people, and for the driver that waits."""
+    voice.say(text)
+    if ready_fd is not None:
+        import json
+
+        os.write(ready_fd, json.dumps({"error": text, "code": code}).encode() + b"\n")
+    return code

@@ -1,0 +1,438 @@
+"""agentd's connection to its keeper, the process that starts templates; see agentd.keeper."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import json
+import logging
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NoReturn
+
+from agentd import keeper
+from rlinf_actors import procfs
+from rlinf_actors.cgroups.worker_cgroup import enter_leaf
+from rlinf_actors.settings import CLUSTER_MARK, FOR_THE_UNIT_ALONE
+
+log = logging.getLogger(__name__)
+
+ANSWER_S = 10.0
+"""How long a keeper may take for its next answer. It takes a millisecond; one that is stopped is killed then."""
+STATUS_S = 0.5
+"""How long after the end of a process its status may come: the keeper may have to wake first."""
+END_S = 3.0
+"""How long the keeper's own end is waited for, when nothing is left that it keeps."""
+_CREDENTIALS = struct.Struct("3i")
+"""struct ucred: pid, uid, gid."""
+_NOT_FOR_IT = FOR_THE_UNIT_ALONE | {CLUSTER_MARK}
+"""By the mark a driver finds what it kills of a private cluster; the keeper ends what is left, and then itself."""
+_STATUSES = 1024
+"""Statuses that are remembered: of processes whose ends agentd has not seen yet."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """A process that the keeper has started: its pidfd, and when it began (clock ticks since boot)."""
+
+    pid: int
+    pidfd: int
+    began: int
+
+
+@dataclass
+class _Order:
+    """What the keeper was asked to start. `fds` are our own; `sent` says to how many keepers it went."""
+
+    argv: Sequence[str]
+    env: dict[str, str]
+    fds: list[int]
+    started: asyncio.Future[Started]
+    sent: int = 0
+
+    def close(self) -> None:
+        """It is answered, or nobody waits for that any more."""
+        while self.fds:
+            os.close(self.fds.pop())
+
+    def fail(self, error: OSError) -> None:
+        self.close()
+        if not self.started.done():
+            self.started.set_exception(error)
+
+
+def remove_files(path: str) -> None:
+    """Remove what a keeper that is gone left: its socket, and what it wrote."""
+    for name in (path, f"{path}.err"):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+
+
+def connect(path: str) -> socket.socket:
+    """Return a connection to the keeper that listens there. Never blocks.
+
+    Raises:
+        OSError: none does; it is BlockingIOError if the keeper has stood still for long.
+    """
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+    try:
+        made.connect(path)
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def listens(sock: socket.socket) -> int:
+    """Return the pid of the process that listens at the other end, 0 if another user's does."""
+    pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return int(pid) if uid == os.getuid() else 0
+
+
+def pid_of(path: str) -> int | None:
+    """Return the pid of the keeper of the workers' unit, which listens there; None if none does. Never blocks."""
+    try:
+        with connect(path) as sock:
+            return listens(sock) or None
+    except OSError:
+        return None
+
+
+def become_keeper(path: str) -> NoReturn:
+    """Turn this process, the main one of rlinf-workers@.service, into a keeper that listens there.
+
+    Raises:
+        OSError: it cannot.
+    """
+    if why := enter_leaf():
+        log.warning("memory_limit and pids_limit are unavailable: %s", why)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)  # of one that was killed; systemd runs one at a time
+    listener.bind(path)
+    listener.listen(8)
+    listener.set_inheritable(True)
+    os.execv(sys.executable, [sys.executable, "-I", "-S", keeper.__file__, str(listener.fileno()), path, "stay"])
+
+
+class Keeping:
+    """The connection; made when it is first needed, and again when the keeper has ended. Loop thread only.
+
+    Args:
+        loop: agentd's.
+        run_dir: where the keeper's socket is, if the keeper is this agentd's own.
+        keep: whether templates go on without this agentd.
+        of_unit: the socket of rlinf-workers@.service; "" without that unit: then agentd starts a keeper itself.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, run_dir: Path, keep: bool, of_unit: str = "") -> None:
+        self.pid = 0
+        self._loop = loop
+        self._path = of_unit or str(run_dir / "keeper")
+        self._keep = keep
+        self._starts = not of_unit
+        self._hint = ": look at systemctl status rlinf-workers@USER" if of_unit else ""
+        self._socket: socket.socket | None = None
+        self._child: subprocess.Popen[bytes] | None = None
+        self._ending: dict[int, subprocess.Popen[bytes]] = {}  # keepers that have let go of us, by pidfd
+        self._orders: deque[_Order] = deque()  # that it has not answered yet: it does so in this order
+        self._greeted = False
+        self._silence: asyncio.TimerHandle | None = None
+        self._unreaped: set[int] = set()  # processes that have ended, and nobody told us how
+        self._statuses: dict[int, int] = {}
+        self._waiting: dict[int, Callable[[int | None], None]] = {}
+
+    def begin(self) -> None:
+        """Connect to the keeper, and start one where there is none. Returns before it runs.
+
+        Raises:
+            OSError: there is none, and none can be started.
+        """
+        if self._socket is not None:
+            return
+        try:
+            made = connect(self._path)
+            self.pid = 0 if self._starts else listens(made)  # the socket of our own names the agentd that made it
+        except (FileNotFoundError, ConnectionRefusedError, BlockingIOError) as error:
+            if not self._starts:
+                what = "the keeper on {} does not answer" if error.errno == errno.EAGAIN else "no keeper listens on {}"
+                raise ConnectionRefusedError(what.format(self._path) + self._hint) from None
+            made = self._start_keeper()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has just ended: _on_readable hears of it
+            made.send(json.dumps({"do": "hello", "keep": self._keep}).encode())
+        self._socket = made
+        self._loop.add_reader(made.fileno(), self._on_readable)
+        self._expect()
+
+    def start(self, argv: Sequence[str], env: dict[str, str], fds: Sequence[int]) -> asyncio.Future[Started]:
+        """Ask the keeper to start a process. A keeper that does not answer is killed, and another one asked.
+
+        Args:
+            argv: argv[0] is the path of the program.
+            env: its whole environment.
+            fds: its descriptor 3, the file that stdout and stderr go to, and, if there is one, its descriptor 4.
+
+        Returns:
+            The process, or OSError if it cannot be started. A process that comes after the future was cancelled is
+            killed.
+
+        Raises:
+            OSError: the keeper cannot be asked.
+        """
+        order = _Order(argv, env, [], self._loop.create_future())
+        try:
+            for fd in fds:
+                order.fds.append(os.dup(fd))
+            self._send(order)
+        except OSError:
+            order.close()
+            raise
+        return order.started
+
+    def ready(self, pid: int) -> None:
+        """This template listens to its agentd; the keeper need not end it when that is gone."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):  # a keeper that has ended needs to know nothing
+                self._socket.send(json.dumps({"do": "ready", "pid": pid}).encode())
+
+    def when_ended(self, pids: Iterable[int], done: Callable[[dict[int, int]], None]) -> None:
+        """Call *done* with the wait statuses of these processes, which have ended, as far as the keeper tells them.
+
+        It is called at once where all are known, and STATUS_S later where the keeper does not tell.
+        """
+        wanted = set(pids)
+        found = {pid: self._statuses.pop(pid) for pid in wanted & self._statuses.keys()}
+        self._unreaped |= wanted - found.keys()
+        missing = wanted - found.keys() if self._socket is not None else set[int]()
+        if not missing:
+            done(found)
+            return
+
+        def finish() -> None:
+            timer.cancel()
+            for pid in missing:
+                self._waiting.pop(pid, None)
+            done(found)
+
+        def told(pid: int, status: int | None) -> None:
+            missing.discard(pid)
+            if status is not None:
+                found[pid] = status
+            if not missing:
+                finish()
+
+        timer = self._loop.call_later(STATUS_S, finish)
+        self._waiting.update({pid: partial(told, pid) for pid in missing})
+
+    def abandon(self) -> None:
+        """Let go of the keeper: the next agentd finds it."""
+        self._lose()
+        self._forget()
+
+    async def close(self) -> None:
+        """Let go of the keeper, and wait for its end if it is this agentd's own: nothing is left that it keeps."""
+        pidfd = -1
+        with contextlib.suppress(OSError):
+            pidfd = procfs.pidfd_of(self.pid) if self.pid and self._starts else -1
+        self._lose()
+        if pidfd >= 0:
+            end = asyncio.Event()
+            self._loop.add_reader(pidfd, end.set)
+            try:
+                await asyncio.wait_for(end.wait(), END_S)
+            except asyncio.TimeoutError:
+                log.warning("keeper %d runs on: a process that it was to end cannot be killed", self.pid)
+            finally:
+                self._loop.remove_reader(pidfd)
+                os.close(pidfd)
+            remove_files(self._path)
+        self._forget()
+
+    # --- the keeper's process ---
+
+    def _start_keeper(self) -> socket.socket:
+        """Start a keeper that finds this connection waiting, so that it never runs without an agentd."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path)  # of one that is gone
+            listener.bind(self._path)
+            listener.listen(8)
+            connected = connect(self._path)
+            try:
+                with open(f"{self._path}.err", "ab") as err:  # it outlives us, and whoever reads what we write
+                    self._child = subprocess.Popen(
+                        [sys.executable, "-I", "-S", keeper.__file__, str(listener.fileno()), self._path],
+                        stdin=subprocess.DEVNULL,
+                        stdout=err,
+                        stderr=err,
+                        cwd="/",
+                        env={name: value for name, value in os.environ.items() if name not in _NOT_FOR_IT},
+                        pass_fds=(listener.fileno(),),
+                        start_new_session=True,
+                    )
+            except OSError:
+                connected.close()
+                raise
+        self.pid = self._child.pid
+        return connected
+
+    def _lost(self, why: str) -> None:
+        """The keeper has ended, or is killed: what it was asked for goes to another one, once."""
+        orders, self._orders = self._orders, deque()
+        self._lose()
+        self._reap()
+        for order in orders:
+            try:
+                if order.sent > 1:
+                    raise ConnectionAbortedError(why + self._hint)
+                self._send(order)
+            except OSError as error:
+                order.fail(error)
+
+    def _reap(self) -> None:
+        """Wait for a keeper of ours that has closed its socket: that is the last that it does."""
+        child, self._child = self._child, None
+        if child is None or child.poll() is not None:
+            self._reap_what_it_left()
+            return
+        try:
+            pidfd = procfs.pidfd_of(child.pid)
+        except OSError:  # no descriptor is left: it stays a zombie until we end
+            child.returncode = 0
+            return
+        self._ending[pidfd] = child
+        self._loop.add_reader(pidfd, self._on_child_end, pidfd)
+
+    def _on_child_end(self, pidfd: int) -> None:
+        self._loop.remove_reader(pidfd)
+        os.close(pidfd)
+        self._ending.pop(pidfd).wait()
+        self._reap_what_it_left()
+
+    def _reap_what_it_left(self) -> None:
+        """Reap what ended before its keeper, which never reaped it: it has become a child of ours."""
+        for pid in self._unreaped:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        self._unreaped.clear()
+
+    def _forget(self) -> None:
+        """Wait for no keeper any more: it outlives us, or has ended."""
+        for pidfd in self._ending:
+            self._loop.remove_reader(pidfd)
+            os.close(pidfd)
+        for child in (self._child, *self._ending.values()):
+            if child is not None:
+                child.returncode = child.poll() or 0
+        self._child = None
+        self._ending.clear()
+        self._reap_what_it_left()
+
+    # --- packets ---
+
+    def _send(self, order: _Order) -> None:
+        """Raises OSError if the keeper cannot be asked."""
+        self.begin()
+        assert self._socket is not None
+        with open(os.memfd_create("start"), "w+b") as file:
+            file.write(json.dumps({"argv": list(order.argv), "env": order.env}).encode())
+            file.flush()
+            file.seek(0)
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # as in `begin`
+                socket.send_fds(self._socket, [b'{"do": "start"}'], [file.fileno(), *order.fds])
+        order.sent += 1
+        self._orders.append(order)
+        self._expect()
+
+    def _expect(self) -> None:
+        """Wait for the next answer, if one is due."""
+        if self._silence is None and (self._orders or not self._greeted):
+            self._silence = self._loop.call_later(ANSWER_S, self._on_silence)
+
+    def _on_silence(self) -> None:
+        log.error("keeper %d does not answer; it is killed, and another one is asked when one is needed", self.pid)
+        if self.pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+        if self._starts:
+            remove_files(self._path)  # one that has not even said who it is must not be found again
+        self._lost("the keeper does not answer")
+
+    def _receive(self) -> tuple[dict[str, int] | None, list[int]]:
+        """One packet, None if there is none now. Raises ConnectionError at the end."""
+        assert self._socket is not None
+        try:
+            data, fds = keeper.receive(self._socket, 1)
+        except BlockingIOError:
+            return None, []
+        if not data:
+            raise ConnectionResetError("the keeper has ended")
+        return json.loads(data), fds
+
+    def _on_readable(self) -> None:
+        try:
+            packet, fds = self._receive()
+        except ConnectionError:
+            log.warning("keeper %d has ended; the templates that it started go on", self.pid)
+            self._lost("the keeper has ended")
+            return
+        if packet is not None:
+            self._unexpect()
+            self._take(packet, fds)
+            self._expect()
+
+    def _unexpect(self) -> None:
+        if self._silence is not None:
+            self._silence.cancel()
+            self._silence = None
+
+    def _take(self, packet: dict[str, int], fds: list[int]) -> None:
+        if "keeper" in packet:
+            self.pid, self._greeted = packet["keeper"], True
+        elif "errno" in packet:
+            self._orders.popleft().fail(OSError(packet["errno"], os.strerror(packet["errno"])))
+        elif "pid" in packet:
+            order = self._orders.popleft()
+            if not fds:  # no descriptor is left to take it; the process ends, as its socket is closed
+                order.fail(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+            elif order.started.done():
+                signal.pidfd_send_signal(fds[0], signal.SIGKILL)
+                os.close(fds[0])
+            else:
+                order.started.set_result(Started(packet["pid"], fds[0], packet["began"]))
+            order.close()
+        elif "ended" in packet:
+            pid, status = packet["ended"], packet["status"]
+            self._unreaped.discard(pid)
+            told = self._waiting.pop(pid, None)
+            if told is not None:
+                told(status)
+                return
+            self._statuses[pid] = status
+            while len(self._statuses) > _STATUSES:
+                del self._statuses[next(iter(self._statuses))]
+
+    def _lose(self) -> None:
+        if self._socket is None:
+            return
+        self._loop.remove_reader(self._socket.fileno())
+        self._socket.close()
+        self._socket = None
+        self._greeted = False
+        self._unexpect()
+        while self._orders:
+            self._orders.pop().close()
+        self._statuses.clear()
+        waiting, self._waiting = self._waiting, {}
+        for told in waiting.values():
+            told(None)

@@ -1,0 +1,217 @@
+"""What this node is: its address, its report, where its workers write.
+
+Looking for the hardware that the configuration gives this node: a process asks the type, which is a user's code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Union
+
+import msgspec
+
+from agentd.config import Config
+from agentd.launch_plan import Rules, find_interpreter, process_environment
+from rlinf_actors.errors import ConfigError
+from rlinf_actors.hardware.child_process import ChildEnd, fault_of, run_child
+from rlinf_actors.hardware.interfaces import interface_of, ipv4_interfaces
+from rlinf_actors.hardware.probe_report import ProbeReport
+from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE, GLOO_NIC_VARIABLE, device_variables
+from rlinf_actors.net.host import host_key, route_ip
+from rlinf_actors.net.socket_security import is_loopback
+from rlinf_actors.settings import COMM_NET_DEVICES
+from rlinf_actors.wire.values import HardwareAnswer, HardwareQuestion, NodeReport, ResourceReport
+
+_OUTSIDE = "192.0.2.1"
+"""A documentation address (RFC 5737): the route to it is the default route."""
+
+
+class Described(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What --hardware's file may say; what it leaves out is this machine's."""
+
+    resources: list[ResourceReport] = []
+    env_vars: dict[str, str] = {}
+    labels: dict[str, str] = {}
+    ip: Union[str, None] = None
+    num_cpus: Union[int, None] = None
+    memory_bytes: Union[int, None] = None
+    interfaces: Union[dict[str, str], None] = None
+    profilers: list[str] = []
+
+
+def read_described(path: str) -> Described:
+    """The described hardware in *path*.
+
+    Raises:
+        ConfigError: it cannot be read, or is not of that form.
+    """
+    try:
+        return msgspec.json.decode(Path(path).read_bytes(), type=Described)
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", path=path) from None
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"does not describe hardware: {error}", path=path) from None
+
+
+def default_log_dir(config: Config, run_dir: str, environ: Mapping[str, str]) -> str:
+    """Where workers' output goes: with an embedded cluster it ends with the cluster."""
+    if config.embedded:
+        return os.path.join(run_dir, "logs")
+    if os.getuid() == 0:
+        return "/var/log/rlinf-actors"
+    state = environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return os.path.join(state, "rlinf-actors", "logs")
+
+
+def node_id(config: Config, run_dir: str) -> str:
+    """The configured one, or one that stays the same for this machine, network, user and run directory."""
+    if config.node_id:
+        return config.node_id
+    try:
+        machine = Path("/etc/machine-id").read_text().strip()
+    except OSError:
+        machine = ""
+    network = os.stat("/proc/self/ns/net").st_ino
+    text = f"{machine} {os.uname().nodename} {network} {os.getuid()} {os.path.realpath(run_dir)}"
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def address(config: Config, listen: str, head: str) -> str:
+    """What others reach this node by: configured, else the head's own address, else the kernel's route to the head.
+
+    Args:
+        config: with `ip`.
+        listen: host that the head in this process listens on, "" without one.
+        head: host of the head elsewhere, "" for unix sockets only.
+
+    Raises:
+        ConfigError: there is no route to the head.
+    """
+    if config.ip:
+        return config.ip
+    host = listen or head
+    if not host or is_loopback(host):
+        return "127.0.0.1"
+    if listen and listen not in ("0.0.0.0", "::", "*"):
+        return listen
+    try:
+        return route_ip(_OUTSIDE if listen else head)
+    except OSError as error:
+        if listen:
+            return "127.0.0.1"  # every interface of a machine without a default route
+        raise ConfigError(f"no route to {head}: {error.strerror or error}", path="--connect") from None
+
+
+def report(
+    config: Config, probe: ProbeReport, described: Described | None, ip: str, id: str, environ: Mapping[str, str]
+) -> NodeReport:
+    """What the head is told of this node.
+
+    Args:
+        config: agentd's.
+        probe: what was found.
+        described: what is to be said instead, None on a real node.
+        ip: the node's address, see `address`.
+        id: its id, see `node_id`.
+        environ: what agentd was started with. Of that, and of the configured `env`, the variables that decide which
+            devices and interfaces workers use are told, since a launch must not contradict them. The others are
+            nobody's business but the workers' here: there may be secrets among them.
+    """
+    given = described or Described()
+    own = {**environ, **given.env_vars, **config.env}
+    told = given.env_vars.keys() | _told_variables()
+    return NodeReport(
+        node_id=id,
+        hostname=config.name or probe.hostname,
+        ip=given.ip or ip,
+        host=host_key(),
+        num_cpus=probe.num_cpus if given.num_cpus is None else given.num_cpus,
+        memory_bytes=probe.memory_bytes if given.memory_bytes is None else given.memory_bytes,
+        python=probe.python,
+        interpreter=probe.interpreter,
+        rank=config.rank,
+        resources=probe.resources if described is None else given.resources,
+        env_vars={name: own[name] for name in sorted(told & own.keys())},
+        labels={**given.labels, **config.labels},
+        interfaces=probe.interfaces if given.interfaces is None else given.interfaces,
+        faults=probe.faults,
+        profilers=given.profilers,
+        interface=interface_of(given.ip or ip),
+    )
+
+
+def summary(report: NodeReport) -> str:
+    """What a node has, for people, in a few words."""
+    counts = [f"{len(one.infos)} {one.type}" for one in report.resources if one.infos]
+    return ", ".join(counts) or "no accelerators or robots"
+
+
+def _told_variables() -> set[str]:
+    interfaces = {facts.nic_variable for facts in ACCELERATOR_TABLE.values() if facts.nic_variable}
+    return {COMM_NET_DEVICES, GLOO_NIC_VARIABLE, *interfaces, *device_variables()}
+
+
+def without_devices() -> ProbeReport:
+    """What can be told of this machine without asking for hardware."""
+    return ProbeReport(
+        hostname=os.uname().nodename,
+        num_cpus=len(os.sched_getaffinity(0)),
+        memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        python=platform.python_version(),
+        interpreter=sys.executable,
+        interfaces=ipv4_interfaces(),
+    )
+
+
+MAX_LIMIT_S = 600.0
+"""No look takes longer, whatever its asker says."""
+_CHILD = "rlinf_actors.hardware.enumeration_child"
+
+
+class Looker:
+    """Starts such processes. Call it from the main thread: they end with the thread that started them.
+
+    Args:
+        rules: which interpreters may be started here.
+        root: directory of rlinf_actors, and of nothing else: another interpreter has packages of its own.
+        environment: the node's, asked for at every look.
+        described: whether this node only pretends to have hardware.
+    """
+
+    def __init__(
+        self, rules: Rules, root: str, environment: Callable[[], Mapping[str, str]], *, described: bool
+    ) -> None:
+        self._rules = rules
+        self._root = root
+        self._environment = environment
+        self._mode = "described" if described else "real"
+
+    async def look(self, question: HardwareQuestion) -> HardwareAnswer:
+        """Ask the type. Cancelling kills the process. Whatever the process does, it is in the answer."""
+        try:
+            env = process_environment(self._environment(), question.env, question.path_env_merge_mode)
+            python = find_interpreter(question.interpreter, env, self._rules)
+        except ValueError as error:
+            return HardwareAnswer(kind="failed", text=str(error))
+        limit_s = min(question.limit_s, MAX_LIMIT_S)
+        given = msgspec.json.encode(question)
+        end = await run_child(
+            _CHILD, [self._mode], python=python, env=env, timeout_s=limit_s, root=self._root, given=given
+        )
+        return read_answer(end, f"enumerate() of {question.type}", limit_s)
+
+
+def read_answer(end: ChildEnd, whose: str, limit_s: float) -> HardwareAnswer:
+    """What a process that ended like this said. Pure."""
+    fault = fault_of(end, whose, limit_s)
+    if fault:
+        return HardwareAnswer(kind="failed", text=f"{fault}; it was killed" if end.hung else fault)
+    try:
+        return msgspec.json.decode(end.output, type=HardwareAnswer)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return HardwareAnswer(kind="failed", text=f"{whose} left no readable answer ({error}): {end.output[:80]!r}")

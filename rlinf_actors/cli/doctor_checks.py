@@ -1,0 +1,324 @@
+"""What `rlinf-actors doctor` thinks of a machine. Pure: a Machine in, findings out."""
+
+from __future__ import annotations
+
+import stat
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rlinf_actors.cgroups.roots import Roots
+from rlinf_actors.cli.output import mib
+from rlinf_actors.cli.views import Figures
+
+PASS, WARN, FAIL = "pass", "warn", "fail"
+
+OLDEST_PYTHON = (3, 10)
+REQUIRED = ("zmq", "msgspec", "cloudpickle")
+MIN_FILES, GOOD_FILES = 256, 4096
+"""Open files: a driver needs about 40, agentd 30 and five for each worker, one for each peer."""
+MAX_RUN_DIR = 60
+"""Bytes of the directory that run directories are made in: a unix socket's path holds 107."""
+GOOD_SHM = 1 << 30
+_PACKAGES = {"zmq": "pyzmq"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report. `fix` is what to do, "" where nothing is wrong."""
+
+    check: str
+    status: str
+    text: str
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class Process:
+    """One of ours. `kind` is template or worker (what a worker started counts as one); `orphan`: whoever started it,
+    the agentd of a template or the template of a worker, is gone.
+    """
+
+    pid: int
+    kind: str
+    command: str
+    orphan: bool
+    figures: Figures | None = None
+
+
+@dataclass(frozen=True)
+class Directory:
+    """A directory; `mode` is None where there is none. `error`: why nothing can be made in it, "" if it can."""
+
+    path: str
+    mode: int | None = None
+    uid: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class KeyOnDisk:
+    """A key file, or the directory of some (`whose` is "" then). `private`: nobody else can read it."""
+
+    path: str
+    private: bool
+    whose: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What there is. Each field is looked up by `cli.doctor_machine`, and can be made up.
+
+    Attributes:
+        user: this process's uid.
+        python: of this interpreter.
+        interpreter: its path.
+        modules: name to version, None for one that is not installed.
+        run_parent: where run directories are made.
+        shm: /dev/shm: (size, free) in bytes, None without it.
+        memfd: why shared memory cannot be made, "" if it can.
+        peers: why a process cannot open another one's memory, "" if it can.
+        files: (soft, hard) limit of open files.
+        memlock: soft limit of locked memory in bytes, -1 for none.
+        cgroups: where workers' cgroups can be.
+        cgroup_error: why the configured directory cannot be used.
+        agentd: that they are for, as ``PID in RUN_DIR``; "" for one that would be started from here.
+        clock_synchronized: None where that is not known.
+        head: the configured head, "" without one.
+        head_error: why it cannot be used, "" where it answered.
+        head_version: of the head that answered.
+        version: ours.
+        keys: key files of this user, and their directory.
+        accelerators: type to number.
+        faults: of vendors' libraries.
+        stale: run directories whose agentd is gone.
+        processes: templates and workers of this user.
+        stale_cgroups: directories of workers whose template is gone.
+    """
+
+    user: int
+    python: tuple[int, int, int]
+    interpreter: str
+    modules: dict[str, str | None]
+    run_parent: Directory
+    shm: tuple[int, int] | None
+    memfd: str
+    peers: str
+    files: tuple[int, int]
+    memlock: int
+    cgroups: Roots
+    cgroup_error: str = ""
+    agentd: str = ""
+    clock_synchronized: bool | None = None
+    head: str = ""
+    head_error: str = ""
+    head_version: str = ""
+    version: str = ""
+    keys: Sequence[KeyOnDisk] = ()
+    accelerators: dict[str, int] = field(default_factory=dict)
+    faults: Sequence[str] = ()
+    stale: Sequence[str] = ()
+    processes: Sequence[Process] = ()
+    stale_cgroups: Sequence[str] = ()
+
+
+def diagnose(machine: Machine) -> list[Finding]:
+    """All findings, in a fixed order."""
+    return [finding for check in CHECKS for finding in check(machine)]
+
+
+def python(machine: Machine) -> list[Finding]:
+    """The interpreter and what it has installed."""
+    version = ".".join(map(str, machine.python))
+    if machine.python < OLDEST_PYTHON:
+        text = f"{machine.interpreter} is Python {version}; 3.10 is the oldest that works"
+        return [Finding("python", FAIL, text, "make the environment with a newer Python")]
+    found = [Finding("python", PASS, f"Python {version}, {machine.interpreter}")]
+    for name in REQUIRED:
+        if machine.modules.get(name) is None:
+            package = _PACKAGES.get(name, name)
+            fix = f"{machine.interpreter} -m pip install {package}"
+            found.append(Finding(name, FAIL, f"{package} is not installed", fix))
+        else:
+            found.append(Finding(name, PASS, f"{name} {machine.modules[name]}"))
+    if machine.modules.get("uvloop") is None:
+        fix = f"{machine.interpreter} -m pip install uvloop"
+        found.append(
+            Finding("uvloop", WARN, "uvloop is not installed: asyncio's own loop is used, calls are slower", fix)
+        )
+    else:
+        found.append(Finding("uvloop", PASS, f"uvloop {machine.modules['uvloop']}"))
+    torch = machine.modules.get("torch")
+    text = f"torch {torch}" if torch else "torch is not installed; only workers that use it need it"
+    return [*found, Finding("torch", PASS, text)]
+
+
+def run_directories(machine: Machine) -> list[Finding]:
+    """Where sockets are made."""
+    parent = machine.run_parent
+    length = len(parent.path.encode())
+    if length > MAX_RUN_DIR:
+        text = f"{parent.path} is {length} bytes long; sockets of private clusters are made in /tmp instead"
+        return [Finding("run_dir", WARN, text, "set RLINF_ACTORS_RUN_DIR to a shorter directory")]
+    if parent.mode is None:
+        return [Finding("run_dir", FAIL, f"{parent.path} does not exist", f"mkdir -m 700 {parent.path}")]
+    if parent.error:
+        fix = f"chown {machine.user} {parent.path}, or set RLINF_ACTORS_RUN_DIR to a directory of yours"
+        return [Finding("run_dir", FAIL, f"nothing can be made in {parent.path}: {parent.error}", fix)]
+    others = parent.mode & 0o022 and not parent.mode & stat.S_ISVTX
+    if others:
+        text = f"others can rename what is in {parent.path}"
+        return [Finding("run_dir", WARN, text, f"chmod +t {parent.path}, or choose a directory of your own")]
+    return [Finding("run_dir", PASS, f"sockets are made in {parent.path}")]
+
+
+def shared_memory(machine: Machine) -> list[Finding]:
+    """Memory between processes, and /dev/shm, which others use."""
+    found = []
+    if machine.memfd:
+        fix = "raise the memory limit of this container; data goes through sockets until then"
+        found.append(Finding("shared_memory", WARN, f"shared memory cannot be made: {machine.memfd}", fix))
+    elif machine.peers:
+        fix = "give the container ptrace rights (--cap-add SYS_PTRACE); data goes through sockets until then"
+        text = f"processes cannot open one another's memory: {machine.peers}"
+        found.append(Finding("shared_memory", WARN, text, fix))
+    else:
+        found.append(Finding("shared_memory", PASS, "processes can share memory (no part of /dev/shm)"))
+    if machine.shm is None:
+        text = "there is no /dev/shm: torch's DataLoader and NCCL need it, this library does not"
+        return [*found, Finding("dev_shm", WARN, text, "mount -t tmpfs tmpfs /dev/shm")]
+    size, free = machine.shm
+    if min(size, free) < GOOD_SHM:
+        text = f"/dev/shm has {mib(free)} of {mib(size)} free: torch's DataLoader and NCCL may not fit"
+        return [
+            *found,
+            Finding("dev_shm", WARN, text, "mount -o remount,size=8G /dev/shm, or docker run --shm-size 8g"),
+        ]
+    return [*found, Finding("dev_shm", PASS, f"/dev/shm has {mib(free)} free")]
+
+
+def limits(machine: Machine) -> list[Finding]:
+    """RLIMIT_NOFILE and RLIMIT_MEMLOCK."""
+    soft, hard = machine.files
+    fix = "ulimit -Hn 65536 (LimitNOFILE= in a systemd unit, --ulimit nofile=65536 for docker)"
+    if hard < MIN_FILES:
+        found = [Finding("open_files", FAIL, f"at most {hard} open files; {MIN_FILES} are the least", fix)]
+    elif hard < GOOD_FILES:
+        found = [Finding("open_files", WARN, f"at most {hard} open files: about {(hard - 60) // 7} workers", fix)]
+    else:
+        found = [Finding("open_files", PASS, f"{soft} open files, up to {hard}")]
+    if 0 <= machine.memlock < 64 << 20 and machine.accelerators:
+        text = f"{mib(machine.memlock)} of locked memory: RDMA of NCCL may fail"
+        return [*found, Finding("locked_memory", WARN, text, "ulimit -l unlimited (LimitMEMLOCK=infinity)")]
+    text = "unlimited" if machine.memlock < 0 else mib(machine.memlock)
+    return [*found, Finding("locked_memory", PASS, f"{text} of locked memory")]
+
+
+def cgroups(machine: Machine) -> list[Finding]:
+    """Which limits of workers hold."""
+    roots = machine.cgroups
+    whose = f"of agentd {machine.agentd}" if machine.agentd else "of an agentd that is started from here (none runs)"
+    if machine.cgroup_error:
+        text = f"[workers] cgroup {machine.cgroup_error}"
+        return [Finding("cgroup", FAIL, f"{text} ({whose})", "correct it in agentd.toml, or set it to auto")]
+    found = []
+    if roots.unified:
+        found.append(
+            Finding("cgroup", PASS, f"each worker {whose} gets a cgroup in {roots.unified}: nothing hides at its end")
+        )
+    else:
+        text = f"workers {whose} get no cgroup of v2: what they leave is found by its brand alone"
+        found.append(Finding("cgroup", WARN, text, roots.why.get("cgroup", "")))
+    for name, option in (("memory", "memory_limit"), ("pids", "pids_limit")):
+        if name in roots.why:
+            found.append(Finding(f"{name}_limit", WARN, f"{option} cannot hold", roots.why[name]))
+        else:
+            where = f"cgroup v1, {roots.v1[name]}" if name in roots.v1 else "cgroup v2"
+            found.append(Finding(f"{name}_limit", PASS, f"{option} holds ({where})"))
+    return found
+
+
+def clock(machine: Machine) -> list[Finding]:
+    """Only people compare clocks of machines, in logs; leases do not."""
+    if machine.clock_synchronized is False:
+        text = "the clock is not synchronized: the times in logs of several machines will not fit together"
+        return [Finding("clock", WARN, text, "timedatectl set-ntp true (in a container: on its host)")]
+    return [
+        Finding("clock", PASS, "the clock is synchronized" if machine.clock_synchronized else "the clock is not asked")
+    ]
+
+
+def head(machine: Machine) -> list[Finding]:
+    """The configured head."""
+    if not machine.head:
+        return [Finding("head", PASS, "no head is configured: scripts start a private cluster")]
+    if machine.head_error:
+        fix = f"start it (agentd --head --listen {machine.head}), look at the firewall, or unset RLINF_HEAD"
+        return [Finding("head", FAIL, f"the head at {machine.head}: {machine.head_error}", fix)]
+    if machine.head_version != machine.version:
+        text = f"the head at {machine.head} is version {machine.head_version}, this is {machine.version}"
+        return [Finding("head", WARN, text, f"pip install rlinf-actors=={machine.head_version}")]
+    return [Finding("head", PASS, f"the head at {machine.head} answers (version {machine.head_version})")]
+
+
+def keys(machine: Machine) -> list[Finding]:
+    """What this machine comes into clusters with."""
+    found = []
+    for key in machine.keys:
+        if not key.private:
+            mode = 600 if key.whose or key.error else 700
+            fix = f"chown {machine.user} {key.path} && chmod {mode} {key.path}; if others may have read it: "
+            found.append(Finding("keys", FAIL, f"others can read {key.path}", fix + "rlinf-actors keys rotate"))
+        elif key.error:
+            fix = "copy it again, or move it away and use a new join token"
+            found.append(Finding("keys", FAIL, f"{key.path} {key.error}", fix))
+    names = [key.whose for key in machine.keys if key.whose]
+    text = f"keys of {', '.join(names)}" if names else "no keys: clusters on this machine only"
+    return found or [Finding("keys", PASS, text)]
+
+
+def accelerators(machine: Machine) -> list[Finding]:
+    """What vendors' libraries said."""
+    faults = [
+        Finding("accelerators", WARN, text, "rlinf-actors hw scan shows more; look at the vendor's driver")
+        for text in machine.faults
+    ]
+    text = ", ".join(f"{count} {kind}" for kind, count in machine.accelerators.items()) or "none"
+    return faults or [Finding("accelerators", PASS, text)]
+
+
+def running(machine: Machine) -> list[Finding]:
+    """What the templates and workers of this user use together."""
+    if not machine.processes:
+        return [Finding("processes", PASS, "no worker of this user runs here")]
+    kinds = Counter(process.kind for process in machine.processes)
+    known = [process.figures for process in machine.processes if process.figures is not None]
+    text = " and ".join(f"{count} {kind}{'s' * (count > 1)}" for kind, count in sorted(kinds.items()))
+    used = (
+        f"{mib(sum(each.rss_bytes for each in known))} resident (what they share counts for each), "
+        f"{sum(each.threads for each in known)} threads, {sum(each.descriptors or 0 for each in known)} descriptors, "
+        f"{sum(each.cpu_s for each in known):.0f} s of CPU time"
+    )
+    return [Finding("processes", PASS, f"{text}: {used}")]
+
+
+def leftovers(machine: Machine) -> list[Finding]:
+    """What earlier runs left."""
+    found = [
+        Finding("leftover_run_dir", WARN, f"no agentd uses {path} any more", f"rm -r {path}") for path in machine.stale
+    ]
+    for process in machine.processes:
+        if process.orphan:
+            text = f"{process.kind} process {process.pid} ({process.command}) has lost its "
+            text += "agentd: it ends soon, or is taken over by one" if process.kind == "template" else "template"
+            found.append(Finding("leftover_process", WARN, text, f"kill -9 {process.pid}"))
+    for path in machine.stale_cgroups:
+        fix = f"echo 1 > {path}/cgroup.kill; rmdir {path} (the next agentd does it)"
+        found.append(Finding("leftover_cgroup", WARN, f"{path} is of a worker whose template is gone", fix))
+    return found or [Finding("leftovers", PASS, "nothing is left of earlier runs")]
+
+
+CHECKS: tuple[Callable[[Machine], list[Finding]], ...] = (
+    python, run_directories, shared_memory, limits, cgroups, clock, head, keys, accelerators, running, leftovers,
+)  # fmt: skip

@@ -1,0 +1,378 @@
+"""`rlinf-actors estop --arm`: a button, connected to every head before it is pressed.
+
+One thread that waits in one poll(2) for everything: the terminal, a pipe or a line of GPIO; what the heads say; and
+inotify, for records of heads that appear or go. It is told of everything and polls nothing, but for a beat each second,
+to which every head answers: a head that stands still, or behind a cut, is found out by that.
+
+When it is pressed, the question goes out on connections that stand; only then is looked whether there are more heads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import gc
+import os
+import resource
+import select
+import signal
+import stat
+import struct
+import sys
+import time
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+from rlinf_actors.cli.estop_targets import (
+    INTERRUPTED,
+    USAGE,
+    Known,
+    Report,
+    Target,
+    collect,
+    known_heads,
+    print_json,
+    question_of,
+    say,
+    settings_here,
+)
+from rlinf_actors.errors import UsageError
+from rlinf_actors.net import head_records
+from rlinf_actors.net.blocking_client import Asker, Down, Up
+from rlinf_actors.settings import Settings
+from rlinf_actors.wire.agent_messages import Beat
+from rlinf_actors.wire.limits import printable
+
+BEAT_S = 1.0
+LOST_S = 3.0
+"""A head that has not answered for so long is lost: three beats, as everywhere."""
+UNITS = "/run"
+"""Where directories of units appear."""
+_MCL_CURRENT_AND_FUTURE = 3
+_IN_MODIFY, _IN_ATTRIB, _IN_CLOSE_WRITE = 0x2, 0x4, 0x8
+_IN_MOVED_FROM, _IN_MOVED_TO, _IN_CREATE, _IN_DELETE, _IN_DELETE_SELF, _IN_MOVE_SELF = (
+    0x40,
+    0x80,
+    0x100,
+    0x200,
+    0x400,
+    0x800,
+)
+_IN_NONBLOCK_CLOEXEC = os.O_NONBLOCK | os.O_CLOEXEC
+_OF_NAMES = _IN_MOVED_FROM | _IN_MOVED_TO | _IN_CREATE | _IN_DELETE
+_OF_A_FILE = _IN_MODIFY | _IN_ATTRIB | _IN_CLOSE_WRITE | _IN_DELETE_SELF | _IN_MOVE_SELF
+_EVENT = struct.Struct("=iIII")
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _Disarmed(Exception):
+    """It is to end without a stop."""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Be armed until the button is pressed; returns the exit code, that of the stop once it was.
+
+    Raises:
+        ConfigError: --head is no address.
+    """
+    try:
+        trigger = Line(options.gpio_file, options.gpio_at) if options.gpio_file else None
+        keys = _standard_input(trigger is not None)
+    except (UsageError, OSError) as error:
+        say(f"rlinf-actors estop --arm: {error}")
+        return USAGE
+    _stay_in_memory()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _disarm)
+    button = Button(options, keys, trigger)
+    try:
+        return button.run()
+    except (_Disarmed, KeyboardInterrupt):
+        say("disarmed: nothing was stopped, and this button stops nothing any more")
+        return INTERRUPTED
+    finally:
+        button.close()
+
+
+def _disarm(number: int, frame: FrameType | None) -> None:
+    raise _Disarmed
+
+
+def _stay_in_memory() -> None:
+    """No page of this process is fetched from a disk when the button is pressed, and no garbage is collected then."""
+    gc.freeze()
+    gc.disable()
+    if os.geteuid() == 0 or resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] == resource.RLIM_INFINITY:
+        _libc.mlockall(_MCL_CURRENT_AND_FUTURE)
+
+
+def _standard_input(has_line: bool) -> int:
+    """The descriptor whose input is the button, -1 for none.
+
+    Raises:
+        UsageError: it cannot be one.
+    """
+    with contextlib.suppress(OSError):
+        mode = os.fstat(0).st_mode
+        if os.isatty(0):
+            return 0
+        if not has_line and (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+            return 0
+    if has_line:
+        return -1
+    raise UsageError("nothing can be waited for: standard input is neither a terminal nor a pipe; or give --gpio-file")
+
+
+class Line:
+    """A file whose level is the button: a GPIO line of sysfs, a FIFO, or any file that somebody writes 0 or 1 to.
+
+    Args:
+        path: of the file.
+        at: the level that stops.
+
+    Attributes:
+        fd: becomes ready, with `events`, when there may be something new.
+
+    Raises:
+        UsageError: nobody would be told of its changes.
+        OSError: it cannot be read.
+    """
+
+    def __init__(self, path: str, at: str) -> None:
+        self._path = path
+        self._at = at.encode()
+        self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._watches: Watches | None = None
+        self.fd, self.events = self._file, select.POLLIN
+        self._fifo = stat.S_ISFIFO(os.fstat(self._file).st_mode)
+        if os.path.realpath(path).startswith(("/sys/", "/proc/")):
+            self.events = select.POLLPRI | select.POLLERR
+            edge = os.path.join(os.path.dirname(os.path.realpath(path)), "edge")
+            with contextlib.suppress(FileNotFoundError), open(edge) as file:
+                if file.read().strip() == "none":
+                    raise UsageError(f"{path} tells nobody of its changes: echo both > {edge}")
+        elif not self._fifo:
+            self._watches = Watches()
+            self._watches.add(path, _OF_A_FILE)
+            self.fd = self._watches.fd
+
+    def pressed(self) -> bool | None:
+        """True at the level that stops; None where the line is lost."""
+        try:
+            if self._watches is not None:
+                for _ in self._watches.read():
+                    pass
+                if os.stat(self._path).st_ino != os.fstat(self._file).st_ino:
+                    return None
+            if self._fifo:
+                data = os.read(self._file, 4096)
+                return self._at in data if data else None
+            return os.pread(self._file, 16, 0).strip() == self._at
+        except BlockingIOError:
+            return False
+        except OSError:
+            return None
+
+    def close(self) -> None:
+        """Close it. Twice is an error."""
+        os.close(self._file)
+        if self._watches is not None:
+            self._watches.close()
+
+
+class Watches:
+    """inotify(7)."""
+
+    def __init__(self) -> None:
+        self.fd = int(_libc.inotify_init1(_IN_NONBLOCK_CLOEXEC))
+        if self.fd < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+    def add(self, path: str, mask: int) -> None:
+        """Be told of these events of a path. Twice is fine. Raises OSError."""
+        if _libc.inotify_add_watch(self.fd, os.fsencode(path), mask) < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), path)
+
+    def read(self) -> Iterator[str]:
+        """The names that events are of; "" of the watched path itself. What is left keeps the descriptor ready."""
+        try:
+            data = os.read(self.fd, 65536)
+        except BlockingIOError:
+            return
+        at = 0
+        while at < len(data):
+            _, _, _, length = _EVENT.unpack_from(data, at)
+            at += _EVENT.size + length
+            yield os.fsdecode(data[at - length : at].rstrip(b"\0"))
+
+    def close(self) -> None:
+        """Close it."""
+        os.close(self.fd)
+
+
+class Button:
+    """The heads that it stops, and what presses it.
+
+    Args:
+        options: of the command line.
+        keys: descriptor whose input presses it, -1 without.
+        line: a file whose level presses it, None without.
+    """
+
+    def __init__(self, options: argparse.Namespace, keys: int, line: Line | None) -> None:
+        self._options = options
+        self._keys = keys
+        self._line = line
+        self._asker = Asker()
+        self._watches = Watches()
+        self._known = Known()
+        self._targets: dict[tuple[str, ...], Target] = {}
+        self._state: dict[Target, str] = {}
+        self._question = question_of(options)
+
+    def run(self) -> int:
+        """Wait until it is pressed, and stop. Raises _Disarmed where the keyboard or a pipe ends it otherwise."""
+        if self._line is not None and self._line.pressed():
+            self._tell("pressed already", "", f"{self._options.gpio_file} is {self._options.gpio_at} now")
+            return self._press()
+        self._asker.watch(self._watches.fd, select.POLLIN)
+        if self._keys >= 0:
+            self._asker.watch(self._keys, select.POLLIN)
+        if self._line is not None:
+            self._asker.watch(self._line.fd, self._line.events)
+        self._look(first=True)
+        beat_at = time.monotonic()
+        while True:
+            events, ready = self._asker.step(beat_at - time.monotonic())
+            if self._is_pressed(ready):
+                return self._press()
+            again = False
+            for event in events:
+                target = next((one for one in self._targets.values() if one.asked is event.head), None)
+                if target is not None and isinstance(event, Up):
+                    self._set(target, "armed")
+                elif target is not None and isinstance(event, Down):
+                    self._set(target, "lost", event.why)
+                    again = True  # it may have ended
+            if self._watches.fd in ready:
+                names = list(self._watches.read())
+                again = again or any(name.startswith("rlinf-") for name in names)
+            if again:
+                self._look()
+            if (now := time.monotonic()) >= beat_at:
+                beat_at = now + BEAT_S
+                self._beat(now)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._asker.close()
+        self._watches.close()
+        if self._line is not None:
+            self._line.close()
+
+    # --- what presses it ---
+
+    def _is_pressed(self, ready: dict[int, int]) -> bool:
+        if self._line is not None and self._line.fd in ready:
+            level = self._line.pressed()
+            if level is None:
+                return self._lost_its_line(f"{self._options.gpio_file} is gone")
+            if level:
+                return True
+        if self._keys in ready:
+            data = os.read(self._keys, 4096)
+            if data:
+                return True
+            if os.isatty(self._keys):
+                raise _Disarmed  # Ctrl-D
+            return self._lost_its_line("the pipe's other end is closed")
+        return False
+
+    def _lost_its_line(self, what: str) -> bool:
+        if self._options.on_loss == "exit":
+            say(f"{what}: nobody can press this button any more")
+            raise _Disarmed
+        self._tell("line lost", "", f"{what}: that counts as pressed (--on-loss stop)")
+        return True
+
+    def _press(self) -> int:
+        """Send the stop to all heads at once, then look whether there are more."""
+        for target in self._targets.values():
+            self._asker.ask(target.asked, self._question)
+        self._tell("pressed", "", f"heads that are asked: {len(self._targets)}", sent_at=time.monotonic())
+        before = set(self._targets)
+        self._look(quiet=True)
+        for key in self._targets.keys() - before:
+            self._asker.ask(self._targets[key].asked, self._question)
+        report = Report(self._options.as_json)
+        collect(self._asker, list(self._targets.values()), report)
+        return report.end(self._known)
+
+    # --- the heads ---
+
+    def _look(self, first: bool = False, quiet: bool = False) -> None:
+        """Find heads that are new, and those that have ended."""
+        self._watch_places(settings_here(Known()))  # before the look: what appears meanwhile is not missed
+        known = known_heads(self._options.head)
+        troubles, self._known = self._known.troubles, known
+        for trouble in known.troubles:
+            if trouble not in troubles:
+                self._tell("trouble", "", trouble)
+        found = {target.key: target for target in known.targets}
+        for key in self._targets.keys() - found.keys():
+            target = self._targets.pop(key)
+            self._asker.drop(target.asked)
+            self._state.pop(target, None)
+            if not quiet:
+                self._tell("ended", target.address, "its head has ended", target)
+        for key in found.keys() - self._targets.keys():
+            self._targets[key] = found[key]
+            self._state[found[key]] = "new"
+            self._asker.add(found[key].asked)
+        for key in found.keys() & self._targets.keys():
+            target, ways = self._targets[key], found[key].asked.ways
+            if not target.asked.up and len(ways) > len(target.asked.ways):  # a key for it has appeared
+                self._asker.drop(target.asked)
+                target.asked.ways = ways
+                self._asker.add(target.asked)
+        if first and not found:
+            self._tell("empty", "", "NO HEAD IS KNOWN YET: ENTER WOULD STOP NOTHING. One that is started is armed")
+
+    def _watch_places(self, settings: Settings) -> None:
+        for path in (UNITS, *head_records.watched(settings)):
+            with contextlib.suppress(OSError):  # it has just gone
+                self._watches.add(path, _OF_NAMES)
+
+    def _beat(self, now: float) -> None:
+        for target in self._targets.values():
+            if not target.asked.up:
+                if self._state[target] == "new" and now - target.asked.added > LOST_S:
+                    self._set(target, "lost", "it does not answer")
+                continue
+            if now - target.asked.heard > LOST_S:
+                self._set(target, "lost", f"it has not answered for {now - target.asked.heard:.0f} s")
+            elif self._state[target] == "lost":
+                self._set(target, "armed")
+            self._asker.tell(target.asked, Beat())
+
+    def _set(self, target: Target, state: str, why: str = "") -> None:
+        before = self._state.get(target)
+        if before == state:
+            return
+        self._state[target] = state
+        if state == "lost":
+            self._tell("lost", target.address, f"{why}. ENTER DOES NOT REACH IT NOW", target)
+        else:
+            self._tell("armed", target.address, "again" if before == "lost" else "connected", target)
+
+    def _tell(self, event: str, address: str, text: str, target: Target | None = None, **more: Any) -> None:
+        armed = sum(state == "armed" for state in self._state.values())
+        if self._options.as_json:
+            print_json({"event": event, "head": address, "text": text, "armed": armed, **more})
+            return
+        bell = "\a" if event in ("lost", "trouble", "empty") and sys.stdout.isatty() else ""
+        told = f" ({target.told})" if target is not None else ""
+        where = f"{address}: " if address else ""
+        print(bell + printable(f"{event.upper().ljust(11)}  {where}{text}{told}", 4096), flush=True)

@@ -1,0 +1,322 @@
+"""Which heads an emergency stop goes to, and what is said of each: for `rlinf-actors estop` and its button.
+
+House rules as in `cli.estop`: no asyncio, click or rich; what is wrong with one head keeps no other from being asked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlinf_actors.errors import ConfigError, RlinfActorsError
+from rlinf_actors.net import discovery
+from rlinf_actors.net.blocking_client import Answered, Asked, Asker, Down, Way
+from rlinf_actors.net.head_records import Record, look
+from rlinf_actors.net.host import split_address
+from rlinf_actors.net.socket_security import Security, is_loopback, is_tcp
+from rlinf_actors.security.keyfile import who
+from rlinf_actors.settings import HEAD, HEAD_KEY, HEADS_DIR, KEY_DIR, KEY_FILE, RUN_DIR, Settings
+from rlinf_actors.wire.client_messages import EStop, EStopped
+from rlinf_actors.wire.control_codec import Failed
+from rlinf_actors.wire.limits import printable
+
+OK, USAGE, UNAVAILABLE, PERMISSION, CHOICE, INTERRUPTED = 0, 64, 69, 77, 78, 130
+DEADLINE_S = 5.0
+"""For the answer of a head. The stop itself takes milliseconds; a head also writes it to its disk before it answers."""
+OBSERVERS = ("head", "driver", "agent")
+"""Whose key serves to ask the configured head."""
+_CANNOT_BE_WRONG = (HEAD, HEADS_DIR, RUN_DIR, KEY_DIR, KEY_FILE, HEAD_KEY)
+"""What an emergency stop reads of the environment where another variable keeps it from being read."""
+MAY_MOVE = "ROBOTS MAY STILL MOVE: PRESS THEIR OWN EMERGENCY STOPS."
+
+
+# --- which heads ---
+
+
+@dataclass(eq=False)
+class Target:
+    """A head that the stop goes to.
+
+    Attributes:
+        address: what --head takes.
+        told: what it is, for people.
+        record: that it was found by, None where it is configured only.
+        asked: the connection.
+    """
+
+    address: str
+    told: str
+    record: Record | None
+    asked: Asked
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What stays the same while this head lives."""
+        if self.record is not None and self.record.path:
+            return (self.record.path,)
+        return tuple(dict.fromkeys(endpoint for endpoint, _ in self.asked.ways)) or (self.address,)
+
+
+@dataclass
+class Known:
+    """Every head that is known, and what keeps others from being known.
+
+    Attributes:
+        targets: the heads.
+        troubles: what may hide a head, for people; a stop is not complete then.
+        notes: what else may interest them.
+    """
+
+    targets: list[Target] = field(default_factory=list)
+    troubles: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def known_heads(given: str | None) -> Known:
+    """Find every head that this user may stop.
+
+    Args:
+        given: the option --head, which limits it to that one.
+
+    Raises:
+        ConfigError: *given* is no address.
+    """
+    known = Known()
+    settings = settings_here(known)
+    if given:
+        endpoint = discovery.endpoint_at(given, "--head", resolve=False)
+        known.targets.append(_configured(endpoint, given, "--head", settings))
+        return known
+    seen = look(settings, everybody=True)
+    for path, why in seen.unreadable:
+        known.troubles.append(f"{path} cannot be read ({why}): the head that left it cannot be asked")
+    for user in seen.others:
+        known.notes.append(f"user {user} has heads on this machine too: only that user, or root, may stop them")
+    for record in seen.records:
+        ways = _ways(record, known)
+        shared = next((one for one in known.targets if _is_same(one, record)), None)
+        if shared is not None:  # several agentds of one head, or an agentd beside its head
+            shared.asked.ways = [*shared.asked.ways, *(way for way in ways if way not in shared.asked.ways)]
+        else:
+            known.targets.append(Target(record.address, record.told(), record, Asked(ways)))
+    text, source = discovery.named(None, settings)
+    if text:
+        try:
+            endpoint = discovery.endpoint_at(text, source, resolve=False)
+        except ConfigError as error:
+            known.troubles.append(f"the configured head is not known: {error}")
+        else:
+            there = [one.record for one in known.targets if one.record is not None and _is_at(one, endpoint)]
+            if all(record.user != os.geteuid() for record in there):
+                known.targets.append(_configured(endpoint, text, source, settings, there))
+    return known
+
+
+def settings_here(known: Known) -> Settings:
+    """What the environment and the client file say. What is wrong with one must not keep the heads here from a stop."""
+    try:
+        settings = Settings.load()
+    except ConfigError as error:
+        known.troubles.append(f"the environment says something that cannot be: {error}")
+        return Settings.load({name: os.environ[name] for name in _CANNOT_BE_WRONG if name in os.environ})
+    try:
+        return discovery.with_client_file(settings)
+    except ConfigError as error:
+        known.troubles.append(f"the client file cannot be used: {error}")
+        return settings
+
+
+def _configured(endpoint: str, text: str, source: str, settings: Settings, others: Sequence[Record] = ()) -> Target:
+    """The head that somebody has named.
+
+    Args:
+        endpoint, text, source: where it is, in whose words, and where they are written.
+        settings: the environment's.
+        others: records of other users that name this endpoint. Where root has no key for it, theirs serve, but only
+            at this endpoint: a record proves nothing, and only what listens here may answer for this head.
+    """
+    ways: list[Way] = []
+    fault = ""
+    try:
+        security = discovery.security_toward(endpoint, settings, *OBSERVERS)
+        ways.append((endpoint, security))
+        if is_tcp(endpoint) and (security.pair is None or is_loopback(split_address(endpoint, source)[0])):
+            ways += [(endpoint, record.security) for record in others]
+    except ConfigError as error:
+        fault = str(error)
+    return Target(text, f"head, by {source}", None, Asked(ways, fault))
+
+
+def _ways(record: Record, known: Known) -> list[Way]:
+    """How to reach the head of a record: its unix socket needs no key."""
+    local: list[Way] = [(way, Security()) for way in record.ways if not is_tcp(way)]
+    if record.user != os.geteuid():  # whose key file may lie where to open it blocks
+        return [*local, *((way, record.security) for way in record.ways if is_tcp(way))]
+    try:
+        security = record.security()
+    except RlinfActorsError as error:
+        known.notes.append(f"{record.address}: its key cannot be used: {error}")
+        return local
+    return [*local, *((way, security) for way in record.ways if is_tcp(way))]
+
+
+def _is_same(target: Target, record: Record) -> bool:
+    """True if the target's head left this record, too. A record is believed of heads of its own user only: else
+    somebody could name the head of another user's, and answer in its place.
+    """
+    same_user = target.record is not None and target.record.user == record.user
+    return same_user and any(_is_at(target, way) for way in record.ways)
+
+
+def _is_at(target: Target, endpoint: str) -> bool:
+    """True if the target's head listens at this endpoint."""
+    ways = [*(target.record.endpoints if target.record is not None else ()), *(way for way, _ in target.asked.ways)]
+    return any(way == endpoint or discovery.is_here(endpoint, way) for way in ways)
+
+
+# --- the stop ---
+
+
+def question_of(options: argparse.Namespace) -> EStop:
+    """What the options ask of a head."""
+    return EStop(who(), options.reason, options.namespace, options.release)
+
+
+def collect(asker: Asker, targets: Sequence[Target], report: Report) -> None:
+    """Report the answer of each head to the stop, as it comes; returns when all have answered, or at the deadline."""
+    deadline = time.monotonic() + DEADLINE_S
+    waiting = {target.asked: target for target in targets}
+    while waiting and (left := deadline - time.monotonic()) > 0:
+        for event in asker.step(left)[0]:
+            target = waiting.get(event.head)
+            if target is None or not isinstance(event, (Down, Answered)):
+                continue
+            if isinstance(event, Down):
+                report.failed(target, event.why)
+            elif isinstance(event.body, EStopped):
+                report.stopped(target, event.body)
+            elif isinstance(event.body, Failed):
+                report.failed(target, f"it refused: {event.body.text}")
+            else:
+                continue  # of a beat
+            del waiting[event.head]
+            asker.drop(event.head)  # what else it says must not hold up the others
+    for target in waiting.values():
+        how = "let this process in, but did not answer" if target.asked.up else "did not answer"
+        report.failed(target, f"it {how} within {DEADLINE_S:g} s")
+
+
+class Report:
+    """Says what became of the stop at each head, in the order in which it became known.
+
+    Args:
+        as_json: print one object at the end, for programs, and not a line for each.
+    """
+
+    def __init__(self, as_json: bool) -> None:
+        self._as_json = as_json
+        self._clusters: list[dict[str, Any]] = []
+        self._silent: list[str] = []
+
+    def stopped(self, target: Target, answer: EStopped) -> None:
+        """The head has acknowledged."""
+        self._clusters.append({**_cluster(target), "acknowledged": True, "error": "", **summary(answer)})
+        workers = len(answer.hits)
+        what = f"{workers} robot worker{'s' * (workers != 1)} told" if workers else "no robot worker is running"
+        self._line(f"STOPPED      {target.address}: {what} ({target.told})")
+        for hit in answer.hits:
+            where = f"{hit.worker} of namespace {hit.namespace} on {hit.node} ({', '.join(hit.robots)})"
+            self._line(f"  {'told' if hit.reached else 'NOT REACHED'}: {where}")
+            if not hit.reached:
+                self._silent.append(f"{hit.worker} ON {hit.node}: ITS NODE IS SILENT; ITS LEASE ENDS BY ITSELF")
+        for line in answer.stopped:
+            self._line(f"  in force: {line}")
+        if answer.warning:
+            say(f"warning: {target.address}: {answer.warning}")
+
+    def failed(self, target: Target, why: str) -> None:
+        """The head has not acknowledged."""
+        nothing = {"hits": [], "in_force": [], "warning": ""}
+        self._clusters.append({**_cluster(target), "acknowledged": False, "error": why, **nothing})
+        self._line(f"NOT STOPPED  {target.address}: {why} ({target.told})")
+
+    def end(self, known: Known) -> int:
+        """Say what it came to; returns the exit code."""
+        missing = [cluster for cluster in self._clusters if not cluster["acknowledged"]]
+        complete = bool(self._clusters) and not missing and not self._silent and not known.troubles
+        if self._as_json:
+            hits = [hit for cluster in self._clusters for hit in cluster["hits"]]
+            in_force = [line for cluster in self._clusters for line in cluster["in_force"]]
+            warning = "; ".join(cluster["warning"] for cluster in self._clusters if cluster["warning"])
+            data = {"clusters": self._clusters, "complete": complete, "troubles": known.troubles}
+            print_json({**data, "hits": hits, "in_force": in_force, "warning": warning})
+        for text in known.notes:
+            say(f"note: {text}")
+        for text in known.troubles:
+            say(f"TROUBLE: {text}")
+        for text in self._silent:
+            say(f"NOT CONFIRMED: {text}")
+        if not self._clusters:
+            say(
+                f"NOTHING WAS STOPPED: NO HEAD IS KNOWN. {MAY_MOVE} No head of this user runs on this machine, and "
+                f"none is configured: name it by --head HOST:PORT, RLINF_HEAD, or /etc/{discovery.CLIENT_FILE}"
+            )
+        elif missing:
+            say(f"{len(missing)} OF {len(self._clusters)} HEADS DID NOT ACKNOWLEDGE THE EMERGENCY STOP. {MAY_MOVE}")
+        elif not complete:
+            say(f"THE EMERGENCY STOP IS NOT CONFIRMED EVERYWHERE. {MAY_MOVE}")
+        else:
+            say("every known head has acknowledged; `rlinf-actors estop --release` lifts it")
+        return OK if complete else UNAVAILABLE
+
+    def _line(self, text: str) -> None:
+        if not self._as_json:
+            print(printable(text, len(text)), flush=True)
+
+
+def _cluster(target: Target) -> dict[str, Any]:
+    record = target.record
+    return {
+        "head": target.address,
+        "endpoints": list(dict.fromkeys(endpoint for endpoint, _ in target.asked.ways)),
+        "kind": record.kind if record is not None else "configured",
+        "pid": record.pid if record is not None else None,
+        "script": record.script if record is not None else "",
+    }
+
+
+def summary(answer: EStopped) -> dict[str, Any]:
+    """What `estop --json` prints of a cluster; keys are stable, new ones may be added."""
+    return {
+        "hits": [
+            {
+                "worker": hit.worker,
+                "namespace": hit.namespace,
+                "robots": hit.robots,
+                "node": hit.node,
+                "reached": hit.reached,
+            }
+            for hit in answer.hits
+        ],
+        "in_force": answer.stopped,
+        "warning": answer.warning,
+    }
+
+
+# --- saying ---
+
+
+def say(text: str) -> None:
+    """Say something to a person; stderr."""
+    print(printable(text, len(text)), file=sys.stderr, flush=True)
+
+
+def print_json(data: Any) -> None:
+    """Print a line of JSON."""
+    print(json.dumps(data), flush=True)

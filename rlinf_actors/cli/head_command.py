@@ -1,0 +1,221 @@
+"""`rlinf-actors head`: the coordinator alone, on a machine that runs no workers; `head stop`: the end of a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from dataclasses import dataclass
+
+import click
+from msgspec.structs import replace
+
+from rlinf_actors.cli.output import json_option, note, show_json, show_table
+from rlinf_actors.cli.queries import expected, head_option, observing, status_of
+from rlinf_actors.errors import ConfigError, RlinfActorsError, UsageError
+from rlinf_actors.head.commands import Timing
+from rlinf_actors.head.key_registry import OwnKeys
+from rlinf_actors.head.own_keys import own_keys
+from rlinf_actors.head.server import HeadServer
+from rlinf_actors.head.store import Store
+from rlinf_actors.net import discovery, fault_injection, head_records
+from rlinf_actors.net.host import endpoint_of
+from rlinf_actors.net.loop import end_on_internal_error, end_process
+from rlinf_actors.net.socket_security import Security, key_at
+from rlinf_actors.security.keyfile import who
+from rlinf_actors.settings import LISTEN, Settings, Unit
+from rlinf_actors.systemd.service_manager import Manager, Voice
+from rlinf_actors.wire.client_messages import Done, StopCluster
+from rlinf_actors.wire.template_protocol import ROBOT_END_S
+
+log = logging.getLogger(__name__)
+
+DEFAULT = "127.0.0.1:6380"
+
+
+FOR_GOOD = 3
+"""Exit code of a head that `head stop` has ended: its unit does not start it again."""
+STOP_S = 30.0
+"""How long groups may take to end, those of a node that is silent included: its lease and SIGTERM's grace."""
+
+
+@click.group(invoke_without_command=True)
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    help=f"Where to listen; port 0: any. Default: {LISTEN}, else {DEFAULT}.",
+)
+@click.option(
+    "--insecure-test-network", is_flag=True, help="Listen outside loopback without keys. Closed test networks only."
+)
+@click.option(
+    "--state-dir",
+    metavar="DIR",
+    help="What it must know after a restart. Default: one per port; none for port 0.",
+)
+@json_option
+@click.pass_context
+def head(
+    context: click.Context, listen: str | None, insecure_test_network: bool, state_dir: str | None, as_json: bool
+) -> None:
+    """Run a head without an agent, until SIGTERM or Ctrl-C. Nodes join it by `agentd --connect HOST:PORT`.
+
+    Jobs go on when it ends, and wait for a head that is started at the same address with the same state directory.
+    `rlinf-actors head stop` ends the cluster.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    unit = Unit.load()
+    Voice("rlinf-actors head", sys.stderr, unit.journal_stream).set_up_logging()
+    settings = Settings.load()
+    where, said_by = (listen, "--listen") if listen else (settings.listen or DEFAULT, LISTEN)
+    host, _, port = where.rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError(f"is {where!r}; it must be HOST:PORT, e.g. {DEFAULT}", path=said_by)
+    fault_injection.load(settings.faults)
+    insecure = insecure_test_network or settings.insecure_test_network
+    directory = state_dir or settings.state_dir or _default_state_dir(settings, int(port))
+    endpoint = endpoint_of(where, said_by)
+    key = key_at(endpoint, settings, "head", insecure=insecure)
+    known_by = (key.path if key is not None else "", key.server if key is not None else "", insecure)
+    protected = Protected(Security.of(key, insecure), own_keys(key, settings), known_by)
+    manager = Manager(unit.notify_socket, unit.watchdog_s)
+    try:
+        code = asyncio.run(_serve(endpoint, protected, directory, as_json, manager))
+    except (RlinfActorsError, OSError):
+        raise
+    except Exception:  # noqa: BLE001 - a bug of ours
+        traceback.print_exc()
+        end_process()
+    context.exit(code)
+
+
+@head.command()
+@click.option("--reason", default="", metavar="TEXT", help="Why; drivers are told.")
+@click.option("--yes", is_flag=True, help="Do not ask whether it is meant.")
+@head_option
+@json_option
+def stop(reason: str, yes: bool, head: str | None, as_json: bool) -> None:
+    """End a cluster for good: all groups of all jobs, then the head. Agents stay, and wait for another head.
+
+    Administrators only. What must outlast the head stays in its state directory: keys, ranks of nodes, emergency stops.
+    To restart a head, stop its process by SIGTERM instead: jobs go on then.
+    """
+    endpoint, status = status_of(head)
+    groups = [
+        {"namespace": group.namespace, "group": group.name, "workers": len(group.workers)} for group in status.groups
+    ]
+    if not as_json:
+        show_table(
+            ("GROUP", "NAMESPACE", "WORKERS"),
+            [(group["group"], group["namespace"], group["workers"]) for group in groups],
+            "no group is running",
+        )
+    if not yes:
+        if as_json or not sys.stdin.isatty():
+            raise UsageError(
+                f"this ends the cluster at {endpoint}, with {len(groups)} groups: say --yes if it is meant"
+            )
+        click.confirm(f"End these and the head at {endpoint}?", abort=True, err=True)
+    asyncio.run(_stop(endpoint, reason))
+    if as_json:
+        show_json({"head": endpoint, "groups": groups})
+    note(f"the cluster at {endpoint} has ended")
+
+
+async def _stop(endpoint: str, reason: str) -> None:
+    async with observing(endpoint, discovery.client_settings()) as client:
+        expected(await client.request(StopCluster(by=who(), reason=reason), STOP_S), Done)
+
+
+@dataclass(frozen=True)
+class Protected:
+    """How the head's socket is protected, and whom it lets in from the start.
+
+    Attributes:
+        security: of its socket.
+        keys: that it lets in.
+        known_by: the same for its record: path of the key file, its public key, and whether it takes no keys.
+    """
+
+    security: Security
+    keys: OwnKeys
+    known_by: tuple[str, str, bool]
+
+
+def _default_state_dir(settings: Settings, port: int) -> str | None:
+    """None for a port that nobody can know before: such a head cannot be started again for the same nodes."""
+    if not port:
+        return None
+    parent = settings.run_dir or os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    return os.path.join(parent, f"rlinf-actors-head-{os.getuid()}-{port}")
+
+
+async def _serve(endpoint: str, protected: Protected, state_dir: str | None, as_json: bool, manager: Manager) -> int:
+    """Serve; returns the exit code."""
+    from rlinf_actors.exhaustion import raise_file_limit
+    from rlinf_actors.net.zmq_network import ZmqNetwork
+
+    loop = asyncio.get_running_loop()
+    end_on_internal_error(loop)
+    ended: asyncio.Future[tuple[str, bool]] = loop.create_future()
+
+    def end(reason: str, for_good: bool) -> None:
+        if not ended.done():
+            manager.stopping(f"stopping: {reason}")
+            ended.set_result((reason, for_good))
+
+    faulthandler.enable(2)  # a crash in C code, and the watchdog's SIGABRT to a loop that stands still, say where
+    with contextlib.ExitStack() as stack:
+        watchdog = manager.watch(loop)
+        if watchdog is not None:
+            stack.callback(watchdog.close)
+        raise_file_limit()
+        network = ZmqNetwork(loop, protected.security)
+        stack.callback(network.close)
+        timing = Timing()
+        server = HeadServer(
+            network,
+            timing=replace(timing, robot_settle_s=timing.robot_lease_s + ROBOT_END_S),
+            store=Store(state_dir) if state_dir is not None else None,
+            own=protected.keys,
+            on_end=lambda reason: end(reason, True),
+        )
+        bound = server.start([endpoint])
+        address = bound[0].removeprefix("tcp://")
+        record = head_records.Record(
+            "head", os.getpid(), time.time(), bound, head_records.script_of(os.getpid()), *protected.known_by
+        )
+        stack.callback(head_records.leave(record, Settings.load(), Unit.load().run_dir))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, end, number.name, False)
+        loop.add_signal_handler(signal.SIGHUP, _nothing_to_read)
+        if as_json:
+            show_json({"head": address})
+        else:
+            click.echo(address)
+        log.info("the head listens on %s; nodes join by: agentd --connect %s", address, address)
+        manager.ready(f"listens on {address}")
+        reason, for_good = await ended
+        if state_dir is not None and not for_good:
+            text = "%s: jobs go on, and wait for a head at %s with the state in %s"
+            log.info(text, reason, address, state_dir)
+            server.close(f"the head was stopped ({reason})", restarting=True)
+            return 0
+        if not for_good:
+            log.warning(
+                "%s: the cluster ends, since no head can take the place of one without a state directory", reason
+            )
+        server.close(f"the head was stopped ({reason})")
+        return FOR_GOOD if for_good else 0
+
+
+def _nothing_to_read() -> None:
+    log.warning("SIGHUP: the head has no file to read again; its options and variables need a restart")

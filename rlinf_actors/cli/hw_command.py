@@ -1,0 +1,185 @@
+"""`rlinf-actors hw scan`: what this machine has, asked here and now; no cluster is needed, and nothing is changed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import click
+import msgspec
+
+from rlinf_actors.cli.output import json_option, note, show_fields, show_json, show_table, size
+from rlinf_actors.errors import UsageError
+from rlinf_actors.hardware.child_process import fault_of, run_child
+from rlinf_actors.hardware.probe import run_probe
+from rlinf_actors.hardware.probe_report import ProbeReport
+from rlinf_actors.hardware.robots.cameras import CAMERAS
+from rlinf_actors.hardware.robots.scan import RobotScan
+from rlinf_actors.wire.values import HardwareReport
+
+ROBOTS_TIMEOUT_S = 15.0
+"""How long the SDKs of cameras, and the robots that the environment names, may take to answer."""
+
+
+@click.group()
+def hw() -> None:
+    """Look at the hardware of this machine."""
+
+
+@hw.command()
+@click.option("--robots", is_flag=True, help="Cameras, CAN interfaces, serial devices and robots too.")
+@click.option("--toml", "as_toml", is_flag=True, help="Print what can be pasted into agentd.toml.")
+@json_option
+def scan(robots: bool, as_toml: bool, as_json: bool) -> None:
+    """Show what this machine has: accelerators, CPUs, memory, network; with --robots what robots need.
+
+    Robots are those that the environment names (ROBOT_IP, CAN_INTERFACE, ROBOT_URL, ...); each is tried.
+    """
+    if as_json and as_toml:
+        raise UsageError("--json and --toml are two forms of the same: give one")
+    note("asking this machine's hardware ...")
+    report = asyncio.run(run_probe())
+    found = asyncio.run(scan_robots(ROBOTS_TIMEOUT_S)) if robots else None
+    if as_json:
+        show_json(scan_dict(report, found))
+    elif as_toml:
+        click.echo(toml_of(report, found), nl=False)
+    else:
+        _show(report, found)
+
+
+async def scan_robots(timeout_s: float) -> RobotScan:
+    """What robots.scan finds, in a process of its own; one that fails is a fault in the result."""
+    end = await run_child("rlinf_actors.hardware.robots.scan", [], env=os.environ, timeout_s=timeout_s)
+    fault = fault_of(end, "the scan for robots", timeout_s)
+    if fault:
+        return RobotScan(faults=[fault])
+    try:
+        return msgspec.json.decode(end.output, type=RobotScan)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # an SDK may have ended the process, or written there
+        return RobotScan(faults=[f"the scan for robots left no readable report ({error}): {end.output[:80]!r}"])
+
+
+def scan_dict(report: ProbeReport, robots: RobotScan | None) -> dict[str, Any]:
+    """`hw scan --json`; keys are stable, new ones may be added. ``robots`` is null without --robots."""
+    return {
+        "hostname": report.hostname,
+        "num_cpus": report.num_cpus,
+        "memory_bytes": report.memory_bytes,
+        "python": report.python,
+        "interpreter": report.interpreter,
+        "interfaces": report.interfaces,
+        "accelerators": [_flat(info) for resource in report.resources for info in resource.infos],
+        "faults": report.faults,
+        "robots": None if robots is None else msgspec.to_builtins(robots),
+    }
+
+
+def toml_of(report: ProbeReport, robots: RobotScan | None) -> str:
+    """Tables for agentd.toml: labels of this node, and its environment for robots."""
+    labels = {"host": report.hostname}
+    for resource in report.resources:
+        models = sorted({info.model for info in resource.infos})
+        labels[resource.type] = f"{len(resource.infos)} x {', '.join(models)}"
+    lines = ["[node.labels]", *_pairs(labels)]
+    if robots is not None:
+        env = {**_suggested(robots), **robots.variables}
+        lines += ["", "# Robots of this node; a node group with `hardware: {type: ...}` takes what it lacks from here."]
+        lines += ["[node.env]", *_pairs(env)]
+        lines += [
+            f"# {camera.kind or 'camera'} {camera.serial or 'without serial number'}" for camera in robots.cameras
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _suggested(robots: RobotScan) -> dict[str, str]:
+    """Values for variables that are not set, where what was found leaves no choice."""
+    found: dict[str, str] = {}
+    named = [one for one in robots.cameras if one.kind and one.serial]
+    usable = [one for one in named if one.source == "sdk" or not CAMERAS[one.kind].usb_differs]
+    if usable and len({one.kind for one in named}) == 1:
+        found["CAMERA_TYPE"] = usable[0].kind
+        found["CAMERA_SERIALS"] = ",".join(one.serial for one in usable)
+    if up := [name for name, fault in robots.can.items() if not fault]:
+        found["CAN_INTERFACE"] = ",".join(up)
+    return found
+
+
+def _pairs(values: dict[str, str]) -> list[str]:
+    # a JSON string is a TOML basic string, but for the escapes of DEL and of characters beyond 16 bits
+    return [
+        f"{name if name.replace('_', '').isalnum() else json.dumps(name)} = {json.dumps(value, ensure_ascii=False)}"
+        for name, value in values.items()
+    ]
+
+
+def _flat(info: HardwareReport) -> dict[str, Any]:
+    return {"type": info.type, "model": info.model, **info.detail}
+
+
+def _show(report: ProbeReport, robots: RobotScan | None) -> None:
+    show_fields(
+        {
+            "host": report.hostname,
+            "cpus": report.num_cpus,
+            "memory": size(report.memory_bytes),
+            "python": f"{report.python}  {report.interpreter}",
+            "network": ", ".join(f"{name} {ip}" for name, ip in report.interfaces.items()) or "-",
+        }
+    )
+    click.echo()
+    accelerators = [_flat(info) for resource in report.resources for info in resource.infos]
+    show_table(
+        ("TYPE", "INDEX", "MODEL", "MEMORY", "NUMA", "BUS", "BUSY", "TEMP", "UUID"),
+        [
+            (
+                one["type"],
+                one.get("index", "-"),
+                one["model"],
+                size(int(one.get("memory_bytes", 0))),
+                _known(one.get("numa_node", -1)),
+                one.get("pci_bus") or "-",
+                _known(one.get("utilization", -1), " %"),
+                _known(one.get("temperature", -1), " C"),
+                one.get("uuid") or "-",
+            )
+            for one in accelerators
+        ],
+        "no accelerator was found",
+    )
+    if robots is not None:
+        _show_robots(robots)
+    faults = [*report.faults, *(robots.faults if robots else ())]
+    for fault in faults:
+        note(f"fault: {fault}")
+
+
+def _show_robots(robots: RobotScan) -> None:
+    _section(
+        ("CAMERA", "SERIAL", "NAME", "VIDEO", "SOURCE"),
+        [(c.kind or "-", c.serial or "-", c.name or "-", ",".join(c.video) or "-", c.source) for c in robots.cameras],
+        "no camera was found",
+    )
+    _section(("CAN", "STATE"), [(name, fault or "up") for name, fault in robots.can.items()], "no CAN interface")
+    _section(("SERIAL DEVICE", "IS"), list(robots.serial.items()), "no serial device with a name of its own")
+    _section(
+        ("ROBOT", "VALUES", "STATE"),
+        [
+            (one.type, " ".join(f"{k}={v}" for k, v in one.values.items()), "; ".join(one.faults) or "answers")
+            for one in robots.robots
+        ],
+        "the environment names no robot (ROBOT_IP, CAN_INTERFACE, ROBOT_URL, LEFT_ROBOT_IP and RIGHT_ROBOT_IP)",
+    )
+
+
+def _section(headings: Sequence[str], rows: Sequence[Sequence[object]], empty: str) -> None:
+    if rows:
+        click.echo()
+    show_table(headings, rows, empty)
+
+
+def _known(value: Any, unit: str = "") -> str:
+    return "-" if value in (-1, None) else f"{value}{unit}"

@@ -1,0 +1,357 @@
+"""`rlinf-actors keys`: who may come into a cluster whose nodes are on several machines.
+
+Keys as `rlinf-actors keys` shows them: for programs, and as rows of a table.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rlinf_actors.cli.key_access import administer, as_holder, as_member, join_address
+from rlinf_actors.cli.output import Amount, json_option, note, seconds, show_fields, show_json, show_table
+from rlinf_actors.cli.queries import head_option
+from rlinf_actors.errors import AuthenticationError, ClusterTimeoutError, ConfigError, UsageError
+from rlinf_actors.head.key_registry import TOKEN_S
+from rlinf_actors.security import job, keyfile
+from rlinf_actors.security.job import JoinToken
+from rlinf_actors.security.keyfile import KeyFile, who
+from rlinf_actors.security.keypair import KeyPair
+from rlinf_actors.security.public_key import check_name, check_public, fingerprint
+from rlinf_actors.settings import Settings
+from rlinf_actors.wire.client_messages import AddKey, Enroll, GetKeys, KeyState, RevokeKey, RotateKey
+
+
+def key_dict(key: KeyState) -> dict[str, Any]:
+    """A key as `--json` shows it; keys are stable, new ones may be added. Times in seconds since the epoch."""
+    return {
+        "name": key.name,
+        "role": key.role,
+        "state": state_of(key),
+        "token": key.token,
+        "public": key.public,
+        "added_at": key.added_at,
+        "added_by": key.added_by,
+        "expires_at": key.expires_at,
+        "ended_at": key.ended_at,
+        "why": key.why,
+    }
+
+
+def state_of(key: KeyState) -> str:
+    """One word: good, token (a join token that was not used), retiring (replaced by another), or ended."""
+    if key.ended_at is not None:
+        return "ended"
+    if key.token:
+        return "token"
+    return "good" if key.expires_at is None else "retiring"
+
+
+def row_of(key: KeyState, at: float) -> tuple[str, ...]:
+    """A key in the table; *at* is the head's time, in seconds since the epoch."""
+    ends = "-" if key.expires_at is None else f"in {seconds(key.expires_at - at)}"
+    if key.ended_at is not None:
+        ends = f"{seconds(at - key.ended_at)} ago: {key.why}"
+    listed = time.strftime("%Y-%m-%d %H:%M", time.localtime(key.added_at))
+    return key.name, key.role, state_of(key), fingerprint(key.public), listed, key.added_by, ends
+
+
+dir_option = click.option(
+    "--dir",
+    "folder",
+    metavar="DIR",
+    help="The key directory. Default: RLINF_ACTORS_KEYS, else ~/.config/rlinf-actors/keys.",
+)
+state_option = click.option(
+    "--state-dir", metavar="DIR", help="Of a head that is not running: change its list of keys there."
+)
+MEMBERS = ("agent", "driver")
+REFUSED = (AuthenticationError, ConfigError, UsageError)
+"""The head has certainly not taken a key. After anything else, Ctrl-C too, it may have: the file stays."""
+
+
+@click.group()
+def keys() -> None:
+    """Keys of a cluster: who may come in. See docs/security.md."""
+
+
+@keys.command()
+@dir_option
+@click.option("--name", metavar="NAME", help="Of this machine's driver. Default: USER@HOST.")
+@json_option
+def init(folder: str | None, name: str | None, as_json: bool) -> None:
+    """Make the head's key pair, and one for drivers on its machine. Once per cluster, as the head's user."""
+    directory = _directory(folder)
+    path = keyfile.path_of(directory, "head")
+    name = name or _portable(who())
+    check_name(name, "--name")
+    for role in ("head", "driver"):
+        there = keyfile.path_of(directory, role)
+        if there.exists():
+            raise _there_already(there)
+    head = KeyFile("head", "head", KeyPair.make())
+    driver = KeyFile("driver", name, KeyPair.make(), head.pair.public)
+    try:
+        keyfile.save_new(path, head)
+    except FileExistsError:
+        raise _there_already(path) from None  # by another `keys init` at the same time
+    keyfile.save(keyfile.path_of(directory, "driver"), driver)
+    data = {"dir": str(directory), "head": head.pair.public, "driver": driver.pair.public, "name": name}
+    if as_json:
+        show_json(data)
+    else:
+        show_fields(data)
+    note("start the head again to use it; then `rlinf-actors keys enroll NODE` for each other machine")
+
+
+@keys.command()
+@click.argument("name")
+@click.option("--driver", is_flag=True, help="For a machine that runs scripts, not a node.")
+@click.option(
+    "--address", metavar="HOST:PORT", help="By which that machine reaches the head. Default: where it listens."
+)
+@click.option("--file", "file", metavar="FILE", help="Write a key file to copy there, instead of a join token.")
+@state_option
+@head_option
+@json_option
+def enroll(
+    name: str,
+    driver: bool,
+    address: str | None,
+    file: str | None,
+    state_dir: str | None,
+    head: str | None,
+    as_json: bool,
+) -> None:
+    """Let a machine in: print a join token for it, good for one use within 15 minutes. NAME is the node's.
+
+    The token is a secret until it is used: hand it over where others do not read along.
+    """
+    check_name(name, "NAME")
+    pair, role = KeyPair.make(), "driver" if driver else "agent"
+    if file is not None and Path(file).exists():
+        raise UsageError(f"{file} is there already")
+    if file is None and address is None and state_dir is not None:
+        raise UsageError("with --state-dir, say by --address where the head will listen")
+    where = "" if file is not None else join_address(head, state_dir, address, name)
+    if file is not None:  # first: a key that is listed and in no file is nobody's
+        known = administer(head, state_dir, GetKeys()).head
+        keyfile.save(Path(file), KeyFile(role, name, pair, known or pair.public), in_private=False)
+    asked = AddKey(pair.public, "driver" if driver else "agent", name, who(), None if file is not None else TOKEN_S)
+    try:
+        answer = administer(head, state_dir, asked)
+    except REFUSED:
+        if file is not None:
+            Path(file).unlink()
+        raise
+    data: dict[str, Any] = {"name": name, "role": role, "head": answer.head}
+    if file is not None:
+        data["file"] = file
+        note(f"copy {file} to {role}.key in that machine's key directory (mode 0700), and delete it here")
+    else:
+        data |= {"token": JoinToken(where, answer.head, pair, role, name).text(), "expires_s": TOKEN_S}
+        note(f"on {name}, within {TOKEN_S / 60:.0f} minutes: rlinf-actors keys join TOKEN (or -, to paste it)")
+    if as_json:
+        show_json(data)
+    else:
+        click.echo(data.get("token") or file)
+    _warn(answer.warning)
+
+
+@keys.command()
+@click.argument("token")
+@dir_option
+@json_option
+def join(token: str, folder: str | None, as_json: bool) -> None:
+    """Make this machine's key and have the head list it, by a join token (- reads it from stdin)."""
+    content = job.parse(sys.stdin.readline() if token == "-" else token)
+    path = keyfile.path_of(_directory(folder), content.role)
+    key = KeyFile(content.role, content.name, KeyPair.make(), content.head)
+    try:
+        keyfile.save_new(path, key)
+    except FileExistsError:
+        there = keyfile.load(path)
+        raise UsageError(
+            f"{path} is there already, the key of {there.role} {there.name!r}: `rlinf-actors keys rotate` changes it; "
+            "to begin anew, move it away"
+        ) from None
+    try:
+        answer = as_holder(content, Enroll(key.pair.public))
+    except REFUSED:
+        path.unlink()
+        raise
+    except ClusterTimeoutError as error:
+        raise ClusterTimeoutError(
+            f"{error} If it has taken the key, that is in {path}; else remove that file"
+        ) from None
+    if as_json:
+        show_json({"name": key.name, "role": key.role, "file": str(path), "address": content.address})
+    else:
+        click.echo(path)
+    _warn(answer.warning)
+    if key.role == "agent":
+        note(f"{key.name} is listed; start it: agentd --connect {content.address}")
+    else:
+        note(f"driver {key.name} is listed; for scripts: export RLINF_HEAD={content.address}")
+
+
+@keys.command("list")
+@click.option("--all", "everything", is_flag=True, help="Also those that are not good any more.")
+@state_option
+@head_option
+@json_option
+def list_(everything: bool, state_dir: str | None, head: str | None, as_json: bool) -> None:
+    """Show the keys that the head lets in."""
+    answer = administer(head, state_dir, GetKeys())
+    if as_json:
+        show_json({"head": answer.head, "keys": [key_dict(key) for key in answer.keys]})
+        return
+    show_table(
+        ("NAME", "ROLE", "STATE", "KEY", "LISTED", "BY", "EXPIRES"),
+        [row_of(key, answer.at) for key in answer.keys if everything or key.ended_at is None],
+        "the head lists no keys" if answer.head else "this head has no keys: `rlinf-actors keys init`",
+    )
+
+
+@keys.command()
+@click.argument("name")
+@click.option("--role", type=click.Choice(MEMBERS), help="Where a node and a driver have the same name.")
+@state_option
+@head_option
+@json_option
+def revoke(name: str, role: Any, state_dir: str | None, head: str | None, as_json: bool) -> None:
+    """End the keys and join tokens of NAME, and what runs by them, at once.
+
+    A node is lost, with the workers on it; a driver's groups are stopped.
+    """
+    answer = administer(head, state_dir, RevokeKey(name, who(), role))
+    if as_json:
+        show_json({"revoked": [key_dict(key) for key in answer.keys]})
+    else:
+        for key in answer.keys:
+            click.echo(f"{'join token' if key.token else 'key'} {fingerprint(key.public)} of {key.role} {key.name}")
+    if answer.warning:  # a head that is restarted would let it in again
+        raise OSError(answer.warning)
+
+
+@keys.command()
+@dir_option
+@click.option("--role", type=click.Choice((*MEMBERS, "head")), help="Whose key; needed where several are here.")
+@click.option(
+    "--keep",
+    "keep_h",
+    type=Amount(min=0.0, max=24.0),
+    default=24.0,
+    show_default=True,
+    metavar="HOURS",
+    help="The old key stays good so long, for what runs with it; 0 ends it at once.",
+)
+@head_option
+@json_option
+def rotate(folder: str | None, role: str | None, keep_h: float, head: str | None, as_json: bool) -> None:
+    """Give this machine a new key. What runs goes on with the old one for --keep hours: start it again by then.
+
+    `--role head` makes a new pair for the head itself, which counts from its next start on; every other machine must
+    be told by `rlinf-actors keys trust`, and does not reach the head until then.
+    """
+    directory = _directory(folder)
+    path = _one_of(directory, role)
+    old = keyfile.load(path)
+    new = replace(old, pair=KeyPair.make())
+    if old.role == "head":
+        _rotate_head(directory, path, new)
+    else:
+        _rotate_member(path, old, new, head, keep_h)
+    if as_json:
+        show_json({"role": new.role, "name": new.name, "file": str(path), "public": new.pair.public})
+    else:
+        click.echo(new.pair.public)
+
+
+@keys.command()
+@click.argument("public")
+@dir_option
+@json_option
+def trust(public: str, folder: str | None, as_json: bool) -> None:
+    """Take PUBLIC for the head's key from now on, after `rlinf-actors keys rotate --role head` there."""
+    check_public(public, "PUBLIC")
+    directory = _directory(folder)
+    changed = _point(directory, public)
+    if not changed:
+        raise UsageError(f"there is no agent.key or driver.key in {directory}")
+    if as_json:
+        show_json({"head": public, "files": changed})
+    else:
+        click.echo("\n".join(changed))
+    note("start what runs here again")
+
+
+def _rotate_member(path: Path, old: KeyFile, new: KeyFile, head: str | None, keep_h: float) -> None:
+    beside = path.with_name(f"{path.name}.new")
+    try:
+        keyfile.save_new(beside, new)  # first: a key that the head lists and nobody has would shut this machine out
+    except FileExistsError:
+        left = fingerprint(keyfile.load(beside).pair.public)
+        raise UsageError(
+            f"an earlier rotation has not ended, and left {beside}. If `rlinf-actors keys list` on the head's machine "
+            f"has its key, {left}: mv {beside} {path}. If not: rm {beside}"
+        ) from None
+    try:
+        answer = as_member(old, head, RotateKey(new.pair.public, keep_h * 3600))
+    except REFUSED:
+        beside.unlink()
+        raise
+    except ClusterTimeoutError as error:
+        raise ClusterTimeoutError(f"{error} If it has taken the new key, that is in {beside}") from None
+    beside.replace(path)
+    _warn(answer.warning)
+    when = f"the old key is good for {keep_h:g} hours" if keep_h else "the old key is not good any more"
+    note(f"{when}: start what runs here as {new.role} {new.name} again")
+
+
+def _rotate_head(directory: Path, path: Path, new: KeyFile) -> None:
+    keyfile.save(path, new)
+    _point(directory, new.pair.public)
+    note("start the head again: until then it has the old key, and this machine's driver does not reach it")
+    note(f"then on every other machine: rlinf-actors keys trust '{new.pair.public}'")
+
+
+def _there_already(path: Path) -> UsageError:
+    return UsageError(f"{path} is there already: `rlinf-actors keys rotate` changes a key, --dir makes others")
+
+
+def _point(directory: Path, public: str) -> list[str]:
+    """Have the members' key files here name this head; returns those files."""
+    there = [path for path in (keyfile.path_of(directory, role) for role in MEMBERS) if path.exists()]
+    for path in there:
+        keyfile.save(path, replace(keyfile.load(path), head=public))
+    return [str(path) for path in there]
+
+
+def _one_of(directory: Path, role: str | None) -> Path:
+    roles = (role,) if role is not None else MEMBERS
+    there = [path for path in (keyfile.path_of(directory, one) for one in roles) if path.exists()]
+    if not there:
+        raise UsageError(f"there is no {' or '.join(f'{one}.key' for one in roles)} in {directory}")
+    if len(there) > 1:
+        raise UsageError(f"{directory} has several keys: say which by --role")
+    return there[0]
+
+
+def _directory(folder: str | None) -> Path:
+    return Path(folder) if folder else keyfile.directory(Settings.load())
+
+
+def _portable(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._@-]", "-", name).lstrip("._@-")[:100] or "driver"
+
+
+def _warn(warning: str) -> None:
+    if warning:
+        note(f"warning: {warning}")

@@ -1,0 +1,164 @@
+"""`rlinf-actors node`: one node: what runs there, and taking it out of use for maintenance."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from rlinf_actors.cli.events_command import read_events
+from rlinf_actors.cli.output import Amount, json_option, note, show_fields, show_json, show_table, size
+from rlinf_actors.cli.queries import ask_head, head_option, status_of
+from rlinf_actors.cli.views import node_dict
+from rlinf_actors.cluster.event_stream import EventCursor
+from rlinf_actors.errors import ClusterTimeoutError, NodeLostError, RlinfActorsError, UsageError
+from rlinf_actors.security.keyfile import who
+from rlinf_actors.wire.client_messages import Drained, DrainNode, Events, Status
+from rlinf_actors.wire.values import ClusterEvent, NodeState
+
+_ENDS = ("node_drained", "node_undrained", "node_lost", "node_left")
+"""What ends waiting for a drain."""
+
+
+@click.group()
+def node() -> None:
+    """Look at one node, or take it out of use. NODE is its rank, its name or its id."""
+
+
+@node.command()
+@click.argument("node")
+@head_option
+@json_option
+def show(node: str, head: str | None, as_json: bool) -> None:
+    """Show a node: its state, hardware, and the groups that run there."""
+    _, status = status_of(head)
+    found = find_node(status.nodes, node)
+    _show(found, status, as_json)
+
+
+@node.command()
+@click.argument("node")
+@click.option("--reason", default="", metavar="TEXT", help="Why; the owners of what runs there are told.")
+@click.option(
+    "--wait",
+    "wait_s",
+    type=Amount(min=0.0, min_open=True),
+    metavar="SECONDS",
+    help="Until nothing runs there.",
+)
+@head_option
+@json_option
+def drain(node: str, reason: str, wait_s: float | None, head: str | None, as_json: bool) -> None:
+    """Start no new workers on a node. What runs there goes on until its owners end it; they are told.
+
+    Ends with exit code 69 when something still runs there after --wait.
+    """
+    endpoint, status = status_of(head)
+    chosen = find_node(status.nodes, node)
+    _, answer = ask_head(endpoint, DrainNode(chosen.report.node_id, who(), reason), Drained)
+    _show(answer.node or chosen, status, as_json)
+    if answer.warning:
+        note(f"warning: {answer.warning}")
+    if wait_s is not None:
+        _wait(endpoint, chosen, wait_s)
+        note(f"node {chosen.report.hostname} is drained: ready for maintenance")
+
+
+@node.command()
+@click.argument("node")
+@head_option
+def undrain(node: str, head: str | None) -> None:
+    """Let a node that was drained take new workers again."""
+    endpoint, status = status_of(head)
+    chosen = find_node(status.nodes, node)
+    _, answer = ask_head(endpoint, DrainNode(chosen.report.node_id, who(), undo=True), Drained)
+    if answer.warning:
+        note(f"warning: {answer.warning}")
+    note(f"node {chosen.report.hostname} takes new workers again")
+
+
+def find_node(nodes: Sequence[NodeState], name: str) -> NodeState:
+    """The node that a person means by its rank, hostname or id.
+
+    Raises:
+        UsageError: there is none, or several have that hostname.
+    """
+    for matches in (
+        [node for node in nodes if node.report.node_id == name],
+        [node for node in nodes if node.rank >= 0 and str(node.rank) == name],
+        [node for node in nodes if node.report.hostname == name],
+    ):
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            ids = ", ".join(node.report.node_id for node in matches)
+            raise UsageError(f"{len(matches)} nodes are called {name!r}: name one by its id ({ids})")
+    known = ", ".join(f"{node.report.hostname} (id {node.report.node_id})" for node in nodes) or "none at all"
+    raise UsageError(f"there is no node {name!r}; there are: {known}")
+
+
+def _show(node: NodeState, status: Status, as_json: bool) -> None:
+    uses = groups_on(node, status)
+    data = node_dict(node)
+    if as_json:
+        show_json({**data, "groups": uses})
+        return
+    show_fields(
+        {
+            "node": f"{data['hostname']} (id {data['id']})" + (" (head)" if data["is_head"] else ""),
+            "rank": "-" if data["rank"] is None else data["rank"],
+            "state": data["state"],
+            "draining": data["draining"] or "no",
+            "address": data["ip"],
+            "hardware": ", ".join(f"{count} {kind}" for kind, count in data["hardware"].items()) or "none",
+            "machine": f"{data['num_cpus']} CPUs, {size(data['memory_bytes'])}",
+            "python": f"{data['python']} ({data['interpreter']})",
+        }
+    )
+    show_table(
+        ("GROUP", "NAMESPACE", "RANKS HERE", "OWNER"),
+        [(use["group"], use["namespace"], ", ".join(map(str, use["ranks"])), use["owner"]) for use in uses],
+        "nothing runs there",
+    )
+
+
+def groups_on(node: NodeState, status: Status) -> list[dict[str, Any]]:
+    """The groups with workers on a node, as `node show --json` lists them; keys are stable, new ones may be added."""
+    uses = []
+    for group in status.groups:
+        there = [w.rank for w in group.workers if w.state != "gone" and w.node_rank == node.rank]
+        if there and node.rank >= 0:
+            owner = next((text for text in status.clients if group.owner and group.owner[:8] in text), "has ended")
+            owner = "nobody: it is detached" if group.detached else owner
+            uses.append({"group": group.name, "namespace": group.namespace, "ranks": sorted(there), "owner": owner})
+    return uses
+
+
+def _wait(endpoint: str, node: NodeState, wait_s: float) -> None:
+    """Block until nothing runs on a draining node.
+
+    Raises:
+        ClusterTimeoutError: something still does after *wait_s* seconds.
+        NodeLostError: the node is gone.
+        RlinfActorsError: somebody ended the drain.
+    """
+    name, last = node.report.hostname, ["node_draining"]
+
+    def each(answer: Events, found: list[ClusterEvent]) -> bool:
+        last.extend(event.kind for event in found if event.node_id == node.report.node_id)
+        return answer.more or last[-1] not in _ENDS
+
+    try:
+        read_events(endpoint, EventCursor(kinds=(*_ENDS, "node_draining")), True, each, wait_s)
+    except ClusterTimeoutError:
+        raise
+    except asyncio.TimeoutError:
+        _, status = status_of(endpoint)
+        uses = ", ".join(f"{use['group']} of namespace {use['namespace']}" for use in groups_on(node, status))
+        raise ClusterTimeoutError(f"node {name} is not empty after {wait_s:g} s; there still runs: {uses}") from None
+    if last[-1] == "node_undrained":
+        raise RlinfActorsError(f"somebody ended the drain of node {name}: it takes new workers again")
+    if last[-1] != "node_drained":
+        raise NodeLostError(f"node {name} is gone before it was drained: see `rlinf-actors events`")

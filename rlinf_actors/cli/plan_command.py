@@ -1,0 +1,97 @@
+"""`rlinf-actors plan CONF`: who would go where, without starting anything."""
+
+from __future__ import annotations
+
+import click
+from msgspec.structs import replace
+
+from rlinf_actors.cli.output import json_option, note, show_json
+from rlinf_actors.cli.queries import fetch_hardware, fetch_status, find_head, head_option
+from rlinf_actors.cluster.cluster_nodes import node_infos
+from rlinf_actors.config.cluster_config import ClusterConfig
+from rlinf_actors.errors import ClusterTimeoutError, ConfigError
+from rlinf_actors.hardware.configured import describe_hardware
+from rlinf_actors.hardware.extensions import load_module
+from rlinf_actors.hardware.probe_report import accelerator_type_of
+from rlinf_actors.net.discovery import client_settings
+from rlinf_actors.placement.described_cluster import DescribedCluster, parse_description
+from rlinf_actors.placement.node_order import RegisteredNode, missing_ranks, order_nodes
+from rlinf_actors.placement.plan import plan as make_plan
+from rlinf_actors.settings import Settings
+from rlinf_actors.wire.client_messages import Status
+from rlinf_actors.wire.values import NodeState
+
+
+@click.command()
+@click.argument("conf", type=click.Path(exists=True, dir_okay=False))
+@click.option(
+    "--describe",
+    type=click.Path(exists=True, dir_okay=False),
+    help="A YAML file that describes the nodes; default: the nodes of the running cluster.",
+)
+@head_option
+@json_option
+def plan(conf: str, describe: str | None, head: str | None, as_json: bool) -> None:
+    """Print where the components of CONF would run: on the cluster, or on the nodes that a file describes.
+
+    \b
+    A description looks like this:
+      nodes:
+        - {count: 8, ip: 10.0.0.1, accelerator: {type: NV_GPU, model: A800, number: 8}}
+        - {count: 2, ip: 10.0.1.1, robots: [{type: Franka}]}
+    """  # noqa: D301 - \b is click's mark for text that is not to be wrapped
+    settings = client_settings()
+    if settings.ext_module:
+        load_module(settings.ext_module)
+    config = ClusterConfig.from_any(conf)
+    cluster = _real(config, head, settings) if describe is None else _described(config, describe)
+    planned = make_plan(config, cluster)
+    if as_json:
+        show_json(planned.to_dict())
+    else:
+        click.echo(planned.render(), nl=False)
+
+
+def _described(config: ClusterConfig, describe: str) -> DescribedCluster:
+    return DescribedCluster(describe_hardware(config, parse_description(describe)), config)
+
+
+def _real(config: ClusterConfig, head: str | None, settings: Settings) -> DescribedCluster:
+    try:
+        endpoint = find_head(head, settings)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; or describe the nodes in a file: --describe FILE (see --help)") from None
+    found = fetch_status(endpoint, settings)
+    states = ranked(found)
+    missing = missing_ranks({state.report.node_id: state.rank for state in states}, config.num_nodes)
+    if missing:
+        raise ClusterTimeoutError(
+            f"{config.num_nodes - len(missing)} of {config.num_nodes} nodes are there; missing "
+            f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}. Start agentd on them, or describe the "
+            f"nodes in a file: --describe FILE",
+            missing_ranks=missing,
+        )
+    if any(state.rank < 0 for state in found.nodes):
+        note("node ranks are not fixed yet: shown as they would be if a driver connected now")
+    states = [state for state in states if state.rank < config.num_nodes]
+    if any(group.hardware is not None for group in config.node_groups):
+        return DescribedCluster(fetch_hardware(endpoint, settings, config, states), config)
+    return DescribedCluster(node_infos(states), config)
+
+
+def ranked(found: Status) -> list[NodeState]:
+    """The usable nodes with the ranks that they have, or would get if a driver asked now; the head is told nothing."""
+    usable = [node for node in found.nodes if node.state in ("ready", "suspect")]
+    fixed = {node.report.node_id: node.rank for node in found.nodes if node.rank >= 0}
+    ranks = order_nodes([_registered(node) for node in usable], fixed, complete=False)
+    return [replace(node, rank=ranks[node.report.node_id]) for node in usable]
+
+
+def _registered(node: NodeState) -> RegisteredNode:
+    return RegisteredNode(
+        node.report.node_id,
+        node.report.rank,
+        node.is_head,
+        accelerator_type_of(node.report.resources),
+        node.report.ip,
+    )

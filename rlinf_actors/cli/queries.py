@@ -1,0 +1,125 @@
+"""Finding a head and asking it what it knows. An observer has no session: it asks and leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from rlinf_actors.cli.output import note
+from rlinf_actors.cluster.hardware_query import ANSWER_S, ask_nodes
+from rlinf_actors.config.cluster_config import ClusterConfig
+from rlinf_actors.errors import ProtocolError
+from rlinf_actors.model.node import NodeInfo
+from rlinf_actors.net import discovery
+from rlinf_actors.net.rpc import ControlClient
+from rlinf_actors.settings import HEAD, Settings
+from rlinf_actors.wire.client_messages import Enumerated, EnumerateHardware, GetStatus, Status
+from rlinf_actors.wire.control_codec import Body
+from rlinf_actors.wire.values import NodeState
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+OBSERVERS = ("head", "driver", "agent")
+"""Whose key serves to ask a head: the administrator's first."""
+TIMEOUT_S = 5.0
+
+head_option: Callable[[F], F] = click.option(
+    "--head",
+    "head",
+    metavar="HOST:PORT|DIR",
+    help=f"The head's address, or the run directory of its agentd. Default: {HEAD}, else the client file's, else the "
+    "one standing head of yours on this machine, else the one private cluster.",
+)
+
+
+def find_head(given: str | None, settings: Settings) -> str:
+    """The endpoint of the head that a command means, as `net.discovery.find_head`; says on stderr what it has found.
+
+    Raises:
+        ConfigError: as there.
+    """
+    endpoint, found = discovery.find_head(given, settings)
+    if found:
+        note(f"looking at the {found}")
+    return endpoint
+
+
+def fetch_status(endpoint: str, settings: Settings) -> Status:
+    """What the head at *endpoint* knows. Blocks.
+
+    Raises:
+        ClusterTimeoutError: no answer in TIMEOUT_S seconds.
+        ConfigError: the endpoint may not be used from here.
+    """
+    return asyncio.run(_ask(endpoint, settings, GetStatus(), Status))
+
+
+def status_of(head: str | None) -> tuple[str, Status]:
+    """The endpoint that the option means, and what the head there knows."""
+    settings = discovery.client_settings()
+    endpoint = find_head(head, settings)
+    return endpoint, fetch_status(endpoint, settings)
+
+
+def ask_head(head: str | None, question: Body, kind: type[T], timeout_s: float | None = None) -> tuple[str, T]:
+    """Return the endpoint that the option means, and the answer of the head there.
+
+    Blocks, *timeout_s* seconds at most (default TIMEOUT_S); raises as `fetch_status`.
+    """
+    settings = discovery.client_settings()
+    endpoint = find_head(head, settings)
+    return endpoint, asyncio.run(_ask(endpoint, settings, question, kind, timeout_s))
+
+
+async def _ask(endpoint: str, settings: Settings, question: Body, kind: type[T], timeout_s: float | None = None) -> T:
+    async with observing(endpoint, settings) as client:
+        return expected(await client.request(question, timeout_s or TIMEOUT_S), kind)
+
+
+def fetch_hardware(
+    endpoint: str, settings: Settings, config: ClusterConfig, states: Sequence[NodeState]
+) -> list[NodeInfo]:
+    """The nodes with the hardware that the configuration gives them, as they say. Blocks.
+
+    Raises:
+        As cluster.hardware.ask_nodes.
+    """
+
+    async def ask() -> list[NodeInfo]:
+        async with observing(endpoint, settings) as client:
+
+            async def request(asked: EnumerateHardware) -> Enumerated:
+                return expected(await client.request(asked, ANSWER_S), Enumerated)
+
+            return await ask_nodes(config, states, request)
+
+    return asyncio.run(ask())
+
+
+@contextlib.asynccontextmanager
+async def observing(endpoint: str, settings: Settings) -> AsyncIterator[ControlClient]:
+    """A connection to the head at *endpoint* that nobody there keeps account of."""
+    from rlinf_actors.net.zmq_network import ZmqNetwork
+
+    network = ZmqNetwork(asyncio.get_running_loop(), discovery.security_toward(endpoint, settings, *OBSERVERS))
+    try:
+        client = ControlClient(network, endpoint, f"observer:{uuid.uuid4().hex}".encode(), lambda notice: None)
+        try:
+            yield client
+        finally:
+            client.close()
+    finally:
+        network.close()
+
+
+def expected(answer: Body, kind: type[T]) -> T:
+    """The answer, as what it must be."""
+    if not isinstance(answer, kind):
+        raise ProtocolError(f"the head answered with {type(answer).__name__}; a {kind.__name__} was expected")
+    return answer

@@ -1,0 +1,421 @@
+"""`rlinf-actors status`: the cluster on one page.
+
+`rlinf-actors nodes`: every node that registered.
+
+`rlinf-actors groups`: every group of workers, and ending one by its name.
+
+`rlinf-actors workers`: every worker process.
+
+`rlinf-actors paths`: how buffers travel between workers.
+
+Figures of processes on this machine, by psutil: for people, and for no decision.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from rlinf_actors.cli.output import (
+    Amount,
+    json_option,
+    mib,
+    note,
+    plain,
+    seconds,
+    show_fields,
+    show_json,
+    show_table,
+    size,
+)
+from rlinf_actors.cli.queries import ask_head, head_option, status_of
+from rlinf_actors.errors import UsageError
+from rlinf_actors.messaging.routes import COLUMNS, lines
+from rlinf_actors.net.host import host_key
+from rlinf_actors.security.keyfile import who
+from rlinf_actors.settings import Settings
+from rlinf_actors.wire.client_messages import Done, EndGroup, Status
+from rlinf_actors.wire.values import GroupState, LeaseState, NodeState, WorkerPulse, WorkerState
+
+
+@click.command()
+@head_option
+@json_option
+def status(head: str | None, as_json: bool) -> None:
+    """Show how the cluster is: its head, nodes, groups and clients."""
+    endpoint, found = status_of(head)
+    data = summary(endpoint, found)
+    if as_json:
+        show_json(data)
+        return
+    show_fields(
+        {
+            "head": f"{endpoint} (rlinf-actors {found.version}, up {seconds(found.uptime_s)})",
+            "nodes": _counts(data["nodes"]),
+            "hardware": ", ".join(f"{count} {kind}" for kind, count in data["hardware"].items()) or "none",
+            "groups": _counts(data["groups"]) + (f" ({data['detached']} detached)" if data["detached"] else ""),
+            "workers": _counts(data["workers"]),
+            "leases": "\n         ".join(map(_lease, found.leases)) or "none",
+            "clients": "\n         ".join(found.clients) or "none",
+        }
+    )
+    for stop in data["estop"]:
+        click.echo(f"stopped   {plain(stop)}; lift it with `rlinf-actors estop --release`")
+    for trouble in data["trouble"]:
+        click.echo(f"trouble   {trouble}")
+    for fault in data["faults"]:
+        click.echo(f"fault     {plain(fault['node'])}: {plain(fault['text'])}")
+
+
+def summary(endpoint: str, found: Status) -> dict[str, Any]:
+    """What `status --json` prints; keys are stable, new ones may be added."""
+    hardware: Counter[str] = Counter()
+    for node in found.nodes:
+        if node.state != "lost":
+            hardware.update({resource.type: len(resource.infos) for resource in node.report.resources})
+    return {
+        "head": endpoint,
+        "version": found.version,
+        "epoch": found.epoch,
+        "trouble": found.trouble,
+        "uptime_s": round(found.uptime_s, 3),
+        "nodes": dict(Counter(node.state for node in found.nodes)),
+        "hardware": dict(hardware),
+        "groups": dict(Counter(group.state for group in found.groups)),
+        "detached": sum(group.detached for group in found.groups),
+        "workers": dict(Counter(worker.state for group in found.groups for worker in group.workers)),
+        "leases": [
+            {
+                "key": lease.key,
+                "title": lease.title,
+                "namespace": lease.namespace,
+                "group": lease.group,
+                "owner": lease.owner,
+                "workers": list(lease.workers),
+                "nodes": list(lease.nodes),
+                "state": lease.state,
+                "held_s": round(lease.held_s, 3),
+                "free_in_s": None if lease.free_in_s is None else round(lease.free_in_s, 3),
+            }
+            for lease in found.leases
+        ],
+        "clients": list(found.clients),
+        "estop": list(found.stopped),
+        "faults": [
+            {"node": node.report.hostname, "text": fault} for node in found.nodes for fault in node.report.faults
+        ],
+    }
+
+
+def _lease(lease: LeaseState) -> str:
+    held = f"{lease.title}: group {lease.group} of namespace {lease.namespace}, {seconds(lease.held_s)}, {lease.owner}"
+    return held if lease.free_in_s is None else f"{held}; its node is lost, free in {seconds(lease.free_in_s)}"
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {state}" for state, count in counts.items()) or "none"
+
+
+@click.command()
+@head_option
+@json_option
+def nodes(head: str | None, as_json: bool) -> None:
+    """List the nodes: rank, state, address, hardware."""
+    _, found = status_of(head)
+    rows = [node_dict(node) for node in found.nodes]
+    if as_json:
+        show_json(rows)
+        return
+    show_table(
+        ("RANK", "HOST", "ADDRESS", "STATE", "SEEN", "CPUS", "MEMORY", "HARDWARE", "PYTHON"),
+        [
+            (
+                "-" if row["rank"] is None else row["rank"],
+                row["hostname"] + (" (head)" if row["is_head"] else ""),
+                f"{row['ip']} ({row['interface']})" if row["interface"] else row["ip"],
+                row["state"],
+                f"{seconds(row['last_seen_s'])} ago",
+                row["num_cpus"],
+                size(row["memory_bytes"]),
+                ", ".join(f"{count} {kind}" for kind, count in row["hardware"].items()) or "-",
+                row["python"],
+            )
+            for row in rows
+        ],
+        "no node has registered",
+    )
+
+
+def node_dict(node: NodeState) -> dict[str, Any]:
+    """A line of `nodes --json`; keys are stable, new ones may be added. ``rank`` is null before it is fixed."""
+    report = node.report
+    return {
+        "rank": node.rank if node.rank >= 0 else None,
+        "id": report.node_id,
+        "hostname": report.hostname,
+        "ip": report.ip,
+        "state": node.state,
+        "last_seen_s": round(node.last_seen_s, 3),
+        "is_head": node.is_head,
+        "num_cpus": report.num_cpus,
+        "memory_bytes": report.memory_bytes,
+        "hardware": {resource.type: len(resource.infos) for resource in report.resources},
+        "models": {
+            resource.type: sorted({info.model for info in resource.infos if info.model})
+            for resource in report.resources
+        },
+        "python": report.python,
+        "interpreter": report.interpreter,
+        "interface": report.interface,
+        "interfaces": report.interfaces,
+        "faults": report.faults,
+        "incarnation": node.incarnation,
+        "draining": node.draining,
+    }
+
+
+ANSWER_S = 30.0
+"""How long beyond its grace the end of a group may take."""
+ENDS_GROUPS = 7
+"""The first protocol whose heads end a group for a person."""
+
+
+@click.group(invoke_without_command=True)
+@head_option
+@json_option
+@click.pass_context
+def groups(context: click.Context, head: str | None, as_json: bool) -> None:
+    """List the groups: name, class, state, where their workers are. A detached group has no driver that ends it."""
+    if context.invoked_subcommand is not None:
+        context.obj = head
+        return
+    _, found = status_of(head)
+    rows = [group_dict(group) for group in found.groups]
+    if as_json:
+        show_json(rows)
+        return
+    show_table(
+        ("NAMESPACE", "GROUP", "CLASS", "STATE", "WORKERS", "NODES"),
+        [
+            (
+                row["namespace"],
+                row["name"],
+                row["class"],
+                row["state"] + (", detached" if row["detached"] else ""),
+                ", ".join(f"{count} {state}" for state, count in row["workers"].items()),
+                ",".join(map(str, row["node_ranks"])),
+            )
+            for row in rows
+        ],
+        "no group is running",
+    )
+
+
+def group_dict(group: GroupState) -> dict[str, Any]:
+    """A line of `groups --json`; keys are stable, new ones may be added."""
+    return {
+        "namespace": group.namespace,
+        "name": group.name,
+        "class": group.cls,
+        "state": group.state,
+        "world_size": len(group.workers),
+        "workers": dict(Counter(worker.state for worker in group.workers)),
+        "node_ranks": sorted({worker.node_rank for worker in group.workers}),
+        "owner": group.owner,
+        "detached": group.detached,
+    }
+
+
+@groups.command()
+@click.argument("name")
+@click.option("--namespace", metavar="NS", help="Its namespace, where groups of several have that name.")
+@click.option(
+    "--grace",
+    "grace_s",
+    type=Amount(min=0.0),
+    default=5.0,
+    metavar="SECONDS",
+    help="Between SIGTERM and SIGKILL (default 5).",
+)
+@click.option("--reason", default="", metavar="TEXT", help="Why; whoever calls the group is told.")
+@head_option
+@click.pass_obj
+def stop(
+    group_head: str | None, name: str, namespace: str | None, grace_s: float, reason: str, head: str | None
+) -> None:
+    """End a group, detached or not, and wait until its workers are gone."""
+    endpoint, status = status_of(head or group_head)
+    if status.protocol < ENDS_GROUPS:
+        raise UsageError(f"the head there is rlinf-actors {status.version} and ends no group by name: upgrade it")
+    chosen = find_group(status.groups, name, namespace)
+    ask_head(endpoint, EndGroup(chosen.namespace, name, grace_s, who(), reason), Done, grace_s + ANSWER_S)
+    note(f"group {name} of namespace {chosen.namespace} has ended")
+
+
+def find_group(groups: Sequence[GroupState], name: str, namespace: str | None) -> GroupState:
+    """Return the group that a person means.
+
+    Raises:
+        UsageError: there is none of that name, or there are several.
+    """
+    found = [group for group in groups if group.name == name and namespace in (None, group.namespace)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        spaces = ", ".join(sorted(group.namespace for group in found))
+        raise UsageError(f"{len(found)} groups are called {name!r}: say which by --namespace ({spaces})")
+    where = "" if namespace is None else f" in namespace {namespace!r}"
+    known = ", ".join(sorted(f"{group.name} ({group.namespace})" for group in groups)) or "none at all"
+    raise UsageError(f"there is no group {name!r}{where}; there are: {known}")
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a process uses.
+
+    Attributes:
+        cpu_s: seconds of CPU time so far, in user and system mode, of all its threads.
+        rss_bytes: memory of its own and shared memory that it has touched.
+        threads: how many it has.
+        descriptors: how many are open; None if this user may not see that.
+    """
+
+    cpu_s: float
+    rss_bytes: int
+    threads: int
+    descriptors: int | None
+
+
+def figures_of(pid: int) -> Figures | None:
+    """Return the figures of a process, None if it has ended or this user may not see them."""
+    import psutil  # 40 ms, and few commands show figures
+
+    try:
+        process = psutil.Process(pid)
+        with process.oneshot():
+            times = process.cpu_times()
+            cpu_s, rss, threads = times.user + times.system, process.memory_info().rss, process.num_threads()
+    except psutil.Error:
+        return None
+    try:
+        descriptors: int | None = process.num_fds()
+    except psutil.Error:
+        descriptors = None
+    return Figures(round(cpu_s, 2), rss, threads, descriptors)
+
+
+@click.command()
+@click.argument("group", required=False)
+@head_option
+@json_option
+def workers(group: str | None, head: str | None, as_json: bool) -> None:
+    """List the workers, of GROUP only if it is named: state, node, process, how it ended.
+
+    CPU time and memory are shown of the workers on this machine.
+    """
+    _, found = status_of(head)
+    here = host_key()
+    near = {node.rank for node in found.nodes if node.report.host == here}
+    rows = [
+        worker_dict(each, worker, found.at, near=worker.node_rank in near)
+        for each in found.groups
+        for worker in sorted(each.workers, key=lambda worker: worker.rank)
+        if group in (None, each.name)
+    ]
+    if as_json:
+        show_json(rows)
+        return
+    show_table(
+        ("WORKER", "NAMESPACE", "STATE", "NODE", "ADDRESS", "PID", "CPU", "MEMORY", "RESTARTS", "END"),
+        [
+            (
+                row["name"],
+                row["namespace"],
+                _state(row),
+                row["node_rank"],
+                row["node_ip"],
+                row["pid"] or "-",
+                seconds(row["process"]["cpu_s"]) if row["process"] else "-",
+                mib(row["process"]["rss_bytes"]) if row["process"] else "-",
+                row["restarts"],
+                _end(row["exit"]),
+            )
+            for row in rows
+        ],
+        "no worker is running" if group is None else f"group {group!r} has no worker",
+    )
+
+
+def _state(row: dict[str, Any]) -> str:
+    if row["unresponsive"]:
+        return f"unresponsive for {seconds(row['for_s'])}"
+    if row["method"]:
+        waiting = f", {row['waiting']} more wait" if row["waiting"] else ""
+        return f"{row['state']}, in {row['method']}() for {seconds(row['for_s'])}{waiting}"
+    return str(row["state"])
+
+
+def worker_dict(group: GroupState, worker: WorkerState, now: float, *, near: bool = False) -> dict[str, Any]:
+    """A line of `workers --json`; keys are stable, new ones may be added. ``exit`` is null while it runs.
+
+    ``unresponsive`` says why it does not answer, ``method`` which call has been running for long (both "" otherwise),
+    ``for_s`` since when. ``process`` has the figures of a worker that runs on this machine (*near*), else null: see
+    `cli.views`.
+    """
+    end, pulse = worker.exit, worker.pulse or WorkerPulse()
+    figures = figures_of(worker.pid) if near and worker.pid and worker.state != "gone" else None
+    return {
+        "name": f"{group.name}:{worker.rank}",
+        "namespace": group.namespace,
+        "group": group.name,
+        "rank": worker.rank,
+        "id": worker.id,
+        "state": worker.state,
+        "node_rank": worker.node_rank,
+        "node_ip": worker.node_ip,
+        "pid": worker.pid,
+        "process": None if figures is None else dataclasses.asdict(figures),
+        "restarts": worker.restarts,
+        "unresponsive": pulse.unresponsive,
+        "method": pulse.method,
+        "waiting": pulse.waiting,
+        "for_s": round(max(0.0, now - pulse.since), 3) if worker.pulse else 0.0,
+        "exit": None
+        if end is None
+        else {
+            "kind": end.kind,
+            "exit_code": end.exit_code,
+            "signal": end.signal,
+            "oom": end.oom,
+            "reason": end.reason,
+            "stderr_tail": end.stderr_tail,
+        },
+    }
+
+
+def _end(end: dict[str, Any] | None) -> str:
+    if end is None:
+        return "-"
+    how = f"signal {end['signal']}" if end["signal"] is not None else f"code {end['exit_code']}"
+    oom = {"yes": ", out of memory", "suspected": ", out of memory suspected"}.get(end["oom"], "")
+    return f"{end['kind']}, {how}{oom}" if end["kind"] in ("exited", "signalled") else f"{end['kind']}: {end['reason']}"
+
+
+@click.command()
+@json_option
+def paths(as_json: bool) -> None:
+    """Show which way a buffer takes from one worker to another; the first row that fits decides.
+
+    RLINF_ACTORS_PATHS, such as "cpu=lane,accelerator=staged", puts another path first.
+    """
+    names = ("kind", *COLUMNS, "path", "meaning")
+    rows = lines(Settings.load().paths)
+    if as_json:
+        show_json([dict(zip(names, row, strict=True)) for row in rows])
+        return
+    show_table([name.replace("_", " ").upper() for name in names], rows, "")

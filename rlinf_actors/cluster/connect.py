@@ -1,0 +1,482 @@
+"""One start of a Cluster at a time in a process, whichever threads and event loops ask for one.
+
+House rules: who holds the turn gives it back, however its start ends; a blocking start runs in the
+thread that asked for it, one for asyncio in a thread of its own, so that it also comes to its end
+while the event loop that asked is blocked by somebody who waits for the same turn.
+
+Arguments of Cluster, and whether they ask for the Cluster that is running already.
+
+What a starting Cluster learns: its nodes, the hardware that its configuration gives them, and their groups.
+
+One updating line on a terminal while the nodes of a cluster are awaited.
+
+The cluster of a worker process: its agent started it, so there is nothing to choose.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
+
+from rlinf_actors import exhaustion
+from rlinf_actors.cluster.cluster_nodes import node_infos
+from rlinf_actors.cluster.hardware_query import ANSWER_S, Pieces, ask_nodes, pieces_of, read_config, with_pieces
+from rlinf_actors.config.cluster_config import ClusterConfig
+from rlinf_actors.errors import ConfigError, RlinfActorsError, UsageError
+from rlinf_actors.hardware import extensions
+from rlinf_actors.hardware.configured import without_types
+from rlinf_actors.model.node import NodeGroupInfo, NodeInfo
+from rlinf_actors.net.discovery import CLIENT_FILE, PRIVATE, check_name, client_settings
+from rlinf_actors.net.host import endpoint_of
+from rlinf_actors.net.loop import Tasks
+from rlinf_actors.net.socket_security import is_tcp
+from rlinf_actors.placement.node_groups import build_node_groups
+from rlinf_actors.runtime.future import Promise
+from rlinf_actors.runtime.runtime import Runtime
+from rlinf_actors.settings import Settings
+from rlinf_actors.wire.client_messages import Enumerated
+from rlinf_actors.wire.values import NodeState
+
+T = TypeVar("T")
+
+Watch = Callable[["concurrent.futures.Future[Any]"], None]
+"""Told of the future that a start waits for, which may then be cancelled."""
+
+
+class Turns:
+    """Who may start a Cluster now. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ended: Promise[None] | None = None
+        self._thread = 0
+        self._pid = 0
+
+    def take(self, thread: int = 0) -> Promise[None] | None:
+        """Take the turn, if it is free.
+
+        Args:
+            thread: of the start; 0 if it has none yet.
+
+        Returns:
+            None: it is the caller's. Else what ends with the start ahead; try again then.
+
+        Raises:
+            UsageError: the start ahead is one of this very thread, which would wait for itself.
+        """
+        with self._lock:
+            if self._ended is not None and self._pid == os.getpid():  # a fork's copy of a start never ends
+                if thread and thread == self._thread:
+                    raise UsageError("a Cluster is being started by this thread: it cannot start another meanwhile")
+                return self._ended
+            self._ended, self._thread, self._pid = Promise("the start of another Cluster"), thread, os.getpid()
+            return None
+
+    def belongs_to(self, thread: int) -> None:
+        """The turn's holder starts in that thread."""
+        self._thread = thread
+
+    def give_back(self) -> None:
+        """The start ended; whoever waits tries again."""
+        with self._lock:
+            ended, self._ended, self._thread = self._ended, None, 0
+        if ended is not None:
+            ended.resolve(None)
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Hold the turn; blocks until it is free."""
+        while (ahead := self.take(threading.get_ident())) is not None:
+            ahead.wait()
+        try:
+            yield
+        finally:
+            self.give_back()
+
+
+class Opening(Generic[T]):
+    """A start in a thread of its own. Its maker has taken the turn; the thread gives it back.
+
+    Attributes:
+        ended: resolved when the thread has done its work, however it went.
+        result: what *start* returned.
+        error: what it raised.
+    """
+
+    def __init__(self, turns: Turns, start: Callable[[Watch], T]) -> None:
+        self.ended: Promise[None] = Promise("the start of a Cluster")
+        self.result: T | None = None
+        self.error: BaseException | None = None
+        self._turns = turns
+        self._start = start
+        self._lock = threading.Lock()
+        self._cancelled = False
+        self._future: concurrent.futures.Future[Any] | None = None
+        try:
+            # a daemon: a start that nobody waits for any more must not hold up the interpreter's end
+            exhaustion.start(threading.Thread(target=self._run, name="rlinf-actors-start", daemon=True))
+        except BaseException:
+            turns.give_back()
+            raise
+
+    def cancel(self) -> None:
+        """End the start early. Any thread; the thread still undoes what it has done."""
+        with self._lock:
+            self._cancelled = True
+        if self._future is not None:
+            self._future.cancel()
+
+    def _watch(self, future: concurrent.futures.Future[Any]) -> None:
+        with self._lock:
+            self._future = future
+        if self._cancelled:
+            future.cancel()
+
+    def _run(self) -> None:
+        try:
+            self._turns.belongs_to(threading.get_ident())
+            self.result = self._start(self._watch)
+        except BaseException as error:  # noqa: BLE001  # it is raised where the start is awaited
+            self.error = error
+        finally:
+            self._turns.give_back()
+            self.ended.resolve(None)
+
+
+class Connecting(Generic[T]):
+    """What ``Cluster.connect()`` returns: ``await`` it, or ``async with``.
+
+    Args:
+        turns: of this process.
+        start: makes the cluster or finds the running one; blocks, and is run in a thread.
+        undo: ends a cluster that was started for an awaiter that is gone; blocks.
+        close: ends the cluster at the end of the block.
+    """
+
+    def __init__(
+        self,
+        turns: Turns,
+        start: Callable[[Watch], T],
+        undo: Callable[[T], None],
+        close: Callable[[T], Awaitable[None]],
+    ) -> None:
+        self._turns = turns
+        self._start = start
+        self._undo = undo
+        self._close = close
+        self._made: T | None = None
+
+    async def _connect(self) -> T:
+        while (ahead := self._turns.take()) is not None:
+            await ahead
+        opening = Opening(self._turns, self._start)
+        try:
+            await opening.ended
+        except BaseException as error:
+            opening.cancel()
+            if isinstance(error, asyncio.CancelledError):  # anything else: the loop itself ends, nothing can be awaited
+                await _to_the_end(self._undone(opening))
+            raise
+        if opening.error is not None:
+            raise opening.error
+        self._made = opening.result
+        return opening.result  # type: ignore[return-value]
+
+    async def _undone(self, opening: Opening[T]) -> None:
+        await opening.ended
+        if opening.result is not None:  # the start was over before it could be cancelled
+            await asyncio.to_thread(self._undo, opening.result)
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self._connect().__await__()
+
+    async def __aenter__(self) -> T:
+        return await self._connect()
+
+    async def __aexit__(self, *_error: object) -> None:
+        if self._made is not None:
+            await self._close(self._made)
+
+
+async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
+    """Await *work* however often that is cancelled: the caller is ending already and raises it."""
+    task = Tasks().start(work, "undoing a start", expected=Exception)
+    while not task.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait([task])
+    task.result()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Arguments as they were given; None: not given."""
+
+    num_nodes: int | None = None
+    cluster_cfg: Any = None
+    log_dir: str | os.PathLike[str] | None = None
+    head: str | None = None
+    namespace: str | None = None
+    keys: str | None = None
+
+    def config(self) -> ClusterConfig | None:
+        """The configuration, checked. Raises ConfigError."""
+        if self.cluster_cfg is None:
+            return None
+        return read_config(self.cluster_cfg)
+
+    def settings(self) -> Settings:
+        """Those of the environment and the client file, with the keys that are given."""
+        settings = client_settings()
+        return settings if self.keys is None else replace(settings, key_dir=self.keys, key_file=None)
+
+    def directory(self) -> str | None:
+        """The log directory as an absolute path."""
+        return None if self.log_dir is None else os.path.abspath(os.fspath(self.log_dir))
+
+    def wanted(self, config: ClusterConfig | None, otherwise: int) -> int:
+        """How many nodes to wait for. Raises ConfigError."""
+        given = self.num_nodes
+        if given is not None and (not isinstance(given, int) or isinstance(given, bool) or given < 1):
+            raise ConfigError(f"is {given!r}; it must be a whole number above 0", path="num_nodes")
+        if config is not None and given is not None and config.num_nodes != given:
+            raise ConfigError(
+                f"is {config.num_nodes} in cluster_cfg and {given} as an argument: give one of them",
+                path="cluster.num_nodes",
+            )
+        return given or (config.num_nodes if config is not None else otherwise)
+
+    def endpoint(self, settings: Settings, wanted: int) -> str:
+        """The head's, "" for a private one. Blocks where it has a name to resolve.
+
+        Raises:
+            ConfigError: its name has no address, or none is named and *wanted* nodes are too many for a private one.
+        """
+        head = self.head or settings.head
+        if head and head != PRIVATE:
+            source = "head" if self.head else settings.head_from
+            endpoint = endpoint_of(head, source)
+            check_name(endpoint, source)
+            return endpoint
+        if wanted > 1:
+            raise ConfigError(
+                f"is {wanted}, and no head is known: start `agentd --head` on one node and "
+                f"`agentd --connect HOST:PORT` on the others, then pass head='HOST:PORT', set RLINF_HEAD, or write "
+                f'head = "HOST:PORT" into /etc/{CLIENT_FILE}',
+                path="num_nodes",
+            )
+        return ""
+
+
+@dataclass(frozen=True)
+class InUse:
+    """What the arguments of the running Cluster, and the defaults of the others, came to.
+
+    Attributes:
+        num_nodes: nodes that it has; in a worker, also how many its owner's cluster has.
+        config: the configuration.
+        log_dir: an absolute path.
+        head: the head's endpoint.
+        namespace: of the job.
+    """
+
+    num_nodes: tuple[int, ...]
+    config: ClusterConfig | None
+    log_dir: str | None
+    head: str
+    namespace: str
+
+    def check(self, asked: Asked) -> None:
+        """See that whoever asked so means this Cluster: what is given has the same effect.
+
+        Raises:
+            ConfigError: it asks for another; `path` is the argument's name.
+        """
+        if asked.num_nodes is not None and asked.num_nodes not in self.num_nodes:
+            raise _differs("num_nodes", self.num_nodes[0], asked.num_nodes)
+        config = asked.config()
+        if config is not None and (self.config is None or without_types(config) != without_types(self.config)):
+            raise _differs("cluster_cfg", self.config, asked.cluster_cfg)
+        if asked.log_dir is not None and asked.directory() != self.log_dir:
+            raise _differs("distributed_log_dir", self.log_dir, os.fspath(asked.log_dir))
+        if asked.head is not None and not self._is_at(asked.head):
+            raise _differs("head", self.head, asked.head)
+        if asked.namespace is not None and asked.namespace != self.namespace:
+            raise _differs("namespace", self.namespace, asked.namespace)
+
+    def _is_at(self, head: str) -> bool:
+        return not is_tcp(self.head) if head == PRIVATE else endpoint_of(head, "head") == self.head
+
+
+def _differs(name: str, old: object, new: object) -> ConfigError:
+    return ConfigError(
+        f"a Cluster with {name}={old!r} is running in this process, and {name}={new!r} was asked for: "
+        f"call shutdown() on it first, or use the running one by Cluster()",
+        path=name,
+    )
+
+
+FIRST_S = 2.0
+EVERY_S = 1.0
+
+
+@contextlib.asynccontextmanager
+async def waiting_line(runtime: Runtime, wanted: int) -> AsyncIterator[None]:
+    """Show how many nodes are there, from FIRST_S on; nothing where stderr is no terminal."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield
+        return
+    tasks = Tasks()
+    tasks.start(_show(runtime, wanted), "showing which nodes are there", expected=RlinfActorsError)  # the wait tells it
+    try:
+        yield
+    finally:
+        await tasks.close()
+
+
+async def _show(runtime: Runtime, wanted: int) -> None:
+    start, shown = time.monotonic(), False
+    try:
+        await asyncio.sleep(FIRST_S)
+        while True:
+            status = await runtime.status(None)
+            here = [node.report.hostname for node in status.nodes if node.state == "ready"]
+            waited = time.monotonic() - start
+            line = f"waiting for nodes: {len(here)} of {wanted} ({', '.join(here) or 'none'}), {waited:.0f} s"
+            sys.stderr.write(f"\r\x1b[2K{line}")
+            sys.stderr.flush()
+            shown = True
+            await asyncio.sleep(EVERY_S)
+    finally:
+        if shown:
+            sys.stderr.write("\r\x1b[2K")
+            sys.stderr.flush()
+
+
+TIMEOUT_S = 30.0
+
+
+@dataclass
+class WorkerJob:
+    """What a worker process knows of its cluster; set by the worker's main before the user's code runs.
+
+    Attributes:
+        runtime: the worker's.
+        head: the coordinator's endpoint.
+        extras: what the owner sent along with the class.
+        node_rank: where this worker runs.
+        name: of the worker, ``group:rank``.
+    """
+
+    runtime: Runtime
+    head: str
+    extras: Callable[[], dict[str, Any]]
+    node_rank: int = 0
+    name: str = ""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _session: concurrent.futures.Future[Any] | None = None
+
+    def connect(self) -> Runtime:
+        """The worker's runtime, in session with the head; the first caller waits for that.
+
+        Most workers never need the head, so none connects before it does.
+
+        Raises:
+            UsageError: this process is a fork of the worker.
+        """
+        self.runtime.check_usable()  # before a lock that another thread may have held when it was forked
+        self._begin().result()
+        return self.runtime
+
+    async def connected(self) -> Runtime:
+        """The same from the loop of the I/O thread."""
+        await asyncio.shield(asyncio.wrap_future(self._begin()))
+        return self.runtime
+
+    def _begin(self) -> concurrent.futures.Future[Any]:
+        with self._lock:
+            session = self._session
+            if session is None or (session.done() and session.exception() is not None):
+                session = self._session = self.runtime.io.submit(self.runtime.connect(self.head, TIMEOUT_S))
+            return session
+
+
+_job: WorkerJob | None = None
+
+
+def set_worker_job(job: WorkerJob) -> None:
+    """Make this process's cluster that of the worker it is."""
+    global _job
+    _job = job
+
+
+def worker_job() -> WorkerJob | None:
+    """The job of this worker process, None in a driver."""
+    return _job
+
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Learned:
+    """The nodes of a cluster.
+
+    Attributes:
+        states: as the head knows them.
+        pieces: what nodes have of the hardware that was configured, by node rank.
+        groups: of nodes, by label.
+    """
+
+    states: list[NodeState]
+    pieces: Pieces
+    groups: dict[str, NodeGroupInfo]
+
+
+async def learn_nodes(
+    runtime: Runtime, job: WorkerJob | None, config: ClusterConfig | None, wanted: int, timeout: float | None
+) -> Learned:
+    """Wait for *wanted* nodes and ask them for their hardware. On the runtime's loop.
+
+    Args:
+        runtime: connected.
+        job: in a worker: it has heard from its owner what that learned.
+        config: the ``cluster:`` section, None without one.
+        wanted: how many nodes.
+        timeout: seconds to wait for them, None for ever.
+
+    Raises:
+        ClusterTimeoutError: nodes are missing (says which).
+        ConfigError: a node cannot have what is configured.
+    """
+    async with waiting_line(runtime, wanted):
+        nodes = await runtime.nodes(wanted, timeout)
+    for warning in nodes.warnings:
+        log.warning("%s", warning)
+    states = [state for state in nodes.nodes if 0 <= state.rank < wanted or job is not None]
+    infos, pieces = await _with_hardware(runtime, job, config, states)
+    return Learned(states, pieces, build_node_groups(config, infos))
+
+
+async def _with_hardware(
+    runtime: Runtime, job: WorkerJob | None, config: ClusterConfig | None, states: Sequence[NodeState]
+) -> tuple[list[NodeInfo], Pieces]:
+    """The nodes, with the hardware that the configuration gives them."""
+    kinds = [one.type for state in states for one in state.report.resources if one.registered_by]
+    if kinds:
+        await asyncio.to_thread(extensions.load_accelerators, kinds)  # others' code: not on this thread
+    if job is not None:
+        told: Pieces = job.extras().get("hardware_pieces", {})
+        return with_pieces(node_infos(states), told), told
+    if config is None:
+        return node_infos(states), {}
+    infos = await ask_nodes(config, states, lambda asked: runtime.ask(asked, Enumerated, ANSWER_S), runtime.host)
+    return infos, pieces_of(config, infos)

@@ -1,0 +1,294 @@
+"""The embedded cluster: one private agentd with the head inside, for a driver with nothing running.
+
+It listens on unix sockets in a directory of mode 0700, watches the driver's pidfd, and ends when
+the driver ends, however it does.
+
+What is left of a private cluster whose agentd was killed: its driver ends it, since nobody else may be there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+
+import rlinf_actors
+from rlinf_actors import procfs
+from rlinf_actors.errors import ClusterTimeoutError, RlinfActorsError
+from rlinf_actors.exhaustion import explain
+from rlinf_actors.kept_logs import keep
+from rlinf_actors.net.head_records import clear_stale
+from rlinf_actors.net.host import pid_start
+from rlinf_actors.net.loop import Tasks
+from rlinf_actors.settings import CLUSTER_MARK, Settings
+from rlinf_actors.wire.template_protocol import ROBOT_END_S
+
+PATIENCE_S = 3.0
+"""One that is in an uninterruptible call is not waited for longer."""
+
+
+def processes_of(run_dir: str) -> list[int]:
+    """Living processes that come from the agentd of this run directory, by what they inherited of its environment."""
+    wanted, found = f"{CLUSTER_MARK}={run_dir}".encode(), []
+    for pid in procfs.pids():
+        with contextlib.suppress(OSError):
+            if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                state = procfs.stat(pid)
+                if state is not None and state.state not in "ZX":
+                    found.append(pid)
+    return found
+
+
+def end_all(run_dir: str) -> None:
+    """Kill them, and what they start meanwhile; returns when all are gone. Blocks, PATIENCE_S at most.
+
+    The cluster's keeper ends what hides, and then itself: its end is waited for.
+    """
+    deadline = time.monotonic() + PATIENCE_S
+    while (left := processes_of(run_dir)) and time.monotonic() < deadline:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                pidfd = procfs.pidfd_of(pid)
+                try:
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                    procfs.has_ended(pidfd, max(0.0, deadline - time.monotonic()))
+                finally:
+                    os.close(pidfd)
+    _wait_for_keeper(run_dir, deadline)
+
+
+def _wait_for_keeper(run_dir: str, deadline: float) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as keeper:
+        try:
+            keeper.connect(f"{run_dir}/keeper")
+            keeper.send(b'{"do": "wait"}')
+        except OSError:  # it has ended
+            return
+        keeper.settimeout(max(0.01, deadline - time.monotonic()))
+        with contextlib.suppress(OSError):
+            keeper.recv(1)  # says nothing; it closes the socket when it ends
+
+
+log = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 30.0
+_MAX_RUN_DIR = 60
+"""A unix socket's path has 107 bytes; ours add up to 40."""
+_BOOT = "import sys; sys.path.append({root!r}); from agentd.command_line import main; sys.exit(main())"
+
+
+class EmbeddedDaemon:
+    """A private agentd. `start` it in the runtime's loop; `stop` it there too."""
+
+    def __init__(self, on_death: Callable[[str], None]) -> None:
+        self.run_dir = ""
+        self.endpoint = ""
+        self._on_death = on_death
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pidfd = -1
+        self._ended = asyncio.Event()
+        self._stopping = False
+        self._tasks = Tasks()
+        self._clearing: asyncio.Task[None] | None = None
+
+    async def start(self, arguments: list[str], timeout: float | None) -> str:
+        """Start it and wait until its node is registered.
+
+        Args:
+            arguments: added to agentd's command line.
+            timeout: seconds, START_TIMEOUT_S by default.
+
+        Returns:
+            The head's endpoint.
+
+        Raises:
+            ClusterTimeoutError: it did not come up in time.
+            RlinfActorsError: it failed; the message has the last lines of its log.
+        """
+        self.run_dir = _make_run_dir(Settings.load().run_dir)
+        ready, tell = os.pipe()
+        try:
+            self._process = _spawn(self.run_dir, tell, arguments)
+            os.close(tell)
+            tell = -1
+            self._pidfd = os.pidfd_open(self._process.pid)
+            asyncio.get_running_loop().add_reader(self._pidfd, self._died)
+            line = await asyncio.wait_for(_read_line(ready), timeout or START_TIMEOUT_S)
+        except asyncio.TimeoutError:
+            await self.stop(_nobody_to_ask)
+            raise ClusterTimeoutError(
+                f"the private agentd did not come up in {timeout or START_TIMEOUT_S:g} s{self._log_tail()}"
+            ) from None
+        except BaseException:
+            await self.stop(_nobody_to_ask)
+            raise
+        finally:
+            os.close(ready)
+            if tell >= 0:
+                os.close(tell)
+        said = json.loads(line) if line else {"error": "it ended before it was ready"}
+        if "error" in said:
+            tail = self._log_tail()
+            await self.stop(_nobody_to_ask)
+            raise RlinfActorsError(f"the private agentd did not start: {said['error']}{tail}")
+        self.endpoint = str(said["head"])
+        return self.endpoint
+
+    async def stop(
+        self,
+        ask: Callable[[], Awaitable[bool]],
+        timeout: float = 10.0,
+        failed: Callable[[], bool] = lambda: True,
+    ) -> str:
+        """End it: *ask* it, else SIGTERM, and SIGKILL if it is still there after *timeout* seconds. Twice is fine.
+
+        Args:
+            ask: tells it to end; False if it could not be asked. An RlinfActorsError is the same.
+            timeout: seconds.
+            failed: whether something failed, so that the logs are kept. Called when it has ended.
+
+        Returns:
+            The directory where the logs are kept, "" if they are not.
+        """
+        self._stopping = True
+        process = self._process
+        if process is not None and not self._ended.is_set() and self._pidfd >= 0:
+            acknowledged = False
+            with contextlib.suppress(RlinfActorsError):  # it ended before it answered, or does not answer
+                acknowledged = await ask()
+            if not acknowledged:
+                process.send_signal(signal.SIGTERM)
+            try:
+                await asyncio.wait_for(self._ended.wait(), timeout)
+            except asyncio.TimeoutError:
+                process.kill()
+                await self._ended.wait()
+        if self._pidfd >= 0:
+            asyncio.get_running_loop().remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
+        if self._clearing is not None:
+            await asyncio.wait([self._clearing])  # a failure of it is in the log
+        if process is not None:
+            process.wait()
+            self._process = None
+        kept = self._keep_logs() if process is not None and failed() else ""
+        if self.run_dir:
+            shutil.rmtree(self.run_dir, ignore_errors=True)
+            clear_stale(Settings.load())  # the record of an agentd that was killed
+        return kept
+
+    def _keep_logs(self) -> str:
+        parent = Settings.load().kept_logs
+        if parent is None:
+            return ""
+        try:
+            return keep(self.run_dir, parent)
+        except OSError as error:
+            log.warning("the logs of the private cluster are removed, for they cannot be kept in %s: %s", parent, error)
+            return ""
+
+    def _died(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        self._ended.set()
+        if not self._stopping and self._process is not None:
+            code = self._process.wait()
+            self._clearing = self._tasks.start(self._clear(), "ending what the private agentd left")
+            self._on_death(
+                f"its daemon (agentd, pid {self._process.pid}) ended with {code}; "
+                f"call shutdown() on this Cluster and make a new one{self._log_tail()}"
+            )
+
+    async def _clear(self) -> None:
+        """Its templates end what they have, in that time; a template may have been killed with it."""
+        await asyncio.sleep(ROBOT_END_S)  # robot workers make their robots safe
+        end_all(self.run_dir)  # blocks: the cluster is gone, and a pool of threads is, at the exit of the interpreter
+
+    def _log_tail(self) -> str:
+        try:
+            lines = Path(self.run_dir, "agentd.log").read_text(errors="replace").splitlines()[-20:]
+        except OSError:
+            return ""
+        return "\nlast lines of its log:\n" + "\n".join(f"    {line}" for line in lines) if lines else ""
+
+
+async def _nobody_to_ask() -> bool:
+    return False
+
+
+def _spawn(run_dir: str, tell: int, arguments: list[str]) -> subprocess.Popen[bytes]:
+    return start_agentd(["--head", "--embedded", *arguments], run_dir, tell, {**os.environ, CLUSTER_MARK: run_dir})
+
+
+def start_agentd(arguments: Sequence[str], run_dir: str, tell: int, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """An agentd that ends with this process, from the same package; its output goes to agentd.log in *run_dir*.
+
+    Args:
+        arguments: added to its command line.
+        run_dir: its own; exists.
+        tell: the pipe's end where it says that its node is registered.
+        env: its environment.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    root = str(Path(rlinf_actors.__file__).resolve().parent.parent)
+    command = [
+        sys.executable, "-c", _BOOT.format(root=root), *arguments,
+        "--owner-pid", str(os.getpid()), "--owner-start", str(pid_start(os.getpid())),
+        "--run-dir", run_dir, "--ready-fd", str(tell),
+    ]  # fmt: skip
+    with open(os.path.join(run_dir, "agentd.log"), "ab") as log:
+        try:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(tell,),
+                start_new_session=True,
+                env=env,
+            )
+        except BlockingIOError as error:
+            raise BlockingIOError(error.errno, f"the private agentd cannot be started: {explain(error)}") from None
+
+
+def _make_run_dir(parent: str | None) -> str:
+    base = parent or tempfile.gettempdir()
+    if len(base) > _MAX_RUN_DIR:
+        base = "/tmp"
+    return tempfile.mkdtemp(prefix="rlinf-", dir=base)
+
+
+async def _read_line(fd: int) -> bytes:
+    """What is written to *fd* until it is closed or a line ends."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[bytes] = loop.create_future()
+    os.set_blocking(fd, False)
+    data = bytearray()
+
+    def readable() -> None:
+        try:
+            chunk = os.read(fd, 65536)
+        except BlockingIOError:
+            return
+        data.extend(chunk)
+        if (not chunk or b"\n" in chunk) and not done.done():
+            done.set_result(bytes(data))
+
+    loop.add_reader(fd, readable)
+    try:
+        return await done
+    finally:
+        loop.remove_reader(fd)

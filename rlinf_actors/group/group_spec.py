@@ -1,0 +1,304 @@
+"""From placements and options to what each agent is asked to start. Pure.
+
+What the launching process writes into the head's record of a group, for those who attach. Pure.
+
+Limits of a group's workers: from what a user writes to bytes and counts. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import msgspec
+
+from rlinf_actors.errors import ProtocolError, UsageError
+from rlinf_actors.hardware.configured import piece_of
+from rlinf_actors.hardware.registry import is_exclusive
+from rlinf_actors.model.hardware import AcceleratorInfo, HardwareInfo
+from rlinf_actors.model.node import NodeInfo
+from rlinf_actors.model.placement import Placement
+from rlinf_actors.model.restart import RestartPolicy
+from rlinf_actors.placement.environment import GroupLayout, check_launch, model_seen, worker_environment
+from rlinf_actors.placement.view import ClusterView, find_group
+from rlinf_actors.settings import log_level
+from rlinf_actors.wire.values import Claim, Piece, WorkerSpec
+
+POLICIES = ("required", "best_effort")
+MIN_MEMORY = 64 << 20
+"""Bytes; a worker that has only imported what it needs takes about 40 MiB."""
+MIN_PIDS = 16
+"""Processes and threads; a worker has three, and each lane or library its own."""
+
+_UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
+          "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}  # fmt: skip
+_SIZE = re.compile(rf"\s*(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS)})\s*")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of one worker and all that it starts.
+
+    Attributes:
+        memory: bytes, None for none.
+        pids: processes and threads, None for none.
+        best_effort: start also where they cannot hold.
+    """
+
+    memory: int | None = None
+    pids: int | None = None
+    best_effort: bool = False
+
+    @classmethod
+    def of(cls, memory: str | int | None, pids: int | None, policy: str) -> Limits:
+        """Check and normalize what `launch` was given.
+
+        Raises:
+            UsageError: a value cannot be.
+        """
+        if policy not in POLICIES:
+            raise UsageError(f"limits is {policy!r}; it must be one of {', '.join(POLICIES)}")
+        found = memory if memory is None else _size(memory)
+        if found is not None and found < MIN_MEMORY:
+            raise UsageError(f"memory_limit is {memory!r}; a worker does not fit in less than {MIN_MEMORY >> 20} MiB")
+        if pids is not None and (isinstance(pids, bool) or not isinstance(pids, int) or pids < MIN_PIDS):
+            raise UsageError(f"pids_limit is {pids!r}; it must be a whole number from {MIN_PIDS} up: threads count too")
+        return cls(found, pids, policy == "best_effort")
+
+
+def _size(given: str | int) -> int:
+    if isinstance(given, int) and not isinstance(given, bool):
+        return given
+    match = _SIZE.fullmatch(given) if isinstance(given, str) else None
+    if match is None:
+        raise UsageError(
+            f"memory_limit is {given!r}; it must be a number of bytes, or a text such as '8GiB' ({', '.join(_UNITS)})"
+        )
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+START_METHODS = ("fork", "spawn")
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """What is the same for all workers of a group.
+
+    Attributes:
+        start_method: "fork" from a template, or "spawn" a fresh interpreter.
+        preload: modules that the template imports before it forks.
+        sys_path: the launcher's import paths, added to the workers' where they exist there.
+        cwd: the launcher's directory, used where it exists.
+        env: variables for this group alone; they win over the node group's. A visibility variable among them must say
+            what the placement says.
+        path_env_merge_mode: "append" or "override".
+        net_devices: interfaces for collectives, None for the one that holds the node's address.
+        log_dir: directory of log files, None for the agent's own.
+        forward_logs: whether stdout and stderr reach the driver's terminal.
+        numa_bind: bind workers to the NUMA nodes of their accelerators.
+        limits: of each worker.
+        restart: when workers that fail are started again.
+        owner_must_answer: of workers with robots; see WorkerSpec.
+        defaults: variables of the driver that its workers get too, unless something says otherwise.
+    """
+
+    start_method: str = "fork"
+    preload: Sequence[str] = ()
+    sys_path: Sequence[str] = ()
+    cwd: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    path_env_merge_mode: str = "append"
+    net_devices: str | None = None
+    log_dir: str | None = None
+    forward_logs: bool = True
+    numa_bind: bool = False
+    limits: Limits = field(default_factory=Limits)
+    restart: RestartPolicy = field(default_factory=RestartPolicy.never)
+    owner_must_answer: str = "elsewhere"
+    defaults: Mapping[str, str] = field(default_factory=dict)
+
+
+def worker_specs(
+    name: str, namespace: str, placements: Sequence[Placement], cluster: ClusterView, options: LaunchOptions
+) -> list[WorkerSpec]:
+    """One spec per placement, in rank order, with ids that were never used before.
+
+    Raises:
+        ConfigError: a visibility variable in the options contradicts the placement, or there is no such log level.
+    """
+    launch = uuid.uuid4().hex[:10]
+    ordered = sorted(placements, key=lambda p: p.rank)
+    layout, specs = GroupLayout.of(ordered), []
+    claims = claims_of(ordered, cluster)
+    for placement in ordered:
+        node = cluster.get_node_info(placement.cluster_node_rank)
+        group = find_group(cluster, placement.node_group_label)
+        check_launch(options.env, placement, node, group)
+        env = worker_environment(
+            name,
+            placement,
+            layout,
+            node,
+            group,
+            namespace,
+            comm_net_devices=options.net_devices,
+            launch_env=options.env,
+        )
+        env = {**options.defaults, **env, **options.env}
+        log_level(env)
+        interpreter = group.get_node_python_interpreter_path(placement.cluster_node_rank)
+        specs.append(
+            WorkerSpec(
+                id=f"{launch}-{placement.rank}",
+                group=name,
+                namespace=namespace,
+                rank=placement.rank,
+                world_size=len(placements),
+                node_rank=placement.cluster_node_rank,
+                env=env,
+                path_env_merge_mode=options.path_env_merge_mode,
+                interpreter=interpreter or None,
+                start_method=options.start_method,
+                preload=list(options.preload),
+                sys_path=list(options.sys_path),
+                cwd=options.cwd,
+                log_dir=options.log_dir,
+                forward_logs=options.forward_logs,
+                claims=claims.get(placement.rank, []),
+                numa_nodes=_numa_nodes(placement, node) if options.numa_bind else [],
+                memory_limit=options.limits.memory,
+                pids_limit=options.limits.pids,
+                limits_best_effort=options.limits.best_effort,
+                restart=options.restart if options.restart.restarts else None,
+                owner_must_answer=options.owner_must_answer if placement.rank in claims else "",
+            )
+        )
+    return specs
+
+
+def _numa_nodes(placement: Placement, node: NodeInfo) -> list[int]:
+    """Those of the accelerators that a worker was placed on."""
+    if placement.local_accelerator_rank < 0:
+        return []
+    held = (node.accelerators[position] for position in placement.local_hardware_ranks)
+    return sorted({info.numa_node if isinstance(info, AcceleratorInfo) else -1 for info in held})
+
+
+def hardware_of(placements: Sequence[Placement], cluster: ClusterView) -> dict[int, list[HardwareInfo]]:
+    """For each rank the robots or other configured hardware it was placed on; ranks without any are left out."""
+    found: dict[int, list[HardwareInfo]] = {}
+    for placement in placements:
+        group = find_group(cluster, placement.node_group_label)
+        if group.counts_nodes or group.holds_accelerators:
+            continue
+        infos = group.get_hardware_infos(placement.cluster_node_rank)
+        found[placement.rank] = [infos[rank] for rank in placement.local_hardware_ranks]
+    return found
+
+
+def claims_of(placements: Sequence[Placement], cluster: ClusterView) -> dict[int, list[Claim]]:
+    """For each rank the hardware that its group alone may use; ranks without any are left out.
+
+    Workers of one group that were placed on the same piece share it.
+    """
+    found: dict[int, list[Claim]] = {}
+    by_rank = {placement.rank: placement for placement in placements}
+    for worker, infos in hardware_of(placements, cluster).items():
+        placement = by_rank[worker]
+        node = cluster.get_node_info(placement.cluster_node_rank)
+        for rank, info in zip(placement.local_hardware_ranks, infos, strict=True):
+            if not is_exclusive(info.type):
+                continue
+            title = f"{info.type} {info.identity or f'{rank} of node {placement.cluster_node_rank}'}"
+            keys = info.claim_keys or [f"{info.type}:{node.node_id}:{rank}"]
+            found.setdefault(worker, []).extend(Claim(key, title) for key in keys)
+    return found
+
+
+def class_reference(cls: type) -> str:
+    """How *cls* can be imported, as ``module:qualname``; "" if it must travel by value."""
+    if cls.__module__ == "__main__" or "<locals>" in cls.__qualname__:
+        return ""
+    found: Any = sys.modules.get(cls.__module__)
+    for part in cls.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return f"{cls.__module__}:{cls.__qualname__}" if found is cls else ""
+
+
+_PLAIN = Placement(-1, -1, -1)
+"""Fields that are like its own are left out: the record goes to every node of the group."""
+
+
+class GroupDetail(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Travels as JSON in Launch.detail.
+
+    Attributes:
+        placements: of the ranks, in their order.
+        nodes: for each rank the name of its node.
+        models: for each rank the model of its accelerators, "" for a rank without any.
+        hardware: by rank the robots or other hardware it was placed on; ranks without any are left out.
+        restarts: False if a worker that failed is not started again; an older launcher does not say it.
+    """
+
+    placements: list[Placement] = []
+    nodes: list[str] = []
+    models: list[str] = []
+    hardware: dict[int, list[Piece]] = {}
+    restarts: bool = True
+
+
+def detail_of(
+    placements: Sequence[Placement],
+    nodes: Sequence[NodeInfo],
+    names: Sequence[str],
+    hardware: Mapping[int, Sequence[HardwareInfo]],
+    restarts: bool = True,
+) -> GroupDetail:
+    """The record of a group.
+
+    Args:
+        placements: in rank order.
+        nodes: for each rank its node.
+        names: for each rank what messages to people call that node.
+        hardware: by rank the robots or other hardware it was placed on.
+        restarts: whether a worker that failed is started again.
+    """
+    models = [model_seen(placement, node) for placement, node in zip(placements, nodes, strict=True)]
+    pieces = {rank: [piece_of(info) for info in infos] for rank, infos in hardware.items()}
+    return GroupDetail(list(placements), list(names), models, pieces, restarts)
+
+
+def encode(detail: GroupDetail) -> str:
+    """As JSON."""
+    placements = [
+        {
+            field.name: value
+            for field in fields(one)
+            if (value := getattr(one, field.name)) != getattr(_PLAIN, field.name)
+        }
+        for one in detail.placements
+    ]
+    found: dict[str, Any] = {"placements": placements, "nodes": detail.nodes, "models": detail.models}
+    if detail.hardware:
+        found["hardware"] = detail.hardware
+    if not detail.restarts:
+        found["restarts"] = False
+    return msgspec.json.encode(found).decode()
+
+
+def decode(text: str, group: str) -> GroupDetail:
+    """Read it; nothing in it for a group whose launcher wrote none.
+
+    Raises:
+        ProtocolError: it is something else than `encode` writes.
+    """
+    if not text:
+        return GroupDetail()
+    try:
+        return msgspec.json.decode(text, type=GroupDetail)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise ProtocolError(f"the head's record of group {group!r} is not what launch() writes: {error}") from error

@@ -1,0 +1,178 @@
+"""What the head checks of a request before it acts on it. Pure.
+
+What agents and clients say in words, at most as long as the head keeps and shows it. Pure.
+
+Whatever comes from others and is kept here, told to others or shown to people goes through here first: one message must
+neither push everything else out of the event log nor stay in memory by the megabyte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+from msgspec.structs import replace
+
+from rlinf_actors.head.commands import Refused
+from rlinf_actors.head.records import Client, Node
+from rlinf_actors.wire.agent_messages import AgentHello, WorkersHealth
+from rlinf_actors.wire.client_messages import Launch
+from rlinf_actors.wire.limits import printable
+from rlinf_actors.wire.values import ExitReport, RunningWorker, WorkerHealth, WorkerSpec
+
+
+def check_launch(asked: Launch, taken: Callable[[str], bool], by_rank: Mapping[int, Node]) -> None:
+    """Refuse a launch that makes no sense.
+
+    Args:
+        asked: the launch.
+        taken: whether a worker's id is another group's.
+        by_rank: living nodes by their ranks.
+
+    Raises:
+        Refused: says what does not fit, or which node is not there.
+    """
+    check_workers(asked, taken)
+    for spec in asked.workers:
+        node_for(spec, by_rank)
+
+
+def check_workers(asked: Launch, taken: Callable[[str], bool]) -> None:
+    """Refuse workers that make no sense, wherever they are to run; arguments as of `check_launch`.
+
+    Raises:
+        Refused: says what does not fit.
+    """
+    ids = {spec.id for spec in asked.workers}
+    check_names(group=asked.group, class_name=asked.cls, worker_id=max(ids, key=len, default=""))
+    if not asked.workers:
+        raise Refused("usage", f"group {asked.group!r} has no workers")
+    if len(ids) != len(asked.workers) or any(map(taken, ids)) or "" in ids:
+        raise Refused("usage", f"the workers' ids of group {asked.group!r} are not unique")
+    if sorted(spec.rank for spec in asked.workers) != list(range(len(asked.workers))):
+        raise Refused("usage", f"the ranks of group {asked.group!r} are not 0 to {len(asked.workers) - 1}")
+    for spec in asked.workers:
+        if (spec.namespace, spec.group) != (asked.namespace, asked.group):
+            raise Refused("usage", f"worker {spec.id} of group {asked.group!r} says that it is {spec.group!r}'s")
+
+
+DETACHES = 7
+"""The first protocol whose agents keep a group that no client owns."""
+NAME_CHARS = 256
+REPORT_BYTES = 1 << 20
+MAX_WORKERS_OF_NODE = 10_000
+"""Workers and watched processes that an agent may have: more than a machine's process ids allow by default."""
+
+
+def check_names(**names: str) -> None:
+    """Refuse names of more than NAME_CHARS characters: they are kept, in the head's file too, and shown.
+
+    Raises:
+        Refused: says which.
+    """
+    for what, name in names.items():
+        if len(name) > NAME_CHARS:
+            raise Refused(
+                "usage", f"the {what.replace('_', ' ')} {name[:20]!r}... has more than {NAME_CHARS} characters"
+            )
+
+
+def check_agent(hello: AgentHello) -> None:
+    """Refuse an agent that says more of its node than REPORT_BYTES, which are kept and told to every driver, or that
+    has more processes than a node can have.
+
+    Raises:
+        Refused: says how much it is.
+    """
+    report = hello.node
+    check_names(incarnation=hello.incarnation)
+    check_names(node_id=report.node_id, hostname=report.hostname, ip=report.ip, host=report.host)
+    size = len(msgspec.msgpack.encode(report))
+    if size > REPORT_BYTES:
+        raise Refused("usage", f"node {report.node_id} describes itself in {size} bytes; at most {REPORT_BYTES}")
+    if max(len(hello.workers), len(hello.watched), len(hello.ended)) > MAX_WORKERS_OF_NODE:
+        raise Refused("usage", f"node {report.node_id} has more than {MAX_WORKERS_OF_NODE} workers, or drivers")
+
+
+def check_outlives(asked: Launch, client: Client, embedded: bool, by_rank: Mapping[int, Node]) -> None:
+    """Refuse a launch of a group that is to be detached where that cannot be.
+
+    Raises:
+        Refused: says why not.
+    """
+    name = f"group {asked.group!r} cannot be detached"
+    if embedded and client.role == "driver":
+        raise Refused("usage", f"{name}: this cluster is the driver's own, and ends with it")
+    if any(spec.claims for spec in asked.workers):
+        raise Refused("usage", f"{name}: it holds robots, and whoever moves them must be there")
+    if any(spec.restart is not None for spec in asked.workers):
+        raise Refused(
+            "usage", f"{name}: its workers are to be started again, which takes an owner that constructs them"
+        )
+    for node in (by_rank.get(spec.node_rank) for spec in asked.workers):
+        if node is not None and node.protocol < DETACHES:
+            raise Refused(
+                "usage", f"{name}: the agentd of node {node.name} is an older version that ends it: upgrade that first"
+            )
+
+
+def own_namespace(client: Client, namespace: str) -> None:
+    """Refuse what a client asks about a job that is not its own.
+
+    Raises:
+        Refused: it belongs to another namespace.
+    """
+    if client.namespace != namespace:
+        raise Refused(
+            "authentication",
+            f"this {client.role} belongs to namespace {client.namespace!r} and asks about {namespace!r}",
+        )
+
+
+def node_for(spec: WorkerSpec, by_rank: Mapping[int, Node]) -> Node:
+    """The node that a worker was placed on.
+
+    Raises:
+        Refused: it is not there, or cannot be used.
+    """
+    node = by_rank.get(spec.node_rank)
+    where = f"node {spec.node_rank}, where {spec.group}:{spec.rank} was placed,"
+    if node is None:
+        raise Refused("node_lost", f"{where} is not there (any more)")
+    if node.draining:
+        raise Refused("placement", f"{where} is {node.name}, and that is {node.condition}: place the group elsewhere")
+    if not node.usable:
+        raise Refused("node_lost", f"{where} ({node.name}) is {node.condition}")
+    return node
+
+
+TAIL_LINES, TAIL_LINE_CHARS = 20, 4097
+"""Of a worker's stderr: what agents send (worker.drain)."""
+REASON_CHARS = 16384
+"""Of why a worker ended: it may be the traceback of a module that cannot be imported."""
+
+
+def exit_report(said: ExitReport) -> ExitReport:
+    """How a worker ended. Its last lines and its traceback are shown as they are, as in its files."""
+    tail = [line[:TAIL_LINE_CHARS] for line in said.stderr_tail[-TAIL_LINES:]]
+    reason = said.reason[:REASON_CHARS]
+    return ExitReport(printable(said.kind), said.exit_code, said.signal, printable(said.oom), tail, reason)
+
+
+def hello(said: AgentHello) -> AgentHello:
+    """The ends of workers in it."""
+    ended = {id: why[:REASON_CHARS] for id, why in said.ended.items()}
+    return replace(said, workers=list(map(_running, said.workers)), ended=ended)
+
+
+def health(said: WorkersHealth) -> WorkersHealth:
+    """How workers are."""
+    return WorkersHealth(list(map(_health, said.workers)))
+
+
+def _running(said: RunningWorker) -> RunningWorker:
+    return said if said.exit is None else replace(said, exit=exit_report(said.exit))
+
+
+def _health(said: WorkerHealth) -> WorkerHealth:
+    return replace(said, unresponsive=printable(said.unresponsive), method=printable(said.method))

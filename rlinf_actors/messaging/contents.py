@@ -1,0 +1,141 @@
+"""What a message holds: checked and made into parts in the sender, made into an object in the receiver."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rlinf_actors.model.address import WorkerAddress
+from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.net.shared_memory import SHARED_FROM
+from rlinf_actors.wire import failure, frames, payload
+from rlinf_actors.wire.authenticated import AuthenticatedParts
+
+LARGE = SHARED_FROM
+"""Parts below this size are copied when they are sent; of larger ones the sender's own memory is read
+until the receiver holds them."""
+
+_FAILED = b"!"
+"""Begins what is sent instead of an object that could not be; no payload begins with it."""
+
+
+def check_contiguous(value: Any, what: str = "object") -> None:
+    """Refuse a tensor that is not contiguous, at top level or directly in a list, dict or dataclass.
+
+    Deeper ones are made contiguous, as are those of call arguments.
+
+    Raises:
+        ValueError: names the place.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "Tensor"):
+        return
+    for place, part in _places(value, what):
+        if isinstance(part, torch.Tensor) and part.layout is torch.strided and not part.is_contiguous():
+            raise ValueError(
+                f"{place} is a tensor of shape {tuple(part.shape)} and strides {part.stride()}, which is not "
+                f"contiguous: send {place}.contiguous()"
+            )
+
+
+def _places(value: Any, what: str) -> Iterator[tuple[str, Any]]:
+    yield what, value
+    if isinstance(value, list):
+        yield from ((f"{what}[{n}]", part) for n, part in enumerate(value))
+    elif isinstance(value, dict):
+        yield from ((f"{what}[{key!r}]", part) for key, part in value.items())
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            if hasattr(value, field.name):
+                yield f"{what}.{field.name}", getattr(value, field.name)
+
+
+def check_tensor(tensor: Any, what: str) -> None:
+    """Raises TypeError unless *tensor* is a dense torch tensor."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{what} takes a torch.Tensor, not {type(tensor).__name__}; send() takes any object")
+
+
+def encode(value: Any, piggyback: Any = None, taker: payload.Taker | None = None) -> tuple[list[Buffer], bool]:
+    """The parts of an object, or of (object, piggyback); and whether some of them are the sender's own memory.
+
+    Args:
+        value, piggyback: what is sent.
+        taker: takes tensors out, which go by other ways.
+
+    Raises:
+        SerializationError: something in it cannot be pickled; names the path.
+    """
+    if piggyback is not None:
+        parts = payload.encode((value, piggyback), "(object, piggyback_payload)", copy=None, taker=taker)
+    elif isinstance(value, BaseException):
+        parts = failure.encode_exception(value)
+    else:
+        parts = payload.encode(value, "object", copy=None, taker=taker)
+    return settled(parts)
+
+
+def encode_failure(error: BaseException) -> tuple[list[Buffer], bool]:
+    """As `encode`, for who waits for an object that could not be sent; see `failure_in`."""
+    raised, parts = failure.encode(0, error)
+    return settled([_FAILED + frames.encode(raised), *parts])
+
+
+def failure_in(parts: AuthenticatedParts, source: WorkerAddress, node: str) -> Exception | None:
+    """The WorkerError that *parts* are, with its original; None if they are an object. Unpickles."""
+    if not parts or bytes(parts[0][:1]) != _FAILED:
+        return None
+    raised = frames.decode(bytes(parts[0][1:]))
+    assert isinstance(raised, frames.Raised)
+    return failure.decode(raised, parts.cut(1), worker=source.get_name(), rank=source.rank, node=node)
+
+
+def settled(parts: Sequence[Buffer]) -> tuple[list[Buffer], bool]:
+    """Small parts copied, so that they may change at once; and whether there are others."""
+    kept: list[Buffer] = []
+    large = False
+    for part in parts:
+        if type(part) is bytes:
+            kept.append(part)
+        elif memoryview(part).nbytes < LARGE:
+            kept.append(bytes(part))
+        else:
+            kept.append(part)
+            large = True
+    return kept, large
+
+
+def size_of(parts: Sequence[Buffer]) -> int:
+    """Bytes in *parts*."""
+    return sum(len(part) if type(part) is bytes else memoryview(part).nbytes for part in parts)
+
+
+def copy_into(target: Any, received: Any, sender: str) -> None:
+    """Copy a received tensor into *target*.
+
+    Raises:
+        TypeError: what was received is no tensor.
+        ValueError: shape or dtype differ; *target* is unchanged.
+    """
+    import torch
+
+    if not isinstance(received, torch.Tensor):
+        raise TypeError(f"recv_tensor() got a {type(received).__name__} from {sender}: it was sent by send()?")
+    if received.shape != target.shape or received.dtype != target.dtype:
+        raise ValueError(
+            f"{sender} sent a tensor of shape {tuple(received.shape)} and {received.dtype}, and recv_tensor() was "
+            f"given one of shape {tuple(target.shape)} and {target.dtype}"
+        )
+    lazy = any(one.is_conj() or one.is_neg() for one in (target, received))  # whose memory holds something else
+    on_cpu = target.device.type == received.device.type == "cpu"
+    if on_cpu and target.is_contiguous() and received.numel() and not lazy:
+        # torch would copy on several threads, which wait for one another where the cores are busy; others run meanwhile
+        source = received.contiguous()
+        ctypes.memmove(target.data_ptr(), source.data_ptr(), source.numel() * source.element_size())
+        return
+    with torch.no_grad():
+        target.copy_(received)

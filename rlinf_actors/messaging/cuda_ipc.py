@@ -1,0 +1,368 @@
+"""What CUDA's driver can do between processes, by ctypes: open another's device memory, name a device for good.
+
+Not torch's own reductions: those count references in named shared memory, which a killed process leaves
+behind, and keep a dead receiver's memory for ever. Here the runtime knows who is gone.
+
+House rule: every call makes the device's primary context, which torch uses too, current on the thread
+first, and the one before it again afterwards.
+
+Device memory handed from one worker to another on the same device: opened there, not copied.
+
+The sender keeps its tensors until the receiver says that it dropped them, or is gone. What is dropped
+goes to one thread, the keeper, which waits until the device has done what it was given and closes the
+memory: who drops a tensor may have kernels under way that read it.
+
+This worker's accelerators, as torch has them, and what its end of a path can be. Any thread; looked up once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+from rlinf_actors import exhaustion
+from rlinf_actors.errors import RlinfActorsError, UsageError
+from rlinf_actors.hardware.torch_platform import torch_platform
+from rlinf_actors.messaging import process_groups
+from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE
+from rlinf_actors.model.hardware import AcceleratorType
+
+HANDLE_BYTES = 64
+"""sizeof(CUipcMemHandle), cuda.h."""
+_LAZY_PEER_ACCESS = 1
+"""CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag there is."""
+
+
+class CudaError(RlinfActorsError):
+    """CUDA's driver refused something."""
+
+
+class _Handle(ctypes.Structure):
+    _fields_ = [("reserved", ctypes.c_char * HANDLE_BYTES)]
+
+
+class Driver:
+    """libcuda of this process.
+
+    Args:
+        library: the loaded library; default: libcuda.so.1.
+
+    Raises:
+        OSError: there is none.
+        CudaError: it does not start (no device, wrong version).
+    """
+
+    def __init__(self, library: Any = None) -> None:
+        self._cuda = ctypes.CDLL("libcuda.so.1") if library is None else library
+        self._lock = threading.Lock()
+        self._contexts: dict[int, ctypes.c_void_p] = {}
+        self._cuda.cuIpcOpenMemHandle_v2.argtypes = [ctypes.c_void_p, _Handle, ctypes.c_uint]
+        self._do("cuInit", 0)
+
+    def uuid(self, index: int) -> str:
+        """The UUID of device *index* of this process, as 32 hexadecimal digits."""
+        device, found = ctypes.c_int(), (ctypes.c_ubyte * 16)()
+        self._do("cuDeviceGet", ctypes.byref(device), index)
+        name = "cuDeviceGetUuid_v2" if hasattr(self._cuda, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
+        self._do(name, ctypes.byref(found), device)
+        return bytes(found).hex()
+
+    def export(self, index: int, pointer: int) -> tuple[bytes, int]:
+        """The handle of the allocation that holds *pointer*, and the offset in it.
+
+        Raises:
+            CudaError: it cannot be exported: it is itself another process's, or of a virtual memory pool
+                (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True).
+        """
+        base, size, handle = ctypes.c_uint64(), ctypes.c_size_t(), _Handle()
+        with self._current(index):
+            self._do("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(pointer))
+            self._do("cuIpcGetMemHandle", ctypes.byref(handle), base)
+        return ctypes.string_at(ctypes.byref(handle), HANDLE_BYTES), pointer - base.value
+
+    def open(self, index: int, handle: bytes) -> int:
+        """Where the allocation of another process is in this one. To be closed as often as it was opened."""
+        pointer, opened = ctypes.c_uint64(), _Handle()
+        ctypes.memmove(ctypes.byref(opened), handle, HANDLE_BYTES)
+        with self._current(index):
+            self._do("cuIpcOpenMemHandle_v2", ctypes.byref(pointer), opened, _LAZY_PEER_ACCESS)
+        return pointer.value
+
+    def close(self, index: int, pointer: int) -> None:
+        """Undo one `open`."""
+        with self._current(index):
+            self._do("cuIpcCloseMemHandle", ctypes.c_uint64(pointer))
+
+    def allocate(self, index: int, size: int) -> int:
+        """Memory that can be exported, of *size* bytes."""
+        pointer = ctypes.c_uint64()
+        with self._current(index):
+            self._do("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(size))
+        return pointer.value
+
+    def free(self, index: int, pointer: int) -> None:
+        """Give back what `allocate` gave."""
+        with self._current(index):
+            self._do("cuMemFree_v2", ctypes.c_uint64(pointer))
+
+    def drain(self, index: int) -> None:
+        """Wait until the device has done what it was given so far, by any stream of this process."""
+        with self._current(index):
+            self._do("cuCtxSynchronize")
+
+    @contextmanager
+    def _current(self, index: int) -> Iterator[None]:
+        with self._lock:
+            context = self._contexts.get(index)
+            if context is None:
+                device, context = ctypes.c_int(), ctypes.c_void_p()
+                self._do("cuDeviceGet", ctypes.byref(device), index)
+                self._do("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+                self._contexts[index] = context
+        self._do("cuCtxPushCurrent_v2", context)
+        try:
+            yield
+        finally:
+            before = ctypes.c_void_p()
+            self._do("cuCtxPopCurrent_v2", ctypes.byref(before))
+
+    def _do(self, name: str, *args: Any) -> None:
+        code = getattr(self._cuda, name)(*args)
+        if code:
+            text = ctypes.c_char_p()
+            self._cuda.cuGetErrorString(code, ctypes.byref(text))
+            raise CudaError(f"CUDA's {name} failed with {code}: {(text.value or b'unknown error').decode()}")
+
+
+class Memory:
+    """Device memory that is not torch's, for ``torch.as_tensor``: the tensor keeps this, and its end ends that.
+
+    Args:
+        pointer, size: where it is, in bytes.
+        ended: called with nothing when the last tensor on it is gone; on any thread, with any lock held.
+    """
+
+    def __init__(self, pointer: int, size: int, ended: Any) -> None:
+        # https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html
+        self.__cuda_array_interface__ = {
+            "data": (pointer, False), "shape": (size,), "typestr": "|u1", "strides": None, "version": 3,
+        }  # fmt: skip
+        self._ended = ended
+
+    def __del__(self) -> None:
+        self._ended()
+
+
+log = logging.getLogger(__name__)
+
+
+class Ticket:
+    """The receiver's right to a message's memory; its end is told to the sender, once all of it was closed.
+
+    Args:
+        ended: tells; called once, on any thread.
+    """
+
+    def __init__(self, ended: Callable[[], None]) -> None:
+        self._ended = ended
+
+    def __del__(self) -> None:
+        self._ended()
+
+
+def export(driver: Driver, tensor: Any) -> tuple[bytes, int, Any]:
+    """A contiguous tensor as (handle, offset, what is to be kept until it is released).
+
+    One that cannot be exported as it is (another worker's, or of an expandable segment) is copied on the
+    device, on the current stream, into memory that can.
+    """
+    import torch
+
+    index, size = tensor.device.index, tensor.numel() * tensor.element_size()
+    try:
+        return (*driver.export(index, tensor.data_ptr()), tensor)
+    except CudaError:
+        pointer = driver.allocate(index, size)
+
+        def free() -> None:
+            _keeper().put((driver, index, lambda: driver.free(index, pointer), None))
+
+        copy = torch.as_tensor(Memory(pointer, size, free), device=tensor.device)
+        copy.copy_(tensor.detach().view(-1).view(torch.uint8))
+        return (*driver.export(index, pointer), copy)
+
+
+def opened(driver: Driver, index: int, handle: bytes, offset: int, size: int, ticket: Ticket) -> Any:
+    """Another process's memory as a uint8 tensor of *size* elements on device *index*.
+
+    Raises:
+        CudaError: it cannot be opened: its owner is gone, or may not be seen from here.
+    """
+    import torch
+
+    base = driver.open(index, handle)
+
+    def close() -> None:
+        _keeper().put((driver, index, lambda: driver.close(index, base), ticket))
+
+    return torch.as_tensor(Memory(base + offset, size, close), device=f"cuda:{index}")
+
+
+def event(index: int) -> Any:
+    """A CUDA event, to be opened elsewhere, of what the current stream of device *index* was given so far."""
+    import torch
+
+    kind: Any = torch.cuda.Event
+    made = kind(interprocess=True)
+    made.record(torch.cuda.current_stream(index))
+    return made
+
+
+def wait_for(index: int, handle: bytes) -> None:
+    """Let the current stream of device *index* wait for another process's event; the thread does not."""
+    import torch
+
+    kind: Any = torch.cuda.Event
+    theirs = kind.from_ipc_handle(torch.device("cuda", index), handle)
+    theirs.wait(torch.cuda.current_stream(index))
+
+
+class Probe:
+    """A little device memory and an event, for a receiver to try to open; in a container, say, it may not.
+
+    Raises:
+        CudaError, RuntimeError: they cannot be made, or not be exported.
+    """
+
+    def __init__(self, driver: Driver, index: int) -> None:
+        self._event = event(index)
+        self.event = bytes(self._event.ipc_handle())
+        self._driver = driver
+        self._memory = (index, driver.allocate(index, 4096))
+        try:
+            self.memory, _ = driver.export(*self._memory)
+        except CudaError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """It was tried, or will not be. Does not wait."""
+        driver, (index, pointer) = self._driver, self._memory
+        _keeper().put((driver, index, lambda: driver.free(index, pointer), None))
+
+
+def tried(driver: Driver, index: int, memory: bytes, event_handle: bytes) -> bool:
+    """Whether a `Probe` of another process can be opened here."""
+    try:
+        driver.close(index, driver.open(index, memory))
+        wait_for(index, event_handle)
+    except (CudaError, RuntimeError) as error:
+        log.warning("device memory cannot be shared with another worker on the device, and is copied: %s", error)
+        return False
+    return True
+
+
+@lru_cache(maxsize=1)
+def _keeper() -> queue.SimpleQueue[Any]:
+    """Where what was dropped goes: (driver, index, how to close it, its ticket). Put from finalizers."""
+    dropped: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    exhaustion.start(threading.Thread(target=_keep, args=(dropped,), name="rlinf-actors-ipc-keeper", daemon=True))
+    return dropped
+
+
+def _keep(dropped: queue.SimpleQueue[Any]) -> None:
+    while True:
+        driver, index, close, ticket = dropped.get()
+        try:
+            driver.drain(index)
+            close()
+        except CudaError as error:
+            log.warning("device memory of another worker could not be closed: %s", error)
+        del close, ticket  # now the sender is told
+
+
+class Devices:
+    """Accelerators of one worker.
+
+    Args:
+        environ: of the worker: ACCELERATOR_TYPE, ISOLATE_ACCELERATOR and LOCAL_RANK say which are its own.
+
+    Attributes:
+        kind: torch's type of them; "cpu" without.
+        ccl: torch.distributed's back-end for them, "" without.
+        own: UUID to index of the worker's own; where a UUID is not known, its number on the node stands for it.
+        seen: the same of all that the process sees.
+        home: index of the one that tensors arrive on, None without.
+        backends: of torch.distributed here.
+        driver: CUDA's, None where device memory cannot be shared between processes.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.accelerator = AcceleratorType.named(environ.get("ACCELERATOR_TYPE") or "NO_ACCEL")
+        # a type that no package has registered here is one that torch has no device of
+        facts = ACCELERATOR_TABLE.get(self.accelerator, ACCELERATOR_TABLE[AcceleratorType.NO_ACCEL])
+        self.kind, self.ccl = facts.torch_device_type, facts.ccl
+        self.seen: dict[str, int] = {}
+        self.own: dict[str, int] = {}
+        self.home: int | None = None
+        self.driver: Driver | None = None
+        count = _count(self.accelerator) if self.kind != "cpu" else 0
+        self.backends = process_groups.backends(facts.ccl_plugin if count else "")
+        if not count:
+            self.kind, self.ccl = "cpu", ""
+            return
+        if facts.cuda_ipc:
+            self.driver = _driver()
+        numbers = dict(enumerate(filter(None, environ.get("VISIBLE_DEVICES", "").split(","))))
+        for index in range(count):
+            number = f"{self.kind}:{numbers.get(index, index)}"
+            self.seen[number if self.driver is None else self.driver.uuid(index)] = index
+        isolated = environ.get("ISOLATE_ACCELERATOR") == "1"
+        first = 0 if isolated else min(int(environ.get("LOCAL_RANK") or 0), count - 1)
+        self.own = {uuid: index for uuid, index in self.seen.items() if isolated or index == first}
+        self.home = first
+
+    def uuid(self, index: int) -> str:
+        """UUID of a device that this process sees, "" of one that is not the kind of this worker's."""
+        return next((uuid for uuid, known in self.seen.items() if known == index), "")
+
+
+def _count(accelerator: AcceleratorType) -> int:
+    try:
+        module = torch_platform(accelerator)
+    except (ImportError, UsageError):
+        return 0
+    return int(module.device_count()) if module.is_available() else 0
+
+
+def _driver() -> Driver | None:
+    try:
+        return Driver()
+    except (OSError, CudaError):
+        return None  # torch has found devices: they are there, and cannot be shared
+
+
+class LazyDevices:
+    """`Devices` of this process, made when they are first asked for: that may load torch and start CUDA.
+
+    Args:
+        environ: see Devices.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        self._lock = threading.Lock()
+        self._made: Devices | None = None
+
+    def get(self) -> Devices:
+        """The devices. Takes a second the first time; not on the loop's thread."""
+        with self._lock:
+            if self._made is None:
+                self._made = Devices(self._environ)
+            return self._made

@@ -1,0 +1,155 @@
+"""Workers, and children of workers, by address. What is asked during a look-up waits in order, and no thread does."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Union
+
+from rlinf_actors.errors import (
+    AuthenticationError,
+    GroupNotFoundError,
+    PeerDiedError,
+    PlacementError,
+    ProtocolMismatchError,
+)
+from rlinf_actors.messaging.addressing import check_rank
+from rlinf_actors.model.address import WorkerAddress
+from rlinf_actors.runtime import child_peers
+from rlinf_actors.runtime.future import call_all
+from rlinf_actors.runtime.peer import Peer
+from rlinf_actors.runtime.remote_group import RemoteGroup
+from rlinf_actors.runtime.runtime import Runtime
+
+REMEMBERED = 64
+"""Ended groups that a worker remembers, should the head have forgotten them; each keeps its peers."""
+
+Found = Callable[[Union[RemoteGroup, Exception]], None]
+
+
+class Directory:
+    """Any thread.
+
+    A group that has ended is found too, as long as the head or this worker remembers it: all its peers have errors
+    that say how they ended. Only a name that nobody knows is a GroupNotFoundError.
+
+    Args:
+        runtime: of this worker.
+        connect: waits until the runtime is in session with the head; runs on the loop.
+
+    Attributes:
+        children: children of workers that this one talks to.
+    """
+
+    def __init__(self, runtime: Runtime, connect: Callable[[], Awaitable[Runtime]]) -> None:
+        self._runtime = runtime
+        self._connect = connect
+        self._lock = threading.Lock()
+        self._groups: dict[str, RemoteGroup] = {}
+        self._waiting: dict[str, list[Found]] = {}
+        self.children = child_peers.ChildPeers(runtime)
+
+    def peer(self, member: WorkerAddress, found: child_peers.Found) -> None:
+        """Call *found* with the member's peer, or with what went wrong; as `group`."""
+
+        def in_group(group: RemoteGroup | Exception) -> None:
+            if isinstance(group, Exception):
+                found(group)
+                return
+            rank = member.rank_path[0]
+            try:
+                check_rank(member, len(group.peers))
+            except PlacementError as error:
+                found(error)
+                return
+            if len(member.rank_path) > 1:
+                self.children.find(group, member, found)
+            else:
+                found(group.peers[rank])
+
+        self.group(member.root_group_name, in_group)
+
+    def group(self, name: str, found: Found) -> None:
+        """Call *found* with the group, or with what went wrong: at once if it is known, else on the loop's thread.
+
+        What is asked for one name is answered in the order asked. *found* must not raise.
+        """
+        with self._lock:
+            waiting = self._waiting.get(name)
+            group = self._groups.get(name)
+            known = waiting is None and group is not None and _alive(group)
+            if not known:
+                if waiting is not None:
+                    waiting.append(found)
+                    return
+                self._waiting[name] = [found]
+        if known:
+            assert group is not None
+            found(group)
+        else:
+            self._runtime.io.start(self._find(name), f"finding group {name!r}")
+
+    async def _find(self, name: str) -> None:
+        outcome: RemoteGroup | Exception
+        try:
+            runtime = await self._connect()
+            outcome = await runtime.groups.find(runtime.namespace, name, ended=True)
+        except GroupNotFoundError:
+            outcome = self._forgotten(name)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it reaches those who wait
+            outcome = error
+        while True:
+            with self._lock:
+                if isinstance(outcome, RemoteGroup):
+                    self._remember(name, outcome)
+                waiting = self._waiting[name]
+                if not waiting:
+                    del self._waiting[name]
+                    return
+                self._waiting[name] = []
+            call_all(waiting, outcome)
+
+    def _remember(self, name: str, group: RemoteGroup) -> None:
+        """Called with the lock held."""
+        self._groups.pop(name, None)
+        self._groups[name] = group  # the last
+        ended = [name for name, group in self._groups.items() if not _alive(group)]
+        for old in ended[: max(0, len(ended) - REMEMBERED)]:
+            del self._groups[old]
+
+    def _forgotten(self, name: str) -> RemoteGroup | GroupNotFoundError:
+        """The head knows nothing of it (any more); do we?"""
+        with self._lock:
+            before = self._groups.get(name)
+        if before is not None:
+            before.close(PeerDiedError(f"group {name!r}, which this worker knew, has ended", peer=name))
+            return before
+        return GroupNotFoundError(
+            f"no group {name!r} is running in namespace {self._runtime.namespace!r}: launch it before a worker "
+            f"sends to it or receives from it (launch() has reserved the name when it returns), and check the spelling"
+        )
+
+
+def _alive(group: RemoteGroup) -> bool:
+    return not group.closing and not group.gone.done()
+
+
+def gone(peer: Peer, error: BaseException, what: str) -> Exception:
+    """The error of an operation whose other end is gone. A new one for each: tracebacks are kept in them."""
+    if isinstance(error, (AuthenticationError, ProtocolMismatchError)):
+        return named(error, what)  # it lives, and refused us
+    if isinstance(error, PeerDiedError):
+        died = PeerDiedError(f"{what}: {error}", peer=error.peer)
+    else:
+        died = PeerDiedError(f"{what}: {error}", peer=peer.name)
+    died.__cause__ = error
+    return died
+
+
+def named(error: Exception, what: str) -> Exception:
+    """The same error, a new one, with the operation that it ended in front of its message."""
+    same = copy.copy(error)
+    same.args = (f"{what}: {error}",)
+    same.__cause__ = error.__cause__
+    return same

@@ -1,0 +1,436 @@
+"""Connections to several heads at once, without an event loop: for `rlinf-actors estop`.
+
+Theory of operation. asyncio and the transport take longer to import than all that an emergency stop has to do, so this
+is a second, small client of the head beside `net.rpc`: it blocks, on one thread. It polls all sockets together, so that
+a head that does not answer holds no other one up. A head may be reached in several ways (a unix socket, TCP): all are
+opened, and a question goes out once, on the first whose handshake succeeds: so the ways to one head must all come from
+somebody who may speak for it. libzmq connects again by itself where a connection is lost; `Asker` says when, and what
+went wrong. Names are resolved, and key files of other users read, on threads of their own, since all heads would wait
+as long as a name service or a file system does not answer; these threads are daemons, and a process that has done its
+work ends without them. What heads say is read by turns, a message at a time: one that says much holds up no other.
+
+It must never: raise because of one head (the others are not asked then), or import asyncio, click or rich.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import os
+import resource
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Union
+
+import zmq
+
+from rlinf_actors.errors import ConfigError, RemoteWireError, RlinfActorsError
+from rlinf_actors.net import zmq_network
+from rlinf_actors.net.authentication import FAILED, NO_ZEROMQ, SUCCEEDED, at_client, read_event, unanswered
+from rlinf_actors.net.framing import pack, unpack
+from rlinf_actors.net.host import split_address
+from rlinf_actors.net.socket_security import Security, is_tcp
+from rlinf_actors.wire import control_codec
+from rlinf_actors.wire.control_codec import Body, Failed, Notice, Reply, Request
+
+CONNECT_S = 2.0
+"""A machine that has not answered a connection attempt by then counts as silent; a lost SYN is repeated after 1 s."""
+MAX_SOCKETS = 16384
+"""Three for each way; libzmq's default of 1,023 is less than what a user with many heads takes."""
+MAX_ANSWER = 4 << 20
+"""Bytes of a message: what a head of another user says must not fill the memory. 10,000 robot workers take 1 MiB."""
+READ_S = 0.02
+"""After so long what heads say gives way to connections that have just been made."""
+HANDSHAKE_MS = 30_000
+"""A head that stands still is waited for by who asks, not given up by libzmq."""
+_DISCONNECTED = int(zmq.EVENT_DISCONNECTED)
+_RETRIED = int(zmq.EVENT_CONNECT_RETRIED)
+_CONNECTED = int(zmq.EVENT_CONNECTED)
+_EVENTS = FAILED | SUCCEEDED | _DISCONNECTED | _RETRIED | _CONNECTED
+
+
+@dataclass(frozen=True)
+class Up:
+    """The head has let this process in."""
+
+    head: Asked
+
+
+@dataclass(frozen=True)
+class Down:
+    """No way to the head works now. `why` is for people."""
+
+    head: Asked
+    why: str
+
+
+@dataclass(frozen=True)
+class Answered:
+    """The head's answer to a question: what it should be, or why it was refused."""
+
+    head: Asked
+    body: Union[Body, Failed]
+
+
+Event = Union[Up, Down, Answered]
+Way = tuple[str, Union[Security, Callable[[], Security]]]
+"""An endpoint, and what to come there with; or what reads that, on a thread of its own, because it may block."""
+
+
+class Asked:
+    """One head, as an Asker knows it.
+
+    Args:
+        ways: endpoints, and what to come there with; what is added later counts from the next `Asker.add` on.
+        fault: why there is no (other) way, for people.
+
+    Attributes:
+        ways: as given.
+        up: whether it has let this process in.
+        added: when it was added, in seconds of CLOCK_MONOTONIC.
+        heard: when it last said something, likewise.
+    """
+
+    def __init__(self, ways: Sequence[Way], fault: str = "") -> None:
+        self.ways = ways
+        self.fault = fault
+        self.up = False
+        self.added = self.heard = 0.0
+        self._lines: list[_Line] = []
+        self._resolving = 0
+        self._faults: list[str] = []
+        self._waiting: list[bytes] = []
+        self._on: _Line | None = None
+
+
+@dataclass
+class _Line:
+    """One way to a head: a DEALER and its monitor. `why` is set while it does not work."""
+
+    endpoint: str
+    key: str
+    socket: zmq.Socket[bytes]
+    monitor: zmq.Socket[bytes]
+    began: float
+    read_at: float = 0.0
+    shaken: bool = False
+    why: str = field(default="")
+
+
+@dataclass
+class _Name:
+    """An endpoint whose host is being resolved, or whose key file is being read. `why` that has failed."""
+
+    head: Asked
+    endpoint: str
+    security: Security | Callable[[], Security]
+    why: str = ""
+
+
+class Asker:
+    """Asks heads. One thread; `close` ends it at once, whatever is under way."""
+
+    def __init__(self) -> None:
+        self._context = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        self._poller = zmq.Poller()
+        self._heads: list[Asked] = []
+        self._by_socket: dict[object, tuple[Asked, _Line]] = {}
+        self._events: list[Event] = []
+        self._asked = 0
+        self._names: dict[int, _Name] = {}
+
+    # --- heads ---
+
+    def add(self, head: Asked) -> None:
+        """Connect to a head, in all its ways. Returns at once."""
+        self._heads.append(head)
+        head.added = time.monotonic()
+        head._faults = [head.fault] if head.fault else []
+        for endpoint, security in head.ways:
+            if isinstance(security, Security) and not _has_name(endpoint):
+                self._open(head, endpoint, security)
+                continue
+            try:
+                self._resolve(head, endpoint, security)
+            except (OSError, RuntimeError) as error:  # too many descriptors, or threads
+                head._faults.append(f"{endpoint}: {error}")
+        self._judge(head)
+
+    def drop(self, head: Asked) -> None:
+        """Close the connections to a head. Twice is fine."""
+        if head in self._heads:
+            self._heads.remove(head)
+            for line in head._lines:
+                self._close(line)
+            head._lines.clear()
+            head._faults.clear()
+            head.up, head._on, head._resolving = False, None, 0
+
+    def watch(self, fd: int, events: int) -> None:
+        """Have `step` return when this descriptor has one of these events of poll(2)."""
+        self._poller.register(fd, events)
+
+    def unwatch(self, fd: int) -> None:
+        """Look at a descriptor no more."""
+        self._poller.unregister(fd)
+
+    def close(self) -> None:
+        """Close everything. Twice is fine."""
+        for head in list(self._heads):
+            self.drop(head)
+        self._context.destroy(linger=0)
+        for fd in self._names:
+            os.close(fd)
+        self._names.clear()
+
+    # --- asking ---
+
+    def ask(self, head: Asked, body: Body) -> None:
+        """Send a question, now or as soon as the head has let this process in."""
+        self._asked += 1
+        self._send(head, control_codec.encode(Request(self._asked, body)))
+
+    def tell(self, head: Asked, body: Body) -> None:
+        """Send a notice; dropped while the head is not up."""
+        if head.up:
+            self._send(head, control_codec.encode(Notice(body)))
+
+    def step(self, timeout_s: float | None) -> tuple[list[Event], dict[int, int]]:
+        """Wait until something happens.
+
+        Args:
+            timeout_s: seconds at most, None for ever.
+
+        Returns:
+            What happened to heads, and the watched descriptors with their events. Both may be empty.
+        """
+        ready: dict[int, int] = {}
+        said: list[tuple[Asked, _Line]] = []
+        if self._events:
+            timeout_s = 0.0
+        for source, mask in self._poller.poll(None if timeout_s is None else math.ceil(max(0.0, timeout_s) * 1000)):
+            if source in self._names:
+                self._take_resolved(source)
+                continue
+            if isinstance(source, int):
+                ready[source] = mask
+                continue
+            if source not in self._by_socket:
+                continue  # its head was dropped by an event before this one
+            head, line = self._by_socket[source]
+            if source is line.monitor:
+                self._read_monitor(head, line)
+            else:
+                said.append((head, line))
+        until = time.monotonic() + READ_S
+        for head, line in sorted(said, key=lambda one: one[1].read_at):
+            self._read(head, line)
+            if line.read_at > until:
+                break
+        events, self._events = self._events, []
+        return events, ready
+
+    # --- inside ---
+
+    def _resolve(self, head: Asked, endpoint: str, security: Security | Callable[[], Security]) -> None:
+        """Have a thread find what is missing; it closes its end of the pipe when it has. Raises if it cannot start."""
+        name = _Name(head, endpoint, security)
+        done, tell = os.pipe()
+        try:
+            threading.Thread(target=_find_out, args=(name, tell), daemon=True).start()
+        except RuntimeError:
+            os.close(done)
+            os.close(tell)
+            raise
+        self._names[done] = name
+        self._poller.register(done, zmq.POLLIN)
+        head._resolving += 1
+
+    def _take_resolved(self, fd: int) -> None:
+        self._poller.unregister(fd)
+        os.close(fd)
+        name = self._names.pop(fd)
+        head = name.head
+        if head not in self._heads or not head._resolving:
+            return
+        head._resolving -= 1
+        if isinstance(name.security, Security) and not name.why:
+            self._open(head, name.endpoint, name.security)
+        else:
+            head._faults.append(name.why or f"{name.endpoint}: nobody could find out how to come there")
+        self._judge(head)
+
+    def _open(self, head: Asked, endpoint: str, security: Security) -> None:
+        """Connect in one way; what keeps this process from that is kept for `Down`."""
+        try:
+            self._connect(head, endpoint, security)
+        except (RlinfActorsError, OSError, ValueError, zmq.ZMQError) as error:
+            head._faults.append(f"{endpoint}: {error}")
+
+    def _connect(self, head: Asked, endpoint: str, security: Security) -> None:
+        proof = security.proof(endpoint)
+        made = self._context.socket(zmq.DEALER)
+        try:
+            made.setsockopt(zmq.LINGER, 0)
+            made.setsockopt(zmq.MAXMSGSIZE, MAX_ANSWER)
+            made.setsockopt(zmq.RCVHWM, 2)
+            made.setsockopt(zmq.SNDHWM, 0)  # a few bytes each; a button must not block where a head stands still
+            made.setsockopt(zmq.ROUTING_ID, f"observer:{os.urandom(16).hex()}".encode())
+            made.setsockopt(zmq.RECONNECT_IVL, 50)
+            made.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
+            made.setsockopt(zmq.CONNECT_TIMEOUT, int(CONNECT_S * 1000))
+            made.setsockopt(zmq.IPV6, int("[" in endpoint))
+            if proof is not None:
+                zmq_network.before_connect(made, proof)
+            made.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+            name = f"inproc://estop-{os.urandom(8).hex()}"
+            made.monitor(name, _EVENTS)
+            monitor = self._context.socket(zmq.PAIR)
+            monitor.setsockopt(zmq.LINGER, 0)
+            monitor.connect(name)
+            made.connect(endpoint)
+        except BaseException:
+            made.close(linger=0)
+            raise
+        line = _Line(endpoint, proof.pair.public if proof is not None else "", made, monitor, time.monotonic())
+        head._lines.append(line)
+        for one in (made, monitor):
+            self._poller.register(one, zmq.POLLIN)
+            self._by_socket[one] = head, line
+
+    def _close(self, line: _Line) -> None:
+        for one in (line.socket, line.monitor):
+            self._poller.unregister(one)
+            del self._by_socket[one]
+        line.socket.monitor(None, 0)
+        line.monitor.close(linger=0)
+        line.socket.close(linger=0)
+
+    def _send(self, head: Asked, message: bytes) -> None:
+        if head._on is None:
+            head._waiting.append(message)
+            return
+        chunk, _, _ = pack([(message, ())])
+        try:
+            head._on.socket.send(chunk, zmq.NOBLOCK)
+        except zmq.Again:  # it was lost just now: the next connection takes it
+            head._waiting.append(message)
+
+    def _read_monitor(self, head: Asked, line: _Line) -> None:
+        while not line.monitor.closed:
+            try:
+                event, value = read_event(line.monitor.recv_multipart(zmq.NOBLOCK))
+            except zmq.Again:
+                return
+            if event == _CONNECTED:
+                line.shaken = False
+            elif event == SUCCEEDED:
+                line.shaken, line.why = True, ""
+                self._is_up(head, line)
+            elif event & FAILED:
+                if not unanswered(event, value):
+                    line.shaken = True
+                    self._is_down(head, line, at_client(event, value, line.key)[0])
+            elif event == _DISCONNECTED:
+                self._is_down(head, line, "the connection was lost" if line.shaken else line.why or NO_ZEROMQ)
+            else:
+                self._is_down(head, line, line.why or _why_not(line))
+
+    def _is_up(self, head: Asked, line: _Line) -> None:
+        if head._on is not None:
+            return
+        head.up, head._on, head.heard = True, line, time.monotonic()
+        self._events.append(Up(head))
+        waiting, head._waiting = head._waiting, []
+        for message in waiting:
+            self._send(head, message)
+
+    def _is_down(self, head: Asked, line: _Line, why: str) -> None:
+        line.why = why
+        if head._on is line:
+            head._on = next((other for other in head._lines if other.shaken and not other.why), None)
+            head.up = head._on is not None
+        self._judge(head)
+
+    def _judge(self, head: Asked) -> None:
+        """Say so if no way to a head works, and none is under way."""
+        if head._on is None and not head._resolving and all(line.why for line in head._lines):
+            ways = dict.fromkeys(f"{line.endpoint}: {line.why}" for line in head._lines)
+            self._events.append(Down(head, "; ".join([*ways, *head._faults]) or "nobody knows where it listens"))
+
+    def _read(self, head: Asked, line: _Line) -> None:
+        """Read one message; the next step reads the next."""
+        try:
+            first, *big = line.socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return
+        head.heard = line.read_at = time.monotonic()
+        try:
+            envelopes = [control_codec.decode(header) for header, _ in unpack(first, big)]
+        except RemoteWireError as error:
+            self._is_down(head, line, f"what it says cannot be understood: {error}")
+            return
+        for envelope in envelopes:
+            if isinstance(envelope, Reply):
+                self._events.append(Answered(head, envelope.body))
+            elif isinstance(envelope, Failed):
+                self._events.append(Answered(head, envelope))
+
+
+def _find_out(name: _Name, tell: int) -> None:
+    """On a thread of its own: read what to come with, and replace the name in an endpoint by an address."""
+    try:
+        if not isinstance(name.security, Security):
+            name.security = name.security()
+        if _has_name(name.endpoint):
+            name.endpoint = _address_of(name.endpoint)
+    except (RlinfActorsError, OSError, ValueError) as error:
+        name.why = str(error)
+    finally:
+        os.close(tell)
+
+
+def _address_of(endpoint: str) -> str:
+    """The endpoint with an address for its name. Blocks. Raises ConfigError."""
+    host, port = split_address(endpoint, "")
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"its name {host!r} cannot be resolved ({why})") from None
+    return f"tcp://[{address[0]}]:{port}" if family == socket.AF_INET6 else f"tcp://{address[0]}:{port}"
+
+
+def _has_name(endpoint: str) -> bool:
+    """True if the endpoint's host is a name that somebody has to be asked about."""
+    if not is_tcp(endpoint):
+        return False
+    try:
+        ipaddress.ip_address(endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]"))
+    except ValueError:
+        return True
+    return False
+
+
+def _why_not(line: _Line) -> str:
+    """Why a connection attempt came to nothing: libzmq does not tell. Costs nothing where the port refuses."""
+    if time.monotonic() - line.began >= CONNECT_S:
+        return f"its machine does not answer ({CONNECT_S:g} s)"
+    tcp = is_tcp(line.endpoint)
+    try:
+        host, port = split_address(line.endpoint, "") if tcp else ("", 0)
+        family = socket.AF_UNIX if not tcp else socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setblocking(False)
+            probe.connect((host, port) if tcp else line.endpoint.removeprefix("ipc://"))
+    except BlockingIOError:
+        return "its port refuses connections, or its machine is out of reach"
+    except (OSError, ConfigError) as error:
+        return f"nobody listens there ({error.strerror if isinstance(error, OSError) else error})"
+    return "its port refused the connection"

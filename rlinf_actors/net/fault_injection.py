@@ -1,0 +1,371 @@
+"""Named places where a test, or a drill, makes this process fail: the hooks, and what they hold back.
+
+House rules:
+* Off, which is the default, a hook is one look at `active`, which is None.
+* What is held back keeps its order: while something of a line (a socket and a peer) waits, all behind it waits too.
+* Chance comes from the rule's own seed alone.
+
+`rlinf_actors.testing.faults` is the front for people; RLINF_ACTORS_FAULTS brings rules into other processes.
+
+What faults there are, and when one strikes: points, actions, rules and their checks.
+
+`net.fault_injection` makes the fault happen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import errno
+import os
+import random
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from types import MappingProxyType
+
+import msgspec
+
+from rlinf_actors.errors import ClusterTimeoutError, ConfigError
+from rlinf_actors.settings import FAULTS
+
+_LINE = ("drop", "delay", "duplicate", "cut")
+_MESSAGE = ("drop", "delay", "duplicate")
+_START = ("delay", "refuse")
+
+POINTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "transport.connect": _START,
+        "transport.send": _LINE,
+        "transport.receive": _LINE,
+        "rpc.request": (*_MESSAGE, "refuse"),
+        "rpc.reply": _MESSAGE,
+        "rpc.notice": _MESSAGE,
+        "spawn.template": _START,
+        "spawn.fork": _START,
+        "spawn.exec": _START,
+    }
+)
+"""Every point, and what can happen there; docs/reliability.md says what each means."""
+
+ACTIONS = ("drop", "delay", "duplicate", "cut", "refuse")
+
+
+class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What is to happen where.
+
+    Attributes:
+        point: one of POINTS.
+        action: one of ACTIONS that the point can do.
+        seconds: of a delay: how long; of a cut: after how long it heals, 0 for when the rule ends.
+        where: pattern (as in fnmatch) of what it strikes: an endpoint, a peer, a kind of message, a worker.
+        chance: of striking, 0 to 1.
+        times: how often at most, 0 for any number.
+        skip: how many matches pass before the first that is struck.
+        seed: of the chance.
+        exists: the rule is on while this file exists, "" for always; ``{pid}`` in it is this process's number.
+    """
+
+    point: str
+    action: str
+    seconds: float = 0.0
+    where: str = "*"
+    chance: float = 1.0
+    times: int = 0
+    skip: int = 0
+    seed: int = 0
+    exists: str = ""
+
+
+def check(fault: Fault, path: str = "") -> Fault:
+    """Returns *fault*.
+
+    Raises:
+        ConfigError: no such point or action, or a number that cannot be; *path* says whose.
+    """
+    if fault.point not in POINTS:
+        raise ConfigError(f"{fault.point!r} is no fault point; {_nearest(fault.point, POINTS)}", path=path)
+    able = POINTS[fault.point]
+    if fault.action not in ACTIONS:
+        raise ConfigError(f"{fault.action!r} is no fault; {_nearest(fault.action, ACTIONS)}", path=path)
+    if fault.action not in able:
+        raise ConfigError(f"{fault.point} cannot {fault.action}; it can: {', '.join(able)}", path=path)
+    if not 0 <= fault.seconds < float("inf") or (fault.action == "delay" and not fault.seconds):
+        raise ConfigError(f"{fault.seconds!r} s is no time for a {fault.action}", path=path)
+    if not 0 < fault.chance <= 1:
+        raise ConfigError(f"chance is {fault.chance!r}; it must be above 0 and at most 1", path=path)
+    if fault.times < 0 or fault.skip < 0:
+        raise ConfigError("times and skip are numbers from 0 up", path=path)
+    return fault
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    names = list(known)
+    nearest = get_close_matches(name, names, n=1, cutoff=0.0)[0]
+    return f"did you mean {nearest!r}? Known: {', '.join(names)}"
+
+
+class Rule:
+    """A fault in force.
+
+    Args:
+        fault: checked.
+        where: decides instead of the fault's pattern.
+
+    Attributes:
+        hits: how often it struck.
+    """
+
+    def __init__(self, fault: Fault, where: Callable[[str], bool] | None = None) -> None:
+        self.fault = fault
+        self.hits = 0
+        self._matches = where or (lambda subject: fnmatchcase(subject, fault.where))
+        self._passing = fault.skip
+        self._random = random.Random(fault.seed)
+        self._file = fault.exists
+
+    def on(self) -> bool:
+        """Whether the file that switches it is there, if it names one."""
+        return not self._file or os.path.exists(self._file.replace("{pid}", str(os.getpid())))
+
+    def strikes(self, point: str, subject: str) -> bool:
+        """Whether it strikes this one; counts it. One thread at a time."""
+        fault = self.fault
+        if fault.point != point or (fault.times and self.hits >= fault.times):
+            return False
+        if not self._matches(subject) or not self.on():
+            return False
+        if self._passing:
+            self._passing -= 1
+            return False
+        if fault.chance < 1 and self._random.random() >= fault.chance:
+            return False
+        self.hits += 1
+        return True
+
+
+def parse(plan: str) -> list[Fault]:
+    """The faults of a plan: a JSON list of objects with the attributes of Fault.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        faults = msgspec.json.decode(plan, type=list[Fault])
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"is no list of faults in JSON: {error}", path=FAULTS) from None
+    return [check(fault, f"{FAULTS}[{n}]") for n, fault in enumerate(faults)]
+
+
+_Held = collections.deque[tuple[float, Callable[[], object]]]
+
+
+@dataclass
+class _Line:
+    """A socket and a peer: who cut it until when, and what waits, each way, with the time when it is due."""
+
+    cut_by: Rule | None = None
+    cut_until: float = 0.0
+    held: dict[str, _Held] = field(default_factory=dict)
+
+
+class Faults:
+    """The rules of this process and what they hold back. Any thread."""
+
+    def __init__(self) -> None:
+        self._rules: list[Rule] = []
+        self._lines: weakref.WeakKeyDictionary[object, dict[bytes, _Line]] = weakref.WeakKeyDictionary()
+        self._held = 0
+        self._lock = threading.RLock()  # a collected socket may call in from a finalizer
+
+    def add(self, rule: Rule) -> None:
+        """From now on it may strike."""
+        with self._lock:
+            self._rules.append(rule)
+
+    def remove(self, rule: Rule) -> None:
+        """It strikes no more, and what it cut passes; what it held back comes when it is due."""
+        with self._lock:
+            self._rules.remove(rule)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is left to do here."""
+        with self._lock:
+            return not self._rules and not self._held
+
+    def connecting(self, owner: object, endpoint: str, loop: asyncio.AbstractEventLoop) -> None:
+        """transport.connect: a link is made. Delayed, what it sends waits; refused, nothing ever passes."""
+        with self._lock:
+            rule = self._pick("transport.connect", endpoint)
+            if rule is None:
+                return
+            if rule.fault.action == "delay":
+                self._hold(owner, b"", "out", 1, lambda: None, loop.time() + rule.fault.seconds, loop)
+            else:
+                line = self._line(owner, b"")
+                line.cut_by, line.cut_until = rule, float("inf")
+
+    def carry(
+        self,
+        point: str,
+        owner: object,
+        peer: bytes,
+        subject: str,
+        deliver: Callable[[], object],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        """Let a message pass, now or later, once, twice or not at all.
+
+        Args:
+            point: where it passes.
+            owner: the socket or end that it passes.
+            peer: who else is concerned.
+            subject: what rules look at.
+            deliver: lets it pass.
+            loop: calls *deliver* if that is to be later.
+
+        Raises:
+            ClusterTimeoutError: a request was refused.
+        """
+        copies, due = 1, 0.0
+        way = "in" if point == "transport.receive" else "out"
+        with self._lock:
+            line = self._line(owner, peer)
+            if line.cut_by is not None:
+                if line.cut_by in self._rules and line.cut_by.on() and loop.time() < line.cut_until:
+                    return
+                line.cut_by = None
+            rule = self._pick(point, subject)
+            action = "" if rule is None else rule.fault.action
+            if rule is not None and action == "cut":
+                line.cut_by, line.cut_until = rule, loop.time() + (rule.fault.seconds or float("inf"))
+            if action in ("cut", "drop"):
+                return
+            if action == "refuse":
+                raise ClusterTimeoutError(f"a fault point refused {subject}")
+            if action == "duplicate":
+                copies = 2
+            if rule is not None and action == "delay":
+                due = loop.time() + rule.fault.seconds
+            if due or line.held.get(way):
+                self._hold(owner, peer, way, copies, deliver, due, loop)
+                return
+        for _ in range(copies):
+            deliver()
+
+    def start(self, point: str, subject: str) -> None:
+        """spawn.*: a process is about to be started. Delayed, this process stands still, as with a slow disk.
+
+        Raises:
+            OSError: it was refused, with EAGAIN, as at the limit of processes.
+        """
+        with self._lock:
+            rule = self._pick(point, subject)
+        if rule is None:
+            return
+        if rule.fault.action == "refuse":
+            raise OSError(errno.EAGAIN, f"a fault point refused {subject}")
+        # The fault itself, not a wait for anything: a slow fork or exec blocks the thread that asks for it, and what
+        # comes of that (beats that stay out, timers that are late) is what is to be seen.
+        time.sleep(rule.fault.seconds)
+
+    def _pick(self, point: str, subject: str) -> Rule | None:
+        return next((rule for rule in self._rules if rule.strikes(point, subject)), None)
+
+    def _line(self, owner: object, peer: bytes) -> _Line:
+        return self._lines.setdefault(owner, {}).setdefault(peer, _Line())
+
+    def _hold(
+        self,
+        owner: object,
+        peer: bytes,
+        way: str,
+        copies: int,
+        deliver: Callable[[], object],
+        due: float,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        held = self._line(owner, peer).held.setdefault(way, collections.deque())
+        due = max(due, held[-1][0] if held else 0.0)
+        first = not held
+        held.extend([(due, deliver)] * copies)
+        self._held += copies
+        if first:
+            self._later(held, due, loop)
+
+    def _later(self, held: _Held, due: float, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            loop.call_soon_threadsafe(loop.call_at, due, self._release, held, loop)
+        except RuntimeError:
+            if not loop.is_closed():  # a closed loop: the process is ending, and nobody listens
+                raise
+
+    def _release(self, held: _Held, loop: asyncio.AbstractEventLoop) -> None:
+        """Let pass what is due. An item stays first until it has passed, so that none overtakes it. On the loop."""
+        while True:
+            with self._lock:
+                due, deliver = held[0]
+                if due > loop.time():
+                    self._later(held, due, loop)
+                    return
+            try:
+                deliver()
+            finally:
+                with self._lock:
+                    held.popleft()
+                    self._held -= 1
+                    left = bool(held)
+                settle()
+            if not left:
+                return
+
+
+active: Faults | None = None
+"""The faults of this process, None while there are none. Hooks look here, once: another thread may end them meanwhile.
+Only functions of this module set it."""
+_setting = threading.Lock()
+
+
+def add(rule: Rule) -> None:
+    """Bring a rule into force in this process."""
+    global active
+    with _setting:
+        if active is None:
+            active = Faults()
+        active.add(rule)
+
+
+def remove(rule: Rule) -> None:
+    """Undo `add`."""
+    if active is not None:
+        active.remove(rule)
+    settle()
+
+
+def settle() -> None:
+    """Switch the hooks off if nothing is left to do."""
+    global active
+    with _setting:
+        if active is not None and active.idle:
+            active = None
+
+
+def load(plan: str | None) -> None:
+    """Bring the rules of a plan (RLINF_ACTORS_FAULTS) into force, in place of those before; None changes nothing.
+
+    Raises:
+        ConfigError: it is no plan; the path says where.
+    """
+    global active
+    if not plan:
+        return
+    rules = [Rule(fault) for fault in parse(plan)]
+    with _setting:
+        active = Faults()
+        for rule in rules:
+            active.add(rule)

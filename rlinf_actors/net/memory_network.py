@@ -1,0 +1,218 @@
+"""The in-process twin of net.transport: one loop, no sockets, and faults on command.
+
+Everything above the seam runs unchanged on it. `cut` stops all messages of a peer in both
+directions (they are lost, as on a cut cable); `heal` lets later ones through; `delay` holds
+messages back for some seconds of the loop's time; `drop` loses those a function picks. A look at
+an endpoint in `dark` finds it silent, as behind a cut cable. `members` says who a peer is that has a key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+
+from rlinf_actors.errors import ConfigError
+from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.net import fault_injection
+from rlinf_actors.net.admission import known_as
+from rlinf_actors.net.failure_detection import LOOK_TIMEOUT_S
+from rlinf_actors.net.link import Found, OnFailed, OnMessage, OnReset, OnTurnedAway, Sight
+from rlinf_actors.net.loop import handling_failed
+from rlinf_actors.net.reachability import ANSWERS_S
+from rlinf_actors.net.shared_memory import Arena
+from rlinf_actors.security.members import LOCAL, Gate, Member
+
+
+class MemoryNetwork:
+    """Listeners and links that live in one event loop.
+
+    Args:
+        loop: the loop that delivers.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._listeners: dict[str, MemoryListener] = {}
+        self._links: weakref.WeakValueDictionary[bytes, MemoryLink] = weakref.WeakValueDictionary()
+        self._cut: set[bytes] = set()
+        self._ports = 0
+        self.forked = False
+        self.memory: Arena | None = None
+        self.delay = 0.0
+        self.dark: set[str] = set()
+        self.members: dict[bytes, Member | None] = {}
+        self.drop: Callable[[bytes, bytes], bool] = lambda _identity, _header: False
+
+    def listener(
+        self,
+        on_message: OnMessage,
+        *,
+        max_bytes: int = -1,
+        gate: Gate | None = None,
+        on_failed: OnFailed | None = None,
+    ) -> MemoryListener:
+        return MemoryListener(self, on_message, on_failed)
+
+    def link(
+        self,
+        endpoint: str,
+        identity: bytes,
+        on_message: OnMessage,
+        *,
+        token: str = "",
+        on_turned_away: OnTurnedAway | None = None,
+        on_reset: OnReset | None = None,
+        on_failed: OnFailed | None = None,
+    ) -> MemoryLink:
+        link = self._links[identity] = MemoryLink(self, endpoint, identity, on_message, on_reset, on_failed)
+        return link
+
+    def reset(self, identity: bytes) -> None:
+        """The connection of the link of this identity is lost, and there again."""
+        link = self._links.get(identity)
+        if link is not None and link.open and link.on_reset is not None:
+            self._loop.call_soon(link.on_reset)
+
+    def cut(self, identity: bytes) -> None:
+        """Lose everything from and to the link of this identity from now on."""
+        self._cut.add(identity)
+
+    def heal(self, identity: bytes) -> None:
+        """Undo `cut` for messages sent from now on."""
+        self._cut.discard(identity)
+
+    async def look(self, endpoint: str, timeout_s: float = LOOK_TIMEOUT_S) -> Sight:
+        if endpoint in self.dark:
+            await asyncio.sleep(timeout_s)
+            return Sight.SILENT
+        return Sight.LISTENS if endpoint in self._listeners else Sight.REFUSED
+
+    async def identify(self, endpoint: str) -> Found:
+        found = {Sight.SILENT: Found.SILENT, Sight.LISTENS: Found.MUTE, Sight.REFUSED: Found.NOBODY}
+        return found[await self.look(endpoint, ANSWERS_S)]
+
+    def soon(self, function: Callable[[], object]) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function)
+
+    def close(self) -> None:
+        for listener in list(self._listeners.values()):
+            listener.close()
+
+    def _leave(
+        self, end: object, peer: bytes, name: str, header: bytes, identity: bytes, arrive: Callable[[], None]
+    ) -> None:
+        """A message leaves *end*; *identity* is its link's."""
+        if fault_injection.active is None:
+            self._deliver(identity, header, arrive)
+        else:
+            one = functools.partial(self._deliver, identity, header, arrive)
+            fault_injection.active.carry("transport.send", end, peer, name, one, self._loop)
+
+    def _arrive(
+        self, end: MemoryListener | MemoryLink, peer: bytes, name: str, header: bytes, parts: list[Buffer]
+    ) -> None:
+        def hand_over() -> None:
+            try:
+                end.on_message(peer, header, parts)
+            except Exception as error:  # noqa: BLE001 - it goes to the loop's policy
+                fail = None if end.on_failed is None else functools.partial(end.on_failed, peer)
+                handling_failed(self._loop, f"handling a message from {known_as(peer) or name}", error, fail)
+
+        if fault_injection.active is None:
+            hand_over()
+        else:
+            fault_injection.active.carry("transport.receive", end, peer, name, hand_over, self._loop)
+
+    def _deliver(self, identity: bytes, header: bytes, call: Callable[[], None]) -> None:
+        if identity in self._cut or self.drop(identity, header):
+            return
+        if self.delay:
+            self._loop.call_later(self.delay, call)
+        else:
+            self._loop.call_soon_threadsafe(call)  # links are sent to by any thread
+
+
+class MemoryListener:
+    """The twin of ZmqListener."""
+
+    def __init__(self, network: MemoryNetwork, on_message: OnMessage, on_failed: OnFailed | None = None) -> None:
+        self._network = network
+        self._endpoint = ""
+        self.on_message = on_message
+        self.on_failed = on_failed
+        self.on_unreachable: Callable[[bytes], None] | None = None
+        self.links: dict[bytes, MemoryLink] = {}
+        self.open = True
+
+    def bind(self, endpoint: str) -> str:
+        if endpoint.endswith((":0", ":*")):
+            self._network._ports += 1
+            endpoint = f"{endpoint.rpartition(':')[0]}:{40000 + self._network._ports}"
+        if endpoint in self._network._listeners:
+            raise ConfigError(f"cannot listen on {endpoint}: it is in use")
+        self._network._listeners[endpoint] = self
+        self._endpoint = endpoint
+        return endpoint
+
+    def send(self, peer: bytes, header: bytes, parts: Sequence[Buffer] = (), *, now: bool = False) -> None:
+        copies = [bytes(part) for part in parts]
+
+        def arrive() -> None:
+            link = self.links.get(peer)
+            if link is not None and link.open:
+                self._network._arrive(link, b"", link._endpoint, header, list(copies))
+            elif self.on_unreachable is not None:
+                self.on_unreachable(peer)
+
+        self._network._leave(self, peer, peer.decode(errors="replace"), header, peer, arrive)
+
+    def member_of(self, peer: bytes) -> Member | None:
+        return self._network.members.get(peer, LOCAL)
+
+    def close(self, linger_ms: int = 0) -> None:
+        self.open = False
+        self._network._listeners.pop(self._endpoint, None)
+
+
+class MemoryLink:
+    """The twin of ZmqLink; messages to a listener that is not there are lost (a restart, seen from a peer)."""
+
+    def __init__(
+        self,
+        network: MemoryNetwork,
+        endpoint: str,
+        identity: bytes,
+        on_message: OnMessage,
+        on_reset: OnReset | None,
+        on_failed: OnFailed | None = None,
+    ) -> None:
+        self._network = network
+        self._endpoint = endpoint
+        self._identity = identity
+        self.on_message = on_message
+        self.on_failed = on_failed
+        self.on_reset = on_reset
+        self.open = True
+        if fault_injection.active is not None:
+            fault_injection.active.connecting(self, endpoint, network._loop)
+
+    def send(self, header: bytes, parts: Sequence[Buffer] = (), *, now: bool = False) -> None:
+        if not self.open:
+            return
+        copies = [bytes(part) for part in parts]
+
+        def arrive() -> None:  # also after close: that lingers
+            listener = self._network._listeners.get(self._endpoint)
+            if listener is None:
+                return
+            listener.links[self._identity] = self
+            name = self._identity.decode(errors="replace")
+            self._network._arrive(listener, self._identity, name, header, list(copies))
+
+        self._network._leave(self, b"", self._endpoint, header, self._identity, arrive)
+
+    def close(self, linger_ms: int = 0) -> None:
+        self.open = False

@@ -1,0 +1,328 @@
+"""Shared memory of one process, lent to others on its node: a memfd that nobody has to name or remove.
+
+Blocks are bytes as they lie in memory: both processes are on one machine, so in one byte order. Where they are is told
+in frames, which have one byte order everywhere.
+
+A block is written once by its owner and read by those it is lent to; it is free again when no view of
+it is left, here or there. The kernel frees the memory with the last process that maps it, so a view
+outlives the process that wrote it, and nothing is left behind however processes end.
+
+Any thread. `Block.__del__` and `Loan.__del__` run wherever a view is collected, with any lock held: they
+only append to a deque, or hand a function to the loop.
+
+Which parts of an arena are in use. Pure; the caller holds a lock.
+
+First fit from the lowest address: what was used last and lies low is used again first, since a page
+that was touched before costs a tenth of a new one.
+"""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import ctypes
+import fcntl
+import functools
+import mmap
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rlinf_actors.model.buffers import Buffer
+
+PAGE = 4096
+"""Extents begin and end at pages, so that one can be given back to the kernel without its neighbours."""
+
+
+class Extents:
+    """Ranges of bytes inside ``0 .. size``.
+
+    Args:
+        size: bytes to divide, a multiple of PAGE.
+
+    Attributes:
+        used: bytes in use, in whole pages.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.used = 0
+        self._starts = [0]
+        self._lengths = [size]
+        self._taken: dict[int, int] = {}
+
+    def take(self, size: int) -> int | None:
+        """The offset of *size* bytes (1 or more) that nobody else has, None where no gap is that long."""
+        need = -(-size // PAGE) * PAGE
+        for n, length in enumerate(self._lengths):
+            if length >= need:
+                start = self._starts[n]
+                if length == need:
+                    del self._starts[n], self._lengths[n]
+                else:
+                    self._starts[n] += need
+                    self._lengths[n] -= need
+                self._taken[start] = need
+                self.used += need
+                return start
+        return None
+
+    def give(self, start: int) -> None:
+        """The extent at *start*, as `take` returned it, is free again."""
+        length = self._taken.pop(start)
+        self.used -= length
+        n = bisect.bisect(self._starts, start)
+        if n < len(self._starts) and start + length == self._starts[n]:
+            length += self._lengths[n]
+            del self._starts[n], self._lengths[n]
+        if n > 0 and self._starts[n - 1] + self._lengths[n - 1] == start:
+            self._lengths[n - 1] += length
+        else:
+            self._starts.insert(n, start)
+            self._lengths.insert(n, length)
+
+    def free(self) -> list[tuple[int, int]]:
+        """(start, length) of every gap, in order."""
+        return list(zip(self._starts, self._lengths, strict=True))
+
+
+SHARED_FROM = 128 << 10
+"""Parts of this size (bytes) and more are lent; smaller ones are cheaper to send (measured)."""
+WARM = 64 << 20
+"""Free memory (bytes) that an idle arena keeps: a new page costs ten times what a used one does."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """How another process of this user finds an arena: ``/proc/pid/fd/fd``, with the inode it must have."""
+
+    pid: int
+    fd: int
+    device: int
+    inode: int
+    size: int
+
+
+class _Bytes(ctypes.Array):  # type: ignore[type-arg]
+    """Memory of an arena as a Python object: every view of it keeps it, and nothing else does."""
+
+    _type_ = ctypes.c_ubyte
+    _length_ = 0
+    crowded = False
+    ended: Callable[[], object] | None = None
+
+    def __del__(self) -> None:
+        if self.ended is not None:
+            self.ended()
+
+
+@functools.lru_cache(maxsize=512)
+def _kind(size: int) -> Any:
+    return type("_Bytes", (_Bytes,), {"_length_": size})
+
+
+def _bytes_at(memory: mmap.mmap, offset: int, size: int, ended: Callable[[], object]) -> memoryview:
+    """*size* bytes of *memory*; *ended* is called when the last view of them is gone."""
+    step = max(PAGE, (1 << size.bit_length()) // 16)  # a type per length would be many types
+    whole = _kind(min(-(-size // step) * step, len(memory) - offset)).from_buffer(memory, offset)
+    whole.ended = ended
+    return memoryview(whole).cast("B")[:size]
+
+
+class Arena:
+    """This process's own shared memory.
+
+    Args:
+        limit: bytes that may be in use; memory is taken from the system when it is first written.
+
+    Raises:
+        OSError: the system gives no memfd.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.size = max(PAGE, limit // PAGE * PAGE)
+        self._fd = os.memfd_create("rlinf-actors", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(self._fd, self.size)
+            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)  # no SIGBUS for readers
+            self._memory: mmap.mmap | None = mmap.mmap(self._fd, self.size)
+        except OSError:
+            os.close(self._fd)
+            raise
+        found = os.fstat(self._fd)
+        self.offer = Offer(os.getpid(), self._fd, found.st_dev, found.st_ino, self.size)
+        self._lock = threading.Lock()
+        self._extents = Extents(self.size)
+        self._ended: collections.deque[int] = collections.deque()
+        self._blocks: set[int] = set()
+        self._touched = 0
+        self.stores = 0
+        self.on_store: Callable[[], object] = lambda: None
+
+    @property
+    def used(self) -> int:
+        """Bytes that blocks take, in whole pages."""
+        with self._lock:
+            self._reclaim()
+            return self._extents.used
+
+    @property
+    def crowded(self) -> bool:
+        """Whether more than half is in use: then those who are lent a block are asked to copy it soon."""
+        return self._extents.used > self.size // 2
+
+    def store(self, data: Buffer) -> memoryview | None:
+        """A copy of *data* (1 byte or more) in a block of its own, None where there is no room."""
+        source = data if type(data) is bytes else memoryview(data).cast("B")
+        size = len(source)
+        with self._lock:
+            self._reclaim()
+            memory = self._memory
+            start = None if memory is None else self._extents.take(size)
+            if memory is None or start is None:
+                return None
+            self.stores += 1
+            self._touched = max(self._touched, start + size)
+            block = _bytes_at(memory, start, size, functools.partial(self._ended.append, start))
+        _copy(block, source, size)
+        self.on_store()
+        return block
+
+    def copy(self, data: Buffer) -> Buffer:
+        """A snapshot of *data*: a block where it is large and there is room, else bytes of this process."""
+        if memoryview(data).nbytes >= SHARED_FROM:
+            block = self.store(data)
+            if block is not None:
+                return block
+        return bytes(data)
+
+    def place(self, part: Buffer) -> int | None:
+        """The offset of a part that is a view of one of our blocks, else None."""
+        if type(part) is not memoryview or part.readonly or not isinstance(part.obj, _Bytes) or self._memory is None:
+            return None
+        offset = ctypes.addressof(ctypes.c_ubyte.from_buffer(part)) - self._base
+        return offset if 0 <= offset < self.size else None
+
+    @functools.cached_property
+    def _base(self) -> int:
+        assert self._memory is not None
+        return ctypes.addressof(ctypes.c_ubyte.from_buffer(self._memory))
+
+    def trim(self) -> None:
+        """Give free memory beyond WARM back to the system."""
+        with self._lock:
+            self._reclaim()
+            kept = 0
+            if self._memory is None:
+                return
+            for start, length in self._extents.free():
+                keep = min(length, max(0, WARM - kept)) // PAGE * PAGE
+                kept += keep
+                end = min(start + length, -(-self._touched // PAGE) * PAGE)
+                if start + keep < end:
+                    self._memory.madvise(mmap.MADV_REMOVE, start + keep, end - start - keep)
+
+    def close(self) -> None:
+        """Lend nothing more. The memory stays for those who have views of it."""
+        with self._lock:
+            if self._memory is not None:
+                self._memory = None
+                os.close(self._fd)
+
+    def _reclaim(self) -> None:
+        while self._ended:
+            self._extents.give(self._ended.popleft())
+
+
+class Borrowed:
+    """Another process's arena, as this one sees it.
+
+    Args:
+        offer: how to find it.
+
+    Raises:
+        OSError: it cannot be opened from here (another user or container, or the process is gone).
+    """
+
+    def __init__(self, offer: Offer) -> None:
+        fd = _opened(offer)
+        try:
+            if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+                raise OSError(f"the arena of process {offer.pid} is not sealed, and could shrink while we read it")
+            self._size = offer.size
+            self._alone = mmap.mmap(fd, offer.size)
+            # what several processes are lent: who writes to it gets pages of its own
+            self._together = mmap.mmap(fd, offer.size, access=mmap.ACCESS_COPY)
+        finally:
+            os.close(fd)
+
+    def view(self, offset: int, size: int, alone: bool, crowded: bool, ended: Callable[[], object]) -> memoryview:
+        """Bytes of it, writable, until the last view of them is gone; then *ended* is called.
+
+        Args:
+            offset, size: in bytes.
+            alone: whether nobody else is lent them.
+            crowded: whether the owner has little room left.
+            ended: see above; on any thread.
+
+        Raises:
+            ValueError: they are not inside the arena.
+        """
+        if not 0 <= offset <= offset + size <= self._size or size == 0:
+            raise ValueError(f"bytes {offset} to {offset + size} are outside an arena of {self._size}")
+        if alone:
+            part = _bytes_at(self._alone, offset, size, ended)
+        else:
+            memory = self._together
+
+            def forget() -> None:
+                # our own pages would hide what the owner writes here next
+                memory.madvise(mmap.MADV_DONTNEED, offset, size)
+                ended()
+
+            part = _bytes_at(memory, offset, size, forget)
+        assert isinstance(part.obj, _Bytes)
+        part.obj.crowded = crowded
+        return part
+
+
+def _opened(offer: Offer) -> int:
+    """A descriptor of an arena. Anything else that is there is looked at and not opened: a device would notice."""
+    there = os.open(f"/proc/{offer.pid}/fd/{offer.fd}", os.O_PATH | os.O_CLOEXEC)
+    try:
+        found = os.fstat(there)
+        if (found.st_dev, found.st_ino, found.st_size) != (offer.device, offer.inode, offer.size):
+            raise OSError(f"descriptor {offer.fd} of process {offer.pid} is not the arena that was offered")
+        return os.open(f"/proc/self/fd/{there}", os.O_RDWR | os.O_CLOEXEC)
+    finally:
+        os.close(there)
+
+
+class _PyBuffer(ctypes.Structure):
+    """CPython's Py_buffer, part of its stable ABI."""
+
+    _fields_ = (
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.py_object),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_char_p),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("suboffsets", ctypes.c_void_p),
+        ("internal", ctypes.c_void_p),
+    )
+
+
+def _copy(target: memoryview, source: Buffer, size: int) -> None:
+    """Memmove without the GIL: a slice assignment would hold it, and the I/O thread with it."""
+    view = _PyBuffer()
+    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(source), ctypes.byref(view), 0)
+    try:
+        ctypes.memmove(ctypes.addressof(ctypes.c_ubyte.from_buffer(target)), view.buf, size)
+    finally:
+        ctypes.pythonapi.PyBuffer_Release(ctypes.byref(view))

@@ -1,0 +1,183 @@
+"""Who may listen and connect where: the one place that decides, for every ZeroMQ socket of this project.
+
+| endpoint | protected by |
+|---|---|
+| ipc | its directory (0700), and the kernel's word that the peer is this user (`Mechanism.IPC`) |
+| TCP, this process has a key | CURVE, and a gate for each key (`Mechanism.CURVE`) |
+| TCP of a worker | CURVE, with the pair that its job's token gives |
+| TCP on loopback, no keys of a head on this machine | the same, with this user's own (`security.keyfile`) |
+| other TCP, no key | refused; in a closed test network nothing may protect TCP (`Mechanism.PLAIN`) |
+"""
+
+from __future__ import annotations
+
+import enum
+import ipaddress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rlinf_actors.errors import ConfigError
+from rlinf_actors.settings import INSECURE_TEST_NETWORK, Settings
+
+if TYPE_CHECKING:
+    from rlinf_actors.security.keyfile import KeyFile
+    from rlinf_actors.security.keypair import KeyPair
+
+
+class Mechanism(enum.Enum):
+    """How a socket is protected."""
+
+    IPC = "ipc"
+    CURVE = "curve"
+    PLAIN = "plain"
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What a link proves itself with, and whom it expects at the other end.
+
+    Attributes:
+        pair: its own.
+        server: public key of the listener.
+    """
+
+    pair: KeyPair
+    server: str
+
+
+@dataclass(frozen=True)
+class Security:
+    """The settings that every socket gets.
+
+    Attributes:
+        insecure_test_network: allow TCP without keys (network namespaces of tests).
+        pair: this process's key pair, None without; a worker's is its job's.
+        head: the head's public key, "" without.
+    """
+
+    insecure_test_network: bool = False
+    pair: KeyPair | None = field(default=None)
+    head: str = ""
+
+    @classmethod
+    def of(cls, key: KeyFile | None, insecure_test_network: bool = False) -> Security:
+        """What a process with this key file, or without any, may do."""
+        if key is None:
+            return cls(insecure_test_network)
+        return cls(insecure_test_network, key.pair, key.server)
+
+    @classmethod
+    def toward(cls, head: str, settings: Settings, *roles: str) -> Security:
+        """Of a process that connects to this head: with its key file of one of these roles, if it has any.
+
+        Raises:
+            ConfigError: there is a key file that cannot be used.
+        """
+        insecure = settings.insecure_test_network
+        return cls.of(key_at(head, settings, *roles, insecure=insecure), insecure) if is_tcp(head) else cls(insecure)
+
+    @classmethod
+    def of_worker(cls, token: str, head: str, endpoint: str, listen_ip: str) -> Security:
+        """A worker's.
+
+        Args:
+            token: of its job.
+            head: the head's public key; "" in a private cluster, which has no TCP, and in a closed test network.
+            endpoint: of the head, where its agent has it connect, who would not be there if it might not.
+            listen_ip: where its agent has it listen; likewise.
+        """
+        if not head:
+            return cls(insecure_test_network=is_tcp(endpoint) or bool(listen_ip))
+        from rlinf_actors.security.job import job_pair
+
+        return cls(False, job_pair(token), head)
+
+    def mechanism(self, endpoint: str, verb: str) -> Mechanism:
+        """How a socket at *endpoint* is protected; *verb* is "listen on" or "connect to".
+
+        Raises:
+            ConfigError: the endpoint leaves this machine and there are no keys.
+        """
+        if endpoint.startswith(("ipc://", "inproc://")):
+            return Mechanism.IPC
+        if self.pair is not None:
+            return Mechanism.CURVE
+        if self.insecure_test_network:
+            return Mechanism.PLAIN
+        fix = "Run `rlinf-actors keys init` on the head's machine"
+        if verb != "listen on":
+            fix += " and `rlinf-actors keys enroll` for this one"
+        raise ConfigError(
+            f"refusing to {verb} {endpoint}: it is outside loopback, and there is no key here. {fix}; "
+            f"or use 127.0.0.1. In a closed test network only: --insecure-test-network for agentd, "
+            f"{INSECURE_TEST_NETWORK}=1 for drivers"
+        )
+
+    def check(self, endpoint: str, verb: str) -> None:
+        """Refuse an endpoint that these settings do not protect; as `mechanism`."""
+        self.mechanism(endpoint, verb)
+
+    def proof(self, endpoint: str, token: str = "") -> Proof | None:
+        """What a link to *endpoint* needs; None for nothing.
+
+        Args:
+            endpoint: of the head, or of a worker.
+            token: of the worker's job; "" for the head.
+
+        Raises:
+            ConfigError: as `mechanism`.
+        """
+        if not token:
+            curve = self.mechanism(endpoint, "connect to") is Mechanism.CURVE
+            return Proof(self.pair, self.head) if curve and self.pair is not None else None
+        if endpoint.startswith(("ipc://", "inproc://")) or (self.insecure_test_network and self.pair is None):
+            return None
+        from rlinf_actors.security.job import job_pair
+
+        job = job_pair(token)  # a member has it, also one that reached the head by a unix socket and has no key itself
+        return Proof(job, job.public)
+
+
+def key_at(
+    endpoint: str,
+    settings: Settings,
+    *roles: str,
+    insecure: bool,
+    given: str | None = None,
+    head: str | None = None,
+) -> KeyFile | None:
+    """The key file of a process that listens on, or connects to, this endpoint of a head; None without one.
+
+    Args:
+        endpoint: where.
+        settings: the environment's.
+        roles, given, head: see security.own.find.
+        insecure: whether TCP needs no key.
+
+    Raises:
+        ConfigError: there is one that cannot be used.
+    """
+    from rlinf_actors.security import keyfile
+
+    loopback = is_tcp(endpoint) and is_loopback(endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]"))
+    found = keyfile.find(settings, *roles, given=given, head=head, loopback=loopback)
+    if found is not None or insecure or not loopback:
+        return found
+    from rlinf_actors.security import keyfile
+
+    return keyfile.key(settings)
+
+
+def is_tcp(endpoint: str) -> bool:
+    """Whether others could reach this endpoint whom no directory keeps away."""
+    return endpoint.startswith("tcp://")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether *host* (an address or ``localhost``) stays on this machine. Names are not resolved."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

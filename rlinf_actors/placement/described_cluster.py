@@ -1,0 +1,179 @@
+"""A cluster that is only described: placements can be tried on it without any node.
+
+A description in YAML (or as a mapping) is a list of node entries::
+
+    nodes:
+      - {count: 8, ip: 10.0.0.1, accelerator: {type: NV_GPU, model: A800, number: 8}}
+      - {count: 2, ip: 10.0.1.1, cpus: 16, robots: [{type: Franka, number: 1}]}
+
+``count`` nodes alike; their addresses count up from ``ip``.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlinf_actors.config.cluster_config import ClusterConfig
+from rlinf_actors.config.config_values import check_keys, mapping, nearest, plain, sequence, text, whole_number
+from rlinf_actors.errors import ConfigError, PlacementError
+from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE
+from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType, HardwareInfo, HardwareResource
+from rlinf_actors.model.node import CLUSTER_GROUP, NodeGroupInfo, NodeInfo
+from rlinf_actors.placement.node_groups import build_node_groups, with_configured_hardware
+
+_NODE_KEYS = ("count", "ip", "cpus", "accelerator", "robots")
+_NODE_EXAMPLE = "{count: 2, accelerator: {type: NV_GPU, number: 8}}"
+
+
+class DescribedCluster:
+    """A ClusterView over a list of nodes."""
+
+    def __init__(self, nodes: Sequence[NodeInfo], config: ClusterConfig | None = None) -> None:
+        """Describe a cluster.
+
+        Args:
+            nodes: its nodes, with ranks 0 to the last, each once.
+            config: its configuration: the node groups, and the robots that nodes have which list none.
+
+        Raises:
+            ConfigError: node ranks are not 0..N-1, or a node of the configuration is missing.
+        """
+        ranked = sorted(nodes, key=lambda node: node.node_rank)
+        if [node.node_rank for node in ranked] != list(range(len(ranked))):
+            raise ConfigError(
+                f"the described nodes have ranks {[node.node_rank for node in ranked]}; they must be "
+                f"0-{len(ranked) - 1}, each once"
+            )
+        if config is not None:
+            if len(ranked) < config.num_nodes:
+                raise ConfigError(
+                    f"is {config.num_nodes}, but the described cluster has {len(ranked)} nodes",
+                    path="cluster.num_nodes",
+                )
+            ranked = with_configured_hardware(config, ranked[: config.num_nodes])
+        self._groups = build_node_groups(config, ranked)
+        self._nodes = self._groups[CLUSTER_GROUP].nodes
+
+    @classmethod
+    def identical(
+        cls, num_nodes: int, num_accelerators: int, kind: str = "NV_GPU", model: str = ""
+    ) -> DescribedCluster:
+        """*num_nodes* nodes of *num_accelerators* accelerators each."""
+        return cls(
+            [_node(rank, f"node-{rank}", 1, _accelerators(kind, model, num_accelerators)) for rank in range(num_nodes)]
+        )
+
+    @classmethod
+    def from_any(cls, source: Any, config: ClusterConfig | None = None) -> DescribedCluster:
+        """The cluster of a description: a YAML path, or a mapping or list as the module shows it.
+
+        Raises:
+            ConfigError: a key or value is wrong; ``path`` says which.
+        """
+        return cls(parse_description(source), config)
+
+    @property
+    def num_nodes(self) -> int:
+        """How many nodes it has."""
+        return len(self._nodes)
+
+    @property
+    def num_accelerators(self) -> int:
+        """How many accelerators all nodes have together."""
+        return sum(node.num_accelerators for node in self._nodes)
+
+    @property
+    def node_groups(self) -> dict[str, NodeGroupInfo]:
+        """Label to group, the built-in ones last."""
+        return dict(self._groups)
+
+    def get_node_group(self, label: str = CLUSTER_GROUP) -> NodeGroupInfo | None:
+        """The group called *label*, None if there is none."""
+        return self._groups.get(str(label))
+
+    def get_node_info(self, node_rank: int) -> NodeInfo:
+        """The node of that rank.
+
+        Raises:
+            PlacementError: there is none.
+        """
+        if not 0 <= node_rank < len(self._nodes):
+            raise PlacementError(f"there is no node {node_rank}; the described cluster has {len(self._nodes)} nodes")
+        return self._nodes[node_rank]
+
+
+def parse_description(source: Any) -> list[NodeInfo]:
+    """The nodes of a description.
+
+    Raises:
+        ConfigError: a key or value is wrong; ``path`` says which.
+    """
+    from rlinf_actors.config.yaml_file import load_yaml  # not at the top: workers have no YAML, nor need it
+
+    loaded = plain(load_yaml(source) if isinstance(source, (str, os.PathLike)) else source, "")
+    if isinstance(loaded, Mapping):
+        check_keys(loaded, ("nodes",), "")
+        loaded = loaded.get("nodes")
+    nodes: list[NodeInfo] = []
+    for index, raw in enumerate(sequence(loaded, "nodes", f"[{_NODE_EXAMPLE}]")):
+        path = f"nodes[{index}]"
+        entry = mapping(raw, path, _NODE_EXAMPLE)
+        check_keys(entry, _NODE_KEYS, path)
+        count = whole_number(entry.get("count", 1), f"{path}.count", least=1)
+        cpus = whole_number(entry.get("cpus", 1), f"{path}.cpus", least=1)
+        resources = _resources(entry, path)
+        for number in range(count):
+            nodes.append(_node(len(nodes), _ip(entry.get("ip"), number, len(nodes), f"{path}.ip"), cpus, resources))
+    if not nodes:
+        raise ConfigError("has no node", path="nodes")
+    return nodes
+
+
+def _node(rank: int, ip: str, cpus: int, resources: Sequence[HardwareResource]) -> NodeInfo:
+    return NodeInfo(
+        node_rank=rank, ray_id=f"node-{rank}", node_ip=ip, num_cpus=cpus, hardware_resources=list(resources)
+    )
+
+
+def _ip(value: Any, number: int, rank: int, path: str) -> str:
+    if value is None:
+        return f"node-{rank}"
+    try:
+        return str(ipaddress.ip_address(text(value, path, "an IP address")) + number)
+    except ValueError as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"is {value!r}, which is no IP address", path=path) from error
+
+
+def _resources(entry: Mapping[Any, Any], path: str) -> list[HardwareResource]:
+    found: list[HardwareResource] = []
+    if entry.get("accelerator") is not None:
+        where = f"{path}.accelerator"
+        given = mapping(entry["accelerator"], where, "{type: NV_GPU, model: A800, number: 8}")
+        check_keys(given, ("type", "model", "number"), where)
+        kind = text(given.get("type", "NV_GPU"), f"{where}.type", "a type of accelerator")
+        known = [member.value for member in ACCELERATOR_TABLE if member is not AcceleratorType.NO_ACCEL]
+        if kind not in known:
+            raise ConfigError(
+                f"there is no accelerator type {kind!r}; did you mean {nearest(kind, known)!r}? "
+                f"Types: {', '.join(known)}",
+                path=f"{where}.type",
+            )
+        number = whole_number(given.get("number", 1), f"{where}.number")
+        found += _accelerators(kind, str(given.get("model", "")), number)
+    for index, raw in enumerate(sequence(entry.get("robots") or [], f"{path}.robots", "[{type: Franka}]")):
+        where = f"{path}.robots[{index}]"
+        robot = mapping(raw, where, "{type: Franka, number: 1}")
+        check_keys(robot, ("type", "model", "number"), where)
+        kind = text(robot.get("type"), f"{where}.type", "the name of a hardware type")
+        number = whole_number(robot.get("number", 1), f"{where}.number", least=1)
+        found.append(HardwareResource(kind, [HardwareInfo(kind, str(robot.get("model", "")))] * number))
+    return found
+
+
+def _accelerators(kind: str, model: str, number: int) -> list[HardwareResource]:
+    return [HardwareResource(kind, [AcceleratorInfo(kind, model, index=index) for index in range(number)])]

@@ -1,0 +1,90 @@
+"""Node groups of a cluster, from its configuration and what its nodes reported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from rlinf_actors.config.cluster_config import ClusterConfig, NodeGroupConfig
+from rlinf_actors.errors import ConfigError
+from rlinf_actors.model.hardware import HardwareInfo, HardwareResource
+from rlinf_actors.model.node import CLUSTER_GROUP, NODE_GROUP, NodeGroupInfo, NodeInfo
+from rlinf_actors.placement.environment import restricted
+
+
+def label_nodes(config: ClusterConfig | None, nodes: Sequence[NodeInfo]) -> list[NodeInfo]:
+    """The nodes by rank, with the labels of the configured groups that hold them."""
+    ordered = sorted(nodes, key=lambda node: node.node_rank)
+    if config is None:
+        return ordered
+    labels: dict[int, list[str]] = {}
+    for group in config.node_groups:
+        for rank in group.node_ranks:
+            labels.setdefault(rank, []).append(group.label)
+    return [
+        replace(node, node_labels=list(dict.fromkeys([*labels.get(node.node_rank, ()), *node.node_labels])))
+        for node in ordered
+    ]
+
+
+def build_node_groups(config: ClusterConfig | None, nodes: Sequence[NodeInfo]) -> dict[str, NodeGroupInfo]:
+    """Label to group: the configured ones in their order, then the built-in ``cluster`` and ``node``.
+
+    Raises:
+        ConfigError: a configured group has a node that is not among *nodes*, or a visibility variable in its
+            env_configs does not fit what such a node offers.
+    """
+    labelled = label_nodes(config, nodes)
+    by_rank = {node.node_rank: node for node in labelled}
+    groups: dict[str, NodeGroupInfo] = {}
+    for index, group in enumerate(config.node_groups if config is not None else ()):
+        missing = [rank for rank in group.node_ranks if rank not in by_rank]
+        if missing:
+            raise ConfigError(
+                f"group {group.label!r} has node {missing[0]}, but the cluster's nodes are {sorted(by_rank)}",
+                path=f"cluster.node_groups[{index}].node_ranks",
+            )
+        groups[group.label] = NodeGroupInfo(
+            label=group.label,
+            nodes=[by_rank[rank] for rank in group.node_ranks],
+            hardware_type=group.hardware.type if group.hardware is not None else None,
+            ignore_hardware=group.ignore_hardware,
+            env_configs=group.env_configs or None,
+            visible=_visible(group, index, by_rank),
+        )
+    for label in (CLUSTER_GROUP, NODE_GROUP):
+        groups[label] = NodeGroupInfo(label=label, nodes=labelled)
+    return groups
+
+
+def _visible(group: NodeGroupConfig, index: int, nodes: Mapping[int, NodeInfo]) -> dict[int, tuple[int, ...]]:
+    found: dict[int, tuple[int, ...]] = {}
+    for number, entry in enumerate(group.env_configs):
+        path = f"cluster.node_groups[{index}].env_configs[{number}].env_vars"
+        for rank in entry.node_ranks:
+            left = restricted(entry.env_vars, nodes[rank], path)
+            if left and group.ignore_hardware:
+                names = [nodes[rank].accelerator_device_names[position] for position in left]
+                raise ConfigError(
+                    f"shows accelerators {', '.join(names)} of node {rank}, but group {group.label!r} has "
+                    "ignore_hardware: true, which hides all of them; leave one of the two out",
+                    path=path,
+                )
+            if left is not None:
+                found[rank] = left
+    return found
+
+
+def with_configured_hardware(config: ClusterConfig, nodes: Sequence[NodeInfo]) -> list[NodeInfo]:
+    """*nodes* with the robots that the configuration says they have, where they report none of that type.
+
+    For a cluster that is only described: on a real one the probe reports what it found.
+    """
+    found: list[NodeInfo] = []
+    for node in nodes:
+        resources = list(node.hardware_resources)
+        for kind, configs in config.get_hardware_configs(node.node_rank).items():
+            if configs and not node.get_hw_resource_count(kind):
+                resources.append(HardwareResource(kind, [HardwareInfo(kind, "") for _ in configs]))
+        found.append(replace(node, hardware_resources=resources))
+    return found

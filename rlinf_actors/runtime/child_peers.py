@@ -1,0 +1,234 @@
+"""Children of workers as this process reaches them.
+
+A child is found by its worker: that is asked once where the child is (WhereIs), answers at the latest when the child
+registers, and tells of its end. A child ends with its worker at the latest. What is asked meanwhile waits in order, and
+no thread does. A child that has ended is asked for again at the next operation: another process may be it by now.
+
+Thread: `find` is called on any; everything else runs on the loop's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Union
+
+from rlinf_actors.errors import ConnectionLostError, PeerDiedError, ProtocolMismatchError, RlinfActorsError
+from rlinf_actors.model.address import WorkerAddress
+from rlinf_actors.runtime.peer import Peer
+from rlinf_actors.runtime.remote_group import RemoteGroup, death
+from rlinf_actors.runtime.runtime import Runtime
+from rlinf_actors.wire import frames
+from rlinf_actors.wire.authenticated import AuthenticatedParts
+from rlinf_actors.wire.protocol import CHILD_MEMBERS
+from rlinf_actors.wire.values import Endpoint
+
+Found = Callable[[Union[Peer, Exception]], None]
+
+REMEMBERED = 1024
+"""Children that have ended whose peers are kept; an older one is asked for again."""
+
+
+class ChildPeers:
+    """All children that this process talks to.
+
+    Args:
+        runtime: of this process.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._lock = threading.Lock()
+        self._children: dict[WorkerAddress, _Child] = {}
+
+    def find(self, group: RemoteGroup, address: WorkerAddress, found: Found) -> None:
+        """Call *found* with the child's peer, or with what went wrong: at once if that is known, else on the loop.
+
+        The peer of a child that has ended has its error. *found* must not raise. Any thread.
+        """
+        with self._lock:
+            child = self._children.get(address)
+            if child is None:
+                child = self._children[address] = _Child(self._runtime, address)
+                self._forget_some()
+            peer, first = child.enter(found)  # with the lock: what is asked for is not forgotten
+        if peer is not None:
+            found(peer)
+        elif first:
+            self._runtime.io.call(child.ask, group)
+
+    def _forget_some(self) -> None:
+        """Called with the lock held."""
+        if len(self._children) > REMEMBERED:
+            ended = [address for address, child in self._children.items() if child.over]
+            for address in ended[: max(0, len(ended) - REMEMBERED + 1)]:
+                del self._children[address]
+
+    def all(self) -> list[Peer]:
+        """The peers of all children."""
+        with self._lock:
+            return [child.peer for child in self._children.values() if child.peer is not None]
+
+    def follow(self, found: Callable[[], Found]) -> None:
+        """Call a new *found* behind what waits for each child that is being looked for; as `find`. Any thread."""
+        with self._lock:
+            children = list(self._children.values())
+        for child in children:
+            child.follow(found)
+
+
+class _Child:
+    """One child's address, whichever process has it."""
+
+    def __init__(self, runtime: Runtime, address: WorkerAddress) -> None:
+        self.peer: Peer | None = None
+        self._runtime = runtime
+        self._address = address
+        self._name = address.get_name()
+        self._lock = threading.Lock()
+        self._asking = False
+        self._waiting: list[Found] = []
+        self._worker: Peer | None = None
+        self._endpoint: Endpoint | None = None
+
+    @property
+    def over(self) -> bool:
+        """True if it has ended, and is not asked for. Any thread."""
+        peer = self.peer
+        return not self._asking and peer is not None and peer.error is not None
+
+    def enter(self, found: Found) -> tuple[Peer | None, bool]:
+        """Return the peer if it is known; else let *found* wait, and return True if the child is to be asked for."""
+        with self._lock:
+            if not self._asking and self.peer is not None and self.peer.error is None:
+                return self.peer, False
+            first, self._asking = not self._asking, True
+            self._waiting.append(found)
+            return None, first
+
+    def follow(self, found: Callable[[], Found]) -> None:
+        """See ChildPeers.follow."""
+        with self._lock:
+            if self._asking:
+                self._waiting.append(found())
+
+    def _answer(self, outcome: Peer | Exception) -> None:
+        """Give it to whoever waits, and to whoever asks meanwhile."""
+        while True:
+            with self._lock:
+                waiting, self._waiting = self._waiting, []
+                if not waiting:
+                    self._asking = False
+                    return
+            for found in waiting:
+                found(outcome)
+
+    # --- asking its worker; loop thread ---
+
+    def ask(self, group: RemoteGroup) -> None:
+        """Ask the worker for its protocol, and then where the child is."""
+        worker = group.peers[self._address.rank_path[0]]
+        if worker.error is not None:
+            self._worker_gone(group, worker, worker.error)
+            return
+        if self._worker is not worker:
+            self._worker = worker
+            worker.on_gone(lambda error: self._runtime.io.call(self._worker_gone, group, worker, error))
+        call = worker.open(_Speaks(partial(self._speaks, group, worker)))
+        worker.send(frames.WhatRuns(call))
+
+    def _speaks(self, group: RemoteGroup, worker: Peer, protocol: int) -> None:
+        if protocol < CHILD_MEMBERS:
+            self._answer(
+                ProtocolMismatchError(
+                    f"{self._name} is a child of {worker.name} on {worker.node}, which runs an older rlinf-actors "
+                    f"(protocol {protocol}): its children are no members yet. Upgrade that node"
+                )
+            )
+            return
+        number = worker.listen(partial(self._told, group, worker))
+        worker.send(frames.WhereIs(number, list(self._address.rank_path[1:])))
+
+    def _told(self, group: RemoteGroup, worker: Peer, frame: frames.AnyFrame) -> None:
+        if isinstance(frame, frames.ChildIs):
+            peer = self.peer
+            if peer is None or peer.error is not None or peer.worker_id != frame.worker_id:
+                self._endpoint = frame.endpoint
+                peer = self._adopt(group, worker, frame.worker_id)
+            self._answer(peer)
+        elif isinstance(frame, frames.ChildEnded):
+            worker.ignore(frame.id)
+            peer = self.peer
+            if peer is None or peer.worker_id != frame.worker_id:
+                peer = self._adopt(group, worker, frame.worker_id)
+            self._end(peer, death(frame.exit, self._name, self._address.rank, worker.node))
+
+    def _worker_gone(self, group: RemoteGroup, worker: Peer, error: Exception) -> None:
+        if group.peers[worker.rank] is not worker and isinstance(error, ConnectionLostError):
+            self.ask(group)  # the worker runs, and another link leads there
+            return
+        peer = self.peer or self._adopt(group, worker, "")
+        if peer.error is None or self._waiting:
+            died = PeerDiedError(f"{self._name} has ended with its worker: {error}", peer=self._name)
+            self._end(peer, died)
+
+    def _end(self, peer: Peer, error: RlinfActorsError) -> None:
+        peer.fail(error)
+        peer.close()
+        self._answer(peer)
+
+    # --- the link to it; loop thread ---
+
+    def _adopt(self, group: RemoteGroup, worker: Peer, id: str) -> Peer:
+        """Make the peer of the process that is the child now."""
+        needed = lambda: self._runtime.io.call(self._connect, group)  # noqa: E731
+        lost = lambda old: self._lost(group, worker, old)  # noqa: E731
+        runtime, rank = self._runtime, self._address.rank
+        peer = Peer(
+            runtime.network, runtime.identity, self._name, rank, worker.node, needed, lost, me=runtime.worker_id
+        )
+        peer.worker_id = id
+        self.peer = peer
+        return peer
+
+    def _connect(self, group: RemoteGroup) -> None:
+        peer, endpoint = self.peer, self._endpoint
+        if peer is None or peer.connected or peer.error is not None or endpoint is None:
+            return
+        try:
+            peer.connect(endpoint, self._runtime.host, group.token, lambda: None)
+        except (OSError, RlinfActorsError) as error:  # no descriptor left, or an address that may not be used
+            peer.fail(RlinfActorsError(f"cannot connect to {self._name} on {peer.node}: {error}"))
+
+    def _lost(self, group: RemoteGroup, worker: Peer, old: Peer) -> None:
+        """The connection to the child was lost, and is there again: messages may be missing."""
+        if self.peer is not old or old.error is not None:
+            return
+        peer = self._adopt(group, worker, old.worker_id)
+        peer.wanted = True
+        peer.succeeds = [*([] if old.received else old.succeeds), old.link_identity]
+        old.fail(
+            ConnectionLostError(
+                f"the connection to {old.name} on {old.node} was lost, and is there again: a message may be missing. "
+                "It runs, but no more messages can be exchanged with it"
+            )
+        )
+        old.close()
+        self._connect(group)  # at once: the child is to hear of it
+
+
+class _Speaks:
+    """Waits for a worker's protocol."""
+
+    def __init__(self, told: Callable[[int], None]) -> None:
+        self._told = told
+
+    def answer(self, frame: frames.AnyFrame, parts: AuthenticatedParts) -> bool:
+        """See runtime.peer.Pending."""
+        if isinstance(frame, frames.Runs):
+            self._told(frame.protocol)
+        return True
+
+    def fail(self, error: Exception) -> None:
+        """The worker is gone, which `on_gone` tells."""

@@ -1,0 +1,120 @@
+"""The network between this process and the nodes of workers that it waits for. Loop thread only.
+
+Who is gone the head says. But the head may reach two nodes that do not reach one another: then a call, a message or a
+receive between them would wait for ever. So while something waits for a worker on another machine and nothing comes
+from there, its machine is asked as the head's is (`net.failure_detection`): a stopped or busy worker's kernel
+answers, a cut network does not, and after a lease and a second what waits for that node ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Iterable
+
+from rlinf_actors.errors import NodeLostError
+from rlinf_actors.net.failure_detection import STALL_S, Silence
+from rlinf_actors.net.link import Network, Sight
+from rlinf_actors.net.loop import Tasks, handling_failed
+from rlinf_actors.runtime.peer import Peer
+from rlinf_actors.runtime.remote_group import RemoteGroup
+
+HEAD_FIRST_S = 1.0
+"""So much longer than the head's is the lease here: of a node that is out of everybody's reach the head tells."""
+
+
+class _Path:
+    """The way to one machine: any of its workers' endpoints will do."""
+
+    def __init__(self, silence: Silence, now: float) -> None:
+        self.silence = silence
+        self.received: dict[Peer, int] = {}
+        self.looks = Tasks()
+        silence.heard(now)
+
+
+class PathWatch:
+    """Watches the ways to all machines that somebody here waits for.
+
+    Args:
+        network: what to look with.
+        host: host key of this machine.
+        groups: all groups that this process has handles of.
+    """
+
+    def __init__(self, network: Network, host: str, groups: Callable[[], Iterable[RemoteGroup]]) -> None:
+        self._network = network
+        self._host = host
+        self._groups = groups
+        self._paths: dict[str, _Path] = {}
+        self._tasks = Tasks()
+
+    def start(self, beat_s: float, lease_s: float) -> None:
+        """Watch from now on; the times are the head's."""
+        self._tasks.start(self._tend(beat_s, lease_s), "watching the ways to other nodes")
+
+    def close(self) -> None:
+        """Watch no more. Twice is fine."""
+        for path in self._paths.values():
+            path.looks.cancel()
+        self._paths.clear()
+        self._tasks.cancel()
+
+    async def _tend(self, beat_s: float, lease_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + beat_s
+            await asyncio.sleep(beat_s)
+            try:
+                self._turn(loop.time(), due, beat_s, lease_s)
+            except Exception as error:  # noqa: BLE001 - without the next turns a call into a cut network would not end
+                handling_failed(loop, "watching the ways to other nodes", error, None)
+
+    def _turn(self, now: float, due: float, beat_s: float, lease_s: float) -> None:
+        awaited = self._awaited()
+        self._paths = {machine: path for machine, path in self._paths.items() if machine in awaited}
+        for machine, peers in awaited.items():
+            path = self._paths.get(machine)
+            if path is None:
+                silence = Silence(math.inf, who=f"its node {machine}")
+                silence.beat_s, silence.lease_s = beat_s, lease_s + HEAD_FIRST_S
+                path = self._paths[machine] = _Path(silence, now)
+            if now - due > STALL_S:
+                path.silence.stood_still(now - due, now)
+            received = {peer: peer.received for peer, _ in peers}
+            if any(path.received.get(peer) != count for peer, count in received.items()):
+                path.silence.heard(now)  # or somebody new is waited for, from now on
+            path.received = received
+            self._judge(path, peers, now)
+
+    def _awaited(self) -> dict[str, list[tuple[Peer, str]]]:
+        """Workers on other machines that something here waits for, with their endpoints, by machine."""
+        found: dict[str, list[tuple[Peer, str]]] = {}
+        for group in self._groups():
+            for rank, state in group.states.items():
+                endpoint, peer = state.endpoint, group.peers[rank]
+                if endpoint is None or not endpoint.tcp or endpoint.host == self._host or not peer.awaited:
+                    continue
+                machine = endpoint.tcp.removeprefix("tcp://").rpartition(":")[0]
+                found.setdefault(machine, []).append((peer, endpoint.tcp))
+        return found
+
+    def _judge(self, path: _Path, peers: list[tuple[Peer, str]], now: float) -> None:
+        reason = path.silence.verdict(now)
+        if reason is not None:
+            for peer, _ in peers:
+                peer.fail(
+                    NodeLostError(
+                        f"{peer.name} on {peer.node} is out of reach from here: {reason}. The head has not given it "
+                        "up, so it may be running; how far it got with what was under way is not known"
+                    )
+                )
+                peer.close()
+        elif path.silence.look(now):
+            silence, clock = path.silence, asyncio.get_running_loop().time
+            look = self._look(path, peers[0][1])
+            path.looks.start(look, "looking at a node", failed=lambda _: silence.not_looked(clock()))
+
+    async def _look(self, path: _Path, endpoint: str) -> None:
+        sight = await self._network.look(endpoint, path.silence.look_timeout_s)
+        path.silence.looked(sight is not Sight.SILENT, asyncio.get_running_loop().time())

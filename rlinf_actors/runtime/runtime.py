@@ -1,0 +1,427 @@
+"""Runtime: what a driver or a worker process holds; everything that talks goes through it.
+
+It owns the I/O thread, the sockets, the session with the head and the groups this process has
+handles of (`runtime.group_handles`). User threads call in; the loop thread does the work; no user code
+runs on it.
+
+The shared memory of this process: whether it has any, and when idle memory goes back to the system.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import uuid
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from rlinf_actors import version
+from rlinf_actors.errors import (
+    GroupClosedError,
+    InternalError,
+    NodeLostError,
+    ProtocolError,
+    RlinfActorsError,
+    UsageError,
+)
+from rlinf_actors.exhaustion import raise_file_limit
+from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.net import fault_injection
+from rlinf_actors.net.host import host_key, pid_start
+from rlinf_actors.net.link import Network
+from rlinf_actors.net.loop import SHUT_DOWN, IoThread
+from rlinf_actors.net.shared_memory import Arena
+from rlinf_actors.net.socket_security import Security
+from rlinf_actors.runtime.driver_output import END_S, LogPrinter, LostErrors, say
+from rlinf_actors.runtime.group_handles import GroupHandles
+from rlinf_actors.runtime.head_session import HeadLink, WatchedClients
+from rlinf_actors.runtime.node_paths import PathWatch
+from rlinf_actors.settings import Settings
+from rlinf_actors.wire.agent_messages import ClientHello, Flushing, FlushLogs, Goodbye, LogLines, Welcome
+from rlinf_actors.wire.client_messages import (
+    ClientGone,
+    GetNodes,
+    GetStatus,
+    Nodes,
+    Status,
+    StopCluster,
+    Warn,
+    WorkerChanged,
+)
+from rlinf_actors.wire.control_codec import Body
+from rlinf_actors.wire.protocol import CHILD_MEMBERS, OLDEST, PROTOCOL
+
+IDLE_S = 10.0
+"""Seconds without a new block after which free memory is given back."""
+
+
+def shared_memory(limit: int, io: IoThread) -> Arena | None:
+    """An arena of at most *limit* bytes, and of at most a quarter of the machine's memory; None for 0."""
+    limit = min(limit, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)
+    if limit <= 0:
+        return None
+    try:
+        arena = Arena(limit)
+    except OSError as error:
+        log.warning("no shared memory, so large arrays are copied through sockets: %s", error)
+        return None
+    trimmer = _Trimmer(arena, io)
+    arena.on_store = trimmer.stored
+    return arena
+
+
+class _Trimmer:
+    """One timer while blocks are made, none while the process is idle."""
+
+    def __init__(self, arena: Arena, io: IoThread) -> None:
+        self._arena = arena
+        self._io = io
+        self._armed = False
+
+    def stored(self) -> None:
+        """A block was made. Any thread."""
+        if not self._armed:
+            self._armed = True
+            self._io.call(self._arm, self._arena.stores)
+
+    def _arm(self, seen: int) -> None:
+        self._io.loop.call_later(IDLE_S, self._look, seen)
+
+    def _look(self, seen: int) -> None:
+        if self._arena.stores != seen:
+            self._arm(self._arena.stores)
+            return
+        self._armed = False
+        self._arena.trim()
+
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+ANSWER_S = 0.5
+"""How long after END_S the nodes may take to count what they did not send."""
+_START_AGAIN = "Call shutdown() on the Cluster and make a new one to go on"
+
+
+class Runtime:
+    """One process's runtime. Methods may be called from any thread but the I/O thread, unless said otherwise.
+
+    Args:
+        role: "driver" or "worker".
+        namespace: of the job.
+        worker_id: the id the agent gave, for a worker; the one its worker gave, for a child of a worker.
+        parent: id of the worker that this process is a child of, "" for none.
+        token: of the job, for a worker.
+        security: settings of the sockets.
+        on_lost: called (loop thread) when the head ends this session.
+        on_given_up: called (loop thread) when the head has given up on this process: whoever owns it was told so.
+    """
+
+    def __init__(
+        self,
+        role: str,
+        namespace: str,
+        *,
+        worker_id: str = "",
+        parent: str = "",
+        token: str = "",
+        security: Security | None = None,
+        on_lost: Callable[[str], None] = lambda reason: None,
+        on_given_up: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        from rlinf_actors.net.zmq_network import ZmqNetwork  # loads zmq: not before something is started
+
+        settings = Settings.load()
+        fault_injection.load(settings.faults)
+        self.role = role
+        self.namespace = namespace
+        self.incarnation = uuid.uuid4().hex
+        self.worker_id = worker_id
+        self._parent = parent
+        self.token = token
+        self.host = host_key()
+        self.serving_thread = 0  # of a worker: where its calls run, one at a time; a wait there for itself cannot end
+        self.closed = False
+        self._on_lost = on_lost
+        self._on_given_up = on_given_up
+        raise_file_limit()
+        self.io = IoThread(f"rlinf-actors-{role}-io")
+        change_exit_code = role == "driver" and settings.fail_on_lost_errors and not _runs_tests()
+        self.lost = LostErrors(change_exit_code, self.io.later)
+        self.network: Network = self.io.submit(_made(lambda: ZmqNetwork(self.io.loop, security))).result()
+        self.network.memory = self._memory = shared_memory(settings.shared_memory_bytes, self.io)
+        self.groups = GroupHandles(
+            self.network, self.io, self.identity, self.host, worker_id, self.ask, lambda: self._head
+        )
+        self._paths = PathWatch(self.network, self.host, self.groups.all)
+        self._head: HeadLink | None = None
+        self._gone: RlinfActorsError | None = None
+        self._stopped = self._ending = False
+        self._printer: LogPrinter | None = None
+        self._output_cut = False
+        self._flushed = 0  # agents that have answered FlushLogs
+        self._flushed_one = asyncio.Event()
+        self.logs_moved = ("", "")  # a directory of logs, and where it is since the cluster has ended
+        self._warned: set[str] = set()
+        self.watched = WatchedClients(self._tell)
+
+    def copy(self, data: Buffer) -> Buffer:
+        """A snapshot of *data* that is going to be sent. Any thread."""
+        return bytes(data) if self._memory is None else self._memory.copy(data)
+
+    @property
+    def identity(self) -> str:
+        """How peers know this process."""
+        return f"{self.role}:{self.incarnation}"
+
+    # --- the head ---
+
+    async def connect(self, endpoint: str, timeout: float | None) -> Welcome:
+        """Start the session with the head. Loop thread.
+
+        Raises:
+            ClusterTimeoutError: no answer in *timeout* seconds.
+            ProtocolMismatchError, AuthenticationError: refused.
+        """
+        hello = ClientHello(
+            protocol=CHILD_MEMBERS if self._parent else OLDEST,
+            version=version.VERSION,
+            incarnation=self.incarnation,
+            role=self.role,
+            namespace=self.namespace,
+            host=self.host,
+            pid=os.getpid(),
+            pid_start=pid_start(os.getpid()),
+            worker_id=self.worker_id,
+            token=self.token,
+            newest=PROTOCOL,
+            parent=self._parent,
+        )
+        head = HeadLink(
+            self.network,
+            endpoint,
+            hello,
+            self._noticed,
+            self.head_lost,
+            self._returned,
+            self._given_up,
+            self._notice_failed,
+        )
+        try:
+            welcome = await head.start(timeout)
+        except BaseException:
+            head.close("never welcomed")
+            raise
+        self._head = head
+        self.watched.again()  # whoever is watched already
+        self._paths.start(welcome.beat_s, welcome.lease_s)
+        self.token = welcome.token or self.token
+        return welcome
+
+    async def ask(
+        self, body: Body, kind: type[T], timeout: float | None = None, on_reply: Callable[[Any], None] | None = None
+    ) -> T:
+        """Ask the head and expect an answer of this kind; see ControlClient.request. Loop thread.
+
+        Raises what the head refuses with.
+        """
+        if self._gone is not None:
+            raise self._gone
+        if self._head is None:
+            raise RlinfActorsError("this process has no connection to a head: start a Cluster first")
+        answer = await self._head.request(body, timeout, on_reply)
+        if not isinstance(answer, kind):
+            raise ProtocolError(f"the head answered {type(body).__name__} with {type(answer).__name__}")
+        return answer
+
+    async def nodes(self, num_nodes: int, timeout: float | None) -> Nodes:
+        """Wait for nodes; see wire.clients.GetNodes. Loop thread."""
+        # the head keeps the time and knows who is missing; ours is only for a head that went away
+        return await self.ask(GetNodes(num_nodes, timeout), Nodes, None if timeout is None else timeout + 5.0)
+
+    async def status(self, namespace: str | None) -> Status:
+        """What the head knows. Loop thread."""
+        return await self.ask(GetStatus(namespace), Status, 10.0)
+
+    async def stop_cluster(self) -> None:
+        """End an embedded cluster, and show what its workers wrote. Loop thread."""
+        self._ending = True
+        if self._head is not None:
+            await self._head.request(StopCluster(stay=True), 10.0)
+            await self.flush_output()
+            await self._head.request(StopCluster(), 10.0)
+            self._stopped = True  # nobody is left to say goodbye to
+
+    async def flush_output(self) -> None:
+        """Wait until what this job's ended workers wrote is printed, `END_S` at most. Loop thread."""
+        head, loop = self._head, asyncio.get_running_loop()
+        if head is None or head.welcome is None or self._gone is not None:
+            return
+        until = loop.time() + END_S
+        try:
+            agents = (await self.ask(FlushLogs(self.namespace, END_S), Flushing, END_S)).agents
+            await asyncio.wait_for(self._flushed_by(agents), END_S + ANSWER_S)
+        except (RlinfActorsError, asyncio.TimeoutError):
+            self._output_cut = True
+        if self._printer is None:
+            return
+        printed = asyncio.Event()
+        self._printer.after(lambda: self.io.call(printed.set))
+        try:
+            await asyncio.wait_for(printed.wait(), max(0.0, until - loop.time()))
+        except asyncio.TimeoutError:
+            self._output_cut = True
+            self._printer.hurry()
+
+    async def _flushed_by(self, agents: int) -> None:
+        while self._flushed < agents:
+            self._flushed_one.clear()
+            await self._flushed_one.wait()
+
+    @property
+    def output_left(self) -> bool:
+        """Whether workers wrote what was not shown, as far as this process knows."""
+        return self._output_cut or bool(self._printer is not None and self._printer.left)
+
+    def _say_what_was_left_out(self) -> None:
+        """Tell where the lines are that were not shown."""
+        left = dict(self._printer.left) if self._printer is not None else {}
+        places = {node: place for node, place in left if place}
+        for node, place in list(left):
+            if not place and node in places:  # lines that came here belong to those that stayed there
+                left[node, places[node]] += left.pop((node, place))
+        for (node, place), lines in left.items():
+            moved, kept = self.logs_moved
+            if place.startswith(f"{moved}/") and kept:
+                place = kept + place.removeprefix(moved)
+            where = f"they are in {node}:{place}" if place else f"the log files of {node} have them"
+            say(f"{lines:,} lines were left out; {where}")
+        if self._output_cut and not left:
+            say("not every node has said whether all output was shown; the log files there have it")
+
+    async def head_silent(self, seconds: float) -> None:
+        """Wait until the head has been silent for *seconds* from now on. Loop thread."""
+        if self._head is not None:
+            await self._head.silent(seconds)
+
+    @property
+    def protocol(self) -> int:
+        """The protocol that the head and this process speak, 0 without a session. Any thread."""
+        welcome = self._head.welcome if self._head is not None else None
+        return welcome.protocol if welcome is not None else 0
+
+    # --- the end ---
+
+    def daemon_died(self, reason: str) -> None:
+        """The embedded daemon is gone, and every worker with it. Loop thread."""
+        self._end_all(RlinfActorsError(f"the cluster is gone: {reason}\n{_START_AGAIN}"))
+
+    def head_lost(self, reason: str) -> None:
+        """The head is silent for too long, or has given up on this process. Loop thread."""
+        self._end_all(NodeLostError(f"{reason}; its workers end without it. {_START_AGAIN}"))
+
+    def _given_up(self, reason: str) -> None:
+        """The head has told everybody that this process is gone. Loop thread."""
+        self._on_given_up(reason)
+        self.head_lost(reason)
+
+    def _end_all(self, error: RlinfActorsError) -> None:
+        if self._gone is None and not self._ending and self.role == "driver":
+            log.error("%s", error)  # whoever does not call just now would not hear it
+        self._gone = error
+        self._paths.close()
+        if self._head is not None:
+            self._head.close(str(error), 0, error)
+        self.groups.close_all(lambda group: error)
+
+    def check_usable(self) -> None:
+        """Raise where nothing sent from here could arrive.
+
+        Raises:
+            UsageError: this process is a fork of the one that has the connections.
+        """
+        self.io.check_usable()
+
+    def close(self) -> None:
+        """Say goodbye, close every socket and end the I/O thread. Twice is fine."""
+        if self.closed:
+            return
+        self.closed = self.groups.closed = True
+        self.lost.close()
+        if not self.io.inside():
+            self.io.submit(self._close()).result()
+            self.io.stop()
+        self.lost.close()  # what the end itself made fail, and what no loop's handler has taken
+        if self._printer is not None:
+            self._printer.close()
+            self._say_what_was_left_out()
+
+    async def _close(self) -> None:
+        self._paths.close()
+        text = "this process closed its connection to the cluster"
+        self.groups.close_all(lambda group: GroupClosedError(f"group {group.name!r}: {text}"))
+        self.groups.clear()
+        if self._head is not None:
+            self._head.close("the process ends", 0 if self._stopped else 200, UsageError(SHUT_DOWN))
+        self.network.close()
+        if self._memory is not None:
+            self._memory.close()
+
+    # --- what the head says ---
+
+    def _noticed(self, body: Body) -> None:
+        if isinstance(body, WorkerChanged):
+            self.groups.changed(body)
+        elif isinstance(body, ClientGone):
+            self.watched.gone(body.incarnation)
+        elif isinstance(body, LogLines):
+            if self._printer is None:
+                self._printer = LogPrinter(self._shown)
+            self._printer.show(body)
+            if body.final:
+                self._flushed += 1
+                self._flushed_one.set()
+        elif isinstance(body, Warn):
+            if body.text not in self._warned:
+                self._warned.add(body.text)
+                log.warning("%s", body.text)
+        elif isinstance(body, Goodbye):
+            self._on_lost(body.reason)
+            (self._given_up if body.lost else self.head_lost)(body.reason)
+        else:
+            log.warning("the head sent a %s, which this process does not expect", type(body).__name__)
+
+    def _notice_failed(self, body: Body, error: InternalError) -> None:
+        """Fail what a notice of the head belonged to whose handler raised. Other notices nobody waits for."""
+        if isinstance(body, WorkerChanged):
+            group = self.groups.get(body.namespace, body.group)
+            if group is not None:
+                group.fail(error)
+        elif isinstance(body, Goodbye):
+            self._end_all(error)
+
+    def _returned(self) -> None:
+        """A head that was restarted has taken us back: it does not know what we want to hear of."""
+        self.watched.again()
+        self._tell(self.groups.told())
+
+    def _tell(self, body: Body) -> None:
+        if self._head is not None and not self.closed:
+            self._head.notify(body)
+
+    def _shown(self, credit: Body) -> None:
+        self.io.call(self._tell, credit)
+
+
+def _runs_tests() -> bool:
+    """True in a run of pytest, whose exit code says how its tests went. A script that only imports pytest is none."""
+    plugin = sys.modules.get("rlinf_actors.testing.pytest_plugin")  # pytest has loaded it if it runs
+    return plugin is not None and bool(plugin.runs)
+
+
+async def _made(make: Callable[[], T]) -> T:
+    """Run *make* on the loop: sockets are registered with the loop they live on."""
+    return make()

@@ -1,0 +1,1 @@
+"""The template: a process that has imported what workers need, and forks a worker per request."""

@@ -1,0 +1,248 @@
+"""A template's connection to its agentd, and the socket where another agentd finds it when that one is gone.
+
+A connection is agentd's once it has said Adopt: whoever connects and says something else, or nothing, changes nothing.
+
+House rules: nothing here blocks; what cannot be sent waits in a queue; without an agentd what is said is dropped,
+since the next one asks for everything (Adopt). Refusals alone are kept for it, as bounded notes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import selectors
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from rlinf_actors.errors import RemoteWireError
+from rlinf_actors.wire import template_protocol
+from rlinf_actors.wire.agent_messages import Refusal, RefusalReport
+from rlinf_actors.wire.refusalnotes import RefusalNotes
+
+log = logging.getLogger(__name__)
+
+REFUSALS_S = 1.0
+"""Seconds between two numbers of refusals of one kind."""
+_CREDENTIALS = struct.Struct("3i")
+"""struct ucred: pid, uid, gid."""
+
+
+class AgentLink:
+    """The connection. Registered with *selector* as long as there is an agentd.
+
+    Args:
+        selector: the template's; the data of each key is a callback that takes the event mask.
+        sock: to the agentd that started this process.
+        keep: path of the socket for another agentd, "" to end with this one.
+        keep_s: seconds that another agentd has to come.
+        take: called with each packet; returns whether to go on reading.
+        lost: called when agentd is gone.
+
+    Attributes:
+        keep_s: as given, or as an agentd said later.
+        since: since when no agentd that the head has registered was here (CLOCK_MONOTONIC, in seconds), 0 with one.
+    """
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        sock: socket.socket,
+        keep: str,
+        keep_s: float,
+        take: Callable[[template_protocol.ToTemplate], bool],
+        lost: Callable[[], None],
+    ) -> None:
+        self._selector = selector
+        self._agent = sock
+        self._keep = keep
+        self.keep_s = keep_s
+        self._take = take
+        self._lost = lost
+        self.since = 0.0
+        self._deadline: float | None = None
+        self._listener: socket.socket | None = None
+        self._callers: set[socket.socket] = set()
+        self._refusals = RefusalNotes(REFUSALS_S)
+        self._outgoing: deque[bytes] = deque()
+        self._buffer = memoryview(bytearray(template_protocol.MAX_PACKET))
+        sock.setblocking(False)
+
+    def start(self) -> None:
+        """Take packets from now on; where workers are kept, other agentds too.
+
+        Raises:
+            OSError: the socket cannot be made.
+        """
+        self._selector.register(self._agent, selectors.EVENT_READ, self._on_agent)
+        if self._keep:
+            self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._listener.setblocking(False)
+            self._listener.bind(self._keep)
+            self._listener.listen(1)
+            self._hear()
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether there is no agentd that has taken this template over."""
+        return self._deadline is not None
+
+    def patience(self) -> float | None:
+        """Seconds until nobody will come any more; None while there is an agentd."""
+        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+
+    def idle(self) -> float | None:
+        """Seconds until `look` must run even if nothing happens; None: it need not."""
+        due = self._refusals.next_deadline()
+        return None if self.orphaned or due == math.inf else max(0.0, due - time.monotonic())
+
+    def look(self) -> None:
+        """Tell agentd whom sockets have refused, as far as that is due."""
+        if not self.orphaned and (report := self._refusals.take(time.monotonic())) is not None:
+            self._post(report)
+
+    def adopted(self) -> None:
+        """The agentd that came has asked for everything: it is ours, and knows since when the head was not heard."""
+        self._deadline = None
+
+    def registered(self, keep_s: float) -> None:
+        """The head has taken our agentd; another one has that long to come from when this one goes."""
+        self.keep_s, self.since = keep_s, 0.0
+
+    def send(self, packet: template_protocol.ToAgent) -> None:
+        """Send, or queue until there is room; nothing without an agentd."""
+        if isinstance(packet, template_protocol.Exited):
+            self._hear()  # it frees some fds
+        if isinstance(packet, RefusalReport):
+            for refusal in packet.refusals:
+                self._refusals.add(refusal, time.monotonic())  # `look` tells them
+        elif not self.orphaned:
+            self._post(packet)
+
+    def _post(self, packet: template_protocol.ToAgent) -> None:
+        self._outgoing.append(template_protocol.encode(packet))
+        if len(self._outgoing) == 1:
+            self._flush()
+
+    def close(self) -> None:
+        """Close what is open."""
+        self._agent.close()
+        for caller in self._callers:
+            caller.close()
+        if self._listener is not None:
+            self._listener.close()
+
+    def refuse(self) -> None:
+        """The template is about to end: nobody takes it over any more."""
+        if self._listener is not None:
+            self._remove(".sock")
+            if self._listener in self._selector.get_map():
+                self._selector.unregister(self._listener)
+            self._listener.close()
+            self._listener = None
+
+    def remove(self) -> None:
+        """The template ends: its other files go, unless an agentd is there that reads them first."""
+        if self._keep and self.orphaned:
+            self._remove(".json")
+            self._remove(".err")
+
+    def _remove(self, suffix: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._keep.removesuffix(".sock") + suffix)
+
+    # --- events ---
+
+    def _on_agent(self, mask: int) -> None:
+        if mask & selectors.EVENT_WRITE:
+            self._flush()
+        while True:
+            try:
+                size = self._agent.recv_into(self._buffer)
+            except BlockingIOError:
+                return
+            except ConnectionResetError:
+                continue  # it died with unread packets of ours; its own last ones, and the end, can be read yet
+            if size == 0:
+                self._lose()
+                return
+            try:
+                packet = template_protocol.decode_to_template(self._buffer[:size])
+            except RemoteWireError as error:  # of an agentd of another version: the workers here go on
+                log.warning("dropped a packet of agentd: %s", error)
+                continue
+            if not self._take(packet):
+                return
+
+    def _lose(self) -> None:
+        self._selector.unregister(self._agent)
+        self._agent.close()
+        self._outgoing.clear()
+        self.since = self.since or time.monotonic()  # agentds that come and go without the head win no time
+        self._deadline = self.since + self.keep_s
+        self._lost()
+
+    def _hear(self) -> None:
+        """Take connections, also after there was no fd for one."""
+        if self._listener is not None and self._listener not in self._selector.get_map():
+            self._selector.register(self._listener, selectors.EVENT_READ, self._on_connection)
+
+    def _on_connection(self, _: int) -> None:
+        assert self._listener is not None
+        try:
+            caller, _address = self._listener.accept()
+        except (BlockingIOError, ConnectionError):  # it has gone again
+            return
+        except OSError:  # no fd: it waits until there is one, or gives us up and kills us
+            self._selector.unregister(self._listener)
+            return
+        caller.setblocking(False)
+        _, uid, _ = _CREDENTIALS.unpack(caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        if uid != os.getuid():
+            caller.close()
+            self._refused(f"a connection to its template's socket: it is a process of user {uid}")
+            return
+        self._callers.add(caller)
+        self._selector.register(caller, selectors.EVENT_READ, partial(self._on_caller, caller))
+
+    def _on_caller(self, caller: socket.socket, _: int) -> None:
+        """Its first packet makes it our agentd, whose run directory's lock says that the one before is gone."""
+        try:
+            packet = template_protocol.decode_to_template(caller.recv(template_protocol.MAX_PACKET))
+        except BlockingIOError:
+            return
+        except (ConnectionError, RemoteWireError):  # it has gone again, or is no agentd
+            packet = None
+        self._selector.unregister(caller)
+        self._callers.discard(caller)
+        if not isinstance(packet, template_protocol.Adopt):
+            caller.close()
+            self._refused("a connection to its template's socket: it is no agentd's")
+            self._hear()
+            return
+        if self._agent.fileno() >= 0:
+            self._lose()
+        self._agent = caller
+        self._selector.register(caller, selectors.EVENT_READ, self._on_agent)
+        self._take(packet)
+
+    def _refused(self, text: str) -> None:
+        self.send(RefusalReport([Refusal(text)]))
+
+    def _flush(self) -> None:
+        try:
+            while self._outgoing:
+                self._agent.send(self._outgoing[0])
+                self._outgoing.popleft()
+        except BlockingIOError:
+            pass
+        except ConnectionError:
+            self._outgoing.clear()  # the end of what it sent says so next
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
+        if self._agent in self._selector.get_map() and self._selector.get_key(self._agent).events != events:
+            self._selector.modify(self._agent, events, self._on_agent)

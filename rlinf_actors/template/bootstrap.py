@@ -1,0 +1,52 @@
+"""First code that a template's interpreter runs, read and executed by ``python -c``.
+
+So ``__main__`` has no file, which multiprocessing would import again in the user's children.
+Whatever interpreter it is, it must get as far as saying what is missing: plain old syntax, and
+nothing imported that may not be there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+
+NEEDED = (("zmq", "pyzmq"), ("msgspec", "msgspec"), ("cloudpickle", "cloudpickle"))
+TEMPLATE_FAILED = b"\x82\xa4type\xaeTemplateFailed\xa4text\xda"
+"""MessagePack: this map, up to the 16-bit length of the text."""
+
+
+def fail(fd: int, text: str) -> None:
+    """Say TemplateFailed without msgspec, and end the process."""
+    data = text.encode("utf-8")[:60000]
+    os.write(fd, TEMPLATE_FAILED + len(data).to_bytes(2, "big") + data)
+    os._exit(1)
+
+
+def check(node: str, version: tuple[int, ...], importer: Callable[[str], object], largest: int = sys.maxsize) -> str:
+    """What keeps this interpreter from running workers, as a text that says what to do; "" if nothing does."""
+    who = f"interpreter {sys.executable} on node {node}"
+    if version < (3, 10):
+        return f"{who} is Python {version[0]}.{version[1]}; workers need Python 3.10 or newer"
+    if largest < 1 << 32:  # the lease page is one 64-bit number, read and written at once
+        return f"{who} is a 32-bit program; workers need a 64-bit one"
+    missing = {}
+    for module, package in NEEDED:
+        try:
+            importer(module)
+        except ImportError as error:
+            missing[package] = str(error)
+    if not missing:
+        return ""
+    install = f"{sys.executable} -m pip install {' '.join(missing)}"
+    return f"{who} has no {', '.join(missing)}: run '{install}' ({'; '.join(missing.values())})"
+
+
+def bootstrap(pkg: str, fd: str, node: str, config: str) -> None:
+    """Check, then hand over to rlinf_actors from the directory *pkg* and nowhere else."""
+    sys.path[:] = [pkg, *(entry for entry in sys.path if entry)]
+    wrong = check(node, tuple(sys.version_info[:2]), importlib.import_module)
+    if wrong:
+        fail(int(fd), wrong)
+    importlib.import_module("rlinf_actors.template.template").main(int(fd), node, config)

@@ -1,0 +1,359 @@
+"""What a worker process does between its start and its first own code: forget the template, become itself.
+
+Binding a worker to the NUMA nodes of its accelerators: decided from /sys by pure code, done by two system calls.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import gc
+import importlib
+import os
+import platform
+import random
+import re
+import resource
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from rlinf_actors import environ_block, forks, procfs
+from rlinf_actors.cgroups.worker_cgroup import Cgroup
+from rlinf_actors.settings import CHILDREN, PROBE_ROOT
+from rlinf_actors.wire import template_protocol
+from rlinf_actors.wire.child_protocol import socket_path
+from rlinf_actors.wire.values import WorkerSpec
+
+SYSFS = "/sys/devices/system/node"
+
+_MPOL_PREFERRED = 1
+_MPOL_PREFERRED_MANY = 5
+"""linux/mempolicy.h: memory from that node first, from those nodes first (Linux 5.15), else from any."""
+_SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237, "riscv64": 237, "loongarch64": 237}
+"""Numbers of set_mempolicy(2), which libc has no function for: asm/unistd_64.h and asm-generic/unistd.h."""
+_LONG_BITS = ctypes.sizeof(ctypes.c_ulong) * 8
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What to do, and what to say.
+
+    Attributes:
+        cpus: to run on; empty: as before.
+        memory: NUMA nodes to prefer memory of; empty: as before.
+        note: why the worker is not bound, or not wholly; "" if it is.
+    """
+
+    cpus: frozenset[int] = frozenset()
+    memory: tuple[int, ...] = ()
+    note: str = ""
+
+
+def decide(wanted: Sequence[int], tree: str, allowed: Collection[int]) -> Binding:
+    """How a worker is to be bound. Reads files, changes nothing.
+
+    Args:
+        wanted: NUMA nodes of its accelerators, -1 where unknown.
+        tree: directory of the kernel's NUMA nodes.
+        allowed: CPUs that the process may run on now (its cpuset).
+    """
+    if min(wanted, default=-1) < 0:
+        return Binding(note="the NUMA node of its accelerators is not known")
+    cpus: set[int] = set()
+    for node in wanted:
+        try:
+            mine = parse_cpus(Path(tree, f"node{node}", "cpulist").read_text())
+        except OSError as error:
+            return Binding(note=f"the kernel does not show NUMA node {node} ({error.filename}: {error.strerror})")
+        if not mine & set(allowed):
+            return Binding(note=f"none of the CPUs of NUMA node {node} is among those that this process may use")
+        cpus |= mine & set(allowed)
+    memory = tuple(node for node in wanted if _has_memory(node, tree))
+    missing = [str(node) for node in wanted if node not in memory]
+    return Binding(frozenset(cpus), memory, f"NUMA node {', '.join(missing)} has no memory" if missing else "")
+
+
+def parse_cpus(text: str) -> set[int]:
+    """CPUs of the kernel's list form, such as ``0-3,8``; empty for a node without any."""
+    found: set[int] = set()
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        if first:
+            found.update(range(int(first), int(last or first) + 1))
+    return found
+
+
+def bind(wanted: Sequence[int], root: str = "") -> str:
+    """Bind this process, whose threads-to-be inherit it; call it before there are others.
+
+    Args:
+        wanted: NUMA nodes of its accelerators, -1 where unknown.
+        root: directory that has the machine's ``sys``, "" for ``/``; the probe's RLINF_ACTORS_PROBE_ROOT.
+
+    Returns:
+        What its log should say; "" if it is bound as wanted.
+
+    Raises:
+        OSError: the kernel refuses CPUs that it has just listed.
+    """
+    found = decide(wanted, root + SYSFS, os.sched_getaffinity(0))
+    if found.cpus:
+        os.sched_setaffinity(0, found.cpus)
+    refused = prefer_memory(found.memory) if found.memory else ""
+    said = "; ".join(text for text in (found.note, refused) if text)
+    if not said:
+        return ""
+    return f"numa_bind: {said}; {'only its CPUs are bound' if found.cpus else 'this worker is not bound'}"
+
+
+def prefer_memory(nodes: Sequence[int]) -> str:
+    """Let this thread, and those that it makes, take memory of *nodes* first. Returns why not, "" if it does."""
+    number = _SET_MEMPOLICY.get(platform.machine())
+    if number is None:
+        return f"memory cannot be preferred on {platform.machine()}"
+    words = max(nodes) // _LONG_BITS + 1
+    mask = (ctypes.c_ulong * words)()
+    for node in nodes:
+        mask[node // _LONG_BITS] |= 1 << node % _LONG_BITS
+    mode = _MPOL_PREFERRED if len(nodes) == 1 else _MPOL_PREFERRED_MANY
+    libc = ctypes.CDLL(None, use_errno=True)
+    # The kernel reads one bit less than maxnode says (set_mempolicy(2), "BUGS" of the C library's wrapper).
+    size = ctypes.c_ulong(words * _LONG_BITS + 1)
+    if libc.syscall(ctypes.c_long(number), ctypes.c_int(mode), mask, size):
+        return f"the kernel does not let memory be preferred: {os.strerror(ctypes.get_errno())}"
+    return ""
+
+
+def _has_memory(node: int, tree: str) -> bool:
+    """Whether a NUMA node has memory: nodes of CPUs alone exist, and the kernel refuses to prefer them."""
+    try:
+        return node in parse_cpus(Path(tree, "has_memory").read_text())
+    except OSError:
+        return True  # kernels from before the file: only they can tell
+
+
+RunWorker = Callable[[WorkerSpec, template_protocol.WorkerPlace, int], None]
+"""(spec, place, control): *control* is a SOCK_SEQPACKET fd to say Up or StartFailed on; its EOF means: end."""
+
+LATE_VARIABLES = ("MASTER_ADDR", "MASTER_PORT")
+"""Come with the owner's Create: rank 0 chooses its port when it is up."""
+SLOTS = 8
+"""Variables that a CCL may need while our own process groups are made (ProcessGroupFacts.variables)."""
+
+_SET_THREADS = (
+    "scipy_openblas_set_num_threads64_",
+    "scipy_openblas_set_num_threads",
+    "openblas_set_num_threads64_",
+    "openblas_set_num_threads",
+)
+_OF_AN_INTERPRETER = re.compile(r"/lib(64)?/python3(\d+\.zip|\.\d+(/|$))|/(site|dist)-packages(/|$)")
+
+
+@dataclass
+class Start:
+    """How one worker process is to begin.
+
+    Attributes:
+        fork: the packet that asked for it.
+        control: its end of the control socket.
+        entry: ``module:function`` of RunWorker.
+        template: pid of the process that started it.
+        forked: it came from the template by a fork, not by an exec.
+        slot: address and size of the worker mark in the environment block.
+        nofile: soft limit of open files, None to leave it.
+        threads: sets the number of threads of the libraries that are loaded.
+        cgroup: its own.
+    """
+
+    fork: template_protocol.Fork
+    control: int
+    entry: str
+    template: int
+    forked: bool = False
+    slot: tuple[int, int] = (0, 0)
+    nofile: int | None = None
+    threads: Threads | None = None
+    cgroup: Cgroup = field(default_factory=Cgroup)
+
+
+def run(start: Start) -> None:
+    """Turn this process into the worker and run it. Main thread; returns when the worker is done.
+
+    Whatever goes wrong before the worker's own code runs is told the template as StartFailed.
+    """
+    spec = start.fork.spec
+    try:
+        prepare(start)
+        module, _, name = start.entry.partition(":")
+        run_worker: RunWorker = getattr(importlib.import_module(module), name)
+    except Exception as error:
+        tell_failure(start.control, spec.id, f"{type(error).__name__}: {error}")
+        raise
+    run_worker(spec, start.fork.place, start.control)
+
+
+def tell_failure(control: int, worker: str, text: str) -> None:
+    """Say StartFailed on a control socket; the process should end then."""
+    with socket.socket(fileno=os.dup(control)) as to_template:
+        to_template.send(template_protocol.encode(template_protocol.StartFailed(worker, text)))
+
+
+def prepare(start: Start) -> None:
+    """All that makes this process differ from the template. Runs with all signals blocked; unblocks them."""
+    spec = start.fork.spec
+    forks.begin()
+    start.cgroup.enter()  # before it can start anything
+    procfs.brand(spec.id)
+    if start.forked:
+        os.setsid()
+    if not spec.claims:  # a robot worker makes its robots safe first: its control socket tells it
+        procfs.die_with_parent(signal.SIGKILL, start.template)
+    _restore_signals()
+    procfs.write_mark(*start.slot, spec.id)
+    procfs.set_name(f"{spec.group}:{spec.rank}")
+    _take_environment({**start.fork.env, CHILDREN: socket_path(start.fork.place.run_dir, spec.id)})
+    has_accelerators = start.fork.env.get("ACCELERATOR_TYPE", "NO_ACCEL") != "NO_ACCEL"
+    environ_block.reserve(LATE_VARIABLES, SLOTS if has_accelerators else 0)  # there is no other thread yet
+    time.tzset()
+    _restore_limits(start.nofile)
+    _go_to(spec.cwd)
+    sys.argv[:] = sys.argv[:1]
+    sys.path[:] = import_path(sys.path, spec.sys_path, os.path.exists)
+    _restore_streams()
+    _reseed()
+    if spec.numa_nodes and (said := bind(spec.numa_nodes, start.fork.env.get(PROBE_ROOT, ""))):
+        sys.stderr.write(f"{said}\n")
+    if start.threads is not None:
+        start.threads.restore(start.fork.env)
+    gc.enable()
+
+
+def _take_environment(env: Mapping[str, str]) -> None:
+    for name in os.environ.keys() - env.keys():
+        del os.environ[name]
+    for name, value in env.items():  # most are the same: a putenv for each would cost more than all else here
+        if os.environ.get(name) != value:
+            os.environ[name] = value
+
+
+def import_path(current: list[str], wanted: Iterable[str], exists: Callable[[str], bool]) -> list[str]:
+    """sys.path of a worker: our package, then what the driver can import from, then the interpreter's own.
+
+    Directories that belong to an interpreter (its library, site-packages) are left out of *wanted*:
+    this interpreter may be another one, and has its own.
+    """
+    known = set(current)
+    ours = [
+        entry
+        for entry in dict.fromkeys(wanted)
+        if entry and entry not in known and not _OF_AN_INTERPRETER.search(entry) and exists(entry)
+    ]
+    return current[:1] + ours + current[1:]
+
+
+def _restore_signals() -> None:
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _restore_limits(nofile: int | None) -> None:
+    if nofile is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (nofile, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    unprotect(Path("/proc/self/oom_score_adj"))
+
+
+def unprotect(score: Path) -> None:
+    """Workers are not spared when memory runs out, as agentd and templates are (OOMScoreAdjust= of the unit)."""
+    if int(score.read_text()) < 0:
+        score.write_text("0")
+
+
+def _go_to(cwd: str | None) -> None:
+    """The driver's directory if this node has it, else the home directory, else /."""
+    for directory in (cwd, os.environ.get("HOME"), "/"):
+        if directory and os.path.isdir(directory) and os.access(directory, os.X_OK):
+            os.chdir(directory)
+            return
+
+
+def _restore_streams() -> None:
+    """Lines appear when they are complete; what cannot be encoded never ends a worker that only prints."""
+    out, err = (
+        open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+        for fd in (1, 2)
+    )
+    sys.stdout = sys.__stdout__ = out  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = err  # type: ignore[misc]
+    faulthandler.enable()  # a crash in C code says where, on stderr, so that it gets into the exit report
+
+
+def _reseed() -> None:
+    """Forked workers must not draw the same numbers."""
+    random.seed()
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+
+
+class Threads:
+    """The libraries that the template loaded with one thread each, to be given their threads in the worker."""
+
+    def __init__(self) -> None:
+        self._setters = list(_openblas_setters())
+
+    def restore(self, env: Mapping[str, str]) -> None:
+        """As many threads as *env* says, else one for each core that this process may run on now."""
+        cores = _cores()
+        for setter in self._setters:
+            setter(_count(env, "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS") or cores)
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            torch.set_num_threads(_count(env, "OMP_NUM_THREADS", "MKL_NUM_THREADS") or cores)
+
+
+def _count(env: Mapping[str, str], *names: str) -> int:
+    for name in names:
+        first = env.get(name, "").split(",")[0].strip()
+        if first.isdigit() and int(first) > 0:
+            return int(first)
+    return 0
+
+
+def _cores() -> int:
+    """Physical cores that this process may run on: what the libraries take by default."""
+    siblings = set()
+    for cpu in os.sched_getaffinity(0):
+        try:
+            siblings.add(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text())
+        except OSError:
+            siblings.add(f"{cpu}\n")
+    return len(siblings)
+
+
+def _openblas_setters() -> Iterable[Callable[[int], None]]:
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    for path in sorted({line[line.index("/") :] for line in lines if "openblas" in line and "/" in line}):
+        library = ctypes.CDLL(path)
+        for name in _SET_THREADS:
+            if hasattr(library, name):
+                yield getattr(library, name)
+                break
+
+
+def spawned(packet: int, control: int, entry: str, template: int, cgroup: Cgroup) -> None:
+    """The same for a worker that was started afresh instead of forked; *packet* is a file with its Fork."""
+    with open(packet, "rb") as file:
+        data = file.read()
+    os.set_inheritable(control, False)
+    fork = msgspec.msgpack.decode(data, type=template_protocol.Fork)
+    run(Start(fork, control, entry, template, cgroup=cgroup))

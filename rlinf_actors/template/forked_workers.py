@@ -1,0 +1,514 @@
+"""A template's workers: their pipes, their ends, and what they leave behind.
+
+A worker's life here: starting -> up -> ended (a zombie, so that its pid and process group stay
+its own) -> swept (what it left behind is dead) -> told (Exited sent) -> reaped.
+
+One worker process as its template has it: its pipes, its control socket, what it said, how it ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import selectors
+import signal
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from msgspec.structs import replace
+
+from rlinf_actors import procfs
+from rlinf_actors.cgroups import worker_cgroup as cgroups
+from rlinf_actors.cgroups.worker_cgroup import Cgroup
+from rlinf_actors.errors import RemoteWireError
+from rlinf_actors.template.log_pump import Drain
+from rlinf_actors.wire import template_protocol
+from rlinf_actors.wire.agent_messages import RefusalReport
+from rlinf_actors.wire.values import ExitReport
+from rlinf_actors.worker.lease_guard import Lease
+
+GUARD_S = 0.2
+"""How long a guard has, at least, from when its template sees that the lease is over, in seconds."""
+KILL_MARGIN = 0.05
+"""Part of the lease that is kept for the kill of a robot worker whose guard cannot run: 0.1 s of 2 s."""
+
+
+class Worker:
+    """One worker process, with its cgroup. Raises OSError when there are no fds left or the cgroup cannot be made."""
+
+    def __init__(
+        self, fork: template_protocol.Fork, cgroup: Cgroup, limits: Mapping[str, int], log_bytes: int = 0
+    ) -> None:
+        self.fork = fork
+        self.cgroup = cgroup
+        self.id = fork.spec.id
+        self.pid = 0
+        self.up: template_protocol.Up | None = None
+        self.failure = ""
+        self.status: os.waitid_result | None = None
+        self.deadline = 0.0
+        self.kill_at = 0.0  # when, 0 for never
+        self.lease = Lease(fork.place.lease_until, fork.place.lease_s)
+        self.guard_due = 0.0  # its guard must have said LeaseLost by then, 0 while its lease lasts
+        self.lease_lost = False  # its guard has said so
+        self.told = self.watched = False
+        self.outgoing: deque[bytes] = deque()
+        self.unanswered = 0  # probes since the last Pong
+        self.pong: template_protocol.Pong | None = None  # agentd does not know of it yet
+        self.unread = self.announced = False  # more in the files than agentd read; Grew sent since the last Read
+        with contextlib.ExitStack() as stack:
+            self.out = Drain(fork.place.out_path, log_bytes)
+            stack.callback(self.out.close)
+            self.err = Drain(fork.place.err_path, log_bytes)
+            stack.callback(self.err.close)
+            self.control, self.child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            stack.callback(self.control.close)
+            stack.callback(self.child.close)
+            self.control.setblocking(False)
+            cgroup.make(limits)
+            stack.pop_all()
+        self.read = (self.out.began, self.err.began)  # what agentd has read of its files
+        self.asked: template_protocol.LockDevices | None = None
+        self.asked_at = 0.0
+        self.granted = False
+
+    @property
+    def has_robots(self) -> bool:
+        """Whether it holds a lease of robots."""
+        return bool(self.fork.spec.claims)
+
+    def renew(self, until: float, now: float) -> None:
+        """Extend the lease to *until*. A renewal that is too old to extend it leaves the guard's time as it was."""
+        self.lease.renew(until)
+        if self.lease.left(now):
+            self.guard_due = 0.0
+
+    def said_lease_lost(self, now: float) -> None:
+        """Its guard runs, and makes the robots safe: the process has the time for that."""
+        self.lease_lost, self.guard_due = True, 0.0
+        self.kill_at = min(self.kill_at or math.inf, now + template_protocol.ROBOT_END_S)
+
+    def due(self, now: float) -> float:
+        """When the process must be killed, or its lease be looked at again; infinity for never."""
+        end = now + self.lease.left(now) if self._lease_counts else math.inf
+        return min(self.guard_due or end, self.kill_at or math.inf)
+
+    def must_die(self, now: float) -> bool:
+        """True if the process must be killed now. Notices the end of its lease.
+
+        The guard tells its template first that the lease is over, before it calls any code of the user's. A guard that
+        says nothing cannot run (C code holds the interpreter's lock), and then nobody else stops the robot.
+        """
+        if self._lease_counts and not self.guard_due and not self.lease.left(now):
+            self.guard_due = max(now + GUARD_S, self.lease.until - KILL_MARGIN * self.lease.lease_s)
+        return bool((self.guard_due and self.guard_due <= now) or (self.kill_at and self.kill_at <= now))
+
+    @property
+    def _lease_counts(self) -> bool:
+        return self.has_robots and self.lease.lease_s > 0 and not self.lease_lost
+
+    def note(self, text: str) -> None:
+        """A line of ours in its stderr file."""
+        self.err.note(text)
+        self.unread = True
+
+    def started(self, pid: int) -> None:
+        """It runs: its ends of everything are its own now."""
+        self.pid = pid
+        self.out.close_writer()
+        self.err.close_writer()
+        self.child.close()
+
+    def close(self) -> None:
+        """Close all that is open of it here."""
+        self.out.close()
+        self.err.close()
+        self.control.close()
+        self.child.close()
+
+    def locks(self, packet: template_protocol.LockDevices | template_protocol.UnlockDevices) -> None:
+        """It asks for its accelerators, or gives them back: an agentd that comes must know."""
+        if isinstance(packet, template_protocol.LockDevices):
+            self.asked, self.asked_at, self.granted = packet, time.monotonic(), False
+        elif self.asked is not None and self.asked.request == packet.request:
+            self.asked = None
+
+    def kept(self, exit: ExitReport | None = None) -> template_protocol.Kept:
+        """What an agentd that takes it over needs to know."""
+        return template_protocol.Kept(
+            self.id,
+            self.pid,
+            self.up,
+            exit,
+            self.fork.place.out_path,
+            self.fork.place.err_path,
+            *self.read,
+            self.asked.request if self.asked is not None else 0,
+            self.granted,
+            self.asked_at,
+        )
+
+    def report(self, oom: str, left: bool) -> ExitReport:
+        """How it ended, for `status` as waitid gave it."""
+        assert self.status is not None
+        code = self.status.si_status
+        exited = self.status.si_code == os.CLD_EXITED
+        reasons = [self.failure] if self.failure else []
+        if not self.up and not self.failure:
+            how = f"exit code {code}" if exited else signal.strsignal(code) or f"signal {code}"
+            reasons.append(f"it ended ({how}) before it was ready")
+        if left:
+            reasons.append("a process that it left behind could not be killed")
+        reasons += [f"output was lost: {drain.fault}" for drain in (self.out, self.err) if drain.fault]
+        return ExitReport(
+            kind=("exited" if exited else "signalled") if self.up else "start_failed",
+            exit_code=code if exited else None,
+            signal=None if exited else code,
+            oom=oom,
+            stderr_tail=self.err.tail.lines(),
+            reason="; ".join(reasons),
+        )
+
+
+SWEEP_S = 2.0
+"""How long an exit report waits for leftovers to die: one in an uninterruptible call may never."""
+EXEC_S = 0.002
+"""When to look again at an orphan that is just executing a program: nothing tells that it has."""
+
+
+class Nursery:
+    """All workers of one template.
+
+    Args:
+        selector: the template's; the data of each key is a callback that takes the event mask.
+        send: to agentd.
+        keeps: whether workers go on without an agentd; how they end is kept then until one says Settled.
+    """
+
+    def __init__(
+        self, selector: selectors.BaseSelector, send: Callable[[template_protocol.ToAgent], None], keeps: bool = False
+    ) -> None:
+        self._selector = selector
+        self._send = send
+        self._keeps = keeps
+        self._ends: dict[str, template_protocol.Kept] = {}
+        self._workers: dict[str, Worker] = {}
+        self._pids: dict[int, Worker] = {}
+        self._woken = False
+        self._look_again = 0.0  # when, 0 for only when something happens
+        self._ending: list[Worker] = []
+        self._oom = procfs.oom_kills()
+
+    @property
+    def workers(self) -> list[Worker]:
+        """All that are not reaped."""
+        return list(self._workers.values())
+
+    def close(self) -> None:
+        """In a forked worker: what the template has open of the others is not its business."""
+        for worker in self._workers.values():
+            worker.close()
+
+    def add(self, worker: Worker) -> None:
+        """Take charge of a worker that was just started."""
+        self._workers[worker.id] = self._pids[worker.pid] = worker
+        self._announce(worker)
+        for drain in (worker.out, worker.err):
+            self._selector.register(drain, selectors.EVENT_READ, partial(self._on_output, worker, drain))
+        self._selector.register(worker.control, selectors.EVENT_READ, partial(self._on_control, worker))
+
+    def watched(self, id: str) -> None:
+        """Now agentd has a pidfd of it."""
+        worker = self._workers.get(id)
+        if worker is not None:
+            worker.watched = True
+            self._reap(worker)
+
+    def read(self, packet: template_protocol.Read) -> None:
+        """What agentd has read of a worker's files."""
+        worker = self._workers.get(packet.id)
+        if worker is not None:
+            worker.read = packet.out, packet.err
+        elif packet.id in self._ends:
+            self._ends[packet.id] = replace(self._ends[packet.id], out_read=packet.out, err_read=packet.err)
+        if worker is not None and packet.to_end:
+            worker.announced = False
+            self._announce(worker)
+
+    def renew(self, packet: template_protocol.Renew) -> None:
+        """The leases of robot workers last longer. One that stands still does not need every packet."""
+        now = time.monotonic()
+        for worker in self._workers.values():
+            if worker.has_robots:
+                worker.renew(packet.until, now)
+                if not worker.outgoing:
+                    self._pass_on(worker, packet)
+
+    def probe(self) -> None:
+        """Say who has answered since the last time, and ask again those who have; one question at a time each."""
+        pongs = [worker.pong for worker in self._workers.values() if worker.pong is not None]
+        self._send(template_protocol.Pulses(pongs))
+        for worker in self._workers.values():
+            worker.pong = None
+            if worker.up:
+                worker.unanswered += 1
+                if worker.unanswered == 1:
+                    self._pass_on(worker, template_protocol.Ping())
+
+    def _on_pong(self, worker: Worker, packet: template_protocol.Pong) -> None:
+        late, worker.unanswered = worker.unanswered > 1, 0
+        if late:
+            self._send(template_protocol.Pulses([packet]))
+        else:
+            worker.pong = packet
+
+    def tell(
+        self, packet: template_protocol.DevicesLocked | template_protocol.DevicesBusy | template_protocol.Revoke
+    ) -> None:
+        """Pass on to a worker what agentd says; one that has ended needs nothing."""
+        worker = self._workers.get(packet.id)
+        if worker is not None:
+            if (
+                isinstance(packet, template_protocol.DevicesLocked)
+                and worker.asked
+                and worker.asked.request == packet.request
+            ):
+                worker.granted = True
+            self._pass_on(worker, packet)
+
+    # --- agentds that go and come ---
+
+    def orphaned(self, reason: str) -> None:
+        """There is no agentd: robot workers end, the others go on. What ends is reaped at once."""
+        for worker in self.workers:
+            worker.watched = True
+            if worker.has_robots and not worker.told and not worker.kill_at:
+                self._pass_on(worker, template_protocol.Revoke(worker.id, reason))
+                worker.kill_at = time.monotonic() + template_protocol.ROBOT_END_S
+            self._reap(worker)
+
+    def inventory(self) -> list[template_protocol.Kept]:
+        """Every worker, for an agentd that takes over. It reads what is in the log files without being told."""
+        living = [worker for worker in self._workers.values() if not worker.told]
+        for worker in living:
+            worker.watched, worker.unread, worker.announced = False, False, True
+        return [*self._ends.values(), *(worker.kept() for worker in living)]
+
+    def told(self, end: template_protocol.Kept) -> None:
+        """A worker has ended: tell agentd, and keep it until the head knows."""
+        assert end.exit is not None
+        if self._keeps:
+            self._ends[end.id] = end
+        self._send(template_protocol.Exited(end.id, end.exit))
+
+    def settled(self, ids: list[str]) -> None:
+        """The head knows how these workers ended."""
+        for id in ids:
+            self._ends.pop(id, None)
+
+    def _pass_on(self, worker: Worker, packet: template_protocol.ToWorker) -> None:
+        if worker.told:
+            return  # it has ended and its socket is closed: no selector can be asked about that
+        if worker.control in self._selector.get_map():
+            worker.outgoing.append(template_protocol.encode(packet))
+            self._flush(worker)
+
+    def wake(self) -> None:
+        """A child of this process ended."""
+        self._woken = True
+
+    def patience(self) -> float | None:
+        """Seconds until `look` must run even if nothing happens; None: it need not."""
+        deadlines = [worker.deadline for worker in self._ending]
+        now = time.monotonic()
+        deadlines += [worker.due(now) for worker in self._workers.values() if worker.status is None]
+        if self._look_again:
+            deadlines.append(self._look_again)
+        first = min(deadlines, default=math.inf)
+        return None if first == math.inf else max(0.0, first - now)
+
+    # --- output and control ---
+
+    def _on_output(self, worker: Worker, drain: Drain, _: int) -> None:
+        before = drain.lost
+        got, ended = drain.pump()
+        if ended:
+            self._selector.unregister(drain)
+        if bool(drain.lost) != bool(before):
+            self._send(template_protocol.LogsLost(worker.id, drain.fault if drain.lost else ""))
+        if got:
+            worker.unread = True
+            self._announce(worker)
+
+    def _announce(self, worker: Worker) -> None:
+        if worker.unread and not worker.announced and worker.fork.spec.forward_logs:
+            worker.unread, worker.announced = False, True
+            self._send(template_protocol.Grew([worker.id]))
+
+    def _flush(self, worker: Worker) -> None:
+        try:
+            while worker.outgoing:
+                worker.control.send(worker.outgoing[0])
+                worker.outgoing.popleft()
+        except BlockingIOError:
+            pass  # it is stopped, or very busy
+        except ConnectionError:
+            worker.outgoing.clear()  # it has ended
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.outgoing else 0)
+        if self._selector.get_key(worker.control).events != events:
+            self._selector.modify(worker.control, events, partial(self._on_control, worker))
+
+    def _on_control(self, worker: Worker, mask: int = 0) -> None:
+        if mask & selectors.EVENT_WRITE:
+            self._flush(worker)
+        while True:
+            try:
+                data = worker.control.recv(template_protocol.MAX_PACKET >> 4)
+            except BlockingIOError:
+                return
+            except ConnectionResetError:
+                continue  # it ended with packets of ours unread, which is told once; what it said before is still here
+            except ConnectionError:
+                data = b""
+            if not data:
+                self._selector.unregister(worker.control)
+                return
+            try:
+                packet = template_protocol.decode_to_agent(data)
+            except RemoteWireError as error:
+                packet = template_protocol.StartFailed(worker.id, str(error))
+            if isinstance(packet, template_protocol.Up) and packet.id == worker.id:
+                if worker.up is None:  # the first counts: the head would be told of each, as often as it likes
+                    worker.up = packet
+                    self._send(packet)
+            elif (
+                isinstance(packet, (template_protocol.LockDevices, template_protocol.UnlockDevices))
+                and packet.id == worker.id
+            ):
+                worker.locks(packet)
+                self._send(packet)
+            elif isinstance(packet, template_protocol.Pong) and packet.id == worker.id:
+                self._on_pong(worker, packet)
+            elif isinstance(packet, RefusalReport):
+                self._send(RefusalReport([replace(one, worker=worker.id) for one in packet.refusals]))
+            elif isinstance(
+                packet, (template_protocol.StartFailed, template_protocol.LeaseLost, template_protocol.TemplateFailed)
+            ):
+                worker.failure = packet.text
+                if isinstance(packet, template_protocol.LeaseLost):
+                    worker.said_lease_lost(time.monotonic())
+
+    # --- ends ---
+
+    def look(self) -> None:
+        """See who ended, kill what they left behind, tell agentd."""
+        if not self._woken and self.patience() != 0.0:
+            return
+        self._woken = False
+        for worker in self._workers.values():
+            if worker.status is None:
+                if worker.must_die(time.monotonic()):
+                    self._kill(worker)
+                worker.status = os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                if worker.status is not None:
+                    self._ending.append(worker)
+                    worker.deadline = time.monotonic() + SWEEP_S
+                    procfs.kill_group(worker.pid)
+                    worker.cgroup.kill()
+        left = self._sweep()
+        for worker in list(self._ending):
+            if worker.id not in left or worker.deadline <= time.monotonic():
+                self._ending.remove(worker)
+                self._tell(worker, worker.id in left)
+
+    def _kill(self, worker: Worker) -> None:
+        if worker.guard_due and not worker.kill_at:
+            worker.failure = worker.failure or "the lease of its robots was lost, and its guard could not run"
+        worker.lease_lost, worker.guard_due, worker.kill_at = True, 0.0, 0.0  # once
+        procfs.kill_group(worker.pid)
+
+    def _sweep(self) -> set[str]:
+        """Kill what ended workers left behind. Returns the ids that still have something left.
+
+        As the subreaper we are the parent of every orphan, so a pid of theirs cannot be reused here.
+        """
+        living = {w.id for w in self._workers.values() if w.status is None}
+        left: set[str] = set()
+        self._look_again = 0.0
+        again = True
+        while again:
+            again = False
+            for pid in procfs.children(os.getpid()):
+                if pid in self._pids:
+                    continue
+                stat = procfs.stat(pid)
+                if stat is None or stat.state in "ZX":
+                    again |= self._reap_orphan(pid)  # what it had forked is ours only now
+                    continue
+                executing = procfs.in_exec(pid)  # before its mark is read: that may be there a moment later
+                owner = self._of_cgroup(pid) or procfs.branded(pid, self._workers)
+                owner = owner or procfs.mark_of(pid) or self._of_session(stat.session)
+                if owner is None and (executing or procfs.in_exec(pid)):
+                    self._look_again = time.monotonic() + EXEC_S
+                    left |= {w.id for w in self._ending}  # it may be anyone's
+                    continue
+                if owner in living or (owner is None and living):
+                    continue  # a daemon of a living worker; one of which nothing tells whose it is ends with the last
+                left |= {owner} if owner else {w.id for w in self._workers.values()}
+                for process in procfs.subtree(pid):
+                    procfs.kill(process)
+        return left
+
+    def _of_cgroup(self, pid: int) -> str | None:
+        return next((id for id in cgroups.workers_of(pid) if id in self._workers), None)
+
+    def _of_session(self, session: int) -> str | None:
+        worker = self._pids.get(session)
+        return worker.id if worker is not None else None
+
+    def _reap_orphan(self, pid: int) -> bool:
+        try:
+            return os.waitpid(pid, os.WNOHANG)[0] != 0
+        except ChildProcessError:
+            return False
+
+    def _tell(self, worker: Worker, left: bool) -> None:
+        assert worker.status is not None
+        for drain in (worker.out, worker.err):
+            drain.finish()
+            if drain in self._selector.get_map():
+                self._selector.unregister(drain)
+        self._on_last_words(worker)
+        now = procfs.oom_kills()
+        killed = worker.status.si_code != os.CLD_EXITED and worker.status.si_status == signal.SIGKILL
+        oom = now.blame(self._oom) if killed else "no"
+        if killed and (kills := worker.cgroup.oom_kills()) is not None:
+            oom = "yes" if kills else "no"
+        self._oom = now
+        worker.told = True
+        end = worker.kept(worker.report(oom, left))
+        worker.close()
+        worker.cgroup.remove()
+        self._reap(worker)
+        self.told(end)  # whoever hears of it finds nothing of it here any more
+
+    def _on_last_words(self, worker: Worker) -> None:
+        if worker.control in self._selector.get_map():
+            self._on_control(worker)
+        if worker.control in self._selector.get_map():
+            self._selector.unregister(worker.control)  # a process of its own may still hold the other end
+
+    def _reap(self, worker: Worker) -> None:
+        if worker.told and worker.watched:
+            os.waitpid(worker.pid, 0)  # a zombie already
+            del self._workers[worker.id], self._pids[worker.pid]
+
+    def revoke_all(self, reason: str) -> None:
+        """The template ends: tell robot workers why theirs is over."""
+        for worker in self._workers.values():
+            if worker.has_robots and not worker.told:
+                self._pass_on(worker, template_protocol.Revoke(worker.id, reason))

@@ -1,0 +1,416 @@
+"""The template: a small process that has imported what workers need, and forks one per request.
+
+House rules:
+* One thread, one select loop; no event loop, no ZeroMQ context, no CUDA: nothing that a fork breaks.
+* Nothing here blocks: pipes and sockets are non-blocking, what cannot be sent waits in a queue.
+* A worker that ended stays unreaped until agentd holds a pidfd of it (Watching), so that no pid is
+  mistaken; what it left behind is killed before its end is told.
+* The owner's end (pidfd) is the end of every worker and of the template. So is agentd's (EOF), unless workers are kept:
+  then those without robots go on, and another agentd finds them here (Adopt) as long as it comes in time.
+* Robot workers are told that theirs is over, and have ROBOT_END_S to make their robots safe.
+
+A template's own end: every process below it is killed first, robot workers after they had time for their robots.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import resource
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from rlinf_actors import procfs
+from rlinf_actors.cgroups.roots import Roots
+from rlinf_actors.cgroups.worker_cgroup import Cgroup, cgroup_of
+from rlinf_actors.exhaustion import explain
+from rlinf_actors.installed import fingerprint
+from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE
+from rlinf_actors.net import fault_injection
+from rlinf_actors.net.loop import end_process
+from rlinf_actors.settings import Settings
+from rlinf_actors.template import child_setup
+from rlinf_actors.template.agent_link import AgentLink
+from rlinf_actors.template.bootstrap import fail
+from rlinf_actors.template.forked_workers import Nursery, Worker
+from rlinf_actors.wire import template_protocol
+from rlinf_actors.wire.values import ExitReport
+
+END_S = 5.0
+"""How long it waits for the ends of those that it has killed: one in an uninterruptible call may never."""
+
+
+def end_all(workers: Sequence[Worker], wakeup: socket.socket) -> None:
+    """Kill every process below this one and wait until all are gone, END_S at most.
+
+    Robot workers were told why, and have ROBOT_END_S to end by themselves.
+
+    Args:
+        workers: those that are not reaped.
+        wakeup: readable when a child ended.
+    """
+    with selectors.DefaultSelector() as selector:
+        selector.register(wakeup, selectors.EVENT_READ)
+        _wait_for_robots(workers, selector, wakeup)
+        deadline = time.monotonic() + END_S
+        for worker in workers:
+            procfs.kill_group(worker.pid)
+            worker.cgroup.kill()
+        while True:
+            for pid in procfs.subtree(os.getpid())[1:]:
+                procfs.kill(pid)
+            try:
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            except ChildProcessError:
+                break
+            if not selector.select(max(0.0, deadline - time.monotonic())):
+                break
+            with contextlib.suppress(BlockingIOError):
+                wakeup.recv(4096)
+    for worker in workers:
+        if not worker.told:  # else its pipes were read to their ends then, and closed
+            worker.out.finish()
+            worker.err.finish()
+        worker.cgroup.remove()
+
+
+def _wait_for_robots(workers: Sequence[Worker], selector: selectors.BaseSelector, wakeup: socket.socket) -> None:
+    robots = {worker.id: worker for worker in workers if worker.has_robots and not worker.told}
+    for worker in workers:
+        if worker.id not in robots:
+            procfs.kill_group(worker.pid)
+    deadline = time.monotonic() + template_protocol.ROBOT_END_S
+    while True:
+        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        robots = {id: one for id, one in robots.items() if os.waitid(os.P_PID, one.pid, flags) is None}
+        if not robots or not selector.select(max(0.0, deadline - time.monotonic())):
+            return
+        with contextlib.suppress(BlockingIOError):
+            wakeup.recv(4096)
+
+
+WORKER_IMPORTS = ("asyncio", "zmq", "msgspec", "cloudpickle", "rlinf_actors.net.zmq_network")
+"""What every worker needs; missing ones are an error."""
+LATER_IMPORTS = (
+    "rlinf_actors.channel.channel",
+    "rlinf_actors.hardware.extensions",
+    "rlinf_actors.placement.component",
+    "rlinf_actors.security.keyfile",
+    "rlinf_actors.worker.channelhost",
+)
+"""What a worker may come to use. An upgrade may have replaced the files by then, and two versions do not mix."""
+OPTIONAL_IMPORTS = ("uvloop",)
+
+
+class Config(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What agentd tells a template on its command line.
+
+    Attributes:
+        agent: with *packet*: pid of the template.
+        owner: inherited pidfd of the process whose end is the template's too, -1 without one.
+        entry: ``module:function`` that runs a worker.
+        preload: modules to import beside those that every worker needs.
+        keep: path of a socket on which another agentd finds the workers when this one is gone; "": they end with it.
+        keep_s: seconds that it has for that.
+        slot: length of the placeholder in the environment for the worker's mark.
+        packet: fd of a file with one Fork: be that worker instead of a template.
+        cgroups: where its workers' cgroups are made.
+        cgroup: with *packet*: that worker's.
+        log_bytes: size at which a worker's log file begins anew, 0 for none.
+    """
+
+    agent: int = 0
+    owner: int = -1
+    entry: str = "rlinf_actors.worker.main:run_worker"
+    preload: Sequence[str] = ()
+    keep: str = ""
+    keep_s: float = 0.0
+    slot: int = 0
+    packet: int = -1
+    cgroups: Roots = Roots()
+    cgroup: Cgroup = Cgroup()
+    log_bytes: int = 0
+
+
+def main(fd: int, node: str, config_json: str) -> None:
+    """Run a template until its agentd, or its owner, ends; in a forked worker, run the worker.
+
+    Args:
+        fd: SOCK_SEQPACKET to agentd (to the template, for a spawned worker).
+        node: the node's name, for messages.
+        config_json: a Config.
+    """
+    procfs.open_standard_descriptors()
+    config = msgspec.json.decode(config_json, type=Config)
+    fault_injection.load(Settings.load().faults)
+    if config.packet >= 0:
+        child_setup.spawned(config.packet, fd, config.entry, config.agent, config.cgroup)
+        return
+    try:
+        start = Template(fd, node, config).run()
+    except Exception:  # noqa: BLE001 - a bug of ours
+        traceback.print_exc()
+        end_process()
+    if start is not None:
+        child_setup.run(start)
+
+
+class Template:
+    """The loop. *fd* is the socket to agentd."""
+
+    def __init__(self, fd: int, node: str, config: Config) -> None:
+        self._config = config
+        self._node = node
+        self._slot = (procfs.mark_slot(), config.slot)
+        self._agent = socket.socket(fileno=fd)
+        for inherited in (fd, *([config.owner] * (config.owner >= 0))):
+            os.set_inheritable(inherited, False)
+        self._paths = list(sys.path)
+        self._installed = fingerprint(self._paths, config.preload)  # before anything of it is imported
+        self._selector = selectors.DefaultSelector()
+        self._over = False
+        self._why = ""
+        self._child: child_setup.Start | None = None
+        keep = config.keep
+        self._link = AgentLink(self._selector, self._agent, keep, config.keep_s, self._obey, self._orphaned)
+        self._nursery = Nursery(self._selector, self._link.send, bool(keep))
+        self._nofile, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # five fds a worker
+        self._wakeup = socket.socketpair()
+
+    def run(self) -> child_setup.Start | None:
+        """Serve. Returns None at the end, or, in a forked worker, how to begin there."""
+        procfs.set_name("rlinf-template")
+        procfs.set_subreaper()
+        gc.disable()  # no garbage in imports that is worth its time
+        self._import()
+        self._threads = child_setup.Threads()
+        self._listen()
+        gc.collect()
+        gc.freeze()  # what is here now is never collected, so that the collector does not touch, and copy, its pages
+        why = cannot_fork()
+        procfs.die_with_parent(0)  # the keeper had it killed with itself until here, where agentd's end is an EOF
+        self._link.send(
+            template_protocol.TemplateReady(
+                os.getpid(), sys.version.split()[0], not why, why, self._installed, self._paths
+            )
+        )
+        while not self._over:
+            for key, mask in self._selector.select(self._patience()):
+                key.data(mask)
+                if self._child is not None:
+                    return self._child
+            self._nursery.look()
+            self._link.look()
+            if self._link.patience() == 0.0:
+                self._end(f"no agentd came back to it within {self._link.keep_s:g} s")
+        self._link.refuse()
+        self._nursery.revoke_all(self._why)
+        end_all(self._nursery.workers, self._wakeup[0])
+        self._link.remove()
+        return None
+
+    def _patience(self) -> float | None:
+        waits = (self._nursery.patience(), self._link.patience(), self._link.idle())
+        return min((wait for wait in waits if wait is not None), default=None)
+
+    # --- start-up ---
+
+    def _import(self) -> None:
+        module = self._config.entry.partition(":")[0]
+        for name in (*WORKER_IMPORTS, *LATER_IMPORTS, module):
+            try:
+                importlib.import_module(name)
+            except ModuleNotFoundError as error:
+                package = "pyzmq" if error.name == "zmq" else error.name
+                fail(
+                    self._agent.fileno(),
+                    f"interpreter {sys.executable} on node {self._node} has no {error.name}: "
+                    f"run '{sys.executable} -m pip install {package}'",
+                )
+        for name in OPTIONAL_IMPORTS:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+        for name in self._config.preload:
+            try:
+                importlib.import_module(name)
+            except Exception:  # noqa: BLE001 the worker that really needs it meets, and tells, the same error
+                traceback.print_exc()
+
+    def _listen(self) -> None:
+        ours, signals = self._wakeup
+        for end in self._wakeup:
+            end.setblocking(False)
+        signal.set_wakeup_fd(signals.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # it only has to wake the loop; the default discards it
+        signal.signal(signal.SIGTERM, self._on_terminate)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        self._selector.register(ours, selectors.EVENT_READ, self._on_wakeup)
+        self._link.start()
+        if self._config.owner >= 0:
+            self._selector.register(self._config.owner, selectors.EVENT_READ, self._on_owner_end)
+
+    # --- events ---
+
+    def _on_terminate(self, *_: object) -> None:
+        self._end("its template was stopped")
+
+    def _on_owner_end(self, _: int) -> None:
+        self._end("the driver ended")
+
+    def _end(self, why: str) -> None:
+        self._over, self._why = True, self._why or why
+
+    def _on_wakeup(self, _: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._wakeup[0].recv(4096):
+                self._nursery.wake()
+
+    def _obey(self, packet: template_protocol.ToTemplate) -> bool:
+        if isinstance(packet, template_protocol.Fork):
+            self._start(packet)
+        elif isinstance(packet, template_protocol.Watching):
+            self._nursery.watched(packet.id)
+        elif isinstance(packet, template_protocol.Read):
+            self._nursery.read(packet)
+        elif isinstance(packet, template_protocol.Renew):
+            self._nursery.renew(packet)
+        elif isinstance(packet, template_protocol.Probe):
+            self._nursery.probe()
+        elif isinstance(packet, template_protocol.Shutdown):
+            self._end("its agentd was stopped")
+        elif isinstance(packet, template_protocol.Adopt):
+            self._adopted()
+        elif isinstance(packet, template_protocol.KeepFor):
+            self._link.registered(packet.seconds)
+        elif isinstance(packet, template_protocol.Settled):
+            self._nursery.settled(packet.ids)
+        else:
+            self._nursery.tell(packet)
+        return not self._over and self._child is None
+
+    def _orphaned(self) -> None:
+        if self._config.keep:
+            self._nursery.orphaned("its agentd ended")
+        else:
+            self._end("its agentd ended")
+
+    def _adopted(self) -> None:
+        self._link.adopted()
+        for kept in self._nursery.inventory():
+            self._link.send(kept)
+        self._link.send(template_protocol.Inventory(self._link.since, self._installed, self._paths))
+
+    # --- starting a worker ---
+
+    def _start(self, fork: template_protocol.Fork) -> None:
+        spec = fork.spec
+        why = "" if spec.start_method == "spawn" else cannot_fork()
+        roots, keeper = self._config.cgroups, procfs.stat(os.getpid())
+        assert keeper is not None
+        try:
+            limits = roots.limits(spec.memory_limit, spec.pids_limit)
+            worker = Worker(fork, cgroup_of(roots, keeper, spec.id), limits, self._config.log_bytes)
+        except OSError as error:
+            self._refuse(fork, f"node {self._node} cannot start it: {explain(error)}")
+            return
+        if unlimited := roots.missing(spec.memory_limit, spec.pids_limit):
+            worker.note(f"{spec.group}:{spec.rank} runs without a limit that was asked for: {unlimited}")
+        if why:
+            worker.note(f"{spec.group}:{spec.rank} is started afresh instead of forked: {why}")
+        try:
+            pid = self._spawn(worker) if why or spec.start_method == "spawn" else self._fork(worker)
+        except OSError as error:
+            worker.close()
+            worker.cgroup.remove()
+            self._refuse(fork, f"node {self._node} cannot start another process: {explain(error)}")
+            return
+        if pid:
+            worker.started(pid)
+            self._nursery.add(worker)
+            self._link.send(template_protocol.Forked(spec.id, pid))
+
+    def _refuse(self, fork: template_protocol.Fork, reason: str) -> None:
+        self._nursery.told(template_protocol.Kept(fork.spec.id, exit=ExitReport("start_failed", reason=reason)))
+
+    def _fork(self, worker: Worker) -> int:
+        """Fork. Returns 0 in the child, where the loop then hands back to main: no frame of ours stays."""
+        template = os.getpid()
+        if fault_injection.active is not None:
+            fault_injection.active.start("spawn.fork", f"{worker.fork.spec.group}:{worker.fork.spec.rank}")
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # no handler of ours runs there
+        try:
+            pid = os.fork()
+        except OSError:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+            raise
+        if pid:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+            return pid
+        os.dup2(worker.out.writer, 1)
+        os.dup2(worker.err.writer, 2)
+        control = worker.child.detach()
+        worker.close()
+        self._close()
+        config = self._config
+        self._child = child_setup.Start(worker.fork, control, config.entry, template, True, slot=self._slot)
+        self._child.cgroup = worker.cgroup
+        self._child.nofile, self._child.threads = self._nofile, self._threads
+        return 0
+
+    def _close(self) -> None:
+        """In a forked worker: nothing of the template's stays open."""
+        self._selector.close()
+        self._nursery.close()
+        self._link.close()
+        for end in self._wakeup:
+            end.close()
+        if self._config.owner >= 0:
+            os.close(self._config.owner)
+
+    def _spawn(self, worker: Worker) -> int:
+        """Start an interpreter of its own; it learns what to be from an inherited file."""
+        if fault_injection.active is not None:
+            fault_injection.active.start("spawn.exec", f"{worker.fork.spec.group}:{worker.fork.spec.rank}")
+        with open(os.memfd_create("fork"), "w+b") as packet:
+            packet.write(template_protocol.encode(worker.fork))
+            packet.seek(0)
+            fds = (worker.child.fileno(), packet.fileno())
+            config = Config(os.getpid(), entry=self._config.entry, packet=packet.fileno(), cgroup=worker.cgroup)
+            argv = [*sys.orig_argv[: sys.orig_argv.index("-c") + 2], sys.argv[1], str(fds[0]), self._node]
+            process = subprocess.Popen(
+                [sys.executable, *argv[1:], msgspec.json.encode(config).decode()],
+                stdin=subprocess.DEVNULL,
+                stdout=worker.out.writer,
+                stderr=worker.err.writer,
+                env=worker.fork.env,
+                pass_fds=fds,
+                start_new_session=True,
+            )
+        process.returncode = 0  # the nursery reaps it
+        return process.pid
+
+
+def cannot_fork() -> str:
+    """Why this process must not fork, "" if it may."""
+    threads = procfs.threads()
+    if len(threads) > 1:
+        return f"the template runs {len(threads)} threads ({', '.join(sorted(threads))})"
+    torch = sys.modules.get("torch")
+    for kind in {facts.torch_device_type for facts in ACCELERATOR_TABLE.values()} - {"cpu"}:
+        is_initialized: Callable[[], bool] | None = getattr(getattr(torch, kind, None), "is_initialized", None)
+        if is_initialized is not None and is_initialized():
+            return f"torch.{kind} is initialized in the template"
+    return ""

@@ -1,0 +1,167 @@
+"""Control messages to bytes and back. Pure: no sockets, no time.
+
+Size is limited before decoding; msgspec validates every field and bounds the nesting (Python's
+recursion limit, raised as RecursionError). Anything wrong is a RemoteWireError, nothing else.
+
+All control messages, and the envelopes they travel in: what `wire.control_codec` knows.
+
+`wire.agent_messages` holds what agents say, and the session messages; `wire.client_messages` the others.
+
+House rules: a message is a frozen struct in one of these files; user data never rides in one. Decoding
+validates types, so that a message that got past the door is well formed. `Notice` needs no
+answer; a `Request` gets exactly one `Reply` or `Failed`.
+"""
+
+from __future__ import annotations
+
+from typing import Union
+
+import msgspec
+
+from rlinf_actors.errors import RemoteWireError, UsageError
+from rlinf_actors.wire.agent_messages import (
+    AgentHello,
+    Beat,
+    ClientHello,
+    Flushing,
+    FlushLogs,
+    Goodbye,
+    HardwareFound,
+    LogCredit,
+    LogLines,
+    LookForHardware,
+    ProcessGone,
+    RefusalReport,
+    StartWorkers,
+    StopLooking,
+    StopWorkers,
+    Unwatch,
+    Watch,
+    Welcome,
+    WorkerExited,
+    WorkerReady,
+    WorkersHealth,
+)
+from rlinf_actors.wire.client_messages import (
+    AddKey,
+    ClientGone,
+    Detach,
+    Done,
+    Drained,
+    DrainNode,
+    EndGroup,
+    Enroll,
+    Enrolled,
+    Enumerated,
+    EnumerateHardware,
+    EStop,
+    EStopped,
+    Events,
+    FindGroup,
+    GetEvents,
+    GetKeys,
+    GetNodes,
+    GetStatus,
+    Handles,
+    Keys,
+    Launch,
+    Launched,
+    Nodes,
+    RevokeKey,
+    RotateKey,
+    Status,
+    StopCluster,
+    StopGroup,
+    Warn,
+    WatchClients,
+    WorkerChanged,
+)
+from rlinf_actors.wire.limits import MALFORMED, MAX_CONTROL_BYTES
+from rlinf_actors.wire.protocol import Message
+
+Body = Union[
+    AgentHello, ClientHello, Welcome, Goodbye, Beat,
+    GetNodes, Nodes, EnumerateHardware, Enumerated, Launch, Launched, FindGroup, Handles, Detach, StopGroup,
+    WorkerChanged,
+    WatchClients, ClientGone, Warn, StopCluster, Done,
+    GetStatus, Status, GetEvents, Events, EStop, EStopped, EndGroup, DrainNode, Drained,
+    StartWorkers, StopWorkers, LookForHardware, HardwareFound, StopLooking, Watch, Unwatch, ProcessGone, WorkerReady,
+    WorkerExited, WorkersHealth, LogLines, LogCredit, FlushLogs, Flushing, RefusalReport,
+    Enroll, RotateKey, Enrolled, AddKey, RevokeKey, GetKeys, Keys,
+]  # fmt: skip
+"""Every control message."""
+
+
+class Request(Message, frozen=True, tag="req"):
+    id: int
+    body: Body
+
+
+class Reply(Message, frozen=True, tag="rep"):
+    id: int
+    body: Body
+
+
+class Failed(Message, frozen=True, tag="err"):
+    """A request that was refused. `kind` names the error class at the asker (net.rpc.refusal):
+    hello (say hello first, then ask again), config, placement, timeout,
+    name_in_use, hardware_in_use, not_found, unreachable, authentication, protocol, usage, node_lost, emergency_stop.
+    """
+
+    id: int
+    kind: str
+    text: str
+    missing_ranks: list[int] = []
+    path: str = ""
+
+
+class Notice(Message, frozen=True, tag="not"):
+    body: Body
+
+
+Envelope = Union[Request, Reply, Failed, Notice]
+
+_SHORTER = {
+    "Launch": "environment variables (env_vars) count once for each worker: pass large data as arguments, which go "
+    "straight to the workers, or launch fewer workers at a time",
+    "AgentHello": "it tells of every worker of this node, with its environment variables: shorten those (env_vars)",
+    "Handles": "it tells of every worker that this process has a handle of: shut down groups that are not needed",
+    "Status": "ask for one namespace",
+}
+"""What to do about messages that grow with what users do."""
+
+
+class TooLongError(UsageError):
+    """A control message is longer than its receiver takes: it was not sent."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Envelope] = msgspec.msgpack.Decoder(Envelope)
+
+
+def encode(envelope: Envelope, limit: int = MAX_CONTROL_BYTES) -> bytes:
+    """One envelope as bytes.
+
+    Raises:
+        TooLongError: they are more than *limit*; says of what, and what to do.
+    """
+    data = _encoder.encode(envelope)
+    if len(data) > limit:
+        kind = type(getattr(envelope, "body", envelope)).__name__
+        hint = f": {_SHORTER[kind]}" if kind in _SHORTER else ""
+        raise TooLongError(f"a {kind} of {len(data):,} bytes is not sent: the limit is {limit:,}{hint}")
+    return data
+
+
+def decode(data: bytes | memoryview) -> Envelope:
+    """The envelope in *data*.
+
+    Raises:
+        RemoteWireError: *data* is too long, not MessagePack, or not a known message.
+    """
+    if len(data) > MAX_CONTROL_BYTES:
+        raise RemoteWireError(f"a control message of {len(data)} bytes; the limit is {MAX_CONTROL_BYTES}")
+    try:
+        return _decoder.decode(data)
+    except MALFORMED as error:
+        raise RemoteWireError(f"not a control message: {error}") from None

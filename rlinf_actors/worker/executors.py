@@ -1,0 +1,297 @@
+"""Where the user's methods run: never on the I/O thread.
+
+A class without ``async def`` runs its calls one at a time, in order, on the main thread (robot SDKs
+and CUDA expect it), or on k threads; a class with any runs everything on one event loop of the main
+thread, so its state needs no lock. Methods marked Worker.concurrent have threads of their own beside either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import functools
+import inspect
+import os
+import queue
+import select
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+from rlinf_actors import exhaustion, forks
+from rlinf_actors.errors import UsageError
+from rlinf_actors.net.loop import new_event_loop
+from rlinf_actors.worker.invocation import Invocation, own_steps
+from rlinf_actors.worker.standstill import Unwound
+
+STOPPED = (
+    "user code stopped the event loop that runs this worker's calls, by loop.stop(), while {} was under way: no call "
+    "can be served any more. Return from the method, or cancel tasks of your own, instead"
+)
+CONSTRUCTOR = "the constructor (or on_restart)"
+
+
+class Activity(NamedTuple):
+    """What an executor is doing: the call that has been running longest, since when (CLOCK_MONOTONIC, in seconds), and
+    how many calls wait for their turn. `method` is "" while nothing runs.
+    """
+
+    method: str = ""
+    since: float = 0.0
+    waiting: int = 0
+
+
+def _longest(running: Iterable[Invocation | None], waiting: int) -> Activity:
+    began = [(one.began, one.method) for one in running if one is not None and one.began]
+    since, method = min(began, default=(0.0, ""))
+    return Activity(method, since, waiting)
+
+
+class Executor(Protocol):
+    """Runs invocations until the process ends."""
+
+    def submit(self, invocation: Invocation) -> None:
+        """Take a call. I/O thread."""
+
+    def idle(self) -> bool:
+        """Whether nothing waits behind what is running: then an answer is worth sending at once."""
+
+    def begin(self, make: Callable[[], Any]) -> Any:
+        """What *make* returns, or, where that is awaitable, what it gives. Main thread, before `serve`."""
+
+    def serve(self, instance: Any) -> None:
+        """Run calls on the main thread, for ever. Returns only where user code has stopped the event loop."""
+
+    def activity(self) -> Activity:
+        """What runs now. Any thread; costs next to nothing."""
+
+
+def uses_event_loop(cls: type, base: type) -> bool:
+    """Whether the user's class, or a base of it that is none of *base*'s, defines an ``async def``."""
+    for klass in cls.__mro__:
+        if klass in base.__mro__:
+            continue
+        for member in vars(klass).values():
+            plain = getattr(member, "__func__", member)  # of a static or class method
+            function = inspect.unwrap(plain) if callable(plain) else plain
+            if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+                return True
+    return False
+
+
+class SerialExecutor:
+    """One call at a time, in order of arrival, on the main thread."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Invocation] = queue.SimpleQueue()
+        self._running: list[list[Invocation | None]] = []  # a slot for each thread, which alone writes it
+
+    def submit(self, invocation: Invocation) -> None:
+        self._queue.put(invocation)
+
+    def idle(self) -> bool:
+        return self._queue.empty()
+
+    def begin(self, make: Callable[[], Any]) -> Any:
+        return forks.guarded(CONSTRUCTOR, make)
+
+    def serve(self, instance: Any) -> None:
+        get = self._queue.get
+        slot: list[Invocation | None] = [None]
+        self._running.append(slot)
+        while True:
+            invocation = slot[0] = get()
+            invocation.run(instance)
+            del invocation
+            slot[0] = None
+
+    def activity(self) -> Activity:
+        return _longest([slot[0] for slot in self._running], self._queue.qsize())
+
+
+class ThreadsExecutor(SerialExecutor):
+    """Up to *threads* calls at a time, on as many threads; they start in order of arrival.
+
+    Args:
+        threads: how many.
+        failed: ends the process; called where one of them but the main thread ends by an internal error.
+    """
+
+    def __init__(self, threads: int, failed: Callable[[], object]) -> None:
+        super().__init__()
+        self._threads = threads
+        self._failed = failed
+
+    def serve(self, instance: Any) -> None:
+        all_there = threading.Barrier(self._threads)  # so that no call finds fewer threads than were asked for
+
+        def serve() -> None:
+            all_there.wait()
+            SerialExecutor.serve(self, instance)
+
+        for n in range(self._threads - 1):
+            _start_serving(serve, f"worker-call-{n + 1}", self._failed)
+        serve()
+
+
+def _start_serving(serve: Callable[[], object], name: str, failed: Callable[[], object]) -> None:
+    """Run *serve* on a thread of its own; where it raises, calls would wait for ever, and *failed* is called."""
+
+    def run() -> None:
+        try:
+            serve()
+        except Unwound:
+            raise
+        except BaseException:  # noqa: BLE001 - an error of ours: user code's are answers
+            failed()
+
+    exhaustion.start(threading.Thread(target=run, name=name, daemon=True))
+
+
+class BesideExecutor:
+    """Calls of some methods on threads of their own, all others by another executor.
+
+    Args:
+        main: runs the other methods.
+        threads: how many threads each of those methods has, by name.
+        failed: ends the process; called where one of these threads ends by an internal error.
+    """
+
+    def __init__(self, main: Executor, threads: Mapping[str, int], failed: Callable[[], object]) -> None:
+        self.main = main
+        self._threads = threads
+        self._failed = failed
+        self._beside = {method: SerialExecutor() for method in threads}
+
+    def submit(self, invocation: Invocation) -> None:
+        self._beside.get(invocation.method, self.main).submit(invocation)
+
+    def idle(self) -> bool:
+        return self.main.idle() and all(beside.idle() for beside in self._beside.values())
+
+    def begin(self, make: Callable[[], Any]) -> Any:
+        return self.main.begin(make)
+
+    def serve(self, instance: Any) -> None:
+        for method, beside in self._beside.items():
+            for n in range(self._threads[method]):
+                _start_serving(functools.partial(beside.serve, instance), f"worker-{method}-{n + 1}", self._failed)
+        self.main.serve(instance)
+
+    def activity(self) -> Activity:
+        """What the main thread runs; where it runs nothing, the longest of the others."""
+        main, *others = [executor.activity() for executor in (self.main, *self._beside.values())]
+        since, method = min(((doing.since, doing.method) for doing in others if doing.method), default=(0.0, ""))
+        waiting = main.waiting + sum(doing.waiting for doing in others)
+        return main._replace(waiting=waiting) if main.method else Activity(method, since, waiting)
+
+
+class LoopExecutor:
+    """Everything on one event loop of the main thread; calls start in order and overlap where they await.
+
+    Args:
+        limit: how many coroutines may be under way at a time, 0 for any number.
+        hear: called first whenever the loop begins to run (uvloop then takes Python's descriptor for signals).
+    """
+
+    def __init__(self, limit: int = 0, hear: Callable[[], object] = lambda: None) -> None:
+        self._queue: collections.deque[Invocation] = collections.deque()
+        self._loop = new_event_loop()
+        self._due = threading.Lock()
+        self._limit = limit
+        self._running: dict[asyncio.Task[None], Invocation] = {}
+        self._plain: Invocation | None = None
+        self._instance: Any = None
+        self._thread = 0
+        self._hear = hear
+        self._made_in = forks.generation()
+        self._loop.call_soon(hear)
+        forks.watch(self)
+
+    def submit(self, invocation: Invocation) -> None:
+        self._queue.append(invocation)
+        if self._due.acquire(blocking=False):  # one wake-up for all that arrive before it is served
+            self._loop.call_soon_threadsafe(self._pump)
+
+    def idle(self) -> bool:
+        return not self._queue
+
+    def serve(self, instance: Any) -> None:
+        self._instance = instance
+        asyncio.set_event_loop(self._loop)
+        self._thread = threading.get_ident()
+        forks.guarded("a task or callback of user code", self._loop.run_forever)
+
+    def note_fork(self) -> None:
+        """In a child: end the loop in its present turn, whatever task or callback of user code has forked.
+
+        uvloop looks for events once more before it stops. It would do so by a descriptor that is the parent's too, and
+        take the wake-up for a call of the parent, which then waits for ever.
+        """
+        if threading.get_ident() == self._thread and self._loop.is_running():
+            self._loop.stop()
+            polled_by: Callable[[], int] | None = getattr(self._loop, "_get_backend_id", None)  # uvloop's alone
+            if polled_by is not None:
+                with select.epoll() as none:
+                    os.dup2(none.fileno(), polled_by(), inheritable=False)
+
+    def begin(self, make: Callable[[], Any]) -> Any:
+        """With the loop running, so that a constructor may make tasks and futures."""
+
+        async def call() -> Any:
+            made = make()
+            return await made if inspect.iscoroutine(made) else made
+
+        async def guarded() -> Any:
+            return await own_steps(call(), CONSTRUCTOR)
+
+        asyncio.set_event_loop(self._loop)
+        self._thread = threading.get_ident()
+        task = self._loop.create_task(guarded(), name=CONSTRUCTOR)
+        try:
+            return self._loop.run_until_complete(task)
+        except RuntimeError:
+            if task.done():
+                raise
+            raise UsageError(STOPPED.format(CONSTRUCTOR)) from None
+        finally:
+            self._loop.call_soon(self._hear)  # before calls can come
+
+    def _pump(self) -> None:
+        if forks.generation() != self._made_in:
+            return  # a child, in the turn in which it was forked: the calls are the parent's
+        self._due.release()
+        began = False  # a coroutine of this batch that has not taken its first step: nothing may overtake it
+        while self._queue and not (self._limit and len(self._running) >= self._limit):
+            invocation = self._queue.popleft()
+            if invocation.cancelled:
+                continue
+            if not began and self._is_plain(invocation):
+                self._plain = invocation
+                invocation.run(self._instance)
+                self._plain = None
+                continue
+            task = self._loop.create_task(invocation.run_async(self._instance), name=invocation.method)
+            began = True
+            self._running[task] = invocation
+            invocation.stop = lambda task=task: self._loop.call_soon_threadsafe(task.cancel)
+            if invocation.cancelled:  # between the look above and here
+                task.cancel()
+            task.add_done_callback(self._ended)
+
+    def activity(self) -> Activity:
+        running = self._running.copy()  # at once: the loop's thread goes on
+        return _longest([self._plain, *running.values()], len(self._queue))
+
+    def _is_plain(self, invocation: Invocation) -> bool:
+        if invocation.window:
+            return False
+        function = inspect.unwrap(getattr(type(self._instance), invocation.method, None) or (lambda: None))
+        return not (inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function))
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running.pop(task, None)
+        if not task.cancelled() and task.exception() is not None:
+            raise task.exception()  # type: ignore[misc]  # a bug of ours: run_async answers for everything else
+        if self._limit and self._queue and self._due.acquire(blocking=False):
+            self._loop.call_soon(self._pump)

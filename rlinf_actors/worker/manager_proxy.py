@@ -1,0 +1,107 @@
+"""Looking up other workers of the job from inside a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+
+from rlinf_actors.cluster.connect import worker_job
+from rlinf_actors.errors import GroupNotFoundError, UsageError
+from rlinf_actors.model.address import WorkerAddress, WorkerInfo
+from rlinf_actors.runtime.future import AsyncWork
+
+if TYPE_CHECKING:
+    from rlinf_actors.wire.values import GroupState, WorkerState
+    from rlinf_actors.worker.context import WorkerContext
+
+T = TypeVar("T")
+
+
+class ManagerProxy:
+    """What the head knows of the workers of this job. Every method is one round trip; any thread but the I/O thread.
+
+    With ``async_op=True`` they return an AsyncWork at once; else they block. All raise ClusterTimeoutError if the head
+    has not answered for 10 s (30 s where the worker has not used the head before).
+    """
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+
+    @overload
+    def get_worker_info(self, address: WorkerAddress | str, async_op: Literal[False] = False) -> WorkerInfo: ...
+
+    @overload
+    def get_worker_info(self, address: WorkerAddress | str, async_op: Literal[True]) -> AsyncWork[WorkerInfo]: ...
+
+    def get_worker_info(
+        self, address: WorkerAddress | str, async_op: bool = False
+    ) -> WorkerInfo | AsyncWork[WorkerInfo]:
+        """Return where a worker of this job runs.
+
+        Args:
+            address: of the worker, or its name (``group:rank``).
+            async_op: return an AsyncWork.
+
+        Raises:
+            GroupNotFoundError: no such group or rank is running.
+            UsageError: it is a child of a worker.
+        """
+        address = WorkerAddress.from_name(address) if isinstance(address, str) else address
+        work = self._asking(self._info(address), f"get_worker_info({address.get_name()!r})")
+        return work if async_op else work.wait()
+
+    @overload
+    def is_alive(self, name: str, async_op: Literal[False] = False) -> bool: ...
+
+    @overload
+    def is_alive(self, name: str, async_op: Literal[True]) -> AsyncWork[bool]: ...
+
+    def is_alive(self, name: str, async_op: bool = False) -> bool | AsyncWork[bool]:
+        """Return True if the worker called *name* (``group:rank``) is running.
+
+        Args:
+            name: of the worker.
+            async_op: return an AsyncWork.
+
+        Raises:
+            UsageError: it is a child of a worker.
+        """
+        work = self._asking(self._is_alive(WorkerAddress.from_name(name)), f"is_alive({name!r})")
+        return work if async_op else work.wait()
+
+    def _asking(self, coroutine: Coroutine[Any, Any, T], what: str) -> AsyncWork[T]:
+        return AsyncWork.of(self._context.runtime.io, coroutine, what)
+
+    async def _info(self, address: WorkerAddress) -> WorkerInfo:
+        group, worker = await self._find(address)
+        if worker is None or group is None:
+            raise GroupNotFoundError(
+                f"no worker {address.get_name()!r} is running in namespace {self._context.spec.namespace!r}"
+            )
+        return WorkerInfo(
+            address=address,
+            rank=worker.rank,
+            group_world_size=len(group.workers),
+            cluster_node_rank=worker.node_rank,
+            node_ip=worker.node_ip,
+            node_port=worker.port,
+        )
+
+    async def _is_alive(self, address: WorkerAddress) -> bool:
+        _, worker = await self._find(address)
+        return worker is not None and worker.state in ("starting", "running")
+
+    async def _find(self, address: WorkerAddress) -> tuple[GroupState | None, WorkerState | None]:
+        if len(address.rank_path) > 1:
+            raise UsageError(f"{address} is a child of a worker, and the head knows workers only: ask its worker")
+        job = worker_job()
+        assert job is not None, "a worker process has its job before the user's class is constructed"
+        runtime = await job.connected()
+        # the request itself ends with a ClusterTimeoutError when the head does not answer
+        status = await runtime.status(self._context.spec.namespace)
+        for group in status.groups:
+            if group.name == address.root_group_name:
+                for worker in group.workers:
+                    if worker.rank == address.rank:
+                        return group, worker
+        return None, None

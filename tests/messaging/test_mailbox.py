@@ -1,0 +1,195 @@
+"""The mailbox: messages and receives, paired in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlinf_actors.messaging.flow_control import SLACK, Returns
+from rlinf_actors.messaging.mailbox import REMEMBERED, Arrived, Mailbox
+
+A = ("a:0", "")
+B = ("b:0", "")
+
+
+@dataclass(eq=False)
+class Receive:
+    incarnation: str = "1"
+    abandoned: bool = False
+
+
+def message(body, incarnation="1", size=10):
+    return Arrived(incarnation, size, body)
+
+
+def test_a_message_waits_for_a_receive():
+    box = Mailbox()
+    assert box.arrived(A, message("x")) is None
+    assert (box.held, box.has_messages(A), box.has_messages(B)) == (10, True, False)
+    got, stale = box.posted(A, Receive())
+    assert (got.body, stale, box.held, box.has_messages(A)) == ("x", [], 0, False)
+
+
+def test_a_receive_waits_for_a_message():
+    box, first, second = Mailbox(), Receive(), Receive()
+    assert box.posted(A, first) == (None, [])
+    assert box.posted(A, second) == (None, [])
+    assert box.arrived(B, message("for another")) is None
+    assert box.arrived(A, message("x")) is first
+    assert box.arrived(A, message("y")) is second
+
+
+@given(st.lists(st.booleans(), max_size=60))
+def test_the_nth_message_goes_to_the_nth_receive(steps):
+    box, sent, posted, pairs = Mailbox(), 0, 0, []
+    receives = []
+    for is_message in steps:
+        if is_message:
+            to = box.arrived(A, message(sent))
+            if to is not None:
+                pairs.append((receives.index(to), sent))
+            sent += 1
+        else:
+            receives.append(Receive())
+            got, _ = box.posted(A, receives[-1])
+            if got is not None:
+                pairs.append((posted, got.body))
+            posted += 1
+    assert pairs == [(n, n) for n in range(min(sent, posted))]
+    assert box.held == 10 * max(0, sent - posted)
+
+
+def test_a_withdrawn_receive_gets_nothing():
+    box, first, second = Mailbox(), Receive(), Receive()
+    box.posted(A, first)
+    box.posted(A, second)
+    assert box.withdraw(A, first)
+    assert not box.withdraw(A, first)
+    assert box.arrived(A, message("x")) is second
+    assert not box.withdraw(A, second)
+
+
+def test_an_abandoned_receive_is_passed_over():
+    box, dropped, waiting = Mailbox(), Receive(), Receive()
+    box.posted(A, dropped)
+    box.posted(A, waiting)
+    dropped.abandoned = True
+    assert box.arrived(A, message("x")) is waiting
+
+
+def test_what_is_put_back_has_its_place_again():
+    box = Mailbox()
+    for n in range(4):
+        box.arrived(A, message(n))
+    taken = [box.posted(A, Receive())[0] for _ in range(3)]
+    for one in (taken[1], taken[0], taken[2]):
+        assert box.put_back(A, one) is None
+    assert box.held == 40
+    assert [box.posted(A, Receive())[0].body for _ in range(4)] == [0, 1, 2, 3]
+    waiting = Receive()
+    box.posted(A, waiting)
+    assert box.put_back(A, taken[0]) is waiting
+
+
+def test_a_successor_of_the_same_name_is_another_sender():
+    box, old, new = Mailbox(), Receive("1"), Receive("2")
+    box.posted(A, old)
+    box.posted(A, new)
+    assert box.arrived(A, message("from the new", "2")) is new
+    box.arrived(A, message("left over", "1" * 2))
+    box.arrived(A, message("fresh", "2"))
+    got, stale = box.posted(A, Receive("2"))
+    assert (got.body, [m.body for m in stale], box.held) == ("fresh", ["left over"], 0)
+
+
+def test_what_a_successor_sent_is_not_dropped_for_a_receive_that_wants_the_earlier():
+    """The news of the end of one worker may come after the first message of the next one of its name."""
+    box, late = Mailbox(), Receive("1")
+    box.arrived(A, message("from the new", "2"))
+    assert box.posted(A, late) == (None, [])
+    assert box.sender_gone("a:0", "1") == [late]
+    got, stale = box.posted(A, Receive("2"))
+    assert (got.body, stale) == ("from the new", [])
+
+
+def test_whoever_has_the_name():
+    box = Mailbox()
+    box.arrived(A, message("x", "7"))
+    assert box.posted(A, Receive(""))[0].body == "x"
+    anyone = Receive("")
+    box.posted(A, anyone)
+    assert box.arrived(A, message("y", "8")) is anyone
+
+
+def test_a_sender_that_is_gone_ends_what_waits_for_it_alone():
+    box, lost, other, successor = Mailbox(), Receive("1"), Receive("1"), Receive("2")
+    box.posted(A, lost)
+    box.posted(A, successor)
+    box.posted(B, other)
+    assert box.sender_gone("a:0", "1") == [lost]
+    assert box.sender_gone("a:0", "1") == []
+    assert box.arrived(A, message("x", "2")) is successor
+    assert box.arrived(B, message("y")) is other
+
+
+def test_what_arrived_before_the_end_can_be_received_after_it():
+    box = Mailbox()
+    box.arrived(A, message("x"))
+    assert box.sender_gone("a:0", "1") == []
+    assert box.posted(A, Receive())[0].body == "x"
+
+
+def test_forget():
+    box = Mailbox()
+    box.arrived(A, message("x"))
+    box.arrived(B, message("y"))
+    assert [m.body for m in box.forget(A)] == ["x"]
+    assert box.forget(A) == []
+    assert box.held == 10
+    assert [box.wants(key, "1") for key in (A, B)] == [False, True]
+
+
+def test_of_a_sender_that_is_gone_only_what_it_sent_by_send_is_kept():
+    box, ring = Mailbox(), ("a:0", "a broadcast's")
+    for key in (A, ring, ("b:0", "a broadcast's")):
+        box.arrived(key, message("x"))
+    box.arrived(ring, message("of a successor", "2"))
+    box.sender_gone("a:0", "1")
+    assert box.held == 30
+    assert [box.wants(key, "1") for key in (A, ring)] == [True, False]
+    assert box.wants(ring, "2")
+    assert box.posted(ring, Receive("2"))[0].body == "of a successor"
+
+
+def test_nothing_is_kept_of_queues_that_are_empty():
+    box = Mailbox()
+    for n in range(100):
+        box.arrived((f"s:{n}", ""), message(n))
+        box.posted((f"s:{n}", ""), Receive())
+        waiting = Receive()
+        box.posted((f"s:{n}", ""), waiting)
+        box.withdraw((f"s:{n}", ""), waiting)
+    assert box._queues == {}
+
+
+def test_what_is_known_of_ended_senders_and_broadcasts_is_bounded():
+    box = Mailbox()
+    for n in range(3 * REMEMBERED):
+        box.sender_gone(f"a:{n}", f"id-{n}")
+        box.forget((f"a:{n}", "stream"))
+    assert len(box._gone) == len(box._forgotten) == REMEMBERED
+    last = 3 * REMEMBERED - 1
+    assert not box.wants((f"b:{last}", "stream"), f"id-{last}")
+    assert not box.wants((f"a:{last}", "stream"), "another")
+
+
+def test_credit_is_owed_by_outbox_and_to_no_link_that_has_ended():
+    returns = Returns()
+    assert returns.taken(b"link", 1, SLACK - 1) == 0
+    assert returns.taken(b"link", 2, 1) == 0
+    assert returns.taken(b"link", 1, 1) == SLACK
+    returns.forget(b"link")
+    assert returns.taken(b"link", 1, 10 * SLACK) == 0
+    assert returns._owed == {}

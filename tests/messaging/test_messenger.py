@@ -1,0 +1,351 @@
+"""Sends and receives of workers in one loop: what becomes of them when a worker is gone, in every order of events."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from message_kit import World, settle
+
+from rlinf_actors.errors import CallTimeoutError, GroupNotFoundError, PeerDiedError, PlacementError, WorkerDiedError
+from rlinf_actors.messaging.directory import REMEMBERED
+
+
+@pytest.fixture
+async def world():
+    return World()
+
+
+async def test_there_and_back(world):
+    (a,), (b,) = world.launch("a"), world.launch("b")
+    await a.send("b:0", {"x": 1})
+    assert await b.recv("a:0") == {"x": 1}
+    waiting = a.recv("b:0")
+    await b.send("a:0", "back", piggyback=7)
+    assert await waiting == ("back", 7)
+
+
+# --- whose end it was ---
+
+
+@pytest.mark.parametrize("what", ["send() to b:0", "recv() from b:0"])
+async def test_a_peer_that_is_gone_before_it_was_ever_looked_up(world, what):
+    (a,), (b,) = world.launch("a"), world.launch("b")
+    world.die(b)
+    work = a.send("b:0", 1) if what.startswith("send") else a.recv("b:0")
+    with pytest.raises(PeerDiedError) as caught:
+        await work
+    assert str(caught.value).startswith(f"{what}: worker b:0 on node0 was ended by signal 9 (SIGKILL)")
+    assert caught.value.peer == "b:0"
+    assert isinstance(caught.value.__cause__, WorkerDiedError)
+
+
+async def test_one_that_dies_during_the_look_up(world):
+    (a,), (b,) = world.launch("a"), world.launch("b")
+    sending, receiving = a.send("b:0", 1), a.recv("b:0")
+    world.die(b)
+    for work, what in ((sending, "send\\(\\) to"), (receiving, "recv\\(\\) from")):
+        with pytest.raises(PeerDiedError, match=f"^{what} b:0: worker b:0 .*SIGKILL"):
+            await work
+
+
+async def test_a_group_that_the_head_has_forgotten_but_we_have_not(world):
+    (a,), (b,) = world.launch("a"), world.launch("b")
+    await a.send("b:0", 1)
+    world.die(b)
+    world.remembered = False
+    with pytest.raises(PeerDiedError, match=r"^send\(\) to b:0: worker b:0 .*SIGKILL"):
+        await a.send("b:0", 2)
+
+
+async def test_of_groups_that_have_ended_the_last_ones_are_remembered(world):
+    (a,) = world.launch("a")
+    for number in range(REMEMBERED + 10):
+        (b,) = world.launch(f"b{number}")
+        await a.send(f"b{number}:0", 1)
+        world.die(b)
+    assert len(a.messenger.directory._groups) == REMEMBERED + 1
+    world.remembered = False
+    with pytest.raises(PeerDiedError, match="SIGKILL"):
+        await a.send(f"b{number}:0", 2)
+
+
+async def test_a_group_whose_end_nobody_told(world):
+    """The head was restarted and knows nothing of it, nor do we of its end."""
+    (a,), (b,) = world.launch("a"), world.launch("b")
+    await a.send("b:0", 1)
+    waiting = a.recv("b:0")
+    await settle()
+    a.known["b"].closing = True
+    world.die(b, tell=False)
+    world.remembered = False
+    with pytest.raises(PeerDiedError, match=r"^send\(\) to b:0: group 'b', which this worker knew, has ended"):
+        await a.send("b:0", 2)
+    with pytest.raises(PeerDiedError, match=r"^recv\(\) from b:0: group 'b', which this worker knew, has ended"):
+        await waiting
+
+
+async def test_a_name_that_nobody_knows(world):
+    (a,) = world.launch("a")
+    for work, what in ((a.send("b:0", 1), r"send\(\) to"), (a.recv("b:0"), r"recv\(\) from")):
+        with pytest.raises(GroupNotFoundError, match=f"^{what} b:0: no group 'b' is running"):
+            await work
+    (b,) = world.launch("b")
+    with pytest.raises(PlacementError, match=r"^send\(\) to b:3: rank 3 is not in group 'b'"):
+        await a.send("b:3", 1)
+    await a.send("b:0", 2)
+    assert await b.recv("a:0") == 2
+
+
+async def test_the_end_of_one_rank_leaves_the_others_alone(world):
+    (a,), bs = world.launch("a"), world.launch("b", 2)
+    first, second = a.recv("b:0"), a.recv("b:1")
+    await settle()
+    world.die(bs[0])
+    with pytest.raises(PeerDiedError, match=r"^recv\(\) from b:0: worker b:0"):
+        await first
+    assert not second.done()
+    await bs[1].send("a:0", "alive")
+    assert await second == "alive"
+
+
+async def test_nothing_is_kept_of_a_peer_that_is_gone(world):
+    (a,), (b,) = world.launch("a"), world.launch("b")
+    await a.send("b:0", 1)
+    world.die(b)
+    for _ in range(3):
+        with pytest.raises(PeerDiedError):
+            await a.send("b:0", 1)
+        with pytest.raises(PeerDiedError):
+            await a.recv("b:0")
+    assert a.messenger._outboxes == {}
+    assert a.messenger._watched == set()
+
+
+async def test_a_successor_of_the_name(world):
+    (a,), (b,) = world.launch("a"), world.launch("b")
+    await a.send("b:0", "old")
+    world.die(b)
+    with pytest.raises(PeerDiedError):
+        await a.send("b:0", "to nobody")
+    (b,) = world.launch("b")
+    await a.send("b:0", "new")
+    assert await b.recv("a:0") == "new"
+
+
+# --- links ---
+
+
+async def test_a_link_is_made_to_whom_one_sends(world):
+    (a,), bs = world.launch("a"), world.launch("b", 8)
+    waiting = [a.recv(f"b:{rank}") for rank in range(8)]
+    await a.send("b:3", 1)
+    await settle()
+    assert [peer.rank for peer in a.known["b"].peers if peer.connected] == [3]
+    for member in bs:
+        await member.send("a:0", member.rank)
+    assert [await work for work in waiting] == list(range(8))
+    assert all(peer.pending == {} for peer in a.known["b"].peers)
+
+
+# --- cancelling ---
+
+
+async def cancelled(work) -> asyncio.Task:
+    """Await it in a task and cancel that; the task keeps the work alive by its traceback."""
+    task = asyncio.ensure_future(work.async_wait())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    return task
+
+
+@pytest.fixture
+async def pair(world):
+    (a,), (b,) = world.launch("a"), world.launch("b")
+    await a.send("b:0", "meet")
+    assert await b.recv("a:0") == "meet"
+    return a, b
+
+
+async def cancelled_with_message(sender, receiver, value):
+    """A recv whose message comes in the turn of the loop in which it is cancelled."""
+    work = receiver.recv(f"{sender.name}")
+    task = asyncio.ensure_future(work.async_wait())
+    await settle()
+    work._on_done(task.cancel)
+    await sender.send(receiver.name, value)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not work.done()
+    return work, task
+
+
+async def test_a_cancelled_recv_gives_its_message_back(pair):
+    a, b = pair
+    kept = await cancelled_with_message(a, b, 1)
+    await a.send("b:0", 2)
+    assert [await b.recv("a:0"), await b.recv("a:0")] == [1, 2]
+    del kept
+
+
+async def test_a_cancelled_recv_gives_its_message_to_one_that_waits(pair):
+    a, b = pair
+    first = b.recv("a:0")
+    task = asyncio.ensure_future(first.async_wait())
+    second = b.recv("a:0")
+    await settle()
+    first._on_done(task.cancel)
+    await a.send("b:0", 1)
+    assert await second == 1
+    assert task.cancelled()
+    await a.send("b:0", 2)
+    assert await first == 2
+
+
+async def test_a_cancelled_recv_may_be_awaited_again(pair):
+    a, b = pair
+    work, _task = await cancelled_with_message(a, b, 1)
+    assert await work == 1
+    assert await work == 1
+    other = b.recv("a:0")
+    await cancelled(other)
+    await a.send("b:0", 2)
+    await settle()
+    assert not other.done()
+    assert await other == 2
+
+
+async def test_cancelled_and_awaited_again_while_the_group_is_looked_up(world):
+    (a,), (b,) = world.launch("a"), world.launch("b")
+    work = b.recv("a:0")
+    await cancelled(work)
+    waiting = asyncio.ensure_future(work.async_wait())
+    await settle()
+    for n in range(3):
+        await a.send("b:0", n)
+    assert await waiting == 0
+    assert [await b.recv("a:0"), await b.recv("a:0")] == [1, 2]
+
+
+async def test_cancelling_one_of_two_that_wait_changes_nothing(pair):
+    a, b = pair
+    work = b.recv("a:0")
+    other = asyncio.ensure_future(work.async_wait())
+    await cancelled(work)
+    await a.send("b:0", 1)
+    assert await other == 1
+
+
+async def test_works_that_are_dropped_give_back_what_they_got_in_its_order(pair):
+    a, b = pair
+    works = [b.recv("a:0") for _ in range(3)]
+    await settle()
+    for n in range(5):
+        await a.send("b:0", n)
+    await settle()
+    assert all(work.done() for work in works)
+    while works:
+        works.pop(0)
+    assert [await b.recv("a:0") for _ in range(5)] == [0, 1, 2, 3, 4]
+
+
+async def test_what_was_given_back_reaches_a_recv_that_waits_already(pair):
+    a, b = pair
+    first, second = b.recv("a:0"), b.recv("a:0")
+    await settle()
+    await a.send("b:0", 1)
+    await settle()
+    del first
+    assert await second == 1
+
+
+async def test_a_time_limit_ends_a_recv_that_sleeps_too(pair):
+    a, b = pair
+    work = b.recv("a:0", timeout=0.02)
+    await cancelled(work)
+    ended = asyncio.Event()
+    work._on_done(ended.set)
+    await ended.wait()
+    with pytest.raises(CallTimeoutError, match=r"recv\(\) from a:0: no message came within 0.02 s"):
+        await work
+    await a.send("b:0", 1)
+    assert await b.recv("a:0") == 1
+
+
+# --- a connection that was lost between two who live ---
+
+
+async def test_who_waits_for_a_message_that_may_be_lost_is_told_and_so_is_who_sends_more(world):
+    (a,), (b,) = world.launch("a"), world.launch("b")
+    await a.send("b:0", "before")
+    assert await b.recv("a:0") == "before"
+    waiting = b.recv("a:0")
+    await settle()
+    world.lose(a, b)
+    with pytest.raises(PeerDiedError, match=r"recv\(\) from a:0: .* a message may be missing"):
+        await waiting
+    with pytest.raises(PeerDiedError, match="a message may be missing"):
+        await b.recv("a:0")
+    with pytest.raises(PeerDiedError, match=r"send\(\) to b:0: .* was lost, and is there again"):
+        await a.send("b:0", "more")
+    with pytest.raises(PeerDiedError, match=r"send\(\) to a:0: .* a message may be missing"):
+        await b.send("a:0", "back")
+
+
+async def test_what_came_before_the_loss_is_received(world):
+    (a,), (b,) = world.launch("a"), world.launch("b")
+    await a.send("b:0", "before")
+    await settle()
+    world.lose(a, b)
+    await settle()
+    assert await b.recv("a:0") == "before"
+    with pytest.raises(PeerDiedError):
+        await b.recv("a:0")
+
+
+async def test_a_broadcast_over_a_lost_connection_ends_in_all_that_wait(world):
+    world.launch("g", 2)
+    a, b = world.groups["g"]
+    groups = [("g", [0, 1])]
+    assert [await one.broadcast("x" if one is a else None, groups) for one in (a, b)] == ["x", "x"]
+    waiting = b.broadcast(None, groups)
+    await settle()
+    world.lose(a, b)
+    with pytest.raises(PeerDiedError):
+        await waiting
+    with pytest.raises(PeerDiedError):
+        await a.broadcast("y", groups)
+
+
+async def test_others_go_on(world):
+    (a,), (b,), (c,) = world.launch("a"), world.launch("b"), world.launch("c")
+    await a.send("b:0", 1)
+    await a.send("c:0", 2)
+    await settle()
+    world.lose(a, b)
+    await settle()
+    await a.send("c:0", 3)
+    assert [await c.recv("a:0"), await c.recv("a:0")] == [2, 3]
+
+
+async def test_what_is_known_of_lost_connections_ends_with_the_worker(world):
+    (a,), (b,) = world.launch("a"), world.launch("b")
+    await a.send("b:0", "before")
+    assert await b.recv("a:0") == "before"
+    waiting = b.recv("a:0")
+    await settle()
+    world.lose(a, b)
+    with pytest.raises(PeerDiedError):
+        await waiting
+    assert list(b.messenger._broken) == [a.id]
+    later = b.recv("a:0")
+    with pytest.raises(PeerDiedError, match="a message may be missing"):
+        await later
+    again = b.send("a:0", "x")
+    with pytest.raises(PeerDiedError, match="a message may be missing"):
+        await again
+    world.die(a)
+    await settle()
+    assert b.messenger._broken == {}

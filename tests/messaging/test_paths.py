@@ -1,0 +1,86 @@
+"""The table of paths."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from rlinf_actors.errors import ConfigError
+from rlinf_actors.messaging.routes import ACCELERATOR, COLUMNS, CPU, MEANING, SMALL, TABLE, Pair, choose, lines
+from rlinf_actors.settings import PATHS, Settings
+
+EVERY_PAIR = [
+    Pair(**dict(zip(COLUMNS, values, strict=True))) for values in itertools.product((False, True), repeat=len(COLUMNS))
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "pair", "overrides", "path"),
+    [
+        (SMALL, Pair(), {}, "inline"),
+        (SMALL, Pair(same_node=True, shared=True, ccl=True), {"cpu": "lane"}, "inline"),
+        (CPU, Pair(same_node=True, shared=True), {}, "shared"),
+        (CPU, Pair(same_node=True), {}, "pieces"),
+        (CPU, Pair(ccl=True), {}, "pieces"),
+        (CPU, Pair(ccl=True), {"cpu": "lane"}, "lane"),
+        (CPU, Pair(same_node=True, shared=True, ccl=False), {"cpu": "lane"}, "shared"),
+        (CPU, Pair(same_process=True, same_node=True, shared=True, ccl=True), {"cpu": "lane"}, "shared"),
+        (ACCELERATOR, Pair(same_process=True, same_node=True, same_device=True, shared=True, ccl=True), {}, "local"),
+        (ACCELERATOR, Pair(same_node=True, same_device=True, shared=True, ccl=True), {}, "ipc"),
+        (ACCELERATOR, Pair(same_node=True, same_device=True, ccl=True), {}, "staged"),
+        (ACCELERATOR, Pair(same_node=True, shared=True, ccl=True), {}, "lane"),
+        (ACCELERATOR, Pair(ccl=True), {}, "lane"),
+        (ACCELERATOR, Pair(), {}, "staged"),
+        (ACCELERATOR, Pair(ccl=True), {"accelerator": "staged"}, "staged"),
+        (ACCELERATOR, Pair(same_node=True, same_device=True, shared=True), {"accelerator": "staged"}, "staged"),
+        (ACCELERATOR, Pair(same_node=True, same_device=True, shared=True, ccl=True), {"accelerator": "lane"}, "ipc"),
+    ],
+)
+def test_choice(kind, pair, overrides, path):
+    assert choose(kind, pair, overrides) == path
+
+
+@pytest.mark.parametrize("overrides", [{}, {"cpu": "lane"}, {"accelerator": "lane"}, {"accelerator": "staged"}])
+def test_every_pair_has_a_path_that_it_can_take(overrides):
+    for kind in (SMALL, CPU, ACCELERATOR):
+        for pair in EVERY_PAIR:
+            path = choose(kind, pair, overrides)
+            if path == "lane":
+                assert (pair.ccl, pair.same_device, pair.same_process) == (True, False, False)
+            if path in ("shared", "ipc"):
+                assert pair.shared
+                assert pair.same_node
+
+
+def test_the_table_as_text():
+    assert all(row.path in MEANING for row in TABLE)
+    plain = lines({})
+    assert len(plain) == len(TABLE)
+    assert plain[0][:1] + plain[0][-2:-1] == ("small", "inline")
+    assert [row[-2] for row in lines({"cpu": "lane"}) if row[0] == "cpu"] == ["lane", "shared", "pieces"]
+    assert "RLINF_ACTORS_PATHS" in lines({"accelerator": "staged"})[3][-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "paths"),
+    [
+        (None, {}),
+        ("", {}),
+        ("cpu=lane", {"cpu": "lane"}),
+        (" accelerator = staged , cpu=lane,", {"accelerator": "staged", "cpu": "lane"}),
+    ],
+)
+def test_the_setting(text, paths):
+    assert Settings.load({} if text is None else {PATHS: text}).paths == paths
+
+
+@pytest.mark.parametrize("text", ["cpu", "cpu=ipc", "gpu=lane", "accelerator=", "cpu=lane;accelerator=staged"])
+def test_a_wrong_setting_names_itself_and_what_is_right(text):
+    with pytest.raises(ConfigError, match=r"RLINF_ACTORS_PATHS: has .*cpu=lane, accelerator=lane, accelerator=staged"):
+        Settings.load({PATHS: text})
+
+
+def test_a_setting_that_contradicts_itself():
+    with pytest.raises(ConfigError, match=r"accelerator=lane and for accelerator=staged"):
+        Settings.load({PATHS: "accelerator=lane,accelerator=staged"})

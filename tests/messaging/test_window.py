@@ -1,0 +1,91 @@
+"""Credits in bytes."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlinf_actors.errors import ConfigError
+from rlinf_actors.messaging.flow_control import SLACK, Returns, Window
+from rlinf_actors.settings import SEND_WINDOW, Settings
+
+KIB = 1024
+
+LIMIT = 1024 * KIB
+
+
+def test_what_fits_goes_and_the_rest_waits_in_order():
+    window = Window(LIMIT)
+    assert window.offer(600 * KIB, "a")
+    assert not window.offer(600 * KIB, "b")
+    assert not window.offer(1, "c")  # it would fit, and must not overtake
+    assert window.returned(600 * KIB) == ["b", "c"]
+    assert window.outstanding == 600 * KIB + 1
+
+
+def test_a_message_larger_than_the_window_goes_alone():
+    window = Window(LIMIT)
+    assert window.offer(10 * LIMIT, "large")
+    assert not window.offer(1, "small")
+    assert window.returned(10 * LIMIT) == ["small"]
+    assert not window.offer(LIMIT, "x") or window.outstanding <= LIMIT + SLACK
+
+
+def test_what_the_receiver_has_not_returned_yet_holds_nobody_up():
+    window, returns = Window(LIMIT), Returns()
+    window.offer(SLACK - 1, "taken, not returned")
+    assert returns.taken("s", 1, SLACK - 1) == 0
+    assert window.offer(10 * LIMIT, "large")
+
+
+def test_returns_come_in_lumps_and_are_per_sender():
+    returns = Returns()
+    assert returns.taken("a", 1, SLACK // 2) == 0
+    assert returns.taken("b", 1, SLACK // 2) == 0
+    assert returns.taken("a", 1, SLACK // 2) == SLACK
+    assert returns.taken("a", 1, 5 * SLACK) == 5 * SLACK
+
+
+def test_drain():
+    window = Window(LIMIT)
+    window.offer(LIMIT, "sent")
+    window.offer(1, "a")
+    window.offer(1, "b")
+    assert window.drain() == ["a", "b"]
+    assert window.drain() == []
+
+
+@given(st.lists(st.integers(1, 3 * LIMIT), max_size=40), st.randoms(use_true_random=False))
+def test_everything_goes_in_order_and_within_the_bound(sizes, random):
+    """A sender and a receiver that takes at random: no deadlock, no overtaking, bounded memory."""
+    window, returns = Window(LIMIT), Returns()
+    arrived, taken = deque(), []
+    offers = deque(enumerate(sizes))
+    while offers or len(taken) < len(sizes):
+        if offers and (random.random() < 0.6 or not arrived):
+            n, size = offers.popleft()
+            if window.offer(size, (n, size)):
+                arrived.append((n, size))
+        else:
+            assert arrived, "the sender waits, and the receiver has nothing to take"
+            n, size = arrived.popleft()
+            taken.append(n)
+            back = returns.taken("sender", 1, size)
+            if back:
+                arrived.extend(window.returned(back))
+        assert sum(size for _, size in arrived) <= max(LIMIT, SLACK + max(sizes))
+    assert taken == list(range(len(sizes)))
+
+
+@pytest.mark.parametrize(("text", "size"), [(None, 64 << 20), ("", 64 << 20), ("1048576", 1 << 20)])
+def test_the_window_of_the_environment(text, size):
+    assert Settings.load({} if text is None else {SEND_WINDOW: text}).send_window_bytes == size
+
+
+@pytest.mark.parametrize("text", ["64M", "0", "-1", "1048575"])
+def test_a_window_that_cannot_be(text):
+    with pytest.raises(ConfigError, match=r"RLINF_ACTORS_SEND_WINDOW: is .* a number of bytes from 1048576 up"):
+        Settings.load({SEND_WINDOW: text})
