@@ -72,6 +72,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--systemd", default="", help="directory with another systemd (tests/agentd/systemd_box.py)")
     parser.addoption("--soak-seed", type=int, help="of the soak: the plan of an earlier run; by default a new one")
     parser.addoption("--chaos-seconds", type=float, default=60, help="how long the chaos lasts (tests/chaos)")
+    parser.addoption("--chaos-kinds", default="", help="of faults, separated by commas (tests/chaos/chaos_plan.py)")
     parser.addoption("--chaos-seed", type=int, help="of the chaos: the faults of an earlier run; by default new ones")
 
 

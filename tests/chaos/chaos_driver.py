@@ -7,13 +7,13 @@ import itertools
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any
 
+from chaos_invariants import SCENE
 from chaos_net import HEAD, Seen
 
 from rlinf_actors.errors import ClusterTimeoutError, NodeLostError, RlinfActorsError
 from rlinf_actors.model.restart import RestartPolicy
 from rlinf_actors.runtime.head_session import HeadLink
 from rlinf_actors.runtime.remote_group import Construction, RemoteGroup
-from rlinf_actors.testing.chaos.invariants import SCENE
 from rlinf_actors.wire import frames, payload
 from rlinf_actors.wire.agent_messages import ClientHello, Goodbye
 from rlinf_actors.wire.authenticated import AuthenticatedParts

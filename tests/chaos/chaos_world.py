@@ -15,16 +15,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from chaos_driver import LIMIT_S, Driver
+from chaos_invariants import SCENE
 from chaos_net import HEAD
 from chaos_nodes import Agent, Keeper
+from chaos_record import Line
 
 from rlinf_actors.head.commands import Timing
 from rlinf_actors.head.server import HeadServer
 from rlinf_actors.head.store import Store
 from rlinf_actors.net.memory_network import MemoryNetwork
 from rlinf_actors.testing import faults
-from rlinf_actors.testing.chaos.invariants import SCENE
-from rlinf_actors.testing.chaos.record import Line
 from rlinf_actors.wire.values import ExitReport
 
 TIMING = Timing(beat_s=0.2, lease_s=2.0, rank_hold_s=2.0, orphan_grace_s=0.2)

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 from chaos_driver import LIMIT_S
+from chaos_invariants import Limits, faults, outcomes, violations
 from chaos_world import World
 from virtual_time import VirtualLoop
-
-from rlinf_actors.testing.chaos.invariants import Limits, faults, outcomes, violations
 
 SECONDS = 60.0
 """Of virtual time."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from chaos_invariants import SCENE, Limits, faults, noticed, outcomes, violations
+from chaos_plan import KINDS, Plan
+from chaos_record import Line, Record, read
+from chaos_report import Report
 
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.testing.chaos.invariants import SCENE, Limits, faults, noticed, outcomes, violations
-from rlinf_actors.testing.chaos.plan import KINDS, Plan
-from rlinf_actors.testing.chaos.record import Line, Record, read
-from rlinf_actors.testing.chaos.report import Report
 
 LIMITS = Limits(operation=10.0, orphan=5.0)
 DRIVER = Line(0.0, "driver", {"pid": 1})

@@ -1,4 +1,8 @@
-"""The short form of `python -m rlinf_actors.testing.chaos`. Usage: pytest tests/chaos --chaos-seconds 1800."""
+"""Random faults in a real cluster break no promise.
+
+Usage: pytest -s tests/chaos/test_chaos_live.py --chaos-seconds 1800 --chaos-seed 7 [--chaos-kinds "kill worker"]
+The suite runs a short form. The same seed gives the same faults, though not at the same point of the work.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,8 @@ import random
 from pathlib import Path
 
 import pytest
+from chaos_run import run
 from nightly import Figures
-
-from rlinf_actors.testing.chaos.__main__ import run
 
 pytestmark = pytest.mark.live
 
@@ -21,7 +24,8 @@ def test_a_random_fault_every_two_seconds_breaks_no_promise(
     if seed is None:
         seed = random.SystemRandom().randrange(1 << 32)
     print(f"chaos: seed {seed}")
-    report = run(seconds, 2.0, seed, [], str(tmp_path))
+    kinds = [kind.strip() for kind in request.config.getoption("chaos_kinds").split(",") if kind.strip()]
+    report = run(seconds, 2.0, seed, kinds, str(tmp_path))
     print(report.text())
     faults = ", ".join(f"{count} {kind}" for kind, count in sorted(report.faults.items()))
     ended = sum(sum(ends.values()) for ends in report.outcomes.values())

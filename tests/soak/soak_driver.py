@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from deliveries import Stream, open_operations
 from soak_log import Log, read
 from soak_plan import CHANNELS, KEYS, plan
 from soak_workers import LIMIT_S, STOP, Soaker, take
 
 from rlinf_actors import Channel, Cluster, NodePlacementStrategy, WorkerDiedError, procfs
-from rlinf_actors.testing.chaos.deliveries import Stream, open_operations
 
 STEADY, MORTAL = 2, 2
 ROUND_S = 3 * LIMIT_S

@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from rlinf_actors.testing.chaos.deliveries import Event, Stream
+from deliveries import Event, Stream
 
 
 class Log:

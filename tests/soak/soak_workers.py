@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from deliveries import Stream
 from soak_log import Log
 from soak_plan import BASE, Item, Round, items
 
 from rlinf_actors import GroupNotFoundError, PeerDiedError, Worker
-from rlinf_actors.testing.chaos.deliveries import Stream
 
 LIMIT_S = 60.0
 """How long an operation may take."""

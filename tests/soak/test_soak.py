@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import deliveries as soak_checker
 import pytest
 import soak_log
 from nightly import Figures
 
 from rlinf_actors.settings import SEND_WINDOW
 from rlinf_actors.testing import LocalCluster
-from rlinf_actors.testing.chaos import deliveries as soak_checker
 
 pytestmark = [pytest.mark.live, pytest.mark.soak, pytest.mark.torch]
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from rlinf_actors.testing.chaos.deliveries import Event, Stream, growth, open_operations, problems, quarters
+from deliveries import Event, Stream, growth, open_operations, problems, quarters
 
 PAIR = Stream("pair", "a", "b")
 CAST = Stream("cast", "a", "0:a,b,c")

@@ -8,10 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from deliveries import Event, Stream
 from soak_log import Log, read
 from soak_plan import BASE, CHANNELS, KEYS, items, plan
-
-from rlinf_actors.testing.chaos.deliveries import Event, Stream
 
 NAMES = ["a", "b", "c", "d"]
 

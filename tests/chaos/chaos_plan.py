@@ -79,7 +79,7 @@ class Plan:
     def __init__(self, seed: int, kinds: Sequence[str] = (), lease_s: float = 0.0) -> None:
         for kind in kinds:
             if kind not in KINDS:
-                raise ConfigError(f"{kind!r} is no kind of fault; known: {', '.join(KINDS)}", path="--kinds")
+                raise ConfigError(f"{kind!r} is no kind of fault; known: {', '.join(KINDS)}", path="--chaos-kinds")
         self._random = random.Random(seed)
         self._kinds = list(kinds or KINDS)
         self._lease_s = lease_s

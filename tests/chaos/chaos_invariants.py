@@ -12,8 +12,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rlinf_actors.testing.chaos import deliveries
-from rlinf_actors.testing.chaos.record import Line, Records
+import deliveries
+from chaos_record import Line, Records
 
 SCENE = "scene"
 """The record of who makes the faults happen."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rlinf_actors.testing.chaos.invariants import faults, noticed, outcomes, percentile
-from rlinf_actors.testing.chaos.record import Records
+from chaos_invariants import faults, noticed, outcomes, percentile
+from chaos_record import Records
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,15 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+from chaos_invariants import SCENE
+from chaos_plan import LATE_S, Plan, Strike
+from chaos_record import Record
+
 import rlinf_actors
 from rlinf_actors import procfs
 from rlinf_actors.errors import RlinfActorsError
 from rlinf_actors.settings import LOST_ERRORS, TEST_MARK
 from rlinf_actors.testing import faults
-from rlinf_actors.testing.chaos.invariants import SCENE
-from rlinf_actors.testing.chaos.plan import LATE_S, Plan, Strike
-from rlinf_actors.testing.chaos.record import Record
 from rlinf_actors.testing.leaks import processes
 from rlinf_actors.testing.local_cluster import LocalCluster
 
@@ -120,10 +121,10 @@ class Scene:
         name = f"d{next(self._numbers)}"
         root = str(Path(rlinf_actors.__file__).resolve().parent.parent)
         paths = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-        module = "rlinf_actors.testing.chaos.load"
+        script = str(Path(__file__).with_name("chaos_load.py"))
         with open(self._out(name), "wb") as out:
             self._drivers[name] = subprocess.Popen(
-                [sys.executable, "-m", module, self._local.head, self._folder, name, str(NODES)],
+                [sys.executable, script, self._local.head, self._folder, name, str(NODES)],
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=out,

@@ -7,8 +7,9 @@ import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
+from chaos_record import Record
+
 from rlinf_actors import PeerDiedError, Worker
-from rlinf_actors.testing.chaos.record import Record
 
 ALIVE_S = 0.25
 """Between two signs of life in a worker's record."""

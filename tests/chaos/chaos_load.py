@@ -1,6 +1,6 @@
 """A driver of a chaos run: launches groups and channels, uses them, ends them, again and again.
 
-Usage (by `scene`): python -m rlinf_actors.testing.chaos.load HEAD FOLDER NAME NODES; EOF on stdin ends it.
+Usage (by `chaos_scene`): python chaos_load.py HEAD FOLDER NAME NODES; EOF on stdin ends it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from chaos_record import Record
+from chaos_workers import STOP, Actor, Caller
+
 from rlinf_actors import CallTimeoutError, Channel, Cluster, NodePlacementStrategy, RestartPolicy, RlinfActorsError
-from rlinf_actors.testing.chaos.record import Record
-from rlinf_actors.testing.chaos.workers import STOP, Actor, Caller
 
 LIMIT_S = 60.0
 """How long an operation may take before it counts as one that hangs: the head may be away, and a lease must run out."""
