@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from rlinf_actors.cli.output import note
-from rlinf_actors.cluster.hardware_query import ANSWER_S, ask_nodes
+from rlinf_actors.cluster.cluster_nodes import ANSWER_S, ask_nodes
 from rlinf_actors.config.cluster_config import ClusterConfig
 from rlinf_actors.errors import ProtocolError
 from rlinf_actors.model.node import NodeInfo

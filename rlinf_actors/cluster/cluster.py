@@ -13,10 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, overload
 
 from rlinf_actors import forks
-from rlinf_actors.cluster.cluster_nodes import ClusterView
+from rlinf_actors.cluster.cluster_nodes import ClusterView, Pieces
 from rlinf_actors.cluster.connect import Asked, Connecting, InUse, Turns, Watch, learn_nodes, worker_job
 from rlinf_actors.cluster.event_stream import EventCursor, EventStream
-from rlinf_actors.cluster.hardware_query import Pieces
 from rlinf_actors.cluster.local_daemon import EmbeddedDaemon
 from rlinf_actors.cluster.service import import_paths
 from rlinf_actors.errors import ConfigError, RlinfActorsError, UsageError
@@ -26,9 +25,9 @@ from rlinf_actors.model.node import CLUSTER_GROUP, NodeInfo
 from rlinf_actors.net.host import endpoint_of, free_port
 from rlinf_actors.net.loop import Tasks
 from rlinf_actors.net.socket_security import Security
-from rlinf_actors.runtime.driver_output import say
 from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.runtime.head_session import SILENT_HEAD_S
+from rlinf_actors.runtime.log_printer import say
 from rlinf_actors.runtime.remote_group import RemoteGroup
 from rlinf_actors.runtime.runtime import Runtime
 from rlinf_actors.settings import NAMESPACE

@@ -28,8 +28,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from rlinf_actors import exhaustion
-from rlinf_actors.cluster.cluster_nodes import node_infos
-from rlinf_actors.cluster.hardware_query import ANSWER_S, Pieces, ask_nodes, pieces_of, read_config, with_pieces
+from rlinf_actors.cluster.cluster_nodes import (
+    ANSWER_S,
+    Pieces,
+    ask_nodes,
+    node_infos,
+    pieces_of,
+    read_config,
+    with_pieces,
+)
 from rlinf_actors.config.cluster_config import ClusterConfig
 from rlinf_actors.errors import ConfigError, RlinfActorsError, UsageError
 from rlinf_actors.hardware import extensions

@@ -26,7 +26,7 @@ from rlinf_actors.errors import (
     UsageError,
 )
 from rlinf_actors.group import group_spec
-from rlinf_actors.group.class_facts import YIELDING, ClassFacts, Method, function_of, names_of_functions
+from rlinf_actors.group.class_facts import YIELDING, ClassFacts, Method, facts_of, function_of, names_of_functions
 from rlinf_actors.group.method import ONCE, RemoteMethod
 from rlinf_actors.group.result import WorkerGroupFuncResult
 from rlinf_actors.hardware.configured import info_of
@@ -35,6 +35,7 @@ from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.wire import limits
 
 if TYPE_CHECKING:
+    from rlinf_actors.cluster.cluster import Cluster
     from rlinf_actors.model.hardware import HardwareInfo
     from rlinf_actors.model.placement import Placement
     from rlinf_actors.runtime.remote_group import RemoteGroup
@@ -351,3 +352,22 @@ def control_of(carried: bytes) -> GroupControl:
 async def _in_session() -> None:
     """A driver is in session with the head from the start of its Cluster on."""
     await asyncio.sleep(0)
+
+
+def attach(cls: type, name: str) -> AsyncWork[GroupControl]:
+    """Return the work of finding a running group; see WorkerGroup.from_group_name."""
+    from rlinf_actors.cluster.cluster import Cluster
+
+    async def find(cluster: Cluster) -> tuple[Runtime, RemoteGroup]:
+        return cluster.runtime, await cluster.runtime.groups.find(cluster.namespace, name)
+
+    what = f"from_group_name({name!r})"
+    return AsyncWork.made_of(Cluster._asking(find, what), lambda found: _attached(cls, name, *found), what)
+
+
+def _attached(cls: type, name: str, runtime: Runtime, group: RemoteGroup) -> GroupControl:
+    described = group_spec.decode(group.detail, name)
+    if not group.owned:
+        for peer, node in zip(group.peers, described.nodes, strict=False):
+            peer.node = node  # the head knows addresses only; people know hosts by their names
+    return GroupControl(runtime, group, facts_of(cls))

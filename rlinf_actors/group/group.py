@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
 
 from rlinf_actors.errors import PlacementError, UsageError
-from rlinf_actors.group import launch
-from rlinf_actors.group.control import GroupControl, control_of, state_of
+from rlinf_actors.group.control import GroupControl, attach, control_of, state_of
 from rlinf_actors.group.method import ONCE, CallOptions, RemoteMethod
 from rlinf_actors.group.result import WorkerGroupFuncResult
 from rlinf_actors.group.stream import StreamResult
@@ -249,7 +248,7 @@ class WorkerGroup(Calls[T]):
             GroupNotFoundError: no group of that name is running in this namespace.
             ClusterTimeoutError: the head has not answered for 30 s.
         """
-        found = launch.attach(worker_cls, group_name)
+        found = attach(worker_cls, group_name)
         work: AsyncWork[WorkerGroup[C]] = AsyncWork.made_of(found, WorkerGroup, "from_group_name()")
         return work if async_op else work.wait()
 
@@ -291,7 +290,7 @@ class WorkerGroup(Calls[T]):
             ranks = address.rank_path or range(control.world_size)
             return GroupView(control, _ranks([ranks], control), warn=False)
 
-        found = launch.attach(worker_cls, address.root_group_name)
+        found = attach(worker_cls, address.root_group_name)
         work = AsyncWork.made_of(found, view, "from_address()")
         return work if async_op else work.wait()
 

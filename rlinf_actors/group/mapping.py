@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rlinf_actors.errors import SerializationError, UsageError
 from rlinf_actors.group.class_facts import Method
-from rlinf_actors.group.result import WorkerGroupFuncResult
-from rlinf_actors.group.retries import WORKER_GONE
+from rlinf_actors.group.result import WORKER_GONE, WorkerGroupFuncResult
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.future import call_all
 

@@ -19,7 +19,7 @@ from rlinf_actors.wire import failure, frames, payload
 from rlinf_actors.wire.authenticated import AuthenticatedParts
 
 if TYPE_CHECKING:
-    from rlinf_actors.runtime.driver_output import LostErrors
+    from rlinf_actors.runtime.lost_errors import LostErrors
     from rlinf_actors.runtime.runtime import Runtime
 
 T = TypeVar("T")

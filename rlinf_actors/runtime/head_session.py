@@ -44,7 +44,7 @@ HEAD_GRACE_S = 120.0
 """How long a head may be silent while its machine answers, until it has said how long workers outlive it."""
 
 
-class HeadLink:
+class HeadSession:
     """The session.
 
     A head that is away is greeted again and again, with growing pauses; requests wait for it meanwhile, each to its

@@ -1,7 +1,7 @@
 """Runtime: what a driver or a worker process holds; everything that talks goes through it.
 
 It owns the I/O thread, the sockets, the session with the head and the groups this process has
-handles of (`runtime.group_handles`). User threads call in; the loop thread does the work; no user code
+handles of (`runtime.group_registry`). User threads call in; the loop thread does the work; no user code
 runs on it.
 
 The shared memory of this process: whether it has any, and when idle memory goes back to the system.
@@ -34,10 +34,11 @@ from rlinf_actors.net.link import Network
 from rlinf_actors.net.loop import SHUT_DOWN, IoThread
 from rlinf_actors.net.shared_memory import Arena
 from rlinf_actors.net.socket_security import Security
-from rlinf_actors.runtime.driver_output import END_S, LogPrinter, LostErrors, say
-from rlinf_actors.runtime.group_handles import GroupHandles
-from rlinf_actors.runtime.head_session import HeadLink, WatchedClients
-from rlinf_actors.runtime.node_paths import PathWatch
+from rlinf_actors.runtime.group_registry import GroupRegistry
+from rlinf_actors.runtime.head_session import HeadSession, WatchedClients
+from rlinf_actors.runtime.log_printer import END_S, LogPrinter, say
+from rlinf_actors.runtime.lost_errors import LostErrors
+from rlinf_actors.runtime.node_reachability import NodeReachability
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire.agent_messages import ClientHello, Flushing, FlushLogs, Goodbye, LogLines, Welcome
 from rlinf_actors.wire.client_messages import (
@@ -153,11 +154,11 @@ class Runtime:
         self.lost = LostErrors(change_exit_code, self.io.later)
         self.network: Network = self.io.submit(_made(lambda: ZmqNetwork(self.io.loop, security))).result()
         self.network.memory = self._memory = shared_memory(settings.shared_memory_bytes, self.io)
-        self.groups = GroupHandles(
+        self.groups = GroupRegistry(
             self.network, self.io, self.identity, self.host, worker_id, self.ask, lambda: self._head
         )
-        self._paths = PathWatch(self.network, self.host, self.groups.all)
-        self._head: HeadLink | None = None
+        self._paths = NodeReachability(self.network, self.host, self.groups.all)
+        self._head: HeadSession | None = None
         self._gone: RlinfActorsError | None = None
         self._stopped = self._ending = False
         self._printer: LogPrinter | None = None
@@ -200,7 +201,7 @@ class Runtime:
             newest=PROTOCOL,
             parent=self._parent,
         )
-        head = HeadLink(
+        head = HeadSession(
             self.network,
             endpoint,
             hello,

@@ -12,7 +12,7 @@ from chaos_net import HEAD, Seen
 
 from rlinf_actors.errors import ClusterTimeoutError, NodeLostError, RlinfActorsError
 from rlinf_actors.model.restart import RestartPolicy
-from rlinf_actors.runtime.head_session import HeadLink
+from rlinf_actors.runtime.head_session import HeadSession
 from rlinf_actors.runtime.remote_group import Construction, RemoteGroup
 from rlinf_actors.wire import frames, payload
 from rlinf_actors.wire.agent_messages import ClientHello, Goodbye
@@ -60,7 +60,7 @@ class Driver:
         self._groups: dict[str, RemoteGroup] = {}
         hello = ClientHello(PROTOCOL, "1", self._who, "driver", str(self._pid), "elsewhere", self._pid, 1)
         seen: Any = Seen(world, self)
-        self._link = HeadLink(seen, HEAD, hello, self._noticed, self._lost, self._returned, self._lost)
+        self._link = HeadSession(seen, HEAD, hello, self._noticed, self._lost, self._returned, self._lost)
         self._gone: Exception | None = None
         self._launching: list[str] = []
         world.write(self._who, "driver", pid=self._pid)

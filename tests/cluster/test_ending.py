@@ -12,7 +12,7 @@ import pytest
 from rlinf_actors.cluster.cluster import Cluster
 from rlinf_actors.errors import ClusterTimeoutError
 from rlinf_actors.net.loop import IoThread
-from rlinf_actors.runtime.group_handles import GroupHandles
+from rlinf_actors.runtime.group_registry import GroupRegistry
 
 pytestmark = pytest.mark.virtual_time
 
@@ -59,7 +59,7 @@ def group(name):
 
 
 def handles(ask):
-    return GroupHandles(None, None, "driver:x", "here", "", ask, lambda: SilentHead())
+    return GroupRegistry(None, None, "driver:x", "here", "", ask, lambda: SilentHead())
 
 
 async def test_a_driver_that_leaves_its_groups_says_so_in_one_line(caplog):

@@ -8,7 +8,7 @@ import group_kit
 import pytest
 
 from rlinf_actors.errors import ProtocolError
-from rlinf_actors.group import group_spec, launch
+from rlinf_actors.group import control, group_spec
 from rlinf_actors.group.group import WorkerGroup
 from rlinf_actors.hardware.configured import piece_of
 from rlinf_actors.model.hardware import AcceleratorType, HardwareInfo
@@ -32,7 +32,7 @@ def attached_to(world, monkeypatch, text):
     found = AsyncWork("the look at the group")
     found.resolve((world.runtime, world.remote))
     monkeypatch.setattr("rlinf_actors.cluster.cluster.Cluster._asking", lambda ask, what: found)
-    return WorkerGroup(launch.attach(group_kit.Arm, "arms").wait())
+    return WorkerGroup(control.attach(group_kit.Arm, "arms").wait())
 
 
 @pytest.mark.parametrize("strategy", [PackedPlacementStrategy(0, 2), NodePlacementStrategy([0, 1, 1])])

@@ -15,9 +15,9 @@ from blocking import no_blocking
 
 from rlinf_actors.cluster.service import import_paths
 from rlinf_actors.errors import CallTimeoutError, ClusterTimeoutError, ConfigError, UsageError, WorkerStartError
-from rlinf_actors.group import launch
+from rlinf_actors.group import launcher
 from rlinf_actors.group.group_spec import LaunchOptions, class_reference, worker_specs
-from rlinf_actors.group.launch import check_arguments
+from rlinf_actors.group.launcher import check_arguments
 from rlinf_actors.hardware import registry
 from rlinf_actors.model.hardware import HardwareInfo, HardwareResource
 from rlinf_actors.model.node import NodeGroupInfo, NodeInfo
@@ -127,15 +127,15 @@ class TestClassReference:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (launch.Options(start_method="teleport"), "start_method is 'teleport'; it must be one of fork, spawn"),
-        (launch.Options(max_concurrency=0), "max_concurrency is 0; it must be at least 1"),
-        (launch.Options(name="a/b"), "'a/b' cannot be a group's name"),
-        (launch.Options(name="a\nb"), "cannot be a group's name"),
+        (launcher.Options(start_method="teleport"), "start_method is 'teleport'; it must be one of fork, spawn"),
+        (launcher.Options(max_concurrency=0), "max_concurrency is 0; it must be at least 1"),
+        (launcher.Options(name="a/b"), "'a/b' cannot be a group's name"),
+        (launcher.Options(name="a\nb"), "cannot be a group's name"),
     ],
 )
 def test_options_that_cannot_be_are_refused_before_anything_starts(options, said):
     with pytest.raises(UsageError, match=said):
-        launch.launch(group_kit.Arm, (), {}, types.SimpleNamespace(), options)
+        launcher.launch(group_kit.Arm, (), {}, types.SimpleNamespace(), options)
 
 
 def test_import_paths_are_the_scripts_not_the_interpreters(tmp_path):
@@ -329,5 +329,5 @@ def test_ctrl_c_ends_a_detached_group_that_is_half_up_and_no_one_elses(owned):
     waiting = types.SimpleNamespace(wait=interrupt)
     group = types.SimpleNamespace(want=lambda: waiting, owned=owned)
     with pytest.raises(KeyboardInterrupt):
-        launch._wait_until_up(runtime, group)
+        launcher._wait_until_up(runtime, group)
     assert withdrawn == ([group] if owned else [])

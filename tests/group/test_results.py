@@ -19,7 +19,7 @@ from rlinf_actors.errors import (
     WorkerDiedError,
     WorkerError,
 )
-from rlinf_actors.runtime.driver_output import GRACE_S
+from rlinf_actors.runtime.lost_errors import GRACE_S
 from rlinf_actors.wire import frames
 
 

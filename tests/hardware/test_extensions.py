@@ -145,7 +145,7 @@ def test_a_node_loads_what_it_has_until_it_knows_the_type(install: Install) -> N
 
 
 def test_a_cluster_asks_for_a_type_of_an_installed_package(install: Install) -> None:
-    from rlinf_actors.cluster.hardware_query import read_config
+    from rlinf_actors.cluster.cluster_nodes import read_config
 
     install("lab_pkg", ARM.format(kind="TestArm"), "lab_pkg")
     install("lab_broken", "1 / 0", "lab_broken")

@@ -14,7 +14,7 @@ from sockets_kit import HEAD, KeyedHead, KeyedWorker, driver_hello, refused
 
 from rlinf_actors.errors import AuthenticationError
 from rlinf_actors.net.socket_security import Security
-from rlinf_actors.runtime.head_session import HeadLink
+from rlinf_actors.runtime.head_session import HeadSession
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.security.job import job_pair
 from rlinf_actors.security.keypair import KeyPair
@@ -43,7 +43,7 @@ async def test_who_is_there_when_its_key_is_revoked_is_not_heard_any_more(head: 
 async def test_a_worker_waits_for_a_restarted_head_that_does_not_know_its_job_yet(head: KeyedHead) -> None:
     token = "a token from before the restart"
     hello = ClientHello(PROTOCOL, "1", "w1", "worker", "ns", "elsewhere", 0, 0, "g-0", token)
-    link = HeadLink(head.net(job_pair(token)), head.endpoint, hello, lambda notice: None)
+    link = HeadSession(head.net(job_pair(token)), head.endpoint, hello, lambda notice: None)
     starting = asyncio.ensure_future(link.start(15))
     try:
         await head.noted("is not listed")
@@ -84,7 +84,7 @@ async def test_a_head_that_is_replaced_by_one_with_another_key_ends_no_session(
     driver, ends, lines = KeyPair.make(), asyncio.Queue(), Lines()
     logging.getLogger("rlinf_actors.runtime.head_session").addHandler(lines)
     head.replaced(HEAD, driver)
-    link = HeadLink(head.net(driver), head.endpoint, driver_hello(), lambda notice: None, ends.put_nowait)
+    link = HeadSession(head.net(driver), head.endpoint, driver_hello(), lambda notice: None, ends.put_nowait)
     try:
         await link.start(10)
         head.replaced(KeyPair.make(), driver)

@@ -27,9 +27,9 @@ from rlinf_actors import (
     WorkerStartError,
 )
 from rlinf_actors.cli.plan_command import plan
-from rlinf_actors.cluster import hardware_query as cluster_hardware
+from rlinf_actors.cluster import cluster_nodes as cluster_hardware
 from rlinf_actors.config.cluster_config import ClusterConfig
-from rlinf_actors.group import launch
+from rlinf_actors.group import launcher
 from rlinf_actors.hardware import registry
 from rlinf_actors.hardware.configured import piece_of
 from rlinf_actors.testing import LocalCluster
@@ -158,7 +158,7 @@ def test_the_module_of_the_nodes_own_environment(two_nodes, monkeypatch):
 
 def test_a_worker_where_the_module_is_missing_says_what_to_install(two_nodes, monkeypatch):
     with two_nodes.cluster(cluster_cfg=section(ARM)) as cluster:
-        monkeypatch.setattr(launch, "import_paths", list)
+        monkeypatch.setattr(launcher, "import_paths", list)
         strategy = FlexiblePlacementStrategy([[0]], "lab")
         group = Mover.create_group().launch(cluster, name="movers", placement_strategy=strategy, start_method="spawn")
         with pytest.raises(WorkerStartError) as caught:

@@ -17,8 +17,8 @@ from msgspec.structs import replace
 
 from rlinf_actors.errors import ClusterTimeoutError, ProtocolError, ProtocolMismatchError, UsageError
 from rlinf_actors.net.rpc import ControlServer, KeyRefusedError
-from rlinf_actors.runtime.driver_output import LogPrinter
-from rlinf_actors.runtime.head_session import HeadLink
+from rlinf_actors.runtime.head_session import HeadSession
+from rlinf_actors.runtime.log_printer import LogPrinter
 from rlinf_actors.wire.agent_messages import (
     HELLO_AGAIN,
     UPDATE,
@@ -48,7 +48,7 @@ class Ends:
         self.network = network
         self.alone: asyncio.Queue = asyncio.Queue()
         self.given_up: asyncio.Queue = asyncio.Queue()
-        self.link = HeadLink(
+        self.link = HeadSession(
             network,
             self.endpoint,
             hello,
@@ -459,7 +459,7 @@ class TestSilence:
 
     async def test_a_worker_waits_for_the_grace_its_agent_looks(self, ends):
         ends.link.close("a worker is tried")
-        ends.link = HeadLink(ends.network, ends.endpoint, replace(HELLO, role="worker"), ends.notices.put_nowait)
+        ends.link = HeadSession(ends.network, ends.endpoint, replace(HELLO, role="worker"), ends.notices.put_nowait)
         await ends.next(Goodbye)
         ends.network.dark.add(ends.endpoint)
         await ends.welcome(0.01, lease_s=0.02)

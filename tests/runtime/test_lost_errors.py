@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rlinf_actors.runtime.driver_output import GRACE_S, LOOP_PATIENCE_S, LostErrors
+from rlinf_actors.runtime.lost_errors import GRACE_S, LOOP_PATIENCE_S, LostErrors
 
 
 class Result:
@@ -183,7 +183,7 @@ class TestLoops:
 SCRIPT = """
     import atexit, sys, threading
     before, hook = sys.exit, sys.excepthook
-    from rlinf_actors.runtime.driver_output import LostErrors
+    from rlinf_actors.runtime.lost_errors import LostErrors
     atexit.register(lambda: print("atexit ran"))
 
     class Result:

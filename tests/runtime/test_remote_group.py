@@ -18,10 +18,9 @@ from rlinf_actors.errors import (
     WorkerError,
     WorkerStartError,
 )
-from rlinf_actors.runtime.driver_output import LostErrors
-from rlinf_actors.runtime.group_handles import GroupHandles
-from rlinf_actors.runtime.readiness import Readiness
-from rlinf_actors.runtime.remote_group import Construction, RemoteGroup, death
+from rlinf_actors.runtime.group_registry import GroupRegistry
+from rlinf_actors.runtime.lost_errors import LostErrors
+from rlinf_actors.runtime.remote_group import Construction, Readiness, RemoteGroup, death
 from rlinf_actors.wire import failure, frames
 from rlinf_actors.wire.client_messages import WorkerChanged
 from rlinf_actors.wire.values import Endpoint, ExitReport, GroupState, WorkerState
@@ -363,7 +362,7 @@ async def test_a_worker_that_ends_before_it_is_constructed_and_is_started_again_
 
 
 async def test_a_handle_whose_group_was_not_found_is_of_no_running_group(network):
-    handles = GroupHandles(network, Calls(), "driver:x", "here", "", None, lambda: None)
+    handles = GroupRegistry(network, Calls(), "driver:x", "here", "", None, lambda: None)
     group = handles.arrived("ns", "g", "abc", ["n0"], 0.0, asyncio.Event().wait)
     assert handles.existing("ns", "g") is group
     group.fail(GroupNotFoundError("it has ended"))
@@ -382,7 +381,7 @@ class TestDeaths:
 
     @pytest.fixture
     async def handles(self, network, world):
-        made = GroupHandles(network, None, "driver:x", "here", "", None, lambda: None)
+        made = GroupRegistry(network, None, "driver:x", "here", "", None, lambda: None)
         made._groups["ns", "g"] = world.group
         world.group.update([world.state(0, master_port=1), world.state(1)])
         for worker in world.workers:

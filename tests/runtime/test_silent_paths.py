@@ -9,8 +9,8 @@ from fake_worker import FakeWorker, Waiter
 
 from rlinf_actors.errors import NodeLostError
 from rlinf_actors.net.link import Sight
-from rlinf_actors.runtime import node_paths
-from rlinf_actors.runtime.node_paths import PathWatch
+from rlinf_actors.runtime import node_reachability
+from rlinf_actors.runtime.node_reachability import NodeReachability
 from rlinf_actors.runtime.remote_group import RemoteGroup
 from rlinf_actors.wire.values import Endpoint, GroupState, WorkerState
 
@@ -23,12 +23,12 @@ BEAT_S, LEASE_S = 0.01, 0.1
 @pytest.fixture
 async def far(network, monkeypatch):
     """A worker on another machine, its peer here, and a watch that is running."""
-    monkeypatch.setattr(node_paths, "HEAD_FIRST_S", 0.0)
+    monkeypatch.setattr(node_reachability, "HEAD_FIRST_S", 0.0)
     worker = FakeWorker(network, FAR)
     group = RemoteGroup(network, "driver:x", "here", "ns", "g", ["n0"])
     running = WorkerState("id-0", 0, 0, "10.0.0.2", "running", 1, Endpoint("there", "ipc:///unused", FAR))
     group.adopt(GroupState("ns", "g", "m:C", "o", "running", [running], "tok"))
-    watch = PathWatch(network, "here", lambda: [group])
+    watch = NodeReachability(network, "here", lambda: [group])
     watch.start(BEAT_S, LEASE_S)
     yield worker, group.peers[0], watch
     watch.close()

@@ -14,7 +14,7 @@ from rlinf_actors.errors import ClusterTimeoutError, GroupNotFoundError, NameInU
 from rlinf_actors.model.restart import launch_of
 from rlinf_actors.net.link import Network
 from rlinf_actors.net.loop import IoThread, Tasks
-from rlinf_actors.runtime.head_session import HEAD_GRACE_S, SILENT_HEAD_S, HeadLink
+from rlinf_actors.runtime.head_session import HEAD_GRACE_S, SILENT_HEAD_S, HeadSession
 from rlinf_actors.runtime.remote_group import Construction, RemoteGroup, death
 from rlinf_actors.wire.client_messages import (
     Detach,
@@ -51,7 +51,7 @@ class Ask(Protocol):
         """See Runtime."""
 
 
-class GroupHandles:
+class GroupRegistry:
     """One process's groups. Loop thread, unless said otherwise.
 
     Args:
@@ -76,7 +76,7 @@ class GroupHandles:
         host: str,
         me: str,
         ask: Ask,
-        head: Callable[[], HeadLink | None],
+        head: Callable[[], HeadSession | None],
     ) -> None:
         self.closed = False
         self.failures = 0

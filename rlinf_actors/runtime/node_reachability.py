@@ -33,7 +33,7 @@ class _Path:
         silence.heard(now)
 
 
-class PathWatch:
+class NodeReachability:
     """Watches the ways to all machines that somebody here waits for.
 
     Args:
