@@ -218,9 +218,8 @@ class Daemon:
             self._leave_record("node", [self._head_endpoint], stack)
             return None
         from rlinf_actors.head.commands import Timing
-        from rlinf_actors.head.own_keys import own_keys
         from rlinf_actors.head.server import HeadServer
-        from rlinf_actors.head.store import Store
+        from rlinf_actors.head.store import HeadStore, own_keys
         from rlinf_actors.settings import Settings
         from rlinf_actors.wire.template_protocol import ROBOT_END_S
 
@@ -233,7 +232,7 @@ class Daemon:
             head_grace_s=config.head_grace_s,
             rank_hold_s=max(config.lease_s, config.head_grace_s),
         )
-        store = None if config.embedded else Store(config.state_dir or run_dir)
+        store = None if config.embedded else HeadStore(config.state_dir or run_dir)
         keys = own_keys(self._key, Settings.load())
         head = HeadServer(
             network, timing=timing, embedded=config.embedded, store=store, own=keys, on_end=self._end_cluster

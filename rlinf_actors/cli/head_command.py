@@ -22,9 +22,8 @@ from rlinf_actors.cli.queries import expected, head_option, observing, status_of
 from rlinf_actors.errors import ConfigError, RlinfActorsError, UsageError
 from rlinf_actors.head.commands import Timing
 from rlinf_actors.head.key_registry import OwnKeys
-from rlinf_actors.head.own_keys import own_keys
 from rlinf_actors.head.server import HeadServer
-from rlinf_actors.head.store import Store
+from rlinf_actors.head.store import HeadStore, own_keys
 from rlinf_actors.net import discovery, fault_injection, head_records
 from rlinf_actors.net.host import endpoint_of
 from rlinf_actors.net.loop import end_on_internal_error, end_process
@@ -184,7 +183,7 @@ async def _serve(endpoint: str, protected: Protected, state_dir: str | None, as_
         server = HeadServer(
             network,
             timing=replace(timing, robot_settle_s=timing.robot_lease_s + ROBOT_END_S),
-            store=Store(state_dir) if state_dir is not None else None,
+            store=HeadStore(state_dir) if state_dir is not None else None,
             own=protected.keys,
             on_end=lambda reason: end(reason, True),
         )

@@ -11,10 +11,9 @@ from typing import Union
 from rlinf_actors.cli.output import note
 from rlinf_actors.cli.queries import TIMEOUT_S, expected, find_head, observing
 from rlinf_actors.errors import AuthenticationError, ConfigError, UsageError
-from rlinf_actors.head.commands import Change, Command, Keep, Record, Refused
+from rlinf_actors.head.commands import Change, Command, LogEvent, Persist, Refusal
 from rlinf_actors.head.key_registry import KeyRegistry
-from rlinf_actors.head.own_keys import own_keys
-from rlinf_actors.head.store import FILE, Store
+from rlinf_actors.head.store import FILE, HeadStore, own_keys
 from rlinf_actors.net.discovery import client_settings
 from rlinf_actors.net.host import endpoint_of, split_address
 from rlinf_actors.net.rpc import ControlClient, KeyRefusedError, refusal
@@ -140,7 +139,7 @@ async def _offline(state_dir: str, settings: Settings, question: Question) -> Ke
     if not (Path(state_dir) / FILE).exists():
         note(f"no head has had its state in {state_dir} yet")
     try:
-        store = Store(state_dir)
+        store = HeadStore(state_dir)
     except ConfigError as error:
         raise ConfigError(f"{error}. A head that runs is asked without --state-dir") from None
     try:
@@ -148,13 +147,13 @@ async def _offline(state_dir: str, settings: Settings, question: Question) -> Ke
         registry = KeyRegistry(out.append, store.remembered, own, lambda keys, why: None)
         try:
             changed = _change(registry, question)
-        except Refused as refused:
+        except Refusal as refused:
             raise refusal(Failed(0, refused.kind, refused.text, [], refused.path)) from None
         registry.flush()
-        changes = [command.change for command in out if isinstance(command, Keep)]
+        changes = [command.change for command in out if isinstance(command, Persist)]
         if changes and not await _written(store, changes):
             raise OSError(store.trouble)
-        for record in (command for command in out if isinstance(command, Record)):
+        for record in (command for command in out if isinstance(command, LogEvent)):
             note(record.text)
         return Keys(changed, own.public, [], time.time())
     finally:
@@ -172,7 +171,7 @@ def _change(registry: KeyRegistry, question: Question) -> list[KeyState]:
     return registry.all()
 
 
-async def _written(store: Store, changes: list[Change]) -> bool:
+async def _written(store: HeadStore, changes: list[Change]) -> bool:
     done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
     store.write(changes, done.set_result)
     return await done

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rlinf_actors.head.client_table import ClientTable
-from rlinf_actors.head.commands import Asked, Refused, Told
-from rlinf_actors.head.jobs import Jobs
+from rlinf_actors.head.commands import NoticeReceived, Refusal, RequestReceived
+from rlinf_actors.head.key_registry import Jobs
 from rlinf_actors.head.node_table import NodeTable
 from rlinf_actors.head.records import Client
 from rlinf_actors.security.members import LOCAL, VERBS, Member, may
@@ -50,21 +50,21 @@ class Authority:
         self._clients = clients
         self._jobs = jobs
 
-    def check(self, event: Asked | Told) -> None:
+    def check(self, event: RequestReceived | NoticeReceived) -> None:
         """Whether a peer may say this.
 
         Raises:
-            Refused: it may not; says who, what and why.
+            Refusal: it may not; says who, what and why.
         """
         member, body, speaker = event.member, event.body, self.speaker(event)
         verb = type(body).__name__
         if not may(speaker, verb):
-            raise Refused(KIND, f"{speaker} may not say {verb}", advice=who_may(verb))
+            raise Refusal(KIND, f"{speaker} may not say {verb}", advice=who_may(verb))
         if isinstance(body, EStop) and body.release and speaker.role not in ("local", "driver", "head"):
-            raise Refused(KIND, f"{speaker} may not release an emergency stop: a driver may, or the head's machine")
+            raise Refusal(KIND, f"{speaker} may not release an emergency stop: a driver may, or the head's machine")
         session = self._nodes.of_peer(event.peer) or self._clients.of_peer(event.peer)
         if session is not None and not session.member.is_same(member):
-            raise Refused(KIND, f"{member} speaks as {session.member}: a session belongs to the key that began it")
+            raise Refusal(KIND, f"{member} speaks as {session.member}: a session belongs to the key that began it")
         if member.role == "local" or not isinstance(body, _CLAIMS):
             return
         if isinstance(body, AgentHello):
@@ -74,17 +74,17 @@ class Authority:
         elif isinstance(body, DrainNode) and member.role == "agent":
             node = self._nodes.known(body.node_id)
             if node is None or not node.member.is_same(member):
-                raise Refused(KIND, f"{member} may drain its own node only, and {body.node_id!r} is not")
+                raise Refusal(KIND, f"{member} may drain its own node only, and {body.node_id!r} is not")
         elif isinstance(body, EndGroup) and not self.sees(event)(body.namespace):
-            raise Refused(
+            raise Refusal(
                 KIND, f"{member} may end groups of its own jobs only, and namespace {body.namespace!r} is not"
             )
         elif (
             isinstance(body, (LogCredit, FlushLogs)) and isinstance(session, Client) and session.namespace != body.owner
         ):
-            raise Refused(KIND, f"{member} has nothing to do with the output of namespace {body.owner!r}")
+            raise Refusal(KIND, f"{member} has nothing to do with the output of namespace {body.owner!r}")
 
-    def speaker(self, event: Asked | Told) -> Member:
+    def speaker(self, event: RequestReceived | NoticeReceived) -> Member:
         """As whom a peer speaks. It keeps a worker that errs within its job, also where it is the head's own user; one
         that lies opens another connection.
         """
@@ -93,7 +93,7 @@ class Authority:
             return Member("worker", session.namespace, session.namespace)
         return event.member
 
-    def sees(self, event: Asked | Told) -> Callable[[str], bool]:
+    def sees(self, event: RequestReceived | NoticeReceived) -> Callable[[str], bool]:
         """Which namespaces a peer is shown; what belongs to none is for everybody."""
         member = self.speaker(event)
         if member.role in ("local", "head"):
@@ -107,38 +107,38 @@ class Authority:
     def _agent(self, member: Member, hello: AgentHello) -> None:
         report = hello.node
         if hello.is_head:
-            raise Refused(KIND, f"{member} says that the head runs in its process; that agent needs no key")
+            raise Refusal(KIND, f"{member} says that the head runs in its process; that agent needs no key")
         if member.name not in (report.hostname, report.node_id):
-            raise Refused(
+            raise Refusal(
                 KIND,
                 f"{member} calls its node {report.hostname!r} (id {report.node_id}): a node has the name of its key "
                 "([node] name), or its id ([node] id, --node-id)",
             )
         known = self._nodes.known(report.node_id)
         if known is None and sum(node.member.is_same(member) for node in self._nodes.all()) >= MAX_NODES_OF_ONE:
-            raise Refused("unreachable", f"{member} has {MAX_NODES_OF_ONE} nodes already, this head says no to more")
+            raise Refusal("unreachable", f"{member} has {MAX_NODES_OF_ONE} nodes already, this head says no to more")
         if known is None or known.member.is_same(member):
             return
         if known.member == LOCAL and not known.is_head and not known.alive:
             return  # it was here before this cluster had keys
-        raise Refused(
+        raise Refusal(
             KIND, f"{member} says that it is node {known.name} (id {known.id}), which belongs to {known.member}"
         )
 
     def _client(self, member: Member, hello: ClientHello) -> None:
         if hello.role != member.role:
-            raise Refused(KIND, f"{member} says that it is a {hello.role}")
+            raise Refusal(KIND, f"{member} says that it is a {hello.role}")
         if member.role == "worker" and hello.namespace != member.job:
-            raise Refused(KIND, f"{member} says that it belongs to namespace {hello.namespace!r}")
+            raise Refusal(KIND, f"{member} says that it belongs to namespace {hello.namespace!r}")
         known = self._clients.get(hello.incarnation)
         if known is not None and not known.member.is_same(member):
-            raise Refused(KIND, f"{member} says that it is {known}, which is {known.member}")
+            raise Refusal(KIND, f"{member} says that it is {known}, which is {known.member}")
         if member.role == "driver":
             if known is None and sum(c.member.is_same(member) for c in self._clients.alive()) >= MAX_DRIVERS_OF_ONE:
-                raise Refused("usage", f"{MAX_DRIVERS_OF_ONE} processes of {member} are here already")
+                raise Refusal("usage", f"{MAX_DRIVERS_OF_ONE} processes of {member} are here already")
             why_not = self._jobs.may_open(hello.namespace, member.name, hello.token)
             if why_not:
-                raise Refused(KIND, f"{member} may not join namespace {hello.namespace!r}: {why_not}")
+                raise Refusal(KIND, f"{member} may not join namespace {hello.namespace!r}: {why_not}")
 
 
 def who_may(verb: str) -> str:

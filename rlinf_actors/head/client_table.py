@@ -24,9 +24,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from rlinf_actors.head.commands import CLIENT, Emit, Notify, Refused, Remembered, Timing
-from rlinf_actors.head.jobs import Jobs
-from rlinf_actors.head.quotas import Ended, label
+from rlinf_actors.head.commands import CLIENT, Emit, Notify, Refusal, Snapshot, Timing
+from rlinf_actors.head.key_registry import Jobs
+from rlinf_actors.head.quotas import Tombstones, label
 from rlinf_actors.head.records import Client, Node
 from rlinf_actors.security.members import LOCAL, Member
 from rlinf_actors.wire.agent_messages import Beat, ClientHello, Goodbye, Unwatch, Watch
@@ -40,7 +40,7 @@ SOON_S = 4.0
 
 
 @dataclass
-class Stranger:
+class ExpectedClient:
     """One of them.
 
     Attributes:
@@ -56,7 +56,7 @@ class Stranger:
     said_gone: bool = False
 
 
-class Awaited:
+class ExpectedClients:
     """All of them.
 
     Args:
@@ -65,7 +65,7 @@ class Awaited:
 
     def __init__(self, timing: Timing) -> None:
         self._timing = timing
-        self._strangers: dict[str, Stranger] = {}
+        self._strangers: dict[str, ExpectedClient] = {}
         self._named_by: Counter[str] = Counter()
         self._seen: dict[str, set[str]] = {}
 
@@ -79,7 +79,7 @@ class Awaited:
     def add(self, incarnation: str, now: float, by: Member) -> None:
         """Give it `patience_s` to say hello; nothing new if it is awaited already."""
         if incarnation not in self._strangers:
-            self._strangers[incarnation] = Stranger(incarnation, by, now + self._timing.patience_s)
+            self._strangers[incarnation] = ExpectedClient(incarnation, by, now + self._timing.patience_s)
             self._named_by[label(by)] += 1
 
     def is_here(self, incarnation: str) -> None:
@@ -107,7 +107,7 @@ class Awaited:
             if self._unsee(incarnation, node_id) and stranger is not None:
                 stranger.until = max(stranger.until, heard + self._timing.lease_s)
 
-    def overdue(self, now: float) -> list[Stranger]:
+    def overdue(self, now: float) -> list[ExpectedClient]:
         """Take those whose time is over, and whom no agent watches."""
         due = [one.incarnation for one in self._unwatched() if now >= one.until]
         return [one for one in map(self._pop, due) if one is not None]
@@ -121,10 +121,10 @@ class Awaited:
         """When somebody is overdue, infinity for never."""
         return min((one.until for one in self._unwatched()), default=math.inf)
 
-    def _unwatched(self) -> list[Stranger]:
+    def _unwatched(self) -> list[ExpectedClient]:
         return [one for one in self._strangers.values() if one.incarnation not in self._seen]
 
-    def _pop(self, incarnation: str) -> Stranger | None:
+    def _pop(self, incarnation: str) -> ExpectedClient | None:
         stranger = self._strangers.pop(incarnation, None)
         if stranger is not None:
             self._named_by[label(stranger.by)] -= 1
@@ -152,13 +152,13 @@ LAST_S = 1.0
 
 
 @dataclass
-class _Doubt:
+class SuspectedDeath:
     client: Client
     at: float
     pause: float = FIRST_S
 
 
-class Watches:
+class ProcessWatches:
     """Asks agents to watch, and tries what they say.
 
     Args:
@@ -169,7 +169,7 @@ class Watches:
     def __init__(self, emit: Emit, on_dead: Callable[[Client], None]) -> None:
         self._emit = emit
         self._on_dead = on_dead
-        self._doubts: dict[bytes, _Doubt] = {}
+        self._doubts: dict[bytes, SuspectedDeath] = {}
 
     def ask(self, client: Client, nodes: Iterable[Node]) -> None:
         """Have the agents of the client's host among *nodes* watch it, those that do not yet."""
@@ -192,7 +192,7 @@ class Watches:
         """The agent of *node* says that a client's process has ended. Ignored of one that was not asked."""
         if client.watchers.pop(node.id, None) is not None:
             client.last_seen = now  # it may have been silent as long as it was watched
-            self._doubts[client.peer] = _Doubt(client, now)
+            self._doubts[client.peer] = SuspectedDeath(client, now)
             self.tick(now)
 
     def unreachable(self, peer: bytes) -> None:
@@ -236,7 +236,7 @@ class ClientTable:
         emit: Emit,
         jobs: Jobs,
         on_gone: Callable[[str, Client | None], None],
-        before: Remembered,
+        before: Snapshot,
     ) -> None:
         self._timing = timing
         self._emit = emit
@@ -246,10 +246,10 @@ class ClientTable:
         self._by_worker: dict[str, Client] = {}
         self._below: dict[str, dict[str, Client]] = {}  # children of workers, by the worker's id
         self._jobs = jobs
-        self._ended = Ended(CLIENT, emit, before)
-        self._awaited = Awaited(timing)
+        self._ended = Tombstones(CLIENT, emit, before)
+        self._awaited = ExpectedClients(timing)
         self._watchers: dict[str, dict[str, None]] = {}
-        self._watches = Watches(emit, lambda client: self.gone(client, "its process ended"))
+        self._watches = ProcessWatches(emit, lambda client: self.gone(client, "its process ended"))
 
     # --- looking ---
 
@@ -312,7 +312,7 @@ class ClientTable:
             member: who it is.
 
         Raises:
-            Refused: it has ended before, the peer is another client's, it is no member of the job, or its key has too
+            Refusal: it has ended before, the peer is another client's, it is no member of the job, or its key has too
                 many sessions.
         """
         self._check(peer, hello, worker_namespace, member)
@@ -355,18 +355,18 @@ class ClientTable:
         return client
 
     def _check(self, peer: bytes, hello: ClientHello, worker_namespace: str | None, member: Member) -> None:
-        """Raises Refused."""
+        """Raises Refusal."""
         reason = self._ended.get(hello.incarnation)
         if reason is not None:
-            raise Refused("node_lost", f"the head has given up on this {hello.role}: {reason}")
+            raise Refusal("node_lost", f"the head has given up on this {hello.role}: {reason}")
         other = self._by_peer.get(peer)
         if other is not None and other.incarnation != hello.incarnation:
-            raise Refused("protocol", f"this connection is {other}'s; another client has its own")
+            raise Refusal("protocol", f"this connection is {other}'s; another client has its own")
         why_not = self.may_join(hello, worker_namespace)
         if why_not:
-            raise Refused("authentication", why_not)
+            raise Refusal("authentication", why_not)
         if hello.incarnation not in self._clients and member.key and self._sessions_of(member) >= SESSIONS:
-            raise Refused(
+            raise Refusal(
                 "usage", f"{member} has {SESSIONS} sessions with the head already, as many as one key may have"
             )
 

@@ -10,27 +10,26 @@ from rlinf_actors.head.authority import Authority
 from rlinf_actors.head.client_table import ClientTable, given_up
 from rlinf_actors.head.commands import (
     Answer,
-    Asked,
     Command,
     Identity,
-    Keep,
+    LogEvent,
+    NoticeReceived,
     Notify,
-    Record,
+    Persist,
     Refuse,
-    Remembered,
+    RequestReceived,
+    Snapshot,
     Timing,
-    Told,
 )
-from rlinf_actors.head.event_log import Journal, Refusals, of_driver, of_node, shown
+from rlinf_actors.head.event_log import EventLog, RefusalLog, of_driver, of_node, shown
 from rlinf_actors.head.group_table import GroupTable
-from rlinf_actors.head.jobs import Jobs
-from rlinf_actors.head.key_registry import NO_OWN_KEYS, KeyRegistry, OwnKeys
+from rlinf_actors.head.key_registry import NO_OWN_KEYS, Jobs, KeyRegistry, OwnKeys
 from rlinf_actors.head.launches import Launches
 from rlinf_actors.head.node_table import NodeTable
-from rlinf_actors.head.operations import DrainTable, HardwareLooks, HealthNotes
-from rlinf_actors.head.quotas import Underway
-from rlinf_actors.head.records import Client, Node, Worker
-from rlinf_actors.head.recovery import Reconciler, Settling
+from rlinf_actors.head.operations import DrainTable, HardwareQueries, WorkerHealthLog
+from rlinf_actors.head.quotas import RequestQuota
+from rlinf_actors.head.records import Client, Node, WorkerRecord
+from rlinf_actors.head.recovery import EarlyMessages, Reconciler
 from rlinf_actors.head.robots import RobotTable
 from rlinf_actors.security.members import LOCAL, Member
 from rlinf_actors.wire.agent_messages import AgentHello, StopWorkers
@@ -38,7 +37,7 @@ from rlinf_actors.wire.client_messages import KeyState, Status
 from rlinf_actors.wire.protocol import OLDEST, PROTOCOL
 
 
-class Tables:
+class ClusterState:
     """All that a head knows.
 
     Args:
@@ -65,11 +64,11 @@ class Tables:
         timing: Timing,
         new_token: Callable[[], str],
         now: float,
-        before: Remembered | None = None,
+        before: Snapshot | None = None,
         own: OwnKeys = NO_OWN_KEYS,
         job_key: Callable[[str], str] = lambda token: "",
     ) -> None:
-        before = before or Remembered()
+        before = before or Snapshot()
         self.identity = identity
         self.timing = timing
         self.now = now
@@ -79,11 +78,11 @@ class Tables:
         self.trouble: list[str] = []
         self.listens: list[str] = []
         self._started = now
-        self.journal = Journal(identity.epoch, self.emit)
-        self.underway = Underway()
+        self.journal = EventLog(identity.epoch, self.emit)
+        self.underway = RequestQuota()
         self.nodes = NodeTable(timing, self.emit, self._node_lost, before, now)
-        self.looks = HardwareLooks(identity.epoch, self.emit, self.nodes)
-        self.refusals = Refusals(self.emit, self._worker_of)
+        self.looks = HardwareQueries(identity.epoch, self.emit, self.nodes)
+        self.refusals = RefusalLog(self.emit, self._worker_of)
         self.keys = KeyRegistry(self.emit, before, own, self._keys_ended)
         self._job_key = job_key
         self.jobs = Jobs(new_token, self.emit, before, bool(own.public), self._job_token)
@@ -99,7 +98,7 @@ class Tables:
             before,
             now,
         )
-        self.settling = Settling(
+        self.settling = EarlyMessages(
             now + timing.patience_s,
             lambda: bool(self.nodes.missing()),
             self.groups.whole,
@@ -120,7 +119,7 @@ class Tables:
             identity.embedded,
         )
         self.robots = RobotTable(timing, self.emit, self.nodes, self.clients, self.groups, before)
-        self.health = HealthNotes(self.emit, self.groups)
+        self.health = WorkerHealthLog(self.emit, self.groups)
         self.drains = DrainTable(self.emit, self.nodes, self.clients, self.groups)
 
     def begin(self, now: float, wall: float) -> None:
@@ -128,11 +127,11 @@ class Tables:
         self.now, self.wall, self.out, self.speaker = now, wall, [], LOCAL
 
     def emit(self, command: Command) -> None:
-        """Do *command* about the event at hand; a Record goes into the event log too."""
-        if isinstance(command, Record):
+        """Do *command* about the event at hand; a LogEvent goes into the event log too."""
+        if isinstance(command, LogEvent):
             command = shown(command)
             self.journal.add(command, self.wall, self._share_of(command))
-        answer = command.then if isinstance(command, Keep) else command
+        answer = command.then if isinstance(command, Persist) else command
         if isinstance(answer, (Answer, Refuse)):
             self.underway.done(answer.peer, answer.id)
         self.out.append(command)
@@ -258,18 +257,18 @@ class Tables:
             self.looks.forget(client.peer)
             self.groups.forget_job(client.namespace)
 
-    def _share_of(self, record: Record) -> str:
+    def _share_of(self, record: LogEvent) -> str:
         """In whose share of the event log it is counted: of who said what led to it, else of the job that it is of."""
         if self.speaker.role in ("local", "worker"):
             return self.jobs.whose(self.speaker.job or record.namespace)
         return str(self.speaker)
 
-    def dropped(self, event: Asked | Told) -> None:
+    def dropped(self, event: RequestReceived | NoticeReceived) -> None:
         """What was held will not be asked any more."""
-        if isinstance(event, Asked):
+        if isinstance(event, RequestReceived):
             self.underway.done(event.peer, event.id)
 
-    def _worker_of(self, node: Node, worker_id: str) -> Worker | None:
+    def _worker_of(self, node: Node, worker_id: str) -> WorkerRecord | None:
         """The worker of a node with that id, living or not."""
         group = self.groups.of_worker(worker_id)
         worker = group.workers[worker_id] if group is not None else None

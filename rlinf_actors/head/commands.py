@@ -63,7 +63,7 @@ class ForgetJob(msgspec.Struct, frozen=True):
     namespace: str
 
 
-class GaveUp(msgspec.Struct, frozen=True):
+class Tombstone(msgspec.Struct, frozen=True):
     """Others were told that this one has ended; if it is still there, it is refused for that reason."""
 
     kind: str
@@ -71,47 +71,47 @@ class GaveUp(msgspec.Struct, frozen=True):
     reason: str
 
 
-class ForgetGaveUp(msgspec.Struct, frozen=True):
+class ForgetTombstone(msgspec.Struct, frozen=True):
     """That is too long ago, or too many came after it."""
 
     kind: str
     id: str
 
 
-class Latch(msgspec.Struct, frozen=True):
+class StopPressed(msgspec.Struct, frozen=True):
     """An emergency stop is in force; `key` is a namespace or robots.ALL, `text` a line for people."""
 
     key: str
     text: str
 
 
-class Unlatch(msgspec.Struct, frozen=True):
+class StopReleased(msgspec.Struct, frozen=True):
     """An emergency stop was released."""
 
     key: str
 
 
-class Drain(msgspec.Struct, frozen=True):
+class NodeDrained(msgspec.Struct, frozen=True):
     """A node takes no new workers, and why, until somebody lifts that: also while it is away."""
 
     id: str
     why: str
 
 
-class Undrain(msgspec.Struct, frozen=True):
+class NodeUndrained(msgspec.Struct, frozen=True):
     """The node takes new workers again."""
 
     id: str
 
 
 Change = Union[
-    KnownNode, ForgetNode, GaveUp, ForgetGaveUp, Latch, Unlatch, Drain, Undrain,
+    KnownNode, ForgetNode, Tombstone, ForgetTombstone, StopPressed, StopReleased, NodeDrained, NodeUndrained,
     KeyState, ForgetKey, KnownJob, ForgetJob,
 ]  # fmt: skip
 
 
 @dataclass
-class Remembered:
+class Snapshot:
     """What an earlier head at this place knew.
 
     Attributes:
@@ -133,7 +133,7 @@ class Remembered:
     jobs: list[KnownJob] = field(default_factory=list)
 
 
-class Asked(msgspec.Struct, frozen=True):
+class RequestReceived(msgspec.Struct, frozen=True):
     """A peer sent a request; `member` is who that is."""
 
     peer: bytes
@@ -142,7 +142,7 @@ class Asked(msgspec.Struct, frozen=True):
     member: Member = LOCAL
 
 
-class Told(msgspec.Struct, frozen=True):
+class NoticeReceived(msgspec.Struct, frozen=True):
     """A peer sent a notice; `member` is who that is."""
 
     peer: bytes
@@ -150,7 +150,7 @@ class Told(msgspec.Struct, frozen=True):
     member: Member = LOCAL
 
 
-class TurnedAway(msgspec.Struct, frozen=True):
+class ConnectionRejected(msgspec.Struct, frozen=True):
     """Connections were not let in; fields as the arguments of security.gate.Gate.refused."""
 
     public: str
@@ -159,23 +159,23 @@ class TurnedAway(msgspec.Struct, frozen=True):
     times: int = 1
 
 
-class Tick(msgspec.Struct, frozen=True):
+class TimerDue(msgspec.Struct, frozen=True):
     """`next_deadline` has come."""
 
 
-class Stalled(msgspec.Struct, frozen=True):
+class HeadStalled(msgspec.Struct, frozen=True):
     """The head itself stood still for so many seconds: nobody's silence in that time counts."""
 
     seconds: float
 
 
-class Unreachable(msgspec.Struct, frozen=True):
+class PeerUnreachable(msgspec.Struct, frozen=True):
     """Something was sent to a peer that is not connected."""
 
     peer: bytes
 
 
-class NotWritten(msgspec.Struct, frozen=True):
+class StoreStatus(msgspec.Struct, frozen=True):
     """What is to be remembered could not be written, and why; "": it is by now."""
 
     trouble: str
@@ -213,7 +213,7 @@ class EndCluster(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Record(msgspec.Struct, frozen=True):
+class LogEvent(msgspec.Struct, frozen=True):
     """Something happened: an entry of the event log and a line of the head's own log. Fields as in ClusterEvent."""
 
     kind: EventKind
@@ -228,7 +228,7 @@ class Record(msgspec.Struct, frozen=True):
     exit: Union[ExitReport, None] = None
 
 
-class Keep(msgspec.Struct, frozen=True):
+class Persist(msgspec.Struct, frozen=True):
     """Remember a change across restarts of the head. Once it is durable, do `then`; `instead` if it cannot be now."""
 
     change: Change
@@ -236,12 +236,12 @@ class Keep(msgspec.Struct, frozen=True):
     instead: Union[Answer, None] = None
 
 
-Event = Union[Asked, Told, TurnedAway, Tick, Stalled, Unreachable, NotWritten]
-Command = Union[Notify, Answer, Refuse, EndCluster, Record, Keep]
+Event = Union[RequestReceived, NoticeReceived, ConnectionRejected, TimerDue, HeadStalled, PeerUnreachable, StoreStatus]
+Command = Union[Notify, Answer, Refuse, EndCluster, LogEvent, Persist]
 Emit = Callable[[Command], None]
 
 
-class Refused(Exception):
+class Refusal(Exception):
     """Raised inside the supervisor to refuse the request at hand; fields as in messages.Failed.
 
     `advice` goes to whoever asked, behind the text, and not into the log.

@@ -9,28 +9,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlinf_actors.head.cluster_state import Tables
+from rlinf_actors.head.cluster_state import ClusterState
 from rlinf_actors.head.commands import (
-    Asked,
     Command,
+    ConnectionRejected,
     Event,
+    HeadStalled,
+    LogEvent,
+    NoticeReceived,
     Notify,
-    NotWritten,
-    Record,
+    PeerUnreachable,
+    Refusal,
     Refuse,
-    Refused,
-    Stalled,
-    Told,
-    TurnedAway,
-    Unreachable,
+    RequestReceived,
+    StoreStatus,
 )
-from rlinf_actors.head.handlers import Notices, Requests
+from rlinf_actors.head.handlers import NoticeHandlers, RequestHandlers
 from rlinf_actors.head.records import Client, Node, NodeLife
 from rlinf_actors.wire.agent_messages import Beat, Goodbye, LogCredit, LogLines
 from rlinf_actors.wire.client_messages import Status
 
 
-class Supervisor:
+class Coordinator:
     """What a head decides.
 
     Args:
@@ -40,12 +40,12 @@ class Supervisor:
         admit: whose key this is, see KeyRegistry.admit; any thread. Asked about every frame, so without a detour.
     """
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: ClusterState) -> None:
         self.identity = tables.identity
         self._deadline: float | None = None
         self._tables = tables
-        self._requests = Requests(tables)
-        self._notices = Notices(tables)
+        self._requests = RequestHandlers(tables)
+        self._notices = NoticeHandlers(tables)
         self.admit = tables.keys.admit
 
     @property
@@ -62,7 +62,7 @@ class Supervisor:
         """The head listens at *endpoints*: the first event, and no line in its own log. *wall* as in `handle`."""
         tables = self._tables
         text = f"the head has started: rlinf-actors {self.identity.version}"
-        tables.journal.add(Record("head_started", text), wall)
+        tables.journal.add(LogEvent("head_started", text), wall)
         tables.begin(tables.now, wall)
         tables.listens = [endpoint for endpoint in endpoints if endpoint.startswith("tcp://")]
         if tables.settling.over:
@@ -87,19 +87,19 @@ class Supervisor:
         if not self._is_routine(event):
             self._deadline = None
         held = False
-        if isinstance(event, (Asked, Told)):
+        if isinstance(event, (RequestReceived, NoticeReceived)):
             if self._passes(event) and self._has_room(event):
                 held = tables.settling.holds(event)
                 if not held:
                     self._said(event)
-        elif isinstance(event, TurnedAway):
+        elif isinstance(event, ConnectionRejected):
             self._turned_away(event)
-        elif isinstance(event, NotWritten):
+        elif isinstance(event, StoreStatus):
             tables.trouble = [event.trouble] if event.trouble else []
-        elif isinstance(event, Unreachable):
+        elif isinstance(event, PeerUnreachable):
             tables.nodes.unreachable(event.peer, now)
             tables.clients.unreachable(event.peer)
-        elif isinstance(event, Stalled):
+        elif isinstance(event, HeadStalled):
             tables.stalled(event.seconds)
         else:
             tables.tick()
@@ -122,38 +122,38 @@ class Supervisor:
         tables.underway.wait()
         return tables.out
 
-    def _passes(self, event: Asked | Told) -> bool:
+    def _passes(self, event: RequestReceived | NoticeReceived) -> bool:
         """Whether a peer may say this; if not it is refused, and that is noted."""
         tables = self._tables
         try:
             if event.member.key and tables.keys.admit(event.member.key, tables.wall) is None:  # ended while it was held
-                raise Refused("authentication", tables.keys.why_not(event.member.key, tables.wall))
+                raise Refusal("authentication", tables.keys.why_not(event.member.key, tables.wall))
             tables.authority.check(event)
-        except Refused as error:
+        except Refusal as error:
             self._refuse(event, error)
             return False
         return True
 
-    def _has_room(self, event: Asked | Told) -> bool:
+    def _has_room(self, event: RequestReceived | NoticeReceived) -> bool:
         """Whether a peer may have one more request wait; if not it is refused, and that is noted."""
-        if not isinstance(event, Asked):
+        if not isinstance(event, RequestReceived):
             return True
         try:
             self._tables.underway.begin(event.peer, event.id, event.member)
-        except Refused as error:
+        except Refusal as error:
             self._refuse(event, error)
             return False
         return True
 
-    def _refuse(self, event: Asked | Told, error: Refused) -> None:
+    def _refuse(self, event: RequestReceived | NoticeReceived, error: Refusal) -> None:
         """A request that was not let in: its number may be that of another, which still waits."""
         tables = self._tables
-        if isinstance(event, Asked):
+        if isinstance(event, RequestReceived):
             text = f"{error.text}: {error.advice}" if error.advice else error.text
             tables.out.append(Refuse(event.peer, event.id, error.kind, text))
         tables.refusals.note(str(event.member), type(event.body).__name__, f"refused: {error.text}", tables.now)
 
-    def _turned_away(self, event: TurnedAway) -> None:
+    def _turned_away(self, event: ConnectionRejected) -> None:
         tables = self._tables
         why = event.why or tables.keys.why_not(event.public, tables.wall)
         text = f"refused a connection from {event.address or 'somebody'}: {why}"
@@ -162,16 +162,16 @@ class Supervisor:
         if self._deadline is not None:
             self._deadline = min(self._deadline, tables.refusals.next_deadline())
 
-    def _said(self, event: Asked | Told) -> None:
+    def _said(self, event: RequestReceived | NoticeReceived) -> None:
         """A peer said something, now or when it was too early to answer."""
         self._tables.speaker = event.member
-        if isinstance(event, Told):
+        if isinstance(event, NoticeReceived):
             self._notices.take(event)
         else:
             self._requests.answer(event)
 
     def next_deadline(self) -> float:
-        """When a Tick is due, infinity for never; may be too early: a beat, or a stranger, costs no look at all."""
+        """When a tick is due, infinity for never; may be too early: a beat, or a stranger, costs no look at all."""
         if self._deadline is None:
             self._deadline = self._tables.next_deadline()
         return self._deadline
@@ -180,9 +180,9 @@ class Supervisor:
         """Whether an event can only put deadlines off, or says itself which one it brings: a beat of somebody who is
         well, a stranger who was turned away.
         """
-        if isinstance(event, TurnedAway):
+        if isinstance(event, ConnectionRejected):
             return True
-        if not isinstance(event, Told) or not isinstance(event.body, (Beat, LogLines, LogCredit)):
+        if not isinstance(event, NoticeReceived) or not isinstance(event.body, (Beat, LogLines, LogCredit)):
             return False
         node = self._tables.nodes.of_peer(event.peer)
         return node is None or node.life is NodeLife.READY

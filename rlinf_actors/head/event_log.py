@@ -1,6 +1,6 @@
 """The event log: who joined, died, and why. Pure.
 
-House rules: an event is added by a Record alone, so that this log and the head's own never differ. What is kept is
+House rules: an event is added by a LogEvent alone, so that this log and the head's own never differ. What is kept is
 bounded, and so is what waits here for a reader: a question that nobody can answer yet, never an event. Room is made by
 whoever has most of it, a member, a job or what was refused: nobody pushes out what others did.
 
@@ -26,10 +26,11 @@ from operator import attrgetter
 import msgspec
 from msgspec.structs import replace
 
-from rlinf_actors.head.commands import Answer, Emit, Record, Refused
-from rlinf_actors.head.records import Client, Group, Node, Worker, WorkerLife
+from rlinf_actors.head.commands import Answer, Emit, LogEvent, Refusal
+from rlinf_actors.head.records import Client, Group, Node, WorkerLife, WorkerRecord
 from rlinf_actors.security.refusal_tally import KINDS, Due, RefusalTally
-from rlinf_actors.wire.agent_messages import Refusal, RefusalReport
+from rlinf_actors.wire.agent_messages import Refusal as SocketRefusal
+from rlinf_actors.wire.agent_messages import RefusalReport
 from rlinf_actors.wire.client_messages import Events, GetEvents
 from rlinf_actors.wire.endings import ending, orderly
 from rlinf_actors.wire.limits import printable
@@ -72,7 +73,7 @@ class _Share:
 _SEQ = attrgetter("seq")
 
 
-class Journal:
+class EventLog:
     """The newest events, and the readers that wait for the next.
 
     Args:
@@ -95,7 +96,7 @@ class Journal:
         self._flushed = 0
         self._readers: list[_Reader] = []
 
-    def add(self, record: Record, wall: float, whose: str = "") -> None:
+    def add(self, record: LogEvent, wall: float, whose: str = "") -> None:
         """Something happened, at *wall* seconds since the epoch; older events make room. *whose*: in whose share it is
         counted.
         """
@@ -123,7 +124,7 @@ class Journal:
         """The answer, or None when it comes later; *key* is the asker's.
 
         Raises:
-            Refused: too many wait already.
+            Refusal: too many wait already.
         """
         if asked.log and asked.log != self._log:
             asked = msgspec.structs.replace(asked, since=0)
@@ -133,9 +134,9 @@ class Journal:
         if found.events or found.missing or not asked.wait_s > 0:
             return found
         if len(self._readers) >= MAX_READERS:
-            raise Refused("usage", f"{MAX_READERS} readers of the event log wait already")
+            raise Refusal("usage", f"{MAX_READERS} readers of the event log wait already")
         if key and sum(reader.key == key for reader in self._readers) >= MAX_READERS_OF_ONE:
-            raise Refused("usage", f"{MAX_READERS_OF_ONE} readers of the event log with your key wait already")
+            raise Refusal("usage", f"{MAX_READERS_OF_ONE} readers of the event log with your key wait already")
         self._readers.append(_Reader(peer, id, asked, now + min(asked.wait_s, MAX_WAIT_S), sees, key))
         return None
 
@@ -219,27 +220,27 @@ def level(kind: str) -> int:
     return logging.WARNING if kind in WARNINGS else logging.INFO
 
 
-def of_node(kind: EventKind, node: Node, text: str) -> Record:
+def of_node(kind: EventKind, node: Node, text: str) -> LogEvent:
     """*text* follows the node's name."""
-    return Record(kind, f"node {node.name} {text}", node=node.report.hostname, node_id=node.id)
+    return LogEvent(kind, f"node {node.name} {text}", node=node.report.hostname, node_id=node.id)
 
 
-def of_driver(kind: EventKind, client: Client, text: str) -> Record:
+def of_driver(kind: EventKind, client: Client, text: str) -> LogEvent:
     """*text* follows what the driver is called."""
-    return Record(kind, f"{client} {text}", namespace=client.namespace, pid=client.pid)
+    return LogEvent(kind, f"{client} {text}", namespace=client.namespace, pid=client.pid)
 
 
-def of_group(kind: EventKind, group: Group, text: str) -> Record:
+def of_group(kind: EventKind, group: Group, text: str) -> LogEvent:
     """*text* follows the group's name."""
     name = f"group {group.name!r} of namespace {group.namespace!r}"
-    return Record(kind, f"{name} {text}", namespace=group.namespace, group=group.name)
+    return LogEvent(kind, f"{name} {text}", namespace=group.namespace, group=group.name)
 
 
-def of_worker(kind: EventKind, worker: Worker, node: str, text: str) -> Record:
+def of_worker(kind: EventKind, worker: WorkerRecord, node: str, text: str) -> LogEvent:
     """*text* follows the worker's name; *node* is the name of its node."""
     spec = worker.spec
     process = f" (process {worker.pid})" if worker.pid else ""
-    return Record(
+    return LogEvent(
         kind,
         f"worker {spec.group}:{spec.rank}{process} on node {node} {text}",
         node=node,
@@ -253,7 +254,7 @@ def of_worker(kind: EventKind, worker: Worker, node: str, text: str) -> Record:
     )
 
 
-def of_life(worker: Worker, before: WorkerLife, node: str) -> Record | None:
+def of_life(worker: WorkerRecord, before: WorkerLife, node: str) -> LogEvent | None:
     """What a step of a worker's life is; None for one that is no news."""
     if worker.life is WorkerLife.RUNNING and before is WorkerLife.STARTING:
         if worker.spec.incarnation:
@@ -269,7 +270,7 @@ def of_life(worker: Worker, before: WorkerLife, node: str) -> Record | None:
     return of_worker("worker_died", worker, node, ending(worker.exit))
 
 
-def of_end(group: Group) -> Record:
+def of_end(group: Group) -> LogEvent:
     """All workers of a group are gone."""
     died = [w for w in group.workers.values() if w.exit is not None and not orderly(group.name, w.exit)]
     count = len(group.workers)
@@ -280,7 +281,7 @@ def of_end(group: Group) -> Record:
 NAME_CHARS = 200
 
 
-def shown(record: Record) -> Record:
+def shown(record: LogEvent) -> LogEvent:
     """An entry of the log as it may be kept and shown."""
     fields = ("node", "node_id", "namespace", "group", "worker_id")
     names = {name: printable(getattr(record, name), NAME_CHARS) for name in fields}
@@ -291,11 +292,11 @@ WINDOW_S = 60.0
 KINDS_OF_NODE = 16
 """Of those that nodes tell, of one node: it leaves room for others."""
 
-WorkerOf = Callable[[Node, str], "Worker | None"]
+WorkerOf = Callable[[Node, str], "WorkerRecord | None"]
 """The worker of a node with that id, living or not; None for one that is not known."""
 
 
-class Refusals:
+class RefusalLog:
     """All refusals of a cluster.
 
     Args:
@@ -306,8 +307,8 @@ class Refusals:
     def __init__(self, emit: Emit, worker_of: WorkerOf) -> None:
         self._emit = emit
         self._worker_of = worker_of
-        self._own: RefusalTally[Record] = RefusalTally(WINDOW_S)
-        self._told: RefusalTally[Record] = RefusalTally(WINDOW_S, KINDS, KINDS_OF_NODE)
+        self._own: RefusalTally[LogEvent] = RefusalTally(WINDOW_S)
+        self._told: RefusalTally[LogEvent] = RefusalTally(WINDOW_S, KINDS, KINDS_OF_NODE)
 
     @property
     def count(self) -> int:
@@ -324,7 +325,7 @@ class Refusals:
             now: the time.
             times: how often.
         """
-        if self._own.note(who, kind, Record("refused", text), now, times):
+        if self._own.note(who, kind, LogEvent("refused", text), now, times):
             self._say(self._own, now)
 
     def told(self, node: Node, report: RefusalReport, now: float) -> None:
@@ -344,19 +345,19 @@ class Refusals:
         """When `tick` has something to say, infinity for never."""
         return min(self._own.next_deadline(), self._told.next_deadline())
 
-    def _record(self, node: Node, one: Refusal) -> Record:
+    def _record(self, node: Node, one: SocketRefusal) -> LogEvent:
         worker = self._worker_of(node, one.worker)
         if worker is not None:
             return replace(of_worker("refused", worker, node.report.hostname, f"refused {one.text}"), exit=None)
         where = " at the socket of a worker that has ended" if one.worker else ""
         return of_node("refused", node, f"refused{where} {one.text}")
 
-    def _say(self, tally: RefusalTally[Record], now: float) -> None:
+    def _say(self, tally: RefusalTally[LogEvent], now: float) -> None:
         for due in tally.take(now):
             self._emit(replace(due.what, text=_text(due)))
 
 
-def _text(due: Due[Record]) -> str:
+def _text(due: Due[LogEvent]) -> str:
     text = due.what.text
     if due.others:
         return f"{due.times} more refusals of other kinds in the last {WINDOW_S:.0f} s, the last one: {text}"

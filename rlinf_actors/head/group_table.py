@@ -20,12 +20,12 @@ from functools import partial
 import msgspec
 
 from rlinf_actors.head.client_table import ClientTable
-from rlinf_actors.head.commands import WORKER, Answer, Emit, Notify, Refused, Remembered, Timing
+from rlinf_actors.head.commands import WORKER, Answer, Emit, Notify, Refusal, Snapshot, Timing
 from rlinf_actors.head.event_log import of_end, of_life
 from rlinf_actors.head.hardware_claims import ClaimTable, owner_of
 from rlinf_actors.head.node_table import NodeTable
-from rlinf_actors.head.quotas import Ended
-from rlinf_actors.head.records import Client, Group, Node, Worker, WorkerLife
+from rlinf_actors.head.quotas import Tombstones
+from rlinf_actors.head.records import Client, Group, Node, WorkerLife, WorkerRecord
 from rlinf_actors.head.restarts import EndedGroups, FirstEnds, Restarts, not_restarted
 from rlinf_actors.security.members import Member
 from rlinf_actors.wire.agent_messages import StartWorkers, StopWorkers, WorkerReady
@@ -47,7 +47,7 @@ class Stops:
         self._nodes = nodes
         self._robots: dict[str, dict[str, StopWorkers]] = {}
 
-    def send(self, workers: Sequence[Worker], grace_s: float, reason: str) -> None:
+    def send(self, workers: Sequence[WorkerRecord], grace_s: float, reason: str) -> None:
         """Have these workers stopped.
 
         Args:
@@ -55,7 +55,7 @@ class Stops:
             grace_s: seconds between SIGTERM and SIGKILL.
             reason: where their owner does not want it.
         """
-        of_node: dict[str, list[Worker]] = {}
+        of_node: dict[str, list[WorkerRecord]] = {}
         for worker in workers:
             of_node.setdefault(worker.node_id, []).append(worker)
         for node_id, there in of_node.items():
@@ -66,7 +66,7 @@ class Stops:
             if node is not None:
                 self._emit(Notify(node.peer, StopWorkers([worker.id for worker in there], grace_s, reason)))
 
-    def ended(self, worker: Worker) -> None:
+    def ended(self, worker: WorkerRecord) -> None:
         """A worker is gone. Twice is fine."""
         robots = self._robots.get(worker.node_id)
         if robots is not None and robots.pop(worker.id, None) is not None and not robots:
@@ -86,7 +86,7 @@ class _Lost:
     until: float
 
 
-class HeldNames:
+class NameReservations:
     """Workers that were lost with their nodes hold the names of their groups.
 
     A name is free again when the last of them is known to have ended, or when none can live any more.
@@ -100,7 +100,7 @@ class HeldNames:
         self._lost: dict[tuple[str, str], dict[str, _Lost]] = {}
         self._keys: dict[str, tuple[str, str]] = {}
 
-    def lost(self, group: Group, worker: Worker, node: Node, now: float) -> None:
+    def lost(self, group: Group, worker: WorkerRecord, node: Node, now: float) -> None:
         """A worker may live on, where nobody hears of it."""
         self._expire(now)
         one = _Lost(f"{group.name}:{worker.spec.rank}", node.id, node.name, now + self._hold_s)
@@ -123,13 +123,13 @@ class HeldNames:
         """Whether a launch may have this name.
 
         Raises:
-            Refused: it is held; says by whom, and for how long at most.
+            Refusal: it is held; says by whom, and for how long at most.
         """
         self._expire(now)
         lost = self._lost.get((namespace, name))
         if lost:
             one = max(lost.values(), key=lambda one: one.until)
-            raise Refused(
+            raise Refusal(
                 "name_in_use",
                 f"the name {name!r} of namespace {namespace!r} is held for {one.until - now:.0f} s at most: worker "
                 f"{one.worker} was lost with node {one.node} and may still run there. It is free as soon as that node "
@@ -175,7 +175,7 @@ class GroupTable:
         clients: ClientTable,
         on_worker_gone: Callable[[str], None],
         settled: Callable[[], bool],
-        before: Remembered,
+        before: Snapshot,
         now: float,
     ) -> None:
         self._timing = timing
@@ -192,12 +192,12 @@ class GroupTable:
         self._touched: dict[tuple[str, str], Group] = {}
         self._orphans: dict[str, list[Group]] = {}  # by the id of the worker that owned them, until it is known how
         self._ended = EndedGroups()
-        self._unseen = Ended(WORKER, emit, before)
+        self._unseen = Tombstones(WORKER, emit, before)
         self._restarts = Restarts()
         self._causes = FirstEnds()
         owner = partial(owner_of, clients=clients, nodes=nodes, of_worker=self._of_worker)
         self.claims = ClaimTable(timing.rank_hold_s, owner, now + timing.robot_settle_s)
-        self.names = HeldNames(timing.rank_hold_s)
+        self.names = NameReservations(timing.rank_hold_s)
 
     # --- looking ---
 
@@ -230,19 +230,19 @@ class GroupTable:
         """Why its owner was told that a worker is gone, though nobody saw its end; None if that is not so."""
         return self._unseen.get(worker_id)
 
-    def worker_on(self, node: Node, id: str) -> Worker | None:
+    def worker_on(self, node: Node, id: str) -> WorkerRecord | None:
         """A living worker of this node; None for one that has ended, or that another node speaks of."""
         group = self._of_worker.get(id)
         worker = group.workers[id] if group is not None else None
         return worker if worker is not None and worker.node_id == node.id and not worker.gone else None
 
-    def changed(self, worker: Worker) -> None:
+    def changed(self, worker: WorkerRecord) -> None:
         """Who holds a handle is to hear how this worker is."""
         group = self._of_worker[worker.id]
         group.changed[worker.id] = worker
         self._touched[group.key] = group
 
-    def on_node(self, node_id: str) -> Iterator[tuple[Group, list[Worker]]]:
+    def on_node(self, node_id: str) -> Iterator[tuple[Group, list[WorkerRecord]]]:
         """The groups that run there, each with its workers there."""
         for group in self._groups.values():
             there = [worker for worker in group.workers.values() if worker.node_id == node_id and not worker.gone]
@@ -284,11 +284,11 @@ class GroupTable:
         self.claims.ended(id, node_id)
         self.names.ended(id, node_id)
 
-    def missing(self, worker: Worker, node: Node, reason: str, now: float) -> None:
+    def missing(self, worker: WorkerRecord, node: Node, reason: str, now: float) -> None:
         """A worker's agent is there, and the worker is certainly not."""
         self._finish(worker, node, ExitReport("exited", reason=reason), now)
 
-    def _finish(self, worker: Worker, node: Node, exit: ExitReport, now: float) -> None:
+    def _finish(self, worker: WorkerRecord, node: Node, exit: ExitReport, now: float) -> None:
         group, id = self._of_worker[worker.id], worker.id
         worker.exit = self._causes.noted(group, worker, node.name, exit, now)
         if group.orphaned and exit.kind == "stopped":
@@ -318,7 +318,7 @@ class GroupTable:
         self._groups[group.key] = group
         self._ended.forget(group.key)
 
-    def adopt(self, group: Group, worker: Worker) -> None:
+    def adopt(self, group: Group, worker: WorkerRecord) -> None:
         """A worker that is there, of a group from before this head started or one that was taken over already."""
         node = self._nodes.get(worker.node_id)
         if node is not None:
@@ -363,14 +363,14 @@ class GroupTable:
         """Every node has come back, or is lost: what is gone is forgotten now."""
         self._touched.update(self._groups)
 
-    def lose(self, worker: Worker, node: Node, reason: str, now: float) -> None:
+    def lose(self, worker: WorkerRecord, node: Node, reason: str, now: float) -> None:
         """A worker has ended where we cannot see it; if its agent still has it when it hears us, it is stopped."""
         self._stops.send([worker], 0.0, reason)
         self._unseen.add(worker.id, reason, by=node.member)
         self.lost(worker, reason)
         self.claims.lose(worker, False, now)
 
-    def lost(self, worker: Worker, reason: str, exit: ExitReport | None = None) -> None:
+    def lost(self, worker: WorkerRecord, reason: str, exit: ExitReport | None = None) -> None:
         """A worker is out of our sight for good; *exit* is how it ended, where an earlier head has said so."""
         worker.exit = exit or ExitReport("node_lost", reason=reason)
         self._step(worker, "node_lost")
@@ -404,12 +404,12 @@ class GroupTable:
             if owner.exit is not None:
                 self._owner_ended(owner)
 
-    def _owner_ended(self, owner: Worker) -> None:
+    def _owner_ended(self, owner: WorkerRecord) -> None:
         how = ending(owner.exit) if owner.exit is not None else "ended"
         for group in self._orphans.pop(owner.id, ()):
             group.orphaned = f"its owner ended: {self._named(owner)} {how}"
 
-    def _named(self, worker: Worker) -> str:
+    def _named(self, worker: WorkerRecord) -> str:
         return f"worker {worker.spec.group}:{worker.spec.rank} on node {self._nodes.hostname(worker.node_id)}"
 
     def tell_all(self, client: Client) -> None:
@@ -477,7 +477,7 @@ class GroupTable:
 
     # --- inside ---
 
-    def add(self, group: Group, worker: Worker) -> None:
+    def add(self, group: Group, worker: WorkerRecord) -> None:
         """A worker of a group from now on."""
         group.workers[worker.id] = worker
         group.living.add(worker.id)
@@ -506,7 +506,7 @@ class GroupTable:
         """Stop a group that its owner does not stop."""
         self.stop(group, self._timing.orphan_grace_s, reason)
 
-    def stop_workers(self, workers: Sequence[Worker], grace_s: float, reason: str = "") -> None:
+    def stop_workers(self, workers: Sequence[WorkerRecord], grace_s: float, reason: str = "") -> None:
         """Stop some workers; *reason* where their owner does not want it."""
         for worker in workers:
             if self._restarts.withdraw(worker.id):
@@ -523,7 +523,7 @@ class GroupTable:
         """An agent that is there is told again which robot workers are to stop: a message may have been lost."""
         self._stops.remind(node)
 
-    def _step(self, worker: Worker, event: str) -> None:
+    def _step(self, worker: WorkerRecord, event: str) -> None:
         before = worker.life
         worker.step(event)
         if worker.life is not before:

@@ -18,8 +18,16 @@ from msgspec.structs import replace
 from rlinf_actors.errors import ProtocolError
 from rlinf_actors.head import validation
 from rlinf_actors.head.client_table import given_up
-from rlinf_actors.head.cluster_state import Tables
-from rlinf_actors.head.commands import Answer, Asked, EndCluster, Notify, Refuse, Refused, Told
+from rlinf_actors.head.cluster_state import ClusterState
+from rlinf_actors.head.commands import (
+    Answer,
+    EndCluster,
+    NoticeReceived,
+    Notify,
+    Refusal,
+    Refuse,
+    RequestReceived,
+)
 from rlinf_actors.head.event_log import of_driver, of_node
 from rlinf_actors.head.records import Client, Node
 from rlinf_actors.head.validation import check_agent, check_names, own_namespace
@@ -85,14 +93,14 @@ class KeyRequests:
         tables: of the head.
     """
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: ClusterState) -> None:
         self._tables = tables
 
-    def answer(self, event: Asked) -> Keys | None:
+    def answer(self, event: RequestReceived) -> Keys | None:
         """The answer, or None when it comes once what was changed is durable.
 
         Raises:
-            Refused: it cannot be, and why.
+            Refusal: it cannot be, and why.
         """
         tables, body = self._tables, event.body
         if isinstance(body, GetKeys):
@@ -107,13 +115,13 @@ class KeyRequests:
             self._enrolled(event, tables.keys.rotate(event.member, body, tables.wall))
         return None
 
-    def _done(self, event: Asked, changed: list[KeyState]) -> None:
+    def _done(self, event: RequestReceived, changed: list[KeyState]) -> None:
         self._tables.keys.flush(
             Answer(event.peer, event.id, self._keys(changed)),
             Answer(event.peer, event.id, self._keys(changed, NOT_KEPT)),
         )
 
-    def _enrolled(self, event: Asked, key: KeyState) -> None:
+    def _enrolled(self, event: RequestReceived, key: KeyState) -> None:
         self._tables.keys.flush(
             Answer(event.peer, event.id, Enrolled(key.role, key.name)),
             Answer(event.peer, event.id, Enrolled(key.role, key.name, NOT_KEPT)),
@@ -135,25 +143,25 @@ MAX_NODES = 100_000
 """More than any cluster has: a wait names each that is missing."""
 
 
-class Requests:
+class RequestHandlers:
     """Answers requests.
 
     Args:
         tables: of the head.
     """
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: ClusterState) -> None:
         self._tables = tables
         self._keys = KeyRequests(tables)
         self._ending: list[tuple[bytes, int, bool]] = []
         self._why_ending = "a driver ended it"
 
-    def answer(self, event: Asked) -> None:
+    def answer(self, event: RequestReceived) -> None:
         """Answer *event*, now or later."""
         tables = self._tables
         try:
             answer = self._answer(event)
-        except Refused as error:
+        except Refusal as error:
             tables.emit(Refuse(event.peer, event.id, error.kind, error.text, (), error.path))
             if isinstance(event.body, (AgentHello, ClientHello)):
                 who = known_as(event.peer) if event.member == LOCAL else str(event.member)
@@ -173,7 +181,7 @@ class Requests:
                 tables.emit(EndCluster(self._why_ending))
             self._ending = []
 
-    def _answer(self, event: Asked) -> Body | None:
+    def _answer(self, event: RequestReceived) -> Body | None:
         """The answer, or None when it comes later."""
         tables = self._tables
         body = event.body
@@ -211,21 +219,21 @@ class Requests:
             return tables.journal.ask(event.peer, event.id, body, tables.now, tables.wall, sees, event.member.key)
         if client is None:
             tables.emit(Notify(event.peer, Beat(HELLO_AGAIN)))
-            raise Refused("hello", "the head does not know this process: it was restarted, or no hello was sent")
+            raise Refusal("hello", "the head does not know this process: it was restarted, or no hello was sent")
         tables.clients.heard(event.peer, tables.now)
         return self._client_asked(client, event)
 
-    def _client_asked(self, client: Client, event: Asked) -> Body | None:
+    def _client_asked(self, client: Client, event: RequestReceived) -> Body | None:
         tables = self._tables
         body = event.body
         if isinstance(body, GetNodes):
             if not 0 <= body.num_nodes <= MAX_NODES:
-                raise Refused("usage", f"num_nodes is {body.num_nodes}; it must be 0 to {MAX_NODES}")
+                raise Refusal("usage", f"num_nodes is {body.num_nodes}; it must be 0 to {MAX_NODES}")
             tables.nodes.wait(event.peer, event.id, body, tables.now)
             return None
         if isinstance(body, Launch):
             if self._ending:
-                raise Refused("usage", "the cluster is being stopped")
+                raise Refusal("usage", "the cluster is being stopped")
             return tables.launches.launch(client, event.peer, event.id, body, tables.now)
         if isinstance(body, FindGroup):
             return tables.launches.find(client, event.peer, event.id, body, tables.now)
@@ -238,10 +246,10 @@ class Requests:
             return self._flush_logs(client, body)
         if isinstance(body, StopCluster):
             if not tables.identity.embedded:
-                raise Refused("usage", "this cluster is not the driver's own: `rlinf-actors head stop` ends it")
+                raise Refusal("usage", "this cluster is not the driver's own: `rlinf-actors head stop` ends it")
             self._end_all(event, body)
             return None
-        raise Refused("protocol", f"the head does not answer a {type(body).__name__}")
+        raise Refusal("protocol", f"the head does not answer a {type(body).__name__}")
 
     def _flush_logs(self, client: Client, body: FlushLogs) -> Flushing:
         """Pass it on to the nodes of the client's job; lines go to the job's first driver alone."""
@@ -253,25 +261,25 @@ class Requests:
             tables.emit(Notify(node.peer, FlushLogs(client.namespace, body.wait_s)))
         return Flushing(len(nodes))
 
-    def _stop_for_good(self, event: Asked, body: StopCluster) -> None:
+    def _stop_for_good(self, event: RequestReceived, body: StopCluster) -> None:
         """`rlinf-actors head stop`.
 
         Raises:
-            Refused: a driver owns this cluster, or whoever asks is not the administrator.
+            Refusal: a driver owns this cluster, or whoever asks is not the administrator.
         """
         if self._tables.identity.embedded:
-            raise Refused("usage", "this is the private cluster of a script: it ends with that script")
+            raise Refusal("usage", "this is the private cluster of a script: it ends with that script")
         if event.member.role not in ("local", "head"):
-            raise Refused("authentication", f"{event.member} may not end the cluster: the head's own key may")
+            raise Refusal("authentication", f"{event.member} may not end the cluster: the head's own key may")
         asked = _signed(event, body)
         self._why_ending = f"{asked.by or 'somebody'} ended the cluster" + (f": {asked.reason}" if asked.reason else "")
         self._end_all(event, body)
 
-    def _end_all(self, event: Asked, body: StopCluster) -> None:
+    def _end_all(self, event: RequestReceived, body: StopCluster) -> None:
         self._ending.append((event.peer, event.id, body.stay))
         self._tables.launches.stop_all()
 
-    def _agent_hello(self, event: Asked, hello: AgentHello) -> Welcome:
+    def _agent_hello(self, event: RequestReceived, hello: AgentHello) -> Welcome:
         tables = self._tables
         protocol = self._protocol("this agentd", hello)
         check_agent(hello)
@@ -291,7 +299,7 @@ class Requests:
         tables.clients.watch_all(node)
         return self._welcome("", protocol)
 
-    def _client_hello(self, event: Asked, hello: ClientHello) -> Welcome:
+    def _client_hello(self, event: RequestReceived, hello: ClientHello) -> Welcome:
         tables = self._tables
         protocol = self._protocol(f"this {hello.role}", hello)
         check_names(
@@ -312,12 +320,12 @@ class Requests:
         """The protocol that the session speaks.
 
         Raises:
-            Refused: there is none in common.
+            Refusal: there is none in common.
         """
         protocol = agreed(hello.protocol, hello.newest)
         if not protocol:
             theirs, ours = spoken(hello.protocol, hello.newest), spoken(OLDEST, PROTOCOL)
-            raise Refused(
+            raise Refusal(
                 "protocol",
                 f"{who} is rlinf-actors {hello.version} ({theirs}), the head is {self._tables.identity.version} "
                 f"({ours}): {what_to_upgrade(hello.protocol, who, 'the head first')}",
@@ -344,12 +352,12 @@ def _everything(namespace: str) -> bool:
     return True
 
 
-def _signed(event: Asked, body: Signed) -> Signed:
+def _signed(event: RequestReceived, body: Signed) -> Signed:
     """What a person asks, with who that is by the key, and in words that can be shown."""
     return replace(body, by=who(event.member, body.by), reason=printable(body.reason))
 
 
-class Notices:
+class NoticeHandlers:
     """Takes notices.
 
     Args:
@@ -359,11 +367,11 @@ class Notices:
         unexpected: so many did not fit what the head knows.
     """
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: ClusterState) -> None:
         self.unexpected = 0
         self._tables = tables
 
-    def take(self, event: Told) -> None:
+    def take(self, event: NoticeReceived) -> None:
         """A peer said something; one that is not known is asked to say hello."""
         tables = self._tables
         peer, body = event.peer, event.body

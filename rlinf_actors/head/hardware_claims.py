@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from rlinf_actors.head.client_table import ClientTable
-from rlinf_actors.head.commands import Refused
+from rlinf_actors.head.commands import Refusal
 from rlinf_actors.head.node_table import NodeTable
-from rlinf_actors.head.records import Group, Node, Worker
+from rlinf_actors.head.records import Group, Node, WorkerRecord
 from rlinf_actors.wire.template_protocol import ROBOT_END_S
 from rlinf_actors.wire.values import Claim, LeaseState
 
@@ -26,14 +26,14 @@ ADVICE = ". Shut that group down, use another one of this type, or wait: launch(
 
 
 @dataclass
-class Hold:
+class HardwareClaim:
     """One worker's hold on one piece. `lost` is when its node was lost, None while the node is there; it is free at
     `until` then at the latest.
     """
 
     claim: Claim
     group: Group
-    worker: Worker
+    worker: WorkerRecord
     node: str
     since: float
     lost: float | None = None
@@ -59,9 +59,9 @@ class ClaimTable:
         self._owner = owner
         self.settled = settled
         self._freed = False
-        self._holds: dict[str, dict[str, Hold]] = {}
-        self._workers: dict[str, Worker] = {}
-        self._lost: dict[tuple[str, str], Hold] = {}
+        self._holds: dict[str, dict[str, HardwareClaim]] = {}
+        self._workers: dict[str, WorkerRecord] = {}
+        self._lost: dict[tuple[str, str], HardwareClaim] = {}
 
     # --- looking ---
 
@@ -74,11 +74,11 @@ class ClaimTable:
             group: the one that they are of, if it has workers already: they share what they have.
 
         Raises:
-            Refused: a piece is held; names it and who holds it. Or this head has just started, and does not know.
+            Refusal: a piece is held; names it and who holds it. Or this head has just started, and does not know.
         """
         claims = list({claim.key: claim for claim in claims}.values())
         if claims and now < self.settled:
-            raise Refused(
+            raise Refusal(
                 IN_USE,
                 f"the head has just started, and {claims[0].title} may be in use on a node that it has not heard of "
                 f"yet; it knows in {self.settled - now:.1f} s",
@@ -86,7 +86,7 @@ class ClaimTable:
         for claim in claims:
             for hold in self._holds.get(claim.key, {}).values():
                 if hold.group is not group:
-                    raise Refused(IN_USE, self._refusal(hold, now))
+                    raise Refusal(IN_USE, self._refusal(hold, now))
 
     def states(self, now: float) -> list[LeaseState]:
         """Every piece that is held, by key."""
@@ -98,7 +98,7 @@ class ClaimTable:
 
     # --- what happens ---
 
-    def take(self, group: Group, worker: Worker, node: Node, now: float) -> Hold | None:
+    def take(self, group: Group, worker: WorkerRecord, node: Node, now: float) -> HardwareClaim | None:
         """A worker that runs, or is about to, holds what it claims.
 
         Returns:
@@ -110,12 +110,12 @@ class ClaimTable:
             first = next(iter(holds.values()), None)
             if other is None and first is not None and first.group.key != group.key:
                 other = first
-            holds[worker.id] = Hold(claim, group, worker, node.name, now)
+            holds[worker.id] = HardwareClaim(claim, group, worker, node.name, now)
             self._lost.pop((claim.key, worker.id), None)
             self._workers[worker.id] = worker
         return other
 
-    def free(self, worker: Worker) -> None:
+    def free(self, worker: WorkerRecord) -> None:
         """A worker's process has ended for certain."""
         self._workers.pop(worker.id, None)
         for claim in worker.spec.claims:
@@ -131,7 +131,7 @@ class ClaimTable:
         if worker is not None and worker.node_id == node_id:
             self.free(worker)
 
-    def lose(self, worker: Worker, certain: bool, now: float) -> None:
+    def lose(self, worker: WorkerRecord, certain: bool, now: float) -> None:
         """A worker's node is gone: unless that is *certain*, the worker may go on for a while."""
         if certain:
             self.free(worker)
@@ -168,7 +168,7 @@ class ClaimTable:
         for hold in [hold for hold in self._lost.values() if now >= hold.until]:
             self.free(hold.worker)
 
-    def _refusal(self, hold: Hold, now: float) -> str:
+    def _refusal(self, hold: HardwareClaim, now: float) -> str:
         held = (
             f"{hold.claim.title} is held by group {hold.group.name!r} of namespace {hold.group.namespace!r}, "
             f"{self._owner(hold.group)}; its worker {hold.worker_name} on node {hold.node} "
@@ -182,7 +182,7 @@ class ClaimTable:
             f"given to nobody until the node is back without that worker, or for {left:.0f} s{ADVICE}"
         )
 
-    def _state(self, holds: list[Hold], now: float) -> LeaseState:
+    def _state(self, holds: list[HardwareClaim], now: float) -> LeaseState:
         first = holds[0]
         lost = [hold.lost for hold in holds if hold.lost is not None]
         return LeaseState(
@@ -214,6 +214,6 @@ def owner_of(group: Group, clients: ClientTable, nodes: NodeTable, of_worker: Ma
     return f"owned by {who}, process {client.pid} {where}"
 
 
-def contradiction(hold: Hold, group: Group) -> str:
+def contradiction(hold: HardwareClaim, group: Group) -> str:
     """A line about a group that has what another one holds."""
     return f"{hold.claim.title} is held by two groups, {hold.group.key} and {group.key}: the second is stopped"

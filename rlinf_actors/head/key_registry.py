@@ -3,11 +3,19 @@
 House rules: a key that has ended stays known, so that a refusal can say why; it is never good again. What is said to
 be done is durable: every change is kept before it is answered. Times of keys are the head's wall clock: they count
 over restarts.
+
+Jobs: the token that proves membership, and the driver whose job it is. Pure.
+
+A job is a namespace and the boundary of trust. Where drivers have keys a job belongs to the driver that opened it, by
+the name of its key: another one joins with the job's token only. There the head remembers its jobs when it is
+restarted, so that nobody but who knows the token, or had opened it, can say what the job is: not a driver that comes
+first, and not the agent of a node.
 """
 
 from __future__ import annotations
 
 import difflib
+import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +23,19 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from rlinf_actors.head.commands import KEPT, Answer, Change, Emit, ForgetKey, Keep, Record, Refused, Remembered
+from rlinf_actors.head.commands import (
+    KEPT,
+    Answer,
+    Change,
+    Emit,
+    ForgetJob,
+    ForgetKey,
+    KnownJob,
+    LogEvent,
+    Persist,
+    Refusal,
+    Snapshot,
+)
 from rlinf_actors.security.members import LOCAL, Member
 from rlinf_actors.security.public_key import NAME_RULE, fingerprint, is_key, is_name
 from rlinf_actors.wire.client_messages import AddKey, Enroll, KeyState, RevokeKey, RotateKey
@@ -62,7 +82,7 @@ class KeyRegistry:
     """
 
     def __init__(
-        self, emit: Emit, before: Remembered, own: OwnKeys, on_ended: Callable[[Sequence[KeyState], str], None]
+        self, emit: Emit, before: Snapshot, own: OwnKeys, on_ended: Callable[[Sequence[KeyState], str], None]
     ) -> None:
         self._emit = emit
         self._on_ended = on_ended
@@ -119,22 +139,22 @@ class KeyRegistry:
         if own.driver and own.driver not in self._keys:
             self._end(self._of("driver", own.driver_name), "the head's machine has another driver key", wall)
             self._put(KeyState(own.driver, "driver", own.driver_name, wall, "the head's machine"))
-            self._emit(Record("key_added", f"the key of this machine's driver {own.driver_name!r} is listed"))
+            self._emit(LogEvent("key_added", f"the key of this machine's driver {own.driver_name!r} is listed"))
 
     def add(self, asked: AddKey, who: str, wall: float) -> KeyState:
         """List a key or a join token; *who* asks for it.
 
         Raises:
-            Refused: the name or key cannot be, or the name has a key already.
+            Refusal: the name or key cannot be, or the name has a key already.
         """
         if not self.own.public:
-            raise Refused("usage", NO_KEYS)
+            raise Refusal("usage", NO_KEYS)
         if not is_name(asked.name):
-            raise Refused("usage", f"{asked.name[:100]!r} is no name: {NAME_RULE}")
+            raise Refusal("usage", f"{asked.name[:100]!r} is no name: {NAME_RULE}")
         self._check_new(asked.public)
         same = self._of(asked.role, asked.name)
         if not all(key.token for key in same):
-            raise Refused(
+            raise Refusal(
                 "usage",
                 f"{asked.role} {asked.name!r} has a key already: end that by `rlinf-actors keys revoke {asked.name}`, "
                 "or have its machine change it by `rlinf-actors keys rotate`",
@@ -144,44 +164,44 @@ class KeyRegistry:
         expires = None if asked.token_s is None else wall + min(max(asked.token_s, 0.0), TOKEN_S)
         key = KeyState(asked.public, asked.role, asked.name, wall, who, token, expires)
         self._put(key)
-        self._emit(Record("key_added", f"{who} listed {_called(key)}"))
+        self._emit(LogEvent("key_added", f"{who} listed {_called(key)}"))
         return key
 
     def enroll(self, member: Member, asked: Enroll, wall: float) -> KeyState:
         """Whoever holds a join token lists its own key.
 
         Raises:
-            Refused: that is no new key, or the token is not good any more.
+            Refusal: that is no new key, or the token is not good any more.
         """
         token = self._keys.get(member.key)
         if token is None or not token.token or self.admit(member.key, wall) is None:
-            raise Refused("authentication", "a key is listed by a join token alone: `rlinf-actors keys enroll NODE`")
+            raise Refusal("authentication", "a key is listed by a join token alone: `rlinf-actors keys enroll NODE`")
         self._check_new(asked.public)
         by = f"join token {fingerprint(token.public)} of {token.added_by}"
         key = KeyState(asked.public, token.role, token.name, wall, by)
         self._put(key)
         self._end([token], f"it was used for key {fingerprint(key.public)}", wall)
-        self._emit(Record("key_enrolled", f"{_called(key)} is listed, by {by}"))
+        self._emit(LogEvent("key_enrolled", f"{_called(key)} is listed, by {by}"))
         return key
 
     def rotate(self, member: Member, asked: RotateKey, wall: float) -> KeyState:
         """A member has another key from now on.
 
         Raises:
-            Refused: that is no new key, or the member has been given another one already.
+            Refusal: that is no new key, or the member has been given another one already.
         """
         old = self._keys.get(member.key)
         if old is None or old.token:
-            raise Refused("usage", f"{member} has no key in the head's list, and so none to change")
+            raise Refusal("usage", f"{member} has no key in the head's list, and so none to change")
         if old.expires_at is not None:
-            raise Refused("usage", f"{_called(old)} was replaced already: this machine has an old key file")
+            raise Refusal("usage", f"{_called(old)} was replaced already: this machine has an old key file")
         self._check_new(asked.public)
         key = KeyState(asked.public, old.role, old.name, wall, f"rotation of {fingerprint(old.public)}")
         why = f"key {fingerprint(key.public)} has replaced it"
         self._end([other for other in self._of(old.role, old.name) if other is not old], why, wall)
         self._put(key)
         keep_s = min(asked.keep_s, RETIRING_S)
-        self._emit(Record("key_rotated", f"{_called(key)} replaces {fingerprint(old.public)}"))
+        self._emit(LogEvent("key_rotated", f"{_called(key)} replaces {fingerprint(old.public)}"))
         if keep_s > 0:
             self._put(replace(old, expires_at=wall + keep_s))
         else:
@@ -194,14 +214,14 @@ class KeyRegistry:
         """End everything of a name; returns what has ended.
 
         Raises:
-            Refused: nothing has that name.
+            Refusal: nothing has that name.
         """
         good = [key for key in self._keys.values() if key.ended_at is None]
         hit = [key for key in good if key.name == asked.name and asked.role in (None, key.role)]
         if not hit:
             near = difflib.get_close_matches(asked.name, sorted({key.name for key in good}), 3)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
-            raise Refused("not_found", f"no key or join token of {asked.name!r} is good{hint}")
+            raise Refusal("not_found", f"no key or join token of {asked.name!r} is good{hint}")
         return self._end(hit, f"{who} revoked it", wall)
 
     def tick(self, wall: float) -> None:
@@ -218,9 +238,9 @@ class KeyRegistry:
         """Have what has changed kept, and then answer; *instead* if it cannot be kept now."""
         changes, self._changes = self._changes, []
         for change in changes[:-1]:
-            self._emit(Keep(change))
+            self._emit(Persist(change))
         if changes:
-            self._emit(Keep(changes[-1], then, instead))
+            self._emit(Persist(changes[-1], then, instead))
         elif then is not None:
             self._emit(then)
 
@@ -241,9 +261,9 @@ class KeyRegistry:
 
     def _check_new(self, public: str) -> None:
         if not is_key(public):
-            raise Refused("usage", f"{public[:60]!r} is no public key")
+            raise Refusal("usage", f"{public[:60]!r} is no public key")
         if public in self._keys or public == self.own.public or public in self._jobs.values():
-            raise Refused("usage", f"key {fingerprint(public)} is known already: make a new one")
+            raise Refusal("usage", f"key {fingerprint(public)} is known already: make a new one")
 
     def _of(self, role: str, name: str) -> list[KeyState]:
         """What is good of a member."""
@@ -258,7 +278,7 @@ class KeyRegistry:
         ended = [replace(key, ended_at=wall, why=why) for key in keys]
         for key in ended:
             self._put(key)
-            self._emit(Record("key_ended", f"{_called(key)} is not good any more: {why}"))
+            self._emit(LogEvent("key_ended", f"{_called(key)} is not good any more: {why}"))
         if ended:
             self._trim()
             self._on_ended(ended, why)
@@ -302,3 +322,160 @@ def _is_over(key: KeyState, wall: float) -> bool:
 def _called(key: KeyState) -> str:
     what = "the join token" if key.token else "the key"
     return f"{what} of {key.role} {key.name!r} ({fingerprint(key.public)})"
+
+
+KEPT_OWNERS = 4096
+"""Of jobs that have ended, for who asks how they did; the oldest of who has most are forgotten."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A namespace. Whoever knows `token` is a member; `owner` is the name of the driver's key, "" without one."""
+
+    namespace: str
+    token: str
+    owner: str = ""
+
+
+class Jobs:
+    """All jobs.
+
+    Args:
+        new_token: makes a secret for a new job.
+        emit: takes commands.
+        before: what an earlier head at this place knew.
+        keyed: whether this head has keys.
+        on_token: called with a namespace and its new token, None when the job is forgotten.
+
+    Attributes:
+        settled: whether those who were there with an earlier head have come back, or never will.
+    """
+
+    def __init__(
+        self,
+        new_token: Callable[[], str],
+        emit: Emit,
+        before: Snapshot,
+        keyed: bool,
+        on_token: Callable[[str, str | None], None],
+    ) -> None:
+        self._new_token = new_token
+        self._emit = emit
+        self._keyed = keyed
+        self._on_token = on_token
+        self._before = {job.namespace: job for job in before.jobs} if keyed else {}
+        self.settled = False
+        self._jobs: dict[str, Job] = {}
+        self._owners: dict[str, str] = {}
+
+    def __contains__(self, namespace: str) -> bool:
+        return namespace in self._jobs
+
+    def token(self, namespace: str) -> str:
+        """The membership token of a job; made on first use."""
+        job = self._jobs.get(namespace)
+        return job.token if job is not None else self._put(namespace, self._new_token()).token
+
+    def adopt(self, namespace: str, token: str, in_use: bool = True, believed: bool = True) -> None:
+        """A member of a job that this head does not know yet proves itself with this token; it stays.
+
+        Args:
+            namespace: of the job.
+            token: what is said to be its token.
+            in_use: whether workers run with it; those that have ended say nothing where the job has a token.
+            believed: whether who says so may say it of a job that nobody here knows.
+        """
+        if not token or not self.vouches(namespace, token, believed):
+            return
+        if self._keyed and any(job.token == token for job in self._jobs.values() if job.namespace != namespace):
+            return  # two jobs with one key would be one
+        if namespace not in self._jobs or (in_use and not self._keyed):
+            known = self._before.get(namespace)
+            self._put(namespace, token, known.owner if known is not None else "")
+
+    def vouches(self, namespace: str, token: str, believed: bool) -> bool:
+        """Whether this can be the token of that job; without keys whoever says so is believed. Args as `adopt`."""
+        job, known = self._jobs.get(namespace), self._before.get(namespace)
+        if not self._keyed:
+            return True
+        if job is not None:
+            return job.token == token
+        if known is not None:
+            return known.proof == _proof(token)
+        return believed
+
+    def forget(self, namespace: str) -> None:
+        """Nobody is left. Unknown ones are ignored."""
+        known = self._before.pop(namespace, None)
+        job = self._jobs.pop(namespace, None)
+        if job is not None:
+            self._on_token(namespace, None)
+        if self._keyed and (job is not None or known is not None):
+            self._emit(Persist(ForgetJob(namespace)))
+
+    def settle(self) -> None:
+        """Whoever comes back has come back: jobs of an earlier head that nobody spoke of have ended."""
+        self.settled = True
+        for namespace in [namespace for namespace in self._before if namespace not in self._jobs]:
+            self.forget(namespace)
+        self._before.clear()
+
+    # --- owners ---
+
+    def may_open(self, namespace: str, driver: str, token: str) -> str:
+        """Whether the driver with the key of this name may join; says why not, "" for yes."""
+        job, known = self._jobs.get(namespace), self._before.get(namespace)
+        if job is not None:
+            owner, member = job.owner, job.token == token
+        elif known is not None:
+            owner, member = known.owner, known.proof == _proof(token)
+        else:
+            return ""
+        if owner == driver or member:
+            return ""
+        return f"it is the job of driver {owner!r}" if owner else "it is another's job"
+
+    def opened(self, namespace: str, driver: str) -> None:
+        """A driver that may has joined; the first one owns the job."""
+        job = self._jobs.get(namespace)
+        if job is None or not job.owner:
+            self._put(namespace, job.token if job is not None else self._new_token(), driver)
+            self._owners.pop(namespace, None)
+            self._owners[namespace] = driver
+            if len(self._owners) > KEPT_OWNERS:
+                ended = [name for name in self._owners if name not in self._jobs] or [namespace]
+                counts = Counter(self._owners[name] for name in ended)
+                self._owners.pop(max(ended, key=lambda name: counts[self._owners[name]]))  # the first of who has most
+
+    def owner_of(self, namespace: str) -> str:
+        """The driver whose job it is, or was; "" if there was none with a key, or too long ago."""
+        return self._owners.get(namespace, "")
+
+    def whose(self, namespace: str) -> str:
+        """In whose share a job is counted: its driver's, its own without one; "" if it is not there."""
+        owner = self.owner_of(namespace)
+        return str(Member("driver", owner)) if owner else namespace if namespace in self._jobs else ""
+
+    def of_driver(self, driver: str) -> list[str]:
+        """The namespaces of the jobs that belong to the driver with the key of this name."""
+        found = [job.namespace for job in self._jobs.values() if job.owner == driver]
+        return found + [job.namespace for job in self._before.values() if job.owner == driver]
+
+    def _put(self, namespace: str, token: str, owner: str = "") -> Job:
+        before = self._jobs.get(namespace)
+        if before is None:
+            self._owners.pop(namespace, None)  # of an earlier job of that name
+        owner = owner or (before.owner if before is not None else "")
+        if owner:
+            self._owners[namespace] = owner
+        self._jobs[namespace] = job = Job(namespace, token, owner)
+        if before is None or before.token != token:
+            self._on_token(namespace, token)
+        if self._keyed and job != before:
+            self._emit(Persist(KnownJob(namespace, _proof(token), owner)))
+        return job
+
+
+def _proof(token: str) -> str:
+    """What tells a token from others, and does not give it away."""
+    return hashlib.sha256(f"rlinf-actors job\0{token}".encode()).hexdigest()

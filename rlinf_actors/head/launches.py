@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import msgspec
 
 from rlinf_actors.head.client_table import ClientTable
-from rlinf_actors.head.commands import Answer, Emit, Notify, Refuse, Refused, Timing
+from rlinf_actors.head.commands import Answer, Emit, Notify, Refusal, Refuse, Timing
 from rlinf_actors.head.event_log import of_group
 from rlinf_actors.head.group_table import GroupTable
 from rlinf_actors.head.hardware_claims import ADVICE, IN_USE
 from rlinf_actors.head.node_table import NodeTable
-from rlinf_actors.head.records import Client, Group, Worker
+from rlinf_actors.head.records import Client, Group, WorkerRecord
 from rlinf_actors.head.recovery import NOBODY_HAS_IT
 from rlinf_actors.head.validation import check_launch, check_outlives, check_workers, node_for, own_namespace
 from rlinf_actors.model.restart import launch_of, rank_id
@@ -40,7 +40,7 @@ class WaitingLaunches:
     Args:
         emit: takes commands.
         clients: who asked; the launch of one that has ended is dropped.
-        launch: carries one out, or raises Refused.
+        launch: carries one out, or raises Refusal.
         dropped: called with the peer and number of a request that will have no answer: it was asked again.
     """
 
@@ -58,7 +58,7 @@ class WaitingLaunches:
         self._waiting: list[_Waiting] = []
 
     def add(self, client: Client, peer: bytes, id: int, asked: Launch, why: str, patience_s: float, now: float) -> None:
-        """Keep a launch for *patience_s* at most; its client is told *why* it waits."""
+        """Persist a launch for *patience_s* at most; its client is told *why* it waits."""
         for again in [w for w in self._waiting if (w.client, w.asked) == (client.incarnation, asked)]:
             self._waiting.remove(again)
             self._dropped(again.peer, again.id)
@@ -73,7 +73,7 @@ class WaitingLaunches:
             try:
                 if client is not None:
                     self._emit(Answer(waiting.peer, waiting.id, self._launch(client, waiting.asked, now)))
-            except Refused as refused:
+            except Refusal as refused:
                 if refused.kind == IN_USE and now < waiting.deadline:
                     continue
                 self._emit(Refuse(waiting.peer, waiting.id, refused.kind, refused.text))
@@ -123,7 +123,7 @@ class WaitingFinds:
         self._waiting: list[_Find] = []
 
     def add(self, client: Client, peer: bytes, id: int, asked: FindGroup, now: float) -> None:
-        """Keep a look for as long as it may wait."""
+        """Persist a look for as long as it may wait."""
         for again in [w for w in self._waiting if (w.client, w.asked) == (client.incarnation, asked)]:
             self._waiting.remove(again)
             self._dropped(again.peer, again.id)
@@ -147,7 +147,7 @@ class WaitingFinds:
             try:
                 if client is not None:
                     self._emit(Answer(one.peer, one.id, self._find(client, one.asked)))
-            except Refused as refused:
+            except Refusal as refused:
                 if not last:
                     continue  # it is a namesake
                 self._emit(Refuse(one.peer, one.id, refused.kind, refused.text))
@@ -167,7 +167,7 @@ class Launches:
         timing: the head's timers.
         emit: takes commands.
         nodes, clients, groups: the tables.
-        allow: raises Refused for a launch that must not be now, whenever it was asked for.
+        allow: raises Refusal for a launch that must not be now, whenever it was asked for.
         dropped: see WaitingLaunches.
         embedded: whether this cluster is a driver's own.
     """
@@ -197,11 +197,11 @@ class Launches:
         """Reserve the name and start the workers; None: answered later, once the hardware is free.
 
         Raises:
-            Refused: the name is taken, a node is not there, a robot is in use, or the request makes no sense.
+            Refusal: the name is taken, a node is not there, a robot is in use, or the request makes no sense.
         """
         try:
             return self._launch(client, asked, now)
-        except Refused as refused:
+        except Refusal as refused:
             patience_s = max(asked.wait_s, self._groups.claims.settled - now)
             if refused.kind != IN_USE or patience_s <= 0:
                 raise
@@ -218,7 +218,7 @@ class Launches:
         if taken is not None and asked.get_if_exists and not taken.stopping and not taken.gone:
             return self._existing(taken, client, asked)
         if taken is not None and not self._groups.release(taken):
-            raise Refused(
+            raise Refusal(
                 "name_in_use",
                 f"a group named {asked.group!r} is {taken.summary} in namespace {asked.namespace!r}: "
                 "give this one another name, or shut that one down first",
@@ -240,7 +240,7 @@ class Launches:
             node = node_for(spec, by_rank)
             spec = msgspec.structs.replace(spec, token=token)
             placed.setdefault(node.id, []).append(spec)
-            worker = Worker(spec, node.id, node.report.ip)
+            worker = WorkerRecord(spec, node.id, node.report.ip)
             self._groups.add(group, worker)
             self._groups.claims.take(group, worker, node, now)
         self._groups.enter(group)
@@ -253,7 +253,7 @@ class Launches:
     def _launch_again(self, group: Group, client: Client, asked: Launch, now: float) -> Launched:
         """The answer to this launch was lost, with an earlier head or a connection: worker ids are a launch's own."""
         if group.stopping:
-            raise Refused("usage", f"group {group.name!r} is being stopped: launch it again when it has ended")
+            raise Refusal("usage", f"group {group.name!r} is being stopped: launch it again when it has ended")
         check_workers(asked, lambda id: self._groups.of_worker(id) not in (None, group))
         by_rank, token = self._nodes.by_rank(), self._clients.token(asked.namespace)
         if client.incarnation != group.owner:
@@ -261,13 +261,13 @@ class Launches:
         try:
             wanted = [(node_for(spec, by_rank), spec) for spec in asked.workers if spec.id not in group.launch]
             self._groups.claims.check([claim for _, spec in wanted for claim in spec.claims], now, group)
-        except Refused as refused:
+        except Refusal as refused:
             if refused.kind != IN_USE or now >= self._groups.claims.settled:
                 self._groups.stop_group(group, "not all its nodes, or robots, were there after the head was restarted")
             raise
         for node, spec in wanted:
             spec = msgspec.structs.replace(spec, token=token)
-            worker = Worker(spec, node.id, node.report.ip)
+            worker = WorkerRecord(spec, node.id, node.report.ip)
             self._groups.adopt(group, worker)
             self._groups.claims.take(group, worker, node, now)
             self._groups.start(node.id, group, [spec])
@@ -276,7 +276,7 @@ class Launches:
     def _existing(self, group: Group, client: Client, asked: Launch) -> Launched:
         """The group of that name, which the launch takes instead of its own."""
         if group.cls.rpartition(":")[2] != asked.cls.rpartition(":")[2]:
-            raise Refused(
+            raise Refusal(
                 "name_in_use",
                 f"the group named {asked.group!r} in namespace {asked.namespace!r} is of class {group.cls}, and not of "
                 f"{asked.cls}: give this one another name, or shut that one down first",
@@ -287,19 +287,19 @@ class Launches:
         """A group that was constructed is given up by its owner.
 
         Raises:
-            Refused: it is not there, or not the client's.
+            Refusal: it is not there, or not the client's.
         """
         own_namespace(client, asked.namespace)
         group = self._groups.get(asked.namespace, asked.group)
         if group is None or group.gone or group.launch.isdisjoint(map(rank_id, asked.workers)):
-            raise Refused("not_found", f"group {asked.group!r} has ended and cannot be detached")
+            raise Refusal("not_found", f"group {asked.group!r} has ended and cannot be detached")
         if group.stopping:
-            raise Refused("usage", f"group {asked.group!r} is being stopped and cannot be detached")
+            raise Refusal("usage", f"group {asked.group!r} is being stopped and cannot be detached")
         if group.owner == client.incarnation:
             driver = self._clients.driver_of(asked.namespace) if client.role == "worker" else None
             self._groups.give_to(group, driver.incarnation if driver is not None else "")
         elif not group.detached:
-            raise Refused("usage", f"group {asked.group!r} belongs to another client, which alone can detach it")
+            raise Refusal("usage", f"group {asked.group!r} belongs to another client, which alone can detach it")
         group.subscribers[client.incarnation] = None
         return Done()
 
@@ -307,12 +307,12 @@ class Launches:
         """Describe a group and subscribe to it; None: answered later, once it was launched.
 
         Raises:
-            Refused: there is none of that name.
+            Refusal: there is none of that name.
         """
         own_namespace(client, asked.namespace)
         try:
             return self._find(client, asked)
-        except Refused:
+        except Refusal:
             if asked.wait_s <= 0:
                 raise
             self._finds.add(client, peer, id, asked, now)
@@ -322,7 +322,7 @@ class Launches:
         namespace, name = asked.namespace, asked.group
         group = self._groups.get(namespace, name)
         if group is not None and asked.launch and all(launch_of(id) != asked.launch for id in group.workers):
-            raise Refused(
+            raise Refusal(
                 "not_found",
                 f"the group {name!r} of namespace {namespace!r} that was asked for has ended, and another one has its "
                 "name: get a handle of that by WorkerGroup.from_group_name",
@@ -333,7 +333,7 @@ class Launches:
                 return Launched(ended)
             there = sorted(group.name for group in self._groups.all() if group.namespace == namespace)
             known = f"there are {', '.join(map(repr, there))}" if there else "there is none at all"
-            raise Refused("not_found", f"no group named {name!r} is running in namespace {namespace!r}; {known}")
+            raise Refusal("not_found", f"no group named {name!r} is running in namespace {namespace!r}; {known}")
         if client.incarnation != group.owner:
             group.subscribers[client.incarnation] = None
         state = group.state(self._clients.token(namespace))
@@ -354,11 +354,11 @@ class Launches:
         """End a group for a person; answered when its workers are gone.
 
         Raises:
-            Refused: there is none of that name.
+            Refusal: there is none of that name.
         """
         group = self._groups.get(asked.namespace, asked.group)
         if group is None:
-            raise Refused("not_found", f"there is no group {asked.group!r} in namespace {asked.namespace!r}")
+            raise Refusal("not_found", f"there is no group {asked.group!r} in namespace {asked.namespace!r}")
         if self._groups.release(group):
             self._emit(Answer(peer, id, Done()))
             return

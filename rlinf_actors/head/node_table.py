@@ -17,16 +17,16 @@ from rlinf_actors.head.commands import (
     Answer,
     Emit,
     ForgetNode,
-    Keep,
     KnownNode,
     Notify,
+    Persist,
+    Refusal,
     Refuse,
-    Refused,
-    Remembered,
+    Snapshot,
     Timing,
 )
 from rlinf_actors.head.event_log import of_node
-from rlinf_actors.head.quotas import Ended
+from rlinf_actors.head.quotas import Tombstones
 from rlinf_actors.head.records import Node, NodeLife
 from rlinf_actors.placement.node_order import missing_ranks, order_nodes
 from rlinf_actors.security.members import LOCAL, Member
@@ -157,7 +157,7 @@ class NodeTable:
         timing: Timing,
         emit: Emit,
         on_lost: Callable[[Node, str, bool, AgentHello | None], None],
-        before: Remembered,
+        before: Snapshot,
         now: float,
     ) -> None:
         self._timing = timing
@@ -171,8 +171,8 @@ class NodeTable:
         for id in self.drained.keys() & self._nodes.keys():
             self._nodes[id].draining = self.drained[id]
         self._waits = NodeWaits(emit, self._order, self._freeze, lambda id: self._nodes[id].name, self._seen_ranks)
-        self._lost = Ended(NODE, emit, before)
-        self._replaced = Ended(REPLACED, emit, before)
+        self._lost = Tombstones(NODE, emit, before)
+        self._replaced = Tombstones(REPLACED, emit, before)
 
     # --- looking ---
 
@@ -226,17 +226,17 @@ class NodeTable:
         """An agent registers, or says again that it is there.
 
         Raises:
-            Refused: this incarnation has ended, the peer is another node's, or the node's rank cannot be.
+            Refusal: this incarnation has ended, the peer is another node's, or the node's rank cannot be.
         """
         lost = self._lost.get(hello.incarnation)
         if lost is not None:
-            raise Refused("node_lost", f"incarnation {hello.incarnation} of this node {lost}; come back as a new one")
+            raise Refusal("node_lost", f"incarnation {hello.incarnation} of this node {lost}; come back as a new one")
         replaced = self._replaced.get(hello.incarnation)
         if replaced is not None:
-            raise Refused("config", f"{replaced}: two agentds run as one node; give each its own --node-id")
+            raise Refusal("config", f"{replaced}: two agentds run as one node; give each its own --node-id")
         other = self._by_peer.get(peer)
         if other is not None and other.id != hello.node.node_id:
-            raise Refused("protocol", f"this connection is node {other.name}'s; another node's agentd has its own")
+            raise Refusal("protocol", f"this connection is node {other.name}'s; another node's agentd has its own")
         known = self._nodes.get(hello.node.node_id)
         protocol = agreed(hello.protocol, hello.newest)
         node = Node(
@@ -378,13 +378,13 @@ class NodeTable:
         known = KnownNode(node.report, node.incarnation, node.is_head, self._ranks.get(node.id), not node.alive, member)
         if self._kept.get(node.id) != known:
             self._kept[node.id] = known
-            self._emit(Keep(known))
+            self._emit(Persist(known))
 
     def _forget(self, node: Node) -> None:
         self._ranks.pop(node.id, None)
         del self._nodes[node.id]
         if self._kept.pop(node.id, None) is not None:
-            self._emit(Keep(ForgetNode(node.id)))
+            self._emit(Persist(ForgetNode(node.id)))
 
     def _check_rank(self, node: Node, now: float) -> None:
         """Refuse a node whose RLINF_NODE_RANK cannot be.
@@ -401,22 +401,22 @@ class NodeTable:
             where = f"was lost {ago}" if lost else f"a head that was restarted {ago} awaits"
             if node.report.rank is not None and self.rank(holder) == node.report.rank:
                 left = holder.since + self._timing.rank_hold_s - now
-                raise Refused(
+                raise Refusal(
                     "unreachable",
                     f"rank {node.report.rank} belongs to node {holder.name}, which {where}; its workers may still be "
                     f"running, so it is given to another in {left:.0f} s at the earliest",
                 )
             if not lost and (node.report.rank is None) != (holder.report.rank is None):
                 stated = "not set" if node.report.rank is None else "set"
-                raise Refused(
+                raise Refusal(
                     "unreachable", f"{NODE_RANK} is {stated} here, unlike on node {holder.name}, which {where}"
                 )
         try:
             order_nodes([other.registered() for other in [*others, node]], self._ranks, complete=False)
         except ConfigError as error:
             if node.member == LOCAL:
-                raise Refused("config", str(error.args[0]), error.path) from None
-            raise Refused("unreachable", f"{error.path} {error.args[0]}") from None
+                raise Refusal("config", str(error.args[0]), error.path) from None
+            raise Refusal("unreachable", f"{error.path} {error.args[0]}") from None
 
     def _usable(self) -> list[Node]:
         return [node for node in self._by_peer.values() if node.usable]

@@ -16,11 +16,20 @@ import math
 from dataclasses import dataclass
 
 from rlinf_actors.head.client_table import ClientTable
-from rlinf_actors.head.commands import Answer, Drain, Emit, Keep, Notify, Refuse, Refused, Undrain
+from rlinf_actors.head.commands import (
+    Answer,
+    Emit,
+    NodeDrained,
+    NodeUndrained,
+    Notify,
+    Persist,
+    Refusal,
+    Refuse,
+)
 from rlinf_actors.head.event_log import of_node, of_worker
 from rlinf_actors.head.group_table import GroupTable
 from rlinf_actors.head.node_table import NodeTable
-from rlinf_actors.head.records import Node, Worker
+from rlinf_actors.head.records import Node, WorkerRecord
 from rlinf_actors.wire.agent_messages import HardwareFound, LookForHardware, StopLooking, WorkersHealth
 from rlinf_actors.wire.client_messages import Drained, DrainNode, Enumerated, EnumerateHardware, Warn
 from rlinf_actors.wire.values import HardwareQuestion, WorkerHealth, WorkerPulse
@@ -51,24 +60,28 @@ class DrainTable:
         """Begin to drain a node, for another reason too, or end it, at once. Answered when that is durable.
 
         Raises:
-            Refused: there is no such node, or it is not being drained.
+            Refusal: there is no such node, or it is not being drained.
         """
         self.changed()
         node = self._nodes.known(asked.node_id)
         why_not = f"node {asked.node_id!r} is not known to this head"
         if asked.undo:
             if asked.node_id not in self._nodes.drained:
-                raise Refused("usage", why_not if node is None else f"node {node.name} is not being drained")
+                raise Refusal("usage", why_not if node is None else f"node {node.name} is not being drained")
             self._undrain(asked, node, now)
         elif node is None:
-            raise Refused("usage", why_not)
+            raise Refusal("usage", why_not)
         elif asked.node_id not in self._nodes.drained and len(self._nodes.drained) >= MAX_DRAINED:
-            raise Refused("usage", f"{MAX_DRAINED} nodes are being drained: undo some of them (`rlinf-actors nodes`)")
+            raise Refusal("usage", f"{MAX_DRAINED} nodes are being drained: undo some of them (`rlinf-actors nodes`)")
         else:
             self._drain(asked, node, now)
-        change = Undrain(asked.node_id) if asked.undo else Drain(asked.node_id, self._nodes.drained[asked.node_id])
+        change = (
+            NodeUndrained(asked.node_id)
+            if asked.undo
+            else NodeDrained(asked.node_id, self._nodes.drained[asked.node_id])
+        )
         state = None if node is None else node.state(self._nodes.rank(node), now)
-        self._emit(Keep(change, Answer(peer, id, Drained(state)), Answer(peer, id, Drained(state, NOT_KEPT))))
+        self._emit(Persist(change, Answer(peer, id, Drained(state)), Answer(peer, id, Drained(state, NOT_KEPT))))
 
     def _drain(self, asked: DrainNode, node: Node, now: float) -> None:
         why = f"{asked.reason or 'no reason was given'} (by {asked.by})"
@@ -130,7 +143,7 @@ class _Look:
     deadline: float
 
 
-class HardwareLooks:
+class HardwareQueries:
     """All looks that are under way.
 
     Args:
@@ -150,12 +163,12 @@ class HardwareLooks:
         """Send a node a look.
 
         Raises:
-            Refused: the node is not there.
+            Refusal: the node is not there.
         """
         node = self._nodes.get(asked.node_id)
         if node is None or not node.usable:
             state = "is not there (any more)" if node is None else f"({node.name}) is {node.condition}"
-            raise Refused("node_lost", f"node {asked.node_id}, asked for its {asked.question.type}, {state}")
+            raise Refusal("node_lost", f"node {asked.node_id}, asked for its {asked.question.type}, {state}")
         self._number += 1
         name = f"{self._epoch}-{self._number}"
         deadline = now + min(asked.question.limit_s, MAX_LIMIT_S) + SPARE_S
@@ -209,7 +222,7 @@ class HardwareLooks:
             self._emit(Notify(node.peer, StopLooking(name)))
 
 
-class HealthNotes:
+class WorkerHealthLog:
     """Keeps what agents say of their workers beside the workers' life cycle.
 
     Args:
@@ -229,7 +242,7 @@ class HealthNotes:
                 self._note(node, worker, one, wall)
                 self._groups.changed(worker)
 
-    def _note(self, node: Node, worker: Worker, said: WorkerHealth, wall: float) -> None:
+    def _note(self, node: Node, worker: WorkerRecord, said: WorkerHealth, wall: float) -> None:
         before, name = worker.pulse, node.report.hostname
         notable = said.unresponsive or said.method
         pulse = WorkerPulse(said.unresponsive, said.method, wall - said.for_s, said.waiting) if notable else None

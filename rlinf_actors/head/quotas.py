@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from rlinf_actors.head.commands import KEPT, Emit, ForgetGaveUp, GaveUp, Keep, Refused, Remembered
+from rlinf_actors.head.commands import KEPT, Emit, ForgetTombstone, Persist, Refusal, Snapshot, Tombstone
 from rlinf_actors.security.members import LOCAL, Member
 
 MAX_OF_ONE = 1024
@@ -21,7 +21,7 @@ MAX_OF_JOB = 32768
 """By all workers of a job: more than one a worker of the largest."""
 
 
-class Underway:
+class RequestQuota:
     """The requests that were let in and not answered yet; not those of local peers, who may do everything.
 
     The one at hand is counted by `wait` only, if it has no answer by then: most are answered at once.
@@ -37,14 +37,14 @@ class Underway:
         """A request comes, or comes again: its answer may have been lost, and it will have another.
 
         Raises:
-            Refused: too many wait already.
+            Refusal: too many wait already.
         """
         if not member.key:
             return
         if self._of_peer:
             limit = MAX_OF_JOB if member.role == "worker" else MAX_OF_ONE
             if self._counts[peer] >= MAX_OF_ONE or self._of_key[member.key] >= limit:
-                raise Refused("usage", f"too many requests of {member} wait for their answers already")
+                raise Refusal("usage", f"too many requests of {member} wait for their answers already")
         self._at_hand = (peer, id, member.key)
 
     def wait(self) -> None:
@@ -93,7 +93,7 @@ ID_CHARS = 256
 """Longer ones are nobody's: ids are made by rlinf-actors, of a few dozen characters."""
 
 
-class Ended:
+class Tombstones:
     """Who has ended and why, the last *limit* of them.
 
     Args:
@@ -105,7 +105,7 @@ class Ended:
     """
 
     def __init__(
-        self, kind: str, emit: Emit, before: Remembered, limit: int = KEPT, limit_of_one: int = KEPT_OF_ONE
+        self, kind: str, emit: Emit, before: Snapshot, limit: int = KEPT, limit_of_one: int = KEPT_OF_ONE
     ) -> None:
         self._kind = kind
         self._emit = emit
@@ -131,7 +131,7 @@ class Ended:
         self._reasons[id] = reason
         if not certain:
             self._kept.add(id)
-            self._emit(Keep(GaveUp(self._kind, id, reason)))
+            self._emit(Persist(Tombstone(self._kind, id, reason)))
         if share := label(by):
             self._said_by[id] = share
             own = self._by.setdefault(share, {})
@@ -155,7 +155,7 @@ class Ended:
                 del self._by[by]
         if id in self._kept:
             self._kept.discard(id)
-            self._emit(Keep(ForgetGaveUp(self._kind, id)))
+            self._emit(Persist(ForgetTombstone(self._kind, id)))
 
 
 def label(member: Member) -> str:

@@ -219,7 +219,7 @@ class Client:
 
 
 @dataclass
-class Worker:
+class WorkerRecord:
     """One worker process of a group. `exit` is how it ended, or, before, how the incarnation before it did."""
 
     spec: WorkerSpec
@@ -279,11 +279,11 @@ class Group:
     cls: str
     owner: str
     detail: str = ""
-    workers: dict[str, Worker] = field(default_factory=dict)
+    workers: dict[str, WorkerRecord] = field(default_factory=dict)
     living: set[str] = field(default_factory=set)
     subscribers: dict[str, None] = field(default_factory=dict)
     waiting: list[tuple[bytes, int]] = field(default_factory=list)
-    changed: dict[str, Worker] = field(default_factory=dict)
+    changed: dict[str, WorkerRecord] = field(default_factory=dict)
     stopping: bool = False
     detached: bool = False
     unclaimed: bool = False

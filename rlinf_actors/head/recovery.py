@@ -21,13 +21,23 @@ from msgspec.structs import replace
 
 from rlinf_actors.head import validation
 from rlinf_actors.head.client_table import ClientTable
-from rlinf_actors.head.commands import Asked, Emit, Event, Notify, Record, Refused, Timing, Told, TurnedAway
+from rlinf_actors.head.commands import (
+    ConnectionRejected,
+    Emit,
+    Event,
+    LogEvent,
+    NoticeReceived,
+    Notify,
+    Refusal,
+    RequestReceived,
+    Timing,
+)
 from rlinf_actors.head.event_log import of_group
 from rlinf_actors.head.group_table import GroupTable
 from rlinf_actors.head.hardware_claims import contradiction
-from rlinf_actors.head.jobs import Jobs
+from rlinf_actors.head.key_registry import Jobs
 from rlinf_actors.head.quotas import KEPT_OF_ONE
-from rlinf_actors.head.records import Client, Group, Node, Worker, WorkerLife
+from rlinf_actors.head.records import Client, Group, Node, WorkerLife, WorkerRecord
 from rlinf_actors.model.restart import launch_of, rank_id
 from rlinf_actors.security.members import LOCAL
 from rlinf_actors.wire.agent_messages import (
@@ -125,11 +135,11 @@ class Reconciler:
         """Refuse a client that says it is the one which owns groups of another job.
 
         Raises:
-            Refused: it is not.
+            Refusal: it is not.
         """
         for group in self._groups.all():
             if group.owner == hello.incarnation and group.namespace != hello.namespace:
-                raise Refused("authentication", f"this {hello.role} says that it is the owner of another job's groups")
+                raise Refusal("authentication", f"this {hello.role} says that it is the owner of another job's groups")
 
     def handles(self, client: Client, said: Handles) -> None:
         """A client that is back says which groups it knows: tell it what has become of their workers."""
@@ -184,7 +194,7 @@ class Reconciler:
         """A rank of a group that no agent has any more, so that whoever looks at the group hears of it."""
         known = next(iter(group.workers.values())).spec
         spec = replace(known, id=state.id, rank=state.rank, node_rank=state.node_rank, claims=[])
-        worker = Worker(spec, "", state.node_ip)
+        worker = WorkerRecord(spec, "", state.node_ip)
         ended = validation.exit_report(state.exit) if state.state == "gone" and state.exit is not None else None
         self._groups.adopt(group, worker)
         self._groups.lost(worker, NOBODY_HAS_IT, ended)
@@ -250,7 +260,7 @@ class Reconciler:
         elif group.owner != running.owner and not _given_up_meanwhile(group, running):
             self._emit(Notify(node.peer, StopWorkers([spec.id], self._timing.orphan_grace_s)))
             return False
-        worker = Worker(spec, node.id, node.report.ip)
+        worker = WorkerRecord(spec, node.id, node.report.ip)
         self._groups.adopt(group, worker)
         if group.owner != running.owner:
             self._groups.give_to(group, group.owner if group.detached else running.owner)
@@ -259,7 +269,7 @@ class Reconciler:
         if running.exit is None:
             other = self._groups.claims.take(group, worker, node, now)
             if other is not None and not group.stopping:
-                self._emit(Record("robot_conflict", contradiction(other, group)))
+                self._emit(LogEvent("robot_conflict", contradiction(other, group)))
                 self._groups.stop_group(group, "")
             elif group.stopping:
                 self._emit(Notify(node.peer, StopWorkers([spec.id], self._timing.orphan_grace_s)))
@@ -309,7 +319,7 @@ class _Seen:
 _TELLS_NOTHING = (Beat, LogLines, LogCredit, FlushLogs, WorkerReady, WorkersHealth, GetStatus, GetEvents, GetNodes)
 
 
-class Settling:
+class EarlyMessages:
     """Holds what comes too early.
 
     Args:
@@ -330,7 +340,7 @@ class Settling:
         worker_known: Callable[[str], bool],
         owner_away: Callable[[str, str], bool],
         has_session: Callable[[bytes], bool],
-        dropped: Callable[[Asked | Told], None],
+        dropped: Callable[[RequestReceived | NoticeReceived], None],
     ) -> None:
         self.until = until
         self.over = not missing()
@@ -342,11 +352,11 @@ class Settling:
         self._has_session = has_session
         self._dropped = dropped
         self._numbers = itertools.count()
-        self._held: dict[int, Asked | Told] = {}
+        self._held: dict[int, RequestReceived | NoticeReceived] = {}
         self._last: dict[tuple[bytes, type[object]], int] = {}
         self._launches: Counter[tuple[bytes, str, str]] = Counter()
 
-    def holds(self, event: Asked | Told) -> bool:
+    def holds(self, event: RequestReceived | NoticeReceived) -> bool:
         """Whether an event is too early; it is kept for `take` then."""
         if not self._too_early(event):
             return False
@@ -370,7 +380,7 @@ class Settling:
             return True
         return False
 
-    def take(self, after: Sequence[Event]) -> list[Asked | Told]:
+    def take(self, after: Sequence[Event]) -> list[RequestReceived | NoticeReceived]:
         """What was held and can go on after these events, in the order in which it came.
 
         Looks at groups come last: what others hold handles of, or launch, may tell of ranks that no agent has any more.
@@ -393,7 +403,7 @@ class Settling:
         """When it is over at the latest, infinity if it is."""
         return math.inf if self.over and not self._held else self.until
 
-    def _release(self, number: int) -> Asked | Told:
+    def _release(self, number: int) -> RequestReceived | NoticeReceived:
         event = self._held.pop(number)
         if isinstance(event.body, Launch):
             self._launches[_launch(event)] -= 1
@@ -403,7 +413,7 @@ class Settling:
             del self._last[event.peer, type(event.body)]
         return event
 
-    def _too_early(self, event: Asked | Told) -> bool:
+    def _too_early(self, event: RequestReceived | NoticeReceived) -> bool:
         body = event.body
         if isinstance(body, (StopCluster, EndGroup)):
             return not self.over  # groups of nodes that are not back yet end too
@@ -427,10 +437,10 @@ class Settling:
 
 def _tells_nothing(event: Event) -> bool:
     """Whether what was too early still is after an event."""
-    said = isinstance(event, (Asked, Told)) and isinstance(event.body, _TELLS_NOTHING)
-    return said or isinstance(event, TurnedAway)
+    said = isinstance(event, (RequestReceived, NoticeReceived)) and isinstance(event.body, _TELLS_NOTHING)
+    return said or isinstance(event, ConnectionRejected)
 
 
-def _launch(event: Asked | Told) -> tuple[bytes, str, str]:
+def _launch(event: RequestReceived | NoticeReceived) -> tuple[bytes, str, str]:
     assert isinstance(event.body, Launch)
     return event.peer, event.body.namespace, event.body.group

@@ -15,7 +15,7 @@ from collections import Counter, deque
 
 import msgspec
 
-from rlinf_actors.head.records import Group, Worker, WorkerLife
+from rlinf_actors.head.records import Group, WorkerLife, WorkerRecord
 from rlinf_actors.model.restart import next_id
 from rlinf_actors.wire.endings import ending
 from rlinf_actors.wire.values import ExitReport, GroupState
@@ -28,9 +28,9 @@ class Restarts:
 
     def __init__(self) -> None:
         self._past: dict[tuple[str, str], dict[int, deque[float]]] = {}
-        self._due: dict[str, tuple[float, Group, Worker]] = {}
+        self._due: dict[str, tuple[float, Group, WorkerRecord]] = {}
 
-    def ended(self, group: Group, worker: Worker, now: float) -> Worker | None:
+    def ended(self, group: Group, worker: WorkerRecord, now: float) -> WorkerRecord | None:
         """What takes the place of a worker that has ended, None if nothing does. Says so in its exit report if there
         were too many.
 
@@ -56,11 +56,11 @@ class Restarts:
         past.append(now)
         incarnation = worker.spec.incarnation + 1
         spec = msgspec.structs.replace(worker.spec, id=next_id(worker.id, incarnation), incarnation=incarnation)
-        successor = Worker(spec, worker.node_id, worker.node_ip, WorkerLife.RESTARTING, exit=exit)
+        successor = WorkerRecord(spec, worker.node_id, worker.node_ip, WorkerLife.RESTARTING, exit=exit)
         self._due[successor.id] = (now + delay_s, group, successor)
         return successor
 
-    def take_due(self, now: float) -> list[tuple[Group, Worker]]:
+    def take_due(self, now: float) -> list[tuple[Group, WorkerRecord]]:
         """Those whose time has come."""
         due = [id for id, (at, _, _) in self._due.items() if now >= at]
         return [(group, worker) for _, group, worker in map(self._due.pop, due)]
@@ -104,7 +104,7 @@ class FirstEnds:
     def __init__(self) -> None:
         self._first: dict[tuple[str, str], tuple[float, int, str]] = {}
 
-    def noted(self, group: Group, worker: Worker, node: str, exit: ExitReport, now: float) -> ExitReport:
+    def noted(self, group: Group, worker: WorkerRecord, node: str, exit: ExitReport, now: float) -> ExitReport:
         """How a worker ended, with the end that came before it in its group, where that may be why.
 
         Args:

@@ -13,11 +13,21 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from rlinf_actors.head.client_table import ClientTable
-from rlinf_actors.head.commands import Answer, Emit, Keep, Latch, Record, Refused, Remembered, Timing, Unlatch
+from rlinf_actors.head.commands import (
+    Answer,
+    Emit,
+    LogEvent,
+    Persist,
+    Refusal,
+    Snapshot,
+    StopPressed,
+    StopReleased,
+    Timing,
+)
 from rlinf_actors.head.event_log import of_group, of_worker
 from rlinf_actors.head.group_table import GroupTable
 from rlinf_actors.head.node_table import NodeTable
-from rlinf_actors.head.records import Client, Group, Node, NodeLife, Worker
+from rlinf_actors.head.records import Client, Group, Node, NodeLife, WorkerRecord
 from rlinf_actors.head.validation import check_names
 from rlinf_actors.wire.client_messages import EStop, EStopped, Launch
 from rlinf_actors.wire.values import RobotStop
@@ -57,7 +67,7 @@ class RobotTable:
         nodes: NodeTable,
         clients: ClientTable,
         groups: GroupTable,
-        before: Remembered,
+        before: Snapshot,
     ) -> None:
         self._lease_s = timing.robot_lease_s
         self._emit = emit
@@ -120,7 +130,7 @@ class RobotTable:
             return []
         return [node for node in map(self._nodes.get, owner.watchers) if node is not None]
 
-    def _must_answer(self, worker: Worker, owner: Client) -> bool:
+    def _must_answer(self, worker: WorkerRecord, owner: Client) -> bool:
         node = self._nodes.get(worker.node_id)
         elsewhere = node is None or node.report.host != owner.host
         return worker.spec.owner_must_answer == "always" or (worker.spec.owner_must_answer == "elsewhere" and elsewhere)
@@ -137,7 +147,7 @@ class RobotTable:
     def _robot_groups(self) -> Iterator[Group]:
         return (group for group in self._groups.with_robots() if self._robots(group))
 
-    def _robots(self, group: Group) -> list[Worker]:
+    def _robots(self, group: Group) -> list[WorkerRecord]:
         return [group.workers[id] for id in sorted(group.living) if group.workers[id].spec.claims]
 
     # --- the emergency stop ---
@@ -146,30 +156,32 @@ class RobotTable:
         """Stop the robots of a namespace, or all, at once; or allow them again. Answered when that is durable.
 
         Raises:
-            Refused: more namespaces than there can be are stopped one by one.
+            Refusal: more namespaces than there can be are stopped one by one.
         """
         key = asked.namespace if asked.namespace is not None else ALL
         answer = self._released(asked) if asked.release else self._pressed(asked)
-        change = Unlatch(key) if asked.release else Latch(key, self._stops[key])
+        change = StopReleased(key) if asked.release else StopPressed(key, self._stops[key])
         failed = msgspec.structs.replace(answer, warning=RELEASE_NOT_KEPT if asked.release else STOP_NOT_KEPT)
-        self._emit(Keep(change, Answer(peer, id, answer), Answer(peer, id, failed)))
+        self._emit(Persist(change, Answer(peer, id, answer), Answer(peer, id, failed)))
 
     def _released(self, asked: EStop) -> EStopped:
         key = asked.namespace if asked.namespace is not None else ALL
         released = self._stops.pop(key, None)
         text = f"{asked.by} released the emergency stop: {released or 'there was none'}"
-        self._emit(Record("estop_released", text, namespace=asked.namespace or ""))
+        self._emit(LogEvent("estop_released", text, namespace=asked.namespace or ""))
         return EStopped([], self.stopped(), lifted=released or "")
 
     def _pressed(self, asked: EStop) -> EStopped:
         key = asked.namespace if asked.namespace is not None else ALL
         check_names(namespace=key)
         if len(self._stops) >= MAX_STOPS and key not in (ALL, *self._stops):
-            raise Refused("usage", f"emergency stops of {MAX_STOPS} namespaces are in force: stop all robots instead")
+            raise Refusal("usage", f"emergency stops of {MAX_STOPS} namespaces are in force: stop all robots instead")
         where = f"namespace {asked.namespace!r}" if asked.namespace is not None else "all namespaces"
         because = f": {asked.reason}" if asked.reason else ""
         self._stops.setdefault(key, f"emergency stop by {asked.by}{because} ({where})")
-        self._emit(Record("estop", f"emergency stop by {asked.by}{because} ({where})", namespace=asked.namespace or ""))
+        self._emit(
+            LogEvent("estop", f"emergency stop by {asked.by}{because} ({where})", namespace=asked.namespace or "")
+        )
         self._groups.retry_waiting()  # none of them may start: they are refused now, and not when a robot is free
         reason = f"emergency stop by {asked.by}{because}"
         return EStopped(self._stop(lambda worker: key in (ALL, worker.spec.namespace), reason), self.stopped())
@@ -182,13 +194,13 @@ class RobotTable:
         """Refuse a launch that an emergency stop forbids.
 
         Raises:
-            Refused: says whose stop it is, and how it is lifted.
+            Refusal: says whose stop it is, and how it is lifted.
         """
         robots = sorted({claim.title for spec in asked.workers for claim in spec.claims})
         stop = self._in_force(asked.namespace)
         if robots and stop:
             option = "" if ALL in self._stops else f" --namespace {asked.namespace}"
-            raise Refused(
+            raise Refusal(
                 "emergency_stop",
                 f"group {asked.group!r} uses {', '.join(robots)}, and robots are stopped: {stop}. When it is safe, "
                 f"release it with `rlinf-actors estop --release{option}`",
@@ -204,7 +216,7 @@ class RobotTable:
     def _in_force(self, namespace: str) -> str:
         return self._stops.get(ALL) or self._stops.get(namespace, "")
 
-    def _stop(self, chosen: Callable[[Worker], bool], reason: str) -> list[RobotStop]:
+    def _stop(self, chosen: Callable[[WorkerRecord], bool], reason: str) -> list[RobotStop]:
         hits = []
         for group in list(self._robot_groups()):
             robots = [worker for worker in self._robots(group) if chosen(worker)]
@@ -223,6 +235,6 @@ class RobotTable:
         return hits
 
 
-def titles(worker: Worker) -> str:
+def titles(worker: WorkerRecord) -> str:
     """The robots of a worker, for people."""
     return ", ".join(claim.title for claim in worker.spec.claims)

@@ -12,28 +12,28 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from rlinf_actors import version
-from rlinf_actors.head.cluster_state import Tables
+from rlinf_actors.head.cluster_state import ClusterState
 from rlinf_actors.head.commands import (
     Answer,
-    Asked,
     Command,
+    ConnectionRejected,
     EndCluster,
     Event,
+    HeadStalled,
     Identity,
-    Keep,
+    LogEvent,
+    NoticeReceived,
     Notify,
-    NotWritten,
-    Record,
+    PeerUnreachable,
+    Persist,
     Refuse,
-    Remembered,
-    Stalled,
-    Tick,
+    RequestReceived,
+    Snapshot,
+    StoreStatus,
+    TimerDue,
     Timing,
-    Told,
-    TurnedAway,
-    Unreachable,
 )
-from rlinf_actors.head.coordinator import Supervisor
+from rlinf_actors.head.coordinator import Coordinator
 from rlinf_actors.head.event_log import level
 from rlinf_actors.head.key_registry import OwnKeys
 from rlinf_actors.net.admission import known_as
@@ -45,7 +45,7 @@ from rlinf_actors.wire.client_messages import Status
 from rlinf_actors.wire.control_codec import Envelope, Notice, Request
 
 if TYPE_CHECKING:  # a private head remembers nothing, and need not load a database
-    from rlinf_actors.head.store import Store
+    from rlinf_actors.head.store import HeadStore
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class HeadGate:
         handle: takes events; loop thread.
     """
 
-    def __init__(self, supervisor: Supervisor, handle: Callable[[Event], None]) -> None:
+    def __init__(self, supervisor: Coordinator, handle: Callable[[Event], None]) -> None:
         self._admit = supervisor.admit
         self._handle = handle
 
@@ -68,7 +68,7 @@ class HeadGate:
 
     def refused(self, public_key: str, address: str, why: str = "", times: int = 1) -> None:
         """As Gate.refused."""
-        self._handle(TurnedAway(public_key, address, why, times))
+        self._handle(ConnectionRejected(public_key, address, why, times))
 
 
 class HeadServer:
@@ -89,27 +89,29 @@ class HeadServer:
         *,
         timing: Timing | None = None,
         embedded: bool = False,
-        store: Store | None = None,
+        store: HeadStore | None = None,
         own: OwnKeys | None = None,
         on_end: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        before = store.remembered if store is not None else Remembered()
+        before = store.remembered if store is not None else Snapshot()
         epoch = f"{before.epoch}-{uuid.uuid4().hex[:12]}" if store is not None else uuid.uuid4().hex
         identity = Identity(epoch, version.VERSION, embedded)
         new_token, now = lambda: secrets.token_hex(16), self._loop.time()
-        tables = Tables(identity, timing or Timing(), new_token, now, before, own or OwnKeys(), job_key)
-        self._supervisor = Supervisor(tables)
+        tables = ClusterState(identity, timing or Timing(), new_token, now, before, own or OwnKeys(), job_key)
+        self._supervisor = Coordinator(tables)
         self.gate = HeadGate(self._supervisor, self._handle)
         self._store = store
-        self._server = ControlServer(network, self._received, lambda peer: self._handle(Unreachable(peer)), self.gate)
+        self._server = ControlServer(
+            network, self._received, lambda peer: self._handle(PeerUnreachable(peer)), self.gate
+        )
         self._on_end = on_end
         self._timer: asyncio.TimerHandle | None = None
         self._due = math.inf
         self._setting: asyncio.Handle | None = None
         self.endpoints: list[str] = []
 
-    def _keep(self, command: Keep) -> None:
+    def _keep(self, command: Persist) -> None:
         store = self._store
         if store is None:
             if command.then is not None:
@@ -122,7 +124,7 @@ class HeadServer:
             answer = command.then if durable else command.instead
             if answer is not None:
                 self._act([answer])
-            self._handle(NotWritten(store.trouble))
+            self._handle(StoreStatus(store.trouble))
 
         store.write([command.change], written)
 
@@ -165,9 +167,9 @@ class HeadServer:
         if member is None:
             return  # its key has ended since it came: whoever that was, they are nobody any more
         if isinstance(envelope, Request):
-            self._handle(Asked(peer, envelope.id, envelope.body, member))
+            self._handle(RequestReceived(peer, envelope.id, envelope.body, member))
         elif isinstance(envelope, Notice):
-            self._handle(Told(peer, envelope.body, member))
+            self._handle(NoticeReceived(peer, envelope.body, member))
         else:
             log.warning("%r sent a %s; the head asked for nothing", known_as(peer), type(envelope).__name__)
 
@@ -177,7 +179,7 @@ class HeadServer:
             self._setting = self._loop.call_soon(self._set_timer)
 
     def _set_timer(self) -> None:
-        """Tick at the next deadline. A timer that is too early does no harm, and spares one per message."""
+        """TimerDue at the next deadline. A timer that is too early does no harm, and spares one per message."""
         self._setting = None
         due = max(self._supervisor.next_deadline(), self._loop.time())  # what is overdue is no stand still of ours
         if self._timer is not None:
@@ -193,9 +195,9 @@ class HeadServer:
         now = max(self._loop.time(), due)  # uvloop's clock is coarser than its time()
         if now - due > STALL_S:  # the others' messages of that time wait in the sockets: nobody was silent
             log.warning("the head stood still for %.1f s: it or its machine was stopped, or is overloaded", now - due)
-            self._act(self._supervisor.handle(Stalled(now - due), now, time.time()))
+            self._act(self._supervisor.handle(HeadStalled(now - due), now, time.time()))
         # also after a stall: not every deadline is somebody's silence
-        self._act(self._supervisor.handle(Tick(), now, time.time()))
+        self._act(self._supervisor.handle(TimerDue(), now, time.time()))
         self._set_timer()
 
     def _act(self, commands: Sequence[Command]) -> None:
@@ -208,9 +210,9 @@ class HeadServer:
                 self._server.fail(
                     command.peer, command.id, command.kind, command.text, command.missing_ranks, command.path
                 )
-            elif isinstance(command, Record):
+            elif isinstance(command, LogEvent):
                 log.log(level(command.kind), "%s", command.text)
-            elif isinstance(command, Keep):
+            elif isinstance(command, Persist):
                 self._keep(command)
             elif isinstance(command, EndCluster):
                 self._on_end(command.reason)

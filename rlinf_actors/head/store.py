@@ -2,6 +2,8 @@
 
 Writes run on a thread of their own, in the order in which they were asked for, each durable before it
 is answered. What could not be written is tried again with the next write.
+
+What a head with keys finds beside its key file.
 """
 
 from __future__ import annotations
@@ -24,18 +26,23 @@ from rlinf_actors.errors import ConfigError
 from rlinf_actors.head.commands import (
     KEPT,
     Change,
-    Drain,
-    ForgetGaveUp,
     ForgetJob,
     ForgetKey,
     ForgetNode,
-    GaveUp,
+    ForgetTombstone,
     KnownJob,
     KnownNode,
-    Latch,
-    Remembered,
-    Unlatch,
+    NodeDrained,
+    Snapshot,
+    StopPressed,
+    StopReleased,
+    Tombstone,
 )
+from rlinf_actors.head.key_registry import NO_OWN_KEYS, OwnKeys
+from rlinf_actors.security import keyfile
+from rlinf_actors.security import keyfile as thisuser
+from rlinf_actors.security.keyfile import KeyFile
+from rlinf_actors.settings import Settings
 from rlinf_actors.wire.client_messages import KeyState
 
 log = logging.getLogger(__name__)
@@ -67,7 +74,7 @@ _TRIM = """
 """
 
 
-class Store:
+class HeadStore:
     """One head's file. Opening it begins a new epoch. Loop thread only.
 
     Args:
@@ -122,7 +129,7 @@ class Store:
 
     # --- inside ---
 
-    def _open(self) -> Remembered:
+    def _open(self) -> Snapshot:
         database = self._database
         database.execute("PRAGMA locking_mode = EXCLUSIVE")  # one head at a time; the kernel frees it with the process
         database.execute("PRAGMA journal_mode = WAL")
@@ -141,7 +148,7 @@ class Store:
             database.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", [("format", FORMAT), ("epoch", epoch)])
         decode = msgspec.msgpack.Decoder(KnownNode).decode
         decode_key = msgspec.msgpack.Decoder(KeyState).decode
-        return Remembered(
+        return Snapshot(
             epoch,
             [decode(node) for (node,) in self._rows("node FROM nodes ORDER BY id", tuple[bytes])],
             {
@@ -203,16 +210,16 @@ class Store:
             run("INSERT OR REPLACE INTO nodes VALUES (?, ?)", (change.report.node_id, msgspec.msgpack.encode(change)))
         elif isinstance(change, ForgetNode):
             run("DELETE FROM nodes WHERE id = ?", (change.id,))
-        elif isinstance(change, GaveUp):
+        elif isinstance(change, Tombstone):
             run("DELETE FROM given_up WHERE id = ? AND kind = ?", (change.id, change.kind))
             run("INSERT INTO given_up (kind, id, reason) VALUES (?, ?, ?)", (change.kind, change.id, change.reason))
-        elif isinstance(change, ForgetGaveUp):
+        elif isinstance(change, ForgetTombstone):
             run("DELETE FROM given_up WHERE id = ? AND kind = ?", (change.id, change.kind))
-        elif isinstance(change, Latch):
+        elif isinstance(change, StopPressed):
             run("INSERT OR REPLACE INTO stops VALUES (?, ?)", (change.key, change.text))
-        elif isinstance(change, Unlatch):
+        elif isinstance(change, StopReleased):
             run("DELETE FROM stops WHERE key = ?", (change.key,))
-        elif isinstance(change, Drain):
+        elif isinstance(change, NodeDrained):
             run("INSERT OR REPLACE INTO drains VALUES (?, ?)", (change.id, change.why))
         elif isinstance(change, KeyState):
             run("INSERT OR REPLACE INTO keys VALUES (?, ?)", (change.public, msgspec.msgpack.encode(change)))
@@ -285,3 +292,25 @@ def _advice(error: Exception) -> str:
         f"is damaged ({text}). Move it away and start the head again: emergency stops that were in force, the "
         "nodes' ranks and all keys are forgotten then, so see first that every robot is safe"
     )
+
+
+def own_keys(head: KeyFile | None, settings: Settings) -> OwnKeys:
+    """The head's own keys: its pair's, and that of the driver on its machine, which `keys init` makes beside it.
+
+    Args:
+        head: its own key file, or its user's; None for a head without keys.
+        settings: the environment's.
+
+    Raises:
+        ConfigError: the driver's key file cannot be used.
+    """
+    if head is None:
+        return NO_OWN_KEYS
+    if head.role == thisuser.ROLE:
+        return OwnKeys(local=head.pair.public)
+    path = keyfile.locate(settings, "driver")
+    if path is not None:
+        driver = keyfile.load(path)
+        if driver.head == head.pair.public:  # else this user drives another cluster
+            return OwnKeys(head.pair.public, driver.pair.public, driver.name)
+    return OwnKeys(head.pair.public)

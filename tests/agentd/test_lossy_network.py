@@ -16,9 +16,20 @@ import pytest
 from agentd import state_events as e
 from agentd.node_state import AgentState, Policy
 from rlinf_actors.errors import ClusterTimeoutError
-from rlinf_actors.head.cluster_state import Tables
-from rlinf_actors.head.commands import Answer, Asked, Command, Identity, Notify, Refuse, Remembered, Tick, Timing, Told
-from rlinf_actors.head.coordinator import Supervisor
+from rlinf_actors.head.cluster_state import ClusterState
+from rlinf_actors.head.commands import (
+    Answer,
+    Command,
+    Identity,
+    NoticeReceived,
+    Notify,
+    Refuse,
+    RequestReceived,
+    Snapshot,
+    TimerDue,
+    Timing,
+)
+from rlinf_actors.head.coordinator import Coordinator
 from rlinf_actors.net.rpc import refusal
 from rlinf_actors.wire.agent_messages import AgentHello, Beat, ClientHello, WorkerExited, WorkerReady
 from rlinf_actors.wire.client_messages import GetNodes, Launch
@@ -38,7 +49,7 @@ class World:
         self.cut: set[str] = set()  # "to head", "from head"
         self.now = 0.0
         self.timing = Timing()
-        self.head = Supervisor(Tables(Identity("epoch", "1"), self.timing, lambda: "token", 0.0, Remembered()))
+        self.head = Coordinator(ClusterState(Identity("epoch", "1"), self.timing, lambda: "token", 0.0, Snapshot()))
         names = (f"life{n}" for n in itertools.count(1))
         self.agent = AgentState(lambda: next(names), self.random.random, Policy())
         self.alive: dict[str, str] = {}  # workers, and the incarnation that started each
@@ -68,9 +79,9 @@ class World:
             if self._queue[0][0] <= self.now:
                 heapq.heappop(self._queue)[2]()
             elif self.head.next_deadline() <= self.now:
-                self.obey(self.head.handle(Tick(), self.now))
+                self.obey(self.head.handle(TimerDue(), self.now))
             else:
-                self.to_agent(e.Tick())
+                self.to_agent(e.TimerDue())
         self.now = end
 
     def carry(self, way: str, what: Callable[[], None]) -> None:
@@ -80,10 +91,10 @@ class World:
     # --- the driver, which is beside the head: nothing of it is lost ---
 
     def from_driver(self, body: Body) -> None:
-        self.obey(self.head.handle(Asked(b"d", next(self._ids), body), self.now))
+        self.obey(self.head.handle(RequestReceived(b"d", next(self._ids), body), self.now))
 
     def beat(self) -> None:
-        self.obey(self.head.handle(Told(b"d", Beat("d")), self.now))
+        self.obey(self.head.handle(NoticeReceived(b"d", Beat("d")), self.now))
         self.after(1.0, self.beat)
 
     def launch(self, name: str) -> None:
@@ -112,7 +123,7 @@ class World:
 
     def act(self, action: e.Action) -> None:
         if isinstance(action, e.Send):
-            told = Told(self.agent.incarnation.encode(), action.body)
+            told = NoticeReceived(self.agent.incarnation.encode(), action.body)
             self.carry("to head", lambda: self.obey(self.head.handle(told, self.now)))
         elif isinstance(action, e.SayHello):
             self._hello += 1
@@ -144,7 +155,7 @@ class World:
         id = next(self._ids)
         self._asked[id] = answered
         hello = AgentHello(PROTOCOL, "1", action.incarnation, NODE, False, self.agent.running())
-        asked = Asked(action.incarnation.encode(), id, hello)
+        asked = RequestReceived(action.incarnation.encode(), id, hello)
         self.carry("to head", lambda: self.obey(self.head.handle(asked, self.now)))
         self.after(action.timeout_s, timed_out)
 

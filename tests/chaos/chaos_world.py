@@ -22,7 +22,7 @@ from chaos_record import Line
 
 from rlinf_actors.head.commands import Timing
 from rlinf_actors.head.server import HeadServer
-from rlinf_actors.head.store import Store
+from rlinf_actors.head.store import HeadStore
 from rlinf_actors.net.memory_network import MemoryNetwork
 from rlinf_actors.testing import faults
 from rlinf_actors.wire.values import ExitReport
@@ -31,7 +31,7 @@ TIMING = Timing(beat_s=0.2, lease_s=2.0, rank_hold_s=2.0, orphan_grace_s=0.2)
 KILLED = ExitReport("signalled", None, 9)
 
 
-class _Store(Store):
+class _Store(HeadStore):
     """Written on the loop, so that time stands still meanwhile."""
 
     def write(self, changes: Any, done: Callable[[bool], None]) -> None:

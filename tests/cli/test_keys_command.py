@@ -12,9 +12,8 @@ import pace
 import pytest
 
 from rlinf_actors.cli import app
-from rlinf_actors.head.own_keys import own_keys
 from rlinf_actors.head.server import HeadServer
-from rlinf_actors.head.store import Store
+from rlinf_actors.head.store import HeadStore, own_keys
 from rlinf_actors.net.zmq_network import ZmqNetwork
 from rlinf_actors.security import job, keyfile
 from rlinf_actors.settings import Settings
@@ -163,7 +162,7 @@ def running_head(tmp_path, writes=True):
         settings = Settings.load()
         own = own_keys(keyfile.load(tmp_path / "keys" / "head.key"), settings)
         network = ZmqNetwork(loop)
-        store = Store(str(tmp_path / "state"))
+        store = HeadStore(str(tmp_path / "state"))
         store._database.execute(f"PRAGMA query_only = {not writes}")
         head = HeadServer(network, store=store, own=own)
         head.start([f"ipc://{run}/head"])

@@ -8,36 +8,36 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rlinf_actors.head.cluster_state import Tables
+from rlinf_actors.head.cluster_state import ClusterState
 from rlinf_actors.head.commands import (
     Answer,
-    Asked,
     Change,
     Command,
-    Drain,
     EndCluster,
-    ForgetGaveUp,
     ForgetJob,
     ForgetKey,
     ForgetNode,
-    GaveUp,
+    ForgetTombstone,
+    HeadStalled,
     Identity,
-    Keep,
     KnownJob,
     KnownNode,
-    Latch,
+    LogEvent,
+    NodeDrained,
+    NoticeReceived,
     Notify,
-    Record,
+    PeerUnreachable,
+    Persist,
     Refuse,
-    Remembered,
-    Stalled,
-    Tick,
+    RequestReceived,
+    Snapshot,
+    StopPressed,
+    StopReleased,
+    TimerDue,
     Timing,
-    Told,
-    Unlatch,
-    Unreachable,
+    Tombstone,
 )
-from rlinf_actors.head.coordinator import Supervisor
+from rlinf_actors.head.coordinator import Coordinator
 from rlinf_actors.head.key_registry import OwnKeys
 from rlinf_actors.security.members import LOCAL, Member
 from rlinf_actors.wire.agent_messages import AgentHello, Beat, ClientHello, ProcessGone, WorkerExited, WorkerReady
@@ -92,7 +92,7 @@ class HeadKit:
         self.own = own or OwnKeys()
         self.keyed: dict[str, str] = {}
         self.words: dict[str, float] = {}
-        self.disk = Remembered()
+        self.disk = Snapshot()
         self.full = False
         self.ids = itertools.count(1)
         self.tokens = (f"token{n}" for n in itertools.count(1))
@@ -108,7 +108,7 @@ class HeadKit:
         identity = Identity(epoch, "1.0", self.embedded)
         before = copy.deepcopy(self.disk)
         tokens = lambda: next(self.tokens)  # noqa: E731
-        self.head = Supervisor(Tables(identity, self.timing, tokens, self.now, before, self.own, job_key))
+        self.head = Coordinator(ClusterState(identity, self.timing, tokens, self.now, before, self.own, job_key))
         if self.own.public:
             self.out = self._keep(self.head.started(["ipc:///run/head", "tcp://10.0.0.1:6380"], self.wall))
 
@@ -124,10 +124,10 @@ class HeadKit:
     restart = start
 
     def _keep(self, commands: list[Command]) -> list[Command]:
-        """What the shell does with Keep; what it answers then takes its place."""
+        """What the shell does with Persist; what it answers then takes its place."""
         done: list[Command] = []
         for command in commands:
-            if not isinstance(command, Keep):
+            if not isinstance(command, Persist):
                 done.append(command)
                 continue
             answer = command.instead if self.full else command.then
@@ -145,7 +145,7 @@ class HeadKit:
         if member is None:
             self.out = []  # the transport drops it
             return None
-        self.out = self._keep(self.head.handle(Asked(peer.encode(), id, body, member), self.now, self.wall))
+        self.out = self._keep(self.head.handle(RequestReceived(peer.encode(), id, body, member), self.now, self.wall))
         for command in self.out:
             if isinstance(command, (Answer, Refuse)) and command.id == id:
                 return command.body if isinstance(command, Answer) else command
@@ -153,7 +153,9 @@ class HeadKit:
 
     def tell(self, peer: str, body: Body) -> list[Command]:
         member = self.member(peer)
-        told = [] if member is None else self.head.handle(Told(peer.encode(), body, member), self.now, self.wall)
+        told = (
+            [] if member is None else self.head.handle(NoticeReceived(peer.encode(), body, member), self.now, self.wall)
+        )
         self.out = self._keep(told)
         return self.out
 
@@ -176,18 +178,21 @@ class HeadKit:
         end, everything = self.now + seconds, []
         while self.head.next_deadline() <= end:
             self.now = self.head.next_deadline()
-            everything += self._keep(self.head.handle(Tick(), self.now, self.wall))
+            everything += self._keep(self.head.handle(TimerDue(), self.now, self.wall))
         self.now = end
         self.out = everything
         return everything
 
     def stall(self, seconds: float) -> None:
         self.now += seconds
-        out = [*self.head.handle(Stalled(seconds), self.now), *self.head.handle(Tick(), self.now)]  # as the server
+        out = [
+            *self.head.handle(HeadStalled(seconds), self.now),
+            *self.head.handle(TimerDue(), self.now),
+        ]  # as the server
         self.out = self._keep(out)
 
     def unreachable(self, peer: str) -> None:
-        self.out = self._keep(self.head.handle(Unreachable(peer.encode()), self.now))
+        self.out = self._keep(self.head.handle(PeerUnreachable(peer.encode()), self.now))
 
     def killed(self, client: str, *agents: str) -> None:
         """Its process is gone, and so is its connection: these agents say so."""
@@ -226,7 +231,7 @@ class HeadKit:
     # --- out ---
 
     def sent(self, kind: type[T], peer: str | None = None) -> list[T]:
-        """Notices of this kind in the last commands."""
+        """NoticeHandlers of this kind in the last commands."""
         return [
             c.body
             for c in self.out
@@ -240,7 +245,7 @@ class HeadKit:
         return [c for c in self.out if isinstance(c, Refuse)]
 
     def records(self) -> list[str]:
-        return [c.text for c in self.out if isinstance(c, Record)]
+        return [c.text for c in self.out if isinstance(c, LogEvent)]
 
     def ended(self) -> bool:
         return any(isinstance(c, EndCluster) for c in self.out)
@@ -266,21 +271,21 @@ def running(spec: WorkerSpec, owner: str, **more: Any) -> RunningWorker:
     return RunningWorker(msgspec.structs.replace(spec, token="old"), owner, "m:C", **more)
 
 
-def keep(disk: Remembered, change: Change) -> None:
+def keep(disk: Snapshot, change: Change) -> None:
     """What the store does to its file."""
     if isinstance(change, (KnownNode, ForgetNode)):
         id = change.report.node_id if isinstance(change, KnownNode) else change.id
         disk.nodes = [node for node in disk.nodes if node.report.node_id != id]
         disk.nodes += [change] if isinstance(change, KnownNode) else []
-    elif isinstance(change, GaveUp):
+    elif isinstance(change, Tombstone):
         disk.given_up[change.kind, change.id] = change.reason
-    elif isinstance(change, ForgetGaveUp):
+    elif isinstance(change, ForgetTombstone):
         disk.given_up.pop((change.kind, change.id), None)
-    elif isinstance(change, Latch):
+    elif isinstance(change, StopPressed):
         disk.stops[change.key] = change.text
-    elif isinstance(change, Unlatch):
+    elif isinstance(change, StopReleased):
         disk.stops.pop(change.key, None)
-    elif isinstance(change, Drain):
+    elif isinstance(change, NodeDrained):
         disk.drained[change.id] = change.why
     elif isinstance(change, (KeyState, ForgetKey)):
         disk.keys = [key for key in disk.keys if key.public != change.public]

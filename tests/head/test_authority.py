@@ -7,7 +7,7 @@ from head_kit import agent_hello, client_hello, job_key, running, specs
 from keys_kit import KeysKit, key, refused, two_jobs
 
 from rlinf_actors.head.authority import _HOW, who_may
-from rlinf_actors.head.commands import Record, Refuse
+from rlinf_actors.head.commands import LogEvent, Refuse
 from rlinf_actors.security.members import Member
 from rlinf_actors.wire.agent_messages import FlushLogs, Goodbye, LogCredit, LogLines, StopWorkers, Welcome
 from rlinf_actors.wire.client_messages import (
@@ -100,7 +100,7 @@ def test_what_a_role_may_not_say_is_in_the_log_with_who_and_what(kit):
 
 def test_a_notice_that_may_not_be_said_is_dropped_and_counted(kit):
     before = kit.head.refused
-    assert [type(command) for command in kit.tell("ann", LogLines("ann", "n1", [("g:0", "stdout", "x")]))] == [Record]
+    assert [type(command) for command in kit.tell("ann", LogLines("ann", "n1", [("g:0", "stdout", "x")]))] == [LogEvent]
     assert kit.head.refused == before + 1
 
 
@@ -262,7 +262,7 @@ def test_a_worker_of_another_job_has_another_key(kit):
 
 
 def test_credit_for_output_is_given_by_whom_it_goes_to(kit):
-    assert [type(command) for command in kit.tell("bob", LogCredit("ann", "n1", 10))] == [Record]
+    assert [type(command) for command in kit.tell("bob", LogCredit("ann", "n1", 10))] == [LogEvent]
     assert not kit.sent(LogCredit)
 
 

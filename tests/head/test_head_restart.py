@@ -255,13 +255,13 @@ def test_who_stops_is_told_when_a_restarted_head_would_not_know():
 
 
 def test_robots_are_told_to_stop_before_anything_is_written():
-    from rlinf_actors.head.commands import Asked, Keep, Notify
+    from rlinf_actors.head.commands import Notify, Persist, RequestReceived
 
     kit = cluster(1)
     kit.ask("d1", Launch("ns", "arm", "m:C", arm("arm")))
-    out = kit.head.handle(Asked(b"o", 99, EStop("kim@lab")), kit.now)
+    out = kit.head.handle(RequestReceived(b"o", 99, EStop("kim@lab")), kit.now)
     stop = next(n for n, c in enumerate(out) if isinstance(c, Notify) and isinstance(c.body, StopWorkers))
-    assert stop < next(n for n, c in enumerate(out) if isinstance(c, Keep))
+    assert stop < next(n for n, c in enumerate(out) if isinstance(c, Persist))
 
 
 # --- any order ---

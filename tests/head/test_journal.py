@@ -8,8 +8,8 @@ import typing
 import pytest
 from head_kit import HeadKit, client_hello
 
-from rlinf_actors.head.commands import Answer, Record, Refused, Told
-from rlinf_actors.head.event_log import ERRORS, MAX_READERS, WARNINGS, Journal, level
+from rlinf_actors.head.commands import Answer, LogEvent, NoticeReceived, Refusal
+from rlinf_actors.head.event_log import ERRORS, MAX_READERS, WARNINGS, EventLog, level
 from rlinf_actors.wire.agent_messages import Beat, Goodbye
 from rlinf_actors.wire.client_messages import EStop, Events, GetEvents
 from rlinf_actors.wire.values import EventKind, ExitReport
@@ -20,7 +20,7 @@ class JournalKit:
 
     def __init__(self, **limits: int) -> None:
         self.sent: dict[int, Events] = {}
-        self.journal = Journal("log", self._emit, **limits)
+        self.journal = EventLog("log", self._emit, **limits)
 
     def _emit(self, command: object) -> None:
         assert isinstance(command, Answer)
@@ -30,7 +30,7 @@ class JournalKit:
 
     def add(self, *texts: str, namespace: str = "", wall: float = 1.0) -> None:
         for text in texts:
-            self.journal.add(Record("worker_died", text, namespace=namespace), wall, namespace)
+            self.journal.add(LogEvent("worker_died", text, namespace=namespace), wall, namespace)
 
     def ask(self, id: int = 1, now: float = 0.0, **question: object) -> Events | None:
         return self.journal.ask(b"p", id, GetEvents(**question), now, 9.0)
@@ -74,9 +74,9 @@ def test_who_asks_for_events_that_are_gone_is_told_how_many_are_missing():
 def test_long_events_make_room_sooner_and_the_newest_always_stays():
     kit = JournalKit(kept_chars=100)
     for name in "ab":
-        kit.journal.add(Record("worker_died", name, exit=ExitReport("exited", stderr_tail=["x" * 60])), 1.0)
+        kit.journal.add(LogEvent("worker_died", name, exit=ExitReport("exited", stderr_tail=["x" * 60])), 1.0)
     assert texts(kit.ask()) == ["b"]
-    kit.journal.add(Record("worker_died", "c" * 500), 1.0)
+    kit.journal.add(LogEvent("worker_died", "c" * 500), 1.0)
     assert texts(kit.ask()) == ["c" * 500]
 
 
@@ -84,13 +84,13 @@ def test_who_does_most_makes_room_and_nobody_else():
     kit = JournalKit(kept=10)
     kit.add("a", "b", namespace="quiet")
     kit.add("node")
-    kit.journal.add(Record("refused", "who"), 1.0)
+    kit.journal.add(LogEvent("refused", "who"), 1.0)
     kit.add(*(f"{n}" for n in range(50)), namespace="loud")
     answer = kit.ask()
     assert texts(answer) == ["a", "b", "node", "who", *(f"{n}" for n in range(44, 50))]
     assert (answer.missing, answer.next, answer.more) == (44, 54, False)
     for _ in range(50):
-        kit.journal.add(Record("refused", "who"), 1.0)
+        kit.journal.add(LogEvent("refused", "who"), 1.0)
     kept = texts(kit.ask())
     assert kept[:3] == ["a", "b", "node"]
     assert kept.count("who") in (3, 4)
@@ -164,7 +164,7 @@ def test_waiting_is_bounded():
     for id in range(MAX_READERS):
         assert kit.ask(id, wait_s=1e9) is None
     assert kit.journal.next_deadline() == 60.0
-    with pytest.raises(Refused):
+    with pytest.raises(Refusal):
         kit.ask(MAX_READERS, wait_s=1.0)
     kit.journal.forget(b"p")
     assert kit.ask(MAX_READERS, wait_s=1.0) is None
@@ -277,7 +277,7 @@ def test_a_driver_that_waits_is_told_in_the_same_turn_and_forgotten_with_its_end
     ((peer, answer),) = [(peer, body) for peer, body in kit.answers() if isinstance(body, Events)]
     assert (peer, texts(answer)) == ("d1", ["group 'g' of namespace 'ns' was launched: m:C, ranks 0-0"])
     assert kit.ask("d1", GetEvents(answer.next, "epoch", "ns", wait_s=5.0)) is None
-    commands = kit.head.handle(Told(b"d1", Goodbye("done")), kit.now)
+    commands = kit.head.handle(NoticeReceived(b"d1", Goodbye("done")), kit.now)
     assert not [c for c in commands if isinstance(c, Answer)]
     kit.wait(6.0)
     assert [body for _, body in kit.answers() if isinstance(body, Events)] == []

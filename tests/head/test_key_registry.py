@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from keys_kit import OWN, KeysKit, key
 
 from rlinf_actors.head import key_registry
-from rlinf_actors.head.commands import Answer, Asked, Keep, Refuse
+from rlinf_actors.head.commands import Answer, Persist, Refuse, RequestReceived
 from rlinf_actors.head.key_registry import OwnKeys
 from rlinf_actors.wire.agent_messages import Welcome
 from rlinf_actors.wire.client_messages import AddKey, Enrolled, GetKeys, Keys, RotateKey
@@ -287,9 +287,9 @@ TestKeysModel.settings = settings(max_examples=60, stateful_step_count=30)
 
 def test_a_change_is_answered_when_it_is_durable():
     kit = KeysKit()
-    asked = Asked(b"admin", 1, AddKey(key("a"), "agent", "n1", "me"))
+    asked = RequestReceived(b"admin", 1, AddKey(key("a"), "agent", "n1", "me"))
     commands = kit.head.handle(asked, kit.now, kit.wall)
     assert not any(isinstance(command, Answer) for command in commands)
-    (kept,) = [command for command in commands if isinstance(command, Keep)]
+    (kept,) = [command for command in commands if isinstance(command, Persist)]
     assert kept.then is not None
     assert kept.change.public == key("a")

@@ -7,9 +7,9 @@ from head_kit import agent_hello, client_hello, running, specs
 from keys_kit import KeysKit, key, two_jobs
 from msgspec.structs import replace
 
-from rlinf_actors.head import client_table, jobs, key_registry, operations
+from rlinf_actors.head import client_table, key_registry, operations
 from rlinf_actors.head.authority import MAX_DRIVERS_OF_ONE, MAX_NODES_OF_ONE
-from rlinf_actors.head.commands import Asked, Refuse, Tick, TurnedAway
+from rlinf_actors.head.commands import ConnectionRejected, Refuse, RequestReceived, TimerDue
 from rlinf_actors.head.event_log import KEPT_EVENTS, KINDS, WINDOW_S
 from rlinf_actors.head.quotas import KEPT_OF_ONE, MAX_OF_ONE
 from rlinf_actors.head.robots import MAX_STOPS
@@ -81,7 +81,7 @@ def test_a_question_that_is_asked_again_counts_again(kit):
     peer = b"bob"
     member = kit.member("bob")
     for _ in range(2 * MAX_OF_ONE):
-        kit.head.handle(Asked(peer, 7, GetNodes(99, 5.0), member), kit.now, kit.wall)
+        kit.head.handle(RequestReceived(peer, 7, GetNodes(99, 5.0), member), kit.now, kit.wall)
     refused = [command for command in kit.wait(5) if isinstance(command, Refuse) and command.kind == "timeout"]
     assert len(refused) == MAX_OF_ONE
     assert isinstance(kit.ask("bob", GetStatus()), Status)
@@ -186,7 +186,7 @@ def test_a_key_that_is_changed_again_and_again_pushes_out_no_other_that_has_ende
 
 
 def test_a_driver_of_many_jobs_keeps_no_other_from_seeing_its_own(kit, monkeypatch):
-    monkeypatch.setattr(jobs, "KEPT_OWNERS", 10)
+    monkeypatch.setattr(key_registry, "KEPT_OWNERS", 10)
     kit.keyed["ann's terminal"] = kit.keyed["ann"]
     kit.tell("ann", Goodbye())
     for n in range(20):
@@ -251,9 +251,9 @@ def test_strangers_from_everywhere_leave_the_rest_in_the_log(kit):
     before = kinds(kit)
     for minute in range(KEPT_EVENTS // KINDS + 10):
         for n in range(KINDS):
-            kit.head.handle(TurnedAway("", f"10.{minute}.1.{n}", "it came without CURVE"), kit.now, kit.wall)
+            kit.head.handle(ConnectionRejected("", f"10.{minute}.1.{n}", "it came without CURVE"), kit.now, kit.wall)
         kit.now += WINDOW_S
-        kit.head.handle(Tick(), kit.now, kit.wall)
+        kit.head.handle(TimerDue(), kit.now, kit.wall)
     after = read(kit)
     assert len(after) == KEPT_EVENTS
     assert after[-1].seq > KEPT_EVENTS

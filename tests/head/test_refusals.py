@@ -7,7 +7,7 @@ from head_kit import HeadKit
 from keys_kit import KeysKit, key, two_jobs
 
 from rlinf_actors.head import event_log
-from rlinf_actors.head.commands import Command, Record, TurnedAway
+from rlinf_actors.head.commands import Command, ConnectionRejected, LogEvent
 from rlinf_actors.security.refusal_tally import KINDS
 from rlinf_actors.wire.agent_messages import Refusal, RefusalReport
 from rlinf_actors.wire.client_messages import GetEvents, GetKeys
@@ -25,7 +25,7 @@ def refused(commands: list[Command]) -> list[str]:
 
 
 def turned_away(kit: KeysKit, public: str = "", address: str = "10.0.0.9", why: str = "") -> list[str]:
-    kit.out = kit.head.handle(TurnedAway(public, address, why), kit.now, kit.wall)
+    kit.out = kit.head.handle(ConnectionRejected(public, address, why), kit.now, kit.wall)
     return kit.records()
 
 
@@ -97,7 +97,7 @@ def jobs() -> KeysKit:
 
 def test_who_was_refused_by_a_worker_is_in_the_log_of_its_job(jobs):
     jobs.tell("a:n0", RefusalReport([Refusal(STRANGER, 3, "g-0")]))
-    (record,) = [command for command in jobs.out if isinstance(command, Record)]
+    (record,) = [command for command in jobs.out if isinstance(command, LogEvent)]
     assert record.text == f"worker g:0 (process 77) on node n0 refused {STRANGER} (3 times)"
     assert (record.kind, record.namespace, record.node, record.worker_id) == ("refused", "ann", "n0", "g-0")
     seen = {peer: jobs.ask(peer, GetEvents(0, namespace=peer)) for peer in ("ann", "bob")}

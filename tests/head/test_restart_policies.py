@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rlinf_actors import RestartPolicy, UsageError
 from rlinf_actors.head.commands import Refuse
-from rlinf_actors.head.records import Group, Worker, WorkerLife
+from rlinf_actors.head.records import Group, WorkerLife, WorkerRecord
 from rlinf_actors.head.restarts import Restarts
 from rlinf_actors.wire.agent_messages import Beat, Goodbye, StartWorkers, StopWorkers
 from rlinf_actors.wire.client_messages import Done, EStop, Launch, Launched, StopGroup, WorkerChanged
@@ -61,7 +61,7 @@ def test_a_failure_is_told_with_what_follows_and_the_next_starts_after_the_back_
 def test_the_back_off_doubles_to_its_maximum_and_begins_anew_when_the_window_is_clean():
     policy = RestartPolicy.on_failure(max_restarts=9, within_s=100, backoff_s=1, backoff_max_s=3)
     restarts, group = Restarts(), Group("ns", "g", "m:C", "d1")
-    worker = Worker(msgspec.structs.replace(specs("g", [0])[0], restart=policy), "n0", "", WorkerLife.RUNNING)
+    worker = WorkerRecord(msgspec.structs.replace(specs("g", [0])[0], restart=policy), "n0", "", WorkerLife.RUNNING)
 
     def back_off(now: float) -> float:
         nonlocal worker
@@ -232,7 +232,7 @@ def test_two_ends_of_one_rank_that_a_restarted_head_hears_of_at_once():
 def test_very_many_restarts_do_not_overflow():
     policy = RestartPolicy.on_failure(max_restarts=5000, within_s=1e6, backoff_s=1, backoff_max_s=3)
     restarts, group = Restarts(), Group("ns", "g", "m:C", "d1")
-    worker = Worker(msgspec.structs.replace(specs("g", [0])[0], restart=policy), "n0", "", WorkerLife.RUNNING)
+    worker = WorkerRecord(msgspec.structs.replace(specs("g", [0])[0], restart=policy), "n0", "", WorkerLife.RUNNING)
     for _ in range(2000):
         worker.exit = ExitReport("signalled", signal=9)
         worker = restarts.ended(group, worker, 0.0)

@@ -13,19 +13,19 @@ from msgspec.structs import replace
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.head.commands import (
     KEPT,
-    Drain,
-    ForgetGaveUp,
     ForgetJob,
     ForgetKey,
     ForgetNode,
-    GaveUp,
+    ForgetTombstone,
     KnownJob,
     KnownNode,
-    Latch,
-    Undrain,
-    Unlatch,
+    NodeDrained,
+    NodeUndrained,
+    StopPressed,
+    StopReleased,
+    Tombstone,
 )
-from rlinf_actors.head.store import FILE, Store
+from rlinf_actors.head.store import FILE, HeadStore
 from rlinf_actors.wire.client_messages import KeyState
 
 KEY = KeyState("x", "agent", "n0", 17.5, "kim", True, 917.5)
@@ -40,18 +40,20 @@ async def write(store, *changes):
 
 
 def opened(tmp_path):
-    store = Store(str(tmp_path))
+    store = HeadStore(str(tmp_path))
     store.close()
     return store.remembered
 
 
 async def test_the_next_head_knows_all_of_it(tmp_path):
-    store = Store(str(tmp_path))
+    store = HeadStore(str(tmp_path))
     assert store.remembered.epoch == 1
-    assert await write(store, NODE, KnownNode(node_report("n1"), "n1-1"), GaveUp("client", "d1", "it was silent"))
-    assert await write(store, Latch("*", "emergency stop by kim"), Latch("ns", "another"), ForgetNode("n1"))
-    assert await write(store, Drain("n0", "new disk"), Drain("n1", "old disk"), Drain("n0", "no disk"))
-    assert await write(store, KnownNode(NODE.report, "n0-2", True, 3, True), Unlatch("ns"), Undrain("n1"))
+    assert await write(store, NODE, KnownNode(node_report("n1"), "n1-1"), Tombstone("client", "d1", "it was silent"))
+    assert await write(store, StopPressed("*", "emergency stop by kim"), StopPressed("ns", "another"), ForgetNode("n1"))
+    assert await write(
+        store, NodeDrained("n0", "new disk"), NodeDrained("n1", "old disk"), NodeDrained("n0", "no disk")
+    )
+    assert await write(store, KnownNode(NODE.report, "n0-2", True, 3, True), StopReleased("ns"), NodeUndrained("n1"))
     assert await write(store, KEY, replace(KEY, public="y"), replace(KEY, public="z"))
     assert await write(store, ENDED, ForgetKey("y"))
     assert await write(store, KnownJob("a", "p", "kim"), KnownJob("b", "q", ""), KnownJob("a", "r", ""), ForgetJob("b"))
@@ -68,16 +70,18 @@ async def test_the_next_head_knows_all_of_it(tmp_path):
 
 
 async def test_what_was_asked_for_before_the_end_is_written(tmp_path):
-    store = Store(str(tmp_path))
-    store.write([Latch("*", "stop")], lambda durable: None)
+    store = HeadStore(str(tmp_path))
+    store.write([StopPressed("*", "stop")], lambda durable: None)
     store.close()
     assert opened(tmp_path).stops == {"*": "stop"}
 
 
 async def test_only_so_many_are_remembered(tmp_path):
-    store = Store(str(tmp_path))
-    await write(store, GaveUp("node", "other", ""), *(GaveUp("client", str(n), "") for n in range(KEPT + 10)))
-    await write(store, ForgetGaveUp("client", "30"), ForgetGaveUp("node", "40"), GaveUp("client", "20", "again"))
+    store = HeadStore(str(tmp_path))
+    await write(store, Tombstone("node", "other", ""), *(Tombstone("client", str(n), "") for n in range(KEPT + 10)))
+    await write(
+        store, ForgetTombstone("client", "30"), ForgetTombstone("node", "40"), Tombstone("client", "20", "again")
+    )
     store.close()
     clients = [id for kind, id in opened(tmp_path).given_up if kind == "client"]
     assert clients == [*(str(n) for n in range(9, KEPT + 10) if n not in (20, 30)), "20"]
@@ -85,9 +89,9 @@ async def test_only_so_many_are_remembered(tmp_path):
 
 
 def test_a_second_head_is_told_that_the_first_runs(tmp_path):
-    first = Store(str(tmp_path))
+    first = HeadStore(str(tmp_path))
     with pytest.raises(ConfigError, match="is used by another head that runs") as refused:
-        Store(str(tmp_path))
+        HeadStore(str(tmp_path))
     assert refused.value.path == str(tmp_path / FILE)
     first.close()
     assert opened(tmp_path).epoch == 2
@@ -97,7 +101,7 @@ def test_a_second_head_is_told_that_the_first_runs(tmp_path):
 def test_a_damaged_file_is_refused_with_what_to_do(tmp_path, text):
     (tmp_path / FILE).write_bytes(text)
     with pytest.raises(ConfigError, match="Move it away and start the head again") as refused:
-        Store(str(tmp_path))
+        HeadStore(str(tmp_path))
     assert str(tmp_path / FILE) in str(refused.value)
     assert (tmp_path / FILE).read_bytes() == text
 
@@ -118,7 +122,7 @@ def test_a_value_that_cannot_be_is_damage_too(tmp_path, change):
         database.execute(change)
     database.close()
     with pytest.raises(ConfigError, match=r"is damaged \(.*Move it away and start the head again"):
-        Store(str(tmp_path))
+        HeadStore(str(tmp_path))
 
 
 def test_a_file_of_another_format_is_refused(tmp_path):
@@ -127,27 +131,27 @@ def test_a_file_of_another_format_is_refused(tmp_path):
         database.execute("UPDATE facts SET value = 99 WHERE name = 'format'")
     database.close()
     with pytest.raises(ConfigError, match="has format 99"):
-        Store(str(tmp_path))
+        HeadStore(str(tmp_path))
 
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="give it a directory that it may write to") as refused:
-        Store(str(tmp_path / "file" / "state"))
+        HeadStore(str(tmp_path / "file" / "state"))
     assert refused.value.path == str(tmp_path / "file" / "state" / FILE)
 
 
 async def test_a_write_that_fails_is_told_and_made_good_by_the_next(tmp_path):
     """A full disk, as sqlite sees one: the file may not grow."""
-    store = Store(str(tmp_path))
+    store = HeadStore(str(tmp_path))
     (pages,) = store._database.execute("PRAGMA page_count").fetchone()
     store._database.execute(f"PRAGMA max_page_count = {pages}")
-    assert not await write(store, *(GaveUp("client", str(n), "x" * 100) for n in range(1000)))
+    assert not await write(store, *(Tombstone("client", str(n), "x" * 100) for n in range(1000)))
     assert "database or disk is full" in store.trouble
     assert store.path in store.trouble
-    assert not await write(store, Latch("*", "stop"))
+    assert not await write(store, StopPressed("*", "stop"))
     store._database.execute("PRAGMA max_page_count = 1000000")
-    assert await write(store, Unlatch("none"))
+    assert await write(store, StopReleased("none"))
     assert store.trouble == ""
     store.close()
     found = opened(tmp_path)
@@ -156,7 +160,7 @@ async def test_a_write_that_fails_is_told_and_made_good_by_the_next(tmp_path):
 
 
 def test_others_may_not_read_it(tmp_path):
-    Store(str(tmp_path / "state")).close()
+    HeadStore(str(tmp_path / "state")).close()
     assert os.stat(tmp_path / "state").st_mode & 0o777 == 0o700
     assert os.stat(tmp_path / "state" / FILE).st_mode & 0o777 == 0o600
 
@@ -167,7 +171,7 @@ def test_what_others_can_write_to_is_refused(tmp_path, where, mode):
     (tmp_path / "state" / "head.sqlite3").touch()
     (tmp_path / where).chmod(mode)
     with pytest.raises(ConfigError, match=rf"can be written by others \(mode 0{mode:o}.*--state-dir"):
-        Store(str(tmp_path / "state"))
+        HeadStore(str(tmp_path / "state"))
 
 
 def test_a_link_to_another_file_is_not_followed(tmp_path):
@@ -175,7 +179,7 @@ def test_a_link_to_another_file_is_not_followed(tmp_path):
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "head.sqlite3").symlink_to(tmp_path / "another")
     with pytest.raises(ConfigError, match="cannot be written"):
-        Store(str(tmp_path / "state"))
+        HeadStore(str(tmp_path / "state"))
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root makes links that are another user's")
@@ -183,7 +187,7 @@ def test_another_user_s_link_to_a_directory_of_ours_is_not_followed(tmp_path):
     """It may be an earlier head's, which lists keys that this one has revoked."""
     (tmp_path / "earlier").mkdir(mode=0o700)
     (tmp_path / "state").symlink_to(tmp_path / "earlier")
-    Store(str(tmp_path / "state")).close()
+    HeadStore(str(tmp_path / "state")).close()
     os.chown(tmp_path / "state", 65534, 65534, follow_symlinks=False)
     with pytest.raises(ConfigError, match="is a link of user 65534: give the head a directory of this user's"):
-        Store(str(tmp_path / "state"))
+        HeadStore(str(tmp_path / "state"))

@@ -10,7 +10,7 @@ import pytest
 
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.head.key_registry import OwnKeys
-from rlinf_actors.head.own_keys import own_keys
+from rlinf_actors.head.store import own_keys
 from rlinf_actors.net.socket_security import Mechanism, Proof, Security, key_at
 from rlinf_actors.security import keyfile
 from rlinf_actors.security import keyfile as thisuser
