@@ -170,7 +170,7 @@ def without_devices() -> ProbeReport:
 
 MAX_LIMIT_S = 600.0
 """No look takes longer, whatever its asker says."""
-_CHILD = "rlinf_actors.hardware.enumeration_child"
+_CHILD = "rlinf_actors.hardware.probe_child:enumerate_main"
 
 
 class Looker:

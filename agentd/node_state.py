@@ -21,9 +21,9 @@ from agentd.roster import RobotLeases, Roster
 from rlinf_actors.errors import (
     ClusterTimeoutError,
     NodeLostError,
-    NotTheHeadError,
     ProtocolError,
     ProtocolMismatchError,
+    WrongServerError,
 )
 from rlinf_actors.net.failure_detection import Outage, Silence
 from rlinf_actors.wire.agent_messages import (
@@ -288,7 +288,7 @@ class AgentState:
             return
         if isinstance(error, NodeLostError):
             self._reset(str(error))
-        elif isinstance(error, (ClusterTimeoutError, NotTheHeadError)):
+        elif isinstance(error, (ClusterTimeoutError, WrongServerError)):
             self._step("failed")
             self._away(f"not registered yet: {error}", now)
             self._hello(again=True)

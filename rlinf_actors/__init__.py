@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from rlinf_actors.errors import WorkerDiedError as WorkerDiedError
     from rlinf_actors.errors import WorkerError as WorkerError
     from rlinf_actors.errors import WorkerStartError as WorkerStartError
+    from rlinf_actors.errors import WrongServerError as WrongServerError
     from rlinf_actors.group.group import WorkerGroup as WorkerGroup
     from rlinf_actors.group.result import WorkerGroupFuncResult as WorkerGroupFuncResult
     from rlinf_actors.hardware.accelerators import Accelerator as Accelerator
@@ -117,6 +118,7 @@ _MODULES = {
         "WorkerDiedError",
         "WorkerError",
         "WorkerStartError",
+        "WrongServerError",
     ),
     "group.group": ("WorkerGroup",),
     "group.result": ("WorkerGroupFuncResult",),

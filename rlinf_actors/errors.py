@@ -1,7 +1,7 @@
-"""Every error a user of rlinf-actors can meet.
+"""Every error class that rlinf-actors raises on purpose.
 
-House rule: a message says what happened, to whom, and what to try. All classes pickle: their
-first argument is the message, everything else is a keyword with a default.
+Rules: a message says what happened, to which worker, node or file, and what to do. Every class pickles: the message is
+the first argument, and each attribute is a keyword argument with a default.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ class RlinfActorsError(Exception):
 
 
 class ConfigError(RlinfActorsError, AssertionError, ValueError):
-    """The ``cluster:`` section is wrong.
+    """A configuration is wrong: the ``cluster:`` section, a configuration file, an option or an environment variable.
 
-    It is an AssertionError too because scripts written for RLinf catch that.
+    Correct the value at `path`. The class is an AssertionError too because scripts written for RLinf catch that.
 
     Attributes:
-        path: where the fault is, e.g. ``cluster.node_groups[2].env_configs[0].node_ranks``.
+        path: place of the fault: a config path such as ``cluster.node_groups[2].env_configs[0].node_ranks``, a file
+            with its key, an option or a variable.
     """
 
     def __init__(self, message: str = "", *, path: str = "") -> None:
@@ -32,14 +33,16 @@ class ConfigError(RlinfActorsError, AssertionError, ValueError):
 
 
 class PlacementError(RlinfActorsError, AssertionError, ValueError):
-    """A placement string or strategy does not fit its rules or the cluster."""
+    """A placement string or strategy breaks a rule or does not fit the cluster. The message offers a correction."""
 
 
 class ClusterTimeoutError(RlinfActorsError, TimeoutError):
-    """The head could not be reached, or nodes were missing, when the time was up.
+    """The head did not answer, or nodes were missing, when the timeout expired.
+
+    Check that the head runs and that agentd runs on every node.
 
     Attributes:
-        missing_ranks: node ranks that had not registered.
+        missing_ranks: ranks of the nodes that had not registered.
     """
 
     def __init__(self, message: str = "", *, missing_ranks: Sequence[int] = ()) -> None:
@@ -48,22 +51,22 @@ class ClusterTimeoutError(RlinfActorsError, TimeoutError):
 
 
 class CallTimeoutError(RlinfActorsError, TimeoutError):
-    """A wait or a deadline on the caller's side ended; the worker itself raised nothing."""
+    """A timeout on the caller's side expired. The worker raised nothing, and the call may still run."""
 
 
 class EndedError(RlinfActorsError):
-    """Base of the errors of an end: a worker, a node, or the other end of a message or channel is gone for good.
+    """Base of the errors that report the permanent end of a worker, a node, a peer or a channel.
 
-    `WorkerDiedError`, `NodeLostError`, `PeerDiedError` and `ChannelBrokenError` are its subclasses. What was under way
-    may have run or not. It is not sent again.
+    `WorkerDiedError`, `NodeLostError`, `PeerDiedError` and `ChannelBrokenError` are its subclasses. An operation that
+    was in progress may or may not have run. It is not repeated.
     """
 
 
 class NodeLostError(EndedError):
-    """A node stopped answering and its lease is over.
+    """A node stopped answering, and its lease expired.
 
     Attributes:
-        node_rank: rank of the node in the cluster, -1 if it had none yet.
+        node_rank: rank of the node in the cluster, -1 if the node had no rank yet.
     """
 
     def __init__(self, message: str = "", *, node_rank: int = -1) -> None:
@@ -72,24 +75,24 @@ class NodeLostError(EndedError):
 
 
 class ConnectionLostError(RlinfActorsError, ConnectionError):
-    """A connection between two processes was lost and made anew: what was under way on it may have run or not.
+    """A connection between two live processes broke and was restored. Calls in progress may or may not have run.
 
-    It is no `EndedError`: both ends are there. Later calls go over the new connection; workers that exchange messages
-    over the old one cannot go on with them, for one may be missing.
+    Not an `EndedError`: both processes live, and later calls use the new connection. Workers that exchanged messages
+    over the old connection cannot continue that exchange, because a message may be missing.
     """
 
 
 class WorkerError(RlinfActorsError):
     """A method of a worker raised.
 
-    What a caller catches is also an instance of the original's type where that type can be
-    imported and mixed (``except ValueError`` works); ``__cause__`` is the original.
+    The error is also an instance of the original exception's type if that type can be imported and subclassed, so
+    ``except ValueError`` works. ``__cause__`` is the original exception.
 
     Attributes:
         worker: name of the worker, ``group:rank``.
         rank: its rank.
         node: name or address of its node.
-        remote_traceback: the traceback as text, as the worker saw it.
+        remote_traceback: the traceback in the worker, as text.
     """
 
     def __init__(
@@ -115,17 +118,17 @@ class WorkerError(RlinfActorsError):
 
 
 class WorkerDiedError(EndedError):
-    """A worker's process ended while it was needed.
+    """The process of a worker ended while a call, message or channel needed it.
 
     Attributes:
         worker: name of the worker, ``group:rank``.
         rank: its rank.
         node: name or address of its node.
-        exit_code: its exit code, None if a signal ended it or it is unknown.
-        signal: number of the signal that ended it, None otherwise.
-        oom: "yes" if the kernel's memory controller says so, "suspected" if only the
-            circumstances do, "no" otherwise.
-        stderr_tail: the last lines it wrote to stderr.
+        exit_code: exit code of the process, None if a signal ended the process or the code is unknown.
+        signal: number of the signal that ended the process, None otherwise.
+        oom: "yes" if the kernel's memory controller killed the process, "suspected" if only the circumstances point to
+            lack of memory, "no" otherwise.
+        stderr_tail: the last lines that the process wrote to stderr.
     """
 
     def __init__(
@@ -151,7 +154,7 @@ class WorkerDiedError(EndedError):
 
 
 class WorkerStartError(RlinfActorsError):
-    """A worker could not be started: interpreter or package missing, class not importable there.
+    """A worker did not start: its interpreter or a package is missing, or its class cannot be imported on the node.
 
     Attributes:
         worker: name of the worker, ``group:rank``.
@@ -165,10 +168,10 @@ class WorkerStartError(RlinfActorsError):
 
 
 class PeerDiedError(EndedError):
-    """The other end of a message, broadcast or channel operation is gone.
+    """The process at the other end of a message, broadcast or channel operation ended.
 
     Attributes:
-        peer: name of the one that is gone.
+        peer: name of the worker or driver that ended.
     """
 
     def __init__(self, message: str = "", *, peer: str = "") -> None:
@@ -177,26 +180,27 @@ class PeerDiedError(EndedError):
 
 
 class ChannelClosedError(RlinfActorsError):
-    """The channel was closed, by `Channel.close` in some process: its orderly end, which ends a loop over it."""
+    """A process closed the channel by `Channel.close`. This is the orderly end: a loop over the channel ends too."""
 
 
 class ChannelBrokenError(PeerDiedError):
-    """The channel ended otherwise than by `Channel.close`, and the items that waited in it are gone.
+    """The channel ended without `Channel.close`, and the items in it are lost.
 
-    The message says why: its host died, the process that created it ended, or this process left the cluster.
+    The message names the cause: the channel's host died, the process that created the channel ended, or this process
+    left the cluster.
     """
 
 
 class ItemNotProcessedError(RlinfActorsError):
-    """A take met an item whose deliveries had failed `max_deliveries` times.
+    """A take reached an item whose delivery failed `max_deliveries` times.
 
-    The item is on the list that `Channel.undeliverable` gives, and the next take goes on with the next item.
+    `Channel.undeliverable` lists the item. The next take continues with the next item.
 
     Attributes:
-        key: of the item's queue.
-        deliveries: how many there were.
-        consumer: who had the last one, "" if that was a get.
-        reason: how that ended: the exception in the consumer's block, or the end of its process.
+        key: key of the item's queue.
+        deliveries: number of failed deliveries.
+        consumer: name of the last consumer, "" if the last delivery was a get.
+        reason: end of the last delivery: the exception in the consumer's block, or the end of the consumer's process.
     """
 
     def __init__(
@@ -210,22 +214,28 @@ class ItemNotProcessedError(RlinfActorsError):
 
 
 class AuthenticationError(RlinfActorsError):
-    """A peer is not who it must be for what it asked."""
+    """A peer has no valid key or job token, or its key does not permit the request."""
 
 
-class NotTheHeadError(AuthenticationError):
-    """What listens at the head's address is not that head: it has another key, or is another program."""
+class WrongServerError(AuthenticationError):
+    """The program at the head's address is not the expected head: its key differs, or it is another program.
+
+    Correct the address, or join the cluster again (``rlinf-actors keys join``).
+    """
+
+
+NotTheHeadError = WrongServerError  # the former name
 
 
 class ProtocolMismatchError(RlinfActorsError):
-    """Two sides speak different versions; the message names both."""
+    """Two processes speak different protocol versions. The message names both: upgrade the older one."""
 
 
 class SerializationError(RlinfActorsError, TypeError):
-    """An object cannot travel.
+    """An object cannot be sent to another process.
 
     Attributes:
-        path: the attribute path to the part that cannot be pickled, e.g. ``args[0].model.lock``.
+        path: attribute path of the part that cannot be pickled, e.g. ``args[0].model.lock``.
     """
 
     def __init__(self, message: str = "", *, path: str = "") -> None:
@@ -234,44 +244,45 @@ class SerializationError(RlinfActorsError, TypeError):
 
 
 class NameInUseError(RlinfActorsError, ValueError):
-    """A group or channel of that name is running in this namespace."""
+    """The namespace has a running group or channel of that name. Choose another name."""
 
 
 class HardwareInUseError(RlinfActorsError):
-    """A robot or other exclusive hardware is held by another group.
+    """Another group uses the robot or other exclusive hardware.
 
-    The message names the piece, the group, its namespace, owner and node, and how long it has had it.
+    The message names the hardware, the group with its namespace, owner and node, and the duration of its lease.
     """
 
 
 class GroupNotFoundError(RlinfActorsError, ValueError):
-    """No group of that name is running in this namespace."""
+    """The namespace has no running group of that name."""
 
 
 class GroupClosedError(RlinfActorsError):
-    """The group was shut down before, or while, it was asked."""
+    """The group was shut down before or during the call."""
 
 
 class UsageError(RlinfActorsError, RuntimeError):
-    """The API was used in a way that cannot work; the message says how to do it instead."""
+    """A call of the API cannot work as made. The message gives the correct form."""
 
 
 class InternalError(RlinfActorsError):
-    """rlinf-actors itself failed while it handled a message: a bug of ours. What the message belonged to ends with it.
+    """rlinf-actors failed while it handled a message: a bug in rlinf-actors. The operation of that message ends.
 
-    ``__cause__`` is what was raised; the log has its traceback.
+    ``__cause__`` is the exception; the log has its traceback.
     """
 
 
 class EmergencyStopError(UsageError):
-    """A group that uses robots was launched while an emergency stop is in force; the message says whose, and how it is
-    released.
+    """A group that uses robots was launched while an emergency stop is in force.
+
+    The message names the author of the stop and the command that releases it.
     """
 
 
 class ProtocolError(RlinfActorsError):
-    """A message was not expected in this state: a bug in a peer of ours, never in user code."""
+    """A peer sent a message that its state does not allow: a bug in rlinf-actors, never in user code."""
 
 
 class RemoteWireError(ProtocolError):
-    """A peer sent bytes that are not a message."""
+    """A peer sent bytes that are not a valid message."""

@@ -1,19 +1,326 @@
-"""`rlinf-actors doctor`: whether this machine is fit, and the exact fix where it is not."""
+"""`rlinf-actors doctor`: whether this machine is fit, and the exact fix where it is not.
+
+What `rlinf-actors doctor` looks at: this machine, this user, this environment. Changes nothing.
+
+Which agentds run on this machine, as far as this user can see: by the locks of their run directories.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import ctypes
 import dataclasses
+import fcntl
+import importlib.metadata
 import os
+import resource
+import stat
+import subprocess
 import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import click
 
-from rlinf_actors.cli.doctor_checks import FAIL, WARN, Finding, diagnose
-from rlinf_actors.cli.doctor_machine import look
+from rlinf_actors import procfs
+from rlinf_actors.cgroups.roots import Roots, find
+from rlinf_actors.cgroups.worker_cgroup import leftovers
+from rlinf_actors.cli.doctor_checks import FAIL, WARN, Directory, Finding, KeyOnDisk, Machine, Process, diagnose
 from rlinf_actors.cli.output import json_option, note, plain, show_json
-from rlinf_actors.errors import ConfigError
-from rlinf_actors.net.discovery import with_client_file
-from rlinf_actors.settings import Settings
+from rlinf_actors.cli.queries import fetch_status
+from rlinf_actors.cli.views import figures_of
+from rlinf_actors.compat import tomllib
+from rlinf_actors.errors import ConfigError, RlinfActorsError
+from rlinf_actors.hardware.probe import run_probe
+from rlinf_actors.net.discovery import named, with_client_file
+from rlinf_actors.net.head_records import parents
+from rlinf_actors.net.host import endpoint_of, route_ip
+from rlinf_actors.security import keyfile
+from rlinf_actors.settings import CLUSTER_MARK, HEAD, KEEPER, Settings
+from rlinf_actors.version import VERSION
+
+OF_UNITS = "/run/rlinf-agentd"
+"""RuntimeDirectory= of the shipped unit, with a directory for each user."""
+
+
+@dataclass(frozen=True)
+class Agentd:
+    """One that runs."""
+
+    pid: int
+    run_dir: str
+
+
+def agentds(parents: Iterable[str], of_units: str = OF_UNITS) -> list[Agentd]:
+    """Those that run: of units first, then those that were started by hand. Private clusters' are left out: a driver
+    starts those where it is itself.
+
+    Args:
+        parents: where run directories lie.
+        of_units: where those of units do.
+    """
+    locks = [*sorted(Path(of_units).glob("*/lock"))]
+    locks += [lock for parent in parents for lock in sorted(Path(parent).glob("rlinf-*/lock"))]
+    held = procfs.flocks()
+    found = {}
+    for lock in locks:
+        try:
+            info = lock.stat()
+        except OSError:  # another user's, or just removed
+            continue
+        pid = held.get((info.st_dev, info.st_ino))
+        if pid is not None and not _is_private(pid):
+            found[pid] = Agentd(pid, str(lock.parent))
+    return list(found.values())
+
+
+def is_locked(path: str) -> bool:
+    """Whether some process holds this lock.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _is_private(pid: int) -> bool:
+    try:
+        environ = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return True
+    return any(entry.startswith(f"{CLUSTER_MARK}=".encode()) for entry in environ.split(b"\0"))
+
+
+_DISTRIBUTIONS = {
+    "zmq": "pyzmq",
+    "msgspec": "msgspec",
+    "cloudpickle": "cloudpickle",
+    "uvloop": "uvloop",
+    "torch": "torch",
+}
+_CONFIG = "/etc/rlinf-actors/agentd.toml"
+_TIME_ERROR = 5
+"""What adjtimex(2) returns while nothing synchronizes the clock."""
+
+
+def inspect_machine(settings: Settings, head: str | None = None) -> Machine:
+    """Look at everything. Blocks, for as long as vendors' libraries and the head may take (about 15 s at most)."""
+    report = asyncio.run(run_probe())
+    running = agentds(parents(settings))
+    cgroups, cgroup_error = _cgroups(settings, running)
+    endpoint = named(head, settings)[0]
+    head_version, head_error = _ask(endpoint, settings) if endpoint else ("", "")
+    return Machine(
+        user=os.getuid(),
+        python=sys.version_info[:3],
+        interpreter=sys.executable,
+        modules={name: _version(package) for name, package in _DISTRIBUTIONS.items()},
+        run_parent=directory(settings.run_dir or tempfile.gettempdir()),
+        shm=_shm("/dev/shm"),
+        memfd=_memfd(),
+        peers=_peers(),
+        files=resource.getrlimit(resource.RLIMIT_NOFILE),
+        memlock=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
+        cgroups=cgroups,
+        cgroup_error=cgroup_error,
+        agentd=f"{running[0].pid} in {running[0].run_dir}" if running else "",
+        clock_synchronized=_synchronized(),
+        head=endpoint,
+        head_error=head_error,
+        head_version=head_version,
+        version=VERSION,
+        keys=key_files(settings),
+        accelerators={one.type: len(one.infos) for one in report.resources},
+        faults=report.faults,
+        stale=stale_run_dirs(parents(settings)),
+        processes=processes(),
+        stale_cgroups=[cgroup.directories[0] for cgroup in leftovers(cgroups)],
+    )
+
+
+def directory(path: str) -> Directory:
+    """What can be done in a directory: nothing is made in it."""
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        return Directory(path, error=error.strerror or str(error))
+    writable = os.access(path, os.W_OK | os.X_OK)
+    return Directory(path, stat.S_IMODE(found.st_mode), found.st_uid, "" if writable else "permission denied")
+
+
+def stale_run_dirs(places: Iterable[str]) -> list[str]:
+    """Run directories of this user that nothing uses: no agentd holds their lock, no template comes from them."""
+    commands = [_command(pid) for pid in procfs.pids()]
+    found = []
+    for path in sorted({os.path.realpath(lock.parent) for one in places for lock in Path(one).glob("rlinf-*/lock")}):
+        with contextlib.suppress(OSError):
+            if os.stat(path).st_uid == os.getuid() and not is_locked(f"{path}/lock"):
+                used = any(path in command for command in commands)
+                if not used and (os.path.exists(f"{path}/head") or os.listdir(f"{path}/w")):
+                    found.append(path)
+    return found
+
+
+def key_files(settings: Settings) -> list[KeyOnDisk]:
+    """This user's key files, and the directories that they are in."""
+    paths = [path for role in keyfile.ROLES if (path := keyfile.locate(settings, role)) is not None]
+    found = [KeyOnDisk(str(folder), _private(folder)) for folder in sorted({path.parent for path in paths})]
+    for path in paths:
+        try:
+            key = keyfile.load(path)
+        except ConfigError as error:
+            found.append(KeyOnDisk(str(path), _private(path), error=str(error.args[0])))
+        else:
+            found.append(KeyOnDisk(str(path), True, f"{key.role} {key.name!r}"))
+    return found
+
+
+def _private(path: Path) -> bool:
+    found = path.stat()
+    return keyfile.is_private(found.st_mode, found.st_uid, os.geteuid())
+
+
+def processes() -> list[Process]:
+    """Templates and workers of this user, with what workers started.
+
+    Those of containers are left out: whoever looks into a pid namespace from outside sees neither all of its processes
+    nor the lock of its agentd, and would take each for an orphan.
+    """
+    marks = {pid: mark for pid in procfs.pids() if (mark := procfs.mark_of(pid)) is not None}
+    marks = {pid: mark for pid, mark in marks.items() if procfs.is_in_our_pid_namespace(pid)}
+    stats = {pid: at for pid in marks if (at := procfs.stat(pid)) is not None and at.state not in "ZX"}
+    templates = {pid for pid in stats if not marks[pid].strip("-")}
+    found = []
+    for pid in sorted(stats):
+        if pid in templates:
+            found.append(Process(pid, "template", _command(pid)[:60], not _served(pid), figures_of(pid)))
+        else:
+            orphan = templates.isdisjoint(_ancestors(pid))
+            found.append(Process(pid, "worker", _command(pid)[:60], orphan, figures_of(pid)))
+    return found
+
+
+def _served(template: int) -> bool:
+    """Whether an agentd is there for a template. The parent says nothing: a later agentd may have taken it over."""
+    for argument in _command(template).split():
+        if argument.endswith("/pkg"):
+            with contextlib.suppress(OSError):
+                # as the template sees it: a unit may have a /tmp of its own
+                if is_locked(f"/proc/{template}/root{os.path.dirname(argument)}/lock"):
+                    return True
+    return False
+
+
+def _ancestors(pid: int) -> Iterable[int]:
+    while pid > 1 and (found := procfs.stat(pid)) is not None:
+        pid = found.parent
+        yield pid
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _shm(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return None
+    return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+
+
+def _memfd() -> str:
+    try:
+        fd = os.memfd_create("doctor", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+    except OSError as error:
+        return error.strerror or str(error)
+    try:
+        os.posix_fallocate(fd, 0, 1 << 20)
+    except OSError as error:
+        return error.strerror or str(error)
+    finally:
+        os.close(fd)
+    return ""
+
+
+def _peers() -> str:
+    """Have a child open what we have, as workers open one another's memory."""
+    fd = os.memfd_create("doctor", os.MFD_CLOEXEC)
+    try:
+        code = f"open('/proc/{os.getpid()}/fd/{fd}', 'r+b').close()"
+        done = subprocess.run(
+            [sys.executable, "-S", "-c", code], capture_output=True, text=True, check=False, timeout=30
+        )
+    finally:
+        os.close(fd)
+    return done.stderr.strip().splitlines()[-1] if done.returncode else ""
+
+
+def _synchronized() -> bool | None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    state = int(libc.adjtimex(ctypes.create_string_buffer(512)))  # no mode is set: it only reads
+    return None if state < 0 else state != _TIME_ERROR
+
+
+def _cgroups(settings: Settings, running: Sequence[Agentd]) -> tuple[Roots, str]:
+    """As the first agentd that runs finds them, or one that is started from here; with what the configuration says."""
+    wanted = "auto"
+    file = Path(settings.config_file or _CONFIG)
+    for path in (file, *sorted((file.parent / "agentd.d").glob("*.toml"))):
+        # what is wrong with a file, agentd --check-config says
+        with contextlib.suppress(OSError, KeyError, TypeError, tomllib.TOMLDecodeError, UnicodeDecodeError):
+            wanted = str(tomllib.loads(path.read_text())["workers"]["cgroup"])
+    try:
+        agentd = running[0].pid if running else None
+        return find(wanted, pid=agentd if agentd is None else _keeper_of(agentd) or agentd), ""
+    except OSError as error:  # it ended just now
+        return Roots(), str(error)
+    except ValueError as error:
+        return Roots(), str(error)
+
+
+def _keeper_of(agentd: int) -> int | None:
+    """The keeper in the workers' unit of an agentd, None without one: workers are in its cgroup."""
+    try:
+        environ = Path(f"/proc/{agentd}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    path = next((os.fsdecode(one.partition(b"=")[2]) for one in environ if one.startswith(f"{KEEPER}=".encode())), "")
+    return next((pid for pid in procfs.pids() if path and path in _command(pid).split()), None)
+
+
+def _ask(endpoint: str, settings: Settings) -> tuple[str, str]:
+    """The version of the head, or what is wrong."""
+    try:
+        full = endpoint if "://" in endpoint else endpoint_of(endpoint, HEAD)
+        if full.startswith("tcp://"):
+            route_ip(full[6:].rpartition(":")[0].strip("[]"))
+        return fetch_status(full, settings).version, ""
+    except OSError as error:
+        return "", f"there is no route to it: {error.strerror or error}"
+    except (ConfigError, RlinfActorsError) as error:
+        return "", str(error)
+
 
 _COLORS = {"pass": "green", "warn": "yellow", "fail": "red"}
 
@@ -37,7 +344,7 @@ def doctor(context: click.Context, head: str | None, as_json: bool) -> None:
         findings.append(
             Finding("client_file", FAIL, str(error), "correct it: scripts and commands fail as long as it is so")
         )
-    findings += diagnose(look(settings, head))
+    findings += diagnose(inspect_machine(settings, head))
     if as_json:
         show_json({"findings": [dataclasses.asdict(finding) for finding in findings], **counts(findings)})
     else:

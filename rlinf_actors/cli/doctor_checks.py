@@ -68,7 +68,7 @@ class KeyOnDisk:
 
 @dataclass(frozen=True)
 class Machine:
-    """What there is. Each field is looked up by `cli.doctor_machine`, and can be made up.
+    """What there is. Each field is looked up by `cli.doctor`, and can be made up.
 
     Attributes:
         user: this process's uid.

@@ -16,7 +16,7 @@ from rlinf_actors.errors import UsageError
 from rlinf_actors.hardware.child_process import fault_of, run_child
 from rlinf_actors.hardware.probe import run_probe
 from rlinf_actors.hardware.probe_report import ProbeReport
-from rlinf_actors.hardware.robots.cameras import CAMERAS
+from rlinf_actors.hardware.robots.robot_checks import CAMERAS
 from rlinf_actors.hardware.robots.scan import RobotScan
 from rlinf_actors.wire.values import HardwareReport
 

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlinf_actors.placement.environment import GroupLayout, worker_environment
+from rlinf_actors.placement.node_groups import find_group
 from rlinf_actors.placement.strategies import NodePlacementStrategy
-from rlinf_actors.placement.view import find_group
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.remote_group import Construction, RemoteGroup
 from rlinf_actors.wire import failure, frames, payload

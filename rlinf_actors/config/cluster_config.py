@@ -461,6 +461,6 @@ def _runs(ranks: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def _load_yaml(source: str | os.PathLike[str]) -> Any:
-    from rlinf_actors.config.yaml_file import load_yaml  # not at the top: workers have no YAML, nor need it
+    from rlinf_actors.config.config_values import load_yaml  # not at the top: workers have no YAML, nor need it
 
     return load_yaml(source)

@@ -24,7 +24,7 @@ from rlinf_actors.model.node import NodeInfo
 from rlinf_actors.model.placement import Placement
 from rlinf_actors.model.restart import RestartPolicy
 from rlinf_actors.placement.environment import GroupLayout, check_launch, model_seen, worker_environment
-from rlinf_actors.placement.view import ClusterView, find_group
+from rlinf_actors.placement.node_groups import ClusterView, find_group
 from rlinf_actors.settings import log_level
 from rlinf_actors.wire.values import Claim, Piece, WorkerSpec
 

@@ -34,7 +34,8 @@ root, module = sys.argv[1:3]
 path = [entry for entry in sys.path if entry]  # nothing in the working directory stands in for a module of ours
 sys.path[:] = path if root in path else [root, *path]  # the child uses this very package, however the parent found it
 import importlib
-importlib.import_module(module).main(sys.argv[3:])
+module, _, function = module.partition(":")
+getattr(importlib.import_module(module), function or "main")(sys.argv[3:])
 """
 _FRAME = re.compile(r'^\s*File ".*", line \d+ in (\w+)', re.MULTILINE)
 
@@ -69,7 +70,7 @@ async def run_child(
     Call it from the main thread: the child ends when the thread that started it does. Cancelling kills it.
 
     Args:
-        module: with ``main(argv)``.
+        module: module with ``main(argv)``, or ``module:function`` for another function.
         arguments: follow this process's pid in its ``argv``.
         env: the child's whole environment.
         timeout_s: seconds until it is killed; the answer is there a second later.

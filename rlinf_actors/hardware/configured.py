@@ -1,7 +1,7 @@
 """The robots and other hardware that node groups are configured to own, as their types enumerate them.
 
 A type's ``enumerate`` is the user's code and looks at the machine: it runs on the node, in a process of its own
-(enumeration_child). Only `describe_hardware`, for a cluster that does not exist, runs it here.
+(probe_child). Only `describe_hardware`, for a cluster that does not exist, runs it here.
 
 Pieces of configured hardware on their way from the node that found them to the driver, as plain values. Pure.
 

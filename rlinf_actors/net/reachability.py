@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from rlinf_actors.errors import NotTheHeadError
+from rlinf_actors.errors import WrongServerError
 from rlinf_actors.exhaustion import explain
 from rlinf_actors.net.failure_detection import LOOK_TIMEOUT_S
 from rlinf_actors.net.host import split_address
@@ -124,7 +124,7 @@ class Doubt:
     """
 
     def __init__(
-        self, network: Network, endpoint: str, on_other: Callable[[NotTheHeadError], None], explains: bool
+        self, network: Network, endpoint: str, on_other: Callable[[WrongServerError], None], explains: bool
     ) -> None:
         self._network = network
         self._endpoint = endpoint
@@ -167,7 +167,7 @@ class Doubt:
                 self._seen = "" if found is Found.KEYED else found.value
                 if found is Found.OTHER or (found is Found.KEYED and self._failed >= HANDSHAKES):
                     said = f"this is not the head, at {self._endpoint}: {self._seen or self._why}"
-                    self._on_other(NotTheHeadError(said))
+                    self._on_other(WrongServerError(said))
         finally:  # also where it fails: the next handshake that does looks again
             if self._looking is asyncio.current_task():
                 self._looking = None

@@ -17,10 +17,10 @@ from rlinf_actors.config.cluster_config import (
 from rlinf_actors.config.config_values import nearest
 from rlinf_actors.errors import ConfigError, PlacementError
 from rlinf_actors.model.node import NODE_GROUP
-from rlinf_actors.placement.assign import assign
+from rlinf_actors.placement.grammar import assign
+from rlinf_actors.placement.node_groups import ClusterView
 from rlinf_actors.placement.resolver import ResourceTable, place
 from rlinf_actors.placement.strategies import FlexiblePlacementStrategy, NodePlacementStrategy, PlacementStrategy
-from rlinf_actors.placement.view import ClusterView
 
 
 class PlacementMode(str, enum.Enum):

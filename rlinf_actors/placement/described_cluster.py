@@ -111,7 +111,7 @@ def parse_description(source: Any) -> list[NodeInfo]:
     Raises:
         ConfigError: a key or value is wrong; ``path`` says which.
     """
-    from rlinf_actors.config.yaml_file import load_yaml  # not at the top: workers have no YAML, nor need it
+    from rlinf_actors.config.config_values import load_yaml  # not at the top: workers have no YAML, nor need it
 
     loaded = plain(load_yaml(source) if isinstance(source, (str, os.PathLike)) else source, "")
     if isinstance(loaded, Mapping):

@@ -4,10 +4,15 @@ string := part ("," part)*     part := resources [":" processes]
 resources := a | a-b | all     processes := a | a-b
 
 Corrected placement strings for error messages. Process ranks stay contiguous in what is offered.
+
+From a placement string to the resource ranks of every process; the rules that need no node.
+
+Work is linear in the processes and resources named.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -173,3 +178,182 @@ def spread(spans: Sequence[Span], processes: int, start: int) -> list[str]:
 def either(strings: Sequence[str]) -> str:
     """``a`` or ``b``, in backquotes, for a message."""
     return " or ".join(f"`{string}`" for string in strings)
+
+
+_LONGEST_LIST = 16
+"""Longer lists of ranks help nobody in a message."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """The resources that a placement string is read against.
+
+    Attributes:
+        group: the node group, or groups, as a person writes them.
+        count: how many resources there are.
+        noun: what one of them is called: node, accelerator, Franka, resource.
+    """
+
+    group: str
+    count: int
+    noun: str
+
+    def __str__(self) -> str:
+        if self.count == 0:
+            return f"node group {self.group!r}, which has no {self.noun}"
+        if self.count == 1:
+            what = "the node" if self.noun == "node" else f"one {self.noun}"
+            return f"node group {self.group!r}, which has one resource ({what}): rank 0"
+        return f"node group {self.group!r}, which has {self.count} resources ({self.noun}s): ranks 0-{self.count - 1}"
+
+
+def assign(text: str, target: Target, maybe_sexagesimal: bool = False) -> list[list[int]]:
+    """For each process, by rank, the resource ranks that it holds or shares.
+
+    Args:
+        text: the placement string.
+        target: what it is read against.
+        maybe_sexagesimal: it came as a ready number, so a number out of range may have been ``a:b`` in YAML.
+
+    Raises:
+        PlacementError: *text* is not in the grammar or breaks a rule; the message offers what would be right.
+    """
+    parts = parse(text)
+    spans = [_resources(part, text, target) for part in parts]
+    _check_range(parts, spans, text, target, maybe_sexagesimal)
+    _check_ascending(parts, spans, text)
+    processes = _processes(parts, spans)
+    _check_union(parts, spans, processes, text)
+    _check_lengths(spans, processes, text)
+    _check_contiguous(spans, processes, text)
+    total = sum(map(len, processes))
+    held: list[list[int]] = [[] for _ in range(total)]
+    for resources, ranks in zip(spans, processes, strict=True):
+        _share(resources, ranks, held)
+    return held
+
+
+def _resources(part: Part, text: str, target: Target) -> Span:
+    if part.resources is not None:
+        return part.resources
+    if target.count == 0:
+        raise PlacementError(f"placement {text!r} asks for all resources of {target}")
+    return Span(0, target.count - 1)
+
+
+def _check_range(
+    parts: Sequence[Part], spans: Sequence[Span], text: str, target: Target, maybe_sexagesimal: bool
+) -> None:
+    worst = max(span.last for span in spans)
+    if worst < target.count:
+        return
+    advice = ""
+    if maybe_sexagesimal and text.isdigit():
+        left, right = divmod(int(text), 60)
+        advice = f'; if {left}:{right} was meant, YAML read it in base 60: quote it, "{left}:{right}"'
+    elif target.count and len(parts) == 1 and len(parts[0].processes or spans[0]) < MAX_PROCESSES:
+        # Most likely the processes were meant to be many, not the resources.
+        wanted = len(parts[0].processes or spans[0])
+        whole = Span(0, target.count - 1)
+        strings = corrections([(whole, wanted)])
+        meaning = f"to put {wanted} process{'es' if wanted > 1 else ''} there, write"
+        exact = fits(len(whole), wanted)
+        advice = f"; {meaning} {either(strings)}" if exact else f"; on all of it, write {either(strings)}"
+    elif target.count:
+        advice = f"; its last rank is {target.count - 1}"
+    raise PlacementError(f"placement {text!r} names resource {worst} of {target}{advice}")
+
+
+def _check_ascending(parts: Sequence[Part], spans: Sequence[Span], text: str) -> None:
+    for earlier, later in itertools.pairwise(spans):
+        if later.first > earlier.last:
+            continue
+        ordered = sorted(zip(spans, _processes(parts, spans), strict=True), key=lambda pair: pair[0].first)
+        if all(before.last < after.first for (before, _), (after, _) in itertools.pairwise(ordered)):
+            better = render(tuple(Part(resources, processes) for resources, processes in ordered))
+            raise PlacementError(
+                f"placement {text!r} names resource {later.first} after {earlier.last}: "
+                f"resource ranks ascend from part to part; write `{better}`"
+            )
+        raise PlacementError(
+            f"placement {text!r} names a resource twice (part {str(later)!r} after {str(earlier)!r}): resource ranks "
+            f"ascend and do not repeat; for two processes on one resource write them in one part, `{later.first}:0-1`"
+        )
+
+
+def _processes(parts: Sequence[Part], spans: Sequence[Span]) -> list[Span]:
+    found: list[Span] = []
+    start = 0
+    for part, resources in zip(parts, spans, strict=True):
+        span = part.processes or Span.of(start, len(resources))
+        found.append(span)
+        start = span.last + 1
+    return found
+
+
+def _check_union(parts: Sequence[Part], spans: Sequence[Span], processes: Sequence[Span], text: str) -> None:
+    """``0-1,4-5:0-3``: the comma separates parts, so this is not four resources for four processes."""
+    run = 0  # index of the first of the parts without processes that precede this one
+    for index, part in enumerate(parts):
+        if part.processes is None:
+            continue
+        if index > run and processes[run].first == part.processes.first:
+            ranges = spans[run : index + 1]
+            meant = ",".join(map(str, ranges))
+            rewrites = spread(ranges, len(part.processes), part.processes.first)
+            advice = f"give each range its own processes: {either(rewrites)}" if rewrites else _as_lists(ranges, part)
+            raise PlacementError(
+                f"placement {text!r} gives process {part.processes.first} twice: a comma starts a new part, "
+                f"so {meant!r} is not one part with processes {part.processes}; {advice}"
+            )
+        run = index + 1
+
+
+def _as_lists(ranges: Sequence[Span], part: Part) -> str:
+    ranks = [rank for span in ranges for rank in range(span.first, span.last + 1)]
+    block, rest = divmod(len(ranks), len(part.processes or ()))
+    if rest or len(ranks) > _LONGEST_LIST:
+        return "list the resources of every process: FlexiblePlacementStrategy([[...], ...])"
+    lists = [ranks[start : start + block] for start in range(0, len(ranks), block)]
+    return f"a process on resources of two ranges needs FlexiblePlacementStrategy({lists})"
+
+
+def _check_lengths(spans: Sequence[Span], processes: Sequence[Span], text: str) -> None:
+    for resources, ranks in zip(spans, processes, strict=True):
+        have, want = len(resources), len(ranks)
+        if fits(have, want):
+            continue
+        strings = corrections([(span, len(run)) for span, run in zip(spans, processes, strict=True)])
+        raise PlacementError(
+            f"part '{resources}:{ranks}' of placement {text!r} puts {want} processes on {have} resources; "
+            f"one of the two numbers must divide the other; write {either(strings)}"
+        )
+
+
+def _check_contiguous(spans: Sequence[Span], processes: Sequence[Span], text: str) -> None:
+    total = sum(map(len, processes))
+    if total > MAX_PROCESSES:
+        raise PlacementError(f"placement {text!r} has {total} processes; at most {MAX_PROCESSES} are possible")
+    expected = 0
+    for span in sorted(processes, key=lambda span: span.first):
+        if span.first == expected:
+            expected = span.last + 1
+            continue
+        better = lay_out([(resources, len(run)) for resources, run in zip(spans, processes, strict=True)])
+        fault = f"process {span.first} twice" if span.first < expected else f"no process {expected}"
+        raise PlacementError(
+            f"placement {text!r} has {fault}: process ranks are contiguous from 0, each once; write `{better}`"
+        )
+
+
+def _share(resources: Span, ranks: Span, held: list[list[int]]) -> None:
+    have, want = len(resources), len(ranks)
+    if have >= want:
+        block = have // want
+        for index in range(want):
+            first = resources.first + index * block
+            held[ranks.first + index] = list(range(first, first + block))
+    else:
+        sharers = want // have
+        for index in range(want):
+            held[ranks.first + index] = [resources.first + index // sharers]

@@ -14,7 +14,7 @@ from rlinf_actors.model.node import NodeGroupInfo, NodeInfo
 from rlinf_actors.model.placement import Placement
 from rlinf_actors.placement.component import ComponentPlacement, PlacementMode
 from rlinf_actors.placement.environment import GroupLayout, worker_environment
-from rlinf_actors.placement.view import ClusterView, find_group
+from rlinf_actors.placement.node_groups import ClusterView, find_group
 
 _HEADINGS = ("NODE", "ADDRESS", "RANKS", "RESOURCES", "INTERPRETER")
 

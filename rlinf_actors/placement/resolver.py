@@ -13,8 +13,8 @@ from rlinf_actors.errors import PlacementError
 from rlinf_actors.model.hardware import AcceleratorType, is_accelerator_type
 from rlinf_actors.model.node import NodeGroupInfo, NodeInfo
 from rlinf_actors.model.placement import Placement
-from rlinf_actors.placement.assign import Target
-from rlinf_actors.placement.view import ClusterView, find_group
+from rlinf_actors.placement.grammar import Target
+from rlinf_actors.placement.node_groups import ClusterView, find_group
 
 
 @dataclass(frozen=True)

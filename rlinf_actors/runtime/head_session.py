@@ -18,10 +18,10 @@ from rlinf_actors.errors import (
     ClusterTimeoutError,
     InternalError,
     NodeLostError,
-    NotTheHeadError,
     ProtocolError,
     ProtocolMismatchError,
     RlinfActorsError,
+    WrongServerError,
 )
 from rlinf_actors.net.failure_detection import STALL_S, Outage, Silence
 from rlinf_actors.net.link import Network, Sight, secret_identity
@@ -165,7 +165,7 @@ class HeadSession:
             left = None if timeout is None else max(0.0, until - loop.time())
             try:
                 welcome = await self._greet(left)
-            except (KeyRefusedError, NotTheHeadError) as error:
+            except (KeyRefusedError, WrongServerError) as error:
                 if self._hello.role != "worker" or loop.time() + self._silence.beat_s >= until:
                     raise
                 log.debug("trying again: %s", error)

@@ -16,9 +16,9 @@ from rlinf_actors.errors import (
     ClusterTimeoutError,
     ConfigError,
     NodeLostError,
-    NotTheHeadError,
     ProtocolError,
     ProtocolMismatchError,
+    WrongServerError,
 )
 from rlinf_actors.net.failure_detection import RETRY_MIN_S
 from rlinf_actors.wire.agent_messages import (
@@ -242,7 +242,7 @@ def test_another_at_the_head_s_address_is_tried_again_and_said():
     kit = Kit().join()
     kit.start("w1")
     kit.do(e.Heard(Beat(HELLO_AGAIN)))
-    out = kit.do(e.HelloFailed(NotTheHeadError("this is not the head, at tcp://h:1")))
+    out = kit.do(e.HelloFailed(WrongServerError("this is not the head, at tcp://h:1")))
     assert [type(action) for action in out] == [e.Say, e.SayHello]
     assert "this is not the head, at tcp://h:1" in out[0].text
     assert out[1].anew

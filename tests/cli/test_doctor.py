@@ -16,8 +16,8 @@ from namespaces import can_unshare
 from rlinf_actors import procfs
 from rlinf_actors.cgroups.roots import Roots
 from rlinf_actors.cli import app, doctor, doctor_checks
+from rlinf_actors.cli.doctor import agentds, directory, inspect_machine, key_files, processes, stale_run_dirs
 from rlinf_actors.cli.doctor_checks import Directory, Finding, KeyOnDisk, Machine, Process, diagnose
-from rlinf_actors.cli.doctor_machine import agentds, directory, key_files, look, processes, stale_run_dirs
 from rlinf_actors.cli.views import Figures
 from rlinf_actors.settings import CLIENT_CONFIG, WORKER_MARK, Settings
 
@@ -113,7 +113,7 @@ def test_everything_that_is_no_pass_says_what_to_do():
 
 
 def test_this_machine(rlinf_leak_check):
-    machine = look(Settings.load())
+    machine = inspect_machine(Settings.load())
     assert machine.modules["zmq"]
     assert machine.memfd == machine.peers == ""
     assert {f.check for f in diagnose(machine)} >= {"python", "run_dir", "open_files", "cgroup", "memory_limit", "head"}
@@ -123,7 +123,7 @@ def test_this_machine(rlinf_leak_check):
 @pytest.mark.live
 def test_a_head_that_is_out_of_reach_fails(rlinf_leak_check, monkeypatch):
     monkeypatch.setattr("rlinf_actors.cli.queries.TIMEOUT_S", 0.2)
-    machine = look(Settings.load(), "127.0.0.1:1")
+    machine = inspect_machine(Settings.load(), "127.0.0.1:1")
     (finding,) = doctor_checks.head(machine)
     assert finding.status == "fail"
     assert "did not answer" in finding.text
@@ -132,17 +132,17 @@ def test_a_head_that_is_out_of_reach_fails(rlinf_leak_check, monkeypatch):
 @pytest.mark.live
 def test_a_head_that_answers(local_cluster):
     local = local_cluster(1)
-    (finding,) = doctor_checks.head(look(Settings(key_dir=local.keys), local.head))
+    (finding,) = doctor_checks.head(inspect_machine(Settings(key_dir=local.keys), local.head))
     assert finding.status == "pass", finding
 
 
 def test_json_and_exit_code(monkeypatch, capsys):
-    monkeypatch.setattr(doctor, "look", lambda settings, head: dataclasses.replace(GOOD, files=(1, 1)))
+    monkeypatch.setattr(doctor, "inspect_machine", lambda settings, head: dataclasses.replace(GOOD, files=(1, 1)))
     assert app.run(["doctor", "--json"]) == 1
     shown = json.loads(capsys.readouterr().out)
     assert shown["fail"] == 1
     assert set(shown["findings"][0]) == {"check", "status", "text", "fix"}
-    monkeypatch.setattr(doctor, "look", lambda settings, head: dataclasses.replace(GOOD, shm=None))
+    monkeypatch.setattr(doctor, "inspect_machine", lambda settings, head: dataclasses.replace(GOOD, shm=None))
     assert app.run(["doctor"]) == 0
     assert "WARN  dev_shm" in (out := capsys.readouterr().out)
     assert "fix: mount -t tmpfs" in out
@@ -228,7 +228,7 @@ def test_what_runs_in_a_container_is_no_orphan_of_this_machine(tmp_path):
 def test_a_wrong_client_file_fails_and_keeps_nothing_else_from_being_looked_at(monkeypatch, tmp_path, capsys):
     (tmp_path / "client.toml").write_text("haed = 1\n")
     monkeypatch.setenv(CLIENT_CONFIG, str(tmp_path / "client.toml"))
-    monkeypatch.setattr(doctor, "look", lambda settings, head: GOOD)
+    monkeypatch.setattr(doctor, "inspect_machine", lambda settings, head: GOOD)
     assert app.run(["doctor"]) == 1
     assert "haed: is not a key here; did you mean 'head'?" in capsys.readouterr().out
 

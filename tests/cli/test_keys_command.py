@@ -249,7 +249,7 @@ def test_a_rotation_that_did_not_end_is_put_right_by_hand(keys, tmp_path, monkey
 
 
 def test_a_rotation_without_an_answer_keeps_both_keys(keys, tmp_path, monkeypatch):
-    monkeypatch.setattr("rlinf_actors.cli.key_access.TIMEOUT_S", 0.2)
+    monkeypatch.setattr("rlinf_actors.cli.keys_command.TIMEOUT_S", 0.2)
     keys("init", "--name", "kim")
     before = (tmp_path / "keys" / "driver.key").read_text()
     _, err = keys("rotate", "--head", "127.0.0.1:1", code=69)

@@ -11,7 +11,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from rlinf_actors.config.cluster_config import ClusterConfig, NodeGroupConfig
-from rlinf_actors.config.yaml_file import SexagesimalInt, load_yaml, parse_yaml
+from rlinf_actors.config.config_values import SexagesimalInt, load_yaml, parse_yaml
 from rlinf_actors.errors import ConfigError
 
 TEXT = """

@@ -282,7 +282,7 @@ async def remote_wire() -> None:
 
 LIVE: dict[type[Exception], Callable[[Scene], None]] = {
     errors.ClusterTimeoutError: cluster_timeout,
-    errors.NotTheHeadError: not_the_head,
+    errors.WrongServerError: not_the_head,
     errors.ConfigError: config,
     errors.PlacementError: placement,
     errors.UsageError: usage,

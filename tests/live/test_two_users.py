@@ -98,7 +98,7 @@ def check(said: dict, head: str) -> None:
     assert "is a cluster of user 0, not of yours" in said["by directory"]
     assert len(said["by port"]) == 4
     for text in said["by port"]:
-        assert text.startswith(f"NotTheHeadError: this is not the head, at tcp://{head}")
+        assert text.startswith(f"WrongServerError: this is not the head, at tcp://{head}")
         assert "it is the head of another user or cluster" in text
     code, log = said["agentd"]
     assert code == 0, log

@@ -11,7 +11,7 @@ import pytest
 from keyed_kit import Guarded, guarded
 from tcp_kit import HOST, receive, tcp_server
 
-from rlinf_actors.errors import ClusterTimeoutError, NotTheHeadError
+from rlinf_actors.errors import ClusterTimeoutError, WrongServerError
 from rlinf_actors.net.link import Found, secret_identity
 from rlinf_actors.net.reachability import Doubt
 from rlinf_actors.net.rpc import ControlClient, KeyRefusedError
@@ -59,7 +59,7 @@ async def program(answer: bytes) -> AsyncIterator[str]:
 
 
 async def test_a_head_with_another_key(world: Guarded) -> None:
-    text = await Asking(world, world.bind(), KeyPair.make().public).told(NotTheHeadError)
+    text = await Asking(world, world.bind(), KeyPair.make().public).told(WrongServerError)
     assert text.startswith(f"this is not the head, at {world.endpoint}: what listens there does not have the key")
 
 
@@ -71,7 +71,7 @@ async def test_a_key_that_is_not_listed_is_named(world: Guarded) -> None:
 
 async def test_a_server_of_tls(world: Guarded) -> None:
     async with program(b"\x15\x03\x01\x00\x02\x02\x46") as endpoint:
-        text = await Asking(world, endpoint).told(NotTheHeadError)
+        text = await Asking(world, endpoint).told(WrongServerError)
         assert text == f"this is not the head, at {endpoint}: another program listens there, not a head"
 
 

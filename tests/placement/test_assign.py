@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_actors.errors import PlacementError
-from rlinf_actors.placement.assign import Target, assign
-from rlinf_actors.placement.grammar import Part, Span, fewer, fits, more, parse, render
+from rlinf_actors.placement.grammar import Part, Span, Target, assign, fewer, fits, more, parse, render
 
 G16 = Target("g", 16, "accelerator")
 

@@ -40,9 +40,9 @@ ALLOWED = {
     (PAYLOAD, "__reduce_ex__"),  # torch's own, of tensors of rare kinds
     (PAYLOAD, "__reduce__"),  # of a tensor's bytes; whether a class has its own
     (PAYLOAD, "Unpickler"), (PAYLOAD, "find_class"),
-    ("rlinf_actors/config/yaml_file.py", "yaml.load"),  # by a SafeLoader
+    ("rlinf_actors/config/config_values.py", "yaml.load"),  # by a SafeLoader
     # its name: for people, and for what is imported before a fork
-    ("rlinf_actors/cli/doctor_checks.py", "cloudpickle"), ("rlinf_actors/cli/doctor_machine.py", "cloudpickle"),
+    ("rlinf_actors/cli/doctor_checks.py", "cloudpickle"), ("rlinf_actors/cli/doctor.py", "cloudpickle"),
     ("rlinf_actors/template/bootstrap.py", "cloudpickle"), ("rlinf_actors/template/template.py", "cloudpickle"),
     # values of ours that users may put into their data
     ("rlinf_actors/model/address.py", "__reduce__"), ("rlinf_actors/model/hardware.py", "__reduce_ex__"),

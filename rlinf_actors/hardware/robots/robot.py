@@ -1,19 +1,149 @@
-"""Robot: how the built-in types are found on their node."""
+"""Robot: how the built-in types are found on their node.
+
+RobotAutoConfig: what a node's environment says of its robots. Pure: environment in, configurations out.
+
+The variable of a field is its name in upper case: ``ROBOT_IP``, ``CAMERA_SERIALS``, ``CAN_INTERFACE``. A comma
+separates robots. In lists, such as camera serials, a comma separates the items and a semicolon the robots.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
 
+from rlinf_actors.config.config_values import build, convert
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.hardware.registry import Hardware
-from rlinf_actors.hardware.robots.auto import RobotAutoConfig
-from rlinf_actors.hardware.robots.cameras import connected
-from rlinf_actors.hardware.robots.robot_checks import Machine, faults_of
+from rlinf_actors.hardware.robots.robot_checks import Machine, connected, faults_of
 from rlinf_actors.hardware.robots.robot_config import CameraSet, RobotConfig
 from rlinf_actors.model.hardware import HardwareInfo, HardwareResource
+
+_Config = TypeVar("_Config", bound=RobotConfig)
+
+_FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+@dataclass(frozen=True)
+class RobotAutoConfig:
+    """The fields of one type of robot, as an environment gives them.
+
+    Attributes:
+        kind: the class of the configurations.
+        values: field to its values, one a robot; a single one is for all robots, but for fields that every robot needs
+            one of its own of.
+    """
+
+    kind: type[RobotConfig]
+    values: Mapping[str, Sequence[Any]]
+
+    @classmethod
+    def from_environ(cls, kind: type[RobotConfig], environ: Mapping[str, str]) -> RobotAutoConfig:
+        """Read the variables of the fields of *kind*; empty ones count as not set.
+
+        Raises:
+            ConfigError: a value is none for its field; ``path`` is the variable.
+        """
+        hints = typing.get_type_hints(kind)
+        values: dict[str, Sequence[Any]] = {}
+        for spec in dataclasses.fields(kind):
+            text = environ.get(variable(spec.name), "").strip()
+            if text and spec.name != "node_rank":
+                values[spec.name] = _read(text, hints[spec.name], variable(spec.name))
+        return cls(kind, values)
+
+    def count(self) -> int:
+        """How many robots the environment names: by the fields that every robot needs, 1 for types without any."""
+        needed = [len(self.values.get(name, ())) for name in self.kind.REQUIRED]
+        return min(needed) if needed else 1
+
+    def robots(self, node_rank: int) -> list[RobotConfig]:
+        """The robots that the environment alone describes, none if it names none.
+
+        Raises:
+            ConfigError: the variables do not go together.
+        """
+        named = [name for name in self.kind.REQUIRED if name in self.values]
+        if named and len(named) < len(self.kind.REQUIRED):
+            lacking = next(name for name in self.kind.REQUIRED if name not in self.values)
+            raise ConfigError(f"is not set on node {node_rank}, but {variable(named[0])} is", path=variable(lacking))
+        return self.fill([self.kind(node_rank=node_rank) for _ in range(self.count())])
+
+    def fill(self, given: Sequence[_Config]) -> list[_Config]:
+        """*given*, what they lack taken from the environment. Nothing passed in is changed.
+
+        Raises:
+            ConfigError: a field that every robot needs is nowhere, the values do not go round, or one cannot be.
+        """
+        filled = [config.as_values() for config in given]
+        for spec in dataclasses.fields(self.kind):
+            name = spec.name
+            lacking = [index for index, config in enumerate(given) if config.lacks(name)]
+            for index, value in zip(lacking, self._share(name, lacking, len(given)), strict=True):
+                if value is not None:
+                    filled[index][name] = value
+        for index, (config, values) in enumerate(zip(given, filled, strict=True)):
+            values["node_rank"] = config.node_rank
+            for name in self.kind.REQUIRED:
+                if not values.get(name):
+                    raise ConfigError(
+                        f"is not given: give it in configs, or set {variable(name)} in the environment of node "
+                        f"{config.node_rank}",
+                        path=f"configs[{index}].{name}",
+                    )
+        return [build(self.kind, values, f"configs[{index}]") for index, values in enumerate(filled)]
+
+    def _share(self, name: str, lacking: Sequence[int], robots: int) -> Sequence[Any]:
+        """A value for each robot that lacks *name*, None where there is none."""
+        values = self.values.get(name, ())
+        if not values or not lacking:
+            return [None] * len(lacking)
+        if len(values) == robots:
+            return [values[index] for index in lacking]
+        if len(values) == len(lacking):
+            return values
+        own = name in self.kind.REQUIRED or name.endswith("gripper_connection") or isinstance(values[0], list)
+        if len(values) == 1 and not own:
+            return [values[0]] * len(lacking)
+        separator = "; (a semicolon separates robots)" if isinstance(values[0], list) else ","
+        raise ConfigError(
+            f"has {len(values)} value{'s' * (len(values) > 1)}, and {len(lacking)} "
+            f"robot{'s' * (len(lacking) > 1)} of the node take theirs from it; give one for each, "
+            f"separated by {separator}",
+            path=variable(name),
+        )
+
+
+def variable(field: str) -> str:
+    """The environment variable of a field."""
+    return field.upper()
+
+
+def _read(text: str, hint: Any, path: str) -> Sequence[Any]:
+    if any(typing.get_origin(part) is list for part in (hint, *typing.get_args(hint))):
+        return [_items(robot, path) for robot in text.split(";")]
+    return [_scalar(part.strip(), hint, path) for part in text.split(",")]
+
+
+def _items(text: str, path: str) -> list[str]:
+    items = [item.strip() for item in text.split(",") if item.strip()]
+    if not items:
+        raise ConfigError("has a robot without any entry; leave out what is not to be set", path=path)
+    return items
+
+
+def _scalar(text: str, hint: Any, path: str) -> Any:
+    if not text:
+        raise ConfigError("has an empty value between commas", path=path)
+    if hint is bool:
+        if text.lower() not in _FLAGS:
+            raise ConfigError(f"is {text!r}; it must be true or false", path=path)
+        return _FLAGS[text.lower()]
+    return convert(text, hint, path)
+
 
 MACHINE = Machine()
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 CAMERA_TYPES = ("realsense", "zed", "lumos")
-"""Kinds of cameras that can be looked for; see robots.cameras."""
+"""Kinds of cameras that can be looked for; see robots.robot_checks."""
 GRIPPER_TYPES = ("franka", "robotiq")
 
 _LABEL = r"[A-Za-z0-9_][A-Za-z0-9_-]{0,62}"

@@ -14,12 +14,19 @@ import msgspec
 
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.hardware.probe_child import contain, finish
-from rlinf_actors.hardware.robots.auto import RobotAutoConfig, variable
-from rlinf_actors.hardware.robots.cameras import CAMERAS, connected, usb_cameras
 from rlinf_actors.hardware.robots.dosw1 import DOSW1Config
 from rlinf_actors.hardware.robots.franka import DualFrankaConfig, FrankaConfig
 from rlinf_actors.hardware.robots.gim_arm import GimArmConfig
-from rlinf_actors.hardware.robots.robot_checks import Machine, can_faults, can_interfaces, faults_of
+from rlinf_actors.hardware.robots.robot import RobotAutoConfig, variable
+from rlinf_actors.hardware.robots.robot_checks import (
+    CAMERAS,
+    Machine,
+    can_faults,
+    can_interfaces,
+    connected,
+    faults_of,
+    usb_cameras,
+)
 from rlinf_actors.hardware.robots.robot_config import RobotConfig
 
 _NAMED: Mapping[str, type[RobotConfig]] = {

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rlinf_actors import DOSW1Config, DualFrankaConfig, FrankaConfig, GimArmConfig, Turtle2Config
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.hardware.robots.auto import RobotAutoConfig
+from rlinf_actors.hardware.robots.robot import RobotAutoConfig
 
 serials = st.lists(st.text("0123456789", min_size=3, max_size=12), min_size=1, max_size=4, unique=True)
 

@@ -13,7 +13,7 @@ import pytest
 
 from rlinf_actors import DOSW1Config, FrankaConfig, GimArmConfig, HardwareResource, Turtle2Config
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.hardware.robots import cameras
+from rlinf_actors.hardware.robots import robot_checks
 from rlinf_actors.hardware.robots.franka import Franka
 from rlinf_actors.hardware.robots.gim_arm import GimArm
 from rlinf_actors.hardware.robots.robot_checks import Machine, can_faults, faults_of, link_faults
@@ -128,13 +128,13 @@ class TestCameras:
     def test_a_video_device_is_enough_for_lumos(self, machine):
         add_camera(machine.sys, 1, "L7", vendor="1234")
         add_camera(machine.sys, 2, "0123")
-        assert cameras.connected("lumos", machine.sys).serials == ("L7",)  # what is a RealSense is none
+        assert robot_checks.connected("lumos", machine.sys).serials == ("L7",)  # what is a RealSense is none
         assert faults_of(Turtle2Config(0, camera_serials=["L7"], camera_type="lumos"), machine) == []
 
     def test_a_camera_without_serial_number_is_shown_but_never_meant(self, machine):
         add_camera(machine.sys, 1, "")
-        assert [one.serial for one in cameras.usb_cameras(machine.sys)] == [""]
-        assert cameras.connected("realsense", machine.sys).serials == ()
+        assert [one.serial for one in robot_checks.usb_cameras(machine.sys)] == [""]
+        assert robot_checks.connected("realsense", machine.sys).serials == ()
 
     @pytest.mark.parametrize(
         ("body", "serials", "problem"),
@@ -154,7 +154,7 @@ class context:
 """
         (tmp_path / "pyrealsense2.py").write_text(good if body == "GOOD" else body)
         code = (
-            "import json, pathlib; from rlinf_actors.hardware.robots.cameras import connected;"
+            "import json, pathlib; from rlinf_actors.hardware.robots.robot_checks import connected;"
             f"found = connected('realsense', pathlib.Path({str(machine.sys)!r}));"
             "print(json.dumps([found.serials, found.problem]))"
         )
