@@ -35,7 +35,6 @@ from rlinf_actors.wire.agent_messages import (
     LogLines,
     LookForHardware,
     ProcessGone,
-    RefusalReport,
     StartWorkers,
     StopLooking,
     StopWorkers,
@@ -48,7 +47,6 @@ from rlinf_actors.wire.agent_messages import (
 )
 from rlinf_actors.wire.control_codec import Body
 from rlinf_actors.wire.protocol import OLDEST
-from rlinf_actors.wire.refusalnotes import RefusalNotes
 from rlinf_actors.wire.values import ExitReport, RunningWorker
 
 
@@ -103,8 +101,6 @@ ORPHANS_GRACE_S = 0.4
 """Between SIGTERM and SIGKILL for those workers: what the head gives them."""
 ALL_CREDIT = 1 << 60
 """As many characters of output as an owner may have outstanding."""
-REFUSALS_S = 5.0
-"""Seconds between two numbers of refusals of one kind, from all sockets of this node."""
 PROCESSES_KEPT = 4096
 """Ends of watched processes that are told again to a head that was restarted."""
 
@@ -149,7 +145,6 @@ class AgentState:
     _bereaved: dict[str, float] = field(default_factory=dict)
     _leases: RobotLeases = field(default_factory=RobotLeases)
     _silence: Silence = field(init=False)
-    _refusals: RefusalNotes = field(default_factory=lambda: RefusalNotes(REFUSALS_S))
     _out: list[e.Action] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -200,8 +195,6 @@ class AgentState:
             self._out += [e.Send(Goodbye("its agentd was stopped")), e.Exit(0, "stopped")]
         else:
             self._tick(now)
-        if self.phase is Phase.JOINED and (refusals := self._refusals.take(now)) is not None:
-            self._send(refusals)
         return self._out
 
     def running(self) -> list[RunningWorker]:
@@ -212,7 +205,7 @@ class AgentState:
         """When a Tick is due, infinity for never."""
         times = [self._leases.deadline, min(self._bereaved.values(), default=math.inf) + ORPHANS_S]
         if self.phase is Phase.JOINED:
-            times += [self._next_beat, self._refusals.next_deadline()]
+            times.append(self._next_beat)
         if self._depends():
             times.append(self._silence.next_deadline())
         return min(times)
@@ -452,10 +445,6 @@ class AgentState:
         elif isinstance(report, WorkerExited):
             self._leases.ended(report.id)
             self._settled(self._roster.end(report, keep=self.phase is not Phase.RESETTING))
-        elif isinstance(report, RefusalReport):
-            for refusal in report.refusals:
-                self._refusals.add(refusal, now)
-            return  # told in `handle`, once the head knows us
         elif isinstance(report, WorkersHealth):
             joined = self.phase is Phase.JOINED
             self._roster.say_health(report, now, joined)

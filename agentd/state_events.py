@@ -9,7 +9,6 @@ import msgspec
 from rlinf_actors.wire.agent_messages import (
     HardwareFound,
     LogLines,
-    RefusalReport,
     StartWorkers,
     Welcome,
     WorkerExited,
@@ -19,7 +18,7 @@ from rlinf_actors.wire.agent_messages import (
 from rlinf_actors.wire.control_codec import Body
 from rlinf_actors.wire.values import HardwareQuestion, RunningWorker
 
-Report = Union[WorkerReady, WorkerExited, WorkersHealth, LogLines, RefusalReport]
+Report = Union[WorkerReady, WorkerExited, WorkersHealth, LogLines]
 """What the children of an agent report, for the head."""
 
 # --- what happens ---

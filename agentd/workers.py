@@ -33,7 +33,7 @@ from rlinf_actors.compat import timeout
 from rlinf_actors.errors import WorkerStartError
 from rlinf_actors.exhaustion import AGAIN_S, explain
 from rlinf_actors.wire import template_protocol
-from rlinf_actors.wire.agent_messages import RefusalReport, StartWorkers, WorkerExited, WorkerReady
+from rlinf_actors.wire.agent_messages import StartWorkers, WorkerExited, WorkerReady
 from rlinf_actors.wire.endings import ending, orderly
 from rlinf_actors.wire.values import ExitReport, RunningWorker, WorkerSpec
 
@@ -383,8 +383,6 @@ class Children:
             self._logs.grew(packet.ids)
         elif isinstance(packet, template_protocol.Pulses):
             self._health.said(template, packet)
-        elif isinstance(packet, RefusalReport):
-            self._report(packet)
         elif isinstance(packet, template_protocol.Forked):
             self._on_forked(template, packet)
         elif isinstance(packet, template_protocol.LogsLost):

@@ -28,7 +28,7 @@ from rlinf_actors.head.launches import Launches
 from rlinf_actors.head.node_table import NodeTable
 from rlinf_actors.head.operations import DrainTable, HardwareQueries, WorkerHealthLog
 from rlinf_actors.head.quotas import RequestQuota
-from rlinf_actors.head.records import Client, Node, WorkerRecord
+from rlinf_actors.head.records import Client, Node
 from rlinf_actors.head.recovery import EarlyMessages, Reconciler
 from rlinf_actors.head.robots import RobotTable
 from rlinf_actors.security.members import LOCAL, Member
@@ -82,7 +82,7 @@ class ClusterState:
         self.underway = RequestQuota()
         self.nodes = NodeTable(timing, self.emit, self._node_lost, before, now)
         self.looks = HardwareQueries(identity.epoch, self.emit, self.nodes)
-        self.refusals = RefusalLog(self.emit, self._worker_of)
+        self.refusals = RefusalLog(self.emit)
         self.keys = KeyRegistry(self.emit, before, own, self._keys_ended)
         self._job_key = job_key
         self.jobs = Jobs(new_token, self.emit, before, bool(own.public), self._job_token)
@@ -267,12 +267,6 @@ class ClusterState:
         """What was held will not be asked any more."""
         if isinstance(event, RequestReceived):
             self.underway.done(event.peer, event.id)
-
-    def _worker_of(self, node: Node, worker_id: str) -> WorkerRecord | None:
-        """The worker of a node with that id, living or not."""
-        group = self.groups.of_worker(worker_id)
-        worker = group.workers[worker_id] if group is not None else None
-        return worker if worker is not None and worker.node_id == node.id else None
 
     def _worker_gone(self, worker_id: str) -> None:
         self.drains.changed()

@@ -6,10 +6,10 @@ whoever has most of it, a member, a job or what was refused: nobody pushes out w
 
 What the event log says of nodes, clients, groups and workers. Pure.
 
-What was refused, for the event log: at the head, and at the sockets of the nodes, as their agents say. Pure.
+What the head has refused, for the event log. Pure.
 
 House rule: whoever is refused can make us write a line a minute, and not more: what a stranger sends must not push
-everything else out of the log. What nodes tell has no part in what the head tells of itself.
+everything else out of the log.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ from msgspec.structs import replace
 
 from rlinf_actors.head.commands import Answer, Emit, LogEvent, Refusal
 from rlinf_actors.head.records import Client, Group, Node, WorkerLife, WorkerRecord
-from rlinf_actors.security.refusal_tally import KINDS, Due, RefusalTally
-from rlinf_actors.wire.agent_messages import Refusal as SocketRefusal
-from rlinf_actors.wire.agent_messages import RefusalReport
+from rlinf_actors.security.refusal_tally import Due, RefusalTally
 from rlinf_actors.wire.client_messages import Events, GetEvents
 from rlinf_actors.wire.endings import ending, orderly
 from rlinf_actors.wire.limits import printable
@@ -289,31 +287,23 @@ def shown(record: LogEvent) -> LogEvent:
 
 
 WINDOW_S = 60.0
-KINDS_OF_NODE = 16
-"""Of those that nodes tell, of one node: it leaves room for others."""
-
-WorkerOf = Callable[[Node, str], "WorkerRecord | None"]
-"""The worker of a node with that id, living or not; None for one that is not known."""
 
 
 class RefusalLog:
-    """All refusals of a cluster.
+    """All refusals of the head.
 
     Args:
         emit: takes commands.
-        worker_of: whose socket an agent speaks of.
     """
 
-    def __init__(self, emit: Emit, worker_of: WorkerOf) -> None:
+    def __init__(self, emit: Emit) -> None:
         self._emit = emit
-        self._worker_of = worker_of
-        self._own: RefusalTally[LogEvent] = RefusalTally(WINDOW_S)
-        self._told: RefusalTally[LogEvent] = RefusalTally(WINDOW_S, KINDS, KINDS_OF_NODE)
+        self._tally: RefusalTally[LogEvent] = RefusalTally(WINDOW_S)
 
     @property
     def count(self) -> int:
-        """So many by now, at the head itself."""
-        return self._own.count
+        """Refusals so far."""
+        return self._tally.count
 
     def note(self, who: str, kind: str, text: str, now: float, times: int = 1) -> None:
         """The head has refused something, *times* times.
@@ -325,36 +315,17 @@ class RefusalLog:
             now: the time.
             times: how often.
         """
-        if self._own.note(who, kind, LogEvent("refused", text), now, times):
-            self._say(self._own, now)
-
-    def told(self, node: Node, report: RefusalReport, now: float) -> None:
-        """An agent says whom sockets of its node have refused. It is believed of its own node alone."""
-        due = False
-        for one in report.refusals:
-            due |= self._told.note(node.id, f"{one.worker} {one.text}", self._record(node, one), now, one.times)
-        if due:
-            self._say(self._told, now)
+        if self._tally.note(who, kind, LogEvent("refused", text), now, times):
+            self.tick(now)
 
     def tick(self, now: float) -> None:
         """Time has passed: say how often what was said has happened since."""
-        self._say(self._own, now)
-        self._say(self._told, now)
+        for due in self._tally.take(now):
+            self._emit(replace(due.what, text=_text(due)))
 
     def next_deadline(self) -> float:
         """When `tick` has something to say, infinity for never."""
-        return min(self._own.next_deadline(), self._told.next_deadline())
-
-    def _record(self, node: Node, one: SocketRefusal) -> LogEvent:
-        worker = self._worker_of(node, one.worker)
-        if worker is not None:
-            return replace(of_worker("refused", worker, node.report.hostname, f"refused {one.text}"), exit=None)
-        where = " at the socket of a worker that has ended" if one.worker else ""
-        return of_node("refused", node, f"refused{where} {one.text}")
-
-    def _say(self, tally: RefusalTally[LogEvent], now: float) -> None:
-        for due in tally.take(now):
-            self._emit(replace(due.what, text=_text(due)))
+        return self._tally.next_deadline()
 
 
 def _text(due: Due[LogEvent]) -> str:

@@ -404,7 +404,7 @@ class NoticeHandlers:
         elif isinstance(body, LogLines):
             self._route_lines(node, body)
         elif isinstance(body, RefusalReport):
-            tables.refusals.told(node, body, tables.now)
+            pass  # from an agent of an earlier version: workers write refusals to their own logs now
         elif isinstance(body, HardwareFound):
             tables.looks.found(node, body)
         elif isinstance(body, Goodbye):

@@ -46,16 +46,14 @@ class RefusalTally(Generic[T]):
     Args:
         window_s: seconds between two numbers of one kind.
         kinds: that are told apart at a time.
-        kinds_of_one: of those with the same *who*.
 
     Attributes:
         count: so many by now.
     """
 
-    def __init__(self, window_s: float, kinds: int = KINDS, kinds_of_one: int = KINDS) -> None:
+    def __init__(self, window_s: float, kinds: int = KINDS) -> None:
         self._window_s = window_s
         self._limit = kinds
-        self._limit_of_one = kinds_of_one
         self._kinds: dict[tuple[str, str], _Kind[T]] = {}
         self._others: _Kind[T] | None = None
         self.count = 0
@@ -72,7 +70,7 @@ class RefusalTally(Generic[T]):
         """
         self.count += times
         known = self._kinds.get((who, kind))
-        if known is None and self._has_room(who):
+        if known is None and len(self._kinds) < self._limit:
             known = self._kinds[who, kind] = _Kind(what)
         elif known is None:
             known = self._others = self._others or _Kind(what, until=now + self._window_s)
@@ -97,8 +95,3 @@ class RefusalTally(Generic[T]):
         """When `take` has something to do, infinity for never."""
         others = self._others.until if self._others is not None else math.inf
         return min([others, *(kind.until for kind in self._kinds.values())])
-
-    def _has_room(self, who: str) -> bool:
-        if len(self._kinds) >= self._limit:
-            return False
-        return sum(other == who for other, _ in self._kinds) < self._limit_of_one

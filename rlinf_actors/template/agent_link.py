@@ -3,14 +3,13 @@
 A connection is agentd's once it has said Adopt: whoever connects and says something else, or nothing, changes nothing.
 
 House rules: nothing here blocks; what cannot be sent waits in a queue; without an agentd what is said is dropped,
-since the next one asks for everything (Adopt). Refusals alone are kept for it, as bounded notes.
+since the next one asks for everything (Adopt).
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import selectors
 import socket
@@ -21,14 +20,11 @@ from collections.abc import Callable
 from functools import partial
 
 from rlinf_actors.errors import RemoteWireError
+from rlinf_actors.net.log_throttle import Tally
 from rlinf_actors.wire import template_protocol
-from rlinf_actors.wire.agent_messages import Refusal, RefusalReport
-from rlinf_actors.wire.refusalnotes import RefusalNotes
 
 log = logging.getLogger(__name__)
 
-REFUSALS_S = 1.0
-"""Seconds between two numbers of refusals of one kind."""
 _CREDENTIALS = struct.Struct("3i")
 """struct ucred: pid, uid, gid."""
 
@@ -68,7 +64,7 @@ class AgentLink:
         self._deadline: float | None = None
         self._listener: socket.socket | None = None
         self._callers: set[socket.socket] = set()
-        self._refusals = RefusalNotes(REFUSALS_S)
+        self._rejected = Tally()
         self._outgoing: deque[bytes] = deque()
         self._buffer = memoryview(bytearray(template_protocol.MAX_PACKET))
         sock.setblocking(False)
@@ -96,16 +92,6 @@ class AgentLink:
         """Seconds until nobody will come any more; None while there is an agentd."""
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
-    def idle(self) -> float | None:
-        """Seconds until `look` must run even if nothing happens; None: it need not."""
-        due = self._refusals.next_deadline()
-        return None if self.orphaned or due == math.inf else max(0.0, due - time.monotonic())
-
-    def look(self) -> None:
-        """Tell agentd whom sockets have refused, as far as that is due."""
-        if not self.orphaned and (report := self._refusals.take(time.monotonic())) is not None:
-            self._post(report)
-
     def adopted(self) -> None:
         """The agentd that came has asked for everything: it is ours, and knows since when the head was not heard."""
         self._deadline = None
@@ -118,13 +104,8 @@ class AgentLink:
         """Send, or queue until there is room; nothing without an agentd."""
         if isinstance(packet, template_protocol.Exited):
             self._hear()  # it frees some fds
-        if isinstance(packet, RefusalReport):
-            for refusal in packet.refusals:
-                self._refusals.add(refusal, time.monotonic())  # `look` tells them
-        elif not self.orphaned:
-            self._post(packet)
-
-    def _post(self, packet: template_protocol.ToAgent) -> None:
+        if self.orphaned:
+            return
         self._outgoing.append(template_protocol.encode(packet))
         if len(self._outgoing) == 1:
             self._flush()
@@ -205,7 +186,7 @@ class AgentLink:
         _, uid, _ = _CREDENTIALS.unpack(caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
         if uid != os.getuid():
             caller.close()
-            self._refused(f"a connection to its template's socket: it is a process of user {uid}")
+            self._log_rejected(f"its process belongs to user {uid}")
             return
         self._callers.add(caller)
         self._selector.register(caller, selectors.EVENT_READ, partial(self._on_caller, caller))
@@ -222,7 +203,7 @@ class AgentLink:
         self._callers.discard(caller)
         if not isinstance(packet, template_protocol.Adopt):
             caller.close()
-            self._refused("a connection to its template's socket: it is no agentd's")
+            self._log_rejected("its process is no agentd")
             self._hear()
             return
         if self._agent.fileno() >= 0:
@@ -231,8 +212,9 @@ class AgentLink:
         self._selector.register(caller, selectors.EVENT_READ, self._on_agent)
         self._take(packet)
 
-    def _refused(self, text: str) -> None:
-        self.send(RefusalReport([Refusal(text)]))
+    def _log_rejected(self, why: str) -> None:
+        if self._rejected.note():
+            log.warning("refused a connection to this template's socket (%d so far): %s", self._rejected.count, why)
 
     def _flush(self) -> None:
         try:

@@ -27,7 +27,6 @@ from rlinf_actors.cgroups.worker_cgroup import Cgroup
 from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.template.log_pump import Drain
 from rlinf_actors.wire import template_protocol
-from rlinf_actors.wire.agent_messages import RefusalReport
 from rlinf_actors.wire.values import ExitReport
 from rlinf_actors.worker.lease_guard import Lease
 
@@ -393,8 +392,6 @@ class Nursery:
                 self._send(packet)
             elif isinstance(packet, template_protocol.Pong) and packet.id == worker.id:
                 self._on_pong(worker, packet)
-            elif isinstance(packet, RefusalReport):
-                self._send(RefusalReport([replace(one, worker=worker.id) for one in packet.refusals]))
             elif isinstance(
                 packet, (template_protocol.StartFailed, template_protocol.LeaseLost, template_protocol.TemplateFailed)
             ):

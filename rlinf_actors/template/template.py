@@ -212,7 +212,6 @@ class Template:
                 if self._child is not None:
                     return self._child
             self._nursery.look()
-            self._link.look()
             if self._link.patience() == 0.0:
                 self._end(f"no agentd came back to it within {self._link.keep_s:g} s")
         self._link.refuse()
@@ -222,7 +221,7 @@ class Template:
         return None
 
     def _patience(self) -> float | None:
-        waits = (self._nursery.patience(), self._link.patience(), self._link.idle())
+        waits = (self._nursery.patience(), self._link.patience())
         return min((wait for wait in waits if wait is not None), default=None)
 
     # --- start-up ---

@@ -124,8 +124,9 @@ class Refusal(Value, frozen=True):
 
 
 class RefusalReport(Message, frozen=True):
-    """Notice of an agent, for the event log: whom sockets of its node, workers' and templates', have not let in. Comes
-    from the worker or template in the same form, by way of the agent.
+    """Notice of an agent or template of an earlier version: peers that sockets of its node rejected. Ignored.
+
+    No process of this version sends it. It stays until the oldest protocol that is served is newer than 7.
     """
 
     refusals: Annotated[list[Refusal], Meta(max_length=MAX_REFUSALS)]

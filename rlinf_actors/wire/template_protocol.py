@@ -290,6 +290,7 @@ ToAgent = Union[
     TemplateReady, TemplateFailed, Forked, Up, StartFailed, LeaseLost, Grew, LogsLost, LockDevices, UnlockDevices,
     Exited, Pong, Pulses, Kept, Inventory, RefusalReport,
 ]  # fmt: skip
+"""RefusalReport comes from templates of an earlier version alone; agentd ignores it."""
 
 _encoder = msgspec.msgpack.Encoder()
 _to_template: msgspec.msgpack.Decoder[ToTemplate] = msgspec.msgpack.Decoder(ToTemplate)

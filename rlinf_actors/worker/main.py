@@ -202,7 +202,7 @@ def _start(
     name = address.get_name()
     job = WorkerJob(runtime, place.head, lambda: context.extras, spec.node_rank, name)
     on_closed = guard.closed if guard is not None else lambda: None
-    listening = listen(name, spec, place, runtime, security, job, control.try_send, on_closed)
+    listening = listen(name, spec, place, runtime, security, job, on_closed)
     member, children = runtime.io.submit(_listen(spec, place, control, guard, listening)).result()
     server, endpoint, messenger = member.server, member.endpoint, member.messenger
     ports = HeldPorts()
@@ -244,7 +244,7 @@ async def _listen(
     """Be there for others, for children, and hear the template. On the I/O loop."""
     member = await listening
     loop, server = asyncio.get_running_loop(), member.server
-    children = Children(loop, spec, place, server.send, member.strangers.refused)
+    children = Children(loop, spec, place, server.send, server.rejected.add)
     server.serve((frames.WhereIs,), children.asked)
     server.on_forgotten(children.table.forget)
     control.listen(loop, guarded=guard is not None)

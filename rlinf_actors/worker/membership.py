@@ -40,13 +40,12 @@ from rlinf_actors.security.job import JobGate, job_name
 from rlinf_actors.settings import CHILDREN, Settings
 from rlinf_actors.wire import child_protocol as packets
 from rlinf_actors.wire import frames, payload
-from rlinf_actors.wire.agent_messages import RefusalReport
 from rlinf_actors.wire.authenticated import AuthenticatedParts
 from rlinf_actors.wire.limits import MAX_DEPTH, MAX_SIZE
 from rlinf_actors.wire.template_protocol import WorkerPlace
 from rlinf_actors.wire.values import Endpoint, WorkerSpec
 from rlinf_actors.worker import context as worker_context
-from rlinf_actors.worker.server import FarPeers, Strangers, WorkerServer
+from rlinf_actors.worker.server import FarPeers, RejectedPeers, WorkerServer
 
 SWITCH_INTERVAL_S = 0.0002
 """The I/O thread answers in 0.5 ms while the user's thread spins in Python (5 ms at the default of
@@ -61,13 +60,11 @@ class Member:
         server: what others talk to.
         endpoint: where it listens.
         messenger: its messages.
-        strangers: told of whom the sockets do not let in.
     """
 
     server: WorkerServer
     endpoint: Endpoint
     messenger: Messenger
-    strangers: Strangers
 
 
 def new_runtime(
@@ -95,7 +92,6 @@ async def listen(
     runtime: Runtime,
     security: Security,
     job: WorkerJob,
-    tell: Callable[[RefusalReport], bool],
     on_closed: Callable[[], None] = lambda: None,
 ) -> Member:
     """Be there for others under *name*. On the I/O loop.
@@ -103,12 +99,11 @@ async def listen(
     Args:
         name: "group:rank", or a child's.
         spec, place, runtime, security, job: of this process.
-        tell: passes on whom the sockets turned away; False if it cannot now.
         on_closed: see WorkerServer.
     """
-    strangers = Strangers(asyncio.get_running_loop(), tell)
-    gate = JobGate(security.pair.public, spec.namespace, strangers.refused) if security.pair is not None else None
-    server = WorkerServer(runtime.network, spec.id, name, spec.token, on_closed, gate, strangers.refused)
+    rejected = RejectedPeers()
+    gate = JobGate(security.pair.public, spec.namespace, rejected.add) if security.pair is not None else None
+    server = WorkerServer(runtime.network, spec.id, name, spec.token, on_closed, gate, rejected)
     server.far = FarPeers(runtime.watched.watch, job.connected, server.peer_gone)
     settings = Settings.load()
     station = Station(
@@ -130,7 +125,7 @@ async def listen(
     server.serve((frames.Ask, frames.LaneEnded), messenger.freight.said)
     ipc = server.bind(f"ipc://{place.run_dir}/w/{spec.id}")
     tcp = server.bind(f"tcp://{place.listen_ip}:0") if place.listen_ip else ""
-    return Member(server, Endpoint(place.host, ipc, tcp), messenger, strangers)
+    return Member(server, Endpoint(place.host, ipc, tcp), messenger)
 
 
 ANSWER_S = 30.0
@@ -242,7 +237,7 @@ def _bring_up(
     )
     job = WorkerJob(runtime, place.head, lambda: extras, spec.node_rank, name)
     try:
-        listening = listen(name, spec, place, runtime, security, job, lambda report: True)
+        listening = listen(name, spec, place, runtime, security, job)
         member = runtime.io.submit(listening).result()
     except BaseException:
         runtime.close()

@@ -6,7 +6,7 @@ Ends of peers that no pidfd of ours can watch, on other machines or in other con
 
 House rule: only who is served a stream, or has many peers, costs a session with the head; most workers never need one.
 
-Whom a worker's sockets do not let in: a line in its own log, and by its template and agent to the event log.
+Peers that a socket rejects are counted and written to the worker's own log.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import asyncio
 import collections
 import hmac
 import logging
-import math
 import os
 import queue
 import sys
@@ -37,11 +36,9 @@ from rlinf_actors.net.loop import Tasks
 from rlinf_actors.runtime.future import call_all
 from rlinf_actors.security.members import Gate
 from rlinf_actors.wire import failure, frames
-from rlinf_actors.wire.agent_messages import Refusal, RefusalReport
 from rlinf_actors.wire.authenticated import AuthenticatedParts
 from rlinf_actors.wire.payload import Copy
 from rlinf_actors.wire.protocol import OLDEST, PROTOCOL, agreed, spoken, what_to_upgrade
-from rlinf_actors.wire.refusalnotes import RefusalNotes
 from rlinf_actors.worker.executors import Activity, Executor
 from rlinf_actors.worker.invocation import Invocation
 
@@ -140,7 +137,7 @@ _CHANNEL_REQUESTS = (
 )
 
 NAME_CHARS = 60
-"""Most that is said of a stranger's name."""
+"""Most characters of a rejected peer's name in the log."""
 LATE_S = 10.0
 """Seconds after the end of a peer's process in which what it sent before is still taken."""
 REMEMBERED = 1024
@@ -167,7 +164,7 @@ class WorkerServer:
         token: of the job.
         on_closed: called (by the executor) when the instance's `_close` has returned.
         gate: whom it lets in over TCP where the cluster has keys.
-        on_refused: told what follows "refused" in a line for people when a link is not let join.
+        rejected: counts the links that may not join.
 
     Attributes:
         far: who is told of drivers, and of peers that are served streams and are not on this machine; if set.
@@ -181,9 +178,9 @@ class WorkerServer:
         token: str,
         on_closed: Callable[[], None] = lambda: None,
         gate: Gate | None = None,
-        on_refused: Callable[[str], None] = lambda text: None,
+        rejected: RejectedPeers | None = None,
     ) -> None:
-        self._on_refused = on_refused
+        self.rejected = rejected or RejectedPeers()
         self._listener = network.listener(self._received, gate=gate, on_failed=self._failed)
         self._copy: Copy = bytes if network.memory is None else network.memory.copy
         self._worker_id = worker_id
@@ -495,7 +492,7 @@ class WorkerServer:
                     self._link_lost(link, frame.worker)
 
     def _reject(self, peer: bytes, kind: str, text: str, why: str) -> None:
-        self._on_refused(f"the link {known_as(peer)[:NAME_CHARS]!r}: {why}")
+        self.rejected.add(f"the link {known_as(peer)[:NAME_CHARS]!r}: {why}")
         self.answer(peer, frames.Rejected(kind, text))
 
     def _link_lost(self, link: bytes, worker: str) -> None:
@@ -505,51 +502,23 @@ class WorkerServer:
         call_all(self._on_link_lost, link, worker)
 
 
-WINDOW_S = 1.0
-"""Seconds between two numbers of one kind: short, since they end with the worker. The head says them by the minute."""
+class RejectedPeers:
+    """Counts peers that the sockets of this worker reject, and writes them to the worker's log. Loop thread.
 
-
-class Strangers:
-    """Counts and tells. Loop thread only.
-
-    Args:
-        loop: the I/O thread's.
-        send: tells the template; False if it does not take it now.
+    Attributes:
+        count: rejected connections and links so far.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, send: Callable[[RefusalReport], bool]) -> None:
-        self._loop = loop
-        self._send = send
-        self._notes = RefusalNotes(WINDOW_S)
-        self._timer: asyncio.TimerHandle | None = None
+    def __init__(self) -> None:
         self.count = 0
 
-    def refused(self, text: str, times: int = 1) -> None:
-        """Somebody was not let in. Said in the log the 1st, 10th, 100th, ... time: a flood shall not fill it.
+    def add(self, text: str, times: int = 1) -> None:
+        """Count *times* rejections. Log the 1st, the 10th, the 100th, ...: a flood must not fill the log.
 
         Args:
-            text: what follows "refused" in a line for people.
-            times: how often.
+            text: follows "refused" in the log line: the peer, and the reason.
+            times: how many peers were rejected.
         """
-        said, self.count = len(str(self.count)) if self.count else 0, self.count + times
-        if len(str(self.count)) > said:
-            log.warning("refused %s (%d by now)", text, self.count)
-        if self._notes.add(Refusal(text, times), self._loop.time()):
-            self._tell()
-
-    def close(self) -> None:
-        """Tell no more. Twice is fine."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _tell(self) -> None:
-        self.close()
-        now = self._loop.time()
-        report = self._notes.take(now)
-        if report is not None and not self._send(report):
-            for refusal in report.refusals:  # it stands still: told with the next number
-                self._notes.add(refusal, now)
-        due = self._notes.next_deadline()
-        if due < math.inf:
-            self._timer = self._loop.call_at(due, self._tell)
+        digits, self.count = len(str(self.count)) if self.count else 0, self.count + times
+        if len(str(self.count)) > digits:
+            log.warning("refused %s (%d so far)", text, self.count)

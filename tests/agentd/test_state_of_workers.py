@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from state_kit import GONE, LOOK, UP, Kit, order, spec
 
-from agentd import node_state as s
 from agentd import state_events as e
 from rlinf_actors.wire.agent_messages import (
     HELLO_AGAIN,
@@ -13,8 +12,6 @@ from rlinf_actors.wire.agent_messages import (
     LogCredit,
     LogLines,
     ProcessGone,
-    Refusal,
-    RefusalReport,
     StopWorkers,
     Unwatch,
     Watch,
@@ -24,7 +21,6 @@ from rlinf_actors.wire.agent_messages import (
     WorkersHealth,
 )
 from rlinf_actors.wire.client_messages import Done
-from rlinf_actors.wire.refusalnotes import KINDS_OF_ONE
 from rlinf_actors.wire.values import RunningWorker, WorkerHealth
 
 # --- workers ---
@@ -194,31 +190,3 @@ def test_a_hand_over_stops_nobody_and_says_nothing():
     kit = Kit().join()
     kit.start("w1")
     assert kit.do(e.HandOver("SIGUSR1")) == [e.Exit(0, "workers go on: SIGUSR1")]
-
-
-def reports(actions):
-    return [a.body.refusals for a in actions if isinstance(a, e.Send) and isinstance(a.body, RefusalReport)]
-
-
-def test_who_was_refused_is_told_at_once_and_then_by_the_number():
-    kit = Kit().join()
-    first = Refusal("a stranger", 1, "w1")
-    assert reports(kit.do(e.FromWorkers(RefusalReport([first])))) == [[first]]
-    for _ in range(3):
-        assert reports(kit.do(e.FromWorkers(RefusalReport([Refusal("a stranger", 2, "w1")])), after=1.0)) == []
-    assert kit.state.next_deadline() <= kit.now + s.REFUSALS_S
-    assert reports(kit.do(e.Tick(), after=s.REFUSALS_S)) == [[Refusal("a stranger", 6, "w1")]]
-
-
-def test_while_the_head_is_away_refusals_are_counted_and_told_when_it_is_back():
-    kit = Kit()
-    kit.do(e.Start())
-    for n in range(1000):
-        assert reports(kit.do(e.FromWorkers(RefusalReport([Refusal(f"stranger {n}", 1, "w1")])))) == []
-    assert reports(kit.do(e.FromWorkers(RefusalReport([Refusal("stranger", 2, "w2")])))) == []
-    (told,) = reports(kit.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0)), after=100.0))
-    assert sum(one.times for one in told) == 1002
-    assert told[-2:] == [
-        Refusal("stranger", 2, "w2"),
-        Refusal("others, the last of them stranger 999", 1000 - KINDS_OF_ONE, "w1"),
-    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
 
 import pytest
 
@@ -19,12 +19,12 @@ from rlinf_actors.net.zmq_network import ZmqNetwork
 from rlinf_actors.security.job import JobGate, job_pair
 from rlinf_actors.security.keypair import KeyPair
 from rlinf_actors.wire import frames
-from rlinf_actors.wire.agent_messages import AgentHello, ClientHello, RefusalReport
+from rlinf_actors.wire.agent_messages import AgentHello, ClientHello
 from rlinf_actors.wire.client_messages import AddKey, GetEvents, GetStatus
 from rlinf_actors.wire.control_codec import Body
 from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.wire.values import NodeReport
-from rlinf_actors.worker.server import Strangers, WorkerServer
+from rlinf_actors.worker.server import RejectedPeers, WorkerServer
 
 HEAD = KeyPair.make()
 
@@ -109,26 +109,48 @@ def agent_hello(name: str) -> AgentHello:
     return AgentHello(PROTOCOL, "1", "i2", report)
 
 
+class _LogLines(logging.Handler):
+    """The lines of one logger from now on."""
+
+    def __init__(self, logger: str) -> None:
+        super().__init__()
+        self._lines: asyncio.Queue[str] = asyncio.Queue()
+        self._logger = logging.getLogger(logger)
+        self._logger.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.put_nowait(record.getMessage())
+
+    async def wait(self, *words: str) -> str:
+        while True:
+            line = await asyncio.wait_for(self._lines.get(), 10)
+            if all(word in line for word in words):
+                return line
+
+    def close(self) -> None:
+        self._logger.removeHandler(self)
+        super().close()
+
+
 class KeyedWorker:
     """A worker's listening side in a cluster with keys, and those who try to join it.
 
     Args:
         token: of its job.
-        tell: takes what its agent would tell the head of refusals.
     """
 
-    def __init__(self, token: str = "ours", tell: Callable[[RefusalReport], object] = lambda report: None) -> None:
+    def __init__(self, token: str = "ours") -> None:
         self._networks: list[ZmqNetwork] = []
         self._token = token
         self.job = job_pair(token)
-        self._strangers = Strangers(asyncio.get_running_loop(), lambda report: tell(report) is not False)
-        gate = JobGate(self.job.public, "ns", self._strangers.refused)
+        rejected = RejectedPeers()
+        gate = JobGate(self.job.public, "ns", rejected.add)
         network = self.net(Security.of_worker(token, HEAD.public, "tcp://127.0.0.1:1", "10.0.0.1"))
-        refused = self._strangers.refused
-        self._server = WorkerServer(network, "g-0", "g:0", token, gate=gate, on_refused=refused)
+        self._server = WorkerServer(network, "g-0", "g:0", token, gate=gate, rejected=rejected)
         self._server.refuse(ValueError("there is no class: a member is told so"))
         self.bind = self._server.bind
         self.endpoint = ""
+        self._log = _LogLines("rlinf_actors.worker.server")
 
     def net(self, security: Security) -> ZmqNetwork:
         network = ZmqNetwork(asyncio.get_running_loop(), security)
@@ -154,8 +176,12 @@ class KeyedWorker:
         link.send(frames.encode(frames.Call(1, "anything")))
         return await asyncio.wait_for(told.get(), 10)
 
+    async def logged(self, *words: str) -> str:
+        """Wait until the worker's log has a line with these words; return the line."""
+        return await self._log.wait(*words)
+
     def close(self) -> None:
-        self._strangers.close()
+        self._log.close()
         self._server.close(0)
         for network in reversed(self._networks):
             network.close()

@@ -10,9 +10,10 @@ from msgspec.structs import replace
 from rlinf_actors.head import client_table, key_registry, operations
 from rlinf_actors.head.authority import MAX_DRIVERS_OF_ONE, MAX_NODES_OF_ONE
 from rlinf_actors.head.commands import ConnectionRejected, Refuse, RequestReceived, TimerDue
-from rlinf_actors.head.event_log import KEPT_EVENTS, KINDS, WINDOW_S
+from rlinf_actors.head.event_log import KEPT_EVENTS, WINDOW_S
 from rlinf_actors.head.quotas import KEPT_OF_ONE, MAX_OF_ONE
 from rlinf_actors.head.robots import MAX_STOPS
+from rlinf_actors.security.refusal_tally import KINDS
 from rlinf_actors.wire.agent_messages import Beat, Goodbye, StopWorkers, Welcome
 from rlinf_actors.wire.client_messages import (
     ClientGone,

@@ -1,4 +1,6 @@
-"""Who comes in at every socket that listens: the right one; the others are told why, and are in the event log.
+"""Who comes in at every socket that listens: the right one; the others are told why, and are logged.
+
+The head writes refusals to its event log, a worker and a template to their own logs.
 
 The sockets are those of docs/security.md ("Sockets"; tests/live/test_listening_sockets.py finds no other in a running
 cluster). Those of torch ask nobody, and are the exception that it names.
@@ -18,7 +20,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
 import pytest
-from msgspec.structs import replace
 from sockets_kit import HEAD, KeyedHead, KeyedWorker, agent_hello, driver_hello, refused
 
 from rlinf_actors.net.rpc import ControlClient
@@ -26,10 +27,9 @@ from rlinf_actors.net.socket_security import Security
 from rlinf_actors.security.job import job_pair
 from rlinf_actors.security.keypair import KeyPair
 from rlinf_actors.security.public_key import fingerprint
-from rlinf_actors.template import agent_link
 from rlinf_actors.template.agent_link import AgentLink
 from rlinf_actors.wire import template_protocol
-from rlinf_actors.wire.agent_messages import ClientHello, RefusalReport, Welcome, WorkerReady
+from rlinf_actors.wire.agent_messages import ClientHello, Welcome, WorkerReady
 from rlinf_actors.wire.client_messages import Enroll, Enrolled, GetNodes, GetStatus, Launch, Launched, RevokeKey, Status
 from rlinf_actors.wire.control_codec import Body
 from rlinf_actors.wire.protocol import PROTOCOL
@@ -54,14 +54,10 @@ class World:
         await self.ann.request(GetNodes(1), 10)
         launch = Launch("ns", "g", "m:C", [WorkerSpec("g-0", "g", "ns", 0, 1, 0, {})])
         assert isinstance(await self.ann.request(launch, 10), Launched)
-        self.worker = KeyedWorker(self.token, self._tell)
+        self.worker = KeyedWorker(self.token)
         ipc = self.worker.bind(f"ipc://{self.place}/w")
         self.worker.endpoint = self.worker.bind("tcp://127.0.0.1:0")
         self.agent.notify(WorkerReady("g-0", 7, Endpoint("h", ipc, self.worker.endpoint)))
-
-    def _tell(self, report: RefusalReport) -> None:
-        """As its template and agent do: tests/live/test_listening_sockets.py has those."""
-        self.agent.notify(RefusalReport([replace(one, worker="g-0") for one in report.refusals]))
 
     async def _job(self, client: ControlClient, namespace: str) -> str:
         welcome = await client.request(driver_hello(f"i-{namespace}", namespace), 10)
@@ -170,7 +166,7 @@ HEADS, WORKERS = "the head's", "a worker's"
 NOT_OURS = "refused a connection from 127.0.0.1: key {key} is not its job's"
 
 TCP = [
-    # who comes            where    is told                           the event log has
+    # who comes            where    is told                           the log has
     (no_key,               HEADS,   NONE,                             "it came without a key"),
     (no_key,               WORKERS, NONE,                             "it came without a key"),
     (wrong_server_key,     HEADS,   OTHER,                            "it expected a server with another key"),
@@ -232,7 +228,7 @@ async def test_over_tcp_the_others(
     if who.pair is None:
         await knocked(world.head.endpoint if where == HEADS else world.worker.endpoint)
     key = fingerprint(who.pair.public) if who.pair is not None else ""
-    await world.head.noted("worker g:0 (process 7) on node n1" if where == WORKERS else "", noted.format(key=key))
+    await (world.head.noted if where == HEADS else world.worker.logged)(noted.format(key=key))
 
 
 async def test_over_tcp_the_right_ones(world: World) -> None:
@@ -253,10 +249,9 @@ async def test_over_tcp_the_right_ones(world: World) -> None:
 
 
 class Template:
-    """A template's socket for the next agentd; what it tells its own goes to the head."""
+    """A template's socket for the next agentd."""
 
     def __init__(self, world: World) -> None:
-        self._world = world
         self._agentd, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._selector = selectors.DefaultSelector()
         self.adopted: list[template_protocol.ToTemplate] = []
@@ -275,18 +270,10 @@ class Template:
         return True
 
     def turn(self) -> None:
-        """Take what has come, and have the head told."""
+        """Take what has come."""
         while ready := self._selector.select(0.0):
             for key, mask in ready:
                 key.data(mask)
-        self._link.look()
-        self._agentd.setblocking(False)
-        with contextlib.suppress(BlockingIOError):
-            data = self._agentd.recv(1 << 16)
-            if data:  # else another agentd has the template
-                report = template_protocol.decode_to_agent(data)
-                assert isinstance(report, RefusalReport)
-                self._world.agent.notify(report)
 
     def close(self) -> None:
         self._link.close()
@@ -295,8 +282,7 @@ class Template:
 
 
 @pytest.fixture
-async def template(world: World, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Template]:
-    monkeypatch.setattr(agent_link, "REFUSALS_S", 0.0)
+async def template(world: World) -> AsyncIterator[Template]:
     with contextlib.closing(Template(world)) as made:
         yield made
 
@@ -329,7 +315,9 @@ directory is open after all, libzmq closes what is another user's, and cannot sa
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 @pytest.mark.parametrize(("name", "mode", "seen"), BY_PATH, ids=[f"{row[0]} in {row[1]:o}" for row in BY_PATH])
-async def test_by_a_unix_socket_another_user(world: World, template: Template, name: str, mode: int, seen: str) -> None:
+async def test_by_a_unix_socket_another_user(
+    world: World, template: Template, caplog: pytest.LogCaptureFixture, name: str, mode: int, seen: str
+) -> None:
     path = f"{world.place}/{name}"
     os.chmod(world.place, mode)
     os.chmod(path, 0o777)
@@ -344,23 +332,27 @@ async def test_by_a_unix_socket_another_user(world: World, template: Template, n
     finally:
         loop.remove_reader(template._selector.fileno())
     if name == "t" and seen == "is closed":
-        await world.head.noted("node n1", "a connection to its template's socket: it is a process of user 61007")
+        assert "refused a connection to this template's socket (1 so far): its process belongs to user 61007" in (
+            caplog.messages
+        )
 
 
 async def test_by_a_unix_socket_this_user_without_the_job_s_token(world: World) -> None:
     told = await world.worker.join(Security(), token="a guess", at=f"ipc://{world.place}/w")
     assert "is not a member of the job of g:0" in told
-    await world.head.noted("worker g:0", "it does not have its job's token")
+    await world.worker.logged("refused the link 'driver:x': it does not have its job's token")
 
 
-async def test_by_a_unix_socket_this_user_as_no_agentd(world: World, template: Template) -> None:
+async def test_by_a_unix_socket_this_user_as_no_agentd(
+    world: World, template: Template, caplog: pytest.LogCaptureFixture
+) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
         stranger.connect(f"{world.place}/t")
         stranger.send(b"Adopt, please")
         template.turn()
         assert stranger.recv(1) == b""
     assert not template.adopted
-    await world.head.noted("node n1", "a connection to its template's socket: it is no agentd's")
+    assert "refused a connection to this template's socket (1 so far): its process is no agentd" in caplog.messages
 
 
 async def test_by_a_unix_socket_the_right_ones(world: World, template: Template) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
+from typing import Any
 
 import attacked_workers
 import live_workers as lw
@@ -12,7 +13,7 @@ import pace
 import pytest
 from listening import Listening, listening
 
-from rlinf_actors import Cluster, NodePlacementStrategy, procfs
+from rlinf_actors import NodePlacementStrategy, procfs
 from rlinf_actors.net.socket_security import Security
 from rlinf_actors.net.zmq_network import ZmqNetwork
 from rlinf_actors.testing import LocalCluster
@@ -83,11 +84,11 @@ def test_what_listens_is_what_the_documentation_says():
         assert not listening([os.getpid()]), "a driver listens nowhere"
         for rank, pid in enumerate(group.pid().wait()):
             assert pid in {socket.pid for socket in found if socket.path.startswith(f"{local.nodes[rank].run_dir}/w/")}
-        check_refusals(cluster, found)
+        check_refusals(group, local, found)
 
 
-def check_refusals(cluster: Cluster, sockets: list[Listening]) -> None:
-    """Who comes by a unix socket, as this user, and is no member: the event log has it, whichever node it was."""
+def check_refusals(group: Any, local: LocalCluster, sockets: list[Listening]) -> None:
+    """A process of this user that connects to a unix socket and is no member: the socket's owner logs the refusal."""
     by_path = {socket.path: socket for socket in sockets if socket.path}
     workers = [path for path in by_path if Path(path).parent.name == "w" and not path.endswith("_")]
     for_children = [path for path in by_path if path.endswith("_")]
@@ -102,13 +103,13 @@ def check_refusals(cluster: Cluster, sockets: list[Listening]) -> None:
         with by_path[path].connect() as stranger:
             assert "which alone admits its own children" in child_protocol.decode_answer(stranger.recv(4096)).text
             assert stranger.recv(1) == b""
-    awaited = {(f"worker counters:{rank} ", "as a child: it does not come from this worker") for rank in range(2)}
-    awaited |= {(f"worker counters:{rank} ", "it does not have its job's token") for rank in range(2)}
-    awaited |= {(f"node node{rank} ", "its template's socket: it is no agentd's") for rank in range(2)}
-    for event in cluster.events(0, follow=True, kinds=["refused"]):
-        awaited -= {words for words in awaited if all(word in event.text for word in words)}
-        if not awaited:
-            break
+    logs = [path.read_text() for node in local.nodes for path in Path(node.run_dir).glob("t/*.err")]
+    assert len([text for text in logs if "this template's socket (1 so far): its process is no agentd" in text]) == 2
+    group.shutdown()  # the workers' last output is in the files then
+    for rank, node in enumerate(local.nodes):
+        (path,) = Path(node.log_dir).rglob(f"counters-{rank}.err")
+        text = path.read_text()
+        assert "refused the link 'driver:stranger': it does not have its job's token (1 so far)" in text
 
 
 async def joined(endpoint: str) -> str:

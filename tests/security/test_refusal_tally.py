@@ -11,7 +11,7 @@ from rlinf_actors.security.refusal_tally import Due, RefusalTally
 
 @pytest.fixture
 def tally() -> RefusalTally[str]:
-    return RefusalTally(60.0, kinds=3, kinds_of_one=2)
+    return RefusalTally(60.0, kinds=3)
 
 
 def test_the_first_is_due_at_once_and_the_others_by_their_number(tally):
@@ -46,14 +46,6 @@ def test_what_there_is_no_room_for_is_counted_together(tally):
     assert not tally.note("c", "1", "c1", 20.0)
     assert tally.next_deadline() == 60.0
     assert tally.take(70.0) == [Due("c1", 3, others=True)]
-
-
-def test_one_leaves_room_for_others(tally):
-    for kind in "123":
-        tally.note("a", kind, kind, 0.0)
-    assert tally.note("b", "1", "b", 0.0)
-    assert [due.what for due in tally.take(0.0)] == ["1", "2", "b"]
-    assert tally.take(60.0) == [Due("3", 1, others=True)]
 
 
 def test_what_nobody_takes_stays_and_stays_bounded(tally):

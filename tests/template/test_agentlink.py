@@ -1,4 +1,4 @@
-"""A template's connection to its agentd: no fd for another one, and whom its socket refuses."""
+"""A template's connection to its agentd: no fd for another one, and peers that its socket rejects."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ import tempfile
 import pace
 import pytest
 
-from rlinf_actors.template import agent_link
 from rlinf_actors.template.agent_link import AgentLink
 from rlinf_actors.wire import template_protocol
-from rlinf_actors.wire.agent_messages import Refusal, RefusalReport
 from rlinf_actors.wire.values import ExitReport
 
 
@@ -70,18 +68,11 @@ class Template:
         while ready := self.selector.select(0):
             for key, mask in ready:
                 key.data(mask)
-        self.link.look()
 
     def connected(self) -> socket.socket:
         made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         made.connect(self.path)
         return made
-
-    def told(self) -> list[Refusal]:
-        """What its agentd hears next."""
-        packet = template_protocol.decode_to_agent(self.agentd.recv(1 << 16))
-        assert isinstance(packet, RefusalReport)
-        return packet.refusals
 
     def close(self) -> None:
         self.link.close()
@@ -96,17 +87,13 @@ def place():
 
 
 @pytest.fixture
-def template(place, monkeypatch):
-    monkeypatch.setattr(agent_link, "REFUSALS_S", 0.0)
+def template(place):
     made = Template(f"{place}/1.sock")
     yield made
     made.close()
 
 
-NO_AGENTD = "a connection to its template's socket: it is no agentd's"
-
-
-def test_who_connects_and_is_no_agentd_is_told(template):
+def test_peer_that_is_no_agentd_is_rejected_and_logged(template, caplog):
     for said in (b"nonsense", template_protocol.encode(template_protocol.Shutdown()), b""):
         with template.connected() as stranger:
             if said:
@@ -115,26 +102,28 @@ def test_who_connects_and_is_no_agentd_is_told(template):
                 stranger.shutdown(socket.SHUT_WR)
             template.turn()
             assert stranger.recv(1) == b""
-        assert template.told() == [Refusal(NO_AGENTD)]
+    assert caplog.messages == [
+        f"refused a connection to this template's socket ({count} so far): its process is no agentd" for count in (1, 2)
+    ]
 
 
-def test_refusals_between_two_agentds_are_kept_for_the_next(template):
+def test_agentd_that_adopts_an_orphaned_template_has_its_connection(template, caplog):
     template.agentd.close()
     template.turn()
     assert template.link.orphaned
-    template.link.send(RefusalReport([Refusal("somebody", 3, "w1")]))
     with template.connected() as stranger:
         stranger.send(b"nonsense")
         template.turn()
-    assert template.link.idle() is None
+        assert template.link.orphaned
     template.agentd = template.connected()
     template.agentd.send(template_protocol.encode(template_protocol.Adopt()))
     template.turn()
-    assert template.told() == [Refusal("somebody", 3, "w1"), Refusal(NO_AGENTD)]
+    assert not template.link.orphaned
+    assert len(caplog.messages) == 1
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-def test_another_user_is_told_of_by_its_id(template, place):
+def test_rejected_process_of_another_user_is_logged_by_its_id(template, place, caplog):
     os.chmod(place, 0o755)  # as if its directory were open
     os.chmod(template.path, 0o777)
     script = "import os, socket, sys; os.setuid(61007); s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)"
@@ -143,7 +132,9 @@ def test_another_user_is_told_of_by_its_id(template, place):
         assert template.selector.select(10)
         template.turn()
         assert other.wait(pace.PATIENCE_S) == 0
-    assert template.told() == [Refusal("a connection to its template's socket: it is a process of user 61007")]
+    assert caplog.messages == [
+        "refused a connection to this template's socket (1 so far): its process belongs to user 61007"
+    ]
 
 
 RUN_TEMPLATE = """
