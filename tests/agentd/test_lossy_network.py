@@ -81,7 +81,7 @@ class World:
             elif self.head.next_deadline() <= self.now:
                 self.obey(self.head.handle(TimerDue(), self.now))
             else:
-                self.to_agent(e.TimerDue())
+                self.to_agent(e.Tick())
         self.now = end
 
     def carry(self, way: str, what: Callable[[], None]) -> None:
