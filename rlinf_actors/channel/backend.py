@@ -84,15 +84,16 @@ class PendingGet(AsyncWork[T]):
             value = super()._outcome()
             if self._taken:
                 return value
+            made: T
             try:
-                self._value, self.redelivered = self._decode(value)
+                made, self.redelivered = self._decode(value)
             except BaseException as error:
                 self._value, self._error = None, error
                 self._not_decoded(error)
                 raise
-            self._taken = True
+            self._value, self._taken = made, True
             self._acknowledge(value)
-            return self._value
+            return made
 
     def __await__(self) -> Generator[Any, None, T]:
         try:

@@ -36,7 +36,7 @@ from rlinf_actors.errors import (
     WorkerDiedError,
 )
 from rlinf_actors.model.buffers import Buffer
-from rlinf_actors.runtime.future import AsyncWork, Work
+from rlinf_actors.runtime.future import AsyncWork, Future
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.remote_group import RemoteGroup
 from rlinf_actors.runtime.runtime import Runtime
@@ -87,7 +87,7 @@ class Joint(AsyncWork[T]):
 class Closing(Joint[None]):
     """A close under way, of every replica. If all are drained it ends when the hosts have: the name is free then."""
 
-    def __init__(self, name: str, gone: Work[None]) -> None:
+    def __init__(self, name: str, gone: Future[None]) -> None:
         super().__init__(f"close() of channel {name!r}", None, lambda works: None)
         self._gone = gone
 

@@ -195,7 +195,7 @@ class Pool:
         if self._on_change(gate.release, drawn=True):
             if self._runtime.serving_thread == threading.get_ident():
                 for item in list(self._under_way.values()):
-                    item.call._before_blocking()
+                    item.call._check_blocking()
             gate.acquire()
 
     async def wait_async(self) -> None:

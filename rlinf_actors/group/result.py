@@ -24,7 +24,7 @@ from rlinf_actors.errors import (
     WorkerStartError,
 )
 from rlinf_actors.model.buffers import Buffer
-from rlinf_actors.runtime.future import AsyncWork, Work, call_all
+from rlinf_actors.runtime.future import AsyncWork, Future, Promise, call_all
 from rlinf_actors.runtime.peer import ANSWER_S, Late, Peer, new_call
 from rlinf_actors.wire import failure, frames, payload
 from rlinf_actors.wire.authenticated import AuthenticatedParts
@@ -73,7 +73,7 @@ class Slot:
         self._result._arrived(self._index, error, True)
 
 
-class WorkerGroupFuncResult(Work["list[T]"], Generic[T]):
+class WorkerGroupFuncResult(Future["list[T]"], Generic[T]):
     """The results of one call on some ranks of a group, in rank order.
 
     It ends when all ranks answered, or at the first failure in time, without waiting for ranks
@@ -97,9 +97,9 @@ class WorkerGroupFuncResult(Work["list[T]"], Generic[T]):
     shared = False
 
     def __init__(self, runtime: Runtime, method: str, peers: Sequence[Peer], timeout: float | None = None) -> None:
-        super().__init__()
+        super().__init__(method)
         self._runtime = runtime
-        self._what = self._method = method
+        self._method = method
         self._peers = peers
         self._timeout = timeout
         self._answers: list[_Answer] = [None] * len(peers)
@@ -161,7 +161,7 @@ class WorkerGroupFuncResult(Work["list[T]"], Generic[T]):
     def _missing(self) -> list[Peer]:
         return [peer for peer, answer in zip(self._peers, self._answers, strict=True) if answer is None]
 
-    def _late(self, timeout: float) -> CallTimeoutError:
+    def _timeout_error(self, timeout: float) -> CallTimeoutError:
         asked = threading.Event()
         late = Late(self._missing(), asked.set)
         asked.wait(min(ANSWER_S, max(timeout, 0.01)))  # who polls is not held up
@@ -388,11 +388,19 @@ class WorkerGroupFuncResult(Work["list[T]"], Generic[T]):
             self._runtime, "pop_execution_times", self._peers
         )
 
-        async def both() -> None:
-            await self._until_done()
-            if self._failed is None and len(self._order) == len(self._peers):
-                timers._start(())
-                await timers._until_done()
+        ended: Promise[None] = Promise(timers._method)
+
+        def ask() -> None:
+            try:
+                if self._failed is None and len(self._order) == len(self._peers):
+                    timers._start(())
+                    timers._on_done(lambda: ended.resolve(None))
+                else:
+                    ended.resolve(None)
+            except Exception as error:  # noqa: BLE001 - it reaches the waiter
+                ended.reject(error)
+
+        self._on_done(ask)
 
         def reduced(_: None) -> Any:
             self._outcome()  # raises what the call raised, and then no timers were asked for
@@ -407,7 +415,7 @@ class WorkerGroupFuncResult(Work["list[T]"], Generic[T]):
         if not async_op:
             self.wait()  # refuses to wait for what this thread has to do itself
         what = f"consume_durations() of {self._method}()"
-        work = AsyncWork.made_of(AsyncWork.of(self._runtime.io, both(), what), reduced, what)
+        work = AsyncWork.made_of(ended, reduced, what)
         return work if async_op else work.wait()
 
     def _durations(self) -> list[float]:
@@ -424,7 +432,7 @@ class WorkerGroupFuncResult(Work["list[T]"], Generic[T]):
         answer = self._answers[index]
         return isinstance(answer, _Value) or (isinstance(answer, tuple) and isinstance(answer[0], frames.Ok))
 
-    def _before_blocking(self) -> None:
+    def _check_blocking(self) -> None:
         self._runtime.check_usable()
         if not self._beside:
             refuse_own(self._runtime, self._method, self._missing())

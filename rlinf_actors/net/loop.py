@@ -91,6 +91,15 @@ def handling_failed(
         loop.call_exception_handler({"message": f"internal error: failing {what} failed too", "exception": second})
 
 
+def call_threadsafe(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: object) -> None:
+    """Run *function* on *loop* soon. Any thread. Do nothing if the loop is closed: nothing waits there any more."""
+    try:
+        loop.call_soon_threadsafe(function, *args)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise
+
+
 class Tasks:
     """The tasks of one object: it sees the failure of each, and ends those that are left when it ends. Loop thread.
 
@@ -215,11 +224,7 @@ class IoThread:
 
     def call(self, function: Callable[..., object], *args: object) -> None:
         """Run a function on the loop soon. Any thread; after `stop` it does nothing."""
-        try:
-            self.loop.call_soon_threadsafe(function, *args)
-        except RuntimeError:
-            if not self.loop.is_closed():
-                raise
+        call_threadsafe(self.loop, function, *args)
 
     def later(self, seconds: float, function: Callable[[], object]) -> None:
         """Run a function on the loop after *seconds*. Any thread; after `stop` it does nothing."""

@@ -62,7 +62,7 @@ class Readiness(Promise[None]):
             self._lost.failed(self, awaited=awaited)
         return ended
 
-    def _late(self, timeout: float) -> CallTimeoutError:
+    def _timeout_error(self, timeout: float) -> CallTimeoutError:
         asked = threading.Event()
         late = Late(self._late_ranks(), asked.set)
         asked.wait(min(ANSWER_S, max(timeout, 0.01)))  # who polls is not held up

@@ -1,4 +1,4 @@
-"""Work and Promise: one outcome, two ways to wait, no event loop of its own."""
+"""Future and Promise: one outcome, two ways to wait, no event loop of its own."""
 
 from __future__ import annotations
 
