@@ -160,9 +160,9 @@ class Found:
 
     record: Record
     process: Process
-    workers: list[template_protocol.Kept]
+    workers: list[template_protocol.SurvivingWorker]
     inventory: template_protocol.Inventory
-    strays: list[template_protocol.Kept] = field(default_factory=list)
+    strays: list[template_protocol.SurvivingWorker] = field(default_factory=list)
 
 
 @dataclass
@@ -233,7 +233,7 @@ def unspoken(run_dir: str) -> list[int]:
     return found
 
 
-def running(known: RunningWorker, kept: template_protocol.Kept) -> RunningWorker:
+def running(known: RunningWorker, kept: template_protocol.SurvivingWorker) -> RunningWorker:
     """A worker as the head is told of it."""
     told = msgspec.structs.replace(known, pid=kept.pid, exit=kept.exit)
     up = kept.up
@@ -301,7 +301,7 @@ def _open(record: Record) -> int:
 
 async def _ask(
     sock: socket.socket, path: str, record: Record
-) -> tuple[list[template_protocol.Kept], template_protocol.Inventory]:
+) -> tuple[list[template_protocol.SurvivingWorker], template_protocol.Inventory]:
     """Return the workers of a template, and the last packet of its answer.
 
     Raises:
@@ -321,7 +321,9 @@ async def _ask(
         raise _Unfit(f"it cannot be asked ({error})") from None
 
 
-async def _inventory(sock: socket.socket) -> tuple[list[template_protocol.Kept], template_protocol.Inventory]:
+async def _inventory(
+    sock: socket.socket,
+) -> tuple[list[template_protocol.SurvivingWorker], template_protocol.Inventory]:
     """Its answer.
 
     Raises:
@@ -329,7 +331,7 @@ async def _inventory(sock: socket.socket) -> tuple[list[template_protocol.Kept],
         RemoteWireError: it says something else.
         TimeoutError: it did not answer within ANSWER_S; asyncio's.
     """
-    loop, workers = asyncio.get_running_loop(), list[template_protocol.Kept]()
+    loop, workers = asyncio.get_running_loop(), list[template_protocol.SurvivingWorker]()
     readable = asyncio.Event()
     loop.add_reader(sock.fileno(), readable.set)
     try:
@@ -346,7 +348,7 @@ async def _inventory(sock: socket.socket) -> tuple[list[template_protocol.Kept],
     return workers, end
 
 
-def _take(sock: socket.socket, workers: list[template_protocol.Kept]) -> template_protocol.Inventory | None:
+def _take(sock: socket.socket, workers: list[template_protocol.SurvivingWorker]) -> template_protocol.Inventory | None:
     """Take what is there, without waiting; returns its end if that has come."""
     while True:
         try:
@@ -358,6 +360,6 @@ def _take(sock: socket.socket, workers: list[template_protocol.Kept]) -> templat
         packet = template_protocol.decode_to_agent(data)
         if isinstance(packet, template_protocol.Inventory):
             return packet
-        if not isinstance(packet, template_protocol.Kept):
+        if not isinstance(packet, template_protocol.SurvivingWorker):
             raise RemoteWireError(f"it said {type(packet).__name__}")
         workers.append(packet)

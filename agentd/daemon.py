@@ -255,7 +255,7 @@ class Daemon:
 
         config = self._config
         pid = config.owner_pid if config.embedded and config.owner_pid is not None else os.getpid()
-        record = head_records.Record(
+        record = head_records.HeadRecord(
             kind,
             pid,
             time.time(),
@@ -266,7 +266,7 @@ class Daemon:
             config.insecure,
         )
         unit = Unit() if config.embedded else Unit.load()
-        stack.callback(head_records.leave(record, Settings.load(), unit.run_dir))
+        stack.callback(head_records.publish(record, Settings.load(), unit.run_dir))
 
     async def _probe(self) -> tuple[ProbeReport, Described | None]:
         from agentd.node_report import read_described, without_devices

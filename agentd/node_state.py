@@ -25,7 +25,7 @@ from rlinf_actors.errors import (
     ProtocolMismatchError,
     WrongServerError,
 )
-from rlinf_actors.net.failure_detection import Outage, Silence
+from rlinf_actors.net.failure_detection import FailureDetector, ReconnectBackoff
 from rlinf_actors.wire.agent_messages import (
     HELLO_AGAIN,
     Beat,
@@ -137,19 +137,19 @@ class AgentState:
     protocol: int = OLDEST
     _beat_s: float = 1.0
     _next_beat: float = math.inf
-    _outage: Outage = field(init=False)
+    _backoff: ReconnectBackoff = field(init=False)
     _epoch: str = ""
     _roster: Roster = field(default_factory=Roster)
     _unsent: list[Body] = field(default_factory=list)
     _processes: dict[str, None] = field(default_factory=dict)
     _bereaved: dict[str, float] = field(default_factory=dict)
     _leases: RobotLeases = field(default_factory=RobotLeases)
-    _silence: Silence = field(init=False)
+    _silence: FailureDetector = field(init=False)
     _out: list[e.Action] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._outage = Outage(self.random)
-        self._silence = Silence(self.policy.head_grace_s)
+        self._backoff = ReconnectBackoff(self.random)
+        self._detector = FailureDetector(self.policy.head_grace_s)
 
     def handle(self, event: e.Event, now: float) -> list[e.Action]:
         """What to do about *event*, in order.
@@ -168,7 +168,7 @@ class AgentState:
             self._failed(event.error, now)
         elif isinstance(event, e.Heard):
             if isinstance(event.body, Beat) and (self._answers(event.body) or event.body.incarnation == HELLO_AGAIN):
-                self._silence.heard(now)  # an answer to what we said: anything else may come although we are not heard
+                self._detector.heard(now)  # an answer to what we said: anything else may come although we are not heard
             self._heard(event.body, now)
         elif isinstance(event, e.FromWorkers):
             self._reported(event.report, now)
@@ -181,7 +181,7 @@ class AgentState:
         elif isinstance(event, e.HeadLooked):
             self._looked(event.there, now)
         elif isinstance(event, e.Stalled):
-            self._silence.stood_still(event.seconds, now)
+            self._detector.stalled(event.seconds, now)
             self._next_beat = now
             self._bereaved = dict.fromkeys(self._bereaved, now)
         elif isinstance(event, e.Adopted):
@@ -207,7 +207,7 @@ class AgentState:
         if self.phase is Phase.JOINED:
             times.append(self._next_beat)
         if self._depends():
-            times.append(self._silence.next_deadline())
+            times.append(self._detector.next_deadline())
         return min(times)
 
     def _adopt(self, adopted: e.Adopted, now: float) -> None:
@@ -215,7 +215,7 @@ class AgentState:
         agentds that come and go without the head win no time for their workers.
         """
         self._roster.adopt(adopted.workers)
-        self._silence.heard(min(adopted.since or now, now))
+        self._detector.heard(min(adopted.since or now, now))
 
     def _process_ended(self, client: str, now: float) -> None:
         """Tell the head. One that is not there, killed with the driver perhaps, ends nothing: then this agent does."""
@@ -246,20 +246,20 @@ class AgentState:
         self.phase = step(self.phase, event)
 
     def _hello(self, again: bool = False) -> None:
-        timeout_s = self._outage.patience(self._silence.lease_s)
-        self._out.append(e.SayHello(self.incarnation, timeout_s, self._outage.pause() if again else 0.0, anew=again))
+        timeout_s = self._backoff.attempt_timeout(self._detector.lease_s)
+        self._out.append(e.SayHello(self.incarnation, timeout_s, self._backoff.pause() if again else 0.0, anew=again))
 
     def _welcomed(self, welcome: Welcome, now: float) -> None:
         if self.phase is Phase.RESETTING:
             return  # a late answer to the life that is over
         self._step("welcomed")
-        self._beat_s = self._silence.beat_s = welcome.beat_s
-        self._silence.lease_s = welcome.lease_s
+        self._beat_s = self._detector.beat_s = welcome.beat_s
+        self._detector.lease_s = welcome.lease_s
         self.protocol = welcome.protocol
-        self._silence.heard(now)
+        self._detector.heard(now)
         self._leases.lease_s = welcome.robot_lease_s
         self._bereaved = {}
-        away = self._outage.over(now)
+        away = self._backoff.recovered(now)
         if away is not None:
             self._out.append(e.Say(f"the head is there, after {away:.0f} s"))
         self._next_beat = now + min(self._beat_s, self._leases.beat_s) * self.random()
@@ -312,7 +312,7 @@ class AgentState:
 
     def _away(self, text: str, now: float, *, urgent: bool = False, warns: bool = False) -> None:
         """The head is not there: say so, but not each time."""
-        said = self._outage.failed(now, text)
+        said = self._backoff.failed(now, text)
         if said:
             self._out.append(e.Say(said, urgent, warns))
 
@@ -355,15 +355,15 @@ class AgentState:
     def _judge(self, now: float) -> None:
         if not self._depends():
             return
-        reason = self._silence.verdict(now)
+        reason = self._detector.verdict(now)
         if reason is not None:
             self._reset(reason)
-        elif self._silence.look(now):
-            self._out.append(e.LookAtHead(self._silence.look_timeout_s))
+        elif self._detector.should_check(now):
+            self._out.append(e.LookAtHead(self._detector.check_timeout_s))
 
     def _looked(self, there: bool, now: float) -> None:
-        self._silence.looked(there, now)
-        if there and self.phase is Phase.JOINED and self._silence.suspected(now):
+        self._detector.checked(there, now)
+        if there and self.phase is Phase.JOINED and self._detector.suspected(now):
             self._step("forgotten")  # over a new connection: the old one may be waiting to repeat what a cut lost
             grace = f"; workers go on for {self.policy.head_grace_s:g} s" if self._roster.running else ""
             self._away(f"the head does not answer, but its machine does{grace}", now, warns=True)
@@ -419,7 +419,7 @@ class AgentState:
         for end in self._roster.ends_among(body):  # asked for again, by a head that has not heard how they ended
             self._send(end)
         if not self._depends():
-            self._silence.heard(now)  # an order of the head that took us may be here before its welcome
+            self._detector.heard(now)  # an order of the head that took us may be here before its welcome
         given = self._roster.give_to(body)
         if given:
             self._out.append(e.NoteOwner(msgspec.structs.replace(body, workers=given)))

@@ -17,7 +17,7 @@ from rlinf_actors import procfs, version
 from rlinf_actors.errors import ClusterTimeoutError, ProtocolError, RlinfActorsError
 from rlinf_actors.exhaustion import AGAIN_S, explain
 from rlinf_actors.net.failure_detection import HELLO_TIMEOUT_S, STALL_S
-from rlinf_actors.net.link import Network, Sight, secret_identity
+from rlinf_actors.net.link import Network, Reachability, secret_identity
 from rlinf_actors.net.loop import Tasks
 from rlinf_actors.net.rpc import ControlClient
 from rlinf_actors.wire.agent_messages import AgentHello, HardwareFound, StartWorkers, Welcome
@@ -349,8 +349,8 @@ class Session:
         self._handle(e.Looked(HardwareFound(action.id, answer)))
 
     async def _look(self, action: e.LookAtHead) -> None:
-        sight = await self._network.look(self._endpoint, action.timeout_s)
-        self._handle(e.HeadLooked(sight is not Sight.SILENT))
+        sight = await self._network.check_reachability(self._endpoint, action.timeout_s)
+        self._handle(e.HeadLooked(sight is not Reachability.SILENT))
 
     # --- watching processes ---
 

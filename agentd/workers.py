@@ -34,8 +34,7 @@ from rlinf_actors.errors import WorkerStartError
 from rlinf_actors.exhaustion import AGAIN_S, explain
 from rlinf_actors.wire import template_protocol
 from rlinf_actors.wire.agent_messages import StartWorkers, WorkerExited, WorkerReady
-from rlinf_actors.wire.endings import ending, orderly
-from rlinf_actors.wire.values import ExitReport, RunningWorker, WorkerSpec
+from rlinf_actors.wire.values import ExitReport, RunningWorker, WorkerSpec, ending, orderly
 
 
 class Starter:
@@ -98,7 +97,7 @@ class Starter:
         place = self._site.place(worker.plan.out_path, worker.plan.err_path, *self._lease)
         worker.template.send(template_protocol.Fork(worker.spec, place, worker.plan.env))
 
-    def adopt(self, spec: WorkerSpec, kept: template_protocol.Kept, template: Template) -> Child:
+    def adopt(self, spec: WorkerSpec, kept: template_protocol.SurvivingWorker, template: Template) -> Child:
         """One that *template* started for an earlier agentd; its output is read on."""
         if spec.forward_logs:
             at = (kept.out_read, kept.err_read)
@@ -247,7 +246,7 @@ class Children:
         """
         self._logs.hold()
         taken: list[RunningWorker] = []
-        asking: list[tuple[template_protocol.Kept, Template]] = []
+        asking: list[tuple[template_protocol.SurvivingWorker, Template]] = []
         for found in survivors.templates:
             template = self._templates.adopt(found.record, found.process, found.inventory)
             for kept in found.strays:  # nobody waits for their ends
@@ -274,7 +273,7 @@ class Children:
         self._trim()
         return taken
 
-    def _take(self, worker: Child, kept: template_protocol.Kept) -> None:
+    def _take(self, worker: Child, kept: template_protocol.SurvivingWorker) -> None:
         worker.stopping, worker.reason = worker.has_robots, EARLIER_ENDED if worker.has_robots else ""
         self._workers[kept.id] = worker
         self._on_forked(worker.template, template_protocol.Forked(kept.id, kept.pid))
@@ -379,7 +378,7 @@ class Children:
         elif isinstance(packet, template_protocol.TemplateFailed):
             template.failure = packet.text
             self._templates.retire(template)
-        elif isinstance(packet, template_protocol.Grew):
+        elif isinstance(packet, template_protocol.LogsGrew):
             self._logs.grew(packet.ids)
         elif isinstance(packet, template_protocol.Pulses):
             self._health.said(template, packet)
@@ -390,7 +389,7 @@ class Children:
         elif isinstance(
             packet,
             (
-                template_protocol.Up,
+                template_protocol.WorkerUp,
                 template_protocol.Exited,
                 template_protocol.LockDevices,
                 template_protocol.UnlockDevices,
@@ -403,7 +402,7 @@ class Children:
                     packet.id
                 ):  # a stray: see `adopt`
                     template.send(template_protocol.Settled([packet.id]))
-            elif isinstance(packet, template_protocol.Up):
+            elif isinstance(packet, template_protocol.WorkerUp):
                 self._report(WorkerReady(packet.id, known.pid, packet.endpoint, packet.port, packet.master_port))
                 self._health.up(packet.id, template)
             elif isinstance(packet, template_protocol.Exited):

@@ -26,7 +26,7 @@ from rlinf_actors.errors import (
     UsageError,
 )
 from rlinf_actors.runtime.future import AsyncWork
-from rlinf_actors.wire.limits import waiting
+from rlinf_actors.wire.protocol import waiting
 
 
 class Channel(ChannelViews[T]):

@@ -41,7 +41,7 @@ from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.remote_group import RemoteGroup
 from rlinf_actors.runtime.runtime import Runtime
 from rlinf_actors.wire import frames
-from rlinf_actors.wire.authenticated import AuthenticatedParts
+from rlinf_actors.wire.payload import AuthenticatedParts
 
 T = TypeVar("T")
 

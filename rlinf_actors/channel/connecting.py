@@ -30,7 +30,7 @@ from rlinf_actors.errors import (
 from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.runtime.runtime import Runtime
 from rlinf_actors.settings import Settings
-from rlinf_actors.wire.endings import CHANNEL_GROUPS
+from rlinf_actors.wire.values import CHANNEL_GROUPS
 
 HOST = "rlinf_actors.worker.channelhost:ChannelHost"
 

@@ -29,8 +29,8 @@ from rlinf_actors.net.loop import IoThread
 from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.wire import frames, payload
-from rlinf_actors.wire.authenticated import AuthenticatedParts
-from rlinf_actors.wire.limits import printable
+from rlinf_actors.wire.payload import AuthenticatedParts
+from rlinf_actors.wire.protocol import printable
 
 CONFIRM_S = 5.0
 """How long a put or get whose time is up waits for the host to say whether it still came true."""

@@ -11,7 +11,7 @@ import msgspec
 from rlinf_actors.channel.queue import ERROR_CHARS, Accepted, ChannelQueue, Command, Deliver, Item, Ticket
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.wire import frames
-from rlinf_actors.wire.limits import printable
+from rlinf_actors.wire.protocol import printable
 
 SHOWN_ITEMS = 20
 """How many waiting items of a key a description shows; the others are counted."""

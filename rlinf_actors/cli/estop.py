@@ -34,7 +34,7 @@ from rlinf_actors.cli.estop_targets import (
 )
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.net import discovery
-from rlinf_actors.net.blocking_client import Answered, Asker, Down
+from rlinf_actors.net.blocking_client import BlockingClient, HeadAnswered, HeadDown
 from rlinf_actors.wire.client_messages import EStopped, GetStatus, Status
 from rlinf_actors.wire.control_codec import Body, Failed
 
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _press(options: argparse.Namespace) -> int:
     report = Report(options.as_json)
-    asker = Asker()
+    asker = BlockingClient()
     try:
         known = known_heads(options.head)
         question = question_of(options)
@@ -169,7 +169,7 @@ def _text(answer: object) -> str:
 
 def _answers(targets: Sequence[Target], question: Body) -> Mapping[Target, object]:
     """What each head answers, or why it does not."""
-    asker = Asker()
+    asker = BlockingClient()
     answers: dict[Target, object] = {}
     by_asked = {target.asked: target for target in targets}
     deadline = time.monotonic() + DEADLINE_S
@@ -179,9 +179,9 @@ def _answers(targets: Sequence[Target], question: Body) -> Mapping[Target, objec
             asker.add(target.asked)
         while len(answers) < len(targets) and (left := deadline - time.monotonic()) > 0:
             for event in asker.step(left)[0]:
-                if isinstance(event, Down):
+                if isinstance(event, HeadDown):
                     answers.setdefault(by_asked[event.head], event.why)
-                elif isinstance(event, Answered):
+                elif isinstance(event, HeadAnswered):
                     answers[by_asked[event.head]] = event.body
     finally:
         asker.close()

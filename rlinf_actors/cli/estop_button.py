@@ -40,10 +40,10 @@ from rlinf_actors.cli.estop_targets import (
 )
 from rlinf_actors.errors import UsageError
 from rlinf_actors.net import head_records
-from rlinf_actors.net.blocking_client import Asker, Down, Up
+from rlinf_actors.net.blocking_client import BlockingClient, HeadDown, HeadUp
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire.agent_messages import Beat
-from rlinf_actors.wire.limits import printable
+from rlinf_actors.wire.protocol import printable
 
 BEAT_S = 1.0
 LOST_S = 3.0
@@ -225,7 +225,7 @@ class Button:
         self._options = options
         self._keys = keys
         self._line = line
-        self._asker = Asker()
+        self._asker = BlockingClient()
         self._watches = Watches()
         self._known = Known()
         self._targets: dict[tuple[str, ...], Target] = {}
@@ -251,9 +251,9 @@ class Button:
             again = False
             for event in events:
                 target = next((one for one in self._targets.values() if one.asked is event.head), None)
-                if target is not None and isinstance(event, Up):
+                if target is not None and isinstance(event, HeadUp):
                     self._set(target, "armed")
-                elif target is not None and isinstance(event, Down):
+                elif target is not None and isinstance(event, HeadDown):
                     self._set(target, "lost", event.why)
                     again = True  # it may have ended
             if self._watches.fd in ready:

@@ -16,15 +16,15 @@ from typing import Any
 
 from rlinf_actors.errors import ConfigError, RlinfActorsError
 from rlinf_actors.net import discovery
-from rlinf_actors.net.blocking_client import Answered, Asked, Asker, Down, Way
-from rlinf_actors.net.head_records import Record, look
+from rlinf_actors.net.blocking_client import BlockingClient, HeadAnswered, HeadDown, RemoteHead, Route
+from rlinf_actors.net.head_records import HeadRecord, find_records
 from rlinf_actors.net.host import split_address
 from rlinf_actors.net.socket_security import Security, is_loopback, is_tcp
 from rlinf_actors.security.keyfile import who
 from rlinf_actors.settings import HEAD, HEAD_KEY, HEADS_DIR, KEY_DIR, KEY_FILE, RUN_DIR, Settings
 from rlinf_actors.wire.client_messages import EStop, EStopped
 from rlinf_actors.wire.control_codec import Failed
-from rlinf_actors.wire.limits import printable
+from rlinf_actors.wire.protocol import printable
 
 OK, USAGE, UNAVAILABLE, PERMISSION, CHOICE, INTERRUPTED = 0, 64, 69, 77, 78, 130
 DEADLINE_S = 5.0
@@ -52,8 +52,8 @@ class Target:
 
     address: str
     told: str
-    record: Record | None
-    asked: Asked
+    record: HeadRecord | None
+    asked: RemoteHead
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -93,7 +93,7 @@ def known_heads(given: str | None) -> Known:
         endpoint = discovery.endpoint_at(given, "--head", resolve=False)
         known.targets.append(_configured(endpoint, given, "--head", settings))
         return known
-    seen = look(settings, everybody=True)
+    seen = find_records(settings, everybody=True)
     for path, why in seen.unreadable:
         known.troubles.append(f"{path} cannot be read ({why}): the head that left it cannot be asked")
     for user in seen.others:
@@ -104,7 +104,7 @@ def known_heads(given: str | None) -> Known:
         if shared is not None:  # several agentds of one head, or an agentd beside its head
             shared.asked.ways = [*shared.asked.ways, *(way for way in ways if way not in shared.asked.ways)]
         else:
-            known.targets.append(Target(record.address, record.told(), record, Asked(ways)))
+            known.targets.append(Target(record.address, record.told(), record, RemoteHead(ways)))
     text, source = discovery.named(None, settings)
     if text:
         try:
@@ -132,7 +132,7 @@ def settings_here(known: Known) -> Settings:
         return settings
 
 
-def _configured(endpoint: str, text: str, source: str, settings: Settings, others: Sequence[Record] = ()) -> Target:
+def _configured(endpoint: str, text: str, source: str, settings: Settings, others: Sequence[HeadRecord] = ()) -> Target:
     """The head that somebody has named.
 
     Args:
@@ -141,7 +141,7 @@ def _configured(endpoint: str, text: str, source: str, settings: Settings, other
         others: records of other users that name this endpoint. Where root has no key for it, theirs serve, but only
             at this endpoint: a record proves nothing, and only what listens here may answer for this head.
     """
-    ways: list[Way] = []
+    ways: list[Route] = []
     fault = ""
     try:
         security = discovery.security_toward(endpoint, settings, *OBSERVERS)
@@ -150,12 +150,12 @@ def _configured(endpoint: str, text: str, source: str, settings: Settings, other
             ways += [(endpoint, record.security) for record in others]
     except ConfigError as error:
         fault = str(error)
-    return Target(text, f"head, by {source}", None, Asked(ways, fault))
+    return Target(text, f"head, by {source}", None, RemoteHead(ways, fault))
 
 
-def _ways(record: Record, known: Known) -> list[Way]:
+def _ways(record: HeadRecord, known: Known) -> list[Route]:
     """How to reach the head of a record: its unix socket needs no key."""
-    local: list[Way] = [(way, Security()) for way in record.ways if not is_tcp(way)]
+    local: list[Route] = [(way, Security()) for way in record.ways if not is_tcp(way)]
     if record.user != os.geteuid():  # whose key file may lie where to open it blocks
         return [*local, *((way, record.security) for way in record.ways if is_tcp(way))]
     try:
@@ -166,7 +166,7 @@ def _ways(record: Record, known: Known) -> list[Way]:
     return [*local, *((way, security) for way in record.ways if is_tcp(way))]
 
 
-def _is_same(target: Target, record: Record) -> bool:
+def _is_same(target: Target, record: HeadRecord) -> bool:
     """True if the target's head left this record, too. A record is believed of heads of its own user only: else
     somebody could name the head of another user's, and answer in its place.
     """
@@ -188,16 +188,16 @@ def question_of(options: argparse.Namespace) -> EStop:
     return EStop(who(), options.reason, options.namespace, options.release)
 
 
-def collect(asker: Asker, targets: Sequence[Target], report: Report) -> None:
+def collect(asker: BlockingClient, targets: Sequence[Target], report: Report) -> None:
     """Report the answer of each head to the stop, as it comes; returns when all have answered, or at the deadline."""
     deadline = time.monotonic() + DEADLINE_S
     waiting = {target.asked: target for target in targets}
     while waiting and (left := deadline - time.monotonic()) > 0:
         for event in asker.step(left)[0]:
             target = waiting.get(event.head)
-            if target is None or not isinstance(event, (Down, Answered)):
+            if target is None or not isinstance(event, (HeadDown, HeadAnswered)):
                 continue
-            if isinstance(event, Down):
+            if isinstance(event, HeadDown):
                 report.failed(target, event.why)
             elif isinstance(event.body, EStopped):
                 report.stopped(target, event.body)

@@ -189,10 +189,10 @@ async def _serve(endpoint: str, protected: Protected, state_dir: str | None, as_
         )
         bound = server.start([endpoint])
         address = bound[0].removeprefix("tcp://")
-        record = head_records.Record(
+        record = head_records.HeadRecord(
             "head", os.getpid(), time.time(), bound, head_records.script_of(os.getpid()), *protected.known_by
         )
-        stack.callback(head_records.leave(record, Settings.load(), Unit.load().run_dir))
+        stack.callback(head_records.publish(record, Settings.load(), Unit.load().run_dir))
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, end, number.name, False)
         loop.add_signal_handler(signal.SIGHUP, _nothing_to_read)

@@ -33,7 +33,7 @@ from rlinf_actors.security.job import PATH, JoinToken
 from rlinf_actors.security.keyfile import KeyFile, who
 from rlinf_actors.security.keyfile import find as find_key
 from rlinf_actors.security.keypair import KeyPair
-from rlinf_actors.security.public_key import check_name, check_public, fingerprint
+from rlinf_actors.security.members import check_name, check_public, fingerprint
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire.client_messages import AddKey, Enroll, Enrolled, GetKeys, Keys, KeyState, RevokeKey, RotateKey
 from rlinf_actors.wire.control_codec import Body, Failed

@@ -17,7 +17,7 @@ import click
 
 from rlinf_actors.settings import journal_stream
 from rlinf_actors.systemd.service_manager import marked, reads
-from rlinf_actors.wire.limits import printable
+from rlinf_actors.wire.protocol import printable
 
 F = TypeVar("F", bound=Callable[..., Any])
 

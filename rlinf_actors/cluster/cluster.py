@@ -31,7 +31,7 @@ from rlinf_actors.runtime.log_printer import say
 from rlinf_actors.runtime.remote_group import RemoteGroup
 from rlinf_actors.runtime.runtime import Runtime
 from rlinf_actors.settings import NAMESPACE
-from rlinf_actors.wire.limits import waiting
+from rlinf_actors.wire.protocol import waiting
 
 if TYPE_CHECKING:
     from rlinf_actors.group.group import WorkerGroup

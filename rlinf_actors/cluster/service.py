@@ -19,8 +19,8 @@ from rlinf_actors.placement.strategies import NodePlacementStrategy
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.remote_group import Construction, RemoteGroup
 from rlinf_actors.wire import failure, frames, payload
-from rlinf_actors.wire.authenticated import AuthenticatedParts
 from rlinf_actors.wire.client_messages import Launch
+from rlinf_actors.wire.payload import AuthenticatedParts
 from rlinf_actors.wire.values import WorkerSpec
 
 if TYPE_CHECKING:

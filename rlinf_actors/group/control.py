@@ -32,7 +32,7 @@ from rlinf_actors.group.result import WorkerGroupFuncResult
 from rlinf_actors.hardware.configured import info_of
 from rlinf_actors.model.address import WorkerAddress, WorkerInfo
 from rlinf_actors.runtime.future import AsyncWork
-from rlinf_actors.wire import limits
+from rlinf_actors.wire import protocol
 
 if TYPE_CHECKING:
     from rlinf_actors.cluster.cluster import Cluster
@@ -214,7 +214,7 @@ class GroupControl:
 
     def _begin_shutdown(self, grace: float) -> concurrent.futures.Future[None]:
         if self._shutdown is None or (self._shutdown.done() and not self._ended(self._shutdown)):
-            grace = limits.number(grace, "the grace")
+            grace = protocol.number(grace, "the grace")
             if self.runtime.closed:
                 self._shutdown = concurrent.futures.Future()
                 self._shutdown.set_result(None)

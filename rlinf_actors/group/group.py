@@ -22,7 +22,7 @@ from rlinf_actors.group.stream import StreamResult
 from rlinf_actors.model.address import WorkerAddress, WorkerInfo
 from rlinf_actors.model.placement import Placement
 from rlinf_actors.runtime.future import AsyncWork
-from rlinf_actors.wire.limits import deadline
+from rlinf_actors.wire.protocol import deadline
 
 P = ParamSpec("P")
 R = TypeVar("R")

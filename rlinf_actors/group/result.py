@@ -27,7 +27,7 @@ from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.future import AsyncWork, Future, Promise, call_all
 from rlinf_actors.runtime.peer import ANSWER_S, Late, Peer, new_call
 from rlinf_actors.wire import failure, frames, payload
-from rlinf_actors.wire.authenticated import AuthenticatedParts
+from rlinf_actors.wire.payload import AuthenticatedParts
 
 if TYPE_CHECKING:
     from rlinf_actors.runtime.remote_group import RemoteGroup

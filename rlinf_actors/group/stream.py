@@ -16,7 +16,7 @@ from rlinf_actors.group.result import refuse_own
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.wire import failure, frames, payload
-from rlinf_actors.wire.authenticated import AuthenticatedParts
+from rlinf_actors.wire.payload import AuthenticatedParts
 
 if TYPE_CHECKING:
     from rlinf_actors.runtime.lost_errors import LostErrors

@@ -30,9 +30,8 @@ from rlinf_actors.head.commands import Answer, Emit, LogEvent, Refusal
 from rlinf_actors.head.records import Client, Group, Node, WorkerLife, WorkerRecord
 from rlinf_actors.security.refusal_tally import Due, RefusalTally
 from rlinf_actors.wire.client_messages import Events, GetEvents
-from rlinf_actors.wire.endings import ending, orderly
-from rlinf_actors.wire.limits import printable
-from rlinf_actors.wire.values import ClusterEvent, EventKind
+from rlinf_actors.wire.protocol import printable
+from rlinf_actors.wire.values import ClusterEvent, EventKind, ending, orderly
 
 KEPT_EVENTS = 10_000
 KEPT_CHARS = 16 << 20

@@ -30,8 +30,7 @@ from rlinf_actors.head.restarts import EndedGroups, FirstEnds, Restarts, not_res
 from rlinf_actors.security.members import Member
 from rlinf_actors.wire.agent_messages import StartWorkers, StopWorkers, WorkerReady
 from rlinf_actors.wire.client_messages import Done, WorkerChanged
-from rlinf_actors.wire.endings import ending
-from rlinf_actors.wire.values import ExitReport, GroupState, LeaseState, WorkerSpec
+from rlinf_actors.wire.values import ExitReport, GroupState, LeaseState, WorkerSpec, ending
 
 
 class Stops:

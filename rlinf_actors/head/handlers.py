@@ -31,7 +31,7 @@ from rlinf_actors.head.commands import (
 from rlinf_actors.head.event_log import of_driver, of_node
 from rlinf_actors.head.records import Client, Node
 from rlinf_actors.head.validation import check_agent, check_names, own_namespace
-from rlinf_actors.net.admission import known_as
+from rlinf_actors.net.link import peer_name
 from rlinf_actors.security.members import LOCAL, Member
 from rlinf_actors.wire.agent_messages import (
     HELLO_AGAIN,
@@ -77,8 +77,7 @@ from rlinf_actors.wire.client_messages import (
     WatchClients,
 )
 from rlinf_actors.wire.control_codec import Body
-from rlinf_actors.wire.limits import printable
-from rlinf_actors.wire.protocol import OLDEST, PROTOCOL, agreed, spoken, what_to_upgrade
+from rlinf_actors.wire.protocol import OLDEST, PROTOCOL, agreed, printable, spoken, what_to_upgrade
 
 NOT_KEPT = (
     "the head could not write that down: one that is restarted will not know it. Its log and `rlinf-actors status` "
@@ -164,7 +163,7 @@ class RequestHandlers:
         except Refusal as error:
             tables.emit(Refuse(event.peer, event.id, error.kind, error.text, (), error.path))
             if isinstance(event.body, (AgentHello, ClientHello)):
-                who = known_as(event.peer) if event.member == LOCAL else str(event.member)
+                who = peer_name(event.peer) if event.member == LOCAL else str(event.member)
                 text = f"refused {who} ({error.kind}): {error.text}"
                 tables.refusals.note(who, error.kind, text, tables.now)
         else:

@@ -36,8 +36,7 @@ from rlinf_actors.head.commands import (
     Refusal,
     Snapshot,
 )
-from rlinf_actors.security.members import LOCAL, Member
-from rlinf_actors.security.public_key import NAME_RULE, fingerprint, is_key, is_name
+from rlinf_actors.security.members import LOCAL, NAME_RULE, Member, fingerprint, is_key, is_name
 from rlinf_actors.wire.client_messages import AddKey, Enroll, KeyState, RevokeKey, RotateKey
 
 TOKEN_S = 900.0

@@ -17,8 +17,7 @@ import msgspec
 
 from rlinf_actors.head.records import Group, WorkerLife, WorkerRecord
 from rlinf_actors.model.restart import next_id
-from rlinf_actors.wire.endings import ending
-from rlinf_actors.wire.values import ExitReport, GroupState
+from rlinf_actors.wire.values import ExitReport, GroupState, ending
 
 _FAILURES = ("exited", "signalled", "start_failed")
 

@@ -36,9 +36,8 @@ from rlinf_actors.head.commands import (
 from rlinf_actors.head.coordinator import Coordinator
 from rlinf_actors.head.event_log import level
 from rlinf_actors.head.key_registry import OwnKeys
-from rlinf_actors.net.admission import known_as
 from rlinf_actors.net.failure_detection import STALL_S
-from rlinf_actors.net.link import Network
+from rlinf_actors.net.link import Network, peer_name
 from rlinf_actors.net.rpc import ControlServer
 from rlinf_actors.security.members import Member
 from rlinf_actors.wire.client_messages import Status
@@ -171,7 +170,7 @@ class HeadServer:
         elif isinstance(envelope, Notice):
             self._handle(NoticeReceived(peer, envelope.body, member))
         else:
-            log.warning("%r sent a %s; the head asked for nothing", known_as(peer), type(envelope).__name__)
+            log.warning("%r sent a %s; the head asked for nothing", peer_name(peer), type(envelope).__name__)
 
     def _handle(self, event: Event) -> None:
         self._act(self._supervisor.handle(event, self._loop.time(), time.time()))

@@ -17,7 +17,7 @@ from rlinf_actors.head.commands import Refusal
 from rlinf_actors.head.records import Client, Node
 from rlinf_actors.wire.agent_messages import AgentHello, WorkersHealth
 from rlinf_actors.wire.client_messages import Launch
-from rlinf_actors.wire.limits import printable
+from rlinf_actors.wire.protocol import printable
 from rlinf_actors.wire.values import ExitReport, RunningWorker, WorkerHealth, WorkerSpec
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlinf_actors.errors import PlacementError
 from rlinf_actors.model.address import WorkerAddress
-from rlinf_actors.wire.limits import MAX_DEPTH, MAX_SIZE
+from rlinf_actors.wire.protocol import MAX_DEPTH, MAX_SIZE
 
 
 def address(group: Any, rank: Any) -> WorkerAddress:

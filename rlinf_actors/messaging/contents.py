@@ -12,7 +12,7 @@ from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.shared_memory import SHARED_FROM
 from rlinf_actors.wire import failure, frames, payload
-from rlinf_actors.wire.authenticated import AuthenticatedParts
+from rlinf_actors.wire.payload import AuthenticatedParts
 
 LARGE = SHARED_FROM
 """Parts below this size are copied when they are sent; of larger ones the sender's own memory is read

@@ -30,7 +30,7 @@ from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.runtime import Runtime
 from rlinf_actors.wire import frames
-from rlinf_actors.wire.authenticated import AuthenticatedParts
+from rlinf_actors.wire.payload import AuthenticatedParts
 
 log = logging.getLogger(__name__)
 
@@ -224,7 +224,7 @@ class Messenger:
             self._put_back()
         return True
 
-    def arrived(self, link: bytes, frame: frames.Message, parts: AuthenticatedParts) -> None:
+    def arrived(self, link: bytes, frame: frames.UserMessage, parts: AuthenticatedParts) -> None:
         """A message came. Loop thread."""
         if frame.n:
             self._reply(link, frames.Held(frame.id, frame.n))

@@ -114,7 +114,9 @@ class Outbox:
         if own:
             number = next(self._numbers)
             self._unheld[number] = letter
-        frame = frames.Message(self._id, number, self._name, self._worker_id, letter.stream, letter.size, letter.cargo)
+        frame = frames.UserMessage(
+            self._id, number, self._name, self._worker_id, letter.stream, letter.size, letter.cargo
+        )
         self._peer.send(frame, parts, now=now, alone=not letter.stream)
         if letter.departed is not None:
             letter.departed()

@@ -14,7 +14,7 @@ from rlinf_actors.messaging.mailbox import Arrived, Key
 from rlinf_actors.messaging.tensor_transfer import Arriving
 from rlinf_actors.runtime.future import AsyncWork, call_all
 from rlinf_actors.wire import payload
-from rlinf_actors.wire.authenticated import AuthenticatedParts
+from rlinf_actors.wire.payload import AuthenticatedParts
 
 
 @dataclass(frozen=True, slots=True)

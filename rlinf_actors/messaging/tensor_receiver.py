@@ -18,7 +18,7 @@ from rlinf_actors.messaging.tensor_transfer import Arriving, Hold, Station
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.wire import frames
-from rlinf_actors.wire.authenticated import AuthenticatedParts
+from rlinf_actors.wire.payload import AuthenticatedParts
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class Arrivals:
         accelerator = devices.accelerator.value
         return frames.Facts(ask.id, self._station.host, accelerator, list(devices.own), devices.backends, shared)
 
-    def arrived(self, link: bytes, frame: frames.Message, parts: AuthenticatedParts) -> Arriving:
+    def arrived(self, link: bytes, frame: frames.UserMessage, parts: AuthenticatedParts) -> Arriving:
         """A message with a cargo came. Loop thread."""
         cargo = frame.cargo
         assert cargo is not None
@@ -99,7 +99,7 @@ class Arrivals:
 
     # --- lanes ---
 
-    def _lane(self, link: bytes, frame: frames.Message, cargo: frames.Cargo) -> _InLane:
+    def _lane(self, link: bytes, frame: frames.UserMessage, cargo: frames.Cargo) -> _InLane:
         key = (link, cargo.gate, cargo.lane)
         with self._lock:
             found = self._lanes.get(key)

@@ -37,7 +37,7 @@ from rlinf_actors.messaging.tensor_transfer import (
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.wire import frames
-from rlinf_actors.wire.authenticated import AuthenticatedParts
+from rlinf_actors.wire.payload import AuthenticatedParts
 
 log = logging.getLogger(__name__)
 
@@ -371,7 +371,7 @@ class Freight:
         with self._lock:
             self._gates.pop(gate.peer, None)
 
-    def arrived(self, link: bytes, frame: frames.Message, parts: AuthenticatedParts) -> Arriving | None:
+    def arrived(self, link: bytes, frame: frames.UserMessage, parts: AuthenticatedParts) -> Arriving | None:
         """What comes with a message by other ways, None if nothing does. Loop thread."""
         return None if frame.cargo is None else self._arrivals.arrived(link, frame, parts)
 

@@ -22,8 +22,8 @@ from rlinf_actors.model.accelerator_table import group_facts
 from rlinf_actors.model.buffers import Buffer, keepable
 from rlinf_actors.net.loop import IoThread
 from rlinf_actors.runtime.future import Promise
-from rlinf_actors.wire import frames, tensor_bytes
-from rlinf_actors.wire.authenticated import AuthenticatedParts
+from rlinf_actors.wire import frames, payload
+from rlinf_actors.wire.payload import AuthenticatedParts
 
 
 class Hold:
@@ -272,7 +272,7 @@ def ipc_crate(devices: Devices, tensor: Any, wanted: bool) -> tuple[frames.Tenso
 def staged_part(hold: Hold, tensor: Any) -> Buffer:
     """A tensor's bytes on the host."""
     hold.let_wait(tensor.device)
-    return tensor_bytes.bytes_of(tensor)
+    return payload.bytes_of(tensor)
 
 
 def _as_bytes(tensor: Any) -> Any:

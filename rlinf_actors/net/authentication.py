@@ -26,8 +26,7 @@ import zmq
 from zmq.utils import z85
 
 from rlinf_actors.net.loop import handling_failed
-from rlinf_actors.security.members import Gate
-from rlinf_actors.security.public_key import fingerprint
+from rlinf_actors.security.members import Gate, fingerprint
 
 if TYPE_CHECKING:
     import asyncio

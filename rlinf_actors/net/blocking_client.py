@@ -4,10 +4,11 @@ Theory of operation. asyncio and the transport take longer to import than all th
 is a second, small client of the head beside `net.rpc`: it blocks, on one thread. It polls all sockets together, so that
 a head that does not answer holds no other one up. A head may be reached in several ways (a unix socket, TCP): all are
 opened, and a question goes out once, on the first whose handshake succeeds: so the ways to one head must all come from
-somebody who may speak for it. libzmq connects again by itself where a connection is lost; `Asker` says when, and what
-went wrong. Names are resolved, and key files of other users read, on threads of their own, since all heads would wait
-as long as a name service or a file system does not answer; these threads are daemons, and a process that has done its
-work ends without them. What heads say is read by turns, a message at a time: one that says much holds up no other.
+somebody who may speak for it. libzmq connects again by itself where a connection is lost; `BlockingClient` says when,
+and what went wrong. Names are resolved, and key files of other users read, on threads of their own, since all heads
+would wait as long as a name service or a file system does not answer; these threads are daemons, and a process that
+has done its work ends without them. What heads say is read by turns, a message at a time,
+so that no head holds up another.
 
 It must never: raise because of one head (the others are not asked then), or import asyncio, click or rich.
 """
@@ -53,38 +54,38 @@ _EVENTS = FAILED | SUCCEEDED | _DISCONNECTED | _RETRIED | _CONNECTED
 
 
 @dataclass(frozen=True)
-class Up:
+class HeadUp:
     """The head has let this process in."""
 
-    head: Asked
+    head: RemoteHead
 
 
 @dataclass(frozen=True)
-class Down:
+class HeadDown:
     """No way to the head works now. `why` is for people."""
 
-    head: Asked
+    head: RemoteHead
     why: str
 
 
 @dataclass(frozen=True)
-class Answered:
+class HeadAnswered:
     """The head's answer to a question: what it should be, or why it was refused."""
 
-    head: Asked
+    head: RemoteHead
     body: Union[Body, Failed]
 
 
-Event = Union[Up, Down, Answered]
-Way = tuple[str, Union[Security, Callable[[], Security]]]
+Event = Union[HeadUp, HeadDown, HeadAnswered]
+Route = tuple[str, Union[Security, Callable[[], Security]]]
 """An endpoint, and what to come there with; or what reads that, on a thread of its own, because it may block."""
 
 
-class Asked:
-    """One head, as an Asker knows it.
+class RemoteHead:
+    """One head, as an BlockingClient knows it.
 
     Args:
-        ways: endpoints, and what to come there with; what is added later counts from the next `Asker.add` on.
+        ways: endpoints, and what to come there with; what is added later counts from the next `BlockingClient.add` on.
         fault: why there is no (other) way, for people.
 
     Attributes:
@@ -94,7 +95,7 @@ class Asked:
         heard: when it last said something, likewise.
     """
 
-    def __init__(self, ways: Sequence[Way], fault: str = "") -> None:
+    def __init__(self, ways: Sequence[Route], fault: str = "") -> None:
         self.ways = ways
         self.fault = fault
         self.up = False
@@ -124,13 +125,13 @@ class _Line:
 class _Name:
     """An endpoint whose host is being resolved, or whose key file is being read. `why` that has failed."""
 
-    head: Asked
+    head: RemoteHead
     endpoint: str
     security: Security | Callable[[], Security]
     why: str = ""
 
 
-class Asker:
+class BlockingClient:
     """Asks heads. One thread; `close` ends it at once, whatever is under way."""
 
     def __init__(self) -> None:
@@ -139,15 +140,15 @@ class Asker:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         self._poller = zmq.Poller()
-        self._heads: list[Asked] = []
-        self._by_socket: dict[object, tuple[Asked, _Line]] = {}
+        self._heads: list[RemoteHead] = []
+        self._by_socket: dict[object, tuple[RemoteHead, _Line]] = {}
         self._events: list[Event] = []
         self._asked = 0
         self._names: dict[int, _Name] = {}
 
     # --- heads ---
 
-    def add(self, head: Asked) -> None:
+    def add(self, head: RemoteHead) -> None:
         """Connect to a head, in all its ways. Returns at once."""
         self._heads.append(head)
         head.added = time.monotonic()
@@ -162,7 +163,7 @@ class Asker:
                 head._faults.append(f"{endpoint}: {error}")
         self._judge(head)
 
-    def drop(self, head: Asked) -> None:
+    def drop(self, head: RemoteHead) -> None:
         """Close the connections to a head. Twice is fine."""
         if head in self._heads:
             self._heads.remove(head)
@@ -191,12 +192,12 @@ class Asker:
 
     # --- asking ---
 
-    def ask(self, head: Asked, body: Body) -> None:
+    def ask(self, head: RemoteHead, body: Body) -> None:
         """Send a question, now or as soon as the head has let this process in."""
         self._asked += 1
         self._send(head, control_codec.encode(Request(self._asked, body)))
 
-    def tell(self, head: Asked, body: Body) -> None:
+    def tell(self, head: RemoteHead, body: Body) -> None:
         """Send a notice; dropped while the head is not up."""
         if head.up:
             self._send(head, control_codec.encode(Notice(body)))
@@ -211,7 +212,7 @@ class Asker:
             What happened to heads, and the watched descriptors with their events. Both may be empty.
         """
         ready: dict[int, int] = {}
-        said: list[tuple[Asked, _Line]] = []
+        said: list[tuple[RemoteHead, _Line]] = []
         if self._events:
             timeout_s = 0.0
         for source, mask in self._poller.poll(None if timeout_s is None else math.ceil(max(0.0, timeout_s) * 1000)):
@@ -238,7 +239,7 @@ class Asker:
 
     # --- inside ---
 
-    def _resolve(self, head: Asked, endpoint: str, security: Security | Callable[[], Security]) -> None:
+    def _resolve(self, head: RemoteHead, endpoint: str, security: Security | Callable[[], Security]) -> None:
         """Have a thread find what is missing; it closes its end of the pipe when it has. Raises if it cannot start."""
         name = _Name(head, endpoint, security)
         done, tell = os.pipe()
@@ -266,14 +267,14 @@ class Asker:
             head._faults.append(name.why or f"{name.endpoint}: nobody could find out how to come there")
         self._judge(head)
 
-    def _open(self, head: Asked, endpoint: str, security: Security) -> None:
-        """Connect in one way; what keeps this process from that is kept for `Down`."""
+    def _open(self, head: RemoteHead, endpoint: str, security: Security) -> None:
+        """Connect in one way; what keeps this process from that is kept for `HeadDown`."""
         try:
             self._connect(head, endpoint, security)
         except (RlinfActorsError, OSError, ValueError, zmq.ZMQError) as error:
             head._faults.append(f"{endpoint}: {error}")
 
-    def _connect(self, head: Asked, endpoint: str, security: Security) -> None:
+    def _connect(self, head: RemoteHead, endpoint: str, security: Security) -> None:
         proof = security.proof(endpoint)
         made = self._context.socket(zmq.DEALER)
         try:
@@ -312,7 +313,7 @@ class Asker:
         line.monitor.close(linger=0)
         line.socket.close(linger=0)
 
-    def _send(self, head: Asked, message: bytes) -> None:
+    def _send(self, head: RemoteHead, message: bytes) -> None:
         if head._on is None:
             head._waiting.append(message)
             return
@@ -322,7 +323,7 @@ class Asker:
         except zmq.Again:  # it was lost just now: the next connection takes it
             head._waiting.append(message)
 
-    def _read_monitor(self, head: Asked, line: _Line) -> None:
+    def _read_monitor(self, head: RemoteHead, line: _Line) -> None:
         while not line.monitor.closed:
             try:
                 event, value = read_event(line.monitor.recv_multipart(zmq.NOBLOCK))
@@ -342,29 +343,29 @@ class Asker:
             else:
                 self._is_down(head, line, line.why or _why_not(line))
 
-    def _is_up(self, head: Asked, line: _Line) -> None:
+    def _is_up(self, head: RemoteHead, line: _Line) -> None:
         if head._on is not None:
             return
         head.up, head._on, head.heard = True, line, time.monotonic()
-        self._events.append(Up(head))
+        self._events.append(HeadUp(head))
         waiting, head._waiting = head._waiting, []
         for message in waiting:
             self._send(head, message)
 
-    def _is_down(self, head: Asked, line: _Line, why: str) -> None:
+    def _is_down(self, head: RemoteHead, line: _Line, why: str) -> None:
         line.why = why
         if head._on is line:
             head._on = next((other for other in head._lines if other.shaken and not other.why), None)
             head.up = head._on is not None
         self._judge(head)
 
-    def _judge(self, head: Asked) -> None:
+    def _judge(self, head: RemoteHead) -> None:
         """Say so if no way to a head works, and none is under way."""
         if head._on is None and not head._resolving and all(line.why for line in head._lines):
             ways = dict.fromkeys(f"{line.endpoint}: {line.why}" for line in head._lines)
-            self._events.append(Down(head, "; ".join([*ways, *head._faults]) or "nobody knows where it listens"))
+            self._events.append(HeadDown(head, "; ".join([*ways, *head._faults]) or "nobody knows where it listens"))
 
-    def _read(self, head: Asked, line: _Line) -> None:
+    def _read(self, head: RemoteHead, line: _Line) -> None:
         """Read one message; the next step reads the next."""
         try:
             first, *big = line.socket.recv_multipart(zmq.NOBLOCK)
@@ -378,9 +379,9 @@ class Asker:
             return
         for envelope in envelopes:
             if isinstance(envelope, Reply):
-                self._events.append(Answered(head, envelope.body))
+                self._events.append(HeadAnswered(head, envelope.body))
             elif isinstance(envelope, Failed):
-                self._events.append(Answered(head, envelope))
+                self._events.append(HeadAnswered(head, envelope))
 
 
 def _find_out(name: _Name, tell: int) -> None:

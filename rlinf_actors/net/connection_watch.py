@@ -1,6 +1,6 @@
 """Connections to one listener over TCP, from when they are accepted until they have proved themselves.
 
-`net.connection_limits` decides who must go; here they are watched, and shut down below libzmq. Nothing is asked of
+`net.admission` decides who must go; here they are watched, and shut down below libzmq. Nothing is asked of
 those who have proved themselves, and nothing of frames.
 
 Connections that libzmq has, borrowed for a moment: looked at or shut down below it.
@@ -27,8 +27,8 @@ from collections.abc import Collection, Iterator
 
 import zmq
 
+from rlinf_actors.net.admission import BACKLOG, NEWCOMERS, Arrival, Crowd, Limits, Look
 from rlinf_actors.net.authentication import ACCEPTED, DISCONNECTED, FAILED_PROTOCOL, GateTally, at_server
-from rlinf_actors.net.connection_limits import BACKLOG, NEWCOMERS, Arrival, Crowd, Limits, Look
 from rlinf_actors.security.members import Gate
 
 _INFO = struct.Struct("=128x Q 64x QQ")

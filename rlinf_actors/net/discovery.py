@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.net.head_records import SOCKET, Record, Seen, look
+from rlinf_actors.net.head_records import SOCKET, HeadRecord, MachineRecords, find_records
 from rlinf_actors.net.host import DEFAULT_LISTEN, endpoint_of
 from rlinf_actors.net.socket_security import Security, is_tcp
 from rlinf_actors.settings import CLIENT_CONFIG, HEAD, Settings
@@ -119,7 +119,7 @@ def find_head(given: str | None, settings: Settings) -> tuple[str, str]:
     text, source = named(given, settings)
     if text:
         return endpoint_at(text, source), ""
-    seen = look(settings)
+    seen = find_records(settings)
     heads = [record for record in seen.records if record.kind != "node"]
     candidates = [record for record in heads if record.kind == "head"] or heads
     if len(candidates) == 1:
@@ -134,7 +134,7 @@ def find_head(given: str | None, settings: Settings) -> tuple[str, str]:
     )
 
 
-def _hint(seen: Seen) -> str:
+def _hint(seen: MachineRecords) -> str:
     """What else runs here, for who finds no head."""
     nodes = {record.address: record.pid for record in seen.records if record.kind == "node"}
     hints = [f"agentd (pid {pid}) of this machine has joined the head at {address}" for address, pid in nodes.items()]
@@ -142,7 +142,7 @@ def _hint(seen: Seen) -> str:
     return "".join(f". {hint}" for hint in hints)
 
 
-def table(records: Sequence[Record]) -> str:
+def table(records: Sequence[HeadRecord]) -> str:
     """Heads with the option that chooses each, one a line."""
     width = max(len(record.address) for record in records)
     return "\n".join(f"  --head {record.address.ljust(width)}  {record.told()}" for record in records)
@@ -216,7 +216,7 @@ def security_toward(endpoint: str, settings: Settings, *roles: str) -> Security:
         ConfigError: there is a key file that cannot be used.
     """
     if is_tcp(endpoint) and settings.key_dir is None and settings.key_file is None:
-        for record in look(settings).records:
+        for record in find_records(settings).records:
             if record.key and record.kind == "head" and endpoint in record.ways:
                 return record.security()
     return Security.toward(endpoint, settings, *roles)

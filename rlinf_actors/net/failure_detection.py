@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-LOOK_TIMEOUT_S = 2.0
+REACHABILITY_TIMEOUT_S = 2.0
 """A machine that has not answered a connection attempt by then counts as silent; a lost SYN is repeated after 1 s."""
 STALL_S = 0.5
 """A timer that comes later than this says that the process stood still (SIGSTOP, a suspended machine)."""
@@ -22,7 +22,7 @@ SUSPECT_BEATS = 3
 """Beats missed before the head's machine is asked, as many as make a node suspect at the head."""
 
 
-class Silence:
+class FailureDetector:
     """How long the head has been silent, and its machine.
 
     Args:
@@ -67,14 +67,14 @@ class Silence:
         self._missed = False
         self._look_at(now + self._suspect_s)
 
-    def stood_still(self, seconds: float, now: float) -> None:
+    def stalled(self, seconds: float, now: float) -> None:
         """We stood still ourselves so long: nobody was silent in that time, and a look that ended then says nothing."""
         self._heard = min(now, self._heard + seconds)
         self._there = min(now, max(self._there + seconds, now - self._suspect_s))
         self._missed = False
         self._look_at(now + self.beat_s)  # first what waits to be read
 
-    def look(self, now: float) -> bool:
+    def should_check(self, now: float) -> bool:
         """Whether to ask the head's machine now; `looked` is to follow."""
         if self._looking or now < self._next_look:
             return False
@@ -82,11 +82,11 @@ class Silence:
         return True
 
     @property
-    def look_timeout_s(self) -> float:
+    def check_timeout_s(self) -> float:
         """How long a look may take: several fit into the lease."""
-        return min(LOOK_TIMEOUT_S, self.lease_s / 4)
+        return min(REACHABILITY_TIMEOUT_S, self.lease_s / 4)
 
-    def looked(self, there: bool, now: float) -> None:
+    def checked(self, there: bool, now: float) -> None:
         """Its machine answered, or did not."""
         self._looking = False
         if there:
@@ -96,7 +96,7 @@ class Silence:
             self._missed = self._missed or now >= self._there + self._suspect_s
             self._look_at(now + self.beat_s)
 
-    def not_looked(self, now: float) -> None:
+    def check_failed(self, now: float) -> None:
         """The look could not be made: nothing is known by it, and the next one may be."""
         self._looking = False
         self._look_at(now + self.beat_s)
@@ -141,7 +141,7 @@ REMIND_S = 60.0
 """One line is enough in so much time."""
 
 
-class Outage:
+class ReconnectBackoff:
     """One end's view of the other's absence.
 
     Args:
@@ -154,7 +154,7 @@ class Outage:
         self._since: float | None = None
         self._said = 0.0
 
-    def patience(self, lease_s: float) -> float:
+    def attempt_timeout(self, lease_s: float) -> float:
         """Seconds that this try may take. One that is lost must leave time in the lease for another, and a head that
         is slow to answer gets more each time.
         """
@@ -176,7 +176,7 @@ class Outage:
         self._said = now
         return f"{text} (for {now - self._since:.0f} s now)"
 
-    def over(self, now: float) -> float | None:
+    def recovered(self, now: float) -> float | None:
         """The other end is there: for how many seconds it was not, None if nothing was said of that."""
         since, self._since = self._since, None
         self._pause = RETRY_MIN_S

@@ -25,7 +25,7 @@ import msgspec
 
 from rlinf_actors.net.socket_security import Security, is_tcp
 from rlinf_actors.settings import Settings
-from rlinf_actors.wire.limits import printable
+from rlinf_actors.wire.protocol import printable
 
 PLACES = ("/tmp", "/dev/shm")
 """Where records lie, in the order in which they are tried: a disk may be full. Not TMPDIR: shells differ in it."""
@@ -43,7 +43,7 @@ SOCKET = "head"
 SCRIPT_CHARS = 80
 
 
-class Record(msgspec.Struct, frozen=True, omit_defaults=True):
+class HeadRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a head, or an agentd that has joined one, says of itself.
 
     Attributes:
@@ -107,7 +107,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
 # --- leaving a record ---
 
 
-def leave(record: Record, settings: Settings, unit_dir: str | None = None) -> Callable[[], None]:
+def publish(record: HeadRecord, settings: Settings, unit_dir: str | None = None) -> Callable[[], None]:
     """Leave a record of this process. Call what is returned at its end; the lock ends with the process in any case.
 
     Where it can be written nowhere, the log says so: such a head works, but nobody finds it without its address.
@@ -135,7 +135,7 @@ def leave(record: Record, settings: Settings, unit_dir: str | None = None) -> Ca
     return lambda: None
 
 
-def _write(record: Record, place: str) -> tuple[str, int]:
+def _write(record: HeadRecord, place: str) -> tuple[str, int]:
     """Lock it before it has its name: who finds it without a lock takes it for that of a killed process."""
     fd, hidden = tempfile.mkstemp(prefix=f".{PREFIX}", dir=place)
     try:
@@ -205,7 +205,7 @@ def script_in(words: list[str]) -> str:
 
 
 def places(settings: Settings) -> list[str]:
-    """Where heads of this user leave their records."""
+    """Where heads of this user publish their records."""
     return [settings.heads_dir] if settings.heads_dir else list(PLACES)
 
 
@@ -225,7 +225,7 @@ def parents(settings: Settings) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Seen:
+class MachineRecords:
     """What runs on this machine.
 
     Attributes:
@@ -235,12 +235,12 @@ class Seen:
         others: uids of other users whose records this user may not read.
     """
 
-    records: Sequence[Record]
+    records: Sequence[HeadRecord]
     unreadable: Sequence[tuple[str, str]] = ()
     others: Sequence[int] = ()
 
 
-def look(settings: Settings, everybody: bool = False) -> Seen:
+def find_records(settings: Settings, everybody: bool = False) -> MachineRecords:
     """Find the heads of this machine, and the agentds that have joined a head elsewhere.
 
     Args:
@@ -249,7 +249,7 @@ def look(settings: Settings, everybody: bool = False) -> Seen:
     """
     me = os.geteuid()
     unreadable, others, counts = list[tuple[str, str]](), dict[tuple[int, int], int](), dict[int, int]()
-    found: dict[int, list[Record]] = {me: []}
+    found: dict[int, list[HeadRecord]] = {me: []}
     for path in _names(watched(settings)):
         try:
             info = os.lstat(path)
@@ -280,7 +280,7 @@ def look(settings: Settings, everybody: bool = False) -> Seen:
     lists = [sorted(records, key=lambda record: record.since) for records in found.values()]
     turns = itertools.chain.from_iterable(itertools.zip_longest(*lists[1:]))
     records = [*lists[0], *(record for record in turns if record is not None)]
-    return Seen(tuple(records), tuple(unreadable), tuple(sorted(_living(others))))
+    return MachineRecords(tuple(records), tuple(unreadable), tuple(sorted(_living(others))))
 
 
 def _names(directories: Sequence[str]) -> Iterator[str]:
@@ -288,7 +288,7 @@ def _names(directories: Sequence[str]) -> Iterator[str]:
         yield from sorted(glob.glob(f"{glob.escape(directory)}/{PREFIX}*{SUFFIX}"))
 
 
-def _read(path: str, owner: int) -> Record | None:
+def _read(path: str, owner: int) -> HeadRecord | None:
     """A record, None if its process has ended. Raises OSError, and ValueError if it is no record."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
@@ -304,7 +304,7 @@ def _read(path: str, owner: int) -> Record | None:
         data = os.read(fd, MAX_BYTES)
     finally:
         os.close(fd)
-    record = msgspec.json.decode(data, type=Record)
+    record = msgspec.json.decode(data, type=HeadRecord)
     if record.kind not in ("head", "private", "node") or not 0 < len(record.endpoints) <= MAX_ENDPOINTS:
         raise ValueError(f"a record of kind {record.kind!r} with {len(record.endpoints)} endpoints")
     return msgspec.structs.replace(record, user=owner, path=path)
@@ -319,7 +319,7 @@ def _living(others: Mapping[tuple[int, int], int]) -> set[int]:
     return {others[file] for file in others.keys() & procfs.flocks().keys()}
 
 
-def _without_record(settings: Settings) -> Iterator[Record]:
+def _without_record(settings: Settings) -> Iterator[HeadRecord]:
     """Heads of earlier versions, by their sockets in run directories; of this user only."""
     units = [] if settings.heads_dir else [path for pattern in OF_UNITS for path in glob.glob(pattern)]
     directories = [path for parent in parents(settings) for path in sorted(glob.glob(f"{glob.escape(parent)}/rlinf-*"))]
@@ -329,7 +329,7 @@ def _without_record(settings: Settings) -> Iterator[Record]:
             info = os.lstat(directory)
             private = stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid() and not info.st_mode & 0o077
             if private and os.path.exists(path) and _answers(path):
-                yield Record("private", 0, 0.0, [f"ipc://{path}"], user=os.geteuid())
+                yield HeadRecord("private", 0, 0.0, [f"ipc://{path}"], user=os.geteuid())
 
 
 def _answers(path: str) -> bool:

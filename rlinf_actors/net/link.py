@@ -10,13 +10,15 @@ from __future__ import annotations
 import enum
 import secrets
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rlinf_actors.errors import InternalError
 from rlinf_actors.model.buffers import Buffer
-from rlinf_actors.net.failure_detection import LOOK_TIMEOUT_S
-from rlinf_actors.net.shared_memory import Arena
+from rlinf_actors.net.failure_detection import REACHABILITY_TIMEOUT_S
 from rlinf_actors.security.members import Gate, Member
+
+if TYPE_CHECKING:
+    from rlinf_actors.net.shared_memory import Arena
 
 OnTurnedAway = Callable[[str, bool], None]
 """(why, for good); on the network's loop: a handshake over TCP failed. For good: the link does not try again."""
@@ -39,7 +41,12 @@ def secret_identity(name: str) -> bytes:
     return f"{name}#{secrets.token_hex(8)}".encode()
 
 
-class Sight(enum.Enum):
+def peer_name(identity: bytes) -> str:
+    """Return the part of an identity that logs and errors may show: everything before its secret part."""
+    return identity.partition(b"#")[0].decode(errors="replace")
+
+
+class Reachability(enum.Enum):
     """What a look at an endpoint found."""
 
     LISTENS = "listens"
@@ -47,7 +54,7 @@ class Sight(enum.Enum):
     SILENT = "silent"
 
 
-class Found(enum.Enum):
+class Diagnosis(enum.Enum):
     """Who listens at an endpoint, as far as its first bytes tell; the values are for people."""
 
     NOBODY = "nobody listens there: start the head, or correct the address"
@@ -138,10 +145,10 @@ class Network(Protocol):
         to others. To a worker it is the job's *token* that proves membership, to the head this process's own key.
         """
 
-    async def look(self, endpoint: str, timeout_s: float = LOOK_TIMEOUT_S) -> Sight:
+    async def check_reachability(self, endpoint: str, timeout_s: float = REACHABILITY_TIMEOUT_S) -> Reachability:
         """Whether anything listens at *endpoint*; see net.look. Loop thread."""
 
-    async def identify(self, endpoint: str) -> Found:
+    async def diagnose(self, endpoint: str) -> Diagnosis:
         """Who listens at *endpoint*; see net.look. Loop thread."""
 
     def soon(self, function: Callable[[], object]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Tally:
+class LogThrottle:
     """Counts. A peer that sends nonsense all day must not fill the log with it.
 
     Attributes:

@@ -16,9 +16,8 @@ from collections.abc import Callable, Sequence
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net import fault_injection
-from rlinf_actors.net.admission import known_as
-from rlinf_actors.net.failure_detection import LOOK_TIMEOUT_S
-from rlinf_actors.net.link import Found, OnFailed, OnMessage, OnReset, OnTurnedAway, Sight
+from rlinf_actors.net.failure_detection import REACHABILITY_TIMEOUT_S
+from rlinf_actors.net.link import Diagnosis, OnFailed, OnMessage, OnReset, OnTurnedAway, Reachability, peer_name
 from rlinf_actors.net.loop import handling_failed
 from rlinf_actors.net.reachability import ANSWERS_S
 from rlinf_actors.net.shared_memory import Arena
@@ -83,15 +82,19 @@ class MemoryNetwork:
         """Undo `cut` for messages sent from now on."""
         self._cut.discard(identity)
 
-    async def look(self, endpoint: str, timeout_s: float = LOOK_TIMEOUT_S) -> Sight:
+    async def check_reachability(self, endpoint: str, timeout_s: float = REACHABILITY_TIMEOUT_S) -> Reachability:
         if endpoint in self.dark:
             await asyncio.sleep(timeout_s)
-            return Sight.SILENT
-        return Sight.LISTENS if endpoint in self._listeners else Sight.REFUSED
+            return Reachability.SILENT
+        return Reachability.LISTENS if endpoint in self._listeners else Reachability.REFUSED
 
-    async def identify(self, endpoint: str) -> Found:
-        found = {Sight.SILENT: Found.SILENT, Sight.LISTENS: Found.MUTE, Sight.REFUSED: Found.NOBODY}
-        return found[await self.look(endpoint, ANSWERS_S)]
+    async def diagnose(self, endpoint: str) -> Diagnosis:
+        found = {
+            Reachability.SILENT: Diagnosis.SILENT,
+            Reachability.LISTENS: Diagnosis.MUTE,
+            Reachability.REFUSED: Diagnosis.NOBODY,
+        }
+        return found[await self.check_reachability(endpoint, ANSWERS_S)]
 
     def soon(self, function: Callable[[], object]) -> None:
         if not self._loop.is_closed():
@@ -119,7 +122,7 @@ class MemoryNetwork:
                 end.on_message(peer, header, parts)
             except Exception as error:  # noqa: BLE001 - it goes to the loop's policy
                 fail = None if end.on_failed is None else functools.partial(end.on_failed, peer)
-                handling_failed(self._loop, f"handling a message from {known_as(peer) or name}", error, fail)
+                handling_failed(self._loop, f"handling a message from {peer_name(peer) or name}", error, fail)
 
         if fault_injection.active is None:
             hand_over()

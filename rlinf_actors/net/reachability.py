@@ -14,9 +14,9 @@ from typing import Any
 
 from rlinf_actors.errors import WrongServerError
 from rlinf_actors.exhaustion import explain
-from rlinf_actors.net.failure_detection import LOOK_TIMEOUT_S
+from rlinf_actors.net.failure_detection import REACHABILITY_TIMEOUT_S
 from rlinf_actors.net.host import split_address
-from rlinf_actors.net.link import Found, Network, Sight
+from rlinf_actors.net.link import Diagnosis, Network, Reachability
 from rlinf_actors.net.loop import Tasks
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ _MARK = b"\xff" + bytes(8) + b"\x7f"
 _GREETING = _MARK + b"\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
 
 
-async def look_at(endpoint: str, timeout_s: float = LOOK_TIMEOUT_S) -> Sight:
+async def look_at(endpoint: str, timeout_s: float = REACHABILITY_TIMEOUT_S) -> Reachability:
     """Open a connection to *endpoint* and close it again.
 
     The kernel answers for a process that is stopped or busy, and refuses for one that is gone. Cancelling gives up.
@@ -52,57 +52,57 @@ async def look_at(endpoint: str, timeout_s: float = LOOK_TIMEOUT_S) -> Sight:
     try:
         _, writer = await asyncio.wait_for(opening, timeout_s)
     except (ConnectionRefusedError, FileNotFoundError):
-        return Sight.REFUSED
+        return Reachability.REFUSED
     except (OSError, asyncio.TimeoutError) as error:
         if endpoint.startswith("ipc://"):
-            return Sight.LISTENS  # its queue is full, perhaps; no network lies between us
+            return Reachability.LISTENS  # its queue is full, perhaps; no network lies between us
         if isinstance(error, OSError) and error.errno in _OF_THIS_MACHINE:
             log.warning("cannot look whether %s is there: %s; it is taken for there", endpoint, explain(error))
-            return Sight.LISTENS  # a cut would end all that waits for it
+            return Reachability.LISTENS  # a cut would end all that waits for it
         log.debug("%s is out of reach: %s", endpoint, error or type(error).__name__)
-        return Sight.SILENT
+        return Reachability.SILENT
     writer.close()
-    return Sight.LISTENS
+    return Reachability.LISTENS
 
 
-async def identify(endpoint: str) -> Found:
+async def diagnose(endpoint: str) -> Diagnosis:
     """Find out who listens at *endpoint*, by the first bytes of a connection. Cancelling gives up.
 
     Args:
         endpoint: of ZeroMQ, tcp or ipc; of the latter only whether anybody does.
     """
     if endpoint.startswith("ipc://"):
-        return Found.NOBODY if await look_at(endpoint, ANSWERS_S) is Sight.REFUSED else Found.MUTE
+        return Diagnosis.NOBODY if await look_at(endpoint, ANSWERS_S) is Reachability.REFUSED else Diagnosis.MUTE
     try:
         opening = asyncio.open_connection(*split_address(endpoint, "endpoint"))
         reader, writer = await asyncio.wait_for(opening, ANSWERS_S)
     except ConnectionRefusedError:
-        return Found.NOBODY
+        return Diagnosis.NOBODY
     except socket.gaierror:
-        return Found.NAMELESS
+        return Diagnosis.NAMELESS
     except (OSError, asyncio.TimeoutError):
-        return Found.SILENT
+        return Diagnosis.SILENT
     try:
         writer.write(_GREETING)
         if await asyncio.wait_for(reader.readexactly(1), SPEAKS_S) != _MARK[:1]:
-            return Found.OTHER
+            return Diagnosis.OTHER
         said = await asyncio.wait_for(reader.readexactly(63), SPEAKS_S)
-        return await _stays(reader, Found.KEYED if said[11:31].rstrip(b"\0") == b"CURVE" else Found.PLAIN)
+        return await _stays(reader, Diagnosis.KEYED if said[11:31].rstrip(b"\0") == b"CURVE" else Diagnosis.PLAIN)
     except asyncio.TimeoutError:
-        return Found.MUTE
+        return Diagnosis.MUTE
     except (ConnectionError, asyncio.IncompleteReadError):
-        return Found.CLOSES
+        return Diagnosis.CLOSES
     finally:
         writer.close()
 
 
-async def _stays(reader: asyncio.StreamReader, found: Found) -> Found:
+async def _stays(reader: asyncio.StreamReader, found: Diagnosis) -> Diagnosis:
     """A head that has too many connections greets as well, and then closes this one."""
     try:
         await asyncio.wait_for(reader.readexactly(1), STAYS_S)
     except asyncio.TimeoutError:
         return found
-    return Found.OTHER  # it is our turn
+    return Diagnosis.OTHER  # it is our turn
 
 
 SURE_S = 1.0
@@ -156,16 +156,16 @@ class Doubt:
     async def why(self) -> str:
         """Why nothing was heard, as far as can be said, and what to do."""
         if not self._why and self._explains:
-            return (await self._network.identify(self._endpoint)).value
+            return (await self._network.diagnose(self._endpoint)).value
         return self._seen or self._why or "is it running, and is the address right?"
 
     async def _look(self) -> None:
         try:
             await asyncio.sleep(SURE_S)
             if self._failed:
-                found = await self._network.identify(self._endpoint)
-                self._seen = "" if found is Found.KEYED else found.value
-                if found is Found.OTHER or (found is Found.KEYED and self._failed >= HANDSHAKES):
+                found = await self._network.diagnose(self._endpoint)
+                self._seen = "" if found is Diagnosis.KEYED else found.value
+                if found is Diagnosis.OTHER or (found is Diagnosis.KEYED and self._failed >= HANDSHAKES):
                     said = f"this is not the head, at {self._endpoint}: {self._seen or self._why}"
                     self._on_other(WrongServerError(said))
         finally:  # also where it fails: the next handshake that does looks again

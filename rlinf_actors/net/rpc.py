@@ -27,15 +27,14 @@ from rlinf_actors.errors import (
 )
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net import fault_injection
-from rlinf_actors.net.admission import known_as
 from rlinf_actors.net.framing import FULL
-from rlinf_actors.net.link import Link, Network
-from rlinf_actors.net.log_throttle import Tally
+from rlinf_actors.net.link import Link, Network, peer_name
+from rlinf_actors.net.log_throttle import LogThrottle
 from rlinf_actors.net.reachability import Doubt
 from rlinf_actors.security.members import Gate
 from rlinf_actors.wire import control_codec
 from rlinf_actors.wire.control_codec import Body, Envelope, Failed, Notice, Reply, Request
-from rlinf_actors.wire.limits import MAX_ASKED_BYTES, MAX_CONTROL_BYTES
+from rlinf_actors.wire.protocol import MAX_ASKED_BYTES, MAX_CONTROL_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +97,7 @@ class ControlServer:
         self._listener = network.listener(self._received, max_bytes=MAX_FRAME, gate=gate)
         self._listener.on_unreachable = on_unreachable
         self._on_envelope = on_envelope
-        self._malformed = Tally()
+        self._malformed = LogThrottle()
         self.member_of = self._listener.member_of
 
     @property
@@ -115,7 +114,7 @@ class ControlServer:
         try:
             self._send("rpc.notice", peer, body, Notice(body))
         except control_codec.TooLongError as error:
-            log.error("%s is not told: %s", known_as(peer), error)
+            log.error("%s is not told: %s", peer_name(peer), error)
 
     def reply(self, peer: bytes, request_id: int, body: Body) -> None:
         """Answer a request; where the answer is too long, with that."""
@@ -157,7 +156,7 @@ class ControlServer:
         except RemoteWireError as error:
             if self._malformed.note():
                 log.warning(
-                    "dropped a message from %r (%d such by now): %s", known_as(peer), self._malformed.count, error
+                    "dropped a message from %r (%d such by now): %s", peer_name(peer), self._malformed.count, error
                 )
             return
         self._on_envelope(peer, envelope)

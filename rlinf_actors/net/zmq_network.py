@@ -26,9 +26,9 @@ from rlinf_actors.net import authentication, fault_injection
 from rlinf_actors.net.admission import Admission
 from rlinf_actors.net.authentication import ZapHandler
 from rlinf_actors.net.connection_watch import AT_SERVER, Arrivals, HangUps, end_loop
-from rlinf_actors.net.failure_detection import LOOK_TIMEOUT_S
-from rlinf_actors.net.link import Found, OnFailed, OnMessage, OnReset, OnTurnedAway, Sight
-from rlinf_actors.net.reachability import identify, look_at
+from rlinf_actors.net.failure_detection import REACHABILITY_TIMEOUT_S
+from rlinf_actors.net.link import Diagnosis, OnFailed, OnMessage, OnReset, OnTurnedAway, Reachability
+from rlinf_actors.net.reachability import diagnose, look_at
 from rlinf_actors.net.shared_memory import Arena
 from rlinf_actors.net.socket_security import Mechanism, Proof, Security
 from rlinf_actors.net.zmq_socket import Socket
@@ -138,11 +138,11 @@ class ZmqNetwork:
             self._zap = _open(lambda: ZapHandler(self._context, self._loop))
         self._zap.serve(domain, gate)
 
-    async def look(self, endpoint: str, timeout_s: float = LOOK_TIMEOUT_S) -> Sight:
+    async def check_reachability(self, endpoint: str, timeout_s: float = REACHABILITY_TIMEOUT_S) -> Reachability:
         return await look_at(endpoint, timeout_s)
 
-    async def identify(self, endpoint: str) -> Found:
-        return await identify(endpoint)
+    async def diagnose(self, endpoint: str) -> Diagnosis:
+        return await diagnose(endpoint)
 
     def soon(self, function: Callable[[], object]) -> None:
         try:

@@ -26,12 +26,12 @@ import zmq
 from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net import fault_injection
-from rlinf_actors.net.admission import Admission, known_as
+from rlinf_actors.net.admission import Admission
 from rlinf_actors.net.authentication import Handshakes
 from rlinf_actors.net.connection_watch import HangUps
 from rlinf_actors.net.framing import pack, unpack
-from rlinf_actors.net.link import OnFailed, OnMessage
-from rlinf_actors.net.log_throttle import Tally
+from rlinf_actors.net.link import OnFailed, OnMessage, peer_name
+from rlinf_actors.net.log_throttle import LogThrottle
 from rlinf_actors.net.loop import handling_failed
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Socket:
         self._by_unix = False
         self._delivering = False
         self._closed = False
-        self._malformed = Tally()
+        self._malformed = LogThrottle()
         self.on_unreachable: Callable[[bytes], None] | None = None
         self._admission: Admission | None = None
         self._hang_ups: HangUps | None = None
@@ -179,7 +179,7 @@ class Socket:
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
-            log.debug("dropped %d messages to %r, which is not connected", len(records), known_as(peer))
+            log.debug("dropped %d messages to %r, which is not connected", len(records), peer_name(peer))
             if self.on_unreachable is not None:
                 self._loop.call_soon_threadsafe(self.on_unreachable, peer)
 
@@ -242,7 +242,7 @@ class Socket:
         except RemoteWireError as error:
             if self._malformed.note():
                 log.warning(
-                    "dropped what %.40r sent (%d times by now): %s", known_as(peer), self._malformed.count, error
+                    "dropped what %.40r sent (%d times by now): %s", peer_name(peer), self._malformed.count, error
                 )
             return
         for header, parts in messages:
@@ -258,7 +258,7 @@ class Socket:
 
     def _failed(self, peer: bytes, error: Exception) -> None:
         fail = None if self._on_failed is None else functools.partial(self._on_failed, peer)
-        handling_failed(self._loop, f"handling a message from {known_as(peer) or self._name(peer)}", error, fail)
+        handling_failed(self._loop, f"handling a message from {peer_name(peer) or self._name(peer)}", error, fail)
 
     def _key_of(self, frame: zmq.Frame) -> str:
         """The public key that the connection of this frame proved to have, "" on a unix socket.

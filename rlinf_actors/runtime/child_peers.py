@@ -20,7 +20,7 @@ from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.remote_group import RemoteGroup, death
 from rlinf_actors.runtime.runtime import Runtime
 from rlinf_actors.wire import frames
-from rlinf_actors.wire.authenticated import AuthenticatedParts
+from rlinf_actors.wire.payload import AuthenticatedParts
 from rlinf_actors.wire.protocol import CHILD_MEMBERS
 from rlinf_actors.wire.values import Endpoint
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 from rlinf_actors import exhaustion, forks
 from rlinf_actors.errors import CallTimeoutError, SerializationError, UsageError
 from rlinf_actors.net.loop import call_threadsafe
-from rlinf_actors.wire.limits import waiting
+from rlinf_actors.wire.protocol import waiting
 
 if TYPE_CHECKING:
     from rlinf_actors.net.loop import IoThread

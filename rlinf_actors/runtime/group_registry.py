@@ -27,8 +27,7 @@ from rlinf_actors.wire.client_messages import (
     WorkerChanged,
 )
 from rlinf_actors.wire.control_codec import Body
-from rlinf_actors.wire.endings import orderly
-from rlinf_actors.wire.values import GroupState, WorkerState
+from rlinf_actors.wire.values import GroupState, WorkerState, orderly
 
 log = logging.getLogger(__name__)
 

@@ -23,8 +23,8 @@ from rlinf_actors.errors import (
     RlinfActorsError,
     WrongServerError,
 )
-from rlinf_actors.net.failure_detection import STALL_S, Outage, Silence
-from rlinf_actors.net.link import Network, Sight, secret_identity
+from rlinf_actors.net.failure_detection import STALL_S, FailureDetector, ReconnectBackoff
+from rlinf_actors.net.link import Network, Reachability, secret_identity
 from rlinf_actors.net.loop import Tasks
 from rlinf_actors.net.rpc import ControlClient, KeyRefusedError
 from rlinf_actors.runtime.future import call_all
@@ -80,13 +80,13 @@ class HeadSession:
         self._on_notice = on_notice
         self._on_silence = on_silence
         # a worker's agent looks for all of its node, and ends the worker if need be
-        self._silence = Silence(HEAD_GRACE_S, hello.role == "driver", f"the head at {endpoint}")
+        self._detector = FailureDetector(HEAD_GRACE_S, hello.role == "driver", f"the head at {endpoint}")
         self._beat_s = 1.0
         self._word = 0.0  # the head's clock in its last answer, which the next beat repeats
         self._waited = (-math.inf, 0.0)  # when the head was heard of last, and the first wait for it since began
         self._on_return = on_return
         self._on_given_up = on_given_up
-        self._outage = Outage(random.random)
+        self._backoff = ReconnectBackoff(random.random)
         self._closed = False
         self._tasks = Tasks()
         self._beats: asyncio.Task[None] | None = None
@@ -123,10 +123,10 @@ class HeadSession:
             return await self._client.request(body, timeout, on_reply)
         except ClusterTimeoutError:
             now = asyncio.get_running_loop().time()
-            if not self._silence.suspected(now):
+            if not self._detector.suspected(now):
                 raise
             raise ClusterTimeoutError(
-                f"the head at {self.endpoint} has not answered for {self._silence.seconds(now):.0f} s; "
+                f"the head at {self.endpoint} has not answered for {self._detector.seconds(now):.0f} s; "
                 f"{type(body).__name__} waited {timeout:g} s for it. Is it running? "
                 "Workers that run go on without it for a while"
             ) from None
@@ -136,8 +136,8 @@ class HeadSession:
         loop = asyncio.get_running_loop()
         asked = loop.time()
         while True:
-            if self._waited[0] != self._silence.last:
-                self._waited = (self._silence.last, max(asked, self._silence.last))
+            if self._waited[0] != self._detector.last:
+                self._waited = (self._detector.last, max(asked, self._detector.last))
             left = self._waited[1] + seconds - loop.time()
             if left <= 0:
                 return
@@ -166,11 +166,11 @@ class HeadSession:
             try:
                 welcome = await self._greet(left)
             except (KeyRefusedError, WrongServerError) as error:
-                if self._hello.role != "worker" or loop.time() + self._silence.beat_s >= until:
+                if self._hello.role != "worker" or loop.time() + self._detector.beat_s >= until:
                     raise
                 log.debug("trying again: %s", error)
             else:
-                self._outage.over(loop.time())  # the next absence begins with short pauses again
+                self._backoff.recovered(loop.time())  # the next absence begins with short pauses again
                 return welcome
             await self._connect_again(until)
 
@@ -182,7 +182,7 @@ class HeadSession:
         """
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(self._outage.pause())
+            await asyncio.sleep(self._backoff.pause())
             try:
                 self._client.reopen()
                 return
@@ -190,7 +190,7 @@ class HeadSession:
                 text = f"no connection to the head at {self.endpoint} can be made: {error.strerror or error}"
                 if loop.time() >= until:
                     raise ClusterTimeoutError(text) from None
-                self._say(self._outage.failed(loop.time(), f"{text}; calls between workers go on, trying again"))
+                self._say(self._backoff.failed(loop.time(), f"{text}; calls between workers go on, trying again"))
 
     async def _greet(self, timeout: float | None) -> Welcome:
         answer = await self._client.request(self._hello, timeout, first=True)
@@ -199,9 +199,9 @@ class HeadSession:
         if self.welcome is None or self.welcome.epoch != answer.epoch:
             self._word = 0.0  # another head has another clock
         self.welcome = answer
-        self._silence.beat_s, self._silence.lease_s = answer.beat_s, answer.lease_s
-        self._silence.grace_s = answer.head_grace_s
-        self._silence.heard(asyncio.get_running_loop().time())
+        self._detector.beat_s, self._detector.lease_s = answer.beat_s, answer.lease_s
+        self._detector.grace_s = answer.head_grace_s
+        self._detector.heard(asyncio.get_running_loop().time())
         return answer
 
     def own_robots(self) -> None:
@@ -213,21 +213,21 @@ class HeadSession:
     async def _tend(self) -> None:
         """Beat, and mind the head's silence; ends when that has a verdict."""
         loop = asyncio.get_running_loop()
-        self._silence.heard(loop.time())
+        self._detector.heard(loop.time())
         next_beat = loop.time() + self._beat_s * random.random()
         while True:
-            due = min(next_beat, self._silence.next_deadline())
+            due = min(next_beat, self._detector.next_deadline())
             await asyncio.sleep(due - loop.time())
             now = max(loop.time(), due)  # uvloop's clock is coarser than its time()
             if now - due > STALL_S:
-                self._silence.stood_still(now - due, now)
+                self._detector.stalled(now - due, now)
             if now >= next_beat:
                 next_beat = now + self._beat_s
                 if not self._away:  # else there is a hello on its way, and beats to nobody would only pile up
                     self._beat()
-            if self._silence.suspected(now):
+            if self._detector.suspected(now):
                 self._greet_again()
-            if self._silence.look(now):
+            if self._detector.should_check(now):
                 self._tasks.start(self._look(), "looking at the head", failed=self._not_looked)
             if self._judge(now):
                 return
@@ -241,17 +241,17 @@ class HeadSession:
         self._client.notify(Beat(self._hello.incarnation, word=self._word))
 
     async def _look(self) -> None:
-        sight = await self._network.look(self.endpoint, self._silence.look_timeout_s)
+        sight = await self._network.check_reachability(self.endpoint, self._detector.check_timeout_s)
         now = asyncio.get_running_loop().time()
-        self._silence.looked(sight is not Sight.SILENT, now)
+        self._detector.checked(sight is not Reachability.SILENT, now)
         self._judge(now)
 
     def _not_looked(self, _error: InternalError) -> None:
-        self._silence.not_looked(asyncio.get_running_loop().time())
+        self._detector.check_failed(asyncio.get_running_loop().time())
 
     def _judge(self, now: float) -> bool:
         """Whether it is over."""
-        reason = self._silence.verdict(now)
+        reason = self._detector.verdict(now)
         if reason is not None and not self._closed:
             self._on_silence(reason)
         return reason is not None
@@ -265,7 +265,7 @@ class HeadSession:
             again = body.incarnation == HELLO_AGAIN
             # of the head that took us; not our own, by a connection to ourselves
             if again or (self.welcome is not None and body.incarnation == self.welcome.epoch):
-                self._silence.heard(asyncio.get_running_loop().time())
+                self._detector.heard(asyncio.get_running_loop().time())
             if again:
                 self._greet_again()  # the head was restarted, and does not know us
             elif self.welcome is not None and body.incarnation == self.welcome.epoch:
@@ -286,7 +286,7 @@ class HeadSession:
         self._client.hold()
         now = asyncio.get_running_loop().time()
         text = f"the head at {self.endpoint} is being restarted; calls between workers go on, launches wait for it"
-        self._say(self._outage.failed(now, text))
+        self._say(self._backoff.failed(now, text))
 
     def _greet_again(self) -> None:
         """The head does not know us, or what we or it said may be lost: a hello brings both up to date."""
@@ -300,7 +300,7 @@ class HeadSession:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                await self._greet(self._outage.patience(self._silence.lease_s))
+                await self._greet(self._backoff.attempt_timeout(self._detector.lease_s))
                 break
             except RlinfActorsError as error:
                 if self._closed:
@@ -314,13 +314,13 @@ class HeadSession:
                 # not there; there and without the agent that knows this worker; or of a version that may be replaced
                 why = "no answer" if isinstance(error, ClusterTimeoutError) else error
                 self._say(
-                    self._outage.failed(
+                    self._backoff.failed(
                         loop.time(),
                         f"the head at {self.endpoint} is not there ({why}); calls between workers go on, trying again",
                     )
                 )
             await self._connect_again()
-        away = self._outage.over(loop.time())
+        away = self._backoff.recovered(loop.time())
         if away is not None:
             self._say(f"the head at {self.endpoint} is there again, after {away:.0f} s")
         self._on_return()  # first: a launch that waits may want the name of a group that we do not know any more

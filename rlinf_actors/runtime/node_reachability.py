@@ -13,8 +13,8 @@ import math
 from collections.abc import Callable, Iterable
 
 from rlinf_actors.errors import NodeLostError
-from rlinf_actors.net.failure_detection import STALL_S, Silence
-from rlinf_actors.net.link import Network, Sight
+from rlinf_actors.net.failure_detection import STALL_S, FailureDetector
+from rlinf_actors.net.link import Network, Reachability
 from rlinf_actors.net.loop import Tasks, handling_failed
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.remote_group import RemoteGroup
@@ -26,11 +26,11 @@ HEAD_FIRST_S = 1.0
 class _Path:
     """The way to one machine: any of its workers' endpoints will do."""
 
-    def __init__(self, silence: Silence, now: float) -> None:
-        self.silence = silence
+    def __init__(self, detector: FailureDetector, now: float) -> None:
+        self.detector = detector
         self.received: dict[Peer, int] = {}
         self.looks = Tasks()
-        silence.heard(now)
+        detector.heard(now)
 
 
 class NodeReachability:
@@ -76,14 +76,14 @@ class NodeReachability:
         for machine, peers in awaited.items():
             path = self._paths.get(machine)
             if path is None:
-                silence = Silence(math.inf, who=f"its node {machine}")
-                silence.beat_s, silence.lease_s = beat_s, lease_s + HEAD_FIRST_S
-                path = self._paths[machine] = _Path(silence, now)
+                detector = FailureDetector(math.inf, who=f"its node {machine}")
+                detector.beat_s, detector.lease_s = beat_s, lease_s + HEAD_FIRST_S
+                path = self._paths[machine] = _Path(detector, now)
             if now - due > STALL_S:
-                path.silence.stood_still(now - due, now)
+                path.detector.stalled(now - due, now)
             received = {peer: peer.received for peer, _ in peers}
             if any(path.received.get(peer) != count for peer, count in received.items()):
-                path.silence.heard(now)  # or somebody new is waited for, from now on
+                path.detector.heard(now)  # or somebody new is waited for, from now on
             path.received = received
             self._judge(path, peers, now)
 
@@ -100,7 +100,7 @@ class NodeReachability:
         return found
 
     def _judge(self, path: _Path, peers: list[tuple[Peer, str]], now: float) -> None:
-        reason = path.silence.verdict(now)
+        reason = path.detector.verdict(now)
         if reason is not None:
             for peer, _ in peers:
                 peer.fail(
@@ -110,11 +110,11 @@ class NodeReachability:
                     )
                 )
                 peer.close()
-        elif path.silence.look(now):
-            silence, clock = path.silence, asyncio.get_running_loop().time
+        elif path.detector.should_check(now):
+            detector, clock = path.detector, asyncio.get_running_loop().time
             look = self._look(path, peers[0][1])
-            path.looks.start(look, "looking at a node", failed=lambda _: silence.not_looked(clock()))
+            path.looks.start(look, "looking at a node", failed=lambda _: detector.check_failed(clock()))
 
     async def _look(self, path: _Path, endpoint: str) -> None:
-        sight = await self._network.look(endpoint, path.silence.look_timeout_s)
-        path.silence.looked(sight is not Sight.SILENT, asyncio.get_running_loop().time())
+        sight = await self._network.check_reachability(endpoint, path.detector.check_timeout_s)
+        path.detector.checked(sight is not Reachability.SILENT, asyncio.get_running_loop().time())

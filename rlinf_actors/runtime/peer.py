@@ -26,7 +26,7 @@ from rlinf_actors.net.buffer_lending import Lending
 from rlinf_actors.net.link import Link, Network, secret_identity
 from rlinf_actors.runtime.future import call_all
 from rlinf_actors.wire import frames
-from rlinf_actors.wire.authenticated import AuthenticatedParts
+from rlinf_actors.wire.payload import AuthenticatedParts
 from rlinf_actors.wire.protocol import OLDEST, PROTOCOL
 from rlinf_actors.wire.values import Endpoint
 

@@ -33,9 +33,8 @@ from rlinf_actors.runtime.future import Promise, call_all
 from rlinf_actors.runtime.lost_errors import LostErrors
 from rlinf_actors.runtime.peer import ANSWER_S, Late, Peer
 from rlinf_actors.wire import failure, frames
-from rlinf_actors.wire.authenticated import AuthenticatedParts
-from rlinf_actors.wire.endings import ending
-from rlinf_actors.wire.values import Endpoint, ExitReport, Extension, GroupHandle, GroupState, WorkerState
+from rlinf_actors.wire.payload import AuthenticatedParts
+from rlinf_actors.wire.values import Endpoint, ExitReport, Extension, GroupHandle, GroupState, WorkerState, ending
 
 
 class Readiness(Promise[None]):

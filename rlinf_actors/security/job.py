@@ -15,8 +15,7 @@ import msgspec
 
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.security.keypair import KeyPair
-from rlinf_actors.security.members import Member
-from rlinf_actors.security.public_key import check_name, check_public, fingerprint
+from rlinf_actors.security.members import Member, check_name, check_public, fingerprint
 
 _PURPOSE = b"rlinf-actors job pair\0"
 _NAME = b"rlinf-actors job name\0"

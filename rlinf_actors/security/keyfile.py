@@ -30,7 +30,7 @@ from pathlib import Path
 
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.security.keypair import KeyPair
-from rlinf_actors.security.public_key import check_name, check_public
+from rlinf_actors.security.members import check_name, check_public
 from rlinf_actors.settings import HEAD_KEY, KEY_DIR, Settings
 
 ROLES = ("head", "agent", "driver", "local")

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.security.public_key import KEY_CHARS, check_public, is_key
+from rlinf_actors.security.members import KEY_CHARS, check_public, is_key
 
 SECRET_BYTES = 32
 

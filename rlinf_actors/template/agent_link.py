@@ -20,7 +20,7 @@ from collections.abc import Callable
 from functools import partial
 
 from rlinf_actors.errors import RemoteWireError
-from rlinf_actors.net.log_throttle import Tally
+from rlinf_actors.net.log_throttle import LogThrottle
 from rlinf_actors.wire import template_protocol
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class AgentLink:
         self._deadline: float | None = None
         self._listener: socket.socket | None = None
         self._callers: set[socket.socket] = set()
-        self._rejected = Tally()
+        self._rejected = LogThrottle()
         self._outgoing: deque[bytes] = deque()
         self._buffer = memoryview(bytearray(template_protocol.MAX_PACKET))
         sock.setblocking(False)

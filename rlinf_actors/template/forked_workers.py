@@ -46,7 +46,7 @@ class Worker:
         self.cgroup = cgroup
         self.id = fork.spec.id
         self.pid = 0
-        self.up: template_protocol.Up | None = None
+        self.up: template_protocol.WorkerUp | None = None
         self.failure = ""
         self.status: os.waitid_result | None = None
         self.deadline = 0.0
@@ -136,9 +136,9 @@ class Worker:
         elif self.asked is not None and self.asked.request == packet.request:
             self.asked = None
 
-    def kept(self, exit: ExitReport | None = None) -> template_protocol.Kept:
+    def kept(self, exit: ExitReport | None = None) -> template_protocol.SurvivingWorker:
         """What an agentd that takes it over needs to know."""
-        return template_protocol.Kept(
+        return template_protocol.SurvivingWorker(
             self.id,
             self.pid,
             self.up,
@@ -194,7 +194,7 @@ class Nursery:
         self._selector = selector
         self._send = send
         self._keeps = keeps
-        self._ends: dict[str, template_protocol.Kept] = {}
+        self._ends: dict[str, template_protocol.SurvivingWorker] = {}
         self._workers: dict[str, Worker] = {}
         self._pids: dict[int, Worker] = {}
         self._woken = False
@@ -290,14 +290,14 @@ class Nursery:
                 worker.kill_at = time.monotonic() + template_protocol.ROBOT_END_S
             self._reap(worker)
 
-    def inventory(self) -> list[template_protocol.Kept]:
+    def inventory(self) -> list[template_protocol.SurvivingWorker]:
         """Every worker, for an agentd that takes over. It reads what is in the log files without being told."""
         living = [worker for worker in self._workers.values() if not worker.told]
         for worker in living:
             worker.watched, worker.unread, worker.announced = False, False, True
         return [*self._ends.values(), *(worker.kept() for worker in living)]
 
-    def told(self, end: template_protocol.Kept) -> None:
+    def told(self, end: template_protocol.SurvivingWorker) -> None:
         """A worker has ended: tell agentd, and keep it until the head knows."""
         assert end.exit is not None
         if self._keeps:
@@ -346,7 +346,7 @@ class Nursery:
     def _announce(self, worker: Worker) -> None:
         if worker.unread and not worker.announced and worker.fork.spec.forward_logs:
             worker.unread, worker.announced = False, True
-            self._send(template_protocol.Grew([worker.id]))
+            self._send(template_protocol.LogsGrew([worker.id]))
 
     def _flush(self, worker: Worker) -> None:
         try:
@@ -380,7 +380,7 @@ class Nursery:
                 packet = template_protocol.decode_to_agent(data)
             except RemoteWireError as error:
                 packet = template_protocol.StartFailed(worker.id, str(error))
-            if isinstance(packet, template_protocol.Up) and packet.id == worker.id:
+            if isinstance(packet, template_protocol.WorkerUp) and packet.id == worker.id:
                 if worker.up is None:  # the first counts: the head would be told of each, as often as it likes
                     worker.up = packet
                     self._send(packet)

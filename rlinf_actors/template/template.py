@@ -342,7 +342,9 @@ class Template:
             self._link.send(template_protocol.Forked(spec.id, pid))
 
     def _refuse(self, fork: template_protocol.Fork, reason: str) -> None:
-        self._nursery.told(template_protocol.Kept(fork.spec.id, exit=ExitReport("start_failed", reason=reason)))
+        self._nursery.told(
+            template_protocol.SurvivingWorker(fork.spec.id, exit=ExitReport("start_failed", reason=reason))
+        )
 
     def _fork(self, worker: Worker) -> int:
         """Fork. Returns 0 in the child, where the loop then hands back to main: no frame of ours stays."""

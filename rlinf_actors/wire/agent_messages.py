@@ -9,8 +9,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from rlinf_actors.wire.limits import Count, Number, Pid
-from rlinf_actors.wire.protocol import Message
+from rlinf_actors.wire.protocol import ControlMessage, Count, Number, Pid
 from rlinf_actors.wire.values import (
     Endpoint,
     ExitReport,
@@ -30,7 +29,7 @@ LINE_COST = 32
 """Credit that a line of output takes beside its characters, since keeping it does: empty ones would go on for ever."""
 
 
-class StartWorkers(Message, frozen=True):
+class StartWorkers(ControlMessage, frozen=True):
     """Notice to an agent. Its answer, per worker, is WorkerReady or WorkerExited; ids it knows are
     ignored, but for `owner` and `detached`, which an agent takes over where `detached` is set (since protocol 7).
     `owner` is the incarnation of the client that owns the group, `cls` and `detail` are its Launch's.
@@ -44,7 +43,7 @@ class StartWorkers(Message, frozen=True):
     detached: bool = False
 
 
-class StopWorkers(Message, frozen=True):
+class StopWorkers(ControlMessage, frozen=True):
     """Notice to an agent: SIGTERM, and SIGKILL after `grace_s`. Unknown ids are ignored. Robot workers lose their
     lease instead. `reason`: why, where it is not the owner's wish.
     """
@@ -54,27 +53,27 @@ class StopWorkers(Message, frozen=True):
     reason: str = ""
 
 
-class LookForHardware(Message, frozen=True):
+class LookForHardware(ControlMessage, frozen=True):
     """Notice to an agent, which answers with HardwareFound of the same id."""
 
     id: str
     question: HardwareQuestion
 
 
-class HardwareFound(Message, frozen=True):
+class HardwareFound(ControlMessage, frozen=True):
     """Notice of an agent; an id that nobody waits for any more is ignored."""
 
     id: str
     answer: HardwareAnswer
 
 
-class StopLooking(Message, frozen=True):
+class StopLooking(ControlMessage, frozen=True):
     """Notice to an agent: nobody waits for that answer any more. Unknown ids are ignored."""
 
     id: str
 
 
-class Watch(Message, frozen=True):
+class Watch(ControlMessage, frozen=True):
     """Notice to an agent: say ProcessGone when this process of your host ends."""
 
     incarnation: str
@@ -82,17 +81,17 @@ class Watch(Message, frozen=True):
     pid_start: int
 
 
-class Unwatch(Message, frozen=True):
+class Unwatch(ControlMessage, frozen=True):
     """Notice to an agent: that client is gone, although its process may go on. Unknown ones are ignored."""
 
     incarnation: str
 
 
-class ProcessGone(Message, frozen=True):
+class ProcessGone(ControlMessage, frozen=True):
     incarnation: str
 
 
-class WorkerReady(Message, frozen=True):
+class WorkerReady(ControlMessage, frozen=True):
     """A worker's runtime listens; its class is not constructed yet."""
 
     id: str
@@ -102,12 +101,12 @@ class WorkerReady(Message, frozen=True):
     master_port: int = 0
 
 
-class WorkerExited(Message, frozen=True):
+class WorkerExited(ControlMessage, frozen=True):
     id: str
     exit: ExitReport
 
 
-class WorkersHealth(Message, frozen=True):
+class WorkersHealth(ControlMessage, frozen=True):
     """Notice of an agent: these workers answer or do not answer, or are in one call for long, other than before."""
 
     workers: list[WorkerHealth]
@@ -123,7 +122,7 @@ class Refusal(Value, frozen=True):
     worker: str = ""
 
 
-class RefusalReport(Message, frozen=True):
+class RefusalReport(ControlMessage, frozen=True):
     """Notice of an agent or template of an earlier version: peers that sockets of its node rejected. Ignored.
 
     No process of this version sends it. It stays until the oldest protocol that is served is newer than 7.
@@ -138,7 +137,7 @@ MAX_LOG_WAIT_S = 60.0
 MAX_PATH = 4096
 
 
-class LogLines(Message, frozen=True):
+class LogLines(ControlMessage, frozen=True):
     """Lines that workers wrote, on their way agent -> head -> owner. `entries` are
     (group:rank, stream, text); `skipped` says that lines were left out here (never in the files). `left` lines more
     will not be shown, since their workers, or this agent, have ended, or the owner does (`final`: the answer to
@@ -164,7 +163,7 @@ def line_cost(text: str) -> int:
     return len(text) + LINE_COST
 
 
-class FlushLogs(Message, frozen=True):
+class FlushLogs(ControlMessage, frozen=True):
     """The owner ends: show what its workers wrote, for *wait_s* seconds at most.
 
     Request of the driver to the head, answered by Flushing; then notice of the head to the agents of the job's nodes.
@@ -175,13 +174,13 @@ class FlushLogs(Message, frozen=True):
     wait_s: Annotated[float, Meta(ge=0.0, le=MAX_LOG_WAIT_S)]
 
 
-class Flushing(Message, frozen=True):
+class Flushing(ControlMessage, frozen=True):
     """The answer to FlushLogs: so many agents will answer."""
 
     agents: int
 
 
-class LogCredit(Message, frozen=True):
+class LogCredit(ControlMessage, frozen=True):
     """The owner's answer to LogLines: lines of that cost were shown; send more."""
 
     owner: str
@@ -189,7 +188,7 @@ class LogCredit(Message, frozen=True):
     chars: int
 
 
-class AgentHello(Message, frozen=True):
+class AgentHello(ControlMessage, frozen=True):
     """First message of an agent; answered by Welcome or Failed. `workers` is all it has: a head that
     was restarted learns its groups from there.
 
@@ -211,7 +210,7 @@ class AgentHello(Message, frozen=True):
     newest: int = 0
 
 
-class ClientHello(Message, frozen=True):
+class ClientHello(ControlMessage, frozen=True):
     """First message of a driver or worker. `pid` and `pid_start` (clock ticks since boot, field
     22 of /proc/PID/stat) let the agent on the same host watch the process. `token` is the job's: a worker was given it
     when it was started, a driver that comes back has it from its first Welcome. The client speaks
@@ -233,7 +232,7 @@ class ClientHello(Message, frozen=True):
     parent: str = ""
 
 
-class Welcome(Message, frozen=True):
+class Welcome(ControlMessage, frozen=True):
     """The head's answer to a hello. `token` is the job's membership token (clients only). Agents with robot workers
     beat four times in `robot_lease_s`, owners of such workers eight times. `head_grace_s` is how long the head may be
     silent while its machine answers. `protocol` is the one that this session speaks.
@@ -249,7 +248,7 @@ class Welcome(Message, frozen=True):
     protocol: int = 5  # a head of protocol 5 does not say
 
 
-class Goodbye(Message, frozen=True):
+class Goodbye(ControlMessage, frozen=True):
     """Sent by whoever ends a session on purpose. `lost`: the head has given up on the process that it is sent to.
 
     `restarting`: the head was stopped and is expected back, so that nothing ends.
@@ -264,7 +263,7 @@ HELLO_AGAIN = "hello?"
 """The `incarnation` of the head's Beat to a peer that it does not know: it is to say hello (again)."""
 
 
-class Beat(Message, frozen=True):
+class Beat(ControlMessage, frozen=True):
     """Sent every beat by agents and clients; the head answers with a Beat of its own (`incarnation`: its epoch).
 
     `at` is the sender's monotonic clock, in seconds; the answer repeats it. What a robot worker may still do is

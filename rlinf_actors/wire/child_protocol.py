@@ -12,8 +12,7 @@ from typing import Annotated, TypeVar, Union
 import msgspec
 
 from rlinf_actors.errors import RemoteWireError
-from rlinf_actors.wire.limits import MALFORMED, ChildPath, Size, WorkerId
-from rlinf_actors.wire.protocol import Message
+from rlinf_actors.wire.protocol import MALFORMED, ChildPath, ControlMessage, Size, WorkerId
 from rlinf_actors.wire.template_protocol import WorkerPlace
 from rlinf_actors.wire.values import Endpoint, WorkerSpec
 
@@ -23,7 +22,7 @@ MAX_PACKET = 1 << 16
 """Bytes of a packet from a child, and of one from its worker: what unix sockets take without being asked for more."""
 
 
-class Enter(Message, frozen=True):
+class Enter(ControlMessage, frozen=True):
     """I am the child at `path` (ranks below the worker's own) of worker `parent` ("group:rank"), one of `siblings`."""
 
     parent: Annotated[str, msgspec.Meta(max_length=1000)]
@@ -31,7 +30,7 @@ class Enter(Message, frozen=True):
     siblings: Size
 
 
-class Granted(Message, frozen=True):
+class Granted(ControlMessage, frozen=True):
     """You may be. `spec` and `place` are the worker's, the job's token among them, with the child's own id and the
     number of its siblings for the world size; `parent` is the worker's id. With it goes a file: the parts (a list) of
     what the group's owner sent along with the class.
@@ -42,19 +41,19 @@ class Granted(Message, frozen=True):
     place: WorkerPlace
 
 
-class Denied(Message, frozen=True):
+class Denied(ControlMessage, frozen=True):
     """You may not be, and why."""
 
     text: str
 
 
-class Listening(Message, frozen=True):
+class Listening(ControlMessage, frozen=True):
     """Others reach me there."""
 
     endpoint: Endpoint
 
 
-class Registered(Message, frozen=True):
+class Registered(ControlMessage, frozen=True):
     """Others find you."""
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Literal, Union
 
-from rlinf_actors.wire.limits import Number
-from rlinf_actors.wire.protocol import Message
+from rlinf_actors.wire.protocol import ControlMessage, Number
 from rlinf_actors.wire.values import (
     ClusterEvent,
     GroupHandle,
@@ -26,7 +25,7 @@ from rlinf_actors.wire.values import (
 )
 
 
-class GetNodes(Message, frozen=True):
+class GetNodes(ControlMessage, frozen=True):
     """Wait until `num_nodes` nodes are there (0: answer at once), then fix and return their ranks.
     Answered by Nodes, or by Failed(kind=timeout) naming the missing after `timeout_s`.
     """
@@ -35,12 +34,12 @@ class GetNodes(Message, frozen=True):
     timeout_s: Union[Number, None] = None
 
 
-class Nodes(Message, frozen=True):
+class Nodes(ControlMessage, frozen=True):
     nodes: list[NodeState]
     warnings: list[str] = []
 
 
-class EnumerateHardware(Message, frozen=True):
+class EnumerateHardware(ControlMessage, frozen=True):
     """Have a node look for the hardware that a node group has there. Answered by Enumerated, or by Failed when the node
     is lost (node_lost) or gives no answer in time (timeout).
     """
@@ -49,11 +48,11 @@ class EnumerateHardware(Message, frozen=True):
     question: HardwareQuestion
 
 
-class Enumerated(Message, frozen=True):
+class Enumerated(ControlMessage, frozen=True):
     answer: HardwareAnswer
 
 
-class Launch(Message, frozen=True):
+class Launch(ControlMessage, frozen=True):
     """Reserve the name and start the workers. Answered at once by Launched; each worker's fate
     follows as WorkerChanged. The sender owns the group and is subscribed to it. `detached`: the job's first
     driver owns it, if there is one, and the sender is subscribed. `wait_s`: seconds that it may wait for robots
@@ -75,11 +74,11 @@ class Launch(Message, frozen=True):
     get_if_exists: bool = False
 
 
-class Launched(Message, frozen=True):
+class Launched(ControlMessage, frozen=True):
     group: GroupState
 
 
-class FindGroup(Message, frozen=True):
+class FindGroup(ControlMessage, frozen=True):
     """Describe a group and subscribe to it. Answered by Launched or Failed(kind=not_found). `ended`: one that has
     ended is described too, if the head remembers it. `launch`: only the group of this launch, and no namesake (what ids
     of workers begin with; "" for any). `wait_s`: a group that is not there is answered once it was launched, within so
@@ -93,7 +92,7 @@ class FindGroup(Message, frozen=True):
     wait_s: Number = 0.0
 
 
-class Detach(Message, frozen=True):
+class Detach(ControlMessage, frozen=True):
     """The owner of a group, which has constructed it, gives it up: a worker to its job's first driver, if there is one;
     else no client owns it from now on, and it ends by name alone. The sender stays subscribed. `workers` are their ids.
     Answered by Done, again if it is asked again. Since protocol 7.
@@ -104,7 +103,7 @@ class Detach(Message, frozen=True):
     workers: list[str]
 
 
-class Handles(Message, frozen=True):
+class Handles(ControlMessage, frozen=True):
     """Notice of a client to a head that has taken it back: the groups that it has handles of, with all their workers as
     far as it knows them. Its subscriptions are renewed, and it hears of every worker that has ended meanwhile.
 
@@ -116,7 +115,7 @@ class Handles(Message, frozen=True):
     launching: list[str] = []
 
 
-class StopGroup(Message, frozen=True):
+class StopGroup(ControlMessage, frozen=True):
     """SIGTERM, after `grace_s` SIGKILL, for all workers of a group. Answered by Done when all are gone. `workers` are
     ids of its workers: a namesake, which has none of them, is left alone; [] stops whichever group has the name.
     """
@@ -127,7 +126,7 @@ class StopGroup(Message, frozen=True):
     workers: list[str] = []
 
 
-class WorkerChanged(Message, frozen=True):
+class WorkerChanged(ControlMessage, frozen=True):
     """Notice to all who hold a handle: the new state of workers of one group."""
 
     namespace: str
@@ -135,7 +134,7 @@ class WorkerChanged(Message, frozen=True):
     workers: list[WorkerState]
 
 
-class WatchClients(Message, frozen=True):
+class WatchClients(ControlMessage, frozen=True):
     """Notice of a client to the head: say ClientGone when one of these clients of my namespace ends. Those that
     the head does not know have one lease to say hello. Sent again, whole, to a head that was restarted.
     """
@@ -143,19 +142,19 @@ class WatchClients(Message, frozen=True):
     incarnations: list[str]
 
 
-class ClientGone(Message, frozen=True):
+class ClientGone(ControlMessage, frozen=True):
     """Notice to who watches: that client has ended, and will not be let in again."""
 
     incarnation: str
 
 
-class Warn(Message, frozen=True):
+class Warn(ControlMessage, frozen=True):
     """Notice for a person; shown once."""
 
     text: str
 
 
-class StopCluster(Message, frozen=True):
+class StopCluster(ControlMessage, frozen=True):
     """End the cluster: every group first, then the head. Answered by Done when the groups have ended. `stay`: end the
     groups only; the head and its agentd go on until they are asked again.
 
@@ -168,17 +167,17 @@ class StopCluster(Message, frozen=True):
     reason: str = ""
 
 
-class Done(Message, frozen=True):
+class Done(ControlMessage, frozen=True):
     """The request was carried out and has no other result."""
 
 
-class GetStatus(Message, frozen=True):
+class GetStatus(ControlMessage, frozen=True):
     """Answered by Status. `namespace` None: every namespace."""
 
     namespace: Union[str, None] = None
 
 
-class Status(Message, frozen=True):
+class Status(ControlMessage, frozen=True):
     """What a head knows. `at` is its clock, in seconds since the epoch. It serves protocols `oldest` to `protocol`."""
 
     epoch: str
@@ -195,7 +194,7 @@ class Status(Message, frozen=True):
     oldest: int = 5
 
 
-class GetEvents(Message, frozen=True):
+class GetEvents(ControlMessage, frozen=True):
     """The entries of the event log after `since` (0: all that the head keeps, -1: none of the past), `limit` at most.
     Answered by Events: at once if there are any, else when there is one, or after `wait_s` seconds without any.
 
@@ -210,7 +209,7 @@ class GetEvents(Message, frozen=True):
     wait_s: Number = 0.0
 
 
-class Events(Message, frozen=True):
+class Events(ControlMessage, frozen=True):
     """`next` is the `since` of the next question; `missing` entries up to there are not kept
     any more; `more` says that there are further ones now. `at` is the head's clock, in seconds since the epoch.
     """
@@ -223,7 +222,7 @@ class Events(Message, frozen=True):
     more: bool = False
 
 
-class EStop(Message, frozen=True):
+class EStop(ControlMessage, frozen=True):
     """Emergency stop of all robots, or of those of one namespace; `release` lifts it. Anybody whom the head's sockets
     let in may ask. Until it is lifted no group that uses robots is launched there. Answered by EStopped. `by` is who
     asks, for people.
@@ -235,7 +234,7 @@ class EStop(Message, frozen=True):
     release: bool = False
 
 
-class EStopped(Message, frozen=True):
+class EStopped(ControlMessage, frozen=True):
     """Which workers were told to make their robots safe. `stopped` is what is in force now, a line each. `warning`: it
     is in force, but a head that is restarted would not know. `lifted` is the stop that a release has ended, "" where
     none was in force; None of a head before protocol 6, which does not say.
@@ -247,7 +246,7 @@ class EStopped(Message, frozen=True):
     lifted: Union[str, None] = None
 
 
-class EndGroup(Message, frozen=True):
+class EndGroup(ControlMessage, frozen=True):
     """End a group, whoever owns it: SIGTERM, after `grace_s` SIGKILL. Answered by Done when all workers are gone, or by
     Failed(kind=not_found). A driver's key may end groups of its own jobs. `by` is who asks, for people. Since
     protocol 7.
@@ -260,7 +259,7 @@ class EndGroup(Message, frozen=True):
     reason: str = ""
 
 
-class DrainNode(Message, frozen=True):
+class DrainNode(ControlMessage, frozen=True):
     """Start no new workers on a node; what runs there goes on until its owners end it. `undo` lifts it. Anybody whom
     the head's sockets let in may ask; `by` is who asks, for people. Answered by Drained.
     """
@@ -271,7 +270,7 @@ class DrainNode(Message, frozen=True):
     undo: bool = False
 
 
-class Drained(Message, frozen=True):
+class Drained(ControlMessage, frozen=True):
     """The node as it is now; None where it is away and its drain was lifted. `warning`: what went wrong beside that."""
 
     node: Union[NodeState, None] = None
@@ -308,7 +307,7 @@ class KeyState(Value, frozen=True):
     why: str = ""
 
 
-class Enroll(Message, frozen=True):
+class Enroll(ControlMessage, frozen=True):
     """The one thing that the holder of a join token may say: list this key of mine. Answered by Enrolled, and the
     token is used up.
     """
@@ -316,7 +315,7 @@ class Enroll(Message, frozen=True):
     public: str
 
 
-class RotateKey(Message, frozen=True):
+class RotateKey(ControlMessage, frozen=True):
     """An agent or driver has another key from now on. The one that it says this with stays good for `keep_s` seconds,
     for what runs with it. Answered by Enrolled.
     """
@@ -325,7 +324,7 @@ class RotateKey(Message, frozen=True):
     keep_s: Number = 0.0
 
 
-class Enrolled(Message, frozen=True):
+class Enrolled(ControlMessage, frozen=True):
     """The key is listed. `warning`: it is, but a head that is restarted would not know."""
 
     role: KeyRole
@@ -333,7 +332,7 @@ class Enrolled(Message, frozen=True):
     warning: str = ""
 
 
-class AddKey(Message, frozen=True):
+class AddKey(ControlMessage, frozen=True):
     """List a key, or, with `token_s`, a join token for one that is made later, good for so many seconds. A name has
     one key: the token before it is void. `by` is who asks, for people. Answered by Keys, with that key.
     """
@@ -345,7 +344,7 @@ class AddKey(Message, frozen=True):
     token_s: Union[Number, None] = None
 
 
-class RevokeKey(Message, frozen=True):
+class RevokeKey(ControlMessage, frozen=True):
     """End all keys and tokens of a name, and the sessions that have come with them. `role` None: whatever it is.
     Answered by Keys, with those that ended.
     """
@@ -355,11 +354,11 @@ class RevokeKey(Message, frozen=True):
     role: Union[KeyRole, None] = None
 
 
-class GetKeys(Message, frozen=True):
+class GetKeys(ControlMessage, frozen=True):
     """Answered by Keys."""
 
 
-class Keys(Message, frozen=True):
+class Keys(ControlMessage, frozen=True):
     """`head` is the head's public key ("" for one without keys), `listens` its TCP endpoints, `at` its clock.
     `warning`: it is so, but a head that is restarted would not know.
     """

@@ -76,8 +76,7 @@ from rlinf_actors.wire.client_messages import (
     WatchClients,
     WorkerChanged,
 )
-from rlinf_actors.wire.limits import MALFORMED, MAX_CONTROL_BYTES
-from rlinf_actors.wire.protocol import Message
+from rlinf_actors.wire.protocol import MALFORMED, MAX_CONTROL_BYTES, ControlMessage
 
 Body = Union[
     AgentHello, ClientHello, Welcome, Goodbye, Beat,
@@ -92,17 +91,17 @@ Body = Union[
 """Every control message."""
 
 
-class Request(Message, frozen=True, tag="req"):
+class Request(ControlMessage, frozen=True, tag="req"):
     id: int
     body: Body
 
 
-class Reply(Message, frozen=True, tag="rep"):
+class Reply(ControlMessage, frozen=True, tag="rep"):
     id: int
     body: Body
 
 
-class Failed(Message, frozen=True, tag="err"):
+class Failed(ControlMessage, frozen=True, tag="err"):
     """A request that was refused. `kind` names the error class at the asker (net.rpc.refusal):
     hello (say hello first, then ask again), config, placement, timeout,
     name_in_use, hardware_in_use, not_found, unreachable, authentication, protocol, usage, node_lost, emergency_stop.
@@ -115,7 +114,7 @@ class Failed(Message, frozen=True, tag="err"):
     path: str = ""
 
 
-class Notice(Message, frozen=True, tag="not"):
+class Notice(ControlMessage, frozen=True, tag="not"):
     body: Body
 
 

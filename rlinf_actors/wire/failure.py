@@ -13,8 +13,8 @@ from rlinf_actors import exhaustion
 from rlinf_actors.errors import CallTimeoutError, SerializationError, UsageError, WorkerError, WorkerStartError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.wire import payload
-from rlinf_actors.wire.authenticated import AuthenticatedParts
 from rlinf_actors.wire.frames import Raised
+from rlinf_actors.wire.payload import AuthenticatedParts
 
 _HERE = str(Path(__file__).parent.parent)  # not resolved: in workers it is a link, and tracebacks name that
 _MAX_TEXT = 256 << 10

@@ -14,7 +14,7 @@ from typing import Union
 import msgspec
 
 from rlinf_actors.errors import RemoteWireError
-from rlinf_actors.wire.limits import MALFORMED, ChildPath, Number, Pid, WorkerId
+from rlinf_actors.wire.protocol import MALFORMED, ChildPath, Number, Pid, WorkerId
 from rlinf_actors.wire.values import Endpoint, ExitReport, Extension
 
 
@@ -191,7 +191,7 @@ class Cargo(msgspec.Struct, array_like=True):
     event: bytes = b""
 
 
-class Message(Frame, frozen=True, tag=20):
+class UserMessage(Frame, frozen=True, tag=20):
     """One message from worker `src` (its id: `src_id`); the object's parts ride behind. `stream` is "" for
     send and recv, else which broadcast. `id` names the sender's outbox on this link; a Held with `n` is
     wanted unless that is 0; `size` is what is to be Returned; `cargo` is what comes by other ways.
@@ -387,8 +387,8 @@ ChannelFrame = Union[
 """What a channel's host takes."""
 
 AnyFrame = Union[
-    Join, Rejected, Create, Call, Stream, Credit, Cancel, Ok, Item, Raised, WhatRuns, Runs, Memory, Dropped, Message,
-    Held, Returned, Ask, Facts, Released, LaneEnded, ChannelFrame, WhereIs, ChildIs, ChildEnded,
+    Join, Rejected, Create, Call, Stream, Credit, Cancel, Ok, Item, Raised, WhatRuns, Runs, Memory, Dropped,
+    UserMessage, Held, Returned, Ask, Facts, Released, LaneEnded, ChannelFrame, WhereIs, ChildIs, ChildEnded,
 ]  # fmt: skip
 
 encode = msgspec.msgpack.Encoder().encode

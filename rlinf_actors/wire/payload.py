@@ -16,11 +16,27 @@ who encodes gives a `Taker`, which takes tensors out; who decodes then gives the
 Names that one version of Python or numpy pickles and another one has elsewhere. Unpickles nothing itself.
 
 Any thread.
+
+The parts of a message whose sender is known to be a member of this process's job: all that `wire.payload` unpickles.
+
+Made in four places, and a test holds that there is no fifth (tests/security/test_one_unpickler.py):
+
+* `worker.server`: the peer's Join had the job's token, on a socket that only this user, or the job's key, can reach;
+* `runtime.peer`: a worker's answer, on a link to the unix socket or the key that the head named as that worker's;
+* `worker.membership`: what a worker gives to its child, over a unix socket of this user;
+* `wire.failure`: what this very process has just pickled, read again to see whether that can be done.
+
+A dense tensor's bytes as a buffer, without numpy: torch comes without it, and no tensor has the buffer protocol.
+
+They are in the machine's byte order; see `frames.Join`.
+
+Any thread.
 """
 
 from __future__ import annotations
 
 import copyreg
+import ctypes
 import functools
 import io
 import pickle
@@ -34,8 +50,62 @@ import msgspec
 
 from rlinf_actors.errors import ProtocolMismatchError, SerializationError
 from rlinf_actors.model.buffers import Buffer, keepable
-from rlinf_actors.wire.authenticated import AuthenticatedParts
-from rlinf_actors.wire.tensor_bytes import bytes_of, is_private
+
+
+class AuthenticatedParts(list[Buffer]):
+    """Parts that may be unpickled. Whoever makes one says by that: a member of this job sent it."""
+
+    __slots__ = ()
+
+    def cut(self, start: int, stop: int | None = None) -> AuthenticatedParts:
+        """Some of the parts, in order: vouched for as all of them are."""
+        return AuthenticatedParts(self[start:stop])
+
+
+_PINNED = 1 << 20
+"""What comes from an accelerator is copied into page-locked memory from this size on; torch keeps that."""
+
+
+class _Memory(ctypes.Array):  # type: ignore[type-arg]
+    """A tensor's memory as an exporter of buffers: views of it keep the tensor, and with it the memory."""
+
+    _type_ = ctypes.c_ubyte
+    _length_ = 0
+    tensor: Any = None
+    private = False
+
+
+@functools.lru_cache(maxsize=64)
+def _kind(bits: int) -> Any:
+    return type("_Memory", (_Memory,), {"_length_": 1 << bits})  # of powers of two: a type a length would be many
+
+
+def bytes_of(tensor: Any) -> Buffer:
+    """Return a dense tensor's bytes: a view of a contiguous one on the CPU, else of a copy; b"" if it is empty."""
+    import torch
+
+    flat = tensor.detach().contiguous().view(-1)
+    if not flat.numel():
+        return b""
+    raw = flat.view(torch.uint8)
+    if tensor.device.type == "cpu":
+        return _exported(raw, raw.data_ptr() != tensor.data_ptr())
+    staged = torch.empty(raw.shape, dtype=torch.uint8, pin_memory=raw.numel() >= _PINNED)
+    staged.copy_(raw)
+    return _exported(staged, True)
+
+
+def _exported(raw: Any, private: bool) -> memoryview:
+    size = raw.numel()
+    memory = _kind((size - 1).bit_length()).from_address(raw.data_ptr())  # may reach too far: nothing reads beyond size
+    memory.tensor, memory.private = raw, private
+    return memoryview(memory).cast("B")[:size]
+
+
+def is_private(part: memoryview) -> bool:
+    """True if only *part* refers to its memory, a copy that `bytes_of` made: nobody can change it."""
+    return isinstance(part.obj, _Memory) and part.obj.private
+
 
 _PATHLIB = "pathlib._local"
 """What Python 3.13 calls pathlib in its pickles; no other version has such a module."""

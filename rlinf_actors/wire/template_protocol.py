@@ -12,8 +12,7 @@ import msgspec
 
 from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.wire.agent_messages import RefusalReport
-from rlinf_actors.wire.limits import MALFORMED, Number, Pid
-from rlinf_actors.wire.protocol import Message
+from rlinf_actors.wire.protocol import MALFORMED, ControlMessage, Number, Pid
 from rlinf_actors.wire.values import Endpoint, ExitReport, WorkerSpec
 
 MAX_PACKET = 1 << 20
@@ -26,7 +25,7 @@ the packet with many of them neither.
 """
 
 
-class WorkerPlace(Message, frozen=True):
+class WorkerPlace(ControlMessage, frozen=True):
     """What a worker process is told of where it runs; the agent's part beside the WorkerSpec.
 
     `run_dir` is where its ipc socket goes, `listen_ip` the address to bind TCP on ("" for ipc
@@ -52,7 +51,7 @@ class WorkerPlace(Message, frozen=True):
 # --- agentd to template ---
 
 
-class Fork(Message, frozen=True):
+class Fork(ControlMessage, frozen=True):
     """Start one worker. `env` is its whole environment; nothing of the template's is kept."""
 
     spec: WorkerSpec
@@ -60,19 +59,19 @@ class Fork(Message, frozen=True):
     env: dict[str, str]
 
 
-class Watching(Message, frozen=True):
+class Watching(ControlMessage, frozen=True):
     """agentd holds a pidfd of this worker: the template may reap it once it ends."""
 
     id: str
 
 
-class Renew(Message, frozen=True):
+class Renew(ControlMessage, frozen=True):
     """The leases of this node's robot workers last until then (CLOCK_MONOTONIC, in seconds). Passed on to them."""
 
     until: Number
 
 
-class Revoke(Message, frozen=True):
+class Revoke(ControlMessage, frozen=True):
     """To a robot worker, through its template: its lease is over. It makes its robots safe, and ends. `orderly`: its
     owner wanted that, so no lease was lost.
     """
@@ -82,44 +81,44 @@ class Revoke(Message, frozen=True):
     orderly: bool = False
 
 
-class Probe(Message, frozen=True):
+class Probe(ControlMessage, frozen=True):
     """Answered at once by Pulses. Each worker that has answered the last Ping is sent another one."""
 
 
-class Ping(Message, frozen=True):
+class Ping(ControlMessage, frozen=True):
     """To a worker, from its template. Its I/O thread answers with Pong."""
 
 
-class Shutdown(Message, frozen=True):
+class Shutdown(ControlMessage, frozen=True):
     """Kill what is left, reap it, and exit."""
 
 
-class Adopt(Message, frozen=True):
-    """First packet of an agentd that takes over a template of an earlier one. Answered by a Kept for each worker, then
-    Inventory.
+class Adopt(ControlMessage, frozen=True):
+    """First packet of an agentd that takes over a template of an earlier one. Answered by a SurvivingWorker for each
+    worker, then Inventory.
     """
 
 
-class KeepFor(Message, frozen=True):
+class KeepFor(ControlMessage, frozen=True):
     """The head has registered this agentd. How many seconds a template waits for another one when it is gone."""
 
     seconds: Number
 
 
-class Settled(Message, frozen=True):
+class Settled(ControlMessage, frozen=True):
     """The head knows how these workers ended: nobody will ask again."""
 
     ids: list[str]
 
 
-class DevicesLocked(Message, frozen=True):
+class DevicesLocked(ControlMessage, frozen=True):
     """To a worker, through its template: the accelerators that it asked for are its own; see LockDevices."""
 
     id: str
     request: int
 
 
-class DevicesBusy(Message, frozen=True):
+class DevicesBusy(ControlMessage, frozen=True):
     """To a worker, through its template: it has waited that long; `text` says for whom."""
 
     id: str
@@ -131,7 +130,7 @@ class DevicesBusy(Message, frozen=True):
 # --- template to agentd ---
 
 
-class TemplateReady(Message, frozen=True):
+class TemplateReady(ControlMessage, frozen=True):
     """`forks` is False when it must spawn instead; `why` then says what is running in it.
 
     `paths` is the interpreter's sys.path. `installed` is the fingerprint of what was there before the template imported
@@ -146,18 +145,18 @@ class TemplateReady(Message, frozen=True):
     paths: list[str] = []
 
 
-class TemplateFailed(Message, frozen=True):
+class TemplateFailed(ControlMessage, frozen=True):
     """The interpreter cannot run workers (package missing, too old); `text` says what to do."""
 
     text: str
 
 
-class Forked(Message, frozen=True):
+class Forked(ControlMessage, frozen=True):
     id: str
     pid: Pid
 
 
-class Up(Message, frozen=True):
+class WorkerUp(ControlMessage, frozen=True, tag="Up"):
     """The worker's runtime listens."""
 
     id: str
@@ -166,34 +165,34 @@ class Up(Message, frozen=True):
     master_port: int
 
 
-class StartFailed(Message, frozen=True):
-    """From a worker before Up: it cannot start. It ends next; its Exited carries the text as reason."""
+class StartFailed(ControlMessage, frozen=True):
+    """From a worker before WorkerUp: it cannot start. It ends next; its Exited carries the text as reason."""
 
     id: str
     text: str
 
 
-class LeaseLost(Message, frozen=True):
+class LeaseLost(ControlMessage, frozen=True):
     """From a robot worker: its lease is over, and why. It ends within moments; its Exited carries the text."""
 
     id: str
     text: str
 
 
-class Grew(Message, frozen=True):
+class LogsGrew(ControlMessage, frozen=True, tag="Grew"):
     """There is more in these workers' log files; one is sent per file until agentd says Read with `to_end`."""
 
     ids: list[str]
 
 
-class LogsLost(Message, frozen=True):
+class LogsLost(ControlMessage, frozen=True):
     """This worker's output cannot be written (a full disk), or, with `text` "", can be again."""
 
     id: str
     text: str
 
 
-class Read(Message, frozen=True):
+class Read(ControlMessage, frozen=True):
     """agentd to template: a worker's log files were read so far (bytes, and the file's inode), and their lines handed
     on; an agentd after this one goes on there. `to_end`: tell me when they grow again.
     """
@@ -204,7 +203,7 @@ class Read(Message, frozen=True):
     to_end: bool = True
 
 
-class LockDevices(Message, frozen=True):
+class LockDevices(ControlMessage, frozen=True):
     """From a worker: it wants its accelerators for itself. Answered by DevicesLocked when they are free; `request`
     is a number that it has not used before.
     """
@@ -213,14 +212,14 @@ class LockDevices(Message, frozen=True):
     request: int
 
 
-class UnlockDevices(Message, frozen=True):
+class UnlockDevices(ControlMessage, frozen=True):
     """From a worker: it gives that request up, whether or not it was granted yet."""
 
     id: str
     request: int
 
 
-class Pong(Message, frozen=True):
+class Pong(ControlMessage, frozen=True):
     """From a worker: its I/O thread runs. `method` is the call that has been running longest, since `since`
     (CLOCK_MONOTONIC, in seconds); "" for none. `waiting` calls are queued behind it.
     """
@@ -231,7 +230,7 @@ class Pong(Message, frozen=True):
     waiting: int = 0
 
 
-class Pulses(Message, frozen=True):
+class Pulses(ControlMessage, frozen=True):
     """A template's answer to Probe: what its workers have answered since the Pulses before. One that comes late is
     sent as it comes.
     """
@@ -239,12 +238,12 @@ class Pulses(Message, frozen=True):
     pongs: list[Pong]
 
 
-class Exited(Message, frozen=True):
+class Exited(ControlMessage, frozen=True):
     id: str
     exit: ExitReport
 
 
-class Kept(Message, frozen=True):
+class SurvivingWorker(ControlMessage, frozen=True, tag="Kept"):
     """A worker, as a template tells an agentd that takes it over.
 
     `pid` is not given to another process before Watching; `up` is what the worker said when it listened; `exit` is how
@@ -254,7 +253,7 @@ class Kept(Message, frozen=True):
 
     id: str
     pid: Pid = 0
-    up: Union[Up, None] = None
+    up: Union[WorkerUp, None] = None
     exit: Union[ExitReport, None] = None
     out_path: str = ""
     err_path: str = ""
@@ -265,9 +264,9 @@ class Kept(Message, frozen=True):
     asked_at: Number = 0.0
 
 
-class Inventory(Message, frozen=True):
-    """Every Kept was sent. `since`: when the last agentd that the head had registered was gone (CLOCK_MONOTONIC, in
-    seconds). `installed` and `paths` are those of TemplateReady.
+class Inventory(ControlMessage, frozen=True):
+    """Every SurvivingWorker was sent. `since`: when the last agentd that the head had registered was gone
+    (CLOCK_MONOTONIC, in seconds). `installed` and `paths` are those of TemplateReady.
     """
 
     since: Number
@@ -287,8 +286,8 @@ ToTemplate = Union[
     Fork, Watching, Read, Shutdown, Probe, Adopt, KeepFor, Settled, DevicesLocked, DevicesBusy, Renew, Revoke
 ]
 ToAgent = Union[
-    TemplateReady, TemplateFailed, Forked, Up, StartFailed, LeaseLost, Grew, LogsLost, LockDevices, UnlockDevices,
-    Exited, Pong, Pulses, Kept, Inventory, RefusalReport,
+    TemplateReady, TemplateFailed, Forked, WorkerUp, StartFailed, LeaseLost, LogsGrew, LogsLost, LockDevices,
+    UnlockDevices, Exited, Pong, Pulses, SurvivingWorker, Inventory, RefusalReport,
 ]  # fmt: skip
 """RefusalReport comes from templates of an earlier version alone; agentd ignores it."""
 

@@ -32,9 +32,8 @@ from rlinf_actors.exhaustion import explain
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.wire import child_protocol as packets
 from rlinf_actors.wire import frames
-from rlinf_actors.wire.endings import ending
 from rlinf_actors.wire.template_protocol import WorkerPlace
-from rlinf_actors.wire.values import Endpoint, ExitReport, WorkerSpec
+from rlinf_actors.wire.values import Endpoint, ExitReport, WorkerSpec, ending
 
 MAX_CHILDREN = 4096
 """Children of one worker at a time, and ended ones that it remembers."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from rlinf_actors.errors import UsageError
 from rlinf_actors.wire import template_protocol
-from rlinf_actors.wire.limits import deadline
+from rlinf_actors.wire.protocol import deadline
 
 
 class DeviceLock:

@@ -14,7 +14,7 @@ from rlinf_actors import forks
 from rlinf_actors.errors import SerializationError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.wire import failure, frames, payload
-from rlinf_actors.wire.authenticated import AuthenticatedParts
+from rlinf_actors.wire.payload import AuthenticatedParts
 from rlinf_actors.worker.standstill import Unwound
 
 log = logging.getLogger(__name__)

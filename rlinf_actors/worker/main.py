@@ -230,7 +230,7 @@ def _start(
     control.serve(template_protocol.DevicesLocked, device_lock.granted)
     control.serve(template_protocol.DevicesBusy, device_lock.busy)
     control.serve(template_protocol.Ping, lambda _: control.try_send(_pong(spec.id, server.activity())))
-    control.send(template_protocol.Up(spec.id, endpoint, context.tcp_port, master_port))
+    control.send(template_protocol.WorkerUp(spec.id, endpoint, context.tcp_port, master_port))
     return context, server
 
 

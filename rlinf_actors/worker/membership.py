@@ -40,8 +40,8 @@ from rlinf_actors.security.job import JobGate, job_name
 from rlinf_actors.settings import CHILDREN, Settings
 from rlinf_actors.wire import child_protocol as packets
 from rlinf_actors.wire import frames, payload
-from rlinf_actors.wire.authenticated import AuthenticatedParts
-from rlinf_actors.wire.limits import MAX_DEPTH, MAX_SIZE
+from rlinf_actors.wire.payload import AuthenticatedParts
+from rlinf_actors.wire.protocol import MAX_DEPTH, MAX_SIZE
 from rlinf_actors.wire.template_protocol import WorkerPlace
 from rlinf_actors.wire.values import Endpoint, WorkerSpec
 from rlinf_actors.worker import context as worker_context
@@ -119,7 +119,7 @@ async def listen(
         job_name(spec.token),
     )
     messenger = Messenger(runtime, name, spec.id, job.connected, server.answer, settings.send_window_bytes, station)
-    server.serve((frames.Message,), messenger.arrived)
+    server.serve((frames.UserMessage,), messenger.arrived)
     server.on_link_lost(messenger.link_lost)
     server.on_forgotten(messenger.link_forgotten)
     server.serve((frames.Ask, frames.LaneEnded), messenger.freight.said)

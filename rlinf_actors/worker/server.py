@@ -28,16 +28,14 @@ from rlinf_actors import procfs, version
 from rlinf_actors.errors import InternalError, RemoteWireError, RlinfActorsError
 from rlinf_actors.exhaustion import explain
 from rlinf_actors.model.buffers import Buffer
-from rlinf_actors.net.admission import known_as
 from rlinf_actors.net.buffer_lending import Lending
-from rlinf_actors.net.link import Network
-from rlinf_actors.net.log_throttle import Tally
+from rlinf_actors.net.link import Network, peer_name
+from rlinf_actors.net.log_throttle import LogThrottle
 from rlinf_actors.net.loop import Tasks
 from rlinf_actors.runtime.future import call_all
 from rlinf_actors.security.members import Gate
 from rlinf_actors.wire import failure, frames
-from rlinf_actors.wire.authenticated import AuthenticatedParts
-from rlinf_actors.wire.payload import Copy
+from rlinf_actors.wire.payload import AuthenticatedParts, Copy
 from rlinf_actors.wire.protocol import OLDEST, PROTOCOL, agreed, spoken, what_to_upgrade
 from rlinf_actors.worker.executors import Activity, Executor
 from rlinf_actors.worker.invocation import Invocation
@@ -188,7 +186,7 @@ class WorkerServer:
         self._token = token
         self._on_closed = on_closed
         self._network = network
-        self._dropped = Tally()
+        self._dropped = LogThrottle()
         self._members: dict[bytes, Lending] = {}
         self._workers: dict[bytes, str] = {}  # ids of the members that are workers
         self._handling: frames.AnyFrame | None = None
@@ -305,7 +303,7 @@ class WorkerServer:
             frame = self._handling = frames.decode(header if lending is None else lending.unpack(header, parts))
         except RemoteWireError as error:
             if self._dropped.note():
-                whose = known_as(peer)
+                whose = peer_name(peer)
                 log.warning("dropped a message from %.60r (%d dropped by now): %s", whose, self._dropped.count, error)
             return
         if lending is None:
@@ -385,7 +383,7 @@ class WorkerServer:
         elif self._executor is None and self._failure is None:
             self._early.append((peer, frame, parts))  # the class is being constructed, and may serve them
         else:
-            log.warning("dropped a %s from %r", type(frame).__name__, known_as(peer))
+            log.warning("dropped a %s from %r", type(frame).__name__, peer_name(peer))
 
     def _watch(self, peer: bytes, pid: int) -> None:
         """Notice the end of a peer on this machine, which may hold parts of our memory and wait for answers."""
@@ -395,7 +393,7 @@ class WorkerServer:
             self.peer_gone(peer)
             return
         except OSError as error:  # it lives, as far as we know: its end is told as that of one on another machine
-            log.warning("the head alone tells when %.60r ends: %s", known_as(peer), explain(error))
+            log.warning("the head alone tells when %.60r ends: %s", peer_name(peer), explain(error))
             if self.far is not None:
                 self.far.serve(peer)
             return
@@ -437,7 +435,7 @@ class WorkerServer:
         if invocation.id > self._newest.get(invocation.peer, 0):
             self._newest[invocation.peer] = invocation.id
         elif key in self._calls or key in self._taken:  # threads of one process may send theirs out of order
-            log.warning("refused call %d of %r: it came before", invocation.id, known_as(invocation.peer))
+            log.warning("refused call %d of %r: it came before", invocation.id, peer_name(invocation.peer))
             return  # at most once: the first is, or will be, answered
         self._taken.append(key)
         self._calls[key] = invocation
@@ -457,7 +455,7 @@ class WorkerServer:
     def _join(self, peer: bytes, frame: frames.AnyFrame) -> None:
         if not isinstance(frame, frames.Join):
             if self._dropped.note():
-                what, whose, count = type(frame).__name__, known_as(peer), self._dropped.count
+                what, whose, count = type(frame).__name__, peer_name(peer), self._dropped.count
                 log.warning("dropped a %s from %.60r, which has not joined (%d dropped by now)", what, whose, count)
         elif not agreed(frame.protocol, frame.newest):
             theirs, ours = spoken(frame.protocol, frame.newest), spoken(OLDEST, PROTOCOL)
@@ -492,12 +490,12 @@ class WorkerServer:
                     self._link_lost(link, frame.worker)
 
     def _reject(self, peer: bytes, kind: str, text: str, why: str) -> None:
-        self.rejected.add(f"the link {known_as(peer)[:NAME_CHARS]!r}: {why}")
+        self.rejected.add(f"the link {peer_name(peer)[:NAME_CHARS]!r}: {why}")
         self.answer(peer, frames.Rejected(kind, text))
 
     def _link_lost(self, link: bytes, worker: str) -> None:
         """Nobody waits at its other end any more."""
-        log.warning("the connection of %r was lost, and there is another", known_as(link))
+        log.warning("the connection of %r was lost, and there is another", peer_name(link))
         self.peer_gone(link)
         call_all(self._on_link_lost, link, worker)
 

@@ -11,7 +11,7 @@ from rlinf_actors.messaging import addressing, contents
 from rlinf_actors.messaging.options import CollectiveGroupOptions
 from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.settings import CHILDREN
-from rlinf_actors.wire.limits import waiting
+from rlinf_actors.wire.protocol import waiting
 
 if TYPE_CHECKING:
     from rlinf_actors.messaging.messenger import Messenger

@@ -13,7 +13,7 @@ def run_worker(spec, place, control):
     sock = socket.socket(fileno=control)
     scope = {"spec": spec, "place": place, "sock": sock, "os": os, "sys": sys, "signal": signal}
     exec(os.environ.get("FIRST", ""), scope)
-    sock.send(template_protocol.encode(template_protocol.Up(spec.id, Endpoint(place.host), 1000 + spec.rank, 0)))
+    sock.send(template_protocol.encode(template_protocol.WorkerUp(spec.id, Endpoint(place.host), 1000 + spec.rank, 0)))
     exec(os.environ.get("DO", ""), scope)
     while sock.recv(1024):
         pass

@@ -306,13 +306,16 @@ async def test_an_answer_that_came_while_agentd_stood_still_counts(monkeypatch):
     ours.setblocking(False)
 
     def stand_still():
-        for packet in (template_protocol.Kept("a"), template_protocol.Inventory(5.0)):
+        for packet in (template_protocol.SurvivingWorker("a"), template_protocol.Inventory(5.0)):
             theirs.send(template_protocol.encode(packet))
         time.sleep(0.05)
 
     with ours, theirs:
         asyncio.get_running_loop().call_soon(stand_still)
-        assert await adoption._inventory(ours) == ([template_protocol.Kept("a")], template_protocol.Inventory(5.0))
+        assert await adoption._inventory(ours) == (
+            [template_protocol.SurvivingWorker("a")],
+            template_protocol.Inventory(5.0),
+        )
         with pytest.raises(asyncio.TimeoutError):
             await adoption._inventory(ours)
 

@@ -16,8 +16,8 @@ from rlinf_actors.runtime.head_session import HeadSession
 from rlinf_actors.runtime.remote_group import Construction, RemoteGroup
 from rlinf_actors.wire import frames, payload
 from rlinf_actors.wire.agent_messages import ClientHello, Goodbye
-from rlinf_actors.wire.authenticated import AuthenticatedParts
 from rlinf_actors.wire.client_messages import Handles, Launch, StopGroup, WorkerChanged
+from rlinf_actors.wire.payload import AuthenticatedParts
 from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.wire.values import WorkerSpec
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from rlinf_actors.net.link import Sight
+from rlinf_actors.net.link import Reachability
 
 if TYPE_CHECKING:
     from chaos_world import World
@@ -23,8 +23,8 @@ class Seen:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._world.network, name)
 
-    async def look(self, endpoint: str, timeout_s: float = 1.0) -> Sight:
+    async def check_reachability(self, endpoint: str, timeout_s: float = 1.0) -> Reachability:
         if self._who in self._world.cut:
             await asyncio.sleep(timeout_s)
-            return Sight.SILENT
-        return await self._world.network.look(endpoint, timeout_s)
+            return Reachability.SILENT
+        return await self._world.network.check_reachability(endpoint, timeout_s)

@@ -1,4 +1,4 @@
-"""Which heads an emergency stop goes to, and who may answer for them, where other users leave records."""
+"""Which heads an emergency stop goes to, and who may answer for them, where other users publish records."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from test_estop import Machine
 
 from rlinf_actors.cli import estop_targets
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.net.blocking_client import Answered, Asked, Asker, Down
+from rlinf_actors.net.blocking_client import BlockingClient, HeadAnswered, HeadDown, RemoteHead
 from rlinf_actors.net.framing import pack, unpack
-from rlinf_actors.net.head_records import PREFIX, SUFFIX, Record, Seen
+from rlinf_actors.net.head_records import PREFIX, SUFFIX, HeadRecord, MachineRecords
 from rlinf_actors.net.socket_security import Security
 from rlinf_actors.settings import CLIENT_CONFIG, HEAD, HEADS_DIR
 from rlinf_actors.wire import control_codec
@@ -41,15 +41,15 @@ def known(monkeypatch, tmp_path) -> Callable[..., estop_targets.Known]:
     monkeypatch.setenv(HEADS_DIR, str(tmp_path))
     monkeypatch.delenv(HEAD, raising=False)
 
-    def look(*records: Record) -> estop_targets.Known:
-        monkeypatch.setattr(estop_targets, "look", lambda *_, **__: Seen(records))
+    def look(*records: HeadRecord) -> estop_targets.Known:
+        monkeypatch.setattr(estop_targets, "find_records", lambda *_, **__: MachineRecords(records))
         return estop_targets.known_heads(None)
 
     return look
 
 
-def record(user: int, *endpoints: str, **more: str) -> Record:
-    return Record("head", 1, 0.0, list(endpoints), user=user, path=f"/tmp/{user}-{len(endpoints)}", **more)
+def record(user: int, *endpoints: str, **more: str) -> HeadRecord:
+    return HeadRecord("head", 1, 0.0, list(endpoints), user=user, path=f"/tmp/{user}-{len(endpoints)}", **more)
 
 
 def ways(target: estop_targets.Target) -> list[str]:
@@ -79,14 +79,18 @@ def test_what_cannot_be_read_or_started_is_said_of_that_head_only():
     def broken() -> Security:
         raise ConfigError("is no regular file", path="/home/m/k")
 
-    asker = Asker()
-    heads = [Asked([(REAL, broken)]), Asked([("tcp://a:b", Security(True))]), Asked([("tcp://a:\xb2", Security())])]
+    asker = BlockingClient()
+    heads = [
+        RemoteHead([(REAL, broken)]),
+        RemoteHead([("tcp://a:b", Security(True))]),
+        RemoteHead([("tcp://a:\xb2", Security())]),
+    ]
     try:
         for head in heads:
             asker.add(head)
-        down: dict[Asked, str] = {}
+        down: dict[RemoteHead, str] = {}
         while len(down) < len(heads):
-            down |= {event.head: event.why for event in asker.step(pace.PATIENCE_S)[0] if isinstance(event, Down)}
+            down |= {event.head: event.why for event in asker.step(pace.PATIENCE_S)[0] if isinstance(event, HeadDown)}
     finally:
         asker.close()
     assert down[heads[0]] == "/home/m/k: is no regular file"
@@ -94,8 +98,8 @@ def test_what_cannot_be_read_or_started_is_said_of_that_head_only():
 
 def test_a_key_file_that_is_never_read_holds_up_no_other_head_nor_the_end(fake):
     reads = threading.Event()
-    asker = Asker()
-    stuck, other = Asked([(REAL, lambda: reads.wait() and Security())]), Asked([(fake.endpoint, Security())])
+    asker = BlockingClient()
+    stuck, other = RemoteHead([(REAL, lambda: reads.wait() and Security())]), RemoteHead([(fake.endpoint, Security())])
     try:
         for head in (stuck, other):
             asker.ask(head, EStop("test", "", None, False))
@@ -109,8 +113,8 @@ def test_a_key_file_that_is_never_read_holds_up_no_other_head_nor_the_end(fake):
 
 def test_a_head_that_says_much_is_read_a_message_at_a_time(fake):
     fake.times = 50
-    head = Asked([(fake.endpoint, Security())])
-    asker = Asker()
+    head = RemoteHead([(fake.endpoint, Security())])
+    asker = BlockingClient()
     try:
         asker.ask(head, EStop("test", "", None, False))
         asker.add(head)
@@ -119,11 +123,11 @@ def test_a_head_that_says_much_is_read_a_message_at_a_time(fake):
         asker.close()
 
 
-def answers(asker: Asker, count: int, at_once: int = 1000) -> list[Answered]:
+def answers(asker: BlockingClient, count: int, at_once: int = 1000) -> list[HeadAnswered]:
     """The next answers; no step brings more than so many at once."""
-    found: list[Answered] = []
+    found: list[HeadAnswered] = []
     while len(found) < count:
-        events = [event for event in asker.step(pace.PATIENCE_S)[0] if isinstance(event, Answered)]
+        events = [event for event in asker.step(pace.PATIENCE_S)[0] if isinstance(event, HeadAnswered)]
         assert len(events) <= at_once
         found += events
     return found
@@ -182,7 +186,7 @@ def test_another_user_neither_answers_for_roots_heads_nor_holds_up_their_stop(fa
         os.mkfifo(fifo, 0o600)
         for path in (private, fifo):
             os.chown(path, OTHER, OTHER)
-        theirs = Record("head", 1, 0.0, [fake.endpoint, f"tcp://{address}"], key=str(fifo), head_key="x" * 40)
+        theirs = HeadRecord("head", 1, 0.0, [fake.endpoint, f"tcp://{address}"], key=str(fifo), head_key="x" * 40)
         with open(machine.heads / f"{PREFIX}0{SUFFIX}", "wb") as file:
             os.fchmod(file.fileno(), 0o600)
             os.fchown(file.fileno(), OTHER, OTHER)

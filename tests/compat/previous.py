@@ -51,7 +51,7 @@ def _environment(directory: Path) -> str:
     (own,) = (directory / "env" / "lib").glob("python*/site-packages")
     (own / "version.pth").write_text("\n".join([str(directory / "code"), *libraries]) + "\n")
     said = subprocess.run(
-        [python, "-c", "import agentd.command_line, rlinf_actors; print(rlinf_actors.__file__)"],
+        [python, "-c", "import agentd.daemon, rlinf_actors; print(rlinf_actors.__file__)"],
         capture_output=True,
         text=True,
         check=False,

@@ -124,7 +124,8 @@ def test_a_cluster_is_upgraded_head_first_while_a_driver_works(versions, old):
 TENSORS = """
 import pickle, sys, torch
 from rlinf_actors.wire import payload
-from rlinf_actors.wire.authenticated import AuthenticatedParts
+
+AuthenticatedParts = payload.AuthenticatedParts if hasattr(payload, "AuthenticatedParts") else payload.Vouched
 
 kinds = (torch.float32, torch.bfloat16, torch.bool, torch.complex128)
 made = [torch.arange(n).to(kind) for kind in kinds for n in (0, 3, 50_000)] + [torch.arange(6).reshape(2, 3).t()]

@@ -29,7 +29,7 @@ from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.remote_group import RemoteGroup
 from rlinf_actors.testing import LocalCluster
 from rlinf_actors.wire import control_codec, frames, payload
-from rlinf_actors.wire.authenticated import AuthenticatedParts
+from rlinf_actors.wire.payload import AuthenticatedParts
 from rlinf_actors.wire.values import Endpoint, GroupState, WorkerState
 from rlinf_actors.worker.server import WorkerServer
 

@@ -10,7 +10,7 @@ from decoders import DECODERS, mutated
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rlinf_actors.net.log_throttle import Tally
+from rlinf_actors.net.log_throttle import LogThrottle
 
 ROUNDS = 2000
 each = pytest.mark.parametrize("name", DECODERS)
@@ -85,6 +85,6 @@ def test_memory_is_bounded_by_the_size_of_a_message(case):
 
 
 def test_what_is_dropped_is_said_ever_less_often():
-    tally = Tally()
+    tally = LogThrottle()
     assert [n for n in range(1, 1001) if tally.note()] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
     assert tally.count == 1000

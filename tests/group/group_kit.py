@@ -15,7 +15,7 @@ from rlinf_actors.net.memory_network import MemoryNetwork
 from rlinf_actors.runtime.lost_errors import LostErrors
 from rlinf_actors.runtime.remote_group import RemoteGroup
 from rlinf_actors.wire import failure, frames, payload
-from rlinf_actors.wire.authenticated import AuthenticatedParts
+from rlinf_actors.wire.payload import AuthenticatedParts
 from rlinf_actors.wire.values import Endpoint, ExitReport, WorkerState
 from rlinf_actors.worker.worker import Worker
 

@@ -26,7 +26,7 @@ from rlinf_actors.net.rpc import ControlClient
 from rlinf_actors.net.socket_security import Security
 from rlinf_actors.security.job import job_pair
 from rlinf_actors.security.keypair import KeyPair
-from rlinf_actors.security.public_key import fingerprint
+from rlinf_actors.security.members import fingerprint
 from rlinf_actors.template.agent_link import AgentLink
 from rlinf_actors.wire import template_protocol
 from rlinf_actors.wire.agent_messages import ClientHello, Welcome, WorkerReady

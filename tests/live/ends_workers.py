@@ -96,14 +96,14 @@ class Bounded(Talker):
         self.changed = threading.Condition()
         assert self._context is not None
         server = self._context.server
-        taken = server._handlers[frames.Message]
+        taken = server._handlers[frames.UserMessage]
 
         def noted(*message: Any) -> None:
             taken(*message)
             with self.changed:
                 self.changed.notify_all()
 
-        server.serve((frames.Message,), noted)
+        server.serve((frames.UserMessage,), noted)
 
     def begin(self) -> None:
         """From now on the peak of this process's memory is measured."""

@@ -34,8 +34,8 @@ from rlinf_actors.security.keypair import KeyPair
 from rlinf_actors.settings import Settings
 from rlinf_actors.testing import LocalCluster
 from rlinf_actors.wire import frames, payload
-from rlinf_actors.wire.authenticated import AuthenticatedParts
 from rlinf_actors.wire.client_messages import GetStatus, Status
+from rlinf_actors.wire.payload import AuthenticatedParts
 from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.wire.values import Endpoint, GroupState
 from rlinf_actors.worker.executors import SerialExecutor

@@ -40,7 +40,7 @@ if "--run-dir" in sys.orig_argv:  # an agentd
 
 NEVER = (
     "cloudpickle", "dill", "multiprocessing", "numpy", "torch", "concurrent.futures.process",
-    "rlinf_actors.wire.payload", "rlinf_actors.wire.failure", "rlinf_actors.wire.authenticated",
+    "rlinf_actors.wire.payload", "rlinf_actors.wire.failure", "rlinf_actors.wire.payload",
     "rlinf_actors.worker.worker",
     "rlinf_actors.group", "rlinf_actors.runtime", "rlinf_actors.channel", "rlinf_actors.messaging",
 )  # fmt: skip

@@ -51,8 +51,8 @@ class Member:
         self.server = WorkerServer(world.network, self.id, self.name, "token")
         station = Station(self.io, self.id, self.name, "host", "127.0.0.1", LazyDevices({}))
         self.messenger = Messenger(self, self.name, self.id, self.connected, self.server.answer, world.window, station)
-        self.messages: list[frames.Message] = []
-        self.server.serve((frames.Message,), self.arrived)
+        self.messages: list[frames.UserMessage] = []
+        self.server.serve((frames.UserMessage,), self.arrived)
         self.server.on_link_lost(self.messenger.link_lost)
         self.endpoint = self.server.bind(f"ipc://{self.id}")
         self.broadcaster = Broadcaster(self.messenger, WorkerAddress(group, rank))

@@ -13,7 +13,7 @@ from rlinf_actors import AsyncWork, CallTimeoutError, CollectiveGroupOptions, Us
 from rlinf_actors.messaging.mailbox import Arrived
 from rlinf_actors.messaging.receive import Body, Received, Slot
 from rlinf_actors.wire import payload
-from rlinf_actors.wire.authenticated import AuthenticatedParts
+from rlinf_actors.wire.payload import AuthenticatedParts
 
 
 def made(value=None, error=None):

@@ -12,7 +12,7 @@ import pytest
 from rlinf_actors import SerializationError
 from rlinf_actors.messaging import contents
 from rlinf_actors.wire import payload
-from rlinf_actors.wire.authenticated import AuthenticatedParts
+from rlinf_actors.wire.payload import AuthenticatedParts
 
 
 def there_and_back(value, piggyback=None):

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 from rlinf_actors.messaging import contents  # noqa: E402
 from rlinf_actors.wire import payload  # noqa: E402
-from rlinf_actors.wire.authenticated import AuthenticatedParts  # noqa: E402
+from rlinf_actors.wire.payload import AuthenticatedParts  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

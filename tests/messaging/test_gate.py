@@ -18,7 +18,7 @@ from rlinf_actors.messaging.tensor_transfer import Station  # noqa: E402
 from rlinf_actors.model.hardware import AcceleratorType  # noqa: E402
 from rlinf_actors.runtime.future import AsyncWork  # noqa: E402
 from rlinf_actors.wire import frames  # noqa: E402
-from rlinf_actors.wire.authenticated import AuthenticatedParts  # noqa: E402
+from rlinf_actors.wire.payload import AuthenticatedParts  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

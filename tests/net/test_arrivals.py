@@ -20,7 +20,7 @@ FEW = 8
 @pytest.fixture
 async def world(rlinf_leak_check, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("rlinf_actors.net.connection_watch.NEWCOMERS", FEW)
-    monkeypatch.setattr("rlinf_actors.net.connection_limits.FAIR_S", 0.0)
+    monkeypatch.setattr("rlinf_actors.net.admission.FAIR_S", 0.0)
     with guarded() as made:
         yield made
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlinf_actors.net.connection_limits import FAIR_S, HANDSHAKE_BYTES, UNPROVED_BYTES, Crowd, Limits, Look, share_of
+from rlinf_actors.net.admission import FAIR_S, HANDSHAKE_BYTES, UNPROVED_BYTES, Crowd, Limits, Look, share_of
 
 US, THEM = "10.0.0.1", "10.0.0.2"
 PROVED = UNPROVED_BYTES + 1

@@ -20,7 +20,7 @@ from rlinf_actors.cluster.connect import Asked
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.net import head_records
 from rlinf_actors.net.discovery import endpoint_at, find_head, is_here, with_client_file
-from rlinf_actors.net.head_records import PREFIX, SOCKET, SUFFIX, Record, leave, look
+from rlinf_actors.net.head_records import PREFIX, SOCKET, SUFFIX, HeadRecord, find_records, publish
 from rlinf_actors.settings import CLIENT_CONFIG, HEAD, Settings
 
 
@@ -39,9 +39,9 @@ def run(settings):
     """Leaves records, as heads that run do."""
     ends = []
 
-    def start(kind: str, *endpoints: str, script: str = "", age_s: float = 0.0, pid: int = 4321) -> Record:
-        record = Record(kind, pid, time.time() - age_s, list(endpoints), script)
-        ends.append(leave(record, settings))
+    def start(kind: str, *endpoints: str, script: str = "", age_s: float = 0.0, pid: int = 4321) -> HeadRecord:
+        record = HeadRecord(kind, pid, time.time() - age_s, list(endpoints), script)
+        ends.append(publish(record, settings))
         return record
 
     yield start
@@ -115,15 +115,15 @@ def test_the_head_of_an_agentd_here_is_hinted_at_and_not_guessed(settings, run):
 
 
 def test_a_record_ends_with_its_process_or_before(settings):
-    remove = leave(Record("head", os.getpid(), time.time(), ["tcp://127.0.0.1:1"]), settings)
-    (path,) = (record.path for record in look(settings).records)
+    remove = publish(HeadRecord("head", os.getpid(), time.time(), ["tcp://127.0.0.1:1"]), settings)
+    (path,) = (record.path for record in find_records(settings).records)
     kept = Path(path).read_bytes()
     remove()
-    assert look(settings) == head_records.Seen(())
+    assert find_records(settings) == head_records.MachineRecords(())
     Path(path).write_bytes(kept)  # as kill -9 leaves it
     os.chmod(path, 0o600)
-    assert look(settings) == head_records.Seen(())
-    leave(Record("head", os.getpid(), time.time(), ["tcp://127.0.0.1:2"]), settings)()
+    assert find_records(settings) == head_records.MachineRecords(())
+    publish(HeadRecord("head", os.getpid(), time.time(), ["tcp://127.0.0.1:2"]), settings)()
     assert os.listdir(settings.heads_dir) == [], "the next head has removed it"
 
 
@@ -133,7 +133,7 @@ def test_that_of_a_unit_lies_in_its_own_directory_and_replaces_that_of_a_killed_
     unit_dir = tmp_path / "rlinf-head"
     unit_dir.mkdir()
     (unit_dir / f"{PREFIX}killed{SUFFIX}").write_bytes(b"{}")
-    remove = leave(Record("head", 1, 0.0, ["tcp://127.0.0.1:1"]), Settings(), str(unit_dir))
+    remove = publish(HeadRecord("head", 1, 0.0, ["tcp://127.0.0.1:1"]), Settings(), str(unit_dir))
     (name,) = os.listdir(unit_dir)
     assert "killed" not in name
     remove()
@@ -142,14 +142,14 @@ def test_that_of_a_unit_lies_in_its_own_directory_and_replaces_that_of_a_killed_
 def test_a_record_lies_somewhere_else_where_a_disk_is_full(settings, monkeypatch, tmp_path):
     monkeypatch.setattr(head_records, "PLACES", (f"{tmp_path}/no-such-disk", settings.heads_dir))
     usual = Settings(run_dir=settings.run_dir)
-    remove = leave(Record("head", 1, 0.0, ["tcp://127.0.0.1:1"]), usual)
+    remove = publish(HeadRecord("head", 1, 0.0, ["tcp://127.0.0.1:1"]), usual)
     assert len(os.listdir(settings.heads_dir)) == 1
     remove()
 
 
 def test_a_head_without_a_record_works_and_says_so(settings, monkeypatch, caplog):
     monkeypatch.setattr(head_records, "PLACES", ("/no-such-disk",))
-    leave(Record("head", 1, 0.0, ["tcp://127.0.0.1:1"]), Settings())()
+    publish(HeadRecord("head", 1, 0.0, ["tcp://127.0.0.1:1"]), Settings())()
     assert "`rlinf-actors estop` finds it by --head only" in caplog.text
 
 
@@ -157,9 +157,9 @@ def test_a_head_without_a_record_works_and_says_so(settings, monkeypatch, caplog
     ("content", "mode", "why"),
     [
         (b"{", 0o600, "truncated"),
-        (msgspec.json.encode(Record("other", 1, 0.0, ["tcp://x:1"])), 0o600, "a record of kind 'other'"),
-        (msgspec.json.encode(Record("head", 1, 0.0, [])), 0o600, "with 0 endpoints"),
-        (msgspec.json.encode(Record("head", 1, 0.0, ["tcp://x:1"])), 0o644, "others could have written it"),
+        (msgspec.json.encode(HeadRecord("other", 1, 0.0, ["tcp://x:1"])), 0o600, "a record of kind 'other'"),
+        (msgspec.json.encode(HeadRecord("head", 1, 0.0, [])), 0o600, "with 0 endpoints"),
+        (msgspec.json.encode(HeadRecord("head", 1, 0.0, ["tcp://x:1"])), 0o644, "others could have written it"),
     ],
 )
 def test_a_record_that_cannot_be_read_is_told_of(settings, content, mode, why):
@@ -168,7 +168,7 @@ def test_a_record_that_cannot_be_read_is_told_of(settings, content, mode, why):
         fcntl.flock(file, fcntl.LOCK_EX)
         os.write(file.fileno(), content)
         os.chmod(path, mode)
-        ((at, said),) = look(settings).unreadable
+        ((at, said),) = find_records(settings).unreadable
     assert at == path
     assert why in said
 
@@ -176,23 +176,23 @@ def test_a_record_that_cannot_be_read_is_told_of(settings, content, mode, why):
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
 def test_root_finds_the_heads_of_other_users_if_it_asks_for_them(settings, run):
     run("head", "tcp://127.0.0.1:1")
-    (path,) = (record.path for record in look(settings).records)
+    (path,) = (record.path for record in find_records(settings).records)
     os.chown(path, 12345, -1)
-    assert [record.user for record in look(settings, everybody=True).records] == [12345]
-    assert look(settings) == head_records.Seen((), (), (12345,))
+    assert [record.user for record in find_records(settings, everybody=True).records] == [12345]
+    assert find_records(settings) == head_records.MachineRecords((), (), (12345,))
 
 
-# --- what other users leave ---
+# --- what other users publish ---
 
 OTHER, THIRD = 61008, 61009
 root_only = pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
 ASK = """
 import sys
-from rlinf_actors.net.head_records import clear_stale, look
+from rlinf_actors.net.head_records import clear_stale, find_records
 from rlinf_actors.settings import Settings
 settings = Settings(heads_dir=sys.argv[1], run_dir=sys.argv[1])
 clear_stale(settings)
-print(look(settings, everybody=True))
+print(find_records(settings, everybody=True))
 """
 
 
@@ -243,7 +243,7 @@ def test_what_is_no_file_holds_up_nobody(shared, kind):
         with socket.socket(socket.AF_UNIX) as bound:
             bound.bind(path)
     os.chown(path, OTHER, OTHER, follow_symlinks=False)
-    assert looking(shared).strip() == repr(head_records.Seen(()))
+    assert looking(shared).strip() == repr(head_records.MachineRecords(()))
     assert os.path.lexists(path)
 
 
@@ -254,25 +254,25 @@ def test_what_is_no_file_holds_up_nobody(shared, kind):
         b"\xff\xfe" * 1000,
         b'{"kind":"head","x":' + b"[" * 60000,
         b"x" * 1_000_000,
-        msgspec.json.encode(Record("head", 1, 0.0, [f"tcp://127.0.0.1:{port}" for port in range(1, 1000)])),
+        msgspec.json.encode(HeadRecord("head", 1, 0.0, [f"tcp://127.0.0.1:{port}" for port in range(1, 1000)])),
     ],
     ids=["no text", "deep", "huge", "many endpoints"],
 )
 def test_a_record_of_another_user_that_is_none_is_told_of(shared, leaves, data):
     path = leaves("x", data)
-    seen = look(Settings(heads_dir=shared), everybody=True)
+    seen = find_records(Settings(heads_dir=shared), everybody=True)
     assert [at for at, _ in seen.unreadable] == [path]
-    assert look(Settings(heads_dir=shared)) == head_records.Seen((), (), (OTHER,))
+    assert find_records(Settings(heads_dir=shared)) == head_records.MachineRecords((), (), (OTHER,))
 
 
 @root_only
 def test_who_leaves_many_records_comes_after_us_and_by_turns_with_others(shared, leaves):
     for n in range(3):
-        leaves(str(n), msgspec.json.encode(Record("head", 1, 0.0, [f"tcp://127.0.0.1:{n + 1}"])))
-    leaves("third", msgspec.json.encode(Record("head", 1, 5.0, ["tcp://127.0.0.1:9"])), THIRD)
+        leaves(str(n), msgspec.json.encode(HeadRecord("head", 1, 0.0, [f"tcp://127.0.0.1:{n + 1}"])))
+    leaves("third", msgspec.json.encode(HeadRecord("head", 1, 5.0, ["tcp://127.0.0.1:9"])), THIRD)
     settings = Settings(heads_dir=shared)
-    remove = leave(Record("head", os.getpid(), time.time(), ["tcp://127.0.0.1:8"]), settings)
-    users = [record.user for record in look(settings, everybody=True).records]
+    remove = publish(HeadRecord("head", os.getpid(), time.time(), ["tcp://127.0.0.1:8"]), settings)
+    users = [record.user for record in find_records(settings, everybody=True).records]
     assert users == [os.getuid(), OTHER, THIRD, OTHER, OTHER]
     assert find_head(None, settings)[0] == "tcp://127.0.0.1:8", "other verbs follow no other user's record"
     remove()
@@ -284,8 +284,8 @@ def test_who_leaves_many_records_comes_after_us_and_by_turns_with_others(shared,
 def test_more_records_than_are_read_are_told_of(shared, leaves, monkeypatch):
     monkeypatch.setattr(head_records, "MAX_OF_OTHERS", 1)
     for n in range(3):
-        leaves(str(n), msgspec.json.encode(Record("head", 1, 0.0, [f"tcp://127.0.0.1:{n + 1}"])))
-    seen = look(Settings(heads_dir=shared), everybody=True)
+        leaves(str(n), msgspec.json.encode(HeadRecord("head", 1, 0.0, [f"tcp://127.0.0.1:{n + 1}"])))
+    seen = find_records(Settings(heads_dir=shared), everybody=True)
     assert len(seen.records) == 1
     assert [why for _, why in seen.unreadable] == [f"user {OTHER} has left more than 1"]
 
@@ -303,13 +303,13 @@ def test_a_directory_of_another_user_is_no_run_directory(shared):
 
 def test_no_record_hides_a_head_of_an_earlier_version_of_another_user(settings, listening, monkeypatch):
     directory = listening("a")
-    theirs = Record("head", 1, 0.0, ["ipc:///x", f"ipc://{directory}/{SOCKET}"])
+    theirs = HeadRecord("head", 1, 0.0, ["ipc:///x", f"ipc://{directory}/{SOCKET}"])
     Path(f"{settings.heads_dir}/{PREFIX}x{SUFFIX}").write_bytes(b"")
     real = os.lstat
     monkeypatch.setattr(head_records.os, "lstat", lambda path: _as_other(real(path), str(path)))
     monkeypatch.setattr(head_records.os, "geteuid", lambda: 0)
     monkeypatch.setattr(head_records, "_read", lambda path, owner: msgspec.structs.replace(theirs, user=owner))
-    seen = look(settings, everybody=True)
+    seen = find_records(settings, everybody=True)
     assert [record.endpoints for record in seen.records] == [[f"ipc://{directory}/{SOCKET}"], theirs.endpoints]
 
 
@@ -327,7 +327,7 @@ def test_a_socket_whose_queue_is_full_is_not_waited_for(settings, listening):
             one = ends.enter_context(socket.socket(socket.AF_UNIX))
             one.setblocking(False)
             full = one.connect_ex(path) != 0
-        assert [record.endpoints for record in look(settings).records] == [[f"ipc://{path}"]]
+        assert [record.endpoints for record in find_records(settings).records] == [[f"ipc://{path}"]]
 
 
 def test_the_name_of_a_head_elsewhere_is_not_resolved_to_compare_it(monkeypatch):
@@ -349,7 +349,7 @@ def test_a_script_is_named_without_its_interpreter(words, script):
     assert head_records.script_in(words) == script
 
 
-# --- heads of earlier versions, which leave no record ---
+# --- heads of earlier versions, which publish no record ---
 
 
 @pytest.fixture
@@ -381,7 +381,7 @@ def test_a_head_of_an_earlier_version_is_found_by_its_socket(settings, listening
     directory = listening("a")
     assert find_head(None, settings)[0] == f"ipc://{directory}/{SOCKET}"
     run("private", f"ipc://{directory}/{SOCKET}")
-    assert len(look(settings).records) == 1, "with a record it is not found twice"
+    assert len(find_records(settings).records) == 1, "with a record it is not found twice"
 
 
 def test_what_is_no_head_of_ours_is_not_found(settings, listening):
@@ -391,7 +391,7 @@ def test_what_is_no_head_of_ours_is_not_found(settings, listening):
     listening("open", mode=0o755)
     if os.getuid() == 0:
         os.chown(listening("theirs"), 12345, -1)
-    assert look(settings).records == ()
+    assert find_records(settings).records == ()
 
 
 # --- the client file ---

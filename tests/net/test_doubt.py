@@ -12,7 +12,7 @@ from keyed_kit import Guarded, guarded
 from tcp_kit import HOST, receive, tcp_server
 
 from rlinf_actors.errors import ClusterTimeoutError, WrongServerError
-from rlinf_actors.net.link import Found, secret_identity
+from rlinf_actors.net.link import Diagnosis, secret_identity
 from rlinf_actors.net.reachability import Doubt
 from rlinf_actors.net.rpc import ControlClient, KeyRefusedError
 from rlinf_actors.net.socket_security import Security
@@ -78,14 +78,14 @@ async def test_a_server_of_tls(world: Guarded) -> None:
 async def test_what_closes_each_connection_may_be_a_head_that_has_too_many(
     world: Guarded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked, identify = asyncio.Event(), ZmqNetwork.identify
+    looked, diagnose = asyncio.Event(), ZmqNetwork.diagnose
 
-    async def watched(network: ZmqNetwork, endpoint: str) -> Found:
-        found = await identify(network, endpoint)
+    async def watched(network: ZmqNetwork, endpoint: str) -> Diagnosis:
+        found = await diagnose(network, endpoint)
         looked.set()
         return found
 
-    monkeypatch.setattr(ZmqNetwork, "identify", watched)
+    monkeypatch.setattr(ZmqNetwork, "diagnose", watched)
     async with program(b"") as endpoint:
         asking = Asking(world, endpoint)
         await asyncio.wait_for(looked.wait(), 20)
@@ -116,10 +116,10 @@ async def test_a_look_that_fails_is_told_and_the_next_handshake_looks_again(monk
     monkeypatch.setattr("rlinf_actors.net.reachability.SURE_S", 0.0)
     loop, told, other = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
     loop.set_exception_handler(lambda _, context: told.set() if isinstance(context["exception"], KeyError) else None)
-    looks: list[Exception | Found] = [KeyError("a bug"), Found.OTHER]
+    looks: list[Exception | Diagnosis] = [KeyError("a bug"), Diagnosis.OTHER]
 
     class Eyes:
-        async def identify(self, endpoint: str) -> Found:
+        async def diagnose(self, endpoint: str) -> Diagnosis:
             look = looks.pop(0)
             if isinstance(look, Exception):
                 raise look

@@ -218,10 +218,10 @@ async def test_a_request_to_a_channel_that_fails_is_refused_and_others_go_on(wir
 
 async def test_a_message_that_is_lost_by_a_bug_ends_the_link_at_both_ends(wire, reported):
     pair = Pair(wire)
-    pair.server.serve((frames.Message,), broken)
+    pair.server.serve((frames.UserMessage,), broken)
     told = asyncio.get_running_loop().create_future()
     pair.peer.on_gone(told.set_result)
-    pair.peer.send(frames.Message(1, 0, "a:0", "a-0", "", 10))
+    pair.peer.send(frames.UserMessage(1, 0, "a:0", "a-0", "", 10))
     error = await asyncio.wait_for(told, 10)
     assert isinstance(error, InternalError)
     assert pair.lost == ["a-0"]

@@ -10,9 +10,9 @@ from scarce_kit import descriptors_left
 from tcp_kit import HOST, receive, tcp_server
 
 from rlinf_actors.net import reachability
-from rlinf_actors.net.link import Found, Sight
+from rlinf_actors.net.link import Diagnosis, Reachability
 from rlinf_actors.net.memory_network import MemoryNetwork
-from rlinf_actors.net.reachability import identify, look_at
+from rlinf_actors.net.reachability import diagnose, look_at
 
 
 @pytest.fixture
@@ -28,44 +28,44 @@ def endpoint(listener):
 
 async def test_a_process_that_listens_and_takes_no_connection_is_there(listener):
     listener.listen(1)  # nobody accepts: the kernel answers, as for a stopped process
-    assert await look_at(endpoint(listener)) is Sight.LISTENS
+    assert await look_at(endpoint(listener)) is Reachability.LISTENS
 
 
 async def test_a_port_that_nobody_listens_on_is_refused(listener):
-    assert await look_at(endpoint(listener)) is Sight.REFUSED
+    assert await look_at(endpoint(listener)) is Reachability.REFUSED
 
 
 async def test_a_machine_that_does_not_answer_is_silent(listener):
     listener.listen(0)
     with socket.create_connection(listener.getsockname()):  # the queue is full: the kernel drops what comes now
-        assert await look_at(endpoint(listener), 0.05) is Sight.SILENT
+        assert await look_at(endpoint(listener), 0.05) is Reachability.SILENT
 
 
 async def test_who_cannot_look_calls_nobody_silent(listener, caplog):
     with descriptors_left(0):
-        assert await look_at(endpoint(listener)) is Sight.LISTENS
+        assert await look_at(endpoint(listener)) is Reachability.LISTENS
     assert "raise both with 'ulimit -n 65536'" in caplog.text
 
 
 async def test_unix_sockets_are_never_silent(tmp_path):
     path = str(tmp_path / "s")
-    assert await look_at(f"ipc://{path}") is Sight.REFUSED
+    assert await look_at(f"ipc://{path}") is Reachability.REFUSED
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
-        assert await look_at(f"ipc://{path}") is Sight.REFUSED
+        assert await look_at(f"ipc://{path}") is Reachability.REFUSED
         listener.listen(0)
-        assert await look_at(f"ipc://{path}") is Sight.LISTENS
+        assert await look_at(f"ipc://{path}") is Reachability.LISTENS
         with socket.socket(socket.AF_UNIX) as first:
             first.setblocking(False)
             first.connect_ex(path)
-            assert await look_at(f"ipc://{path}", 0.05) is Sight.LISTENS
+            assert await look_at(f"ipc://{path}", 0.05) is Reachability.LISTENS
 
 
 async def test_the_memory_transport_has_dark_endpoints_too(network_here):
     network_here.listener(lambda *message: None).bind("tcp://here:1")
     network_here.dark.add("tcp://there:1")
-    found = [await network_here.look(f"tcp://{name}:1", 0.0) for name in ("here", "there", "nowhere")]
-    assert found == [Sight.LISTENS, Sight.SILENT, Sight.REFUSED]
+    found = [await network_here.check_reachability(f"tcp://{name}:1", 0.0) for name in ("here", "there", "nowhere")]
+    assert found == [Reachability.LISTENS, Reachability.SILENT, Reachability.REFUSED]
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def patient(monkeypatch):
         monkeypatch.setattr(reachability, name, 10.0)
 
 
-async def speaks(said: bytes, stays: bool) -> Found:
+async def speaks(said: bytes, stays: bool) -> Diagnosis:
     """How a program looks that says that, and then closes the connection or not."""
     served = asyncio.Event()
 
@@ -95,7 +95,7 @@ async def speaks(said: bytes, stays: bool) -> Found:
         served.set()
 
     async with tcp_server(serve) as port:
-        found = await identify(f"tcp://{HOST}:{port}")
+        found = await diagnose(f"tcp://{HOST}:{port}")
         await asyncio.wait_for(served.wait(), 10)
         return found
 
@@ -106,36 +106,36 @@ MARK = b"\xff" + bytes(8) + b"\x7f\x03\x01"
 @pytest.mark.parametrize(
     ("said", "stays", "found"),
     [
-        (b"", True, Found.MUTE),  # a web server, which waits for a request
-        (b"", False, Found.CLOSES),
-        (b"SSH-2.0-OpenSSH_9.2\r\n", True, Found.OTHER),
-        (b"\x15\x03\x01\x00\x02\x02\x46", False, Found.OTHER),  # TLS: an alert
-        (MARK + b"CURVE".ljust(52, b"\0"), True, Found.KEYED),
-        (MARK + b"CURVE".ljust(52, b"\0"), False, Found.CLOSES),  # a head that has too many
-        (MARK + b"NULL".ljust(52, b"\0"), True, Found.PLAIN),
-        (MARK, True, Found.MUTE),
-        (MARK, False, Found.CLOSES),
+        (b"", True, Diagnosis.MUTE),  # a web server, which waits for a request
+        (b"", False, Diagnosis.CLOSES),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", True, Diagnosis.OTHER),
+        (b"\x15\x03\x01\x00\x02\x02\x46", False, Diagnosis.OTHER),  # TLS: an alert
+        (MARK + b"CURVE".ljust(52, b"\0"), True, Diagnosis.KEYED),
+        (MARK + b"CURVE".ljust(52, b"\0"), False, Diagnosis.CLOSES),  # a head that has too many
+        (MARK + b"NULL".ljust(52, b"\0"), True, Diagnosis.PLAIN),
+        (MARK, True, Diagnosis.MUTE),
+        (MARK, False, Diagnosis.CLOSES),
     ],
 )
 async def test_who_listens_is_seen_by_its_first_bytes(said, stays, found, monkeypatch):
     if stays:  # nothing comes that ends the wait
-        monkeypatch.setattr(reachability, "SPEAKS_S" if found is Found.MUTE else "STAYS_S", 0.1)
+        monkeypatch.setattr(reachability, "SPEAKS_S" if found is Diagnosis.MUTE else "STAYS_S", 0.1)
     assert await speaks(said, stays) is found
 
 
 async def test_nobody_and_silence_are_told_apart(listener, monkeypatch):
-    assert await identify(endpoint(listener)) is Found.NOBODY
-    assert await identify("tcp://nosuch.invalid:1") is Found.NAMELESS
+    assert await diagnose(endpoint(listener)) is Diagnosis.NOBODY
+    assert await diagnose("tcp://nosuch.invalid:1") is Diagnosis.NAMELESS
     listener.listen(0)
     with socket.create_connection(listener.getsockname()):
         monkeypatch.setattr(reachability, "ANSWERS_S", 0.05)
-        assert await identify(endpoint(listener)) is Found.SILENT
+        assert await diagnose(endpoint(listener)) is Diagnosis.SILENT
 
 
 async def test_of_a_unix_socket_only_whether_anybody_listens(tmp_path):
     path = str(tmp_path / "s")
-    assert await identify(f"ipc://{path}") is Found.NOBODY
+    assert await diagnose(f"ipc://{path}") is Diagnosis.NOBODY
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen(1)
-        assert await identify(f"ipc://{path}") is Found.MUTE
+        assert await diagnose(f"ipc://{path}") is Diagnosis.MUTE

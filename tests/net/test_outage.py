@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import random
 
-from rlinf_actors.net.failure_detection import REMIND_S, RETRY_MAX_S, RETRY_MIN_S, Outage
+from rlinf_actors.net.failure_detection import REMIND_S, RETRY_MAX_S, RETRY_MIN_S, ReconnectBackoff
 
 
 def test_pauses_double_to_a_bound_and_begin_anew():
-    outage = Outage(lambda: 0.0)
-    pauses = [outage.pause() for _ in range(6)]
+    backoff = ReconnectBackoff(lambda: 0.0)
+    pauses = [backoff.pause() for _ in range(6)]
     assert pauses == [RETRY_MIN_S, 2 * RETRY_MIN_S, 4 * RETRY_MIN_S, 8 * RETRY_MIN_S, RETRY_MAX_S, RETRY_MAX_S]
-    outage.over(0.0)
-    assert outage.pause() == RETRY_MIN_S
+    backoff.recovered(0.0)
+    assert backoff.pause() == RETRY_MIN_S
 
 
 def test_one_line_at_its_begin_one_a_minute_and_its_length_at_the_end():
-    outage = Outage(lambda: 0.0)
+    backoff = ReconnectBackoff(lambda: 0.0)
     said = {}
     for now in range(1000, 1150, 3):
-        text = outage.failed(float(now), "gone")
+        text = backoff.failed(float(now), "gone")
         if text:
             said[now - 1000] = text
     assert said == {0: "gone", 60: "gone (for 60 s now)", 120: "gone (for 120 s now)"}
-    assert outage.over(1150.0) == 150.0
-    assert outage.over(1151.0) is None
+    assert backoff.recovered(1150.0) == 150.0
+    assert backoff.recovered(1151.0) is None
     assert REMIND_S == 60.0
 
 
@@ -32,9 +32,9 @@ def test_a_thousand_that_lost_the_head_at_one_moment_do_not_come_back_at_one():
     rng = random.Random(5)
     tries = []
     for _ in range(1000):
-        outage, now = Outage(rng.random), 0.0
+        backoff, now = ReconnectBackoff(rng.random), 0.0
         while now < 60.0:
-            now += outage.pause()
+            now += backoff.pause()
             tries.append(now)
     late = [at for at in tries if 10.0 <= at < 60.0]
     busiest = max(sum(start <= at < start + 0.1 for at in late) for start in range(10, 59))

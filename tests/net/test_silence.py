@@ -6,14 +6,14 @@ import math
 
 import pytest
 
-from rlinf_actors.net.failure_detection import Silence
+from rlinf_actors.net.failure_detection import FailureDetector
 
 BEAT, LEASE, GRACE = 1.0, 10.0, 120.0
 
 
 class Kit:
     def __init__(self, looks: bool = True) -> None:
-        self.silence = Silence(GRACE, looks)
+        self.silence = FailureDetector(GRACE, looks)
         self.now = 1000.0
         self.silence.heard(self.now)
         self.began = self.now
@@ -29,20 +29,20 @@ class Kit:
             self.now = max(self.now, min(ends, self.silence.next_deadline()))
             if self.now >= ends:
                 ends = math.inf
-                self.silence.looked(there, self.now)
+                self.silence.checked(there, self.now)
             verdict = self.silence.verdict(self.now)
             if verdict is not None:
                 return verdict
-            if self.silence.look(self.now):
+            if self.silence.should_check(self.now):
                 ends = self.now + took
 
 
 def test_nothing_is_asked_before_three_beats_are_missed():
     kit = Kit()
     assert kit.silence.next_deadline() == kit.now + 3
-    assert not kit.silence.look(kit.now + 2.9)
-    assert kit.silence.look(kit.now + 3)
-    assert not kit.silence.look(kit.now + 3.1), "one look at a time"
+    assert not kit.silence.should_check(kit.now + 2.9)
+    assert kit.silence.should_check(kit.now + 3)
+    assert not kit.silence.should_check(kit.now + 3.1), "one look at a time"
     assert kit.silence.next_deadline() == kit.now + GRACE
 
 
@@ -64,8 +64,8 @@ def test_a_head_whose_machine_answers_has_its_grace():
 def test_a_machine_that_answered_once_and_then_no_more_is_cut_off_a_lease_later():
     kit = Kit()
     kit.now += 3
-    assert kit.silence.look(kit.now)
-    kit.silence.looked(True, kit.now)
+    assert kit.silence.should_check(kit.now)
+    kit.silence.checked(True, kit.now)
     kit.until_it_speaks(there=False)
     assert kit.passed == 3 + LEASE
 
@@ -74,8 +74,8 @@ def test_one_look_that_was_lost_says_nothing():
     kit = Kit()
     for there in (False, False, True) * 5:
         kit.now = kit.silence.next_deadline()
-        assert kit.silence.look(kit.now)
-        kit.silence.looked(there, kit.now)
+        assert kit.silence.should_check(kit.now)
+        kit.silence.checked(there, kit.now)
         assert kit.silence.verdict(kit.now) is None
     assert kit.passed > LEASE
 
@@ -83,9 +83,9 @@ def test_one_look_that_was_lost_says_nothing():
 def test_a_word_of_the_head_ends_the_silence_also_while_a_look_is_under_way():
     kit = Kit()
     kit.now += 9
-    assert kit.silence.look(kit.now)
+    assert kit.silence.should_check(kit.now)
     kit.silence.heard(kit.now + 0.5)
-    kit.silence.looked(False, kit.now + 2)
+    kit.silence.checked(False, kit.now + 2)
     assert kit.silence.verdict(kit.now + 3) is None
     assert not kit.silence.suspected(kit.now + 2)
 
@@ -93,16 +93,16 @@ def test_a_word_of_the_head_ends_the_silence_also_while_a_look_is_under_way():
 def test_the_last_look_is_waited_for_if_no_other_has_ended():
     kit = Kit()
     kit.now += 9.5  # a loop that was busy
-    assert kit.silence.look(kit.now)
+    assert kit.silence.should_check(kit.now)
     assert kit.silence.verdict(kit.now + 1) is None
-    kit.silence.looked(False, kit.now + 2)
+    kit.silence.checked(False, kit.now + 2)
     assert kit.silence.verdict(kit.now + 2) is not None
 
 
 def test_while_we_stood_still_nobody_was_silent():
     kit = Kit()
     kit.now += 63
-    kit.silence.stood_still(60, kit.now)
+    kit.silence.stalled(60, kit.now)
     assert kit.silence.verdict(kit.now) is None
     assert kit.silence.seconds(kit.now) == 3
     assert kit.silence.next_deadline() == kit.now + BEAT, "first what waits to be read"
@@ -111,14 +111,14 @@ def test_while_we_stood_still_nobody_was_silent():
 def test_a_stall_that_was_seen_late_puts_nothing_into_the_future():
     kit = Kit()
     kit.silence.heard(kit.now + 60)  # read before the timer that shows the stall
-    kit.silence.stood_still(57, kit.now + 60)
+    kit.silence.stalled(57, kit.now + 60)
     assert kit.silence.seconds(kit.now + 60) == 0
 
 
 def test_who_does_not_look_has_the_grace_alone():
     kit = Kit(looks=False)
     assert kit.silence.next_deadline() == kit.now + GRACE
-    assert not kit.silence.look(kit.now + 100)
+    assert not kit.silence.should_check(kit.now + 100)
 
 
 def test_a_short_lease_is_looked_after_at_half():
@@ -131,4 +131,4 @@ def test_a_short_lease_is_looked_after_at_half():
 
 
 def test_before_the_first_word_there_is_no_deadline_but_the_grace():
-    assert Silence(math.inf).next_deadline() == math.inf
+    assert FailureDetector(math.inf).next_deadline() == math.inf

@@ -404,13 +404,13 @@ class TestSilence:
     async def test_a_look_that_fails_by_a_bug_is_told_and_made_again(self, ends):
         reported: list = []
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context["exception"]))
-        look = ends.network.look
+        look = ends.network.check_reachability
 
         async def fails_once(endpoint, timeout_s):
-            ends.network.look = look
+            ends.network.check_reachability = look
             raise ValueError("a bug")
 
-        ends.network.look = fails_once
+        ends.network.check_reachability = fails_once
         await ends.welcome(0.01, lease_s=0.1)
         ends.network.cut(ends.link.identity)
         ends.network.dark.add(ends.endpoint)
@@ -464,7 +464,7 @@ class TestSilence:
         ends.network.dark.add(ends.endpoint)
         await ends.welcome(0.01, lease_s=0.02)
         await asyncio.wait_for(self.cut(ends.network).wait(), 10)
-        assert ends.link._silence.next_deadline() > asyncio.get_running_loop().time() + 100
+        assert ends.link._detector.next_deadline() > asyncio.get_running_loop().time() + 100
 
     def cut(self, network):
         """Lose everything; set when a hello was lost."""

@@ -8,7 +8,7 @@ import pytest
 from fake_worker import FakeWorker, Waiter
 
 from rlinf_actors.errors import NodeLostError
-from rlinf_actors.net.link import Sight
+from rlinf_actors.net.link import Reachability
 from rlinf_actors.runtime import node_reachability
 from rlinf_actors.runtime.node_reachability import NodeReachability
 from rlinf_actors.runtime.remote_group import RemoteGroup
@@ -53,7 +53,7 @@ async def test_a_bug_ends_no_watch(network, far, monkeypatch, what):
     reported: list = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context["exception"]))
     _, peer, watch = far
-    owner, name = (network, "look") if what == "look" else (watch, "_awaited")
+    owner, name = (network, "check_reachability") if what == "look" else (watch, "_awaited")
     working = getattr(owner, name)
 
     def fails_once(*_):
@@ -72,7 +72,7 @@ async def test_a_bug_ends_no_watch(network, far, monkeypatch, what):
 def looks(network, before_its_end=lambda: None):
     """What every look from now on has found."""
     found: asyncio.Queue = asyncio.Queue()
-    look = network.look
+    look = network.check_reachability
 
     async def watched(endpoint, timeout_s):
         sight = await look(endpoint, timeout_s)
@@ -80,7 +80,7 @@ def looks(network, before_its_end=lambda: None):
         found.put_nowait(sight)
         return sight
 
-    network.look = watched
+    network.check_reachability = watched
     return found
 
 
@@ -90,9 +90,9 @@ async def test_who_listens_or_has_just_ended_is_not_cut_off(network, far):
     call = Waiter()
     peer.open(call)
     for _ in range(5):  # several leases
-        assert await asyncio.wait_for(found.get(), 10) is Sight.LISTENS
+        assert await asyncio.wait_for(found.get(), 10) is Reachability.LISTENS
     worker._listener.close()  # the head will tell
-    while await asyncio.wait_for(found.get(), 10) is not Sight.REFUSED:
+    while await asyncio.wait_for(found.get(), 10) is not Reachability.REFUSED:
         pass
     assert call.error is None
 
@@ -108,7 +108,7 @@ async def test_what_comes_shows_that_the_way_is_open_although_looks_are_lost(net
     call = Waiter()
     peer.open(call)
     for _ in range(10):  # several leases
-        assert await asyncio.wait_for(found.get(), 10) is Sight.SILENT
+        assert await asyncio.wait_for(found.get(), 10) is Reachability.SILENT
     assert call.error is None
 
 

@@ -14,7 +14,7 @@ from rlinf_actors.security import keyfile
 from rlinf_actors.security import keyfile as own
 from rlinf_actors.security.keyfile import KeyFile
 from rlinf_actors.security.keypair import KeyPair
-from rlinf_actors.security.public_key import is_key
+from rlinf_actors.security.members import is_key
 from rlinf_actors.settings import Settings
 
 HEAD = KeyPair.make()

@@ -114,7 +114,7 @@ def test_who_may_vouch():
                 if name == "AuthenticatedParts" and node.args:
                     makers.add(where)
     assert makers == {
-        "rlinf_actors/wire/authenticated.py", "rlinf_actors/wire/failure.py", "rlinf_actors/runtime/peer.py",
+        "rlinf_actors/wire/payload.py", "rlinf_actors/wire/failure.py", "rlinf_actors/runtime/peer.py",
         "rlinf_actors/worker/server.py", "rlinf_actors/worker/membership.py",
     }  # fmt: skip
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from rlinf_actors.wire.limits import deadline, waiting
+from rlinf_actors.wire.protocol import deadline, waiting
 
 NO_NUMBERS = [math.nan, "5", b"5", [], object(), 10**400]
 

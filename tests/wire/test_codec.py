@@ -278,7 +278,7 @@ FRAMES = [
     frames.ChildEnded(5, "w-0_1", ExitReport("signalled", signal=9)),
     frames.Memory(17, 5, 1, 99, 4096, True),
     frames.Dropped([1, 2]),
-    frames.Message(4, 1, "a:0", "w-0", "", 1000),
+    frames.UserMessage(4, 1, "a:0", "w-0", "", 1000),
     frames.Held(4, 1),
     frames.Returned(4, 1000),
     frames.ChannelPut(5, b"k", 1.5, True),
@@ -294,7 +294,7 @@ FRAMES = [
     frames.ChannelShow(13, "drain", b"k"),
     frames.ChannelRelease(14, 12),
     frames.ChannelRelease(0, 12, "ValueError: no"),
-    frames.Message(
+    frames.UserMessage(
         4, 1, "a:0", "w-0", "", 1000,
         frames.Cargo(5, 1, [frames.TensorHeader("bool", [2, 3], False, "cuda", "ipc", b"h", 8)], 1, "nccl", "h:1",
         [None, 4]),

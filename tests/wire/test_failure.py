@@ -17,7 +17,7 @@ import pytest
 from rlinf_actors import errors
 from rlinf_actors.errors import CallTimeoutError, ConfigError, UsageError, WorkerError, WorkerStartError
 from rlinf_actors.wire import failure, frames
-from rlinf_actors.wire.authenticated import AuthenticatedParts
+from rlinf_actors.wire.payload import AuthenticatedParts
 
 
 def raised(error: BaseException) -> BaseException:

@@ -13,8 +13,8 @@ from test_codec import BODIES, FRAMES
 from rlinf_actors.net import framing
 from rlinf_actors.security.job import job_pair
 from rlinf_actors.wire import control_codec, frames, payload
-from rlinf_actors.wire.authenticated import AuthenticatedParts
 from rlinf_actors.wire.control_codec import Failed, Notice, Reply, Request
+from rlinf_actors.wire.payload import AuthenticatedParts
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAIN = [None, True, 7, -(2**63), 2**64 - 1, 1.5, "text", b"bytes"]

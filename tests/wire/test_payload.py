@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from rlinf_actors.errors import ProtocolMismatchError, SerializationError
 from rlinf_actors.wire import payload
-from rlinf_actors.wire.authenticated import AuthenticatedParts
+from rlinf_actors.wire.payload import AuthenticatedParts
 
 
 def there(value):
@@ -233,7 +233,7 @@ class TestByValue:
 
             code = (
                 "import sys; from rlinf_actors.wire.payload import decode; "
-                "from rlinf_actors.wire.authenticated import *; "
+                "from rlinf_actors.wire.payload import *; "
             )
             code += "print(decode(AuthenticatedParts([sys.stdin.buffer.read()]))[0].double())"
             sys.exit(subprocess.run([sys.executable, "-c", code], input=parts[0], check=True).returncode)
@@ -321,7 +321,7 @@ def test_module_that_is_missing_here_is_an_import_error():
 def test_encoding_plain_values_loads_neither_cloudpickle_nor_torch():
     code = (
         "import sys; from rlinf_actors.wire import payload as p; "
-        "from rlinf_actors.wire.authenticated import AuthenticatedParts as V; "
+        "from rlinf_actors.wire.payload import AuthenticatedParts as V; "
         "p.decode(V(p.encode([1, {'x': (2,)}]))); p.decode_call(V(p.encode_call((1,), {'a': b'2'}))); "
         "print({'cloudpickle', 'torch', 'numpy', 'zmq'} & set(sys.modules))"
     )

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from rlinf_actors.wire import payload  # noqa: E402
-from rlinf_actors.wire.authenticated import AuthenticatedParts  # noqa: E402
+from rlinf_actors.wire.payload import AuthenticatedParts  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -16,7 +16,7 @@ import worker_kit
 
 from rlinf_actors.errors import CallTimeoutError, SerializationError, UsageError, WorkerError
 from rlinf_actors.wire import payload
-from rlinf_actors.wire.authenticated import AuthenticatedParts
+from rlinf_actors.wire.payload import AuthenticatedParts
 from rlinf_actors.worker.executors import BesideExecutor, LoopExecutor, SerialExecutor, ThreadsExecutor, uses_event_loop
 from rlinf_actors.worker.invocation import Invocation
 from rlinf_actors.worker.worker import Worker
@@ -721,7 +721,7 @@ def test_an_error_of_ours_on_another_thread_ends_the_worker(kind, rlinf_leak_che
 FORKS_WHILE_WOKEN = """
 import asyncio, os, queue, select, threading
 from rlinf_actors.wire import payload
-from rlinf_actors.wire.authenticated import AuthenticatedParts
+from rlinf_actors.wire.payload import AuthenticatedParts
 from rlinf_actors.worker.executors import LoopExecutor
 from rlinf_actors.worker.invocation import Invocation
 

@@ -496,7 +496,7 @@ def test_a_native_loop_that_reads_the_page_stops_with_the_lease(tmp_path, librar
 
 
 STREAMS = """
-from rlinf_actors.wire.authenticated import AuthenticatedParts
+from rlinf_actors.wire.payload import AuthenticatedParts
 from rlinf_actors.worker.executors import BesideExecutor, SerialExecutor
 from rlinf_actors.worker.invocation import Invocation
 from rlinf_actors.worker.standstill import Unwound

@@ -16,8 +16,8 @@ from rlinf_actors.net.memory_network import MemoryNetwork
 from rlinf_actors.runtime.head_session import WatchedClients
 from rlinf_actors.testing import faults
 from rlinf_actors.wire import frames, payload
-from rlinf_actors.wire.authenticated import AuthenticatedParts
 from rlinf_actors.wire.client_messages import WatchClients
+from rlinf_actors.wire.payload import AuthenticatedParts
 from rlinf_actors.wire.protocol import OLDEST, PROTOCOL
 from rlinf_actors.worker.server import FarPeers, WorkerServer
 

@@ -8,7 +8,7 @@ import threading
 from typing import Any
 
 from rlinf_actors.wire import failure, frames, payload
-from rlinf_actors.wire.authenticated import AuthenticatedParts
+from rlinf_actors.wire.payload import AuthenticatedParts
 from rlinf_actors.worker.invocation import Invocation
 
 
