@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import resource
 from collections.abc import Iterator
@@ -10,9 +11,11 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def descriptors_left(count: int) -> Iterator[None]:
-    """This process can open so many more."""
+    """Limit this process to *count* more descriptors. The collector is off: what it closes would be one more."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken: list[int] = []
+    gc.collect()
+    gc.disable()
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(int(fd) for fd in os.listdir("/proc/self/fd")) + 20, hard))
         with contextlib.suppress(OSError):
@@ -22,6 +25,7 @@ def descriptors_left(count: int) -> Iterator[None]:
             os.close(taken.pop())
         yield
     finally:
+        gc.enable()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         for fd in taken:
             os.close(fd)
