@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
+import faulthandler
 import gc
 import importlib.util
 import os
@@ -18,6 +20,10 @@ from nightly import Figures, Tally
 from virtual_time import VirtualLoop
 
 from rlinf_actors.testing import pytest_plugin
+
+LONG_SUITES = frozenset({"benchmarks", "chaos", "compat", "fuzz", "soak", "typing"})
+"""Directories whose tests are not quick, though most of them run in one process."""
+STDERR = pytest.StashKey[int]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -39,6 +45,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if path := config.getoption("figures"):
         config.pluginmanager.register(Tally(Figures("", path)))
     pace.slowness = config.getoption("slowness")
+    with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        config.stash[STDERR] = os.dup(2)
+    config.add_cleanup(lambda: os.close(config.stash[STDERR]))
     # by default an example fails that takes 0.2 s, on a machine that stands still for a moment too
     hypothesis.settings.register_profile(
         "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
@@ -76,9 +85,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--chaos-seed", type=int, help="of the chaos: the faults of an earlier run; by default new ones")
 
 
+@pytest.hookimpl(tryfirst=True)  # `-m quick` sees the mark
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests that need torch are left out where it is not installed; where CI is set, only if that is asked for."""
+    """Mark what is quick. Skip the tests that need torch where it is missing; where CI is set, only if asked to."""
     for item in items:
+        slow = any(item.get_closest_marker(name) for name in ("live", "netns", "gpu", "slow"))
+        if not slow and LONG_SUITES.isdisjoint(item.path.parts):
+            item.add_marker(pytest.mark.quick)
         if item.get_closest_marker("live") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(pace.LIVE_TIMEOUT_S))
     marked = [item for item in items if item.get_closest_marker("torch")]
@@ -103,13 +116,31 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Templates import torch for tests that need it, and not for all because this process has it for some of them: it
-    takes longer than the rest of most of these tests.
+    """Let templates import torch only for tests that need it: it takes longer than the rest of most tests.
+
+    Also end the run, with the stacks of all threads, if a test outlives its timeout and its cleanup. pytest-timeout
+    raises in the main thread at the timeout, once: it does not end a thread that is in C, nor fixtures that hang too.
     """
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, ending_the_run(item):
         if item.get_closest_marker("live") and not item.get_closest_marker("torch"):
             patch.setattr("rlinf_actors.group.launcher.PRELOADED", ("numpy",))
         return (yield)
+
+
+@contextlib.contextmanager
+def ending_the_run(item: pytest.Item) -> Iterator[None]:
+    """End the process if *item* is not over some time after its timeout."""
+    marker = item.get_closest_marker("timeout")
+    given = item.config.getoption("timeout")
+    seconds = marker.args[0] if marker else float(item.config.getini("timeout") if given is None else given)
+    if not seconds or item.config.getoption("usepdb"):
+        yield
+        return
+    faulthandler.dump_traceback_later(seconds + pace.CLEANUP_S, exit=True, file=item.config.stash[STDERR])
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:

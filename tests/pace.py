@@ -20,6 +20,8 @@ PATIENCE_S = 60.0
 """For what must come: it costs nothing where that comes, and a machine may be ten times slower than ours."""
 LIVE_TIMEOUT_S = 120.0
 """A live test that takes longer hangs. They take up to some seconds on a quiet machine."""
+CLEANUP_S = 120.0
+"""How long the fixtures of a test that hangs may take to clean up, before the whole run ends with all its stacks."""
 
 
 def timers(**seconds: float) -> dict[str, dict[str, float]]:

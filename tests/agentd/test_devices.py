@@ -4,11 +4,14 @@ import asyncio
 import os
 import signal
 
+import pytest
 from children_kit import children, order, spec
 
 from agentd.device_locks import DeviceLocks
 from rlinf_actors.wire import template_protocol
 from rlinf_actors.wire.values import HardwareReport, ResourceReport
+
+pytestmark = pytest.mark.slow
 
 GPUS = [ResourceReport("NV_GPU", [HardwareReport("NV_GPU", "A800", {"index": n, "uuid": f"u{n}"}) for n in range(2)])]
 

@@ -16,6 +16,8 @@ from rlinf_actors.hardware.probe_report import ProbeReport
 from rlinf_actors.hardware.robots.scan import FoundCamera, RobotScan
 from rlinf_actors.wire.values import HardwareReport, ResourceReport
 
+pytestmark = pytest.mark.slow
+
 REPORT = ProbeReport(
     'lab "3"', 8, 2**36, "3.11.7", "/usr/bin/python3",
     resources=[ResourceReport("NV_GPU", [HardwareReport("NV_GPU", "H200", {"index": i}) for i in range(2)])],

@@ -42,6 +42,7 @@ def bare(source: str) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_no_task_is_made_without_an_owner():
     found = {str(path.relative_to(ROOT)): bare(path.read_text()) for path in FILES}
     idle = [path for path in OWNERS if not found[path]]

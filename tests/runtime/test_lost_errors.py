@@ -14,6 +14,8 @@ import pytest
 
 from rlinf_actors.runtime.lost_errors import GRACE_S, LOOP_PATIENCE_S, LostErrors
 
+pytestmark = pytest.mark.slow
+
 
 class Result:
     """A failed call. `loop` is None: it was made without one."""

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(path for top in ("rlinf_actors", "agentd") for path in (ROOT / top).rglob("*.py"))
 

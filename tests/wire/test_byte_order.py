@@ -5,7 +5,11 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
 from rlinf_actors.wire import frames
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(path for top in ("rlinf_actors", "agentd") for path in (ROOT / top).rglob("*.py"))

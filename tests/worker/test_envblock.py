@@ -14,6 +14,8 @@ import pytest
 from rlinf_actors import NodePlacementStrategy, Worker, environ_block
 from rlinf_actors.testing import LocalCluster
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 LIBC = ctypes.CDLL(None)
 LIBC.getenv.restype = ctypes.c_char_p

@@ -23,6 +23,8 @@ from rlinf_actors import procfs
 from rlinf_actors.settings import WORKER_MARK
 from rlinf_actors.wire import template_protocol
 
+pytestmark = pytest.mark.slow
+
 LEASE_S = 2.0 * pace.slowness
 LONG_S = 600.0
 BEATS = 8
