@@ -72,11 +72,6 @@ def test_each_hang_of_one_process_fails_its_own_test(tmp_path):
             task = asyncio.ensure_future(asyncio.sleep(100))
             await asyncio.gather(task, asyncio.sleep(100))
 
-        @pytest.mark.virtual_time
-        async def test_virtual_time():
-            while True:
-                await asyncio.sleep(0.001)
-
         @pytest.fixture
         def hanging():
             time.sleep(100)
@@ -97,7 +92,7 @@ def test_each_hang_of_one_process_fails_its_own_test(tmp_path):
         """,
     )
     assert code == 1, output
-    assert "11 failed, 2 passed, 2 errors" in output, output
+    assert "10 failed, 2 passed, 2 errors" in output, output
 
 
 @pytest.mark.slow
