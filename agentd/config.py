@@ -10,17 +10,20 @@ This agentd's key, and what it means for its sockets and its name.
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from rlinf_actors.cgroups import roots
 from rlinf_actors.compat import tomllib
+from rlinf_actors.conversion import convert
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.net.host import DEFAULT_LISTEN, endpoint_of, split_address
 from rlinf_actors.net.socket_security import Security, key_at
@@ -33,41 +36,82 @@ log = logging.getLogger(__name__)
 
 DEFAULT_FILE = Path("/etc/rlinf-actors/agentd.toml")
 
-KEYS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
-    "head": {"listen": str, "connect": str},
-    "node": {"name": str, "id": str, "rank": int, "ip": str, "labels": dict, "env": dict},
-    "security": {"key_file": str, "head_key": str},
-    "paths": {"run_dir": str, "log_dir": str, "state_dir": str},
-    "workers": {
-        "interpreters": list,
-        "prestart": list,
-        "stop_grace_s": (int, float),
-        "cgroup": str,
-        "keep": bool,
-        "log_max_mb": (int, float),
-    },
-    "hardware": {"probe_timeout_s": (int, float), "described": str},
-    "timers": {
-        "beat_s": (int, float),
-        "lease_s": (int, float),
-        "robot_lease_s": (int, float),
-        "head_grace_s": (int, float),
-        "probe_s": (int, float),
-        "unresponsive_s": (int, float),
-        "long_call_s": (int, float),
-    },
+
+class _Section(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """A table of agentd.toml; None stands for a key that is not given."""
+
+
+class _Head(_Section, frozen=True):
+    listen: str | None = None
+    connect: str | None = None
+
+
+class _Node(_Section, frozen=True):
+    name: str | None = None
+    id: str | None = None
+    rank: int | None = None
+    ip: str | None = None
+    labels: dict[str, str] | None = None
+    env: dict[str, str] | None = None
+
+
+class _Security(_Section, frozen=True):
+    key_file: str | None = None
+    head_key: str | None = None
+
+
+class _Paths(_Section, frozen=True):
+    run_dir: str | None = None
+    log_dir: str | None = None
+    state_dir: str | None = None
+
+
+class _Workers(_Section, frozen=True):
+    interpreters: tuple[str, ...] | None = None
+    prestart: tuple[str, ...] | None = None
+    stop_grace_s: float | None = None
+    cgroup: str | None = None
+    keep: bool | None = None
+    log_max_mb: float | None = None
+
+
+class _Hardware(_Section, frozen=True):
+    probe_timeout_s: float | None = None
+    described: str | None = None
+
+
+class _Timers(_Section, frozen=True):
+    beat_s: float | None = None
+    lease_s: float | None = None
+    robot_lease_s: float | None = None
+    head_grace_s: float | None = None
+    probe_s: float | None = None
+    unresponsive_s: float | None = None
+    long_call_s: float | None = None
+
+
+def _table(name: str) -> Meta:
+    return Meta(description=f"a table: [{name}]")
+
+
+class _File(_Section, frozen=True):
+    """agentd.toml: a table each."""
+
+    head: Annotated[_Head, _table("head")] = _Head()
+    node: Annotated[_Node, _table("node")] = _Node()
+    security: Annotated[_Security, _table("security")] = _Security()
+    paths: Annotated[_Paths, _table("paths")] = _Paths()
+    workers: Annotated[_Workers, _table("workers")] = _Workers()
+    hardware: Annotated[_Hardware, _table("hardware")] = _Hardware()
+    timers: Annotated[_Timers, _table("timers")] = _Timers()
+
+
+KEYS: Mapping[str, tuple[str, ...]] = {
+    table: section.__struct_fields__ for table, section in msgspec.structs.asdict(_File()).items()
 }
-"""Every table and key of agentd.toml, with the types of its value."""
+"""Every table and key of agentd.toml."""
 
 MIN_ROBOT_LEASE_S = 0.5
-
-_TYPE_NAMES = {
-    bool: "true or false",
-    str: "a text",
-    int: "a whole number",
-    dict: "a table of texts",
-    list: "a list of texts",
-}
 
 
 @dataclass(frozen=True)
@@ -226,18 +270,13 @@ def read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"cannot be read: {error.strerror}", path=str(path)) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"is not TOML: {error}", path=str(path)) from None
-    values: dict[str, Any] = {}
-    for table, section in tables.items():
-        if table not in KEYS:
-            raise ConfigError(_unknown(table, KEYS), path=f"{path}: {table}")
-        if not isinstance(section, dict):
-            raise ConfigError(f"is {section!r}; it must be a table: [{table}]", path=f"{path}: {table}")
-        for key, value in section.items():
-            where = f"{path}: {table}.{key}"
-            if key not in KEYS[table]:
-                raise ConfigError(_unknown(key, KEYS[table]), path=where)
-            field_name = _FIELDS.get(f"{table}.{key}", str(key))
-            values[field_name] = _typed(value, KEYS[table][key], where)
+    file = convert(tables, _File, f"{path}: ")
+    values = {
+        _FIELDS.get(f"{table}.{key}", key): value
+        for table, keys in KEYS.items()
+        for key in keys
+        if (value := getattr(getattr(file, table), key)) is not None
+    }
     if "listen" in values and "connect" in values:
         raise ConfigError("has listen and connect: the head is here or elsewhere, so give one", path=f"{path}: head")
     return values
@@ -253,21 +292,6 @@ def key_of(field_name: str) -> str:
             if _FIELDS.get(f"{table}.{key}", key) == field_name:
                 return f"{table}.{key}"
     return field_name
-
-
-def _typed(value: Any, kinds: type | tuple[type, ...], where: str) -> Any:
-    if isinstance(value, bool) != (kinds is bool) or not isinstance(value, kinds):
-        wanted = "a number" if isinstance(kinds, tuple) else _TYPE_NAMES[kinds]
-        raise ConfigError(f"is {value!r}; it must be {wanted}", path=where)
-    if isinstance(value, list):
-        if not all(isinstance(item, str) for item in value):
-            raise ConfigError(f"is {value!r}; it must be a list of texts", path=where)
-        return tuple(value)
-    if isinstance(value, dict):
-        wrong = [key for key, item in value.items() if not isinstance(item, str)]
-        if wrong:
-            raise ConfigError(f"is {value[wrong[0]]!r}; it must be a text (quote it)", path=f"{where}.{wrong[0]}")
-    return value
 
 
 def _merge(values: dict[str, Any], more: Mapping[str, Any]) -> None:
@@ -287,11 +311,6 @@ def _files(path: Path, must_exist: bool) -> list[Path]:
     return [*([path] if path.exists() else []), *sorted((path.parent / "agentd.d").glob("*.toml"))]
 
 
-def _unknown(key: str, known: Mapping[str, Any]) -> str:
-    nearest = difflib.get_close_matches(key, list(known), n=1, cutoff=0.0)
-    return f"is not a key here; did you mean {nearest[0]!r}? Known: {', '.join(known)}"
-
-
 def _checked(config: Config) -> Config:
     if config.listen is not None:
         split_address(config.listen, "--listen")
@@ -301,7 +320,7 @@ def _checked(config: Config) -> Config:
         raise ConfigError(f"is {config.rank}; it must be 0 or more", path="node.rank")
     for name in ("beat_s", "lease_s", "robot_lease_s", "probe_timeout_s", "probe_s", "long_call_s"):
         if not getattr(config, name) > 0:
-            raise ConfigError(f"is {getattr(config, name)}; it must be more than 0", path=name)
+            raise ConfigError(f"is {getattr(config, name)}; it must be more than 0", path=key_of(name))
     if config.lease_s < 4 * config.beat_s:
         raise ConfigError(
             f"is {config.lease_s:g}; it must be at least 4 beats of {config.beat_s:g} s", path="timers.lease_s"
@@ -319,7 +338,7 @@ def _checked(config: Config) -> Config:
         )
     for name in ("head_grace_s", "stop_grace_s", "log_max_mb"):
         if not getattr(config, name) >= 0:
-            raise ConfigError(f"is {getattr(config, name)}; it must be 0 or more", path=name)
+            raise ConfigError(f"is {getattr(config, name)}; it must be 0 or more", path=key_of(name))
     return config
 
 

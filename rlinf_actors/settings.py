@@ -1,15 +1,21 @@
-"""Every environment variable that configures the project; nothing else reads os.environ for that.
+"""Every environment variable that configures the project. No other module reads os.environ for configuration.
 
-A function per process kind builds one frozen value; the rest of the code takes it as an argument.
+`Settings.load` and `Unit.load` build one frozen value each, at the start of a process; the rest of the code takes the
+value as an argument. Any thread.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Annotated, Any, Literal
 
+from msgspec import Meta
+
+from rlinf_actors.conversion import convert
 from rlinf_actors.errors import ConfigError
 
 HEAD = "RLINF_HEAD"
@@ -46,19 +52,19 @@ FOR_THE_UNIT_ALONE = frozenset(
      "CREDENTIALS_DIRECTORY", "RUNTIME_DIRECTORY", "LOGS_DIRECTORY", "CACHE_DIRECTORY", "CONFIGURATION_DIRECTORY",
      STATE_DIR, LISTEN, KEEPER, KEY_FILE}
 )  # fmt: skip
-"""What systemd tells the process of a unit, and not what that starts: a worker would take them for its own."""
+"""Variables of systemd and agentd for one process of a unit. Its children do not inherit them."""
 NAMESPACE = "CLUSTER_NAMESPACE"
 WORKER_MARK = "RLINF_ACTORS_WORKER"
-"""Set in every worker (its id), so that a sweep of /proc finds what a worker left behind."""
+"""Set in every worker to its id, so that a sweep of /proc finds the processes that the worker started."""
 CHILDREN = "RLINF_ACTORS_CHILDREN"
-"""Set in every worker, and so in what it starts: the socket where its children become members. It is no secret."""
+"""Set in every worker to the socket where its child processes become members. Not a secret."""
 CLUSTER_MARK = "RLINF_ACTORS_CLUSTER"
-"""Set in the agentd of a private cluster, and so in all that comes from it: its run directory."""
+"""Set in the agentd of a private cluster, and inherited by its processes: the run directory."""
 PROBE_ROOT = "RLINF_ACTORS_PROBE_ROOT"
 PROBE_LIMIT = "RLINF_ACTORS_PROBE_LIMIT"
-"""Set by the hardware probe in its processes: seconds until each is killed."""
+"""Set by the hardware probe in its child processes: seconds until the probe kills the child."""
 TEST_MARK = "RLINF_ACTORS_TEST"
-"""Set by the pytest plugin while a test runs: whatever the test starts inherits it, and can be found afterwards."""
+"""Set by the pytest plugin during a test, so that processes left by the test can be found."""
 
 DEFAULT_SEND_WINDOW = 64 << 20
 MIN_SEND_WINDOW = 1 << 20
@@ -66,48 +72,57 @@ MIN_SEND_WINDOW = 1 << 20
 DEFAULT_SHARED_MEMORY = 1 << 30
 DEFAULT_CHANNEL_BYTES = 8 << 30
 
+_Minutes: Any = Annotated[float, Meta(gt=0, description="a number of minutes above 0")]
+_Microseconds: Any = Annotated[int, Meta(gt=0, description="a number of microseconds above 0")]
+_YesOrNo: Any = Annotated[Literal["1", "0"], Meta(description="1 (yes) or 0 (no)")]
+
+
+def _bytes(least: int) -> Any:
+    return Annotated[int, Meta(ge=least, description=f"a number of bytes from {least} up")]
+
+
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
-MERGE_MODES = ("append", "override")
 
 PATH_WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType({"cpu": ("lane",), "accelerator": ("lane", "staged")})
-"""What RLINF_ACTORS_PATHS may ask for: kind of buffer to paths; see tensors.paths."""
+"""Valid values of RLINF_ACTORS_PATHS: kind of buffer to paths; see messaging.routes."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the environment says.
+    """Configuration of this process, from its environment.
 
     Attributes:
         head: the coordinator's address, ``HOST:PORT`` or a ZeroMQ endpoint; None without one.
-        head_from: what names it: RLINF_HEAD, or a key of a client file.
-        node_rank: this node's rank in the cluster, None to let the head choose.
+        head_from: source of `head`: RLINF_HEAD, or a client file and its key.
+        node_rank: rank of this node in the cluster, None if the head chooses.
         path_env_merge_mode: "append" (configuration first, then the node's) or "override".
-        ext_module: module whose ``register()`` runs in the probe and in every worker.
-        comm_net_devices: network interfaces for collectives, None for the one that holds the node's address.
-        timeout_minutes: how long collectives wait, None for torch's default.
+        ext_module: module with a function ``register()`` that runs in the probe and in every worker.
+        comm_net_devices: network interfaces for collectives, None for the interface of the node's address.
+        timeout_minutes: timeout of collectives in minutes, None for torch's default.
         run_dir: parent directory of sockets, None for the per-user default.
-        heads_dir: directory in which heads leave their records, None for the usual places (net.headrecords).
+        heads_dir: directory of the records of heads, None for the default places (net.head_records).
         log_dir: directory of worker logs, None for the default.
-        state_dir: directory for what a head remembers across its restarts, None for the default.
+        state_dir: directory of the state that a head keeps across restarts, None for the default.
         listen: HOST:PORT where `rlinf-actors head` listens, None for loopback.
-        insecure_test_network: whether sockets may leave loopback without keys (``=1``; closed test networks only).
-        fail_on_lost_errors: whether a script whose calls failed unnoticed exits with 1 instead of 0
-            (``RLINF_ACTORS_LOST_ERRORS=log`` switches it off).
-        robot_owner_must_answer: whether groups with robots end when their owner stands still; None for those alone
-            whose robots are on another host.
-        channel_bytes: bytes that may be in a channel before puts wait; 0 for no limit.
+        insecure_test_network: True if sockets may listen and connect outside loopback without keys (``=1``; closed
+            test networks only).
+        fail_on_lost_errors: True if a script exits with 1 instead of 0 when calls failed and no code awaited their
+            results (``RLINF_ACTORS_LOST_ERRORS=log`` switches this off).
+        robot_owner_must_answer: True if groups with robots end when their owner's process is suspended; None if only
+            groups whose robots are on another host do.
+        channel_bytes: bytes in a channel from which puts wait; 0 for no limit.
         config_file: agentd's configuration file, None for the default places.
-        client_config: the client file, None for the usual places (net.discovery).
-        shared_memory_bytes: how much shared memory a process may lend to others on its machine, 0 for none.
-        send_window_bytes: how many bytes a worker may have sent to another one that were not received yet.
-        paths: kind of buffer to the path that it takes where that is possible (``cpu=lane,accelerator=staged``).
-        faults: rules of fault points in JSON, None for none; net.faultpoints reads them.
-        credentials_dir: where systemd put the credentials of our unit, None without one.
-        key_file: this process's key file, None for the one in the key directory.
-        head_key: public key of the head, None for what the key file says.
+        client_config: the client file, None for the default places (net.discovery).
+        shared_memory_bytes: shared memory that a process may lend to other processes on its machine, 0 for none.
+        send_window_bytes: bytes that a worker may have in flight to another worker.
+        paths: kind of buffer to its preferred path (``cpu=lane,accelerator=staged``).
+        faults: rules of fault points in JSON, None for none; see net.fault_injection.
+        credentials_dir: systemd's directory with the credentials of this unit, None without one.
+        key_file: key file of this process, None for the file in the key directory.
+        head_key: public key of the head, None for the key in the key file.
         key_dir: directory of this user's key files, None for the default; see security.keyfile.
         config_home: parent directory of this user's configuration.
-        kept_logs: directory for the logs of private clusters in which something failed, None to keep none
+        kept_logs: directory for the logs of private clusters in which a worker failed, None to keep none
             (``RLINF_ACTORS_KEPT_LOGS=none``).
     """
 
@@ -145,19 +160,25 @@ class Settings:
         """Read the environment (``os.environ`` by default).
 
         Raises:
-            ConfigError: a variable has a value that it cannot have; ``path`` is its name.
+            ConfigError: the value of a variable is not valid; ``path`` is the variable.
         """
         env = os.environ if environ is None else environ
-        mode = env.get(PATH_ENV_MERGE_MODE) or "append"
-        if mode not in MERGE_MODES:
-            raise ConfigError(f"is {mode!r}; it must be one of {', '.join(MERGE_MODES)}", path=PATH_ENV_MERGE_MODE)
+
+        def typed(name: str, kind: Any, default: Any = None) -> Any:
+            return convert(env[name], kind, name, strict=False) if env.get(name) else default
+
+        minutes = typed(TIMEOUT_MINUTES, _Minutes)
+        if minutes is not None and not math.isfinite(minutes):
+            raise ConfigError(
+                f"is {env[TIMEOUT_MINUTES]!r}; it must be a number of minutes above 0", path=TIMEOUT_MINUTES
+            )
         return cls(
             head=env.get(HEAD) or None,
-            node_rank=_rank(env.get(NODE_RANK)),
-            path_env_merge_mode=mode,
+            node_rank=typed(NODE_RANK, Annotated[int, Meta(ge=0)]),
+            path_env_merge_mode=typed(PATH_ENV_MERGE_MODE, Literal["append", "override"], "append"),
             ext_module=env.get(EXT_MODULE) or None,
             comm_net_devices=env.get(COMM_NET_DEVICES) or None,
-            timeout_minutes=_minutes(env.get(TIMEOUT_MINUTES)),
+            timeout_minutes=minutes,
             run_dir=env.get(RUN_DIR) or None,
             heads_dir=env.get(HEADS_DIR) or None,
             log_dir=env.get(LOG_DIR) or None,
@@ -165,12 +186,12 @@ class Settings:
             listen=env.get(LISTEN) or None,
             insecure_test_network=env.get(INSECURE_TEST_NETWORK) == "1",
             fail_on_lost_errors=env.get(LOST_ERRORS) != "log",
-            robot_owner_must_answer=_yes_or_no(env.get(ROBOT_OWNER_MUST_ANSWER), ROBOT_OWNER_MUST_ANSWER),
+            robot_owner_must_answer={"1": True, "0": False}.get(typed(ROBOT_OWNER_MUST_ANSWER, _YesOrNo)),
             config_file=env.get(CONFIG_FILE) or None,
             client_config=env.get(CLIENT_CONFIG) or None,
-            send_window_bytes=_bytes(env.get(SEND_WINDOW), SEND_WINDOW, DEFAULT_SEND_WINDOW, MIN_SEND_WINDOW),
-            shared_memory_bytes=_bytes(env.get(SHARED_MEMORY), SHARED_MEMORY, DEFAULT_SHARED_MEMORY, 0),
-            channel_bytes=_bytes(env.get(CHANNEL_BYTES), CHANNEL_BYTES, DEFAULT_CHANNEL_BYTES, 0),
+            send_window_bytes=typed(SEND_WINDOW, _bytes(MIN_SEND_WINDOW), DEFAULT_SEND_WINDOW),
+            shared_memory_bytes=typed(SHARED_MEMORY, _bytes(0), DEFAULT_SHARED_MEMORY),
+            channel_bytes=typed(CHANNEL_BYTES, _bytes(0), DEFAULT_CHANNEL_BYTES),
             paths=_paths(env.get(PATHS)),
             faults=env.get(FAULTS) or None,
             credentials_dir=env.get("CREDENTIALS_DIRECTORY") or None,
@@ -183,16 +204,16 @@ class Settings:
 
 
 def for_workers(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the variables of the driver that hold for its workers too, unless the launch or the cluster has others."""
+    """Return the driver's variables that its workers inherit, unless the launch or the cluster sets them."""
     env = os.environ if environ is None else environ
     return {name: env[name] for name in (LOG_LEVEL,) if env.get(name)}
 
 
 def log_level(environ: Mapping[str, str]) -> str:
-    """Return the level of workers' loggers that *environ* asks for, INFO by default.
+    """Return the log level of workers from RLINF_LOG_LEVEL, INFO by default.
 
     Raises:
-        ConfigError: there is no such level. Not a setting: a worker whose node has a wrong one says so and goes on.
+        ConfigError: the level is not known. A worker on a node with a wrong level logs the error and continues.
     """
     level = (environ.get(LOG_LEVEL) or "INFO").upper()
     if level not in LOG_LEVELS:
@@ -202,15 +223,15 @@ def log_level(environ: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Unit:
-    """What systemd tells the main process of a unit; nothing of it anywhere else.
+    """Variables that systemd sets for the main process of a unit; the defaults elsewhere.
 
     Attributes:
-        notify_socket: where to say how the service is, "" where nobody listens.
-        watchdog_s: how long it may be silent there before it is killed, None without a watchdog.
+        notify_socket: socket for status notifications to systemd, "" without one.
+        watchdog_s: seconds without a notification after which systemd kills the service, None without a watchdog.
         journal_stream: ``DEVICE:INODE`` of the journal's socket, "" without one.
-        run_dir: of RuntimeDirectory=.
-        log_dir: of LogsDirectory=.
-        result: how the service ended, for its ExecStopPost=; "" anywhere else.
+        run_dir: directory of RuntimeDirectory=.
+        log_dir: directory of LogsDirectory=.
+        result: end of the service, in its ExecStopPost=; "" elsewhere.
         keeper: the socket of the keeper in rlinf-workers@.service, "" without that unit.
     """
 
@@ -230,9 +251,13 @@ class Unit:
             ConfigError: WATCHDOG_USEC is no number above 0.
         """
         env = os.environ if environ is None else environ
+        watchdog_s = None
+        # Inherited variables may be meant for another process.
+        if env.get("WATCHDOG_USEC") and env.get("WATCHDOG_PID", "") in ("", str(os.getpid() if pid is None else pid)):
+            watchdog_s = convert(env["WATCHDOG_USEC"], _Microseconds, "WATCHDOG_USEC", strict=False) / 1e6
         return cls(
             notify_socket=env.get("NOTIFY_SOCKET", ""),
-            watchdog_s=_watchdog(env, os.getpid() if pid is None else pid),
+            watchdog_s=watchdog_s,
             journal_stream=journal_stream(env),
             run_dir=_first(env.get("RUNTIME_DIRECTORY")),
             log_dir=_first(env.get("LOGS_DIRECTORY")),
@@ -242,7 +267,7 @@ class Unit:
 
 
 def journal_stream(environ: Mapping[str, str] | None = None) -> str:
-    """``DEVICE:INODE`` of the journal's socket, "" without one."""
+    """Return ``DEVICE:INODE`` of the journal's socket, "" without one."""
     return (os.environ if environ is None else environ).get("JOURNAL_STREAM", "")
 
 
@@ -255,62 +280,8 @@ def _kept_logs(env: Mapping[str, str]) -> str | None:
 
 
 def _first(directories: str | None) -> str | None:
-    """Of a list that systemd gives with colons."""
+    """Return the first directory of a list that systemd separates by colons."""
     return (directories or "").partition(":")[0] or None
-
-
-def _watchdog(env: Mapping[str, str], pid: int) -> float | None:
-    """None too if the variables were meant for another process, whose environment we inherited."""
-    text, meant = env.get("WATCHDOG_USEC"), env.get("WATCHDOG_PID")
-    if not text or (meant and meant != str(pid)):
-        return None
-    if not text.isdigit() or int(text) == 0:
-        raise ConfigError(f"is {text!r}; it must be a number of microseconds above 0", path="WATCHDOG_USEC")
-    return int(text) / 1e6
-
-
-def _yes_or_no(text: str | None, name: str) -> bool | None:
-    if not text:
-        return None
-    if text not in ("0", "1"):
-        raise ConfigError(f"is {text!r}; it must be 1 (yes) or 0 (no)", path=name)
-    return text == "1"
-
-
-def _rank(text: str | None) -> int | None:
-    if not text:
-        return None
-    try:
-        rank = int(text)
-    except ValueError:
-        rank = -1
-    if rank < 0:
-        raise ConfigError(f"is {text!r}; it must be a whole number from 0 up", path=NODE_RANK)
-    return rank
-
-
-def _minutes(text: str | None) -> float | None:
-    if not text:
-        return None
-    try:
-        minutes = float(text)
-    except ValueError:
-        minutes = 0.0
-    if not 0 < minutes < float("inf"):
-        raise ConfigError(f"is {text!r}; it must be a number of minutes above 0", path=TIMEOUT_MINUTES)
-    return minutes
-
-
-def _bytes(text: str | None, name: str, default: int, least: int) -> int:
-    if not text:
-        return default
-    try:
-        size = int(text)
-    except ValueError:
-        size = -1
-    if size < least:
-        raise ConfigError(f"is {text!r}; it must be a number of bytes from {least} up", path=name)
-    return size
 
 
 def _paths(text: str | None) -> dict[str, str]:

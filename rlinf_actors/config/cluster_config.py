@@ -1,12 +1,8 @@
-"""ClusterConfig: the ``cluster:`` section, checked and in one normal form.
+"""ClusterConfig: the ``cluster:`` section of a configuration, checked and in one normal form.
 
-Every fault is a ConfigError that carries its config path. Nothing a caller passes in is changed.
-
-The ``component_placement`` part: which components go by which rule.
-
-The ``hardware`` part of a node group: one registered type and its configs.
-
-Which types there are is not known here: callers pass the registry's table, name to config dataclass.
+The driver reads it before it connects; the command line reads it for `rlinf-actors plan`. The structs below say which
+keys there are and what each holds; `rlinf_actors.conversion` reports what does not fit. Every fault is a ConfigError
+with its config path. Registered hardware types are not known here: callers pass the registry's table.
 """
 
 from __future__ import annotations
@@ -14,29 +10,91 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from rlinf_actors.config.config_values import (
     build,
-    check_keys,
-    flag,
-    join,
+    is_all,
     label_text,
-    mapping,
-    nearest,
+    load_yaml,
     parse_env_vars,
     parse_node_ranks,
     plain,
     refuse_sexagesimal,
-    sequence,
-    text,
     whole_number,
 )
+from rlinf_actors.conversion import convert, join, nearest
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.model.hardware import AcceleratorType, is_accelerator_type
 from rlinf_actors.model.node import CLUSTER_GROUP, RESERVED_LABELS, NodeEnvConfig
 
-EXAMPLE = "{actor: 0-7, env: {node_group: franka, placement: 0-1}}"
+SECTION = "cluster"
+PLACEMENT_EXAMPLE = "{actor: 0-7, env: {node_group: franka, placement: 0-1}}"
+_GROUP_EXAMPLE = "{label: a800, node_ranks: 0-7}"
+_VARIABLE_EXAMPLE = "{GLOO_SOCKET_IFNAME: eth0}"
+
+ConfigSource = Any
+"""A mapping, an OmegaConf DictConfig, or the path of a YAML file (str or PathLike)."""
+
+
+# --- the keys, as files have them ---
+
+
+def _mapping(example: str) -> Any:
+    return Meta(description=f"a mapping such as {example}")
+
+
+def _list(example: str) -> Any:
+    return Meta(description=f"a list such as [{example}]")
+
+
+class _Rule(msgspec.Struct, forbid_unknown_fields=True):
+    placement: Annotated[Any, Meta(description='a placement such as "0-3"')]
+    node_group: Any = None
+
+
+class _Hardware(msgspec.Struct, forbid_unknown_fields=True):
+    type: Annotated[str, Meta(pattern=r"\S", description="the name of a registered hardware type")]
+    configs: Annotated[list[Annotated[dict[Any, Any], _mapping("{node_rank: 0}")]], _list("{node_rank: 0}")] | None = (
+        None
+    )
+
+
+class _Env(msgspec.Struct, forbid_unknown_fields=True):
+    node_ranks: Any
+    python_interpreter_path: Annotated[str, Meta(pattern=r"\S", description="the path of an interpreter")] | None = None
+    env_vars: (
+        Annotated[list[Annotated[dict[Any, Any], _mapping(_VARIABLE_EXAMPLE)]], _list(_VARIABLE_EXAMPLE)] | None
+    ) = None
+
+
+_ENV_EXAMPLE = "{node_ranks: 0-7, env_vars: [{NAME: value}]}"
+_HARDWARE_EXAMPLE = "{type: Franka, configs: [{node_rank: 0, robot_ip: 10.10.10.1}]}"
+
+
+class _Group(msgspec.Struct, forbid_unknown_fields=True):
+    label: Any
+    node_ranks: Any
+    env_configs: Annotated[list[Annotated[_Env, _mapping(_ENV_EXAMPLE)]], _list(_ENV_EXAMPLE)] | None = None
+    hardware: Annotated[_Hardware, _mapping(_HARDWARE_EXAMPLE)] | None = None
+    ignore_hardware: bool = False
+
+
+class _Cluster(msgspec.Struct, forbid_unknown_fields=True):
+    num_nodes: Any = None
+    component_placement: Any = None
+    node_groups: Annotated[list[Annotated[_Group, _mapping(_GROUP_EXAMPLE)]], _list(_GROUP_EXAMPLE)] | None = None
+
+
+_SectionForm: Any = Annotated[dict[Any, Any], _mapping("{num_nodes: 1}")]
+_GroupForm: Any = Annotated[_Group, _mapping(_GROUP_EXAMPLE)]
+_PlacementForm: Any = Annotated[dict[Any, Any], _mapping(PLACEMENT_EXAMPLE)]
+
+
+# --- component_placement ---
 
 
 @dataclass(frozen=True)
@@ -48,8 +106,8 @@ class ComponentRule:
         node_groups: labels of the groups whose resources the ranks run through, in order.
         placement: the placement string, not parsed yet.
         path: config path of the entry.
-        maybe_sexagesimal: the placement came as a ready number of 60 or more, so that it may have
-            been written ``a:b`` without quotes.
+        maybe_sexagesimal: True if the placement came as a ready number of 60 or more, which may have been written
+            ``a:b`` without quotes.
     """
 
     components: tuple[str, ...]
@@ -60,12 +118,13 @@ class ComponentRule:
 
 
 def parse_component_placement(value: Any, path: str) -> tuple[ComponentRule, ...]:
-    """The rules of a ``component_placement`` mapping, in its order.
+    """Return the rules of a ``component_placement`` mapping, in its order.
 
     Raises:
-        ConfigError: an entry has another shape, an unknown key, or a component has two rules.
+        ConfigError: *value* is no mapping, an entry has another form, an unknown key, or a component has two rules.
     """
-    rules = tuple(_rule(key, spec, path) for key, spec in mapping(value, path, EXAMPLE).items())
+    entries: dict[Any, Any] = convert(value, _PlacementForm, path)
+    rules = tuple(_parse_rule(key, spec, join(path, key)) for key, spec in entries.items())
     owner: dict[str, ComponentRule] = {}
     for rule in rules:
         for name in rule.components:
@@ -75,37 +134,34 @@ def parse_component_placement(value: Any, path: str) -> tuple[ComponentRule, ...
     return rules
 
 
-def _rule(key: Any, spec: Any, parent: str) -> ComponentRule:
-    path = join(parent, key)
+def _parse_rule(key: Any, spec: Any, path: str) -> ComponentRule:
     refuse_sexagesimal(key, path)
     names = tuple(name.strip() for name in str(key).split(","))
     if isinstance(key, bool) or key is None or not all(names):
         raise ConfigError(f"{key!r} is no list of component names such as actor or actor,rollout", path=path)
-    if not isinstance(spec, Mapping):
-        written, hint = _placement_text(spec, path)
-        return ComponentRule(names, (CLUSTER_GROUP,), written, path, hint)
-    check_keys(spec, ("node_group", "placement"), path)
-    if "placement" not in spec:
-        raise ConfigError('has no placement; add one, e.g. placement: "0-3"', path=path)
     groups: tuple[str, ...] = (CLUSTER_GROUP,)
-    if spec.get("node_group") is not None:
-        groups = parse_labels(spec["node_group"], join(path, "node_group"))
-    written, hint = _placement_text(spec["placement"], join(path, "placement"))
-    return ComponentRule(names, groups, written, path, hint)
+    value, where = spec, path
+    if isinstance(spec, Mapping):
+        rule = convert(spec, _Rule, path)
+        if rule.node_group is not None:
+            groups = parse_labels(rule.node_group, join(path, "node_group"))
+        value, where = rule.placement, join(path, "placement")
+    refuse_sexagesimal(value, where)
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        raise ConfigError(f'is {value!r}; a placement is a rank or a string such as "0-3" or "0-1:0-7"', path=where)
+    return ComponentRule(names, groups, str(value), path, isinstance(value, int) and value >= 60)
 
 
 def parse_labels(value: Any, path: str) -> tuple[str, ...]:
-    """Labels given as one label, ``"a,b"`` or a list.
+    """Return the labels given as one label, ``"a,b"`` or a list.
 
     Raises:
-        ConfigError: a label is no label, or given twice.
+        ConfigError: a label is not valid, or given twice.
     """
     if isinstance(value, (list, tuple)):
         items = [(item, f"{path}[{index}]") for index, item in enumerate(value)]
-    elif isinstance(value, str):
-        items = [(item, path) for item in value.split(",")]
     else:
-        items = [(value, path)]
+        items = [(item, path) for item in (value.split(",") if isinstance(value, str) else [value])]
     labels = tuple(label_text(item, where) for item, where in items)
     if not labels:
         raise ConfigError("is an empty list; name at least one node group", path=path)
@@ -115,24 +171,17 @@ def parse_labels(value: Any, path: str) -> tuple[str, ...]:
     return labels
 
 
-def _placement_text(value: Any, path: str) -> tuple[str, bool]:
-    refuse_sexagesimal(value, path)
-    if isinstance(value, bool) or not isinstance(value, (str, int)):
-        raise ConfigError(f'is {value!r}; a placement is a rank or a string such as "0-3" or "0-1:0-7"', path=path)
-    return str(value), isinstance(value, int) and value >= 60
-
-
-_EXAMPLE = "{type: Franka, configs: [{node_rank: 0, robot_ip: 10.10.10.1}]}"
+# --- node groups and their hardware ---
 
 
 @dataclass(frozen=True)
 class HardwareSection:
-    """What a node group owns.
+    """The hardware that a node group owns.
 
     Attributes:
         type: the registered type, e.g. ``Franka``.
-        configs: one entry a piece of hardware: instances of the type's dataclass, or plain mappings
-            where no table of types was given. Each has ``node_rank``.
+        configs: one entry a piece of hardware: instances of the type's dataclass, or plain mappings if no table of
+            types was given. Each has ``node_rank``.
         node_ranks: the node of each entry.
     """
 
@@ -141,32 +190,30 @@ class HardwareSection:
     node_ranks: tuple[int, ...] = ()
 
     def for_node(self, node_rank: int) -> list[Any]:
-        """The entries for one node, in order."""
+        """Return the entries for one node, in order."""
         return [config for config, rank in zip(self.configs, self.node_ranks, strict=True) if rank == node_rank]
 
 
-def parse_hardware(
-    value: Any, label: str, group_ranks: Sequence[int], types: Mapping[str, type] | None, path: str
-) -> HardwareSection | None:
-    """Check a ``hardware`` section; None if there is none.
-
-    Raises:
-        ConfigError: unknown type or key, a node outside the group, or the type refuses the values.
-    """
-    if value is None:
-        return None
-    section = mapping(value, path, _EXAMPLE)
-    check_keys(section, ("type", "configs"), path)
-    if "type" not in section:
-        raise ConfigError(f"has no type; it looks like {_EXAMPLE}", path=path)
-    kind = text(section["type"], f"{path}.type", "the name of a registered hardware type")
-    _check_type(kind, types, f"{path}.type")
+def _parse_hardware(
+    section: _Hardware, label: str, group_ranks: Sequence[int], types: Mapping[str, type] | None, path: str
+) -> HardwareSection:
+    kind = section.type.strip()
+    if is_accelerator_type(kind) or kind in (AcceleratorType.NO_ACCEL.value, "Accelerator"):
+        raise ConfigError(
+            f"{kind!r} is a type of accelerator: those are found by themselves, so leave the hardware section out",
+            path=f"{path}.type",
+        )
+    if types is not None and kind not in types:
+        hint = f"did you mean {nearest(kind, types)!r}? " if types else ""
+        raise ConfigError(
+            f"there is no hardware type {kind!r}; {hint}Known types: {', '.join(sorted(types)) or 'none'}. "
+            "A type of your own is registered by an installed package, or by the module that RLINF_EXT_MODULE names",
+            path=f"{path}.type",
+        )
     configs: list[Any] = []
     ranks: list[int] = []
-    entries = section.get("configs")
-    for index, raw in enumerate(sequence([] if entries is None else entries, f"{path}.configs", "[{node_rank: 0}]")):
+    for index, entry in enumerate(section.configs or ()):
         where = f"{path}.configs[{index}]"
-        entry = mapping(raw, where, "{node_rank: 0}")
         if "node_rank" not in entry:
             raise ConfigError("has no node_rank; say which node of the group it is attached to", path=where)
         rank = whole_number(entry["node_rank"], f"{where}.node_rank")
@@ -175,36 +222,38 @@ def parse_hardware(
                 f"is {rank}, which is not in group {label!r} (its nodes: {', '.join(map(str, group_ranks))})",
                 path=f"{where}.node_rank",
             )
-        config = dict(entry, node_rank=rank)
+        config = {**entry, "node_rank": rank}
         configs.append(config if types is None else build(types[kind], config, where))
         ranks.append(rank)
     return HardwareSection(kind, tuple(configs), tuple(ranks))
 
 
-def _check_type(kind: str, types: Mapping[str, type] | None, path: str) -> None:
-    if is_accelerator_type(kind) or kind in (AcceleratorType.NO_ACCEL.value, "Accelerator"):
-        raise ConfigError(
-            f"{kind!r} is a type of accelerator: those are found by themselves, so leave the hardware section out",
-            path=path,
-        )
-    if types is not None and kind not in types:
-        known = ", ".join(sorted(types)) or "none"
-        hint = f"did you mean {nearest(kind, types)!r}? " if types else ""
-        raise ConfigError(
-            f"there is no hardware type {kind!r}; {hint}Known types: {known}. "
-            "A type of your own is registered by an installed package, or by the module that RLINF_EXT_MODULE names",
-            path=path,
-        )
-
-
-SECTION = "cluster"
-_CLUSTER_KEYS = ("num_nodes", "component_placement", "node_groups")
-_GROUP_KEYS = ("label", "node_ranks", "env_configs", "hardware", "ignore_hardware")
-_ENV_KEYS = ("node_ranks", "python_interpreter_path", "env_vars")
-_GROUP_EXAMPLE = "{label: a800, node_ranks: 0-7}"
-
-ConfigSource = Any
-"""A mapping, an OmegaConf DictConfig, or the path of a YAML file (str or PathLike)."""
+def _parse_env_configs(
+    entries: Sequence[_Env], label: str, group_ranks: Sequence[int], num_nodes: int, path: str
+) -> tuple[NodeEnvConfig, ...]:
+    owner: dict[int, str] = {}
+    found: list[NodeEnvConfig] = []
+    for index, entry in enumerate(entries):
+        where = f"{path}[{index}]"
+        ranks = parse_node_ranks(entry.node_ranks, num_nodes, f"{where}.node_ranks")
+        if is_all(entry.node_ranks):
+            ranks = tuple(group_ranks)
+        for rank in ranks:
+            if rank not in group_ranks:
+                raise ConfigError(
+                    f"names node {rank}, which is not in group {label!r} (its nodes: {spell_ranks(group_ranks)})",
+                    path=f"{where}.node_ranks",
+                )
+            if rank in owner:
+                raise ConfigError(
+                    f"names node {rank}, which {owner[rank]} covers already; one entry per node",
+                    path=f"{where}.node_ranks",
+                )
+            owner[rank] = where
+        interpreter = entry.python_interpreter_path
+        env_vars = parse_env_vars(entry.env_vars or (), f"{where}.env_vars")
+        found.append(NodeEnvConfig(ranks, interpreter.strip() if interpreter else None, env_vars))
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -212,11 +261,11 @@ class NodeGroupConfig:
     """One entry of ``node_groups``.
 
     Attributes:
-        label: its name; unique.
+        label: unique name of the group.
         node_ranks: cluster ranks of its nodes, ascending.
-        env_configs: interpreters and variables, for nodes of the group, no node in two of them.
+        env_configs: interpreters and variables for nodes of the group; a node is in at most one of them.
         hardware: the non-accelerator type that the group owns, if any.
-        ignore_hardware: whether its nodes count as CPU-only.
+        ignore_hardware: True if its nodes count as CPU-only.
     """
 
     label: str
@@ -239,26 +288,29 @@ class NodeGroupConfig:
         Raises:
             ConfigError: a key or value is wrong.
         """
-        section = mapping(_load(source, path), path, _GROUP_EXAMPLE)
-        check_keys(section, _GROUP_KEYS, path)
-        for key in ("label", "node_ranks"):
-            if key not in section:
-                raise ConfigError(f"has no {key}; a node group looks like {_GROUP_EXAMPLE}", path=path)
-        label = label_text(section["label"], f"{path}.label")
+        loaded = plain(load_yaml(source) if isinstance(source, (str, os.PathLike)) else source, path)
+        return cls._of(convert(loaded, _GroupForm, path), num_nodes, hardware_types, path)
+
+    @classmethod
+    def _of(
+        cls, section: _Group, num_nodes: int, hardware_types: Mapping[str, type] | None, path: str
+    ) -> NodeGroupConfig:
+        label = label_text(section.label, f"{path}.label")
         if label in RESERVED_LABELS:
             raise ConfigError(
                 f"{label!r} is the built-in group of all nodes; choose another label for this one", path=f"{path}.label"
             )
-        ranks = parse_node_ranks(section["node_ranks"], num_nodes, f"{path}.node_ranks")
-        ignore = flag(section.get("ignore_hardware", False), f"{path}.ignore_hardware")
-        hardware = parse_hardware(section.get("hardware"), label, ranks, hardware_types, f"{path}.hardware")
-        if ignore and hardware is not None:
+        ranks = parse_node_ranks(section.node_ranks, num_nodes, f"{path}.node_ranks")
+        hardware = None
+        if section.hardware is not None:
+            hardware = _parse_hardware(section.hardware, label, ranks, hardware_types, f"{path}.hardware")
+        if section.ignore_hardware and hardware is not None:
             raise ConfigError(
                 "ignore_hardware and hardware exclude one another: a group that owns hardware cannot ignore it",
                 path=f"{path}.ignore_hardware",
             )
-        env_configs = _env_configs(section.get("env_configs"), label, ranks, num_nodes, f"{path}.env_configs")
-        return cls(label, ranks, env_configs, hardware, ignore)
+        env_configs = _parse_env_configs(section.env_configs or (), label, ranks, num_nodes, f"{path}.env_configs")
+        return cls(label, ranks, env_configs, hardware, section.ignore_hardware)
 
 
 @dataclass(frozen=True)
@@ -266,8 +318,8 @@ class ClusterConfig:
     """The ``cluster:`` section.
 
     Attributes:
-        num_nodes: how many nodes the cluster has.
-        component_placement: which components go by which rule; see ComponentPlacement.
+        num_nodes: number of nodes in the cluster.
+        component_placement: rules that place components; see ComponentPlacement.
         node_groups: the groups, in the order given.
     """
 
@@ -292,24 +344,20 @@ class ClusterConfig:
                 ``hardware.configs`` becomes an instance; without it they stay mappings, and types are not checked.
 
         Raises:
-            ConfigError: a key or value is wrong; its ``path`` says which.
+            ConfigError: a key or value is wrong; ``path`` says which.
         """
         if isinstance(source, cls):
             return source
-        section = cluster_section(source)
-        check_keys(section, _CLUSTER_KEYS, SECTION)
-        count = _num_nodes(section, num_nodes)
+        section = convert(cluster_section(source), _Cluster, SECTION)
+        count = _num_nodes(section.num_nodes, num_nodes)
         rules: tuple[ComponentRule, ...] = ()
-        if section.get("component_placement") is not None:
-            rules = parse_component_placement(section["component_placement"], f"{SECTION}.component_placement")
+        if section.component_placement is not None:
+            rules = parse_component_placement(section.component_placement, f"{SECTION}.component_placement")
         groups: list[NodeGroupConfig] = []
         path = f"{SECTION}.node_groups"
-        entries = section.get("node_groups")
-        for index, entry in enumerate(sequence([] if entries is None else entries, path, f"[{_GROUP_EXAMPLE}]")):
+        for index, entry in enumerate(section.node_groups or ()):
             where = f"{path}[{index}]"
-            group = NodeGroupConfig.from_any(
-                mapping(entry, where, _GROUP_EXAMPLE), num_nodes=count, hardware_types=hardware_types, path=where
-            )
+            group = NodeGroupConfig._of(entry, count, hardware_types, where)
             for other, earlier in enumerate(groups):
                 if earlier.label == group.label:
                     raise ConfigError(f"{group.label!r} is the label of {path}[{other}] too", path=f"{where}.label")
@@ -321,11 +369,11 @@ class ClusterConfig:
     from_dict_cfg = from_any
 
     def get_node_labels(self, node_rank: int) -> list[str]:
-        """Labels of the configured groups that hold a node."""
+        """Return the labels of the configured groups that contain a node."""
         return [group.label for group in self.node_groups if node_rank in group.node_ranks]
 
     def get_hardware_configs(self, node_rank: int) -> dict[str, list[Any]]:
-        """Hardware type to the entries of ``hardware.configs`` for a node; types without an entry for it too."""
+        """Return hardware type to the entries of ``hardware.configs`` for a node; a type without entries has []."""
         found: dict[str, list[Any]] = {}
         for group in self.node_groups:
             if group.hardware is not None and node_rank in group.node_ranks:
@@ -333,8 +381,44 @@ class ClusterConfig:
         return found
 
 
+def cluster_section(source: ConfigSource) -> Mapping[Any, Any]:
+    """Return the plain ``cluster:`` section of *source*, which is that section or a whole configuration.
+
+    Of a whole OmegaConf configuration only that section is resolved.
+
+    Raises:
+        ConfigError: there is none, or it cannot be read.
+    """
+    loaded = load_yaml(source) if isinstance(source, (str, os.PathLike)) else source
+    if not isinstance(loaded, Mapping):  # a DictConfig is one
+        raise ConfigError(
+            f"is {loaded!r}; it must be a mapping, an OmegaConf DictConfig or the path of a YAML file", path=SECTION
+        )
+    if SECTION in loaded:
+        try:
+            loaded = loaded[SECTION]
+        except (ConfigError, KeyError):
+            raise
+        except Exception as error:  # OmegaConf's own, which may not be imported here
+            raise ConfigError(f"cannot be resolved: {error}", path=SECTION) from error
+    section: dict[Any, Any] = convert(plain(loaded, SECTION), _SectionForm, SECTION)
+    return section
+
+
+def _num_nodes(value: Any, given: int | None) -> int:
+    path = f"{SECTION}.num_nodes"
+    if value is None:
+        if given is None:
+            raise ConfigError("has no num_nodes; add the number of nodes, e.g. num_nodes: 1", path=SECTION)
+        return whole_number(given, path, least=1)
+    count = whole_number(value, path, least=1)
+    if given is not None and given != count:
+        raise ConfigError(f"is {count}, but num_nodes={given} was asked for; give only one, or the same", path=path)
+    return count
+
+
 def _check_owned_once(earlier: NodeGroupConfig, group: NodeGroupConfig, path: str) -> None:
-    """A node has its pieces of one type in one order, which one group numbers."""
+    # One group numbers the pieces of one type on a node: two groups would give the same piece two ranks.
     if earlier.hardware is None or group.hardware is None or earlier.hardware.type != group.hardware.type:
         return
     both = sorted({*earlier.node_ranks} & {*group.node_ranks})
@@ -344,89 +428,6 @@ def _check_owned_once(earlier: NodeGroupConfig, group: NodeGroupConfig, path: st
             "group, and tell them apart by their ranks in the placement",
             path=path,
         )
-
-
-def cluster_section(source: ConfigSource) -> Mapping[Any, Any]:
-    """The plain ``cluster:`` section of *source*, which is that section or a whole configuration.
-
-    Of a whole OmegaConf configuration only that section is resolved.
-
-    Raises:
-        ConfigError: there is none, or it cannot be read.
-    """
-    loaded = source
-    if isinstance(source, (str, os.PathLike)):
-        loaded = _load_yaml(source)
-    if not isinstance(loaded, Mapping):  # a DictConfig is one
-        raise ConfigError(
-            f"is {loaded!r}; it must be a mapping, an OmegaConf DictConfig or the path of a YAML file", path=SECTION
-        )
-    if SECTION in loaded:
-        loaded = _member(loaded)
-    return mapping(plain(loaded, SECTION), SECTION, "{num_nodes: 1}")
-
-
-def _member(whole: Any) -> Any:
-    try:
-        return whole[SECTION]
-    except (ConfigError, KeyError):
-        raise
-    except Exception as error:  # OmegaConf's own, which may not be imported here
-        raise ConfigError(f"cannot be resolved: {error}", path=SECTION) from error
-
-
-def _load(source: ConfigSource, path: str) -> Any:
-    return plain(_load_yaml(source) if isinstance(source, (str, os.PathLike)) else source, path)
-
-
-def _num_nodes(section: Mapping[Any, Any], given: int | None) -> int:
-    path = f"{SECTION}.num_nodes"
-    if section.get("num_nodes") is None:
-        if given is None:
-            raise ConfigError("has no num_nodes; add the number of nodes, e.g. num_nodes: 1", path=SECTION)
-        return whole_number(given, path, least=1)
-    count = whole_number(section["num_nodes"], path, least=1)
-    if given is not None and given != count:
-        raise ConfigError(f"is {count}, but num_nodes={given} was asked for; give only one, or the same", path=path)
-    return count
-
-
-def _env_configs(
-    value: Any, label: str, group_ranks: Sequence[int], num_nodes: int, path: str
-) -> tuple[NodeEnvConfig, ...]:
-    owner: dict[int, str] = {}
-    found: list[NodeEnvConfig] = []
-    example = "[{node_ranks: 0-7, env_vars: [{NAME: value}]}]"
-    for index, raw in enumerate(sequence([] if value is None else value, path, example)):
-        where = f"{path}[{index}]"
-        entry = mapping(raw, where, example[1:-1])
-        check_keys(entry, _ENV_KEYS, where)
-        if "node_ranks" not in entry:
-            raise ConfigError("has no node_ranks; say which nodes of the group it is for", path=where)
-        ranks = parse_node_ranks(entry["node_ranks"], num_nodes, f"{where}.node_ranks")
-        if _is_all(entry["node_ranks"]):
-            ranks = tuple(group_ranks)
-        for rank in ranks:
-            if rank not in group_ranks:
-                raise ConfigError(
-                    f"names node {rank}, which is not in group {label!r} (its nodes: {spell_ranks(group_ranks)})",
-                    path=f"{where}.node_ranks",
-                )
-            if rank in owner:
-                raise ConfigError(
-                    f"names node {rank}, which {owner[rank]} covers already; one entry per node",
-                    path=f"{where}.node_ranks",
-                )
-            owner[rank] = where
-        interpreter = entry.get("python_interpreter_path")
-        if interpreter is not None:
-            interpreter = text(interpreter, f"{where}.python_interpreter_path", "the path of an interpreter")
-        found.append(NodeEnvConfig(ranks, interpreter, parse_env_vars(entry.get("env_vars"), join(where, "env_vars"))))
-    return tuple(found)
-
-
-def _is_all(value: Any) -> bool:
-    return isinstance(value, str) and value.strip().lower() == "all"
 
 
 def _check_labels(rules: Sequence[ComponentRule], labels: Sequence[str]) -> None:
@@ -442,25 +443,18 @@ def _check_labels(rules: Sequence[ComponentRule], labels: Sequence[str]) -> None
 
 
 def spell_ranks(ranks: Sequence[int]) -> str:
-    """Ranks as people write them: ``0-3,5``."""
+    """Return ascending ranks as people write them: ``0-3,5``; "none" for no rank."""
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in _runs(ranks)) or "none"
 
 
 def _runs(ranks: Sequence[int]) -> Iterator[tuple[int, int]]:
-    start: int | None = None
-    previous = -1
+    start = previous = -1
     for rank in ranks:
-        if start is None:
+        if previous < 0:
             start = rank
         elif rank != previous + 1:
             yield start, previous
             start = rank
         previous = rank
-    if start is not None:
+    if previous >= 0:
         yield start, previous
-
-
-def _load_yaml(source: str | os.PathLike[str]) -> Any:
-    from rlinf_actors.config.config_values import load_yaml  # not at the top: workers have no YAML, nor need it
-
-    return load_yaml(source)

@@ -1,24 +1,15 @@
-"""A dataclass instance from a mapping of the configuration, its fields checked against their annotations.
+"""Values that every part of the configuration uses: YAML, OmegaConf, ranks, labels, variables, and users' dataclasses.
 
-Only annotations made of plain types (numbers, text, lists, mappings, enums, literals, dataclasses) are checked;
-what else a class wants is for its ``__post_init__`` to say.
-
-Small checks that every part of the configuration uses; each error carries its config path.
-
-Node ranks as people write them: ``3``, ``"0-7,12"``, ``all``, or a list of those.
-
-The ``env_vars`` lists: one-key mappings, each variable once.
-
-The mark on numbers that YAML read in base 60. Apart from the YAML loader, which workers never need.
-
-YAML as PyYAML's safe loader reads it, less two traps: ``1:0`` is not silently 60, and no key is given twice.
+Fixed sections are structs, which `rlinf_actors.conversion` checks. This module has what a struct cannot say: forms that
+people write in several ways (node ranks, labels, ``env_vars``), numbers that YAML reads in base 60, and dataclasses of
+hardware types, whose fields are checked against their annotations. Every error is a ConfigError with its config path.
+Nothing a caller passes in is changed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import enum
 import functools
 import os
@@ -26,22 +17,25 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Union
 
 import msgspec
 
+from rlinf_actors import conversion
+from rlinf_actors.conversion import check_keys, join
 from rlinf_actors.errors import ConfigError
+
+# --- YAML and OmegaConf ---
 
 
 class SexagesimalInt(int):
     """A number that was written ``a:b`` without quotes: YAML 1.1 reads those in base 60.
 
-    It stays usable as the number, since in another part of the file it may be meant; whoever expects
-    ranks refuses it.
+    Elsewhere in the file it may be meant, so it stays usable as the number; a field for ranks refuses it.
 
     Attributes:
-        written: how the file has it.
+        written: the text in the file.
         line: line in the file, from 1.
     """
 
@@ -49,8 +43,80 @@ class SexagesimalInt(int):
     line: int
 
 
+def refuse_sexagesimal(value: Any, path: str) -> None:
+    """Raise ConfigError if *value* was written ``a:b`` without quotes."""
+    if isinstance(value, SexagesimalInt):
+        raise ConfigError(
+            f"YAML reads the unquoted {value.written} (line {value.line}) as a base-60 number, {int(value)}; "
+            f'quote this: "{value.written}"',
+            path=path,
+        )
+
+
+def load_yaml(source: str | os.PathLike[str]) -> Any:
+    """Return the content of a YAML file.
+
+    Raises:
+        ConfigError: the file cannot be read or is not YAML; ``path`` is the file's.
+    """
+    name = os.fspath(source)
+    try:
+        with open(name, encoding="utf-8") as file:
+            return parse_yaml(file.read())
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror or error}", path=name) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"is not UTF-8 text: {error}", path=name) from error
+    except ConfigError as error:
+        raise ConfigError(str(error), path=name) from error
+
+
+def parse_yaml(source: str) -> Any:
+    """Return the content of YAML text. Numbers written ``a:b`` are SexagesimalInts.
+
+    Raises:
+        ConfigError: the text is not YAML, or a mapping has a key twice.
+    """
+    import yaml  # not at the top: workers import this module and read no YAML
+
+    try:
+        return yaml.load(source, Loader=_yaml_loader())  # a SafeLoader
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"is not valid YAML: {error}") from error
+
+
+@functools.cache
+def _yaml_loader() -> Any:
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            seen: dict[Any, int] = {}
+            for key_node, _ in getattr(node, "value", ()):
+                if isinstance(key_node, yaml.ScalarNode) and key_node.tag != "tag:yaml.org,2002:merge":
+                    line = key_node.start_mark.line + 1
+                    first = seen.setdefault((key_node.tag, key_node.value), line)
+                    if first != line:
+                        raise ConfigError(f"{key_node.value!r} is given twice, in lines {first} and {line}")
+            return super().construct_mapping(node, deep=deep)
+
+    def construct_int(loader: Any, node: Any) -> int:
+        value: int = loader.construct_yaml_int(node)
+        if ":" not in node.value:
+            return value
+        marked = SexagesimalInt(value)
+        marked.written = node.value
+        marked.line = node.start_mark.line + 1
+        return marked
+
+    Loader.add_constructor("tag:yaml.org,2002:int", construct_int)
+    return Loader
+
+
 def plain(value: Any, path: str) -> Any:
-    """*value* with OmegaConf containers, at any depth, turned into dicts and lists, interpolations resolved.
+    """Return *value* with OmegaConf containers, at any depth, as dicts and lists, interpolations resolved.
 
     Raises:
         ConfigError: an interpolation cannot be resolved or a mandatory value (``???``) is missing.
@@ -68,69 +134,17 @@ def plain(value: Any, path: str) -> Any:
     return value
 
 
-def join(path: str, key: object) -> str:
-    """The config path of *key* inside *path*."""
-    return f"{path}.{key}" if path else str(key)
+# --- forms that people write in several ways ---
 
-
-def nearest(name: object, known: Iterable[str]) -> str:
-    """The one of *known* that looks most like *name*; "" if there is none."""
-    found = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.0)
-    return found[0] if found else ""
-
-
-def check_keys(section: Mapping[Any, Any], known: Sequence[str], path: str) -> None:
-    """Refuse keys that are not *known*.
-
-    Raises:
-        ConfigError: names the first such key and the nearest one that exists.
-    """
-    for key in section:
-        if key not in known:
-            raise ConfigError(
-                f"unknown key {key!r}; did you mean {nearest(key, known)!r}? Valid keys: {', '.join(known)}",
-                path=join(path, key),
-            )
-
-
-def mapping(value: Any, path: str, example: str) -> Mapping[Any, Any]:
-    """*value*, which must be a mapping.
-
-    Raises:
-        ConfigError: it is something else; the message shows *example*.
-    """
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"is {value!r}; it must be a mapping such as {example}", path=path)
-    return value
-
-
-def sequence(value: Any, path: str, example: str) -> list[Any]:
-    """*value*, which must be a list.
-
-    Raises:
-        ConfigError: it is something else; the message shows *example*.
-    """
-    if not isinstance(value, (list, tuple)):
-        raise ConfigError(f"is {value!r}; it must be a list such as {example}", path=path)
-    return list(value)
-
-
-def flag(value: Any, path: str) -> bool:
-    """*value*, which must be true or false.
-
-    Raises:
-        ConfigError: it is something else.
-    """
-    if not isinstance(value, bool):
-        raise ConfigError(f"is {value!r}; it must be true or false", path=path)
-    return value
+_RANGE = re.compile(r"\s*([0-9]{1,9})\s*(?:-\s*([0-9]{1,9})\s*)?", re.ASCII)
+_RANK_FORMS = 'a rank (3), ranges ("0-7,12"), "all", or a list of ranks'
 
 
 def whole_number(value: Any, path: str, least: int = 0) -> int:
-    """*value* as an int of at least *least*; digits in a string count, as OmegaConf's ``oc.env`` gives those.
+    """Return *value* as an int of at least *least*; digits in a string count, as OmegaConf's ``oc.env`` gives those.
 
     Raises:
-        ConfigError: it is no whole number, too small, or was written like ``1:0``.
+        ConfigError: *value* is no whole number, is too small, or was written like ``1:0``.
     """
     refuse_sexagesimal(value, path)
     if isinstance(value, str) and value.strip().isascii() and value.strip().isdigit():
@@ -140,22 +154,11 @@ def whole_number(value: Any, path: str, least: int = 0) -> int:
     return value
 
 
-def text(value: Any, path: str, what: str) -> str:
-    """*value*, which must be a non-empty string; *what* names it in the message.
-
-    Raises:
-        ConfigError: it is something else.
-    """
-    if not isinstance(value, str) or not value.strip():
-        raise ConfigError(f"is {value!r}; it must be {what}", path=path)
-    return value.strip()
-
-
 def label_text(value: Any, path: str) -> str:
-    """A node group's label: a string, or a whole number (``4090`` and ``"4090"`` are one label).
+    """Return a node group's label: text, or a whole number (``4090`` and ``"4090"`` are one label).
 
     Raises:
-        ConfigError: it is something else, or holds a comma (which separates labels elsewhere).
+        ConfigError: *value* is something else, or has a comma, which separates labels elsewhere.
     """
     refuse_sexagesimal(value, path)
     if isinstance(value, int) and not isinstance(value, bool):
@@ -167,26 +170,105 @@ def label_text(value: Any, path: str) -> str:
     return value.strip()
 
 
-def refuse_sexagesimal(value: Any, path: str) -> None:
-    """Refuse a number that was written ``a:b``, which YAML reads in base 60.
+def parse_node_ranks(value: Any, num_nodes: int, path: str) -> tuple[int, ...]:
+    """Return the node ranks that *value* names, ascending.
+
+    Args:
+        value: ``3``, ``"0-7,12"``, ``all`` (0 to *num_nodes* - 1), or a list of ranks and ranges.
+        num_nodes: number of nodes in the cluster.
+        path: config path of *value*.
 
     Raises:
-        ConfigError: says to quote it.
+        ConfigError: *value* has another form, a rank repeats or is not below *num_nodes*.
     """
-    if isinstance(value, SexagesimalInt):
-        raise ConfigError(
-            f"YAML reads the unquoted {value.written} (line {value.line}) as a base-60 number, {int(value)}; "
-            f'quote this: "{value.written}"',
-            path=path,
-        )
+    ranks = _ranks(value, num_nodes, path)
+    if not ranks:
+        raise ConfigError(f"is {value!r}, which names no node; it must be {_RANK_FORMS}", path=path)
+    seen: set[int] = set()
+    for rank in ranks:
+        if rank >= num_nodes:
+            nodes = "one node: rank 0" if num_nodes == 1 else f"{num_nodes} nodes: ranks 0-{num_nodes - 1}"
+            raise ConfigError(f"names node {rank}, but the cluster has {nodes} (num_nodes: {num_nodes})", path=path)
+        if rank in seen:
+            raise ConfigError(f"names node {rank} twice in {value!r}", path=path)
+        seen.add(rank)
+    return tuple(sorted(ranks))
 
+
+def _ranks(value: Any, num_nodes: int, path: str, in_list: bool = False) -> Sequence[int]:
+    refuse_sexagesimal(value, path)
+    if in_list and (isinstance(value, (list, tuple)) or is_all(value)):
+        raise ConfigError(f"is {value!r}; inside a list it must be a rank or ranges", path=path)
+    if isinstance(value, int) and not isinstance(value, bool):
+        if value < 0:
+            raise ConfigError(f"is {value}; ranks count from 0", path=path)
+        return [value]
+    if is_all(value):
+        return range(num_nodes)
+    if isinstance(value, (list, tuple)):
+        return [rank for index, item in enumerate(value) for rank in _ranks(item, num_nodes, f"{path}[{index}]", True)]
+    if not isinstance(value, str):
+        raise ConfigError(f"is {value!r}; it must be {_RANK_FORMS}", path=path)
+    ranks: list[int] = []
+    for piece in value.split(","):
+        match = _RANGE.fullmatch(piece)
+        if match is None:
+            raise ConfigError(f"cannot read {piece.strip()!r} in {value!r}; it must be {_RANK_FORMS}", path=path)
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise ConfigError(f"{first}-{last} in {value!r} runs backwards; write {last}-{first}", path=path)
+        # One rank past the end is enough for the caller to refuse the range, however long it is.
+        ranks += range(first, min(last, max(first, num_nodes)) + 1)
+    return ranks
+
+
+def is_all(value: Any) -> bool:
+    """True if *value* is the word ``all``."""
+    return isinstance(value, str) and value.strip().lower() == "all"
+
+
+def parse_env_vars(entries: Sequence[Mapping[Any, Any]], path: str) -> dict[str, str]:
+    """Return the variables of an ``env_vars`` list of one-key mappings, in order.
+
+    Raises:
+        ConfigError: an entry has not exactly one key, a key repeats, or a value is neither text nor a number.
+    """
+    variables: dict[str, str] = {}
+    for index, entry in enumerate(entries):
+        where = f"{path}[{index}]"
+        if len(entry) != 1:
+            raise ConfigError(
+                f"has {len(entry)} keys; write one variable an entry: - {{GLOO_SOCKET_IFNAME: eth0}}", path=where
+            )
+        ((key, item),) = entry.items()
+        if not isinstance(key, str) or not key or "=" in key or "\0" in key or key != key.strip():
+            raise ConfigError(f"{key!r} cannot be the name of an environment variable", path=where)
+        if key in variables:
+            raise ConfigError(f"{key} is set twice for the same nodes; keep one", path=where)
+        where = f"{where}.{key}"
+        refuse_sexagesimal(item, where)
+        if isinstance(item, bool):
+            text = f'YAML reads it as {item}; quote what the variable is to hold, e.g. "1" or "true"'
+            raise ConfigError(text, path=where)
+        if not isinstance(item, (str, int, float)):
+            raise ConfigError(f"is {item!r}; the value of a variable is text or a number (quote it)", path=where)
+        if isinstance(item, str) and "\0" in item:
+            raise ConfigError("holds a NUL byte, which no environment can", path=where)
+        variables[key] = str(item)
+    return variables
+
+
+# --- dataclasses of hardware types ---
 
 _SCALARS = (int, float, str, bool, type(None))
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 
 
 def build(cls: type, values: Mapping[Any, Any], path: str) -> Any:
-    """``cls(**values)``, checked.
+    """Return ``cls(**values)``, the fields checked against their annotations.
+
+    Only annotations made of plain types are checked: numbers, text, lists, mappings, enums, literals, dataclasses. The
+    class checks the rest in its ``__post_init__``.
 
     Raises:
         ConfigError: an unknown, missing or ill-typed field, or the class refuses the values with a
@@ -196,7 +278,10 @@ def build(cls: type, values: Mapping[Any, Any], path: str) -> Any:
     if dataclasses.is_dataclass(cls):
         fields = [field for field in dataclasses.fields(cls) if field.init]
         check_keys(given, [field.name for field in fields], path)
-        hints = _hints(cls)
+        try:
+            hints = typing.get_type_hints(cls)
+        except (NameError, TypeError):  # a name that only a type checker, or a function's scope, knows
+            hints = {}
         for field in fields:
             if field.name in given:
                 if given[field.name] is None and field.default is None:
@@ -206,52 +291,35 @@ def build(cls: type, values: Mapping[Any, Any], path: str) -> Any:
                 raise ConfigError(f"has no {field.name}, which {cls.__name__} needs", path=path)
     try:
         return cls(**given)
-    except ConfigError as error:  # of a class that checks its fields: they are below *path*
+    except ConfigError as error:  # of a class that checks its fields: their paths are below *path*
         raise ConfigError(str(error.args[0]), path=join(path, error.path) if error.path else path) from error
     except (TypeError, ValueError, AssertionError) as error:
         raise ConfigError(f"{cls.__name__} refuses it: {error}", path=path) from error
 
 
 def convert(value: Any, hint: Any, path: str) -> Any:
-    """*value* as *hint* wants it: an int may stand for a float, a list for a tuple, a value for its enum member.
+    """Return *value* as the annotation *hint* wants it, as conversion.convert does, and dataclasses inside by `build`.
 
-    A number in a string counts as a number, as OmegaConf's ``oc.env`` gives those.
-
-    Raises:
-        ConfigError: it is something else; ``path`` leads to the part that is.
+    A number in a string counts as a number, as OmegaConf's ``oc.env`` gives those. A hint that is not made of plain
+    types accepts every value.
     """
-    if not _is_plain(hint):
+    if not _is_plain(hint) or _is_dataclass(type(value)):
         return value
+    parts = [hint, *typing.get_args(hint)]
     if isinstance(value, Mapping):
-        nested = [part for part in (hint, *typing.get_args(hint)) if _is_dataclass(part)]
+        nested = [part for part in parts if _is_dataclass(part)]
         if len(nested) == 1:
             return build(nested[0], value, path)
-    if isinstance(value, (list, tuple)) and typing.get_origin(hint) in (list, tuple):
-        kinds = [part for part in typing.get_args(hint) if part is not Ellipsis]
+    origin = typing.get_origin(hint)
+    if isinstance(value, (list, tuple)) and origin in (list, tuple):
+        kinds = [part for part in parts[1:] if part is not Ellipsis]
         if len(kinds) == 1:
             items = [convert(item, kinds[0], f"{path}[{index}]") for index, item in enumerate(value)]
-            return tuple(items) if typing.get_origin(hint) is tuple else items
-    if _is_dataclass(type(value)):
-        return value
-    try:
-        return msgspec.convert(value, hint)
-    except msgspec.ValidationError as error:
-        if isinstance(value, str) and not _takes_text(hint):
-            with contextlib.suppress(msgspec.ValidationError):  # the strict message below says it better
-                return msgspec.convert(value, hint, strict=False)
-        problem, _, where = str(error).partition(" - at `$")
-        reason = problem.replace("`", "")
-        quote = " (in YAML, quote it)" if reason in ("Expected str, got int", "Expected str, got float") else ""
-        raise ConfigError(
-            f"is {_part(value, where)!r}; {reason[:1].lower()}{reason[1:]}{quote}", path=f"{path}{where.rstrip('`')}"
-        ) from None
-
-
-def _hints(cls: type) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(cls)
-    except (NameError, TypeError):  # a name that only a type checker, or a function's scope, knows
-        return {}
+            return tuple(items) if origin is tuple else items
+    if isinstance(value, str) and not _takes_text(hint):
+        with contextlib.suppress(msgspec.ValidationError):  # the strict message below says it better
+            return msgspec.convert(value, hint, strict=False)
+    return conversion.convert(value, hint, path)
 
 
 def _is_plain(hint: Any) -> bool:
@@ -271,166 +339,3 @@ def _is_dataclass(hint: Any) -> bool:
 
 def _takes_text(hint: Any) -> bool:
     return hint in (str, Any) or any(_takes_text(part) for part in typing.get_args(hint))
-
-
-def _part(value: Any, where: str) -> Any:
-    """The element of a list that msgspec's path ``[2]`` means; the whole for any other path."""
-    index = where.rstrip("`").strip("[]")
-    return value[int(index)] if index.isdigit() and isinstance(value, (list, tuple)) else value
-
-
-_RANGE = re.compile(r"\s*([0-9]{1,9})\s*(?:-\s*([0-9]{1,9})\s*)?", re.ASCII)
-_FORMS = 'a rank (3), ranges ("0-7,12"), "all", or a list of ranks'
-
-
-def parse_node_ranks(value: Any, num_nodes: int, path: str) -> tuple[int, ...]:
-    """The ranks that *value* names, ascending; ``all`` is 0 to *num_nodes* - 1.
-
-    Raises:
-        ConfigError: the form is none of those above, a rank repeats or is not below *num_nodes*.
-    """
-    ranks = _collect(value, num_nodes, path)
-    if not ranks:
-        raise ConfigError(f"is {value!r}, which names no node; it must be {_FORMS}", path=path)
-    seen: set[int] = set()
-    for rank in ranks:
-        if rank >= num_nodes:
-            nodes = "one node: rank 0" if num_nodes == 1 else f"{num_nodes} nodes: ranks 0-{num_nodes - 1}"
-            raise ConfigError(f"names node {rank}, but the cluster has {nodes} (num_nodes: {num_nodes})", path=path)
-        if rank in seen:
-            raise ConfigError(f"names node {rank} twice in {value!r}", path=path)
-        seen.add(rank)
-    return tuple(sorted(ranks))
-
-
-def _collect(value: Any, num_nodes: int, path: str) -> Sequence[int]:
-    refuse_sexagesimal(value, path)
-    if isinstance(value, bool) or value is None:
-        raise ConfigError(f"is {value!r}; it must be {_FORMS}", path=path)
-    if isinstance(value, int):
-        if value < 0:
-            raise ConfigError(f"is {value}; ranks count from 0", path=path)
-        return [value]
-    if isinstance(value, str):
-        if value.strip().lower() == "all":
-            return range(num_nodes)
-        return [rank for piece in value.split(",") for rank in _range(piece, num_nodes, value, path)]
-    if isinstance(value, (list, tuple)):
-        return [rank for index, item in enumerate(value) for rank in _item(item, num_nodes, f"{path}[{index}]")]
-    raise ConfigError(f"is {value!r}; it must be {_FORMS}", path=path)
-
-
-def _item(value: Any, num_nodes: int, path: str) -> Sequence[int]:
-    if isinstance(value, (list, tuple)) or (isinstance(value, str) and value.strip().lower() == "all"):
-        raise ConfigError(f"is {value!r}; inside a list it must be a rank or ranges", path=path)
-    return _collect(value, num_nodes, path)
-
-
-def _range(piece: str, num_nodes: int, whole: str, path: str) -> range:
-    match = _RANGE.fullmatch(piece)
-    if match is None:
-        raise ConfigError(f"cannot read {piece.strip()!r} in {whole!r}; it must be {_FORMS}", path=path)
-    first, last = int(match[1]), int(match[2] or match[1])
-    if last < first:
-        raise ConfigError(f"{first}-{last} in {whole!r} runs backwards; write {last}-{first}", path=path)
-    # Stop one past the end: enough for the caller to refuse it, however long the range is.
-    return range(first, min(last, max(first, num_nodes)) + 1)
-
-
-_EXAMPLE = "{GLOO_SOCKET_IFNAME: eth0}"
-
-
-def parse_env_vars(value: Any, path: str) -> dict[str, str]:
-    """The variables of an ``env_vars`` list, in order.
-
-    Raises:
-        ConfigError: an entry is not a mapping with one key, a key repeats, or a value is no text or number.
-    """
-    variables: dict[str, str] = {}
-    for index, raw in enumerate(sequence([] if value is None else value, path, f"[{_EXAMPLE}]")):
-        where = f"{path}[{index}]"
-        entry = mapping(raw, where, _EXAMPLE)
-        if len(entry) != 1:
-            raise ConfigError(f"has {len(entry)} keys; write one variable an entry: - {_EXAMPLE}", path=where)
-        ((key, item),) = entry.items()
-        if not isinstance(key, str) or not key or "=" in key or "\0" in key or key != key.strip():
-            raise ConfigError(f"{key!r} cannot be the name of an environment variable", path=where)
-        if key in variables:
-            raise ConfigError(f"{key} is set twice for the same nodes; keep one", path=where)
-        variables[key] = _value(item, f"{where}.{key}")
-    return variables
-
-
-def _value(item: Any, path: str) -> str:
-    refuse_sexagesimal(item, path)
-    if isinstance(item, bool):
-        raise ConfigError(f'YAML reads it as {item}; quote what the variable is to hold, e.g. "1" or "true"', path=path)
-    if not isinstance(item, (str, int, float)):
-        raise ConfigError(f"is {item!r}; the value of a variable is text or a number (quote it)", path=path)
-    if isinstance(item, str) and "\0" in item:
-        raise ConfigError("holds a NUL byte, which no environment can", path=path)
-    return str(item)
-
-
-def _construct_int(loader: Any, node: Any) -> int:
-    value: int = loader.construct_yaml_int(node)
-    if ":" not in node.value:
-        return value
-    marked = SexagesimalInt(value)
-    marked.written = node.value
-    marked.line = node.start_mark.line + 1
-    return marked
-
-
-@functools.cache
-def _yaml_loader() -> Any:
-    """Return PyYAML's safe loader, which marks numbers such as ``1:0`` and refuses duplicate keys."""
-    import yaml  # not at the top: workers import this module and never read YAML
-
-    class Loader(yaml.SafeLoader):
-        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            seen: dict[Any, int] = {}
-            for key_node, _ in getattr(node, "value", ()):
-                if isinstance(key_node, yaml.ScalarNode) and key_node.tag != "tag:yaml.org,2002:merge":
-                    line = key_node.start_mark.line + 1
-                    first = seen.setdefault((key_node.tag, key_node.value), line)
-                    if first != line:
-                        raise ConfigError(f"{key_node.value!r} is given twice, in lines {first} and {line}")
-            return super().construct_mapping(node, deep=deep)
-
-    Loader.add_constructor("tag:yaml.org,2002:int", _construct_int)
-    return Loader
-
-
-def load_yaml(source: str | os.PathLike[str]) -> Any:
-    """What a YAML file holds.
-
-    Raises:
-        ConfigError: it cannot be read or is not YAML; ``path`` is the file's.
-    """
-    name = os.fspath(source)
-    try:
-        with open(name, encoding="utf-8") as file:
-            return parse_yaml(file.read())
-    except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror or error}", path=name) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"is not UTF-8 text: {error}", path=name) from error
-    except ConfigError as error:
-        raise ConfigError(str(error), path=name) from error
-
-
-def parse_yaml(source: str) -> Any:
-    """What YAML text says.
-
-    Raises:
-        ConfigError: it is not YAML, or a mapping has a key twice.
-    """
-    import yaml
-
-    try:
-        return yaml.load(source, Loader=_yaml_loader())  # a SafeLoader
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"is not valid YAML: {error}") from error

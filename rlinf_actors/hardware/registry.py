@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType, ModuleType
 from typing import Any, ClassVar, TypeVar
 
-from rlinf_actors.config.config_values import build, nearest
+from rlinf_actors.config.config_values import build
+from rlinf_actors.conversion import nearest
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.model.hardware import AcceleratorType, HardwareConfig, HardwareResource, is_accelerator_type
 from rlinf_actors.model.node import ANY_ACCELERATOR

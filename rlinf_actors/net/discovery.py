@@ -17,7 +17,12 @@ import socket
 import stat
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Annotated
 
+import msgspec
+from msgspec import Meta
+
+from rlinf_actors.conversion import convert
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.net.head_records import SOCKET, HeadRecord, MachineRecords, find_records
 from rlinf_actors.net.host import DEFAULT_LISTEN, endpoint_of
@@ -30,7 +35,12 @@ PRIVATE = "private"
 """As an address: a private cluster, also where the client file names a head."""
 CLIENT_FILE = "rlinf-actors/client.toml"
 """In /etc and in the user's directory of configuration."""
-CLIENT_KEYS = ("head", "key_file")
+
+
+class _ClientFile(msgspec.Struct, forbid_unknown_fields=True):
+    head: Annotated[str, Meta(min_length=1)] | None = None
+    key_file: Annotated[str, Meta(min_length=1)] | None = None
+
 
 # --- the client file ---
 
@@ -90,16 +100,8 @@ def read_client_file(path: str, must_exist: bool = False) -> dict[str, str]:
         values = tomllib.loads(data.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"is not TOML: {error}", path=path) from None
-    for key, value in values.items():
-        if key not in CLIENT_KEYS:
-            import difflib
-
-            nearest = difflib.get_close_matches(key, CLIENT_KEYS, n=1, cutoff=0.0)[0]
-            known = ", ".join(CLIENT_KEYS)
-            raise ConfigError(f"is not a key here; did you mean {nearest!r}? Known: {known}", path=f"{path}: {key}")
-        if not isinstance(value, str) or not value:
-            raise ConfigError(f"is {value!r}; it must be a text", path=f"{path}: {key}")
-    return values
+    found = convert(values, _ClientFile, f"{path}: ")
+    return {key: value for key, value in msgspec.structs.asdict(found).items() if value is not None}
 
 
 # --- which one is meant ---

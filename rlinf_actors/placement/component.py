@@ -7,14 +7,14 @@ import enum
 from typing import Any
 
 from rlinf_actors.config.cluster_config import (
-    EXAMPLE,
+    PLACEMENT_EXAMPLE,
     SECTION,
     ClusterConfig,
     ComponentRule,
     cluster_section,
     parse_component_placement,
 )
-from rlinf_actors.config.config_values import nearest
+from rlinf_actors.conversion import nearest
 from rlinf_actors.errors import ConfigError, PlacementError
 from rlinf_actors.model.node import NODE_GROUP
 from rlinf_actors.placement.grammar import assign
@@ -144,5 +144,5 @@ def _rules(config: Any) -> tuple[ComponentRule, ...]:
         if not rules and meant and meant != ["component_placement"]:
             raise ConfigError("unknown key; did you mean 'component_placement'?", path=f"{SECTION}.{meant[0]}")
     if not rules:
-        raise ConfigError(f"there is no component_placement; add one, e.g. {EXAMPLE}", path=path)
+        raise ConfigError(f"there is no component_placement; add one, e.g. {PLACEMENT_EXAMPLE}", path=path)
     return rules

@@ -13,19 +13,53 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from rlinf_actors.config.cluster_config import ClusterConfig
-from rlinf_actors.config.config_values import check_keys, mapping, nearest, plain, sequence, text, whole_number
+from rlinf_actors.config.config_values import load_yaml, plain, whole_number
+from rlinf_actors.conversion import convert, nearest
 from rlinf_actors.errors import ConfigError, PlacementError
 from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE
 from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType, HardwareInfo, HardwareResource
 from rlinf_actors.model.node import CLUSTER_GROUP, NodeGroupInfo, NodeInfo
 from rlinf_actors.placement.node_groups import build_node_groups, with_configured_hardware
 
-_NODE_KEYS = ("count", "ip", "cpus", "accelerator", "robots")
-_NODE_EXAMPLE = "{count: 2, accelerator: {type: NV_GPU, number: 8}}"
+
+class _Accelerator(msgspec.Struct, forbid_unknown_fields=True):
+    type: Annotated[str, Meta(pattern=r"\S", description="a type of accelerator")] = "NV_GPU"
+    model: Any = ""
+    number: Any = 1
+
+
+class _Robot(msgspec.Struct, forbid_unknown_fields=True):
+    type: Annotated[str, Meta(pattern=r"\S", description="the name of a hardware type")]
+    model: Any = ""
+    number: Any = 1
+
+
+_RobotEntry = Annotated[_Robot, Meta(description="a mapping such as {type: Franka, number: 1}")]
+
+
+class _Node(msgspec.Struct, forbid_unknown_fields=True):
+    count: Any = 1
+    ip: Annotated[str, Meta(pattern=r"\S", description="an IP address")] | None = None
+    cpus: Any = 1
+    accelerator: (
+        Annotated[_Accelerator, Meta(description="a mapping such as {type: NV_GPU, model: A800, number: 8}")] | None
+    ) = None
+    robots: Annotated[list[_RobotEntry], Meta(description="a list such as [{type: Franka}]")] | None = None
+
+
+_EXAMPLE = "{count: 2, accelerator: {type: NV_GPU, number: 8}}"
+_NodeEntry = Annotated[_Node, Meta(description=f"a mapping such as {_EXAMPLE}")]
+
+
+class _Description(msgspec.Struct, forbid_unknown_fields=True):
+    nodes: Annotated[list[_NodeEntry], Meta(description=f"a list such as [{_EXAMPLE}]")]
 
 
 class DescribedCluster:
@@ -106,27 +140,21 @@ class DescribedCluster:
 
 
 def parse_description(source: Any) -> list[NodeInfo]:
-    """The nodes of a description.
+    """Return the nodes of a description.
 
     Raises:
         ConfigError: a key or value is wrong; ``path`` says which.
     """
-    from rlinf_actors.config.config_values import load_yaml  # not at the top: workers have no YAML, nor need it
-
     loaded = plain(load_yaml(source) if isinstance(source, (str, os.PathLike)) else source, "")
-    if isinstance(loaded, Mapping):
-        check_keys(loaded, ("nodes",), "")
-        loaded = loaded.get("nodes")
+    description = convert({"nodes": loaded} if isinstance(loaded, list) else loaded, _Description, "")
     nodes: list[NodeInfo] = []
-    for index, raw in enumerate(sequence(loaded, "nodes", f"[{_NODE_EXAMPLE}]")):
+    for index, entry in enumerate(description.nodes):
         path = f"nodes[{index}]"
-        entry = mapping(raw, path, _NODE_EXAMPLE)
-        check_keys(entry, _NODE_KEYS, path)
-        count = whole_number(entry.get("count", 1), f"{path}.count", least=1)
-        cpus = whole_number(entry.get("cpus", 1), f"{path}.cpus", least=1)
+        count = whole_number(entry.count, f"{path}.count", least=1)
+        cpus = whole_number(entry.cpus, f"{path}.cpus", least=1)
         resources = _resources(entry, path)
         for number in range(count):
-            nodes.append(_node(len(nodes), _ip(entry.get("ip"), number, len(nodes), f"{path}.ip"), cpus, resources))
+            nodes.append(_node(len(nodes), _ip(entry.ip, number, len(nodes), f"{path}.ip"), cpus, resources))
     if not nodes:
         raise ConfigError("has no node", path="nodes")
     return nodes
@@ -138,24 +166,19 @@ def _node(rank: int, ip: str, cpus: int, resources: Sequence[HardwareResource]) 
     )
 
 
-def _ip(value: Any, number: int, rank: int, path: str) -> str:
-    if value is None:
+def _ip(first: str | None, number: int, rank: int, path: str) -> str:
+    if first is None:
         return f"node-{rank}"
     try:
-        return str(ipaddress.ip_address(text(value, path, "an IP address")) + number)
+        return str(ipaddress.ip_address(first.strip()) + number)
     except ValueError as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"is {value!r}, which is no IP address", path=path) from error
+        raise ConfigError(f"is {first!r}, which is no IP address", path=path) from error
 
 
-def _resources(entry: Mapping[Any, Any], path: str) -> list[HardwareResource]:
+def _resources(entry: _Node, path: str) -> list[HardwareResource]:
     found: list[HardwareResource] = []
-    if entry.get("accelerator") is not None:
-        where = f"{path}.accelerator"
-        given = mapping(entry["accelerator"], where, "{type: NV_GPU, model: A800, number: 8}")
-        check_keys(given, ("type", "model", "number"), where)
-        kind = text(given.get("type", "NV_GPU"), f"{where}.type", "a type of accelerator")
+    if entry.accelerator is not None:
+        where, kind = f"{path}.accelerator", entry.accelerator.type
         known = [member.value for member in ACCELERATOR_TABLE if member is not AcceleratorType.NO_ACCEL]
         if kind not in known:
             raise ConfigError(
@@ -163,15 +186,11 @@ def _resources(entry: Mapping[Any, Any], path: str) -> list[HardwareResource]:
                 f"Types: {', '.join(known)}",
                 path=f"{where}.type",
             )
-        number = whole_number(given.get("number", 1), f"{where}.number")
-        found += _accelerators(kind, str(given.get("model", "")), number)
-    for index, raw in enumerate(sequence(entry.get("robots") or [], f"{path}.robots", "[{type: Franka}]")):
-        where = f"{path}.robots[{index}]"
-        robot = mapping(raw, where, "{type: Franka, number: 1}")
-        check_keys(robot, ("type", "model", "number"), where)
-        kind = text(robot.get("type"), f"{where}.type", "the name of a hardware type")
-        number = whole_number(robot.get("number", 1), f"{where}.number", least=1)
-        found.append(HardwareResource(kind, [HardwareInfo(kind, str(robot.get("model", "")))] * number))
+        number = whole_number(entry.accelerator.number, f"{where}.number")
+        found += _accelerators(kind, str(entry.accelerator.model), number)
+    for index, robot in enumerate(entry.robots or ()):
+        number = whole_number(robot.number, f"{path}.robots[{index}].number", least=1)
+        found.append(HardwareResource(robot.type, [HardwareInfo(robot.type, str(robot.model))] * number))
     return found
 
 

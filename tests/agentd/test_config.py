@@ -136,13 +136,14 @@ def test_what_this_process_is_to_be(tmp_path, arguments, environ, text, expected
 @pytest.mark.parametrize(
     ("text", "where", "what"),
     [
-        ("[nodes]", "nodes", "did you mean 'node'? Known: head, node, security, paths"),
-        ('[node]\nnme = "x"', "node.nme", "is not a key here; did you mean 'name'?"),
+        ("[nodes]", "nodes", "unknown key 'nodes'; did you mean 'node'? Valid keys: head, node, security, paths"),
+        ('[node]\nnme = "x"', "node.nme", "unknown key 'nme'; did you mean 'name'? Valid keys: name, id, rank"),
         ("node = 3", "node", "is 3; it must be a table: [node]"),
         ("[node]\nname = 3", "node.name", "is 3; it must be a text"),
         ("[node]\nrank = true", "node.rank", "is True; it must be a whole number"),
         ("[node]\nenv = {A = 1}", "node.env.A", "is 1; it must be a text (quote it)"),
-        ("[workers]\ninterpreters = [1]", "workers.interpreters", "it must be a list of texts"),
+        ("[workers]\ninterpreters = [1]", "workers.interpreters[0]", "is 1; it must be a text (quote it)"),
+        ("[workers]\nprestart = 1", "workers.prestart", "is 1; it must be a list of texts"),
         ('[timers]\nbeat_s = "1"', "timers.beat_s", "is '1'; it must be a number"),
         ("[node", "agentd.toml", "is not TOML"),
     ],
@@ -163,11 +164,11 @@ def test_a_wrong_file_is_refused_where_it_is_wrong(tmp_path, text, where, what):
         ({"connect": ":1"}, "--connect"),
         ({"connect": "h:70000"}, "--connect"),
         ({"rank": -1}, "node.rank"),
-        ({"beat_s": 0}, "beat_s"),
+        ({"beat_s": 0}, "timers.beat_s"),
         ({"lease_s": 2.0}, "timers.lease_s"),
         ({"unresponsive_s": 3.0}, "timers.unresponsive_s"),
-        ({"probe_s": 0.0}, "probe_s"),
-        ({"stop_grace_s": -1}, "stop_grace_s"),
+        ({"probe_s": 0.0}, "timers.probe_s"),
+        ({"stop_grace_s": -1}, "workers.stop_grace_s"),
     ],
 )
 def test_values_that_cannot_be(tmp_path, arguments, path):

@@ -131,7 +131,7 @@ def test_an_unknown_key_is_78_with_the_nearest(place):
     (place / "agentd.toml").write_text("[node]\nlabel = {}\n")
     done = run(place, "--check-config")
     assert done.returncode == 78
-    assert "node.label: is not a key here; did you mean 'labels'?" in done.stderr
+    assert "node.label: unknown key 'label'; did you mean 'labels'?" in done.stderr
 
 
 def test_check_config_names_the_files(place):

@@ -230,7 +230,7 @@ def test_a_wrong_client_file_fails_and_keeps_nothing_else_from_being_looked_at(m
     monkeypatch.setenv(CLIENT_CONFIG, str(tmp_path / "client.toml"))
     monkeypatch.setattr(doctor, "inspect_machine", lambda settings, head: GOOD)
     assert app.run(["doctor"]) == 1
-    assert "haed: is not a key here; did you mean 'head'?" in capsys.readouterr().out
+    assert "haed: unknown key 'haed'; did you mean 'head'?" in capsys.readouterr().out
 
 
 def test_counts():

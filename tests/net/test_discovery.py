@@ -426,7 +426,11 @@ def test_an_error_of_the_client_files_head_names_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("text", "mode", "error"),
     [
-        ('haed = "a:1"\n', 0o600, "client.toml: haed: is not a key here; did you mean 'head'? Known: head, key_file"),
+        (
+            'haed = "a:1"\n',
+            0o600,
+            "client.toml: haed: unknown key 'haed'; did you mean 'head'? Valid keys: head, key_file",
+        ),
         ("head = 3\n", 0o600, "client.toml: head: is 3; it must be a text"),
         ("head\n", 0o600, "client.toml: is not TOML"),
         ('head = "a:1"\n', 0o620, "others can write to it (mode 0620"),

@@ -277,7 +277,12 @@ def test_ten_thousand_processes_on_a_thousand_nodes() -> None:
         ([{"ip": "ten"}], "nodes[0].ip", "no IP address"),
         ([{"accelerator": {"type": "NVGPU"}}], "nodes[0].accelerator.type", "did you mean 'NV_GPU'"),
         ([{"accelerator": {"numbr": 1}}], "nodes[0].accelerator.numbr", "did you mean 'number'"),
-        ([{"robots": [{"number": 1}]}], "nodes[0].robots[0].type", "the name of a hardware type"),
+        (
+            [{"robots": [{"number": 1}]}],
+            "nodes[0].robots[0]",
+            "has no type; it must be a mapping such as {type: Franka",
+        ),
+        ([{"robots": [{"type": 1}]}], "nodes[0].robots[0].type", "the name of a hardware type"),
     ],
 )
 def test_bad_descriptions(description: Any, path: str, message: str) -> None:
