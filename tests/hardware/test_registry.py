@@ -102,7 +102,7 @@ def test_a_type_that_no_package_here_knows_is_left_alone() -> None:
 def test_faults_of_a_described_node_count_the_sections_entries() -> None:
     register()
     config = ClusterConfig.from_any(section({"node_rank": 2, "robot_ip": "x"}, {"node_rank": 1, "robot_ip": 7}))
-    with pytest.raises(ConfigError, match="is 7; expected str") as caught:
+    with pytest.raises(ConfigError, match="is 7; it must be a text") as caught:
         describe_hardware(config, nodes())
     assert caught.value.path == "cluster.node_groups[0].hardware.configs[1].robot_ip"
 
@@ -118,9 +118,9 @@ def test_a_config_without_its_types_is_the_same_for_both() -> None:
     [
         ({"node_rank": 1, "robot_pi": "x"}, "robot_pi", "unknown key 'robot_pi'; did you mean 'robot_ip'?"),
         ({"node_rank": 1}, "", "has no robot_ip, which MyArmConfig needs"),
-        ({"node_rank": 1, "robot_ip": 7}, "robot_ip", "is 7; expected str, got int (in YAML, quote it)"),
-        ({"node_rank": 1, "robot_ip": "x", "cameras": [5]}, "cameras[0]", "is 5; expected str, got int"),
-        ({"node_rank": 1, "robot_ip": "x", "speed": "fast"}, "speed", "is 'fast'; expected float, got str"),
+        ({"node_rank": 1, "robot_ip": 7}, "robot_ip", "is 7; it must be a text (quote it)"),
+        ({"node_rank": 1, "robot_ip": "x", "cameras": [5]}, "cameras[0]", "is 5; it must be a text (quote it)"),
+        ({"node_rank": 1, "robot_ip": "x", "speed": "fast"}, "speed", "is 'fast'; it must be a number"),
     ],
 )
 def test_faults_of_a_config_have_their_path(entry: dict[str, Any], path: str, message: str) -> None:

@@ -62,7 +62,7 @@ def test_defaults_are_those_that_the_makers_use():
         ("Franka", {"robot_ip": "http://x"}, "IP address or a host name"),
         ("Franka", {"camera_type": "webcam"}, "realsense, zed, lumos"),
         ("Franka", {"gripper_type": "panda"}, "franka, robotiq"),
-        ("Franka", {"camera_serials": "123"}, "expected array"),
+        ("Franka", {"camera_serials": "123"}, "it must be a list of texts"),
         ("Franka", {"camera_serials": ["1", "1"]}, "camera 1 twice"),
         ("Franka", {"camera_serial": ["1"]}, "did you mean 'camera_serials'"),
         ("Franka", {"controller_node_rank": -1}, "whole number from 0"),
