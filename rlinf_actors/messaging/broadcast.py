@@ -1,13 +1,12 @@
-"""Broadcast: one object from one member to all; see `ring` for who they are and how the bytes go.
+"""Broadcast: one object from the source to all members of a `BroadcastTree`.
 
-A source that cannot send, because its object cannot be pickled, says so in its turn, and the others
-raise; so the turns of all members stay in step.
+A tree is set up at the first broadcast among the same members from the same source, and kept. The bytes go down the
+tree: each member receives from its parent and forwards to its children, in the order of the broadcasts. A member has
+links to its children only, but watches every member: when one is gone, every broadcast that is not done here fails with
+PeerDiedError, wherever in the tree the gap is.
 
-The members of a broadcast: who they are, whom this one gets from and passes on to, and what ends them.
-
-Named a ring for all who belong; the bytes go down a tree. It is set up at the first broadcast among
-them and kept. It watches every member: when one is gone, every broadcast that has not ended here ends
-with PeerDiedError, wherever in the tree the gap is. It has a link to its children only.
+A source that cannot send, for example because its object cannot be pickled, broadcasts the error instead. So all
+members take part in every broadcast, and stay in step.
 """
 
 from __future__ import annotations
@@ -19,13 +18,14 @@ from functools import partial
 from typing import Any, Union
 
 from rlinf_actors.messaging import addressing, contents
-from rlinf_actors.messaging.directory import gone, named
-from rlinf_actors.messaging.mailbox import Arrived, Key
+from rlinf_actors.messaging.directory import peer_gone_error, prefixed
+from rlinf_actors.messaging.mailbox import ArrivedMessage
 from rlinf_actors.messaging.messenger import Messenger
 from rlinf_actors.messaging.options import CollectiveGroupOptions
-from rlinf_actors.messaging.outbox import Letter
-from rlinf_actors.messaging.receive import Body, Received, Slot
-from rlinf_actors.messaging.tensor_transfer import Arriving, Hold
+from rlinf_actors.messaging.outbox import OutgoingMessage
+from rlinf_actors.messaging.receive import PendingReceive, PostedReceive
+from rlinf_actors.messaging.tensor_receiver import IncomingTensors
+from rlinf_actors.messaging.tensor_transfer import DetachedTensors
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.future import AsyncWork
@@ -33,25 +33,14 @@ from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.remote_group import RemoteGroup
 
 
-class Turn:
-    """One broadcast as one member sees it."""
-
-    work: AsyncWork[Any]
-    slot: Slot | None = None
-
-    def begin(self, ring: Ring) -> None:
-        """The members are known."""
-        raise NotImplementedError
-
-
-class Ring:
-    """The members, as this one sees them. Any thread.
+class BroadcastTree:
+    """The members of broadcasts as one of them sees them. Any thread.
 
     Args:
         messenger: carries the messages.
         me: this worker.
         order: the members, the source first.
-        ended: called once when a member is gone or could not be found.
+        ended: called once when a member is gone or cannot be found.
     """
 
     def __init__(
@@ -59,58 +48,58 @@ class Ring:
         messenger: Messenger,
         me: WorkerAddress,
         order: tuple[WorkerAddress, ...],
-        ended: Callable[[Ring], None],
+        ended: Callable[[BroadcastTree], None],
     ) -> None:
         self.order = order
+        self.source_node = ""
         self._messenger = messenger
         self._index = order.index(me)
         self._ended = ended
-        self._lock = threading.RLock()  # ending one turn's work may start what follows it
+        self._lock = threading.RLock()  # completing one broadcast may start the next one on this thread
         self._groups: dict[str, RemoteGroup] = {}
         self._names = list(dict.fromkeys(member.root_group_name for member in order))
-        self._child_peers: dict[WorkerAddress, Peer] = {}
-        self._early: list[Turn] | None = []
-        self._under_way: set[Turn] = set()
+        self._child_peers: dict[WorkerAddress, Peer] = {}  # members that are children of workers
+        self._early: list[SourceBroadcast | RelayBroadcast] | None = []  # started before the members were found
+        self._under_way: set[SourceBroadcast | RelayBroadcast] = set()
         self._error: Callable[[str], Exception] | None = None
         self._others: set[Peer] = set()
         self._parent: Peer | None = None
         self._children: list[Peer] = []
         self._stream = ""
-        self._turns: queue.SimpleQueue[Callable[[], object] | None] | None = None
-        self.source_node = ""
+        self._steps: queue.SimpleQueue[Callable[[], object] | None] | None = None
 
-    def start(self, turn: Turn) -> None:
-        """The next broadcast. In order of the calls, also of those made before the members were found."""
+    def start(self, broadcast: SourceBroadcast | RelayBroadcast) -> None:
+        """Start the next broadcast, in the order of the calls; also before the members are found."""
         with self._lock:
             if self._error is None and self._early is not None:
-                self._early.append(turn)
+                self._early.append(broadcast)
                 return
             if self._error is None:
-                self._under_way.add(turn)
-        self._go(turn)
+                self._under_way.add(broadcast)
+        self._begin(broadcast)
 
-    def _go(self, turn: Turn) -> None:
+    def _begin(self, broadcast: SourceBroadcast | RelayBroadcast) -> None:
         if self._error is not None:
-            turn.work.reject(self._error(turn.work._what))
+            broadcast.reject(self._error(broadcast._what))
             return
-        turn.work._on_done(lambda: self._over(turn))
-        turn.begin(self)
 
-    def _over(self, turn: Turn) -> None:
-        with self._lock:
-            self._under_way.discard(turn)
+        def over() -> None:
+            with self._lock:
+                self._under_way.discard(broadcast)
+
+        broadcast._on_done(over)
+        broadcast.begin(self)
 
     # --- members ---
 
     def find(self) -> None:
-        """Look up the groups, one after the other; then begin what was started meanwhile."""
+        """Look up the groups, one after the other; then begin the early broadcasts."""
         name = self._names[len(self._groups)]
-        self._messenger.directory.group(name, lambda outcome: self._found(name, outcome))
+        self._messenger.directory.group(name, lambda outcome: self._found_group(name, outcome))
 
-    def _found(self, name: str, outcome: Union[RemoteGroup, Exception]) -> None:
+    def _found_group(self, name: str, outcome: Union[RemoteGroup, Exception]) -> None:
         if isinstance(outcome, Exception):
-            failure = outcome
-            self.fail(lambda what: named(failure, what))
+            self._fail_with(outcome)
             return
         self._groups[name] = outcome
         if len(self._groups) < len(self._names):
@@ -118,33 +107,30 @@ class Ring:
             return
         child_members = [member for member in self.order if len(member.rank_path) > 1]
         if not child_members:
-            self._complete()
+            self._all_found()
         for child in child_members:
             self._messenger.directory.peer(child, partial(self._found_child, child, len(child_members)))
 
     def _found_child(self, child: WorkerAddress, count: int, outcome: Union[Peer, Exception]) -> None:
         if isinstance(outcome, Exception):
-            failure = outcome
-            self.fail(lambda what: named(failure, what))
+            self._fail_with(outcome)
             return
         with self._lock:
             self._child_peers[child] = outcome
             last = len(self._child_peers) == count
         if last:
-            self._complete()
+            self._all_found()
 
-    def _complete(self) -> None:
-        """All groups, and all children, were found."""
+    def _all_found(self) -> None:
         try:
-            self._take_places()
+            self._place_members()
         except Exception as error:  # noqa: BLE001 - it reaches the waiters
-            wrong = error
-            self.fail(lambda what: named(wrong, what))
+            self._fail_with(error)
             return
         for peer in self._others:
             self._messenger.watch(peer)
         for peer in self._others:
-            self.gone(peer)  # one may have been dead before
+            self.gone(peer)  # a member that died before the watch began
         while True:
             with self._lock:
                 early = self._early or []
@@ -153,10 +139,10 @@ class Ring:
                     return
                 self._early = []
                 self._under_way.update(early)
-            for turn in early:
-                self._go(turn)
+            for broadcast in early:
+                self._begin(broadcast)
 
-    def _take_places(self) -> None:
+    def _place_members(self) -> None:
         groups = [self._groups[member.root_group_name] for member in self.order]
         peers, nodes = [], []
         for group, member in zip(groups, self.order, strict=True):
@@ -172,13 +158,16 @@ class Ring:
         self.source_node = peers[0].node
 
     def gone(self, peer: Peer) -> None:
-        """If this is a member, and it is dead, no broadcast can end well any more."""
+        """Fail the tree if *peer* is a member and cannot be reached any more."""
         error = self._messenger.error_of(peer)
         if error is not None and peer in self._others:
-            self.fail(lambda what: gone(peer, error, what))
+            self._fail(lambda what: peer_gone_error(peer, error, what))
 
-    def fail(self, error: Callable[[str], Exception]) -> None:
-        """No broadcast of this ring can end well any more."""
+    def _fail_with(self, error: Exception) -> None:
+        self._fail(lambda what: prefixed(error, what))
+
+    def _fail(self, error: Callable[[str], Exception]) -> None:
+        """Fail every broadcast of the tree, now and later."""
         with self._lock:
             if self._error is not None:
                 return
@@ -186,115 +175,103 @@ class Ring:
             lost = [*self._under_way, *(self._early or [])]
             self._early = None
             self._under_way.clear()
-            if self._turns is not None:
-                self._turns.put(None)
+            if self._steps is not None:
+                self._steps.put(None)
         self._ended(self)
-        for turn in lost:
-            turn.work.reject(error(turn.work._what))
-            if turn.slot is not None:
-                self._messenger.withdraw(turn.slot)
+        for broadcast in lost:
+            broadcast.reject(error(broadcast._what))
+            if isinstance(broadcast, RelayBroadcast):
+                self._messenger.withdraw(broadcast.posted)
         if self._parent is not None:
-            self._messenger.forget(self.key)
+            self._messenger.forget((self._parent.name, self._stream))
 
-    # --- what turns need ---
+    # --- what broadcasts need ---
 
     @property
-    def passes_on(self) -> bool:
-        """Whether this member has children."""
+    def has_children(self) -> bool:
+        """True if this member forwards to others."""
         return bool(self._children)
 
-    def in_order(self, turn: Callable[[], object], waits: bool) -> None:
-        """Call *turn*, after those given before; on a thread of the ring's own from the first one that *waits*."""
+    def in_order(self, step: Callable[[], object], blocks: bool) -> None:
+        """Call *step* after those given before; from the first step that blocks on, on the tree's own thread."""
         with self._lock:
-            if self._turns is None and waits:
-                self._turns = queue.SimpleQueue()
+            if self._steps is None and blocks:
+                self._steps = queue.SimpleQueue()
                 threading.Thread(
-                    target=_call_all, args=(self._turns,), name="rlinf-actors-broadcast", daemon=True
+                    target=_call_steps, args=(self._steps,), name="rlinf-actors-broadcast", daemon=True
                 ).start()
-            turns = self._turns
-            if turns is not None:
-                turns.put(turn)
+            steps = self._steps
+            if steps is not None:
+                steps.put(step)
                 if self._error is not None:
-                    turns.put(None)
-        if turns is None:
-            turn()
+                    steps.put(None)
+        if steps is None:
+            step()
 
     def forward(
         self,
         parts: Sequence[Buffer],
-        large: bool,
+        borrowed: bool,
         done: Callable[[], object],
-        hold: Hold | None = None,
+        tensors: DetachedTensors | None = None,
         options: CollectiveGroupOptions | None = None,
     ) -> None:
-        """Send to the children; *done* when all have it. The end of one is that of the ring.
+        """Send to the children; if it fails for one child, the whole tree fails.
 
         Args:
-            parts, large: see Letter.
-            done: called once.
-            hold: tensors that go by other ways.
-            options: how these are made.
+            parts, borrowed, tensors, options: see OutgoingMessage.
+            done: called once when all children have it.
         """
         for child in self._children:
-            if large:  # once for all who can be lent it; it is a copy then
+            if borrowed:  # one copy in shared memory serves all children that can be lent it
                 parts, stored = child.store(parts)
-                large = not stored
-        left = [len(self._children)]
+                borrowed = not stored
+        left = len(self._children)
         guard = threading.Lock()
 
         def one_done(child: Peer, work: AsyncWork[None]) -> None:
+            nonlocal left
             error = work.error
-            if error is not None:
-                self.fail(lambda what: _ended_by(child, error, what))
-                return
-            with guard:
-                left[0] -= 1
-                last = left[0] == 0
-            if last:
-                done()
+            if isinstance(error, Exception) and child.error is None:  # the child lives; the path to it failed
+                self._fail_with(error)
+            elif error is not None:
+                self._fail(lambda what: peer_gone_error(child, error, what))
+            else:
+                with guard:
+                    left -= 1
+                    last = left == 0
+                if last:
+                    done()
 
         if not self._children:
             done()
         for child in self._children:
             work: AsyncWork[None] = AsyncWork(f"broadcast from {self.order[0]} to {child.name}")
-            work._seen = True  # its error is the ring's
-            work._on_done(lambda child=child, work=work: one_done(child, work))  # type: ignore[misc]
-            letter = Letter(self._stream, parts, large, work)
-            self._messenger.freight.post(child, letter, hold or Hold(), options, False)
+            work._seen = True  # its error is the tree's
+            work._on_done(partial(one_done, child, work))
+            self._messenger.post(child, OutgoingMessage(self._stream, parts, borrowed, work, tensors, options))
 
-    def post(self, slot: Slot) -> None:
+    def receive(self, posted: PostedReceive) -> None:
         """Wait for the parent's next message."""
         assert self._parent is not None
-        slot.key = self.key
-        self._messenger.post_slot(slot, self._parent)
-
-    @property
-    def key(self) -> Key:
-        """The queue that the parent's messages come in."""
-        assert self._parent is not None
-        return self._parent.name, self._stream
+        posted.key = (self._parent.name, self._stream)
+        self._messenger.post_receive(posted, self._parent)
 
 
-def _ended_by(child: Peer, error: BaseException, what: str) -> Exception:
-    if child.error is None and isinstance(error, Exception):
-        return named(error, what)  # it lives; the way to it does not
-    return gone(child, error, what)
-
-
-def _call_all(turns: queue.SimpleQueue[Callable[[], object] | None]) -> None:
+def _call_steps(steps: queue.SimpleQueue[Callable[[], object] | None]) -> None:
     while True:
-        turn = turns.get()
-        if turn is None:
+        step = steps.get()
+        if step is None:
             return
-        turn()
-        del turn  # it has a message, which is the receiver's now
+        step()
+        del step  # it holds a message, which is the receiver's now
 
 
 class Broadcaster:
     """The broadcasts of one worker. Any thread.
 
     Args:
-        messenger: carries them.
+        messenger: carries the messages.
         me: this worker's address.
     """
 
@@ -302,7 +279,7 @@ class Broadcaster:
         self._messenger = messenger
         self._me = me
         self._lock = threading.Lock()
-        self._rings: dict[tuple[WorkerAddress, ...], Ring] = {}
+        self._trees: dict[tuple[WorkerAddress, ...], BroadcastTree] = {}
         messenger.peer_gone = self._gone
 
     def broadcast(
@@ -317,167 +294,143 @@ class Broadcaster:
 
         Args:
             value, groups, src: as there.
-            problem: raised once this member has done its part for the others: the source tells them, another
-                member passes on.
-            options: how tensors travel that go by a collective library.
+            problem: raised here once this member has done its part: the source broadcasts the error, another member
+                forwards.
+            options: how the process groups are made that carry tensors.
 
         Raises:
-            ValueError, TypeError, UsageError: the members are not named well: nobody hears of it.
-            Exception: *problem*; or, at the source, what keeps its object from being sent. The others raise too.
+            ValueError, TypeError, UsageError: the members are not named correctly. The other members hear nothing.
+            Exception: *problem*, or the source's object cannot be sent. The other members raise too.
         """
-        everyone = addressing.addresses(groups)
-        order = tuple(addressing.in_order(everyone, addressing.source(src, everyone)))
+        members = addressing.addresses(groups)
+        order = tuple(addressing.in_order(members, addressing.source(src, members)))
         if self._me not in order:
             raise ValueError(f"{self._me} is not a member of the broadcast: {', '.join(map(str, order))}")
         error: BaseException | None = problem
-        turn: Turn
+        broadcast: SourceBroadcast | RelayBroadcast
         if order[0] != self._me:
-            turn = Receiving(order, options)
+            broadcast = RelayBroadcast(self._messenger, order[0], options)
         else:
-            parts: list[Buffer] = []
-            large = False
-            hold = self._messenger.freight.hold()
+            tensors = self._messenger.detached_tensors()
             try:
                 if problem is not None:
                     raise problem
                 contents.check_contiguous(value)
-                parts, large = contents.encode(value, None, hold)
-                hold.seal()
-            except BaseException as failed:  # noqa: BLE001 - raised below: the others must not wait for ever
+                parts, borrowed = contents.encode(value, None, tensors)
+                tensors.record_ready()
+            except BaseException as failed:  # noqa: BLE001 - raised below; the other members must not wait for ever
                 error = failed
-                hold.clear()
-                parts, large = contents.encode_failure(failed)
-            turn = Sending(value, parts, large, hold, options)
-        turn.work._seen = error is not None  # nobody will look at it
-        self._ring(order).start(turn)
+                tensors.clear()
+                parts, borrowed = contents.encode_failure(failed)
+            broadcast = SourceBroadcast(value, parts, borrowed, tensors, options)
+        broadcast._seen = error is not None  # the caller does not get the work
+        self._tree(order).start(broadcast)
         if error is not None:
             raise error
-        return turn.work
+        return broadcast
 
-    def _ring(self, order: tuple[WorkerAddress, ...]) -> Ring:
+    def _tree(self, order: tuple[WorkerAddress, ...]) -> BroadcastTree:
         with self._lock:
-            ring = self._rings.get(order)
-            if ring is not None:
-                return ring
-            ring = self._rings[order] = Ring(self._messenger, self._me, order, self._ended)
-        ring.find()
-        return ring
+            tree = self._trees.get(order)
+            if tree is not None:
+                return tree
+            tree = self._trees[order] = BroadcastTree(self._messenger, self._me, order, self._ended)
+        tree.find()
+        return tree
 
     def _gone(self, peer: Peer) -> None:
         with self._lock:
-            rings = list(self._rings.values())
-        for ring in rings:
-            ring.gone(peer)
+            trees = list(self._trees.values())
+        for tree in trees:
+            tree.gone(peer)
 
-    def _ended(self, ring: Ring) -> None:
+    def _ended(self, tree: BroadcastTree) -> None:
         with self._lock:
-            if self._rings.get(ring.order) is ring:
-                del self._rings[ring.order]
+            if self._trees.get(tree.order) is tree:
+                del self._trees[tree.order]
 
 
-class Sending(Turn):
-    """At the source; ends with its own object when its children have it."""
+class SourceBroadcast(AsyncWork[Any]):
+    """A broadcast at the source; its result is the object itself, when the source's children have it."""
 
     def __init__(
         self,
         value: Any,
         parts: Sequence[Buffer],
-        large: bool,
-        hold: Hold,
+        borrowed: bool,
+        tensors: DetachedTensors,
         options: CollectiveGroupOptions | None,
     ) -> None:
-        self.work = AsyncWork("broadcast()")
-        self._hold = hold
-        self._options = options
-        self._value = value
-        self._parts = parts
-        self._large = large
+        super().__init__("broadcast()")
+        self._message: Any = (value, parts, borrowed, tensors, options)
 
-    def begin(self, ring: Ring) -> None:
+    def begin(self, tree: BroadcastTree) -> None:
         """Send to the children."""
-        done = lambda: self.work.resolve(self._value)  # noqa: E731
-        ring.forward(self._parts, self._large, done, self._hold, self._options)
+        (value, parts, borrowed, tensors, options), self._message = self._message, None
+        tree.forward(parts, borrowed, lambda: self.resolve(value), tensors, options)
 
 
-class Receiving(Turn):
-    """At another member: receive, pass on as it came, end when the children have it."""
+class RelayBroadcast(PendingReceive):
+    """A broadcast at another member: it receives from its parent, forwards, and is done when its children have it.
 
-    def __init__(self, order: tuple[WorkerAddress, ...], options: CollectiveGroupOptions | None) -> None:
-        self.options = options
-        self.source = order[0]
-        self.work = _Passed(self, f"broadcast() from {order[0]}")
-        self.ring: Ring | None = None
+    Cancelling its waiter changes nothing, since other members depend on it. The tree keeps it until it is done.
+    """
 
-    def begin(self, ring: Ring) -> None:
-        """Wait for the parent."""
-        self.ring = ring
-        self.slot = Slot(ring.key, self.work)  # type: ignore[arg-type]
-        ring.post(self.slot)
+    waits_for_tensors = False  # `_forward` waits for them, in the order of the broadcasts
 
-
-class _Passed(Received):
-    """The work of a member that passes on. It stays while its turn does: others depend on it."""
-
-    def __init__(self, turn: Receiving, what: str) -> None:
-        super().__init__(what, _Fixed())
-        self._turn: Receiving | None = turn
-        self._source = turn.source
+    def __init__(self, messenger: Messenger, source: WorkerAddress, options: CollectiveGroupOptions | None) -> None:
+        super().__init__(f"broadcast() from {source}", PostedReceive(messenger, source))
+        self.posted.belongs_to(self)
+        self._options = options
+        self._source = source
         self._source_node = ""
+        self._tree: BroadcastTree | None = None
 
-    waits_for_cargo = False  # who passes on keeps the order, and waits for it elsewhere
+    def begin(self, tree: BroadcastTree) -> None:
+        """Wait for the parent's message."""
+        self._tree = tree
+        tree.receive(self.posted)
 
-    def take(self, message: Arrived) -> bool:
-        """Pass on; the object is ours when the children have it, since both are the same memory."""
-        assert self._turn is not None
-        ring = self._turn.ring
-        assert ring is not None
-        ring.in_order(lambda: self._pass_on(ring, message), message.body.cargo is not None)
+    def take(self, message: ArrivedMessage) -> bool:
+        """Forward *message*. The object is this member's own when its children have it: both are the same memory."""
+        tree = self._tree
+        assert tree is not None
+        tree.in_order(lambda: self._forward(tree, message), message.tensors is not None)
         return True
 
-    def _pass_on(self, ring: Ring, message: Arrived) -> None:
-        """In the order of the turns; not on the loop's thread if there is a cargo."""
-        assert self._turn is not None
-        options = self._turn.options
-        cargo: Arriving | None = message.body.cargo
-        hold, raw = Hold(), message.body.parts
-        if cargo is not None:
-            raw = cargo.parts
+    def _forward(self, tree: BroadcastTree, message: ArrivedMessage) -> None:
+        """Not on the loop's thread if tensors travel beside the message."""
+        incoming: IncomingTensors | None = message.tensors
+        tensors, raw = None, message.parts
+        if incoming is not None:
+            raw = incoming.parts
             try:
-                cargo.wait()
-                if ring.passes_on:
-                    hold = cargo.hold()
+                incoming.wait()
+                if tree.has_children:
+                    tensors = incoming.forward()
             except Exception as error:  # noqa: BLE001 - it reaches this member's waiter, and the children's
                 failed = error
-                parts, large = contents.encode_failure(error)
-                ring.forward(parts, large, lambda: self.reject(failed))
+                parts, borrowed = contents.encode_failure(error)
+                tree.forward(parts, borrowed, lambda: self.reject(failed))
                 return
-        parts, large = contents.settled(raw)
-        ring.forward(parts, large, lambda: self._passed(message, ring), hold, options)
+        parts, borrowed = contents.copy_small(raw)
+        tree.forward(parts, borrowed, lambda: self._forwarded(tree, message), tensors, self._options)
 
-    def _passed(self, message: Arrived, ring: Ring) -> None:
+    def _forwarded(self, tree: BroadcastTree, message: ArrivedMessage) -> None:
         self._message = message
-        self._source_node = ring.source_node
-        self._turn = None  # it has us: what we give would wait for the garbage collector, and be lent meanwhile
+        self._source_node = tree.source_node
+        self._tree = None
         self.resolve(None)
 
-    def _read(self, body: Body) -> Any:
-        error = contents.failure_in(body.parts, self._source, self._source_node)
+    def _decode(self, message: ArrivedMessage) -> Any:
+        error = contents.failure_in(message.parts, self._source, self._source_node)
         if error is not None:
-            raise named(error, self._what)
-        return super()._read(body)
+            raise prefixed(error, self._what)
+        return super()._decode(message)
 
     def _fall_asleep(self) -> None:
-        pass  # cancelled or not, the others depend on it
+        """Do nothing: other members depend on it."""
 
-
-class _Fixed:
-    """The place of a member in a broadcast: it is not left."""
-
-    def enter(self) -> None:
-        raise AssertionError("a place that is not left is not entered again")
-
-    def leave(self) -> None:
-        raise AssertionError("a place in a broadcast is not left")
-
-    def unread(self, message: Arrived) -> None:
-        pass  # it was passed on; this member did not want it
+    def __del__(self) -> None:
+        self._message = None  # forwarded, and not wanted here: nothing to give back
+        super().__del__()

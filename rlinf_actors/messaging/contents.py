@@ -76,13 +76,13 @@ def encode(value: Any, piggyback: Any = None, taker: payload.Taker | None = None
         parts = failure.encode_exception(value)
     else:
         parts = payload.encode(value, "object", copy=None, taker=taker)
-    return settled(parts)
+    return copy_small(parts)
 
 
 def encode_failure(error: BaseException) -> tuple[list[Buffer], bool]:
     """As `encode`, for who waits for an object that could not be sent; see `failure_in`."""
     raised, parts = failure.encode(0, error)
-    return settled([_FAILED + frames.encode(raised), *parts])
+    return copy_small([_FAILED + frames.encode(raised), *parts])
 
 
 def failure_in(parts: AuthenticatedParts, source: WorkerAddress, node: str) -> Exception | None:
@@ -94,7 +94,7 @@ def failure_in(parts: AuthenticatedParts, source: WorkerAddress, node: str) -> E
     return failure.decode(raised, parts.cut(1), worker=source.get_name(), rank=source.rank, node=node)
 
 
-def settled(parts: Sequence[Buffer]) -> tuple[list[Buffer], bool]:
+def copy_small(parts: Sequence[Buffer]) -> tuple[list[Buffer], bool]:
     """Small parts copied, so that they may change at once; and whether there are others."""
     kept: list[Buffer] = []
     large = False

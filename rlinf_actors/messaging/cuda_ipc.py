@@ -100,7 +100,7 @@ class Driver:
             self._do("cuIpcCloseMemHandle", ctypes.c_uint64(pointer))
 
     def allocate(self, index: int, size: int) -> int:
-        """Memory that can be exported, of *size* bytes."""
+        """DeviceMemory that can be exported, of *size* bytes."""
         pointer = ctypes.c_uint64()
         with self._current(index):
             self._do("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(size))
@@ -140,7 +140,7 @@ class Driver:
             raise CudaError(f"CUDA's {name} failed with {code}: {(text.value or b'unknown error').decode()}")
 
 
-class Memory:
+class DeviceMemory:
     """Device memory that is not torch's, for ``torch.as_tensor``: the tensor keeps this, and its end ends that.
 
     Args:
@@ -162,7 +162,7 @@ class Memory:
 log = logging.getLogger(__name__)
 
 
-class Ticket:
+class MemoryLease:
     """The receiver's right to a message's memory; its end is told to the sender, once all of it was closed.
 
     Args:
@@ -193,12 +193,12 @@ def export(driver: Driver, tensor: Any) -> tuple[bytes, int, Any]:
         def free() -> None:
             _keeper().put((driver, index, lambda: driver.free(index, pointer), None))
 
-        copy = torch.as_tensor(Memory(pointer, size, free), device=tensor.device)
+        copy = torch.as_tensor(DeviceMemory(pointer, size, free), device=tensor.device)
         copy.copy_(tensor.detach().view(-1).view(torch.uint8))
         return (*driver.export(index, pointer), copy)
 
 
-def opened(driver: Driver, index: int, handle: bytes, offset: int, size: int, ticket: Ticket) -> Any:
+def opened(driver: Driver, index: int, handle: bytes, offset: int, size: int, lease: MemoryLease) -> Any:
     """Another process's memory as a uint8 tensor of *size* elements on device *index*.
 
     Raises:
@@ -209,9 +209,9 @@ def opened(driver: Driver, index: int, handle: bytes, offset: int, size: int, ti
     base = driver.open(index, handle)
 
     def close() -> None:
-        _keeper().put((driver, index, lambda: driver.close(index, base), ticket))
+        _keeper().put((driver, index, lambda: driver.close(index, base), lease))
 
-    return torch.as_tensor(Memory(base + offset, size, close), device=f"cuda:{index}")
+    return torch.as_tensor(DeviceMemory(base + offset, size, close), device=f"cuda:{index}")
 
 
 def event(index: int) -> Any:
@@ -233,7 +233,7 @@ def wait_for(index: int, handle: bytes) -> None:
     theirs.wait(torch.cuda.current_stream(index))
 
 
-class Probe:
+class IpcProbe:
     """A little device memory and an event, for a receiver to try to open; in a container, say, it may not.
 
     Raises:
@@ -257,8 +257,8 @@ class Probe:
         _keeper().put((driver, index, lambda: driver.free(index, pointer), None))
 
 
-def tried(driver: Driver, index: int, memory: bytes, event_handle: bytes) -> bool:
-    """Whether a `Probe` of another process can be opened here."""
+def can_open(driver: Driver, index: int, memory: bytes, event_handle: bytes) -> bool:
+    """Whether a `IpcProbe` of another process can be opened here."""
     try:
         driver.close(index, driver.open(index, memory))
         wait_for(index, event_handle)
@@ -270,7 +270,7 @@ def tried(driver: Driver, index: int, memory: bytes, event_handle: bytes) -> boo
 
 @lru_cache(maxsize=1)
 def _keeper() -> queue.SimpleQueue[Any]:
-    """Where what was dropped goes: (driver, index, how to close it, its ticket). Put from finalizers."""
+    """Where what was dropped goes: (driver, index, how to close it, its lease). Put from finalizers."""
     dropped: queue.SimpleQueue[Any] = queue.SimpleQueue()
     exhaustion.start(threading.Thread(target=_keep, args=(dropped,), name="rlinf-actors-ipc-keeper", daemon=True))
     return dropped
@@ -278,13 +278,13 @@ def _keeper() -> queue.SimpleQueue[Any]:
 
 def _keep(dropped: queue.SimpleQueue[Any]) -> None:
     while True:
-        driver, index, close, ticket = dropped.get()
+        driver, index, close, lease = dropped.get()
         try:
             driver.drain(index)
             close()
         except CudaError as error:
             log.warning("device memory of another worker could not be closed: %s", error)
-        del close, ticket  # now the sender is told
+        del close, lease  # now the sender is told
 
 
 class Devices:

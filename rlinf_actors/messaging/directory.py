@@ -28,7 +28,7 @@ REMEMBERED = 64
 Found = Callable[[Union[RemoteGroup, Exception]], None]
 
 
-class Directory:
+class WorkerDirectory:
     """Any thread.
 
     A group that has ended is found too, as long as the head or this worker remembers it: all its peers have errors
@@ -135,10 +135,10 @@ def _alive(group: RemoteGroup) -> bool:
     return not group.closing and not group.gone.done()
 
 
-def gone(peer: Peer, error: BaseException, what: str) -> Exception:
+def peer_gone_error(peer: Peer, error: BaseException, what: str) -> Exception:
     """The error of an operation whose other end is gone. A new one for each: tracebacks are kept in them."""
     if isinstance(error, (AuthenticationError, ProtocolMismatchError)):
-        return named(error, what)  # it lives, and refused us
+        return prefixed(error, what)  # it lives, and refused us
     if isinstance(error, PeerDiedError):
         died = PeerDiedError(f"{what}: {error}", peer=error.peer)
     else:
@@ -147,7 +147,7 @@ def gone(peer: Peer, error: BaseException, what: str) -> Exception:
     return died
 
 
-def named(error: Exception, what: str) -> Exception:
+def prefixed(error: Exception, what: str) -> Exception:
     """The same error, a new one, with the operation that it ended in front of its message."""
     same = copy.copy(error)
     same.args = (f"{what}: {error}",)

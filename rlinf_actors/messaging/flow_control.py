@@ -1,10 +1,9 @@
-"""Credits in bytes between one sender and one receiver. Pure.
+"""Flow control in bytes between one sending and one receiving worker. Pure.
 
-The sender has at most `limit` bytes on their way that were not taken; what exceeds it waits, in
-order. A message larger than the window goes when nothing else is on its way, so memory at the
-receiver is bounded by the larger of the window and the largest message. The receiver returns
-credit in lumps of `SLACK`; the sender counts less than that as nothing, so the two never wait for
-one another.
+The sender keeps at most `limit` bytes in flight, that is, sent and not yet received by the user's code. Further
+messages wait in order. A message larger than the window is sent when nothing else is in flight, so the receiver's
+memory is bounded by the larger of the window and the largest message. The receiver returns credit in lumps of `SLACK`
+bytes, and the sender ignores less than `SLACK` bytes in flight, so the two never wait for each other.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from rlinf_actors.messaging.mailbox import Recent
 T = TypeVar("T")
 
 SLACK = 64 << 10
-"""Bytes that were taken and that the sender may not know of yet. The same on both sides."""
+"""Bytes of credit that the receiver may keep back. Sender and receiver must agree on it."""
 OVERHEAD = 768
-"""Counted for every message: what an empty one takes at the receiver (measured: 430 bytes, 680 while it arrives)."""
+"""Bytes counted for every message: an empty one takes 430 at the receiver, and 680 while it arrives (measured)."""
 
 
 class Window(Generic[T]):
     """The sender's side.
 
     Args:
-        limit: bytes that may be on their way.
+        limit: most bytes in flight.
     """
 
     def __init__(self, limit: int) -> None:
@@ -36,7 +35,7 @@ class Window(Generic[T]):
         self._waiting: deque[tuple[int, T]] = deque()
 
     def offer(self, size: int, item: T) -> bool:
-        """Whether *item* goes now; else it waits for `returned`."""
+        """True if the caller sends *item* now; else *item* waits for `returned`."""
         if self._waiting or not self._fits(size):
             self._waiting.append((size, item))
             return False
@@ -44,17 +43,17 @@ class Window(Generic[T]):
         return True
 
     def returned(self, size: int) -> list[T]:
-        """The receiver took *size* bytes: what goes now, in order."""
+        """Take back *size* bytes of credit; return the waiting items to send now, in order."""
         self.outstanding -= size
-        going: list[T] = []
+        sendable: list[T] = []
         while self._waiting and self._fits(self._waiting[0][0]):
             size, item = self._waiting.popleft()
             self.outstanding += size
-            going.append(item)
-        return going
+            sendable.append(item)
+        return sendable
 
-    def drain(self) -> list[T]:
-        """Take everything that waits: the receiver is gone."""
+    def remove_waiting(self) -> list[T]:
+        """Remove and return everything that waits."""
         waiting = [item for _, item in self._waiting]
         self._waiting.clear()
         return waiting
@@ -63,15 +62,15 @@ class Window(Generic[T]):
         return self.outstanding <= SLACK or self.outstanding + size <= self.limit
 
 
-class Returns:
-    """The receiver's side: what to give back, and when."""
+class CreditAccumulator:
+    """The receiver's side: collects credit until it is worth a frame."""
 
     def __init__(self) -> None:
         self._owed: dict[Hashable, dict[int, int]] = {}
         self._ended: Recent[Hashable, None] = Recent()
 
     def taken(self, link: Hashable, outbox: int, size: int) -> int:
-        """A message of *size* was taken from an outbox at that link: the bytes to return now, 0 for later."""
+        """Count a received message of *size* bytes; return the bytes of credit to return now, 0 for none yet."""
         if link in self._ended:
             return 0
         owed = self._owed.setdefault(link, {})
@@ -82,6 +81,6 @@ class Returns:
         return 0
 
     def forget(self, link: Hashable) -> None:
-        """Nothing is returned over that link any more, whose messages may be taken yet."""
+        """Return no more credit over *link*. Messages that came over it may still be received."""
         self._ended[link] = None
         self._owed.pop(link, None)

@@ -1,34 +1,28 @@
-"""A lane: one direction between two workers; one process group of two, one thread, strict order.
+"""Lanes: a lane carries tensors in one direction between two workers, by a process group of the two.
 
-House rules: jobs run on the lane's thread alone, in the order posted; the group is made there too, so
-neither side waits for the other before it goes on. Whatever ends a lane ends every job of it, once.
-A thread that its back-end does not let go (gloo towards a machine that went silent) is abandoned: it
-holds nothing but the lane, and `abandoned()` counts it.
+Each end of a lane has one thread (`Lane`), which runs the transfers in the order posted. The group is made on that
+thread too, so neither worker waits for the other one before it goes on. If a lane fails, its worker reports that to the
+other worker (`LaneEnded`). A living worker answers; the head reports a dead one. Only then do the transfers fail, with
+the error that fits (`Lanes`). The end of a lane fails every transfer of it, once.
 
-The lanes from this worker to one other: made when first needed, by back-end, device and options.
+A thread that its back-end does not release (gloo, towards a machine that went silent) is abandoned: it holds nothing
+but the lane, and `abandoned()` counts it.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 import queue
 import threading
 import weakref
-from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 from typing import Any, Protocol
-
-import msgspec
 
 from rlinf_actors.errors import CallTimeoutError, RlinfActorsError
 from rlinf_actors.messaging import process_groups
-from rlinf_actors.messaging.options import CollectiveGroupOptions
 from rlinf_actors.messaging.process_groups import Wire
-from rlinf_actors.messaging.tensor_transfer import Station
 from rlinf_actors.model.accelerator_table import group_facts
-from rlinf_actors.runtime.peer import Peer
-from rlinf_actors.wire import frames
 
 log = logging.getLogger(__name__)
 
@@ -37,14 +31,14 @@ _LATE = "it did not end within the time that RLINF_TIMEOUT gives"
 _ended: weakref.WeakSet[Lane] = weakref.WeakSet()
 
 
-class Job(Protocol):
-    """What a lane carries."""
+class LaneJob(Protocol):
+    """One transfer by a lane."""
 
     def run(self, wire: Wire) -> None:
-        """Send or receive on the lane's thread; done when it returns."""
+        """Send or receive; the transfer is done when this returns. Runs on the lane's thread."""
 
     def fail(self, error: Exception) -> None:
-        """The lane ended before, or while, it ran. Any thread."""
+        """Handle the end of the lane before or during `run`. Any thread."""
 
 
 class Lane:
@@ -53,10 +47,10 @@ class Lane:
     Args:
         name: for the thread and for errors.
         make: makes the wire; runs on the lane's thread.
-        broke: called once (lane's thread) when the group cannot be made or fails; then `end` is to follow.
-        release: called once when the lane has ended: frees what was kept for it.
-        limit: starts a clock for one job, which calls its argument when the time is up, and returns what stops
-            it; None where the back-end has a clock of its own.
+        broke: called once (lane's thread) when the group cannot be made or fails; the owner then calls `end`.
+        release: called once when the lane has ended, to free what was kept for it.
+        clock: starts a clock for one job, which calls its argument when the time is up, and returns a function that
+            stops the clock; None where the back-end has time-outs of its own.
     """
 
     def __init__(
@@ -65,33 +59,28 @@ class Lane:
         make: Callable[[], Wire],
         broke: Callable[[Lane, Exception], None],
         release: Callable[[], None] = lambda: None,
-        limit: Callable[[Callable[[], None]], Callable[[], None]] | None = None,
+        clock: Callable[[Callable[[], None]], Callable[[], None]] | None = None,
     ) -> None:
         self.name = name
-        self._make = make
+        self.error: Exception | None = None
         self._broke = broke
         self._release = release
-        self._limit = limit
+        self._clock = clock
         self._lock = threading.Lock()
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._open: list[Job] = []
+        self._jobs: queue.SimpleQueue[LaneJob | None] = queue.SimpleQueue()
+        self._open: list[LaneJob] = []
         self._wire: Wire | None = None
-        self._error: Exception | None = None
         self._closed: Callable[[], Exception] | None = None
+        self._make: Callable[[], Wire] | None = make
         self._thread = threading.Thread(target=self._run, name=f"rlinf-actors-lane-{name}", daemon=True)
         self._thread.start()
 
     @property
-    def error(self) -> Exception | None:
-        """What broke it, None as long as it works."""
-        return self._error
-
-    @property
     def running(self) -> bool:
-        """Whether its thread is there."""
+        """True while its thread runs."""
         return self._thread.is_alive()
 
-    def post(self, job: Job) -> None:
+    def post(self, job: LaneJob) -> None:
         """Run *job* after those posted before. Any thread."""
         with self._lock:
             closed = self._closed
@@ -102,10 +91,10 @@ class Lane:
             job.fail(closed())
 
     def end(self, error: Callable[[], Exception]) -> None:
-        """Abort what runs and fail every job, now and later. Any thread but its own; twice is fine.
+        """Abort the running job and fail every job, now and later. Any thread but its own; twice is fine.
 
         Args:
-            error: makes the error of each.
+            error: makes the error of each job.
         """
         with self._lock:
             if self._closed is not None:
@@ -119,37 +108,38 @@ class Lane:
         _ended.add(self)
         self._release()
         if wire is not None:
-            # not here: NCCL's waits for the kernels to end, and this may be the loop's thread
+            # on a thread: NCCL's abort waits for its kernels, and this may be the loop's thread
             threading.Thread(
                 target=process_groups.abort, args=(wire.group,), name="rlinf-actors-abort", daemon=True
             ).start()
 
     def _run(self) -> None:
         try:
-            make, self._make = self._make, _made  # it holds what it makes the wire of
+            make, self._make = self._make, None  # it holds the store's client
+            assert make is not None
             wire = make()
             del make
             with self._lock:
                 self._wire = wire
                 closed = self._closed is not None
-            while not closed and self._next(wire):
+            while not closed and self._run_next(wire):
                 with self._lock:
                     closed = self._closed is not None
         except Exception as error:
             log.debug("the lane from %s broke", self.name, exc_info=error)
             # without its traceback, whose frames hold the group and its sockets
-            self._breaks(CallTimeoutError(_LATE) if "imed out" in str(error) else error.with_traceback(None))
+            self._fail(CallTimeoutError(_LATE) if "imed out" in str(error) else error.with_traceback(None))
         finally:
             with self._lock:
                 self._wire = None
             _ended.discard(self)
 
-    def _next(self, wire: Wire) -> bool:
-        """Run one job; False if there are no more. Between two, nothing holds the last one's tensors."""
+    def _run_next(self, wire: Wire) -> bool:
+        """Run one job; False if there are no more. A function of its own, so that an idle lane holds no tensors."""
         job = self._jobs.get()
         if job is None:
             return False
-        stop = self._limit(self._late) if self._limit is not None else None
+        stop = self._clock(lambda: self._fail(CallTimeoutError(_LATE))) if self._clock is not None else None
         try:
             job.run(wire)
         finally:
@@ -160,160 +150,118 @@ class Lane:
                 self._open.remove(job)
         return True
 
-    def _late(self) -> None:
-        self._breaks(CallTimeoutError(_LATE))
-
-    def _breaks(self, error: Exception) -> None:
+    def _fail(self, error: Exception) -> None:
         with self._lock:
-            first = self._error is None and self._closed is None
+            first = self.error is None and self._closed is None
             if first:
-                self._error = error
+                self.error = error
         if first:
             self._broke(self, error)
 
 
-def _made() -> Wire:
-    raise AssertionError("a lane makes its wire once")
-
-
 def abandoned() -> int:
-    """How many lanes have ended and still have a thread: their back-end does not let it go."""
+    """Return the number of lanes that have ended and whose back-end does not release their thread."""
     return sum(lane.running for lane in list(_ended))
 
 
-@dataclass
-class OutLane:
-    """One of them.
+@dataclass(eq=False)
+class OpenLane:
+    """A lane and how its end is reported.
 
     Attributes:
-        number: its, in this gate.
-        backend, endpoint, options: what the receiver joins with.
-        lane: carries.
-        told: whether the receiver was told of its end.
+        id: names the lane in LaneEnded frames from the other worker.
+        backend: of torch.distributed.
+        lane: runs the transfers.
+        report: sends a LaneEnded frame with this text to the other worker.
+        header: the fields of frames.TensorTransfer from which the receiver joins the lane; of the sender's end only.
     """
 
-    number: int
+    id: Hashable
     backend: str
-    endpoint: str
-    options: CollectiveGroupOptions
     lane: Lane
-    told: bool = False
-
-    def label(self, cargo: frames.Cargo) -> frames.Cargo:
-        """The cargo, going by this lane."""
-        return msgspec.structs.replace(
-            cargo,
-            lane=self.number,
-            backend=self.backend,
-            store=self.endpoint,
-            options=list(astuple(self.options)),
-        )
+    report: Callable[[str], object]
+    header: dict[str, Any] = field(default_factory=dict)
+    reported: bool = False
 
 
-class OutLanes:
-    """Any thread.
+class Lanes:
+    """The lanes from one worker to another one, or to one worker from all others; by keys of the owner. Any thread."""
 
-    Args:
-        station: this worker.
-        peer: the receiver.
-        gate: number that the receiver's answers come to.
-    """
-
-    def __init__(self, station: Station, peer: Peer, gate: Callable[[], int]) -> None:
-        self._station = station
-        self._peer = peer
-        self._gate = gate
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._numbers = itertools.count(1)
-        self._lanes: dict[tuple[Any, ...], OutLane] = {}
+        self._lanes: dict[Hashable, OpenLane] = {}
         self._closed: Callable[[], Exception] | None = None
 
-    def lane(self, backend: str, device: Any, options: CollectiveGroupOptions, same_node: bool) -> OutLane:
-        """The lane for such tensors; it is made if there is none.
+    def find(self, key: Hashable) -> OpenLane | None:
+        """Return the lane of *key*, None if there is none."""
+        with self._lock:
+            return self._lanes.get(key)
 
-        Args:
-            backend: of torch.distributed.
-            device: that the tensors are on.
-            options: how the back-end is to run.
-            same_node: whether the receiver is on this node.
+    def get(self, key: Hashable, make: Callable[[], OpenLane]) -> OpenLane:
+        """Return the lane of *key*; *make* makes it if there is none.
 
         Raises:
-            OSError: the address for its store is not this machine's.
-            PeerDiedError: the receiver is gone.
+            Exception: the error given to `end_all`, or one of *make*.
         """
-        key = (backend, device, *astuple(options))
         with self._lock:
             if self._closed is not None:
                 raise self._closed()
             found = self._lanes.get(key)
             if found is None:
-                found = self._lanes[key] = self._made(backend, options, same_node)
+                found = self._lanes[key] = make()
             return found
 
-    def _made(self, backend: str, options: CollectiveGroupOptions, same_node: bool) -> OutLane:
-        station = self._station
-        ip, timeout_s = station.ip(same_node), station.timeout_s(backend)
-        store = process_groups.Store(ip, timeout_s)
-        client = process_groups.join(store.endpoint, timeout_s)  # now: on the lane's thread it might be closed by then
+    def broke(self, lane: Lane, error: Exception) -> None:
+        """Report a broken lane to the other worker. A living worker answers; the head reports a dead one.
 
-        def make() -> process_groups.Wire:
-            return process_groups.wire(
-                backend, client, process_groups.SENDER, timeout_s=timeout_s, ip=ip, options=options, name=station.job
-            )
-
-        name = f"{station.name} to {self._peer.name}"
-        lane = Lane(name, make, self._broke, store.close, station.limit(backend))
-        return OutLane(next(self._numbers), backend, store.endpoint, options, lane)
-
-    def _broke(self, lane: Lane, error: Exception) -> None:
-        """The receiver is told, and answers that it lives; or the head tells that it does not."""
+        A time-out needs no answer: its transfers fail at once.
+        """
         with self._lock:
             found = next((one for one in self._lanes.values() if one.lane is lane), None)
         if found is not None:
-            self._tell(found, str(error))
+            self._report(found, str(error))
             if isinstance(error, CallTimeoutError):
-                self._drop(found, lambda: CallTimeoutError(f"the lane from {lane.name} ({found.backend}): {error}"))
+                self.end(found, lambda: CallTimeoutError(f"the lane from {lane.name} ({found.backend}): {error}"))
 
-    def peer_ended(self, frame: frames.LaneEnded) -> None:
-        """The receiver has closed its end, so it lives. Loop thread."""
+    def other_end_closed(self, id: Hashable, text: str) -> bool:
+        """End a lane whose end the other worker, which lives, has reported with *text*; False if it is not known."""
         with self._lock:
-            found = next((one for one in self._lanes.values() if one.number == frame.lane), None)
+            found = next((one for one in self._lanes.values() if one.id == id), None)
         if found is None:
-            return
-        self._tell(found, frame.text)
-        self._drop(found, lambda: broken(found.lane, found.backend, frame.text))
+            return False
+        self._report(found, text)
+        self.end(found, lambda: _lane_error(found, text))
+        return True
 
-    def end(self, error: Callable[[], Exception]) -> None:
-        """The receiver is gone."""
+    def end(self, lane: OpenLane, error: Callable[[], Exception]) -> None:
+        """End one lane; *error* makes the error of each transfer."""
+        with self._lock:
+            self._lanes = {key: one for key, one in self._lanes.items() if one is not lane}
+        lane.lane.end(error)
+
+    def end_all(self, error: Callable[[], Exception]) -> None:
+        """End every lane, and make no more: the other worker is gone."""
         with self._lock:
             self._closed = error
             lanes, self._lanes = list(self._lanes.values()), {}
         for one in lanes:
             one.lane.end(error)
 
-    def _tell(self, lane: OutLane, text: str) -> None:
+    def _report(self, lane: OpenLane, text: str) -> None:
         with self._lock:
-            first, lane.told = not lane.told, True
+            first, lane.reported = not lane.reported, True
         if first:
-            self._peer.send(frames.LaneEnded(self._gate(), lane.number, self._station.worker_id, text))
-
-    def _drop(self, lane: OutLane, error: Callable[[], Exception]) -> None:
-        with self._lock:
-            self._lanes = {key: one for key, one in self._lanes.items() if one is not lane}
-        lane.lane.end(error)
+            lane.report(text)
 
 
-def broken(lane: Lane, backend: str, theirs: str) -> RlinfActorsError:
-    """The error of a transfer whose lane failed between two workers that live."""
-    ours = str(lane.error) if lane.error is not None else theirs
-    setting = group_facts(backend).log_setting
+def _lane_error(lane: OpenLane, theirs: str) -> RlinfActorsError:
+    """Return the error of a transfer whose lane failed between two living workers."""
+    ours = str(lane.lane.error) if lane.lane.error is not None else theirs
+    lines = [line for line in ours.splitlines() if line.strip()]
+    why = lines[0].rstrip(".") if lines else "the other side closed it"
+    setting = group_facts(lane.backend).log_setting
     return RlinfActorsError(
-        f"the lane from {lane.name} ({backend}) failed: {_first_line(ours)}. If it says no more, look at "
-        f"{backend}'s own log{f' ({setting})' if setting else ''}, at RLINF_COMM_NET_DEVICES, or send by another path: "
-        f"RLINF_ACTORS_PATHS=accelerator=staged"
+        f"the lane from {lane.lane.name} ({lane.backend}) failed: {why}. If it says no more, look at "
+        f"{lane.backend}'s own log{f' ({setting})' if setting else ''}, at RLINF_COMM_NET_DEVICES, or send by another "
+        f"path: RLINF_ACTORS_PATHS=accelerator=staged"
     )
-
-
-def _first_line(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[0].rstrip(".") if lines else "the other side closed it"

@@ -1,9 +1,28 @@
-"""Messenger: the messages of one worker, both directions. Any thread, unless a method says otherwise.
+"""Messenger: the messages of one worker, in both directions.
 
-House rules: the mailbox is touched under `_lock` alone; no work is ended and nothing is sent while
-it is held. What a finalizer gives back (any thread, any lock held) is put into `_unread`, and from
-there into the mailbox before anybody looks there. An outbox is made on the first message to a worker
-and ends with it. The objects are pickled and unpickled on the user's threads, never on the loop's.
+Theory of operation ------------------- `send` pickles the object on the caller's thread (`contents`), looks up the
+receiver (`directory`) and posts the message to the receiver's `Outbox`. The outbox puts it on the link as soon as the
+window has room for it. Small parts are copied at once. Large parts are copied into shared memory if the receiver can be
+lent that; otherwise the link reads the sender's own memory, and the send completes only when the receiver acknowledges
+with Held that it holds the message.
+
+In the receiver the I/O thread calls `arrived`, which answers Held and gives the message to the `Mailbox`. The mailbox
+pairs the nth message of a sender with the nth receive. `recv` posts a `PostedReceive`, and the caller's
+`PendingReceive` unpickles the object on the thread that waits for it. When a message is received, its sender gets its
+bytes back as credit (Returned), in lumps.
+
+Tensors on accelerators are detached from the object while it is pickled, and travel beside the message: a
+`TensorSender` for each receiver chooses the path of each tensor (`routes`), and the `TensorReceiver` puts them together
+again. Once a receiver has a TensorSender, all messages to it pass through that, which keeps their order.
+
+A worker that is gone ends everything that waits for it: its Peer calls `on_gone`, whose error says how it ended. A lost
+connection between two living workers ends their exchange for good, since a message may be missing (`link_lost`).
+
+House rules: only code that holds `_lock` touches the mailbox. No work is completed and no frame is sent while the lock
+is held. Finalizers run on any thread with any lock held, so they only append to `_unread`; the next access to the
+mailbox moves these messages back into it. Objects are never pickled or unpickled on the loop's thread.
+
+All methods may be called from any thread unless they say otherwise.
 """
 
 from __future__ import annotations
@@ -17,14 +36,16 @@ from typing import Any
 
 from rlinf_actors.errors import CallTimeoutError, ConnectionLostError, GroupNotFoundError, WorkerDiedError
 from rlinf_actors.messaging import contents
-from rlinf_actors.messaging.directory import Directory, gone, named
-from rlinf_actors.messaging.flow_control import Returns
-from rlinf_actors.messaging.mailbox import Arrived, Key, Mailbox, Recent
+from rlinf_actors.messaging.directory import WorkerDirectory, peer_gone_error, prefixed
+from rlinf_actors.messaging.flow_control import CreditAccumulator
+from rlinf_actors.messaging.mailbox import ArrivedMessage, Key, Mailbox, Recent
 from rlinf_actors.messaging.options import CollectiveGroupOptions
-from rlinf_actors.messaging.outbox import Letter, Outbox
-from rlinf_actors.messaging.receive import Body, Received, Slot
-from rlinf_actors.messaging.tensor_sender import Freight
-from rlinf_actors.messaging.tensor_transfer import Station
+from rlinf_actors.messaging.outbox import Outbox, OutgoingMessage
+from rlinf_actors.messaging.receive import PendingReceive, PostedReceive
+from rlinf_actors.messaging.routes import CPU, LANE
+from rlinf_actors.messaging.tensor_receiver import Reply, TensorReceiver
+from rlinf_actors.messaging.tensor_sender import TensorSender
+from rlinf_actors.messaging.tensor_transfer import DetachedTensors, TransferEndpoint
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.runtime.peer import Peer
@@ -34,52 +55,56 @@ from rlinf_actors.wire.payload import AuthenticatedParts
 
 log = logging.getLogger(__name__)
 
-Reply = Callable[[bytes, frames.AnyFrame], None]
-
 
 class Messenger:
-    """One worker's messages.
+    """The messages of one worker.
 
     Args:
         runtime: of this worker.
-        name, worker_id: of this worker.
         connect: waits (on the loop) until the runtime is in session with the head.
-        reply: answers on a link that a message came by.
-        window: bytes that may be on their way to one worker.
-        station: this worker's end of the ways that tensors take beside the messages; default: one without devices.
+        reply: answers on the link that a message came by.
+        window: most bytes in flight to one worker.
+        endpoint: this worker as an end of tensor transfers; has its name and id.
+
+    Attributes:
+        directory: finds other workers.
+        peer_gone: called with a peer given to `watch` that is gone; set before the first message. Any thread.
+        tensor_receiver: the receiving side of tensors that travel beside messages.
     """
 
     def __init__(
         self,
         runtime: Runtime,
-        name: str,
-        worker_id: str,
         connect: Callable[[], Awaitable[Runtime]],
         reply: Reply,
         window: int,
-        station: Station | None = None,
+        endpoint: TransferEndpoint,
     ) -> None:
-        self.name = name
-        self.worker_id = worker_id
-        self.directory = Directory(runtime, connect)
+        self.directory = WorkerDirectory(runtime, connect)
+        self.peer_gone: Callable[[Peer], None] = lambda peer: None
         self._io = runtime.io
         self._reply = reply
         self._window = window
+        self._endpoint = endpoint
         self._lock = threading.Lock()
-        self._mailbox: Mailbox[Slot] = Mailbox()
-        self._returns = Returns()
+        self._mailbox: Mailbox[PostedReceive] = Mailbox()
+        self._credit = CreditAccumulator()
         self._outboxes: dict[Peer, Outbox] = {}
+        self._tensor_senders: dict[Peer, TensorSender] = {}
         self._watched: set[Peer] = set()
-        self._broken: Recent[str, Exception] = Recent()  # those that live, and to whom a connection was lost
-        self._unread: collections.deque[tuple[Key, Arrived]] = collections.deque()
-        self.peer_gone: Callable[[Peer], None] = lambda peer: None
-        """Called with a peer given to `watch` that is gone; set before the first message. Any thread."""
-        self.freight = Freight(station or Station(runtime.io, worker_id, name), self.directory, reply, self._outbox)
+        self._broken: Recent[str, Exception] = Recent()  # living workers to which a connection was lost, by id
+        self._unread: collections.deque[tuple[Key, ArrivedMessage]] = collections.deque()
+        self.tensor_receiver = TensorReceiver(endpoint, self.directory, reply, self._tensor_senders)
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of messages that arrived and that nobody has asked for."""
+        """Bytes of messages that arrived and wait for a receive."""
         return self._mailbox.held
+
+    @property
+    def lent_count(self) -> int:
+        """Number of messages whose device memory other workers still use."""
+        return sum(sender.lent_count for sender in list(self._tensor_senders.values()))
 
     # --- sending ---
 
@@ -92,33 +117,52 @@ class Messenger:
         now: bool,
         options: CollectiveGroupOptions | None = None,
     ) -> AsyncWork[None]:
-        """Send an object; the work ends when the window let it go and the receiver holds its buffers.
+        """Send an object.
+
+        Returns:
+            A work that is done when the message has left within the window and the receiver holds its buffers.
 
         Raises:
             ValueError: a tensor in it is not contiguous. Nothing was sent.
             SerializationError: something in it cannot be pickled. Nothing was sent.
         """
         contents.check_contiguous(value)
-        hold = self.freight.hold()
-        parts, large = contents.encode(value, piggyback, hold)
-        hold.seal()
+        tensors = self.detached_tensors()
+        parts, borrowed = contents.encode(value, piggyback, tensors)
+        tensors.record_ready()
         work: AsyncWork[None] = AsyncWork(f"send() to {to}")
-        letter = Letter("", parts, large, work)
+        message = OutgoingMessage("", parts, borrowed, work, tensors, options, now)
 
         def found(peer: Peer | Exception) -> None:
             try:
                 if isinstance(peer, Exception):
                     raise peer
-                self.freight.post(peer, letter, hold, options, now)
+                self.post(peer, message)
             except Exception as error:  # noqa: BLE001 - it reaches the waiter
-                work.reject(named(error, work._what))
+                work.reject(prefixed(error, work._what))
 
         self.directory.peer(to, found)
         return work
 
-    def post(self, peer: Peer, letter: Letter, *, now: bool = False) -> None:
-        """Send to a worker that was found."""
-        self._outbox(peer).post(letter, now=now)
+    def detached_tensors(self) -> DetachedTensors:
+        """Return the collector of tensors that are to travel beside one message."""
+        return DetachedTensors(self._endpoint.overrides.get(CPU) == LANE)
+
+    def post(self, peer: Peer, message: OutgoingMessage) -> None:
+        """Send a message to a worker that was found, after the messages posted before."""
+        sender = self._tensor_senders.get(peer)
+        if sender is None and not message.tensors.tensors:
+            self._outbox(peer).post(message)
+            return
+        if sender is None:
+            outbox = self._outbox(peer)
+            with self._lock:
+                sender = self._tensor_senders.get(peer)
+                if sender is None:
+                    sender = self._tensor_senders[peer] = TensorSender(self._endpoint, peer, outbox)
+            if sender.open():
+                peer.on_gone(lambda _error: self._tensor_senders.pop(peer, None))
+        sender.post(message)
 
     def _outbox(self, peer: Peer) -> Outbox:
         box = self._outboxes.get(peer)
@@ -127,170 +171,168 @@ class Messenger:
             with self._lock:
                 box = self._outboxes.get(peer)
                 if box is None:
-                    box = self._outboxes[peer] = Outbox(peer, self.name, self.worker_id, self._window)
-                if peer.error is not None:
-                    del self._outboxes[peer]  # its end was told before the outbox was there
+                    box = Outbox(peer, self._endpoint.name, self._endpoint.worker_id, self._window)
+                    if peer.error is None:  # else `_gone` has run already, and would not remove the outbox
+                        self._outboxes[peer] = box
             broken = self._broken.get(peer.worker_id)
             if broken is not None:
                 box.fail(broken)
         return box
 
     def error_of(self, peer: Peer) -> Exception | None:
-        """Why no more messages can be exchanged with this worker: it is gone, or one may be missing. Any thread."""
+        """Return why no more messages can be exchanged with a worker, None if they can."""
         return peer.error or self._broken.get(peer.worker_id)
 
     # --- receiving ---
 
-    def receive(
-        self, sender: WorkerAddress, convert: Callable[[Any], Any] = lambda value: value
-    ) -> tuple[Received, Slot]:
-        """Ask for the next object of *sender*; see `wait` for waiting with a limit."""
-        place = _Place(self, sender)
-        work = Received(f"recv() from {sender}", place, convert)
-        place.slot = Slot((sender.get_name(), ""), work)
-        place.enter()
-        return work, place.slot
+    def receive(self, sender: WorkerAddress, convert: Callable[[Any], Any] = lambda value: value) -> PendingReceive:
+        """Ask for the next object of *sender*."""
+        posted = PostedReceive(self, sender)
+        work = PendingReceive(f"recv() from {sender}", posted, convert)
+        posted.belongs_to(work)
+        posted.enter()
+        return work
 
-    def _post(self, slot: Slot, peer: Peer | Exception) -> None:
+    def post_receive(self, posted: PostedReceive, peer: Peer | Exception) -> None:
+        """Let a receive wait for the next message of *peer*; an exception says why the sender was not found."""
         if isinstance(peer, GroupNotFoundError):
-            with self._lock:  # what a group sent before everybody forgot it is still here
-                waits = self._mailbox.has_messages(slot.key)
-            if not waits:
-                raise peer
-            self.post_slot(slot, None)
-            return
+            with self._lock:  # a group that even the head has forgotten may have sent messages before
+                has_messages = self._mailbox.has_messages(posted.key)
+            if has_messages:
+                self._post_receive(posted, None)
+                return
         if isinstance(peer, Exception):
-            raise peer
+            failure = peer
+            self._fail([posted], lambda what: prefixed(failure, what))
+            return
         self.watch(peer)
-        self.post_slot(slot, peer)
+        self._post_receive(posted, peer)
 
-    def post_slot(self, slot: Slot, peer: Peer | None) -> None:
-        """Let a receive take its place; it gets its message at once if that is here."""
-        slot.incarnation = "" if peer is None else peer.worker_id
+    def _post_receive(self, posted: PostedReceive, peer: Peer | None) -> None:
+        posted.incarnation = "" if peer is None else peer.worker_id
         self._put_back()
         with self._lock:
-            if slot.abandoned:
+            if posted.abandoned:
                 return
-            message, stale = self._mailbox.posted(slot.key, slot)
+            message, stale = self._mailbox.posted(posted.key, posted)
             dead = message is None and peer is not None and self.error_of(peer) is not None
             if dead:
-                self._mailbox.withdraw(slot.key, slot)
+                self._mailbox.withdraw(posted.key, posted)
         if stale:
-            log.warning("dropped %d messages of an earlier %s, which has ended", len(stale), slot.key[0])
+            log.warning("dropped %d messages of an earlier %s, which has ended", len(stale), posted.key[0])
         if message is not None:
-            self._give(slot, message)
+            self._give(posted, message)
         elif dead:
             assert peer is not None
-            self._died([slot], peer)
+            self._fail_gone([posted], peer)
 
-    def wait(self, work: Received, slot: Slot, timeout: float | None) -> Any:
-        """Block until the object is there; after *timeout* seconds the receive is withdrawn."""
+    def wait(self, work: PendingReceive, timeout: float | None) -> Any:
+        """Block until the object is here; after *timeout* seconds the receive is withdrawn."""
         try:
             return work.wait(timeout)
         except CallTimeoutError:
-            if work.done() or not self.withdraw(slot):
-                return work.wait()  # it came at the last moment, or is the work's own error
-        raise _late(work, timeout or 0.0)
+            if work.done() or not self.withdraw(work.posted):
+                return work.wait()  # the message came at the last moment, or the work failed with this very error
+        raise _timed_out(work, timeout or 0.0)
 
-    def limit(self, work: Received, slot: Slot, timeout: float) -> None:
-        """End the work after *timeout* seconds, unless it has ended."""
+    def limit(self, work: PendingReceive, timeout: float) -> None:
+        """Fail the receive after *timeout* seconds, unless it is done."""
+        posted = work.posted
+
+        def expire() -> None:
+            found = posted.work
+            if found is not None and not found.done() and (self.withdraw(posted) or found.asleep):
+                found.reject(_timed_out(found, timeout))
 
         def start() -> None:
-            if not work.done():
-                slot.timer = self._io.loop.call_later(timeout, self._expire, slot, timeout)
+            if posted.work is not None and not posted.work.done():
+                posted.timer = self._io.loop.call_later(timeout, expire)
 
         def stop() -> None:
-            if slot.timer is not None:
-                slot.timer.cancel()
+            if posted.timer is not None:
+                posted.timer.cancel()
 
         self._io.call(start)
         work._on_done(lambda: self._io.call(stop))
 
-    def _expire(self, slot: Slot, timeout: float) -> None:
-        work = slot.work
-        if work is not None and not work.done() and (self.withdraw(slot) or work.asleep):
-            work.reject(_late(work, timeout))
-
-    def withdraw(self, slot: Slot) -> bool:
-        """Take a receive back; False if it has its message or error."""
+    def withdraw(self, posted: PostedReceive) -> bool:
+        """Withdraw a receive; False if it has its message or error."""
         with self._lock:
-            message, slot.pending = slot.pending, None
-            if slot.closed and message is None:
+            message, posted.loading = posted.loading, None
+            if posted.closed and message is None:
                 return False
-            slot.closed = True
-            self._mailbox.withdraw(slot.key, slot)
+            posted.closed = True
+            self._mailbox.withdraw(posted.key, posted)
         if message is not None:  # its tensors are still on their way
-            self._unread.append((slot.key, message))
+            self._unread.append((posted.key, message))
             self._put_back()
         return True
 
     def arrived(self, link: bytes, frame: frames.UserMessage, parts: AuthenticatedParts) -> None:
-        """A message came. Loop thread."""
+        """Handle a message that arrived. Loop thread."""
         if frame.n:
             self._reply(link, frames.Held(frame.id, frame.n))
-        body = Body(link, frame.id, parts, self.freight.arrived(link, frame, parts))
-        message = Arrived(frame.src_id, frame.size, body)
+        tensors = None if frame.transfer is None else self.tensor_receiver.arrived(link, frame, parts)
+        message = ArrivedMessage(frame.src_id, frame.size, parts, link, frame.id, tensors)
         key = (frame.src, frame.stream)
         self._put_back()
         with self._lock:
             wanted = self._mailbox.wants(key, frame.src_id)
-            slot = self._mailbox.arrived(key, message) if wanted else None
-        if slot is not None:
-            self._give(slot, message)
+            posted = self._mailbox.arrived(key, message) if wanted else None
+        if posted is not None:
+            self._give(posted, message)
         elif not wanted:
-            self._credit(message)
+            self._return_credit(message)
 
-    def _give(self, slot: Slot, message: Arrived) -> None:
-        """The receive gets the message; its sender may send as much again."""
-        self._credit(message)
+    def _give(self, posted: PostedReceive, message: ArrivedMessage) -> None:
+        """Complete a receive with its message, as soon as the tensors of that are here; return its credit now."""
+        self._return_credit(message)
+        tensors = message.tensors
         with self._lock:
-            work = slot.work if not slot.closed else None
-            slot.closed = True
-            body: Body = message.body
-            loading = work is not None and work.waits_for_cargo and body.cargo is not None and not body.cargo.done()
-            slot.pending = message if loading else None
+            work = posted.work if not posted.closed else None
+            posted.closed = True
+            loading = work is not None and work.waits_for_tensors and tensors is not None and not tensors.done()
+            posted.loading = message if loading else None
         if loading:
-            assert body.cargo is not None
-            body.cargo._on_done(partial(self._loaded, slot))
+            tensors._on_done(partial(self._loaded, posted))
         elif work is None or not work.take(message):
-            self._unread.append((slot.key, message))
+            self._unread.append((posted.key, message))
             self._put_back()
 
-    def _loaded(self, slot: Slot) -> None:
-        """What comes with the receive's message by other ways is here, or is lost. Any thread."""
+    def _loaded(self, posted: PostedReceive) -> None:
+        """Complete a receive whose message's tensors are here, or are lost."""
         with self._lock:
-            message, slot.pending = slot.pending, None
-            work = slot.work
+            message, posted.loading = posted.loading, None
+            work = posted.work
         if message is not None and (work is None or not work.take(message)):
-            self._unread.append((slot.key, message))
+            self._unread.append((posted.key, message))
             self._put_back()
 
-    def _credit(self, message: Arrived) -> None:
-        body: Body = message.body
+    def _return_credit(self, message: ArrivedMessage) -> None:
         with self._lock:
-            back = self._returns.taken(body.link, body.outbox, message.size)
-        message.size = 0  # one that is put back is not counted twice
-        if back:
-            self._reply(body.link, frames.Returned(body.outbox, back))
+            due = self._credit.taken(message.link, message.outbox, message.size)
+        message.size = 0  # a message that is put back must not be counted twice
+        if due:
+            self._reply(message.link, frames.Returned(message.outbox, due))
 
-    def unread(self, key: Key, message: Arrived) -> None:
-        """The receive that got this message was dropped, or cancelled, before anybody looked. Finalizers too."""
+    def unread(self, key: Key, message: ArrivedMessage) -> None:
+        """Put back a message whose receive was dropped or cancelled before any caller saw it. Finalizers too."""
         self._unread.append((key, message))
         self._io.call(self._put_back)
 
     def _put_back(self) -> None:
         while self._unread:
-            again = []
+            given = []
             with self._lock:
                 unread = [self._unread.popleft() for _ in range(len(self._unread))]
                 for key, message in sorted(unread, key=lambda pair: pair[1].order):
-                    slot = self._mailbox.put_back(key, message)
-                    if slot is not None:
-                        again.append((slot, message))
-            for slot, message in again:
-                self._give(slot, message)
+                    posted = self._mailbox.put_back(key, message)
+                    if posted is not None:
+                        given.append((posted, message))
+            for posted, message in given:
+                self._give(posted, message)
 
-    # --- who is gone ---
+    # --- workers that are gone ---
 
     def watch(self, peer: Peer) -> None:
         """End what waits for this worker when it is gone."""
@@ -301,7 +343,7 @@ class Messenger:
         peer.on_gone(lambda _error: self._gone(peer))
 
     def link_lost(self, _link: bytes, worker_id: str) -> None:
-        """A worker's connection to this one was lost: a message of its may be missing. Loop thread."""
+        """End the exchange with a worker: the connection to it was lost, so a message may be missing. Loop thread."""
         if not worker_id:
             return  # a driver sends no messages
         with self._lock:
@@ -314,76 +356,45 @@ class Messenger:
             self._gone(peer)
 
     def link_forgotten(self, link: bytes) -> None:
-        """The process at the other end of a link has ended, and what it sent is here. Loop thread."""
+        """Return no more credit over *link*: its process has ended, and all that it sent is here. Loop thread."""
         with self._lock:
-            self._returns.forget(link)
+            self._credit.forget(link)
 
     def _gone(self, peer: Peer) -> None:
         with self._lock:
-            if isinstance(peer.error, ConnectionLostError):  # other messages go to another peer of the same worker
+            if isinstance(peer.error, ConnectionLostError):  # for later messages, by another Peer of the same worker
                 if peer.worker_id not in self._broken:
                     self._broken[peer.worker_id] = peer.error
             elif isinstance(peer.error, WorkerDiedError):
-                self._broken.pop(peer.worker_id, None)  # all its peers say so themselves from now on
-            slots = self._mailbox.sender_gone(peer.name, peer.worker_id)
+                self._broken.pop(peer.worker_id, None)  # from now on every Peer of it has this error
+            lost = self._mailbox.sender_gone(peer.name, peer.worker_id)
             self._watched.discard(peer)
             box = self._outboxes.pop(peer, None)
         if box is not None and peer.error is None:
             box.fail(self._broken[peer.worker_id])
-        self._died(slots, peer)
+        self._fail_gone(lost, peer)
         self.peer_gone(peer)
 
-    def _died(self, slots: list[Slot], peer: Peer) -> None:
+    def _fail_gone(self, receives: list[PostedReceive], peer: Peer) -> None:
         error = self.error_of(peer)
         assert error is not None
-        self._fail(slots, lambda what: gone(peer, error, what))
+        self._fail(receives, lambda what: peer_gone_error(peer, error, what))
 
-    def _fail(self, slots: list[Slot], error: Callable[[str], Exception]) -> None:
-        for slot in slots:
+    def _fail(self, receives: list[PostedReceive], error: Callable[[str], Exception]) -> None:
+        for posted in receives:
             with self._lock:
-                work = None if slot.closed else slot.work
-                slot.closed = True
+                work = None if posted.closed else posted.work
+                posted.closed = True
             if work is not None:
                 work.reject(error(work._what))
 
     def forget(self, key: Key) -> None:
-        """Nobody will receive from this queue any more; what arrives later is dropped."""
+        """Drop a queue for good; its later messages are dropped too."""
         with self._lock:
             messages = self._mailbox.forget(key)
         for message in messages:
-            self._credit(message)
+            self._return_credit(message)
 
 
-class _Place:
-    """Where a recv waits."""
-
-    slot: Slot
-
-    def __init__(self, messenger: Messenger, sender: WorkerAddress) -> None:
-        self._messenger = messenger
-        self._sender = sender
-        self._entered = 0
-
-    def enter(self) -> None:
-        self.slot.closed = False
-        self._entered += 1
-        self._messenger.directory.peer(self._sender, partial(self._found, self._entered))
-
-    def leave(self) -> None:
-        self._messenger.withdraw(self.slot)
-
-    def unread(self, message: Arrived) -> None:
-        self._messenger.unread(self.slot.key, message)
-
-    def _found(self, entered: int, peer: Peer | Exception) -> None:
-        if entered != self._entered:
-            return  # it left while the sender was looked up, and came again
-        try:
-            self._messenger._post(self.slot, peer)
-        except Exception as error:  # noqa: BLE001 - it reaches the waiter
-            failure = error
-            self._messenger._fail([self.slot], lambda what: named(failure, what))
-
-
-def _late(work: Received, timeout: float) -> CallTimeoutError:
+def _timed_out(work: PendingReceive, timeout: float) -> CallTimeoutError:
     return CallTimeoutError(f"{work._what}: no message came within {timeout:g} s")

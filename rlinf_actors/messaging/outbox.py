@@ -1,8 +1,8 @@
-"""What this worker sends to one other worker: in order, within the window, each with one end.
+"""The messages from this worker to one other worker: in order, within the window, each completed once.
 
-Any thread may post; what is sent on the link happens under the outbox's lock, which keeps the order.
-
-The end of a send that goes more than one way: it has ended well when all of them have, and badly with the first.
+Any thread may post. The outbox sends under its own lock, which keeps the order of the messages on the link. A send
+completes at once if every part was copied. Otherwise the link reads the sender's own memory, and the send completes
+when the receiver's runtime acknowledges that it holds the message (`Held`).
 """
 
 from __future__ import annotations
@@ -10,52 +10,84 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from rlinf_actors.messaging.contents import size_of
-from rlinf_actors.messaging.directory import gone
+from rlinf_actors.messaging.directory import peer_gone_error
 from rlinf_actors.messaging.flow_control import OVERHEAD, Window
+from rlinf_actors.messaging.options import CollectiveGroupOptions
+from rlinf_actors.messaging.tensor_transfer import DetachedTensors
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.wire import frames
 
 
-@dataclass(frozen=True)
-class Letter:
+class OutgoingMessage:
     """One message to send.
 
-    Attributes:
-        stream: "" or the broadcast's.
+    Args:
+        stream: "", or the stream of a broadcast tree.
         parts: its contents.
-        large: whether some parts are the sender's own memory: then `work` ends when the receiver holds them.
-        work: ends when it was sent.
-        weight: bytes beside `parts` that are kept, here or there, until it is received.
-        cargo: what comes with it by other ways.
-        departed: called, with the outbox's lock held, when it has left.
+        borrowed: True if some parts are the sender's own memory, which must not change before `work` is done.
+        work: done when the message was sent.
+        tensors: tensors that travel beside the message.
+        options: how the process group is made that carries them.
+        now: True if a thread waits for the send.
+
+    Attributes:
+        transfer: header of its tensors that travel beside it; set by the tensor sender.
+        extra_bytes: bytes of these tensors, which the receiver or the sender keeps until the message is received.
+        on_sent: called with the outbox's lock held when the message is on the link.
+        pending: what must still complete before `work`: the message, and the lane that carries tensors of it.
     """
 
-    stream: str
-    parts: Sequence[Buffer]
-    large: bool
-    work: AsyncWork[None]
-    weight: int = 0
-    cargo: frames.Cargo | None = None
-    departed: Callable[[], None] | None = None
+    def __init__(
+        self,
+        stream: str,
+        parts: Sequence[Buffer],
+        borrowed: bool,
+        work: AsyncWork[None],
+        tensors: DetachedTensors | None = None,
+        options: CollectiveGroupOptions | None = None,
+        now: bool = False,
+    ) -> None:
+        self.stream = stream
+        self.parts = parts
+        self.borrowed = borrowed
+        self.work = work
+        self.tensors = tensors or DetachedTensors()
+        self.options = options or CollectiveGroupOptions()
+        self.now = now
+        self.transfer: frames.TensorTransfer | None = None
+        self.extra_bytes = 0
+        self.on_sent: Callable[[], None] | None = None
+        self.pending = 1
+        self._lock = threading.Lock()
 
     @property
     def size(self) -> int:
         """Bytes that it takes of the window."""
-        return size_of(self.parts) + OVERHEAD + self.weight
+        return size_of(self.parts) + OVERHEAD + self.extra_bytes
+
+    def complete_one(self) -> None:
+        """Complete one of the `pending` operations; the last one completes the send."""
+        with self._lock:
+            self.pending -= 1
+            last = self.pending == 0
+        if last:
+            self.work.resolve(None)
+
+    def fail_for(self, peer: Peer, error: Exception) -> None:
+        """Fail the send because the receiver is gone."""
+        self.work.reject(peer_gone_error(peer, error, self.work._what))
 
 
 class Outbox:
-    """To one worker.
+    """The messages to one worker.
 
     Args:
         peer: the receiver.
-        name: of this worker.
-        worker_id: its id.
+        name, worker_id: of this worker.
         limit: the window in bytes.
     """
 
@@ -64,99 +96,61 @@ class Outbox:
         self._name = name
         self._worker_id = worker_id
         self._lock = threading.Lock()
-        self._window: Window[Letter] = Window(limit)
-        self._unheld: dict[int, Letter] = {}
+        self._window: Window[OutgoingMessage] = Window(limit)
+        self._unacknowledged: dict[int, OutgoingMessage] = {}
         self._numbers = itertools.count(1)
         self._error: Exception | None = None
-        self._id = peer.listen(self._answered)
+        self._id = peer.listen(self._acknowledged)
         peer.on_gone(self.fail)
 
-    def post(self, letter: Letter, *, now: bool = False) -> None:
-        """Send as soon as the window lets it. *now*: somebody waits for it."""
-        size = letter.size
+    def post(self, message: OutgoingMessage) -> None:
+        """Send *message*, as soon as the window has room for it. Any thread."""
+        size = message.size
         with self._lock:
             error = self._error
-            over = error is None and self._window.offer(size, letter) and self._send(letter, now)
+            sent = error is None and self._window.offer(size, message) and self._send(message, message.now)
         if error is not None:
-            letter.work.reject(gone(self._peer, error, letter.work._what))
-        elif over:
-            letter.work.resolve(None)
+            message.fail_for(self._peer, error)
+        elif sent:
+            message.complete_one()
 
-    def _answered(self, frame: frames.AnyFrame) -> None:
-        """Something was taken, or is held. Loop thread."""
-        ended: list[Letter] = []
+    def _acknowledged(self, frame: frames.AnyFrame) -> None:
+        """Handle Returned and Held from the receiver. Loop thread."""
+        done: list[OutgoingMessage] = []
         if type(frame) is frames.Returned:
             with self._lock:
-                ended = [letter for letter in self._window.returned(frame.size) if self._send(letter, False)]
+                done = [message for message in self._window.returned(frame.size) if self._send(message, False)]
         elif type(frame) is frames.Held:
             with self._lock:
-                held = self._unheld.pop(frame.n, None)
-            ended = [held] if held is not None else []
-        for letter in ended:
-            letter.work.resolve(None)
+                held = self._unacknowledged.pop(frame.n, None)
+            done = [held] if held is not None else []
+        for message in done:
+            message.complete_one()
 
     def fail(self, error: Exception) -> None:
-        """The receiver is gone, or out of step with this end. Any thread."""
+        """Fail every message, now and later: the receiver is gone, or a message to it may be lost. Any thread."""
         with self._lock:
             self._error = self._error or error
-            lost = [*self._unheld.values(), *self._window.drain()]
-            self._unheld.clear()
-        for letter in lost:
-            letter.work.reject(gone(self._peer, error, letter.work._what))
+            lost = [*self._unacknowledged.values(), *self._window.remove_waiting()]
+            self._unacknowledged.clear()
+        for message in lost:
+            message.fail_for(self._peer, error)
 
-    def _send(self, letter: Letter, now: bool) -> bool:
-        """Whether that ended it: nothing of the sender's own memory is under way. With the lock held."""
-        parts, number = letter.parts, 0
-        own = letter.large
-        if own:
+    def _send(self, message: OutgoingMessage, now: bool) -> bool:
+        """Put a message on the link, with the lock held; False if its completion waits for Held."""
+        parts, number = message.parts, 0
+        borrowed = message.borrowed
+        if borrowed:
+            # a copy in shared memory, if the receiver can be lent one: then the sender's memory is free at once
             parts, stored = self._peer.store(parts)
-            own = not stored
-        if own:
+            borrowed = not stored
+        if borrowed:
             number = next(self._numbers)
-            self._unheld[number] = letter
+            self._unacknowledged[number] = message
         frame = frames.UserMessage(
-            self._id, number, self._name, self._worker_id, letter.stream, letter.size, letter.cargo
+            self._id, number, self._name, self._worker_id, message.stream, message.size, message.transfer
         )
-        self._peer.send(frame, parts, now=now, alone=not letter.stream)
-        if letter.departed is not None:
-            letter.departed()
-        return not own
-
-
-class Trip:
-    """Any thread.
-
-    Args:
-        work: the caller's.
-        ways: how many must end.
-
-    Attributes:
-        held: the way of the message itself; the outbox ends it.
-    """
-
-    def __init__(self, work: AsyncWork[None], ways: int) -> None:
-        self._work = work
-        self._left = ways
-        self._lock = threading.Lock()
-        self.held: AsyncWork[None] = AsyncWork(work._what)
-        self.held._seen = True  # its error is the caller's work's
-        self.held._on_done(self._held_done)
-
-    def one_done(self) -> None:
-        """One of the ways has ended well."""
-        with self._lock:
-            self._left -= 1
-            last = self._left == 0
-        if last:
-            self._work.resolve(None)
-
-    def failed(self, error: BaseException) -> None:
-        """One of the ways has ended badly."""
-        self._work.reject(error)
-
-    def _held_done(self) -> None:
-        error = self.held.error
-        if error is None:
-            self.one_done()
-        else:
-            self.failed(error)
+        self._peer.send(frame, parts, now=now, alone=not message.stream)
+        if message.on_sent is not None:
+            message.on_sent()
+        return not borrowed

@@ -31,7 +31,7 @@ LOOPBACK = "127.0.0.1"
 GROUP = "rlinf-actors"
 
 
-class Store:
+class GroupStore:
     """A TCPStore served by this process.
 
     Args:

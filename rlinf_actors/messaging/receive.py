@@ -1,4 +1,7 @@
-"""A receive: its place in the mailbox, and the work that its caller holds."""
+"""A receive under way: its entry in the mailbox (PostedReceive), and the work that its caller holds (PendingReceive).
+
+The entry refers to the work weakly, so that a work that the caller has dropped gets no message.
+"""
 
 from __future__ import annotations
 
@@ -7,107 +10,115 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from rlinf_actors.messaging.mailbox import Arrived, Key
-from rlinf_actors.messaging.tensor_transfer import Arriving
+from rlinf_actors.messaging.mailbox import ArrivedMessage, Key
+from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.runtime.future import AsyncWork, call_all
+from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.wire import payload
-from rlinf_actors.wire.payload import AuthenticatedParts
+
+if TYPE_CHECKING:
+    from rlinf_actors.messaging.messenger import Messenger
 
 
-@dataclass(frozen=True, slots=True)
-class Body:
-    """What the mailbox keeps of a message: the link it came by, the sender's outbox, its contents, and what
-    comes with it by other ways.
+class PostedReceive:
+    """A receive as the mailbox has it.
+
+    Args:
+        messenger: of this worker.
+        sender: the worker to receive from.
+        stream: "", or that of a broadcast tree.
+
+    Attributes:
+        incarnation: id of the worker to receive from; "" until it is known.
+        closed: True once the receive has its message or error, or was withdrawn.
+        loading: its message, while tensors of that are still on their way.
     """
 
-    link: bytes
-    outbox: int
-    parts: AuthenticatedParts
-    cargo: Arriving | None = None
+    __slots__ = ("_entered", "_messenger", "_sender", "_work", "closed", "incarnation", "key", "loading", "timer")
 
-    def decoded(self) -> Any:
-        """The object; once, and when the cargo is here."""
-        if self.cargo is None:
-            return payload.decode(self.parts)
-        return payload.decode(self.cargo.parts, self.cargo.tensors())
-
-
-class Place(Protocol):
-    """Where a receive waits."""
-
-    def enter(self) -> None:
-        """Wait for a message, behind those that wait already."""
-
-    def leave(self) -> None:
-        """Wait no more. A message that is on its way to the work is offered to it all the same."""
-
-    def unread(self, message: Arrived) -> None:
-        """Nobody looked at this message. Any thread, finalizers too."""
-
-
-class Slot:
-    """A receive as the mailbox has it. It does not keep the work alive: what nobody can look at gets nothing."""
-
-    __slots__ = ("_work", "closed", "incarnation", "key", "pending", "timer")
-
-    def __init__(self, key: Key, work: Received) -> None:
-        self.key = key
+    def __init__(self, messenger: Messenger, sender: WorkerAddress, stream: str = "") -> None:
+        self.key: Key = (sender.get_name(), stream)
         self.incarnation = ""
         self.closed = False
-        self.pending: Arrived | None = None  # it has this message, and waits for what comes with it by other ways
+        self.loading: ArrivedMessage | None = None
         self.timer: asyncio.TimerHandle | None = None
+        self._messenger = messenger
+        self._sender = sender
+        self._entered = 0
+        self._work: Callable[[], PendingReceive | None] = lambda: None
+
+    def belongs_to(self, work: PendingReceive) -> None:
+        """Set the work that gets the message."""
         self._work = weakref.ref(work)
 
     @property
-    def work(self) -> Received | None:
-        """The caller's work, None if nobody has it any more."""
+    def work(self) -> PendingReceive | None:
+        """The caller's work, None if the caller has dropped it."""
         return self._work()
 
     @property
     def abandoned(self) -> bool:
-        """Whether nobody will look at what it gets."""
+        """True if no caller can see its result any more."""
         work = self._work()
         return self.closed or work is None or work.done()
 
+    def enter(self) -> None:
+        """Wait for a message, behind the receives that wait already."""
+        self.closed = False
+        self._entered += 1
+        self._messenger.directory.peer(self._sender, partial(self._found, self._entered))
 
-class Received(AsyncWork[Any]):
-    """The work of a recv. The object is unpickled once, by the first thread that waits for it.
+    def leave(self) -> None:
+        """Wait no more. A message that is on its way to the work is still offered to it."""
+        self._messenger.withdraw(self)
 
-    A cancelled wait takes no message: when the last one that waits is cancelled, the receive leaves its
-    place, a message that it has got meanwhile goes back to where it was, and the work is not done; it
-    takes a place again when somebody waits. (A cancelled task keeps the work alive, by its traceback.) So
-    does a message that nobody looked at when the work is dropped.
+    def unread(self, message: ArrivedMessage) -> None:
+        """Give back a message that no caller saw. Any thread, finalizers too."""
+        self._messenger.unread(self.key, message)
+
+    def _found(self, entered: int, peer: Peer | Exception) -> None:
+        if entered == self._entered:  # else the receive was withdrawn during the look-up, and entered again
+            self._messenger.post_receive(self, peer)
+
+
+class PendingReceive(AsyncWork[Any]):
+    """The work of a recv. The first thread that waits for the object unpickles it, once.
+
+    A cancelled wait takes no message. When the last waiter is cancelled, the receive leaves the mailbox, a message that
+    it got meanwhile returns to its place, and the work is not done; the receive enters the mailbox again when a caller
+    waits for it again. (A cancelled task keeps the work alive by its traceback.) A message that no waiter saw when the
+    work is dropped returns to its place too.
 
     Args:
-        what: for messages of errors.
-        place: where it waits.
-        convert: makes the result of what was received.
+        what: the operation, for errors.
+        posted: its entry in the mailbox.
+        convert: makes the result from the received object.
     """
 
-    def __init__(self, what: str, place: Place, convert: Callable[[Any], Any] = lambda value: value) -> None:
+    waits_for_tensors = True
+    """True if it gets a message only when all tensors that travel beside the message are here."""
+
+    def __init__(self, what: str, posted: PostedReceive, convert: Callable[[Any], Any] = lambda value: value) -> None:
         super().__init__(what)
-        self._place = place
+        self.posted = posted
         self._convert = convert
         self._guard = threading.Lock()
         self._waiters = 0
-        self._message: Arrived | None = None
+        self._message: ArrivedMessage | None = None
         self._result: Any = None
         self._failure: BaseException | None = None
         self._trace: types.TracebackType | None = None
         self.asleep = False
 
-    waits_for_cargo = True
-    """Whether it is given a message only when all that comes with it by other ways is here."""
-
-    def take(self, message: Arrived) -> bool:
-        """It is this message; False if the work wants none (any more). Loop thread or the receiver's."""
+    def take(self, message: ArrivedMessage) -> bool:
+        """Complete with *message*; False if the work wants no message (any more). Any thread."""
         with self._guard:
             if self.asleep:
                 return False
-            with self._lock:  # at once with the outcome: who is cancelled now gives both back
+            with self._lock:  # message and completion in one step: a waiter that is cancelled now gives back both
                 if self._finished:
                     return False
                 self._message, self._finished = message, True
@@ -117,7 +128,7 @@ class Received(AsyncWork[Any]):
 
     def wait(self, timeout: float | None = None) -> Any:
         """See AsyncWork."""
-        self._want()
+        self._add_waiter()
         cancelled = False
         try:
             return super().wait(timeout)
@@ -125,10 +136,10 @@ class Received(AsyncWork[Any]):
             cancelled = True
             raise
         finally:
-            self._unwant(cancelled)
+            self._remove_waiter(cancelled)
 
     def __await__(self) -> Generator[Any, None, Any]:
-        self._want()
+        self._add_waiter()
         cancelled = False
         try:
             return (yield from super().__await__())
@@ -136,44 +147,49 @@ class Received(AsyncWork[Any]):
             cancelled = True
             raise
         finally:
-            self._unwant(cancelled)
+            self._remove_waiter(cancelled)
 
     def _want(self) -> None:
+        self._add_waiter()
+
+    def _add_waiter(self) -> None:
         with self._guard:
             self._waiters += 1
             wake, self.asleep = self.asleep and not self.done(), False
         if wake:
-            self._place.enter()
+            self.posted.enter()
 
-    def _unwant(self, cancelled: bool) -> None:
+    def _remove_waiter(self, cancelled: bool) -> None:
         with self._guard:
             self._waiters -= 1
             message = self._fall_asleep() if cancelled and not self._waiters else None
         if message is not None:
-            self._place.unread(message)
+            self.posted.unread(message)
 
-    def _fall_asleep(self) -> Arrived | None:
-        """Nobody waits any more: leave the place; the message that has come all the same. With `_guard` held."""
+    def _fall_asleep(self) -> ArrivedMessage | None:
+        """Leave the mailbox; return a message that has come meanwhile. Called with `_guard` held."""
         with self._lock:
             message, self._message = self._message, None
             if self._finished and message is None:
-                return None  # an error, or somebody has looked already
+                return None  # done with an error, or a waiter has seen the object
             self._finished = False
         self.asleep = True
-        self._place.leave()
+        self.posted.leave()
         return message
 
-    def _read(self, body: Body) -> Any:
-        return body.decoded()
+    def _decode(self, message: ArrivedMessage) -> Any:
+        if message.tensors is None:
+            return payload.decode(message.parts)
+        return payload.decode(message.tensors.parts, message.tensors.tensors())
 
     def _outcome(self) -> Any:
         if self._error is not None:
             return super()._outcome()
         with self._guard:
             if self._message is not None:
-                body, self._message = self._message.body, None
+                message, self._message = self._message, None
                 try:
-                    self._result = self._convert(self._read(body))
+                    self._result = self._convert(self._decode(message))
                 except BaseException as error:  # noqa: BLE001 - what unpickling raises reaches every waiter
                     self._failure, self._trace = error, error.__traceback__
         if self._failure is not None:
@@ -183,5 +199,5 @@ class Received(AsyncWork[Any]):
     def __del__(self) -> None:
         message = self.__dict__.get("_message")
         if message is not None:
-            self._place.unread(message)
+            self.posted.unread(message)
         super().__del__()

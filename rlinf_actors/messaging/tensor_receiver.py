@@ -1,172 +1,272 @@
-"""The receiving end of what does not come with the messages themselves."""
+"""The receiving side of tensors that travel beside messages: answers senders' questions, and puts the tensors together.
+
+`TensorReceiver` is one for each worker. It runs on the loop's thread and never touches an accelerator there: the answer
+to Ask is made on a thread of its own, lanes have their threads, and `IncomingTensors.tensors` runs on the thread that
+receives the message.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from rlinf_actors import exhaustion
-from rlinf_actors.errors import CallTimeoutError, PeerDiedError
-from rlinf_actors.messaging import cuda_ipc, process_groups
-from rlinf_actors.messaging.directory import Directory, gone
-from rlinf_actors.messaging.lanes import Lane, broken
+from rlinf_actors.errors import PeerDiedError
+from rlinf_actors.messaging import cuda_ipc, process_groups, routes
+from rlinf_actors.messaging.directory import WorkerDirectory, peer_gone_error
+from rlinf_actors.messaging.lanes import Lane, Lanes, OpenLane
 from rlinf_actors.messaging.options import CollectiveGroupOptions
-from rlinf_actors.messaging.tensor_transfer import Arriving, Hold, Station
+from rlinf_actors.messaging.process_groups import Wire
+from rlinf_actors.messaging.tensor_transfer import (
+    DetachedTensors,
+    TransferEndpoint,
+    as_bytes,
+    header_bytes,
+    own_stream,
+    torch_module,
+)
 from rlinf_actors.model.address import WorkerAddress
+from rlinf_actors.model.buffers import Buffer, keepable
+from rlinf_actors.runtime.future import Promise
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.payload import AuthenticatedParts
 
+if TYPE_CHECKING:
+    from rlinf_actors.messaging.tensor_sender import TensorSender
+
 log = logging.getLogger(__name__)
 
 Reply = Callable[[bytes, frames.AnyFrame], None]
-Key = tuple[bytes, int, int]
-"""(link, the sender's gate, its lane)."""
+"""Answers on the link that a message came by."""
 
 
-@dataclass
-class _InLane:
-    """A lane to this worker. `told`: its sender was told of its end."""
-
-    key: Key
-    backend: str
-    lane: Lane
-    told: bool = False
-
-
-class Arrivals:
-    """Of one worker.
+class IncomingTensors(Promise[None]):
+    """The tensors that travel beside one message. Done when those that come by a lane are here, or are lost.
 
     Args:
-        station: this worker.
-        directory: finds senders, whose end is to be heard of.
-        reply: answers on a link that a message came by.
-        local: gives what a gate of this process lent.
+        what: the tensors, for errors.
+        transfer: their header.
+        parts: of the message.
+        receiver: of this worker.
+        release: tells the sender that its memory is not used any more.
     """
 
     def __init__(
         self,
-        station: Station,
-        directory: Directory,
-        reply: Reply,
-        local: Callable[[int, int], tuple[Hold, Sequence[Any]]],
+        what: str,
+        transfer: frames.TensorTransfer,
+        parts: AuthenticatedParts,
+        receiver: TensorReceiver,
+        release: Callable[[], None],
     ) -> None:
-        self._station = station
+        super().__init__(what)
+        self.transfer = transfer
+        headers = transfer.tensors
+        staged = sum(header.path == routes.STAGED for header in headers)
+        self.parts = parts.cut(0, len(parts) - staged)
+        self._staged = iter(parts[len(parts) - staged :])
+        self._receiver = receiver
+        self._buffers: Iterator[Any] = iter(())
+        self._forwarded: DetachedTensors | None = None
+        lent = any(header.path in (routes.IPC, routes.LOCAL) for header in headers)
+        self._lease = cuda_ipc.MemoryLease(release) if lent else None
+        self._by_lane = [header for header in headers if header.path == routes.LANE]
+        if not self._by_lane:
+            self.resolve(None)
+
+    def run(self, wire: Wire) -> None:
+        """Receive the tensors that come by the lane; see lanes.LaneJob."""
+        import torch
+
+        kind = self._by_lane[0].kind
+        device = torch.device("cpu" if kind == "cpu" else f"{kind}:{self._receiver.devices.get().home}")
+        with own_stream(device):
+            buffers = [torch.empty(header_bytes(one), dtype=torch.uint8, device=device) for one in self._by_lane]
+            wire.recv(buffers)
+        self._buffers = iter(buffers)
+        self.resolve(None)
+
+    def fail(self, error: Exception) -> None:
+        """Fail the message: the lane has ended; see lanes.LaneJob."""
+        self.reject(error)
+
+    def tensors(self) -> list[Any]:
+        """Return the tensors by number, ready for use on the current streams. Not on the loop's thread.
+
+        Raises:
+            PeerDiedError: the sender died before all of them were here.
+            CudaError: the sender's device memory cannot be opened.
+        """
+        forwarded = self._forwarded
+        if forwarded is not None:  # opened on another thread, to be forwarded
+            forwarded.use_on_current_streams()
+            tensors = forwarded.tensors
+        else:
+            tensors = self._open()
+        return [
+            tensor.requires_grad_() if header.requires_grad else tensor
+            for tensor, header in zip(tensors, self.transfer.tensors, strict=True)
+        ]
+
+    def forward(self) -> DetachedTensors:
+        """Return the tensors, to be sent to other workers too; `tensors` then returns the same. Raises as `tensors`."""
+        detached = DetachedTensors()
+        detached.tensors = self._open()
+        detached.requires_grad = [header.requires_grad for header in self.transfer.tensors]
+        detached.record_ready()
+        self._forwarded = detached
+        return detached
+
+    def _open(self) -> list[Any]:
+        self.wait()
+        try:
+            return [self._tensor(number, header) for number, header in enumerate(self.transfer.tensors)]
+        finally:
+            self._lease = None  # the opened memory keeps it
+
+    def _tensor(self, number: int, header: frames.TensorHeader) -> Any:
+        import torch
+
+        raw = self._bytes(number, header)
+        tensor = raw.view(getattr(torch, header.dtype)).view(header.shape)
+        if header.kind != "cpu" and tensor.device.type == "cpu" and self._receiver.devices.get().kind == header.kind:
+            tensor = tensor.to(header.kind)
+        return tensor
+
+    def _bytes(self, number: int, header: frames.TensorHeader) -> Any:
+        import torch
+
+        if header.path == routes.LOCAL:
+            lent = self._receiver.lent_here(self.transfer.sender, self.transfer.n)
+            lent.detached.wait_ready(lent.tensors[number].device)
+            return as_bytes(lent.tensors[number])
+        if header.path == routes.IPC:
+            devices = self._receiver.devices.get()
+            uuid, _, handle = header.handle.partition(b"|")
+            index = devices.seen[uuid.decode()]
+            assert devices.driver is not None
+            assert self._lease is not None
+            tensor = cuda_ipc.opened(devices.driver, index, handle, header.offset, header_bytes(header), self._lease)
+            if self.transfer.event:
+                cuda_ipc.wait_for(index, self.transfer.event)
+            return tensor
+        if header.path == routes.STAGED:
+            return torch.frombuffer(keepable(next(self._staged)), dtype=torch.uint8)
+        if header.path == routes.LANE:
+            buffer = next(self._buffers)
+            if buffer.device.type != "cpu":  # made on the lane's stream, used on the current one
+                buffer.record_stream(torch_module(buffer.device.type).current_stream(buffer.device))
+            return buffer
+        return torch.empty(0, dtype=torch.uint8)
+
+
+class TensorReceiver:
+    """The receiving side of one worker.
+
+    Args:
+        endpoint: this worker.
+        directory: finds senders, to hear of their end.
+        reply: answers on the link that a message came by.
+        senders: the tensor senders of this process, for a worker that sends to itself.
+    """
+
+    def __init__(
+        self,
+        endpoint: TransferEndpoint,
+        directory: WorkerDirectory,
+        reply: Reply,
+        senders: Mapping[Peer, TensorSender],
+    ) -> None:
+        self.devices = endpoint.devices
+        self._endpoint = endpoint
         self._directory = directory
         self._reply = reply
-        self._local = local
-        self._lock = threading.Lock()
-        self._lanes: dict[Key, _InLane] = {}
+        self._senders = senders
+        self._lanes = Lanes()
 
-    def asked(self, link: bytes, frame: frames.Ask) -> None:
-        """A sender wants to know what this worker can do. Loop thread."""
+    def handle(self, link: bytes, frame: frames.AnyFrame, _parts: list[Buffer]) -> None:
+        """Handle Ask or LaneEnded of a sender. Loop thread."""
+        if isinstance(frame, frames.Ask):
+            self._asked(link, frame)
+        elif isinstance(frame, frames.LaneEnded) and not self._lanes.other_end_closed(
+            (link, frame.id, frame.lane), frame.text
+        ):
+            # a lane that is not known here: its sender waits for the answer all the same
+            self._reply(link, frames.LaneEnded(frame.id, frame.lane, self._endpoint.worker_id, frame.text))
 
+    def _asked(self, link: bytes, ask: frames.Ask) -> None:
         def answer() -> None:  # may load torch and start CUDA: not on the loop's thread
             try:
-                facts = self._facts(frame)
+                devices = self.devices.get()
+                index, shared = devices.seen.get(ask.device), False
+                if devices.driver is not None and index is not None and ask.memory:
+                    shared = cuda_ipc.can_open(devices.driver, index, ask.memory, ask.event)
+                accelerator = devices.accelerator.value
+                facts = frames.Facts(
+                    ask.id, self._endpoint.host, accelerator, list(devices.own), devices.backends, shared
+                )
             except Exception:
                 log.exception("torch or CUDA does not start: tensors arrive on the CPU")
-                facts = frames.Facts(frame.id, self._station.host, "NO_ACCEL", [], [], False)
+                facts = frames.Facts(ask.id, self._endpoint.host, "NO_ACCEL", [], [], False)
             self._reply(link, facts)
 
         exhaustion.start(threading.Thread(target=answer, name="rlinf-actors-facts", daemon=True))
 
-    def _facts(self, ask: frames.Ask) -> frames.Facts:
-        devices = self._station.devices.get()
-        index = devices.seen.get(ask.device)
-        shared = False
-        if devices.driver is not None and index is not None and ask.memory:
-            shared = cuda_ipc.tried(devices.driver, index, ask.memory, ask.event)
-        accelerator = devices.accelerator.value
-        return frames.Facts(ask.id, self._station.host, accelerator, list(devices.own), devices.backends, shared)
-
-    def arrived(self, link: bytes, frame: frames.UserMessage, parts: AuthenticatedParts) -> Arriving:
-        """A message with a cargo came. Loop thread."""
-        cargo = frame.cargo
-        assert cargo is not None
+    def arrived(self, link: bytes, frame: frames.UserMessage, parts: AuthenticatedParts) -> IncomingTensors:
+        """Return the tensors that travel beside a message that has come. Loop thread."""
+        transfer = frame.transfer
+        assert transfer is not None
 
         def release() -> None:
-            self._reply(link, frames.Released(cargo.gate, cargo.n))
+            self._reply(link, frames.Released(transfer.sender, transfer.n))
 
-        what = f"a tensor from {frame.src}"
-        arriving = Arriving(what, cargo, parts, self._station.devices, self._local, release)
-        if arriving.by_lane:
-            self._lane(link, frame, cargo).lane.post(arriving)
-        return arriving
+        incoming = IncomingTensors(f"a tensor from {frame.src}", transfer, parts, self, release)
+        if any(header.path == routes.LANE for header in transfer.tensors):
+            self._lane(link, frame, transfer).lane.post(incoming)
+        return incoming
+
+    def lent_here(self, sender_id: int, number: int) -> Any:
+        """Return the LentTensors of a message that this worker sent to itself."""
+        return next(one for one in list(self._senders.values()) if one.id == sender_id).lent(number)
 
     # --- lanes ---
 
-    def _lane(self, link: bytes, frame: frames.UserMessage, cargo: frames.Cargo) -> _InLane:
-        key = (link, cargo.gate, cargo.lane)
-        with self._lock:
-            found = self._lanes.get(key)
-            if found is not None:
-                return found
-            found = self._lanes[key] = _InLane(key, cargo.backend, self._joined(frame.src, cargo))
-        sender = WorkerAddress.from_name(frame.src)
-        self._directory.peer(sender, lambda peer: self._watch(key, sender, frame.src_id, peer))
+    def _lane(self, link: bytes, frame: frames.UserMessage, transfer: frames.TensorTransfer) -> OpenLane:
+        key = (link, transfer.sender, transfer.lane)
+        found = self._lanes.find(key)
+        if found is None:
+            found = self._lanes.get(key, lambda: self._new_lane(link, frame.src, transfer))
+            lane, sender = found, WorkerAddress.from_name(frame.src)
+            self._directory.peer(sender, lambda peer: self._watch(lane, sender, frame.src_id, peer))
         return found
 
-    def _joined(self, src: str, cargo: frames.Cargo) -> Lane:
-        station, backend = self._station, cargo.backend
-        timeout_s = station.timeout_s(backend)
-        options = CollectiveGroupOptions(*cargo.options)  # type: ignore[arg-type]
-        ip = station.ip(cargo.store.rpartition(":")[0] == process_groups.LOOPBACK)
+    def _new_lane(self, link: bytes, src: str, transfer: frames.TensorTransfer) -> OpenLane:
+        endpoint, backend = self._endpoint, transfer.backend
+        timeout_s = endpoint.timeout_s(backend)
+        options = CollectiveGroupOptions(*transfer.options)  # type: ignore[arg-type]
+        ip = endpoint.ip(transfer.store.rpartition(":")[0] == process_groups.LOOPBACK)
 
-        def make() -> process_groups.Wire:
-            store = process_groups.join(cargo.store, timeout_s)
+        def make() -> Wire:
+            store = process_groups.join(transfer.store, timeout_s)
             return process_groups.wire(
-                backend, store, process_groups.RECEIVER, timeout_s=timeout_s, ip=ip, options=options, name=station.job
+                backend, store, process_groups.RECEIVER, timeout_s=timeout_s, ip=ip, options=options, name=endpoint.job
             )
 
-        return Lane(f"{src} to {station.name}", make, self._broke, limit=station.limit(backend))
+        def report(text: str) -> None:
+            self._reply(link, frames.LaneEnded(transfer.sender, transfer.lane, endpoint.worker_id, text))
 
-    def _broke(self, lane: Lane, error: Exception) -> None:
-        """The sender is told, and answers that it lives; or the head tells that it does not."""
-        with self._lock:
-            found = next((one for one in self._lanes.values() if one.lane is lane), None)
-        if found is not None:
-            self._tell(found, str(error))
-            if isinstance(error, CallTimeoutError):
-                text = f"the lane from {lane.name} ({found.backend}): {error}"
-                self._drop(found, lambda: CallTimeoutError(text))
+        lane = Lane(f"{src} to {endpoint.name}", make, self._lanes.broke, clock=endpoint.job_clock(backend))
+        return OpenLane((link, transfer.sender, transfer.lane), backend, lane, report)
 
-    def peer_ended(self, link: bytes, frame: frames.LaneEnded) -> None:
-        """The sender has closed its end, so it lives. Loop thread."""
-        with self._lock:
-            found = self._lanes.get((link, frame.id, frame.lane))
-        if found is None:  # it waits for the answer all the same
-            self._reply(link, frames.LaneEnded(frame.id, frame.lane, self._station.worker_id, frame.text))
-            return
-        self._tell(found, frame.text)
-        self._drop(found, lambda: broken(found.lane, found.backend, frame.text))
-
-    def _tell(self, lane: _InLane, text: str) -> None:
-        with self._lock:
-            first, lane.told = not lane.told, True
-        if first:
-            link, gate, number = lane.key
-            self._reply(link, frames.LaneEnded(gate, number, self._station.worker_id, text))
-
-    def _drop(self, lane: _InLane, error: Callable[[], Exception]) -> None:
-        with self._lock:
-            if self._lanes.get(lane.key) is lane:
-                del self._lanes[lane.key]
-        lane.lane.end(error)
-
-    # --- who is gone ---
-
-    def _watch(self, key: Key, sender: WorkerAddress, src_id: str, peer: Peer | Exception) -> None:
-        """The sender was found, or its group has ended."""
-        with self._lock:
-            lane = self._lanes.get(key)
-        if lane is None:
-            return
+    def _watch(self, lane: OpenLane, sender: WorkerAddress, src_id: str, peer: Peer | Exception) -> None:
+        """End a lane when its sender is gone; at once if the sender's group has ended."""
         if isinstance(peer, Exception) or peer.worker_id not in ("", src_id):
             name = sender.get_name()
-            self._drop(lane, lambda: PeerDiedError(f"{name}, which was sending a tensor, has ended", peer=name))
+            self._lanes.end(lane, lambda: PeerDiedError(f"{name}, which was sending a tensor, has ended", peer=name))
             return
-        peer.on_gone(lambda error: self._drop(lane, lambda: gone(peer, error, f"a tensor from {peer.name}")))
+        peer.on_gone(
+            lambda error: self._lanes.end(lane, lambda: peer_gone_error(peer, error, f"a tensor from {peer.name}"))
+        )

@@ -1,10 +1,11 @@
-"""The gate before one outbox: what this worker sends to one other with tensors that do not go by the link.
+"""TensorSender: sends the messages to one worker some of whose tensors travel beside them.
 
-The first time it asks the receiver what that can do; whatever is sent meanwhile waits behind, in order.
-Then it chooses a path per tensor. House rules: no accelerator is touched on the loop's thread; headers keep
-the order, and a lane's jobs are posted under the outbox's lock, in the order of their headers.
+The first such message asks the receiver for its capabilities (Ask, answered by Facts). Messages that follow wait behind
+it, in order. Then the sender chooses a path for each tensor (`routes`), and posts the message to the outbox with a
+header that describes them.
 
-Freight: the ways of one worker's tensors that are not with the messages; gates out, arrivals in.
+House rules: no accelerator is touched on the loop's thread. Messages keep their order. A lane gets its jobs under the
+outbox's lock, so in the order of the messages.
 """
 
 from __future__ import annotations
@@ -12,137 +13,144 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
+import msgspec
+
 from rlinf_actors import exhaustion
-from rlinf_actors.messaging import cuda_ipc, routes
+from rlinf_actors.messaging import cuda_ipc, process_groups, routes
 from rlinf_actors.messaging.cuda_ipc import CudaError
-from rlinf_actors.messaging.directory import Directory, gone
-from rlinf_actors.messaging.lanes import OutLanes
+from rlinf_actors.messaging.directory import peer_gone_error
+from rlinf_actors.messaging.lanes import Lane, Lanes, OpenLane
 from rlinf_actors.messaging.options import CollectiveGroupOptions
-from rlinf_actors.messaging.outbox import Letter, Outbox, Trip
-from rlinf_actors.messaging.tensor_receiver import Arrivals, Reply
+from rlinf_actors.messaging.outbox import Outbox, OutgoingMessage
+from rlinf_actors.messaging.process_groups import Wire
 from rlinf_actors.messaging.tensor_transfer import (
-    Arriving,
-    Hold,
-    Send,
-    Station,
-    crate_of,
-    ipc_crate,
-    size_of,
-    staged_part,
+    DetachedTensors,
+    TransferEndpoint,
+    as_bytes,
+    header_of,
+    own_stream,
+    tensor_bytes,
 )
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.wire import frames
-from rlinf_actors.wire.payload import AuthenticatedParts
+from rlinf_actors.wire.payload import bytes_of
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Parcel:
-    """A letter, what was taken out of it, and how its lane is to be made."""
-
-    letter: Letter
-    hold: Hold
-    options: CollectiveGroupOptions
-    now: bool
-
-
-@dataclass(frozen=True)
-class Lent:
-    """What a receiver has the memory of, by number of the tensor; None for those that went by other ways."""
+class LentTensors:
+    """Tensors of one message whose memory the receiver uses: by number, None for one that travels by another path."""
 
     tensors: list[Any]
-    hold: Hold
+    detached: DetachedTensors
     event: Any
 
 
 @dataclass
-class _Load:
-    """How one message's tensors go. `kept` has an entry for each: what the receiver shares, or None."""
+class _Plan:
+    """The paths of one message's tensors. `lent` has an entry for each: what must be kept, or None."""
 
-    crates: list[frames.TensorHeader] = field(default_factory=list)
-    kept: list[Any] = field(default_factory=list)
+    headers: list[frames.TensorHeader] = field(default_factory=list)
+    lent: list[Any] = field(default_factory=list)
     staged: list[Buffer] = field(default_factory=list)
     by_lane: list[Any] = field(default_factory=list)
     event: Any = None
     device: Any = None
 
 
-class Gate:
-    """To one worker. Any thread.
+class LaneSend:
+    """A lane's job: sends the tensors of one message, all on one device; see lanes.LaneJob."""
+
+    def __init__(self, message: OutgoingMessage, tensors: Sequence[Any]) -> None:
+        self._message = message
+        self._tensors = tensors
+
+    def run(self, wire: Wire) -> None:
+        """Send the tensors, and complete this part of the message."""
+        device = self._tensors[0].device
+        with own_stream(device):
+            self._message.tensors.wait_ready(device)
+            wire.send([as_bytes(tensor) for tensor in self._tensors])
+        self._message.complete_one()
+
+    def fail(self, error: Exception) -> None:
+        """Fail the message."""
+        self._message.work.reject(error)
+
+
+class TensorSender:
+    """The messages to one worker. Any thread.
 
     Args:
-        station: this worker.
+        endpoint: this worker.
         peer: the receiver.
         outbox: to it.
+
+    Attributes:
+        id: number of this sender on the link to the receiver; 0 until it is open.
     """
 
-    def __init__(self, station: Station, peer: Peer, outbox: Outbox) -> None:
+    def __init__(self, endpoint: TransferEndpoint, peer: Peer, outbox: Outbox) -> None:
         self.peer = peer
-        self._station = station
+        self.id = 0
+        self._endpoint = endpoint
         self._outbox = outbox
-        self._ended: Callable[[Gate], None] = lambda gate: None
         self._lock = threading.Lock()
         self._facts: frames.Facts | None = None
-        self._waiting: list[Parcel] = []
-        self._shipping = False
+        self._waiting: list[OutgoingMessage] = []
+        self._sending = False
         self._error: Exception | None = None
         self._numbers = itertools.count(1)
-        self._lent: dict[int, Lent] = {}
-        self._lanes = OutLanes(station, peer, lambda: self.id)
-        self._probe: cuda_ipc.Probe | None = None
-        self.id = 0
+        self._lent: dict[int, LentTensors] = {}
+        self._lanes = Lanes()
+        self._lane_numbers = itertools.count(1)
+        self._probe: cuda_ipc.IpcProbe | None = None
 
-    def open(self, ended: Callable[[Gate], None]) -> None:
-        """Ask the receiver what it can do; twice is fine.
-
-        Args:
-            ended: called when the receiver is gone.
-        """
+    def open(self) -> bool:
+        """Ask the receiver for its capabilities; False if that was done before."""
         with self._lock:
             if self.id:
-                return
-            self.id, self._ended = self.peer.listen(self._answered), ended
+                return False
+            self.id = self.peer.listen(self._answered)
         self.peer.on_gone(self._fail)
         try:
             exhaustion.start(threading.Thread(target=self._ask, name="rlinf-actors-ask", daemon=True))
         except RuntimeError as error:
-            self._ask_without_a_device(error)
+            self._ask_without_device(error)
+        return True
 
     def _ask(self) -> None:
-        """Not on the loop's thread: it may load torch and start CUDA."""
+        """Not on the loop's thread: this may load torch and start CUDA."""
         try:
-            ask = self._question()
-        except Exception as error:  # noqa: BLE001 - it is logged, and the question goes out
-            self._ask_without_a_device(error)
+            devices = self._endpoint.devices.get()
+            ask = frames.Ask(self.id)
+            if devices.driver is not None and devices.home is not None and not self._to_myself:
+                probe = cuda_ipc.IpcProbe(devices.driver, devices.home)
+                with self._lock:
+                    self._probe = probe
+                ask = frames.Ask(self.id, devices.uuid(devices.home), probe.memory, probe.event)
+        except Exception as error:  # noqa: BLE001 - it is logged, and the question is sent
+            self._ask_without_device(error)
         else:
             self.peer.send(ask)
         if self._error is not None:
-            self._tried()
+            self._close_probe()
 
-    def _ask_without_a_device(self, error: Exception) -> None:
-        """Ask all the same, for sends wait for the answer. One that needs what is broken raises the error again."""
+    def _ask_without_device(self, error: Exception) -> None:
+        """Ask without a device, because sends wait for the answer. A send that needs the device raises *error* again"""
         log.warning(
             "device memory cannot be shared with other workers, and is copied: %s: %s", type(error).__name__, error,
             exc_info=not isinstance(error, (CudaError, RuntimeError)),
         )  # fmt: skip
         self.peer.send(frames.Ask(self.id))
 
-    def _question(self) -> frames.Ask:
-        devices = self._station.devices.get()
-        if devices.driver is None or devices.home is None or self._to_myself:
-            return frames.Ask(self.id)
-        probe = cuda_ipc.Probe(devices.driver, devices.home)
-        with self._lock:
-            self._probe = probe
-        return frames.Ask(self.id, devices.uuid(devices.home), probe.memory, probe.event)
-
-    def _tried(self) -> None:
+    def _close_probe(self) -> None:
         with self._lock:
             probe, self._probe = self._probe, None
         if probe is not None:
@@ -150,239 +158,199 @@ class Gate:
 
     @property
     def _to_myself(self) -> bool:
-        return self.peer.worker_id == self._station.worker_id
+        return self.peer.worker_id == self._endpoint.worker_id
 
-    def post(self, parcel: Parcel) -> None:
-        """Send, after what was posted before."""
-        with self._lock:
-            error = self._error
-            idle = self._facts is not None and not self._waiting and not self._shipping
-            at_once = idle and not (parcel.hold.tensors and self._station.io.inside())
-            if error is None and not at_once:
-                self._waiting.append(parcel)
-                self._shipping = self._shipping or idle
-        if error is not None:
-            parcel.letter.work.reject(gone(self.peer, error, parcel.letter.work._what))
-        elif at_once:
-            self._ship(parcel)
-        elif idle:
-            self._start()
-
-    def lent(self, number: int) -> Lent:
-        """What the receiver of cargo *number* has the memory of."""
+    def lent(self, number: int) -> LentTensors:
+        """Return the tensors whose memory the receiver of message *number* uses."""
         return self._lent[number]
 
     @property
     def lent_count(self) -> int:
-        """How many messages the receiver has memory of."""
+        """Number of messages whose device memory the receiver still uses."""
         return len(self._lent)
 
-    # --- what the receiver says, and its end ---
+    def post(self, message: OutgoingMessage) -> None:
+        """Send *message* after those posted before."""
+        with self._lock:
+            error = self._error
+            idle = self._facts is not None and not self._waiting and not self._sending
+            at_once = idle and not (message.tensors.tensors and self._endpoint.io.inside())
+            if error is None and not at_once:
+                self._waiting.append(message)
+                self._sending = self._sending or idle
+        if error is not None:
+            message.fail_for(self.peer, error)
+        elif at_once:
+            self._send(message)
+        elif idle:
+            self._start()
+
+    # --- answers and end of the receiver ---
 
     def _answered(self, frame: frames.AnyFrame) -> None:
-        """Facts, Released or LaneEnded. Loop thread."""
+        """Handle Facts, Released or LaneEnded. Loop thread."""
         if type(frame) is frames.Facts:
             with self._lock:
                 self._facts = frame
-                start = bool(self._waiting) and not self._shipping
-                self._shipping = self._shipping or start
-            self._tried()
+                start = bool(self._waiting) and not self._sending
+                self._sending = self._sending or start
+            self._close_probe()
             if start:
                 self._start()
         elif type(frame) is frames.Released:
             with self._lock:
-                dropped = self._lent.pop(frame.n, None)
-            del dropped  # not under the lock: it runs finalizers
+                released = self._lent.pop(frame.n, None)
+            del released  # not under the lock: it runs finalizers
         elif type(frame) is frames.LaneEnded:
-            self._lanes.peer_ended(frame)
+            self._lanes.other_end_closed(frame.lane, frame.text)
 
     def _fail(self, error: Exception) -> None:
-        """The receiver is gone. Any thread."""
+        """Fail every message, now and later, and free what was lent: the receiver is gone. Any thread."""
         with self._lock:
             self._error = self._error or error
             lost, self._waiting = self._waiting, []
             lent, self._lent = self._lent, {}
-        self._tried()
-        self._ended(self)
-        self._lanes.end(lambda: gone(self.peer, error, f"a tensor's way to {self.peer.name}"))
-        for parcel in lost:
-            work = parcel.letter.work
-            work.reject(gone(self.peer, error, work._what))
+        self._close_probe()
+        self._lanes.end_all(lambda: peer_gone_error(self.peer, error, f"a tensor's way to {self.peer.name}"))
+        for message in lost:
+            message.fail_for(self.peer, error)
         del lent
 
-    # --- shipping ---
+    # --- sending ---
 
     def _start(self) -> None:
-        """Ship what waits, on a thread for that, which `_shipping` has announced; fail it where there is no thread."""
+        """Send the waiting messages on a new thread (`_sending` is set); fail them if no thread can start."""
         try:
-            exhaustion.start(threading.Thread(target=self._ship_waiting, name="rlinf-actors-freight", daemon=True))
+            exhaustion.start(threading.Thread(target=self._send_waiting, name="rlinf-actors-tensors", daemon=True))
         except RuntimeError as error:
             with self._lock:
-                self._shipping = False
+                self._sending = False
                 lost, self._waiting = self._waiting, []
-            for parcel in lost:
-                parcel.letter.work.reject(error)
+            for message in lost:
+                message.work.reject(error)
 
-    def _ship_waiting(self) -> None:
+    def _send_waiting(self) -> None:
         while True:
             with self._lock:
                 waiting, self._waiting = self._waiting, []
                 if not waiting:
-                    self._shipping = False
+                    self._sending = False
                     return
-            for parcel in waiting:
-                self._ship(parcel)
+            for message in waiting:
+                self._send(message)
 
-    def _ship(self, parcel: Parcel) -> None:
-        letter = parcel.letter
+    def _send(self, message: OutgoingMessage) -> None:
         try:
-            if parcel.hold.tensors:
-                letter = self._loaded(parcel)
+            if message.tensors.tensors:
+                self._add_tensors(message)
         except Exception as error:  # noqa: BLE001 - torch's or CUDA's: it reaches the sender
-            letter.work.reject(error)
+            message.work.reject(error)
             return
-        self._outbox.post(letter, now=parcel.now)
+        self._outbox.post(message)
 
-    def _loaded(self, parcel: Parcel) -> Letter:
-        """The letter with its cargo."""
-        letter, hold, facts = parcel.letter, parcel.hold, self._facts
+    def _add_tensors(self, message: OutgoingMessage) -> None:
+        """Choose the paths of a message's tensors, and add their header and staged bytes to the message."""
+        facts, detached = self._facts, message.tensors
         assert facts is not None
-        load = self._load(hold, facts)
-        cargo = frames.Cargo(self.id, next(self._numbers), load.crates)
-        trip = Trip(letter.work, 2 if load.by_lane else 1)
-        departed: Callable[[], None] | None = None
-        if load.by_lane:
-            first = load.by_lane[0]
-            same_node = facts.host == self._station.host
-            lane = self._lanes.lane(self._backend(first), first.device, parcel.options, same_node)
-            cargo = lane.label(cargo)
-            job = Send(hold, load.by_lane, trip.one_done, trip.failed)
-
-            def departed() -> None:
-                lane.lane.post(job)
-
-        if any(one is not None for one in load.kept):
-            cargo.event = b"" if load.event is None else load.event.ipc_handle()
+        plan = self._plan(detached, facts)
+        transfer = frames.TensorTransfer(self.id, next(self._numbers), plan.headers)
+        if plan.by_lane:
+            message.pending = 2
+            open_lane = self._lane(plan.by_lane[0], message.options, facts.host == self._endpoint.host)
+            transfer = msgspec.structs.replace(transfer, **open_lane.header)
+            job = LaneSend(message, plan.by_lane)
+            message.on_sent = lambda: open_lane.lane.post(job)
+        if any(kept is not None for kept in plan.lent):
+            transfer.event = b"" if plan.event is None else plan.event.ipc_handle()
             with self._lock:
                 if self._error is None:
-                    self._lent[cargo.n] = Lent(load.kept, hold, load.event)
-        # what is lent counts too: it is kept here as long as nobody asks for it there
-        shared = [tensor for tensor, kept in zip(hold.tensors, load.kept, strict=True) if kept is not None]
-        weight = sum(map(size_of, [*load.by_lane, *shared]))
-        return Letter(letter.stream, [*letter.parts, *load.staged], True, trip.held, weight, cargo, departed)
+                    self._lent[transfer.n] = LentTensors(plan.lent, detached, plan.event)
+        # lent memory counts too: it is kept here until the receiver's user receives the message
+        lent = [tensor for tensor, kept in zip(detached.tensors, plan.lent, strict=True) if kept is not None]
+        message.parts = [*message.parts, *plan.staged]
+        message.borrowed = True
+        message.extra_bytes = sum(map(tensor_bytes, [*plan.by_lane, *lent]))
+        message.transfer = transfer
 
-    def _load(self, hold: Hold, facts: frames.Facts) -> _Load:
-        """Choose the path of each tensor, and make ready what the header must tell."""
-        load = _Load()
-        for tensor, wanted in zip(hold.tensors, hold.wanted, strict=True):
-            path = self._path(tensor, facts, load) if tensor.numel() else ""
-            kept = None
+    def _plan(self, detached: DetachedTensors, facts: frames.Facts) -> _Plan:
+        """Choose the path of each tensor, and prepare what its header needs."""
+        plan = _Plan()
+        for tensor, requires_grad in zip(detached.tensors, detached.requires_grad, strict=True):
+            path = self._path(tensor, facts, plan) if tensor.numel() else ""
+            lent, handle, offset = None, b"", 0
             if path == routes.IPC:
-                hold.let_wait(tensor.device)
-                crate, kept = ipc_crate(self._station.devices.get(), tensor, wanted)
-            else:
-                crate = crate_of(tensor, wanted, path)
-            if path == routes.LOCAL:
-                kept = tensor
+                detached.wait_ready(tensor.device)
+                devices = self._endpoint.devices.get()
+                assert devices.driver is not None
+                handle, offset, lent = cuda_ipc.export(devices.driver, tensor)
+                handle = devices.uuid(tensor.device.index).encode() + b"|" + handle
+            elif path == routes.LOCAL:
+                lent = tensor
             elif path == routes.STAGED:
-                load.staged.append(staged_part(hold, tensor))
+                detached.wait_ready(tensor.device)
+                plan.staged.append(bytes_of(tensor))
             elif path == routes.LANE:
-                load.by_lane.append(tensor)
-            load.crates.append(crate)
-            load.kept.append(kept)
-        if any(crate.path == routes.IPC for crate in load.crates):
-            load.event = cuda_ipc.event(load.device.index)
-        return load
+                plan.by_lane.append(tensor)
+            plan.headers.append(header_of(tensor, requires_grad, path, handle, offset))
+            plan.lent.append(lent)
+        if any(header.path == routes.IPC for header in plan.headers):
+            plan.event = cuda_ipc.event(plan.device.index)
+        return plan
 
-    def _path(self, tensor: Any, facts: frames.Facts, load: _Load) -> str:
-        """The way of one tensor. Lane and ipc take those of one device, the first's; the others are staged."""
-        devices, backend = self._station.devices.get(), self._backend(tensor)
+    def _path(self, tensor: Any, facts: frames.Facts, plan: _Plan) -> str:
+        """Return the path of one tensor. Lane and IPC carry tensors of the first one's device; others are staged."""
+        devices, backend = self._endpoint.devices.get(), self._backend(tensor)
         on_cpu = tensor.device.type == "cpu"
-        same_node = facts.host == self._station.host
+        same_node = facts.host == self._endpoint.host
         uuid = "" if on_cpu else devices.uuid(tensor.device.index)
-        same_device = same_node and uuid in facts.devices
         pair = routes.Pair(
             same_process=self._to_myself,
             same_node=same_node,
-            same_device=same_device,
+            same_device=same_node and uuid in facts.devices,
             ccl=backend in devices.backends
             and backend in facts.backends
             and (on_cpu or facts.accelerator == devices.accelerator.value),
             shared=facts.ipc,
         )
-        path = routes.choose(routes.CPU if on_cpu else routes.ACCELERATOR, pair, self._station.overrides)
+        path = routes.choose(routes.CPU if on_cpu else routes.ACCELERATOR, pair, self._endpoint.overrides)
         if path == routes.LOCAL:
             return path
-        if path in (routes.IPC, routes.LANE) and load.device in (None, tensor.device):
-            load.device = tensor.device
+        if path in (routes.IPC, routes.LANE) and plan.device in (None, tensor.device):
+            plan.device = tensor.device
             return path
         return routes.STAGED
 
     def _backend(self, tensor: Any) -> str:
-        return "gloo" if tensor.device.type == "cpu" else self._station.devices.get().ccl
+        return "gloo" if tensor.device.type == "cpu" else self._endpoint.devices.get().ccl
 
+    def _lane(self, tensor: Any, options: CollectiveGroupOptions, same_node: bool) -> OpenLane:
+        """Return the lane for tensors like this one; make it if there is none.
 
-class Freight:
-    """Any thread, unless a method says otherwise.
+        Raises:
+            OSError: the address for its store is not this machine's.
+            PeerDiedError: the receiver is gone.
+        """
+        backend = self._backend(tensor)
+        return self._lanes.get(
+            (backend, tensor.device, *astuple(options)), lambda: self._new_lane(backend, options, same_node)
+        )
 
-    Args:
-        station: this worker.
-        directory: finds senders.
-        reply: answers on a link that a message came by.
-        outbox: gives that of a peer.
-    """
+    def _new_lane(self, backend: str, options: CollectiveGroupOptions, same_node: bool) -> OpenLane:
+        endpoint, number = self._endpoint, next(self._lane_numbers)
+        ip, timeout_s = endpoint.ip(same_node), endpoint.timeout_s(backend)
+        store = process_groups.GroupStore(ip, timeout_s)
+        client = process_groups.join(store.endpoint, timeout_s)  # now: the lane's thread may come after `store.close`
 
-    def __init__(self, station: Station, directory: Directory, reply: Reply, outbox: Callable[[Peer], Outbox]) -> None:
-        self._station = station
-        self._outbox = outbox
-        self._lock = threading.Lock()
-        self._gates: dict[Peer, Gate] = {}
-        self._arrivals = Arrivals(station, directory, reply, self._local)
+        def make() -> Wire:
+            return process_groups.wire(
+                backend, client, process_groups.SENDER, timeout_s=timeout_s, ip=ip, options=options, name=endpoint.job
+            )
 
-    @property
-    def lent_count(self) -> int:
-        """Of how many messages others have this worker's device memory."""
-        return sum(gate.lent_count for gate in list(self._gates.values()))
+        def report(text: str) -> None:
+            self.peer.send(frames.LaneEnded(self.id, number, endpoint.worker_id, text))
 
-    def hold(self) -> Hold:
-        """What takes the tensors out of one object that is to be sent."""
-        return Hold(self._station.overrides.get(routes.CPU) == routes.LANE)
-
-    def post(self, peer: Peer, letter: Letter, hold: Hold, options: CollectiveGroupOptions | None, now: bool) -> None:
-        """Send a letter from which *hold* took tensors, after those posted before."""
-        gate = self._gates.get(peer)
-        if gate is None:
-            if not hold.tensors:
-                self._outbox(peer).post(letter, now=now)
-                return
-            gate = self._gate(peer)
-        gate.post(Parcel(letter, hold, options or CollectiveGroupOptions(), now))
-
-    def _gate(self, peer: Peer) -> Gate:
-        outbox = self._outbox(peer)
-        with self._lock:
-            gate = self._gates.get(peer)
-            if gate is None:
-                gate = self._gates[peer] = Gate(self._station, peer, outbox)
-        gate.open(self._ended)
-        return gate
-
-    def _ended(self, gate: Gate) -> None:
-        with self._lock:
-            self._gates.pop(gate.peer, None)
-
-    def arrived(self, link: bytes, frame: frames.UserMessage, parts: AuthenticatedParts) -> Arriving | None:
-        """What comes with a message by other ways, None if nothing does. Loop thread."""
-        return None if frame.cargo is None else self._arrivals.arrived(link, frame, parts)
-
-    def said(self, link: bytes, frame: frames.AnyFrame, _parts: Sequence[Buffer]) -> None:
-        """A sender's Ask or LaneEnded. Loop thread."""
-        if isinstance(frame, frames.Ask):
-            self._arrivals.asked(link, frame)
-        elif isinstance(frame, frames.LaneEnded):
-            self._arrivals.peer_ended(link, frame)
-
-    def _local(self, number: int, cargo: int) -> tuple[Hold, Sequence[Any]]:
-        gate = next(gate for gate in list(self._gates.values()) if gate.id == number)
-        lent = gate.lent(cargo)
-        return lent.hold, lent.tensors
+        lane = Lane(
+            f"{endpoint.name} to {self.peer.name}", make, self._lanes.broke, store.close, endpoint.job_clock(backend)
+        )
+        header = {"lane": number, "backend": backend, "store": store.endpoint, "options": list(astuple(options))}
+        return OpenLane(number, backend, lane, report, header)

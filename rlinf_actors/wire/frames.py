@@ -161,7 +161,7 @@ class Dropped(Frame, frozen=True, tag=11):
 class TensorHeader(msgspec.Struct, frozen=True, array_like=True):
     """One tensor that is not among a message's parts. `kind` is torch's type of its device.
 
-    `path` says where its bytes are: "lane" (next on the cargo's lane), "staged" (the next of the parts at
+    `path` says where its bytes are: "lane" (next on the transfer's lane), "staged" (the next of the parts at
     the end), "ipc" (at `offset` of the memory that `handle` opens), "local" (in this very process), "" (none).
     """
 
@@ -174,16 +174,16 @@ class TensorHeader(msgspec.Struct, frozen=True, array_like=True):
     offset: int = 0
 
 
-class Cargo(msgspec.Struct, array_like=True):
-    """What goes with a message, but not by its link. `gate` and `n` name it in answers to the sender.
+class TensorTransfer(msgspec.Struct, array_like=True):
+    """The tensors that travel beside a message. Answers to the sender name them by `sender` and `n`.
 
-    `lane` (its number), `backend` and `store` (HOST:PORT) say which process group carries the crates with
+    `lane` (its number), `backend` and `store` (HOST:PORT) say which process group carries the tensors with
     the path "lane", and `options` how it is made. `event` is a CUDA event to wait for before ipc is read.
     """
 
-    gate: int
+    sender: int
     n: int
-    crates: list[TensorHeader]
+    tensors: list[TensorHeader]
     lane: int = 0
     backend: str = ""
     store: str = ""
@@ -194,7 +194,7 @@ class Cargo(msgspec.Struct, array_like=True):
 class UserMessage(Frame, frozen=True, tag=20):
     """One message from worker `src` (its id: `src_id`); the object's parts ride behind. `stream` is "" for
     send and recv, else which broadcast. `id` names the sender's outbox on this link; a Held with `n` is
-    wanted unless that is 0; `size` is what is to be Returned; `cargo` is what comes by other ways.
+    wanted unless that is 0; `size` is what is to be Returned; `transfer` describes the tensors that travel beside it.
     """
 
     id: int
@@ -203,7 +203,7 @@ class UserMessage(Frame, frozen=True, tag=20):
     src_id: str
     stream: str
     size: int
-    cargo: Union[Cargo, None] = None
+    transfer: Union[TensorTransfer, None] = None
 
 
 class Held(Frame, frozen=True, tag=21):
@@ -246,14 +246,14 @@ class Facts(Frame, frozen=True, tag=31):
 
 
 class Released(Frame, frozen=True, tag=32):
-    """The receiver does not use the memory of cargo `n` of gate `id` any more."""
+    """The receiver does not use the memory of transfer `n` of tensor sender `id` any more."""
 
     id: int
     n: int
 
 
 class LaneEnded(Frame, frozen=True, tag=33):
-    """This side's end of lane `lane` of gate `id` is closed, because of `text`. Each side says it once, so
+    """This side's end of lane `lane` of tensor sender `id` is closed, because of `text`. Each side says it once, so
     whoever hears it back knows that the other is alive. `src_id` is the sender's worker id.
     """
 

@@ -30,7 +30,7 @@ from rlinf_actors.errors import ClusterTimeoutError, RemoteWireError, UsageError
 from rlinf_actors.messaging.broadcast import Broadcaster
 from rlinf_actors.messaging.cuda_ipc import LazyDevices
 from rlinf_actors.messaging.messenger import Messenger
-from rlinf_actors.messaging.tensor_transfer import Station
+from rlinf_actors.messaging.tensor_transfer import TransferEndpoint
 from rlinf_actors.model.accelerator_table import GLOO_NIC_VARIABLE
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.net.host import HeldPorts
@@ -106,7 +106,7 @@ async def listen(
     server = WorkerServer(runtime.network, spec.id, name, spec.token, on_closed, gate, rejected)
     server.far = FarPeers(runtime.watched.watch, job.connected, server.peer_gone)
     settings = Settings.load()
-    station = Station(
+    transfers = TransferEndpoint(
         runtime.io,
         spec.id,
         name,
@@ -118,11 +118,11 @@ async def listen(
         settings.timeout_minutes,
         job_name(spec.token),
     )
-    messenger = Messenger(runtime, name, spec.id, job.connected, server.answer, settings.send_window_bytes, station)
+    messenger = Messenger(runtime, job.connected, server.answer, settings.send_window_bytes, transfers)
     server.serve((frames.UserMessage,), messenger.arrived)
     server.on_link_lost(messenger.link_lost)
     server.on_forgotten(messenger.link_forgotten)
-    server.serve((frames.Ask, frames.LaneEnded), messenger.freight.said)
+    server.serve((frames.Ask, frames.LaneEnded), messenger.tensor_receiver.handle)
     ipc = server.bind(f"ipc://{place.run_dir}/w/{spec.id}")
     tcp = server.bind(f"tcp://{place.listen_ip}:0") if place.listen_ip else ""
     return Member(server, Endpoint(place.host, ipc, tcp), messenger)

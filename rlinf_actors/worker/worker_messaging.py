@@ -299,15 +299,15 @@ class Messaging:
         messenger = self._messenger(what, options)
         sender = addressing.address(group, rank)
         if into is None:
-            work, slot = messenger.receive(sender)
+            work = messenger.receive(sender)
         else:
             name = sender.get_name()
-            work, slot = messenger.receive(sender, lambda got: contents.copy_into(into, got, name))
+            work = messenger.receive(sender, lambda got: contents.copy_into(into, got, name))
         work.options = options
         if not async_op:
-            return messenger.wait(work, slot, timeout)
+            return messenger.wait(work, timeout)
         if timeout is not None:
-            messenger.limit(work, slot, timeout)
+            messenger.limit(work, timeout)
         return work
 
     def _messenger(self, what: str, options: Any) -> Messenger:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from rlinf_actors import Channel, CollectiveGroupOptions, RlinfActorsError, Worker, WorkerGroup
 from rlinf_actors.messaging import process_groups
 from rlinf_actors.messaging.lanes import Lane
-from rlinf_actors.messaging.tensor_sender import Gate
+from rlinf_actors.messaging.tensor_sender import TensorSender
 
 MIB = 1 << 20
 DTYPES = [
@@ -54,29 +54,29 @@ class Gpu(Worker):
         self.kept: Any = None
         self._released = threading.Semaphore(0)
         self._gone = threading.Event()
-        self._watch_gates()
+        self._watch_senders()
 
-    def _watch_gates(self) -> None:
+    def _watch_senders(self) -> None:
         """Tell when a receiver has released memory, and when it was found to be gone."""
-        answer, fail = Gate._answered, Gate._fail
+        answer, fail = TensorSender._answered, TensorSender._fail
 
-        def answered(gate: Gate, frame: Any) -> None:
-            answer(gate, frame)
+        def answered(sender: TensorSender, frame: Any) -> None:
+            answer(sender, frame)
             if type(frame).__name__ == "Released":
                 self._released.release()
 
-        def failed(gate: Gate, error: Exception) -> None:
-            fail(gate, error)
+        def failed(sender: TensorSender, error: Exception) -> None:
+            fail(sender, error)
             self._gone.set()
 
-        Gate._answered, Gate._fail = answered, failed  # type: ignore[method-assign]
+        TensorSender._answered, TensorSender._fail = answered, failed  # type: ignore[method-assign]
 
     def pid(self) -> int:
         return os.getpid()
 
     def lent(self) -> int:
         assert self._context is not None
-        return self._context.messenger.freight.lent_count
+        return self._context.messenger.lent_count
 
     def wait_released(self, count: int = 1) -> int:
         for _ in range(count):
@@ -183,7 +183,7 @@ class Gpu(Worker):
 
     def nccl_alone(self, mib: int) -> dict[str, Any]:
         """A lane's group of one: NCCL's broadcast, and a send to itself, by a lane's thread."""
-        store = process_groups.Store(process_groups.LOOPBACK, 60)
+        store = process_groups.GroupStore(process_groups.LOOPBACK, 60)
         options = CollectiveGroupOptions(accel_max_ctas=8, accel_min_ctas=1, is_high_priority_stream=True)
 
         def make() -> process_groups.Wire:

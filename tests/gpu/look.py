@@ -21,7 +21,7 @@ def receiver(pipe: Any) -> None:
         handle, offset, size, event = pipe.recv()
         start = time.perf_counter()
         released = []
-        tensor = cuda_ipc.opened(driver, 0, handle, offset, size, cuda_ipc.Ticket(lambda: released.append(1)))
+        tensor = cuda_ipc.opened(driver, 0, handle, offset, size, cuda_ipc.MemoryLease(lambda: released.append(1)))
         print(f"receiver: opened in {time.perf_counter() - start:.6f} s", flush=True)
         cuda_ipc.wait_for(0, event)
         print("receiver: event waited for", flush=True)

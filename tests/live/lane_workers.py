@@ -203,13 +203,12 @@ class LaneTalker(TensorTalker):
 
     def join_badly(self) -> None:
         """Fail to join the next lane; later ones are joined."""
-        from rlinf_actors.messaging import tensor_receiver
 
         def wire(*args: Any, **options: Any) -> Any:
-            tensor_receiver.groups.wire = before  # type: ignore[attr-defined]
+            process_groups.wire = before  # type: ignore[assignment]
             raise RuntimeError("the interface is down\nframe 1: some C++")
 
-        before, tensor_receiver.groups.wire = tensor_receiver.groups.wire, wire  # type: ignore[attr-defined]
+        before, process_groups.wire = process_groups.wire, wire  # type: ignore[assignment]
 
     def error_of_say(self, group: str) -> str:
         try:

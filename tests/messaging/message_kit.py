@@ -8,7 +8,7 @@ from rlinf_actors.errors import GroupNotFoundError
 from rlinf_actors.messaging.broadcast import Broadcaster
 from rlinf_actors.messaging.cuda_ipc import LazyDevices
 from rlinf_actors.messaging.messenger import Messenger
-from rlinf_actors.messaging.tensor_transfer import Station
+from rlinf_actors.messaging.tensor_transfer import TransferEndpoint
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.net.memory_network import MemoryNetwork
 from rlinf_actors.runtime.remote_group import RemoteGroup
@@ -49,8 +49,8 @@ class Member:
         self.state, self.exit = "running", None
         self.known: dict[str, RemoteGroup] = {}
         self.server = WorkerServer(world.network, self.id, self.name, "token")
-        station = Station(self.io, self.id, self.name, "host", "127.0.0.1", LazyDevices({}))
-        self.messenger = Messenger(self, self.name, self.id, self.connected, self.server.answer, world.window, station)
+        endpoint = TransferEndpoint(self.io, self.id, self.name, "host", "127.0.0.1", LazyDevices({}))
+        self.messenger = Messenger(self, self.connected, self.server.answer, world.window, endpoint)
         self.messages: list[frames.UserMessage] = []
         self.server.serve((frames.UserMessage,), self.arrived)
         self.server.on_link_lost(self.messenger.link_lost)
@@ -69,9 +69,9 @@ class Member:
 
     def recv(self, sender: str, timeout=None):
         group, _, rank = sender.partition(":")
-        work, slot = self.messenger.receive(WorkerAddress(group, int(rank)))
+        work = self.messenger.receive(WorkerAddress(group, int(rank)))
         if timeout is not None:
-            self.messenger.limit(work, slot, timeout)
+            self.messenger.limit(work, timeout)
         return work
 
     def broadcast(self, value, groups, src=None, **options):

@@ -9,9 +9,9 @@ import weakref
 
 import pytest
 
-from rlinf_actors import AsyncWork, CallTimeoutError, CollectiveGroupOptions, UsageError
-from rlinf_actors.messaging.mailbox import Arrived
-from rlinf_actors.messaging.receive import Body, Received, Slot
+from rlinf_actors import AsyncWork, CallTimeoutError, CollectiveGroupOptions, UsageError, WorkerAddress
+from rlinf_actors.messaging.mailbox import ArrivedMessage
+from rlinf_actors.messaging.receive import PendingReceive, PostedReceive
 from rlinf_actors.wire import payload
 from rlinf_actors.wire.payload import AuthenticatedParts
 
@@ -203,79 +203,79 @@ def test_an_error_that_nobody_waited_for_is_logged(caplog):
     assert caplog.text == ""
 
 
-class FakePlace:
+class FakePosted:
     def __init__(self):
-        self.said = []
+        self.calls = []
 
     def enter(self):
-        self.said.append("enter")
+        self.calls.append("enter")
 
     def leave(self):
-        self.said.append("leave")
+        self.calls.append("leave")
         return True
 
     def unread(self, message):
-        self.said.append(message)
+        self.calls.append(message)
 
 
 def message(value):
-    return Arrived("1", 0, Body(b"", 1, AuthenticatedParts(payload.encode(value))))
+    return ArrivedMessage("1", 0, AuthenticatedParts(payload.encode(value)))
 
 
-async def test_a_cancelled_receive_leaves_its_place_and_takes_another_when_it_is_awaited_again():
-    place = FakePlace()
-    work = Received("recv()", place)
+async def test_a_cancelled_receive_leaves_its_posted_and_takes_another_when_it_is_awaited_again():
+    posted = FakePosted()
+    work = PendingReceive("recv()", posted)
     waiting = asyncio.ensure_future(work.async_wait())
     await asyncio.sleep(0)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert place.said == ["leave"]
+    assert posted.calls == ["leave"]
     waiting = asyncio.ensure_future(work.async_wait())
     await asyncio.sleep(0)
-    assert place.said == ["leave", "enter"]
+    assert posted.calls == ["leave", "enter"]
     work.take(message("x"))
     assert await waiting == "x"
 
 
 async def test_a_receive_stays_while_another_task_awaits_it():
-    place = FakePlace()
-    work = Received("recv()", place)
+    posted = FakePosted()
+    work = PendingReceive("recv()", posted)
     first, second = (asyncio.ensure_future(work.async_wait()) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
         await first
-    assert place.said == []
+    assert posted.calls == []
     work.take(message("x"))
     assert await second == "x"
 
 
 def test_what_nobody_looked_at_is_given_back():
-    place = FakePlace()
-    work = Received("recv()", place)
+    posted = FakePosted()
+    work = PendingReceive("recv()", posted)
     got = message("x")
     work.take(got)
     del work
     gc.collect()
-    assert place.said == [got]
+    assert posted.calls == [got]
 
 
 def test_what_was_looked_at_is_not():
-    place = FakePlace()
-    work = Received("recv()", place, lambda value: value * 2)
+    posted = FakePosted()
+    work = PendingReceive("recv()", posted, lambda value: value * 2)
     work.take(message(4))
     assert (work.wait(), work.wait()) == (8, 8)
     del work
     gc.collect()
-    assert place.said == []
+    assert posted.calls == []
 
 
 def test_an_object_that_cannot_be_made_here_is_the_waiters_error():
     def refuse(value):
         raise ValueError(f"no {value}")
 
-    work = Received("recv()", FakePlace(), refuse)
+    work = PendingReceive("recv()", FakePosted(), refuse)
     work.take(message(4))
     for _ in range(2):
         with pytest.raises(ValueError, match="no 4"):
@@ -283,12 +283,13 @@ def test_an_object_that_cannot_be_made_here_is_the_waiters_error():
 
 
 def test_a_dropped_receive_is_abandoned():
-    work = Received("recv()", FakePlace())
-    slot = Slot(("a:0", ""), work)
-    assert not slot.abandoned
+    posted = PostedReceive(None, WorkerAddress("a", 0))
+    work = PendingReceive("recv()", posted)
+    posted.belongs_to(work)
+    assert not posted.abandoned
     del work
     gc.collect()
-    assert slot.abandoned
+    assert posted.abandoned
 
 
 def test_options_are_kept():

@@ -170,7 +170,7 @@ async def test_a_member_that_dies_while_all_others_wait(world, victim):
         if member.rank != victim:
             await died(member.broadcast("x", ALL), f"a:{victim}")
             assert member.messenger.held_bytes == 0
-            assert member.broadcaster._rings == {}
+            assert member.broadcaster._trees == {}
 
 
 @pytest.mark.parametrize("victim", range(6))

@@ -6,7 +6,7 @@ import ctypes
 
 import pytest
 
-from rlinf_actors.messaging.cuda_ipc import CudaError, Driver, Memory
+from rlinf_actors.messaging.cuda_ipc import CudaError, DeviceMemory, Driver
 
 
 class Function:
@@ -104,7 +104,7 @@ def test_a_device_is_named_for_good(driver):
 
 def test_the_end_of_memory_is_told_once():
     ended = []
-    memory = Memory(4096, 100, lambda: ended.append(1))
+    memory = DeviceMemory(4096, 100, lambda: ended.append(1))
     assert memory.__cuda_array_interface__["data"] == (4096, False)
     assert memory.__cuda_array_interface__["shape"] == (100,)
     del memory

@@ -23,7 +23,7 @@ MIB = 1 << 20
 
 
 class Job:
-    """Runs a function on the lane's thread; see lanes.Job."""
+    """Runs a function on the lane's thread; see lanes.LaneJob."""
 
     def __init__(self, function=lambda wire: None):
         self._function = function
@@ -57,12 +57,12 @@ class Pair:
     *together*: neither end begins before the other is there, so that little time for a transfer is not little for that.
     """
 
-    def __init__(self, timeout_s=30.0, limit=None, together=False):
-        self.store = process_groups.Store(process_groups.LOOPBACK, 30.0)
+    def __init__(self, timeout_s=30.0, clock=None, together=False):
+        self.store = process_groups.GroupStore(process_groups.LOOPBACK, 30.0)
         self.broken = []
         self.told = threading.Semaphore(0)
         self._timeout_s = timeout_s
-        self._limit = limit
+        self._clock = clock
         self._both = threading.Barrier(2 if together else 1)
         self.ends = []
 
@@ -81,7 +81,7 @@ class Pair:
             )
 
         release = self.store.close if rank == 0 else lambda: None
-        lane = lanes.Lane(f"test {rank}", make, self._broke, release, self._limit)
+        lane = lanes.Lane(f"test {rank}", make, self._broke, release, self._clock)
         self.ends.append(lane)
         return lane
 
@@ -101,7 +101,7 @@ class Pair:
 @pytest.fixture(scope="module")
 def warm():
     """What torch opens once in a process, for good."""
-    process_groups.Store(process_groups.LOOPBACK, 5.0).close()
+    process_groups.GroupStore(process_groups.LOOPBACK, 5.0).close()
 
 
 @pytest.fixture
@@ -257,11 +257,11 @@ def test_nothing_moves_for_too_long(pair):
 def test_a_clock_for_back_ends_without_one(pair):
     clocks, stopped = [], threading.Semaphore(0)
 
-    def limit(late):
+    def clock(late):
         clocks.append(late)
         return lambda: (clocks.remove(late), stopped.release())
 
-    made = pair(limit=limit)
+    made = pair(clock=clock)
     sender, receiver = made.open(0), made.open(1)
     post(receiver, received(1))
     post(sender, sent(1)).result()
@@ -286,7 +286,7 @@ def test_a_clock_for_back_ends_without_one(pair):
 
 
 def test_a_store_listens_where_it_says_and_nowhere_else():
-    store = process_groups.Store(process_groups.LOOPBACK, 5.0)
+    store = process_groups.GroupStore(process_groups.LOOPBACK, 5.0)
     ip, _, port = store.endpoint.rpartition(":")
     assert ip == "127.0.0.1"
     inodes = {os.stat(f"/proc/self/fd/{fd}").st_ino for fd in os.listdir("/proc/self/fd") if _is_socket(fd)}
@@ -308,7 +308,7 @@ def _is_socket(fd):
 
 def test_a_store_on_an_address_that_is_not_ours():
     with pytest.raises(OSError, match="assign"):
-        process_groups.Store("192.0.2.1", 5.0)
+        process_groups.GroupStore("192.0.2.1", 5.0)
 
 
 @pytest.mark.parametrize(
@@ -334,7 +334,7 @@ def test_the_advertised_address_may_be_the_second_of_its_interface():
 
 def test_gloo_takes_the_interface_that_its_variable_names(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-interface")
-    store = process_groups.Store(process_groups.LOOPBACK, 5.0)
+    store = process_groups.GroupStore(process_groups.LOOPBACK, 5.0)
     with pytest.raises(RuntimeError, match="no-such-interface"):
         process_groups.make("gloo", process_groups.join(store.endpoint, 5.0), 0, 1, timeout_s=5.0, ip="10.0.0.9")
     made = process_groups.make(

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_actors.messaging.flow_control import SLACK, Returns
-from rlinf_actors.messaging.mailbox import REMEMBERED, Arrived, Mailbox
+from rlinf_actors.messaging.flow_control import SLACK, CreditAccumulator
+from rlinf_actors.messaging.mailbox import REMEMBERED, ArrivedMessage, Mailbox
 
 A = ("a:0", "")
 B = ("b:0", "")
@@ -21,7 +21,7 @@ class Receive:
 
 
 def message(body, incarnation="1", size=10):
-    return Arrived(incarnation, size, body)
+    return ArrivedMessage(incarnation, size, body)
 
 
 def test_a_message_waits_for_a_receive():
@@ -29,7 +29,7 @@ def test_a_message_waits_for_a_receive():
     assert box.arrived(A, message("x")) is None
     assert (box.held, box.has_messages(A), box.has_messages(B)) == (10, True, False)
     got, stale = box.posted(A, Receive())
-    assert (got.body, stale, box.held, box.has_messages(A)) == ("x", [], 0, False)
+    assert (got.parts, stale, box.held, box.has_messages(A)) == ("x", [], 0, False)
 
 
 def test_a_receive_waits_for_a_message():
@@ -55,7 +55,7 @@ def test_the_nth_message_goes_to_the_nth_receive(steps):
             receives.append(Receive())
             got, _ = box.posted(A, receives[-1])
             if got is not None:
-                pairs.append((posted, got.body))
+                pairs.append((posted, got.parts))
             posted += 1
     assert pairs == [(n, n) for n in range(min(sent, posted))]
     assert box.held == 10 * max(0, sent - posted)
@@ -87,7 +87,7 @@ def test_what_is_put_back_has_its_place_again():
     for one in (taken[1], taken[0], taken[2]):
         assert box.put_back(A, one) is None
     assert box.held == 40
-    assert [box.posted(A, Receive())[0].body for _ in range(4)] == [0, 1, 2, 3]
+    assert [box.posted(A, Receive())[0].parts for _ in range(4)] == [0, 1, 2, 3]
     waiting = Receive()
     box.posted(A, waiting)
     assert box.put_back(A, taken[0]) is waiting
@@ -101,7 +101,7 @@ def test_a_successor_of_the_same_name_is_another_sender():
     box.arrived(A, message("left over", "1" * 2))
     box.arrived(A, message("fresh", "2"))
     got, stale = box.posted(A, Receive("2"))
-    assert (got.body, [m.body for m in stale], box.held) == ("fresh", ["left over"], 0)
+    assert (got.parts, [m.parts for m in stale], box.held) == ("fresh", ["left over"], 0)
 
 
 def test_what_a_successor_sent_is_not_dropped_for_a_receive_that_wants_the_earlier():
@@ -111,13 +111,13 @@ def test_what_a_successor_sent_is_not_dropped_for_a_receive_that_wants_the_earli
     assert box.posted(A, late) == (None, [])
     assert box.sender_gone("a:0", "1") == [late]
     got, stale = box.posted(A, Receive("2"))
-    assert (got.body, stale) == ("from the new", [])
+    assert (got.parts, stale) == ("from the new", [])
 
 
 def test_whoever_has_the_name():
     box = Mailbox()
     box.arrived(A, message("x", "7"))
-    assert box.posted(A, Receive(""))[0].body == "x"
+    assert box.posted(A, Receive(""))[0].parts == "x"
     anyone = Receive("")
     box.posted(A, anyone)
     assert box.arrived(A, message("y", "8")) is anyone
@@ -138,14 +138,14 @@ def test_what_arrived_before_the_end_can_be_received_after_it():
     box = Mailbox()
     box.arrived(A, message("x"))
     assert box.sender_gone("a:0", "1") == []
-    assert box.posted(A, Receive())[0].body == "x"
+    assert box.posted(A, Receive())[0].parts == "x"
 
 
 def test_forget():
     box = Mailbox()
     box.arrived(A, message("x"))
     box.arrived(B, message("y"))
-    assert [m.body for m in box.forget(A)] == ["x"]
+    assert [m.parts for m in box.forget(A)] == ["x"]
     assert box.forget(A) == []
     assert box.held == 10
     assert [box.wants(key, "1") for key in (A, B)] == [False, True]
@@ -160,7 +160,7 @@ def test_of_a_sender_that_is_gone_only_what_it_sent_by_send_is_kept():
     assert box.held == 30
     assert [box.wants(key, "1") for key in (A, ring)] == [True, False]
     assert box.wants(ring, "2")
-    assert box.posted(ring, Receive("2"))[0].body == "of a successor"
+    assert box.posted(ring, Receive("2"))[0].parts == "of a successor"
 
 
 def test_nothing_is_kept_of_queues_that_are_empty():
@@ -186,7 +186,7 @@ def test_what_is_known_of_ended_senders_and_broadcasts_is_bounded():
 
 
 def test_credit_is_owed_by_outbox_and_to_no_link_that_has_ended():
-    returns = Returns()
+    returns = CreditAccumulator()
     assert returns.taken(b"link", 1, SLACK - 1) == 0
     assert returns.taken(b"link", 2, 1) == 0
     assert returns.taken(b"link", 1, 1) == SLACK

@@ -9,6 +9,7 @@ from message_kit import World, settle
 
 from rlinf_actors.errors import CallTimeoutError, GroupNotFoundError, PeerDiedError, PlacementError, WorkerDiedError
 from rlinf_actors.messaging.directory import REMEMBERED
+from rlinf_actors.wire import frames
 
 
 @pytest.fixture
@@ -23,6 +24,63 @@ async def test_there_and_back(world):
     waiting = a.recv("b:0")
     await b.send("a:0", "back", piggyback=7)
     assert await waiting == ("back", 7)
+
+
+# --- completion of a send ---
+
+
+def withhold_held(receiver):
+    """Keep the receiver's acknowledgements back; return the list that they go to, and the function that sends one."""
+    withheld, reply = [], receiver.messenger._reply
+
+    def answer(link, frame):
+        if isinstance(frame, frames.Held):
+            withheld.append((link, frame))
+        else:
+            reply(link, frame)
+
+    receiver.messenger._reply = answer
+    return withheld, reply
+
+
+async def test_a_send_of_large_memory_completes_only_when_the_receiver_holds_it(world):
+    (a,), (b,) = world.launch("a"), world.launch("b")
+    withheld, reply = withhold_held(b)
+    sends = [a.send("b:0", bytearray([n]) * 300_000) for n in range(2)]
+    assert [(await b.recv("a:0"))[0] for _ in sends] == [0, 1], "even though the receiver's user has the objects"
+    await settle()
+    assert [frame.n for _, frame in withheld] == [1, 2]
+    assert [work.done() for work in sends] == [False, False]
+    reply(*withheld[1])
+    await sends[1]
+    assert not sends[0].done()
+    reply(*withheld[0])
+    await sends[0]
+
+
+async def test_a_send_that_waits_for_the_window_completes_only_when_the_receiver_holds_it(world):
+    (a,), (b,) = world.launch("a"), world.launch("b")
+    withheld, reply = withhold_held(b)
+    filling = a.send("b:0", bytearray(world.window))
+    waiting = a.send("b:0", bytearray(300_000))
+    await settle()
+    assert len(b.messages) == 1
+    for _ in range(2):
+        await b.recv("a:0")
+    await settle()
+    assert not filling.done()
+    assert not waiting.done()
+    for held in withheld:
+        reply(*held)
+    await filling
+    await waiting
+
+
+async def test_a_send_of_a_small_object_asks_for_no_acknowledgement(world):
+    (a,), (b,) = world.launch("a"), world.launch("b")
+    await a.send("b:0", bytearray(1000))
+    await settle()
+    assert [message.n for message in b.messages] == [0]
 
 
 # --- whose end it was ---

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.messaging.flow_control import SLACK, Returns, Window
+from rlinf_actors.messaging.flow_control import SLACK, CreditAccumulator, Window
 from rlinf_actors.settings import SEND_WINDOW, Settings
 
 KIB = 1024
@@ -35,33 +35,33 @@ def test_a_message_larger_than_the_window_goes_alone():
 
 
 def test_what_the_receiver_has_not_returned_yet_holds_nobody_up():
-    window, returns = Window(LIMIT), Returns()
+    window, returns = Window(LIMIT), CreditAccumulator()
     window.offer(SLACK - 1, "taken, not returned")
     assert returns.taken("s", 1, SLACK - 1) == 0
     assert window.offer(10 * LIMIT, "large")
 
 
 def test_returns_come_in_lumps_and_are_per_sender():
-    returns = Returns()
+    returns = CreditAccumulator()
     assert returns.taken("a", 1, SLACK // 2) == 0
     assert returns.taken("b", 1, SLACK // 2) == 0
     assert returns.taken("a", 1, SLACK // 2) == SLACK
     assert returns.taken("a", 1, 5 * SLACK) == 5 * SLACK
 
 
-def test_drain():
+def test_what_waits_is_removed_once():
     window = Window(LIMIT)
     window.offer(LIMIT, "sent")
     window.offer(1, "a")
     window.offer(1, "b")
-    assert window.drain() == ["a", "b"]
-    assert window.drain() == []
+    assert window.remove_waiting() == ["a", "b"]
+    assert window.remove_waiting() == []
 
 
 @given(st.lists(st.integers(1, 3 * LIMIT), max_size=40), st.randoms(use_true_random=False))
 def test_everything_goes_in_order_and_within_the_bound(sizes, random):
     """A sender and a receiver that takes at random: no deadlock, no overtaking, bounded memory."""
-    window, returns = Window(LIMIT), Returns()
+    window, returns = Window(LIMIT), CreditAccumulator()
     arrived, taken = deque(), []
     offers = deque(enumerate(sizes))
     while offers or len(taken) < len(sizes):

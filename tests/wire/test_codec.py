@@ -296,8 +296,9 @@ FRAMES = [
     frames.ChannelRelease(0, 12, "ValueError: no"),
     frames.UserMessage(
         4, 1, "a:0", "w-0", "", 1000,
-        frames.Cargo(5, 1, [frames.TensorHeader("bool", [2, 3], False, "cuda", "ipc", b"h", 8)], 1, "nccl", "h:1",
-        [None, 4]),
+        frames.TensorTransfer(
+            5, 1, [frames.TensorHeader("bool", [2, 3], False, "cuda", "ipc", b"h", 8)], 1, "nccl", "h:1", [None, 4]
+        ),
     ),
     frames.Ask(5),
     frames.Facts(5, "host", "NV_GPU", ["uuid"], ["gloo", "nccl"], True),

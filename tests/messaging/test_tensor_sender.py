@@ -1,4 +1,4 @@
-"""The gate before an outbox: what waits for the receiver's facts, which way each tensor takes, and ends."""
+"""TensorSender: messages wait for the receiver's facts, each tensor gets its path, and its end fails them all."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from rlinf_actors.errors import PeerDiedError  # noqa: E402
-from rlinf_actors.messaging import routes, tensor_transfer  # noqa: E402
-from rlinf_actors.messaging.options import CollectiveGroupOptions  # noqa: E402
-from rlinf_actors.messaging.outbox import Letter, Trip  # noqa: E402
-from rlinf_actors.messaging.tensor_sender import Gate, Parcel, _Load  # noqa: E402
-from rlinf_actors.messaging.tensor_transfer import Station  # noqa: E402
+from rlinf_actors.messaging import routes  # noqa: E402
+from rlinf_actors.messaging.outbox import OutgoingMessage  # noqa: E402
+from rlinf_actors.messaging.tensor_receiver import IncomingTensors, TensorReceiver  # noqa: E402
+from rlinf_actors.messaging.tensor_sender import TensorSender, _Plan  # noqa: E402
+from rlinf_actors.messaging.tensor_transfer import DetachedTensors, TransferEndpoint  # noqa: E402
 from rlinf_actors.model.hardware import AcceleratorType  # noqa: E402
 from rlinf_actors.runtime.future import AsyncWork  # noqa: E402
 from rlinf_actors.wire import frames  # noqa: E402
@@ -58,11 +58,11 @@ class Box:
     """The outbox: keeps what it is given."""
 
     def __init__(self):
-        self.letters = []
+        self.messages = []
         self.came = threading.Semaphore(0)
 
-    def post(self, letter, *, now=False):
-        self.letters.append(letter)
+    def post(self, message):
+        self.messages.append(message)
         self.came.release()
 
 
@@ -112,37 +112,37 @@ def peer():
 
 
 @pytest.fixture
-def gate(peer):
+def sender(peer):
     box = Box()
-    made = Gate(Station(Io(), "id-a", "a:0", host="here", devices=Devices(), overrides={}), peer, box)
-    ended = []
-    made.open(ended.append)
+    made = TensorSender(TransferEndpoint(Io(), "id-a", "a:0", host="here", devices=Devices(), overrides={}), peer, box)
+    assert made.open()
+    assert not made.open()
     assert peer.asked.wait(10)
-    made.box, made.ended = box, ended
+    made.box = box
     return made
 
 
-def parcel(value=None, what="send()"):
-    hold = tensor_transfer.Hold(cpu=True)
+def message(value=None, what="send()"):
+    tensors = DetachedTensors(cpu=True)
     if value is not None:
-        assert hold.take(value) == 0
-    return Parcel(Letter("", [b"skeleton"], False, AsyncWork(what)), hold, CollectiveGroupOptions(), False)
+        assert tensors.take(value) == 0
+    return OutgoingMessage("", [b"skeleton"], False, AsyncWork(what), tensors)
 
 
 def large(fill=1.0):
     return torch.full((50_000,), fill)
 
 
-def test_nothing_overtakes_what_waits_for_the_facts(gate, peer):
-    sent = [parcel(large()), parcel(), parcel(large()), parcel()]
+def test_nothing_overtakes_what_waits_for_the_facts(sender, peer):
+    sent = [message(large()), message(), message(large()), message()]
     for one in sent:
-        gate.post(one)
-    assert gate.box.letters == []
+        sender.post(one)
+    assert sender.box.messages == []
     peer.say(facts(backends=[]))
     for _ in sent:
-        assert gate.box.came.acquire(timeout=10)
-    assert [letter.cargo is not None for letter in gate.box.letters] == [True, False, True, False]
-    assert [letter.cargo.n for letter in gate.box.letters if letter.cargo] == [1, 2]
+        assert sender.box.came.acquire(timeout=10)
+    assert [message.transfer is not None for message in sender.box.messages] == [True, False, True, False]
+    assert [message.transfer.n for message in sender.box.messages if message.transfer] == [1, 2]
     assert [frame for frame in peer.sent if isinstance(frame, frames.Ask)] == [frames.Ask(7)]
 
 
@@ -152,8 +152,8 @@ def test_whatever_keeps_the_devices_from_starting_hangs_no_send(peer, error, cap
         def get(self):
             raise error
 
-    gate = Gate(Station(Io(), "id-a", "a:0", host="here", devices=Broken()), peer, Box())
-    gate.open(lambda gate: None)
+    sender = TensorSender(TransferEndpoint(Io(), "id-a", "a:0", host="here", devices=Broken()), peer, Box())
+    sender.open()
     assert peer.asked.wait(10)
     assert peer.sent == [frames.Ask(7)], "it asks without a device of its own"
     assert str(error) in caplog.text
@@ -164,56 +164,56 @@ def test_no_thread_for_the_question_hangs_no_send(peer, monkeypatch):
         raise RuntimeError("can't start new thread: pids.max is met")
 
     monkeypatch.setattr("rlinf_actors.exhaustion.start", no_thread)
-    Gate(Station(Io(), "id-a", "a:0", host="here", devices=Devices()), peer, Box()).open(lambda gate: None)
+    TensorSender(TransferEndpoint(Io(), "id-a", "a:0", host="here", devices=Devices()), peer, Box()).open()
     assert peer.sent == [frames.Ask(7)]
 
 
-def test_no_thread_to_ship_with_fails_what_waits_and_the_next_goes(gate, peer, monkeypatch):
+def test_no_thread_to_ship_with_fails_what_waits_and_the_next_goes(sender, peer, monkeypatch):
     """Both where the receiver's facts arrive and where a send begins on the loop's thread."""
 
     def no_thread(thread):
         raise RuntimeError("can't start new thread: pids.max is met")
 
-    monkeypatch.setattr(gate._station.io, "inside", lambda: True, raising=False)
+    monkeypatch.setattr(sender._endpoint.io, "inside", lambda: True, raising=False)
     with monkeypatch.context() as short:
         short.setattr("rlinf_actors.exhaustion.start", no_thread)
-        early, late = parcel(large()), parcel(large())
-        gate.post(early)
+        early, late = message(large()), message(large())
+        sender.post(early)
         peer.say(facts(backends=[]))
-        gate.post(late)
+        sender.post(late)
         for one in (early, late):
             with pytest.raises(RuntimeError, match=r"pids\.max is met"):
-                one.letter.work.wait(10)
-    gate.post(parcel(large()))
-    assert gate.box.came.acquire(timeout=10)
-    assert len(gate.box.letters) == 1
+                one.work.wait(10)
+    sender.post(message(large()))
+    assert sender.box.came.acquire(timeout=10)
+    assert len(sender.box.messages) == 1
 
 
-def test_what_waits_when_the_receiver_dies(gate, peer):
-    waiting = [parcel(large(), f"send() {n}") for n in range(2)]
+def test_what_waits_when_the_receiver_dies(sender, peer):
+    waiting = [message(large(), f"send() {n}") for n in range(2)]
     for one in waiting:
-        gate.post(one)
+        sender.post(one)
     peer.die()
-    late = parcel(large(), "send() 2")
-    gate.post(late)
+    late = message(large(), "send() 2")
+    sender.post(late)
     for n, one in enumerate([*waiting, late]):
         with pytest.raises(PeerDiedError, match=rf"^send\(\) {n}: b:0 was killed"):
-            one.letter.work.wait()
-    assert gate.ended == [gate]
-    assert gate.box.letters == []
+            one.work.wait()
+    assert sender.box.messages == []
 
 
-def test_staged_bytes_ride_behind_the_skeleton_and_come_back(gate, peer):
+def test_staged_bytes_ride_behind_the_skeleton_and_come_back(sender, peer):
     peer.say(facts(backends=[]))
     value = torch.arange(50_000, dtype=torch.int32).view(5, 10_000).t()
-    gate.post(parcel(value))
-    assert gate.box.came.acquire(timeout=10)
-    letter = gate.box.letters[0]
-    assert [crate.path for crate in letter.cargo.crates] == ["staged"]
-    assert (bytes(letter.parts[0]), len(letter.parts)) == (b"skeleton", 2)
+    sender.post(message(value))
+    assert sender.box.came.acquire(timeout=10)
+    first = sender.box.messages[0]
+    assert [header.path for header in first.transfer.tensors] == ["staged"]
+    assert (bytes(first.parts[0]), len(first.parts)) == (b"skeleton", 2)
     released = []
-    arriving = tensor_transfer.Arriving(
-        "x", letter.cargo, AuthenticatedParts(letter.parts), Devices(), None, lambda: released.append(1)
+    receiver = TensorReceiver(TransferEndpoint(Io(), "id-b", "b:0", devices=Devices()), None, None, {})
+    arriving = IncomingTensors(
+        "x", first.transfer, AuthenticatedParts(first.parts), receiver, lambda: released.append(1)
     )
     assert arriving.parts == [b"skeleton"]
     assert torch.equal(arriving.tensors()[0], value)
@@ -221,16 +221,16 @@ def test_staged_bytes_ride_behind_the_skeleton_and_come_back(gate, peer):
     assert released == []  # nothing of the sender's was lent
 
 
-def test_an_error_while_it_is_made_ready_reaches_the_sender_and_the_next_goes(gate, peer):
+def test_an_error_while_it_is_made_ready_reaches_the_sender_and_the_next_goes(sender, peer):
     peer.say(facts(backends=[]))
-    first, second = parcel(large()), parcel(large())
-    first.hold.tensors[0] = object()
-    gate.post(first)
-    gate.post(second)
+    first, second = message(large()), message(large())
+    first.tensors.tensors[0] = object()
+    sender.post(first)
+    sender.post(second)
     with pytest.raises(AttributeError):
-        first.letter.work.wait(10)
-    assert gate.box.came.acquire(timeout=10)
-    assert len(gate.box.letters) == 1
+        first.work.wait(10)
+    assert sender.box.came.acquire(timeout=10)
+    assert len(sender.box.messages) == 1
 
 
 @pytest.mark.parametrize(
@@ -246,43 +246,43 @@ def test_an_error_while_it_is_made_ready_reaches_the_sender_and_the_next_goes(ga
         ({"devices": ["uuid-0"], "ipc": False}, True, "local"),
     ],
 )
-def test_the_way_of_a_tensor_on_an_accelerator(gate, known, to_myself, path, monkeypatch):
+def test_the_way_of_a_tensor_on_an_accelerator(sender, known, to_myself, path, monkeypatch):
     if to_myself:
-        monkeypatch.setattr(gate.peer, "worker_id", "id-a")
-    assert gate._path(OnGpu(), facts(**known), _Load()) == path
+        monkeypatch.setattr(sender.peer, "worker_id", "id-a")
+    assert sender._path(OnGpu(), facts(**known), _Plan()) == path
 
 
-def test_ipc_and_lanes_take_the_tensors_of_one_device(gate):
-    load, known = _Load(), facts(devices=["uuid-0", "uuid-1"], ipc=True)
-    assert [gate._path(OnGpu(index), known, load) for index in (0, 1, 0)] == ["ipc", "staged", "ipc"]
+def test_ipc_and_lanes_take_the_tensors_of_one_device(sender):
+    plan, known = _Plan(), facts(devices=["uuid-0", "uuid-1"], ipc=True)
+    assert [sender._path(OnGpu(index), known, plan) for index in (0, 1, 0)] == ["ipc", "staged", "ipc"]
 
 
-def test_what_was_lent_is_kept_until_it_is_released_or_the_receiver_is_gone(gate, peer, monkeypatch):
+def test_what_was_lent_is_kept_until_it_is_released_or_the_receiver_is_gone(sender, peer, monkeypatch):
     monkeypatch.setattr(peer, "worker_id", "id-a")
-    monkeypatch.setattr(gate, "_path", lambda tensor, known, load: routes.LOCAL)
+    monkeypatch.setattr(sender, "_path", lambda tensor, known, plan: routes.LOCAL)
     peer.say(facts())
     for _ in range(3):
-        gate.post(parcel(large()))
-    assert gate.lent_count == 3
-    assert [letter.weight for letter in gate.box.letters] == [200_000] * 3
-    assert torch.equal(gate.lent(2).tensors[0], large())
+        sender.post(message(large()))
+    assert sender.lent_count == 3
+    assert [message.extra_bytes for message in sender.box.messages] == [200_000] * 3
+    assert torch.equal(sender.lent(2).tensors[0], large())
     peer.say(frames.Released(7, 2))
     peer.say(frames.Released(7, 2))
-    assert gate.lent_count == 2
+    assert sender.lent_count == 2
     peer.die()
-    assert gate.lent_count == 0
+    assert sender.lent_count == 0
 
 
-def test_a_trip_ends_with_the_last_way_or_the_first_error():
-    work = AsyncWork("send()")
-    trip = Trip(work, 2)
-    trip.held.resolve(None)
-    assert not work.done()
-    trip.one_done()
-    assert work.wait() is None
-    work = AsyncWork("send()")
-    trip = Trip(work, 2)
-    trip.held.reject(PeerDiedError("gone", peer="b:0"))
-    trip.one_done()
+def test_a_send_that_goes_two_ways_completes_with_the_last_or_fails_with_the_first():
+    one = message()
+    one.pending = 2
+    one.complete_one()
+    assert not one.work.done()
+    one.complete_one()
+    assert one.work.wait() is None
+    one = message()
+    one.pending = 2
+    one.fail_for(Peer(), PeerDiedError("gone", peer="b:0"))
+    one.complete_one()
     with pytest.raises(PeerDiedError):
-        work.wait()
+        one.work.wait()
