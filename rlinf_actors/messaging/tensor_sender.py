@@ -143,7 +143,7 @@ class TensorSender:
             self._close_probe()
 
     def _ask_without_device(self, error: Exception) -> None:
-        """Ask without a device, because sends wait for the answer. A send that needs the device raises *error* again"""
+        """Ask without a device, since sends wait for the answer. A send that needs the device raises *error* again."""
         log.warning(
             "device memory cannot be shared with other workers, and is copied: %s: %s", type(error).__name__, error,
             exc_info=not isinstance(error, (CudaError, RuntimeError)),

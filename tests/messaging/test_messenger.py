@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import numpy as np
 import pytest
 from message_kit import World, settle
 
@@ -29,49 +30,51 @@ async def test_there_and_back(world):
 # --- completion of a send ---
 
 
-def withhold_held(receiver):
-    """Keep the receiver's acknowledgements back; return the list that they go to, and the function that sends one."""
-    withheld, reply = [], receiver.messenger._reply
+@pytest.fixture
+async def withheld(world, monkeypatch):
+    """Workers a and b, which share no memory: b's acknowledgements of messages, each kept back until it is called."""
+    (a,), (b,) = world.launch("a"), world.launch("b")
+    await a.send("b:0", "meet")
+    assert await b.recv("a:0") == "meet"
+    monkeypatch.setattr(a.known["b"].peers[0], "store", lambda parts: (parts, False))
+    kept, reply = [], b.messenger._reply
 
     def answer(link, frame):
         if isinstance(frame, frames.Held):
-            withheld.append((link, frame))
+            kept.append(lambda: reply(link, frame))
         else:
             reply(link, frame)
 
-    receiver.messenger._reply = answer
-    return withheld, reply
+    monkeypatch.setattr(b.messenger, "_reply", answer)
+    return a, b, kept
 
 
-async def test_a_send_of_large_memory_completes_only_when_the_receiver_holds_it(world):
-    (a,), (b,) = world.launch("a"), world.launch("b")
-    withheld, reply = withhold_held(b)
-    sends = [a.send("b:0", bytearray([n]) * 300_000) for n in range(2)]
+async def test_a_send_of_large_memory_completes_only_when_the_receiver_holds_it(withheld):
+    a, b, kept = withheld
+    sends = [a.send("b:0", np.full(300_000, n, np.uint8)) for n in range(2)]
     assert [(await b.recv("a:0"))[0] for _ in sends] == [0, 1], "even though the receiver's user has the objects"
     await settle()
-    assert [frame.n for _, frame in withheld] == [1, 2]
     assert [work.done() for work in sends] == [False, False]
-    reply(*withheld[1])
+    kept[1]()
     await sends[1]
     assert not sends[0].done()
-    reply(*withheld[0])
+    kept[0]()
     await sends[0]
+    assert len(kept) == 2
 
 
-async def test_a_send_that_waits_for_the_window_completes_only_when_the_receiver_holds_it(world):
-    (a,), (b,) = world.launch("a"), world.launch("b")
-    withheld, reply = withhold_held(b)
-    filling = a.send("b:0", bytearray(world.window))
-    waiting = a.send("b:0", bytearray(300_000))
+async def test_a_send_that_waits_for_the_window_completes_only_when_the_receiver_holds_it(withheld, world):
+    a, b, kept = withheld
+    filling, waiting = (a.send("b:0", np.zeros(size, np.uint8)) for size in (world.window, 300_000))
     await settle()
-    assert len(b.messages) == 1
+    assert len(b.messages) == 2, "the second one waits for the window"
     for _ in range(2):
         await b.recv("a:0")
     await settle()
     assert not filling.done()
     assert not waiting.done()
-    for held in withheld:
-        reply(*held)
+    for acknowledge in kept:
+        acknowledge()
     await filling
     await waiting
 
