@@ -2,7 +2,7 @@
 
 The lock of the run directory is ours, so that no other agentd looks here. A template is taken over if it is the process
 that its record names, of our protocol, and answers in time; else it is ended, and its workers with it. What carries the
-mark of a worker that no template has is ended too: when `take_stock` is over nothing runs that we do not know.
+mark of a worker that no template has is ended too: when `take_inventory` is over nothing runs that we do not know.
 
 What templates that are not taken over leave: found while they still live, and ended.
 """
@@ -22,9 +22,12 @@ from pathlib import Path
 
 import msgspec
 
-from agentd.order_ledger import Ledger
-from agentd.sweep import Sweep
-from agentd.templates import Process, Record, boot_id, make_directories, widen
+from agentd.config import Config
+from agentd.keeper_client import remove_files as remove_keeper_files
+from agentd.launch_plan import roots
+from agentd.run_dir import OrderLedger, RunDir, boot_id, default_run_dir, make_directories, was_stopping
+from agentd.sweep import Sweep, clear_cgroups
+from agentd.templates import Process, Record, widen
 from rlinf_actors import procfs
 from rlinf_actors.compat import timeout
 from rlinf_actors.errors import RemoteWireError
@@ -178,14 +181,14 @@ class Survivors:
             who goes on can tell.
     """
 
-    ledger: Ledger
+    ledger: OrderLedger
     templates: list[Found] = field(default_factory=list)
     workers: dict[str, RunningWorker] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
     since: float = 0.0
 
 
-async def take_stock(run_dir: str, keep: bool) -> Survivors:
+async def take_inventory(run_dir: str, keep: bool) -> Survivors:
     """Find what an earlier agentd left, and end what cannot be taken over, which takes some seconds at most.
 
     Args:
@@ -196,9 +199,9 @@ async def take_stock(run_dir: str, keep: bool) -> Survivors:
         OSError: the directory cannot be read or written.
     """
     make_directories(Path(run_dir))
-    ledger = Ledger(Path(run_dir, "l"))
+    ledger = OrderLedger(Path(run_dir, "l"))
     known = ledger.read()
-    survivors = Survivors(ledger if keep else Ledger(None))
+    survivors = Survivors(ledger if keep else OrderLedger(None))
     remains = Remains(survivors.lost)
     records = _records(run_dir)
     asked = await asyncio.gather(*(_take_over(stem, one, keep, remains) for stem, one in records.items()))
@@ -363,3 +366,58 @@ def _take(sock: socket.socket, workers: list[template_protocol.SurvivingWorker])
         if not isinstance(packet, template_protocol.SurvivingWorker):
             raise RemoteWireError(f"it said {type(packet).__name__}")
         workers.append(packet)
+
+
+def spared(result: str, stop_asked: bool) -> str:
+    """Why nothing is to be ended, "" if it is. Pure.
+
+    Args:
+        result: $SERVICE_RESULT, "" where systemd does not run us.
+        stop_asked: whether that agentd was told to end with its workers.
+    """
+    if not result or stop_asked:
+        return ""
+    if result == "timeout":  # it did not even hear that it was to stop, and was killed for that
+        return ""
+    if result == "success":
+        return "it handed over: workers wait for the next agentd"
+    return f"it ended unasked ({result}): workers wait for the next agentd, and end by themselves if none comes"
+
+
+def reap(config: Config, result: str, keeper: str = "") -> int:
+    """End templates, workers and what they left; returns the exit code. Takes some seconds at most.
+
+    Where they are spared it takes no time: systemd starts the next agentd after this.
+
+    Args:
+        config: names the run directory and where cgroups are.
+        result: see `spared`.
+        keeper: the socket of the keeper in the workers' unit, "" without one.
+
+    Raises:
+        ConfigError: an agentd runs there, or the directory is not ours.
+        OSError: the directory cannot be read or written.
+    """
+    path = os.path.abspath(config.run_dir or default_run_dir(os.environ))
+    why = spared(result, was_stopping(path))
+    if why:
+        log.info("nothing is ended in %s: %s", path, why)
+        return 0
+    if not os.path.isdir(path):
+        log.info("there is nothing to reap: %s does not exist", path)
+        return 0
+    with contextlib.closing(RunDir.open(path, os.environ)) as directory:
+        ended = asyncio.run(_end(path, config, keeper))
+        directory.begin()
+        remove_keeper_files(f"{path}/keeper")  # it has ended with the last template
+    log.info("workers of an earlier agentd that were left in %s, and are ended: %d", path, ended)
+    return 0
+
+
+async def _end(path: str, config: Config, keeper: str) -> int:
+    """End all of it; returns how many workers there were."""
+    ended = (await take_inventory(path, keep=False)).lost
+    cleared = asyncio.Event()
+    if clear_cgroups(asyncio.get_running_loop(), roots(config, keeper), cleared.set):
+        await cleared.wait()
+    return len(ended)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import argparse
 import errno
-import faulthandler
 import logging
 import os
 import sys
@@ -112,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\n".join(config.files) or "no configuration file; defaults")  # noqa: T201 - what was asked for
         return 0
     if reap_only:
-        from agentd.reap import reap
+        from agentd.adoption import reap
 
         return _ends(lambda: reap(config, unit.result, unit.keeper), voice, lambda code, text: None)
     return _run(config, options, voice)
@@ -127,20 +126,13 @@ def _keep(directory: str | None, voice: Voice) -> int:
 
 
 def _run(config: Any, options: dict[str, Any], voice: Voice) -> int:
-    faulthandler.enable(2)  # a crash in C code, and the watchdog's SIGABRT to a loop that stands still, say where
     from agentd.daemon import Daemon
-    from rlinf_actors.net.loop import end_on_internal_error, new_event_loop
+    from rlinf_actors.net.daemon import run_daemon
 
     daemon = Daemon(config, options)
 
     def serve() -> int:
-        loop = new_event_loop()
-        end_on_internal_error(loop)
-        try:
-            code = loop.run_until_complete(daemon.run())
-        finally:
-            loop.run_until_complete(loop.shutdown_asyncgens())
-            loop.close()
+        code = run_daemon(daemon.run)
         daemon.standing.failed(
             code, "agentd was stopped before it was ready"
         )  # nothing to a driver that was told already

@@ -19,9 +19,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from agentd.config import Config, load, named, own_key, take_over
-from agentd.startup import inherited
+from agentd.run_dir import inherited
 from rlinf_actors import procfs
 from rlinf_actors.errors import ConfigError, ProtocolMismatchError, RlinfActorsError
+from rlinf_actors.net.daemon import on_stop_signals
 from rlinf_actors.net.host import endpoint_of, pid_start, split_address
 from rlinf_actors.net.loop import Tasks
 from rlinf_actors.settings import Unit
@@ -30,10 +31,10 @@ from rlinf_actors.systemd.service_manager import Manager
 if TYPE_CHECKING:
     from agentd.adoption import Survivors
     from agentd.node_report import Described, Looker
+    from agentd.run_dir import RunDir
     from agentd.session import Session
-    from agentd.startup import RunDir
     from agentd.state_events import Report
-    from agentd.workers import Children
+    from agentd.workers import Workers
     from rlinf_actors.hardware.probe_report import ProbeReport
     from rlinf_actors.head.server import HeadServer
     from rlinf_actors.net.zmq_network import ZmqNetwork
@@ -121,7 +122,7 @@ class Daemon:
         self._started_with = inherited(self._environ)
         self._run_dir: RunDir | None = None
         self._session: Session | None = None
-        self._keeper: Children | None = None
+        self._keeper: Workers | None = None
         self._tasks = Tasks()
         self._prestarting: asyncio.Task[None] | None = None
         self._node: Callable[[Config], NodeReport] | None = None
@@ -152,9 +153,7 @@ class Daemon:
             probing = self._tasks.start(self._probe(), "probing the hardware", expected=Exception)
             await asyncio.sleep(0)  # its processes start now; what follows loads modules meanwhile
             run_dir = self._open_run_dir(stack)
-            for number in (signal.SIGTERM, signal.SIGINT):
-                # a turn later: of a SIGUSR1 and a SIGTERM that arrive together Python may see SIGTERM first
-                loop.add_signal_handler(number, loop.call_soon, self._stop, signal.Signals(number).name)
+            on_stop_signals(loop, self._stop)
             loop.add_signal_handler(signal.SIGHUP, self._reload)
             loop.add_signal_handler(signal.SIGUSR1, self._hand_over)
             network = self._open_network(stack)
@@ -164,14 +163,14 @@ class Daemon:
             await asyncio.sleep(0)  # a signal that came in this turn is acted on in the next, see above
             if self._stopping.is_set():  # not stopped.done(): that task is one turn of the loop behind the signal
                 if not self._handing_over and not self._config.embedded:
-                    await self._take_stock(run_dir, False)
+                    await self._take_inventory(run_dir, False)
                 return OK
             return await self._serve(network, run_dir, head, *probing.result())
 
     # --- setting up ---
 
     def _open_run_dir(self, stack: contextlib.AsyncExitStack) -> str:
-        from agentd.startup import RunDir
+        from agentd.run_dir import RunDir
         from rlinf_actors import procfs
 
         procfs.set_subreaper()  # what a killed template leaves behind comes to us
@@ -194,14 +193,12 @@ class Daemon:
             shutil.rmtree(directory.path, ignore_errors=True)
 
     def _open_network(self, stack: contextlib.AsyncExitStack) -> ZmqNetwork:
-        from rlinf_actors.exhaustion import raise_file_limit
         from rlinf_actors.net import fault_injection
         from rlinf_actors.net.socket_security import Security
         from rlinf_actors.net.zmq_network import ZmqNetwork
         from rlinf_actors.settings import Settings
 
         settings = Settings.load()
-        raise_file_limit()
         fault_injection.load(settings.faults)
         self._key = own_key(self._config, settings)
         network = ZmqNetwork(asyncio.get_running_loop(), Security.of(self._key, self._config.insecure))
@@ -306,21 +303,21 @@ class Daemon:
             log.warning("hardware: %s", fault)
         if self._keeps and head is None:
             await self._ask_before_ending(network, run_dir)
-        survivors = None if config.embedded else await self._take_stock(run_dir, self._keeps)
+        survivors = None if config.embedded else await self._take_inventory(run_dir, self._keeps)
         if self._handing_over:
             return OK
         self._session = Session(
             network,
             self._head_endpoint,
             report,
-            lambda reported: self._children(run_dir, report, reported, survivors),
             is_head=head is not None,
             keeps=self._keeps,
-            look=self._looker(run_dir, report, described is not None).look,
+            query_hardware=self._looker(run_dir, report, described is not None).look,
             policy=Policy(config.head_grace_s, config.stop_grace_s),
-            on_registered=lambda epoch: self._registered(head),
+            on_registered=lambda: self._registered(head),
             on_status=self.standing.up,
         )
+        self._session.attach(self._children(run_dir, report, self._session.report, survivors))
         if survivors is not None and self._keeper is not None:
             self._session.adopt(self._keeper.adopt(survivors), survivors.lost, survivors.since)
         if self._stopping.is_set():
@@ -337,9 +334,8 @@ class Daemon:
         return FOR_GOOD if self._ended and not config.embedded and end.code == OK else end.code
 
     def _looker(self, run_dir: str, report: NodeReport, described: bool) -> Looker:
-        from agentd.launch_plan import Rules
+        from agentd.launch_plan import Rules, allowed_interpreters
         from agentd.node_report import Looker
-        from agentd.startup import allowed_interpreters
 
         rules = Rules(report.hostname, "", allowed=allowed_interpreters(self._config, report))
         return Looker(rules, f"{run_dir}/pkg", self._environment, described=described)
@@ -364,17 +360,17 @@ class Daemon:
         if refused:
             raise ProtocolMismatchError(f"{refused}. Workers of the version before go on for a lease: none was ended")
 
-    async def _take_stock(self, run_dir: str, keep: bool) -> Survivors:
-        from agentd.adoption import take_stock
+    async def _take_inventory(self, run_dir: str, keep: bool) -> Survivors:
+        from agentd.adoption import take_inventory
 
-        return await take_stock(run_dir, keep)
+        return await take_inventory(run_dir, keep)
 
     def _children(
         self, run_dir: str, report: NodeReport, reported: Callable[[Report], None], survivors: Survivors | None
-    ) -> Children:
+    ) -> Workers:
         from agentd.health import HealthTimes
-        from agentd.startup import site
-        from agentd.workers import Children
+        from agentd.launch_plan import site
+        from agentd.workers import Workers
 
         config = self._config
         where = site(
@@ -389,7 +385,7 @@ class Daemon:
         )
         ledger = survivors.ledger if survivors is not None else None
         times = HealthTimes(config.probe_s, config.unresponsive_s, config.long_call_s)
-        self._keeper = Children(
+        self._keeper = Workers(
             asyncio.get_running_loop(),
             where,
             reported,
@@ -439,7 +435,7 @@ class Daemon:
             self._run_dir.stop_asked()
         self.standing.ending(f"stopping: {reason}")
         if self._session is not None:
-            self._session.drain(reason, 0.0 if self._orphaned else None)
+            self._session.stop(reason, 0.0 if self._orphaned else None)
 
     def _hand_over(self) -> None:
         """SIGUSR1: end, and leave the workers to the next agentd."""

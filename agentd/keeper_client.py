@@ -125,7 +125,7 @@ def become_keeper(path: str) -> NoReturn:
     os.execv(sys.executable, [sys.executable, "-I", "-S", keeper.__file__, str(listener.fileno()), path, "stay"])
 
 
-class Keeping:
+class KeeperClient:
     """The connection; made when it is first needed, and again when the keeper has ended. Loop thread only.
 
     Args:

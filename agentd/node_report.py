@@ -58,16 +58,6 @@ def read_described(path: str) -> Described:
         raise ConfigError(f"does not describe hardware: {error}", path=path) from None
 
 
-def default_log_dir(config: Config, run_dir: str, environ: Mapping[str, str]) -> str:
-    """Where workers' output goes: with an embedded cluster it ends with the cluster."""
-    if config.embedded:
-        return os.path.join(run_dir, "logs")
-    if os.getuid() == 0:
-        return "/var/log/rlinf-actors"
-    state = environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    return os.path.join(state, "rlinf-actors", "logs")
-
-
 def node_id(config: Config, run_dir: str) -> str:
     """The configured one, or one that stays the same for this machine, network, user and run directory."""
     if config.node_id:

@@ -1,4 +1,8 @@
-"""What goes into agentd's state and what comes out."""
+"""The events that go into agentd's state (node_state) and the commands that come out. Plain data, no behaviour.
+
+The head's orders come out as they came in: StartWorkers (without the workers that run already), StopWorkers,
+FlushLogs, Watch, Unwatch, LookForHardware and StopLooking of wire.agent_messages.
+"""
 
 from __future__ import annotations
 
@@ -7,69 +11,75 @@ from typing import Union
 import msgspec
 
 from rlinf_actors.wire.agent_messages import (
+    FlushLogs,
     HardwareFound,
     LogLines,
+    LookForHardware,
     StartWorkers,
+    StopLooking,
+    StopWorkers,
+    Unwatch,
+    Watch,
     Welcome,
     WorkerExited,
     WorkerReady,
     WorkersHealth,
 )
 from rlinf_actors.wire.control_codec import Body
-from rlinf_actors.wire.values import HardwareQuestion, RunningWorker
+from rlinf_actors.wire.values import RunningWorker
 
 Report = Union[WorkerReady, WorkerExited, WorkersHealth, LogLines]
-"""What the children of an agent report, for the head."""
+"""What the workers' side of agentd (agentd.workers) reports for the head."""
 
-# --- what happens ---
+# --- events ---
 
 
-class Start(msgspec.Struct, frozen=True):
-    """Everything is set up: begin."""
+class StartSession(msgspec.Struct, frozen=True):
+    """Everything is set up: say hello."""
 
 
 class Welcomed(msgspec.Struct, frozen=True):
-    """The head took us."""
+    """The head has registered this node."""
 
     welcome: Welcome
 
 
 class HelloFailed(msgspec.Struct, frozen=True):
-    """The head refused, or did not answer."""
+    """The head refused the hello, or did not answer."""
 
     error: Exception
 
 
-class Heard(msgspec.Struct, frozen=True):
-    """A notice of the head."""
+class HeadNotice(msgspec.Struct, frozen=True):
+    """The head sent a notice."""
 
     body: Body
 
 
-class FromWorkers(msgspec.Struct, frozen=True):
-    """What the children report."""
+class WorkersReported(msgspec.Struct, frozen=True):
+    """agentd.workers reports."""
 
     report: Report
 
 
 class ConnectionLost(msgspec.Struct, frozen=True):
-    """The connection to the head was lost, and is there again: what we or it said may be missing."""
+    """The connection to the head was lost and is restored: messages in both directions may be missing."""
 
 
-class Looked(msgspec.Struct, frozen=True):
-    """A look for hardware has ended."""
+class HardwareAnswered(msgspec.Struct, frozen=True):
+    """A hardware query has ended."""
 
     found: HardwareFound
 
 
 class ProcessEnded(msgspec.Struct, frozen=True):
-    """A watched process is gone."""
+    """A watched client process has ended."""
 
     incarnation: str
 
 
-class HeadLooked(msgspec.Struct, frozen=True):
-    """The head was silent and we looked: `there` says that its machine answers, whether or not a head runs there."""
+class HeadChecked(msgspec.Struct, frozen=True):
+    """The reachability check of the head's machine has ended. `there`: the machine answers, with or without a head."""
 
     there: bool
 
@@ -79,14 +89,15 @@ class Tick(msgspec.Struct, frozen=True):
 
 
 class Stalled(msgspec.Struct, frozen=True):
-    """We stood still for so many seconds: the head was not silent."""
+    """This process stood still for so many seconds; the head was not silent meanwhile."""
 
     seconds: float
 
 
-class Adopted(msgspec.Struct, frozen=True):
-    """What an earlier agentd left is ours: workers that go on, and ends that the head may not know. Comes first.
-    `since`: when the last agentd that the head had registered was gone, 0 if nobody knows.
+class WorkersAdopted(msgspec.Struct, frozen=True):
+    """agentd took over workers of an earlier agentd, and ends that the head may not know. Comes first of all events.
+
+    `since`: when the last registered agentd of this node ended, 0 if unknown.
     """
 
     workers: list[RunningWorker]
@@ -99,30 +110,30 @@ class HandOver(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Drain(msgspec.Struct, frozen=True):
-    """Stop for good; `grace_s` None for the policy's."""
+class StopAgent(msgspec.Struct, frozen=True):
+    """End all workers, then agentd. `grace_s`: None for the policy's."""
 
     reason: str
     grace_s: Union[float, None] = None
 
 
-class Empty(msgspec.Struct, frozen=True):
-    """The children that were told to close are all gone."""
+class WorkersClosed(msgspec.Struct, frozen=True):
+    """CloseWorkers is carried out: no worker and no template is left."""
 
 
 Event = Union[
-    Start, Welcomed, HelloFailed, Heard, FromWorkers, Looked, ProcessEnded, HeadLooked, Tick, Stalled, Adopted,
-    HandOver, Drain, Empty, ConnectionLost,
+    StartSession, Welcomed, HelloFailed, HeadNotice, WorkersReported, HardwareAnswered, ProcessEnded, HeadChecked,
+    Tick, Stalled, WorkersAdopted, HandOver, StopAgent, WorkersClosed, ConnectionLost,
 ]  # fmt: skip
 
 
-# --- what to do ---
+# --- commands ---
 
 
 class SayHello(msgspec.Struct, frozen=True):
-    """Say hello after *delay_s*, with `running` as it is then. Answered by Welcomed or HelloFailed, the latter when
-    it was refused or has waited *timeout_s*. *anew*: over a new connection, so that what was queued for a head that
-    went away is not sent.
+    """Say hello after *delay_s*, with the workers of then. Answered by Welcomed, or by HelloFailed if the head refuses
+    or does not answer within *timeout_s*. *anew*: over a new connection, so that nothing is sent that was queued for a
+    head that is gone.
     """
 
     incarnation: str
@@ -131,124 +142,74 @@ class SayHello(msgspec.Struct, frozen=True):
     anew: bool = False
 
 
-class Send(msgspec.Struct, frozen=True):
+class SendNotice(msgspec.Struct, frozen=True):
     """Send a notice to the head."""
 
     body: Body
 
 
-class StartChildren(msgspec.Struct, frozen=True):
-    """Start workers, as the head asked."""
+class RecordOwner(msgspec.Struct, frozen=True):
+    """Write to disk that the workers of *order*, which run already, have its owner now."""
 
     order: StartWorkers
-
-
-class NoteOwner(msgspec.Struct, frozen=True):
-    """Write down that workers which run already have this order's owner."""
-
-    order: StartWorkers
-
-
-class StopChildren(msgspec.Struct, frozen=True):
-    """Stop workers; an unknown id is ignored."""
-
-    ids: list[str]
-    grace_s: float
-    reason: str = ""
 
 
 class RenewLeases(msgspec.Struct, frozen=True):
-    """Robot workers may go on until then."""
+    """Let robot workers go on until then."""
 
     until: float
     lease_s: float
 
 
-class Settled(msgspec.Struct, frozen=True):
-    """The head knows how these workers ended, or need not know."""
+class EndsAcknowledged(msgspec.Struct, frozen=True):
+    """Forget how these workers ended: the head knows, or need not know."""
 
     ids: list[str]
 
 
-class CloseChildren(msgspec.Struct, frozen=True):
-    """Stop all workers and templates for good. Answered by Empty."""
+class CloseWorkers(msgspec.Struct, frozen=True):
+    """End all workers and templates for good. Answered by WorkersClosed."""
 
     grace_s: float
     reason: str = ""
 
 
-class Credit(msgspec.Struct, frozen=True):
-    """The owner has shown lines of its workers' output of that cost (LogLines.cost)."""
+class CreditLogs(msgspec.Struct, frozen=True):
+    """Let the owner have more lines of its workers' output, of that cost (LogLines.cost)."""
 
     chars: int
     owner: str
 
 
-class FlushOutput(msgspec.Struct, frozen=True):
-    """The owner ends: pass on what its workers wrote, for so many seconds. Answered by a LogLines that is `final`."""
-
-    owner: str
-    wait_s: float
-
-
-class WatchProcess(msgspec.Struct, frozen=True):
-    """Hold this process's pidfd. Answered by ProcessEnded."""
-
-    incarnation: str
-    pid: int
-    pid_start: int
-
-
-class UnwatchProcess(msgspec.Struct, frozen=True):
-    """Let it go. Unknown ones are ignored."""
-
-    incarnation: str
-
-
-class LookForHardware(msgspec.Struct, frozen=True):
-    """Ask a hardware type for its pieces here. Answered by Looked."""
-
-    id: str
-    question: HardwareQuestion
-
-
-class StopLooking(msgspec.Struct, frozen=True):
-    """Nobody waits for the answer any more."""
-
-    id: str
-
-
-class LookAtHead(msgspec.Struct, frozen=True):
-    """Find out whether the head's machine answers within so many seconds. Answered by HeadLooked."""
+class CheckHead(msgspec.Struct, frozen=True):
+    """Find out whether the head's machine answers within so many seconds. Answered by HeadChecked."""
 
     timeout_s: float
 
 
-class Say(msgspec.Struct, frozen=True):
-    """A line for people: the service manager's status and the log. `urgent`: somebody has to do something; `warns`:
-    something ended, or is out of reach.
-    """
+class LogStatus(msgspec.Struct, frozen=True):
+    """Log a line, and show it as the service's status. `urgent`: a person has to act; `warns`: something was lost."""
 
     text: str
     urgent: bool = False
     warns: bool = False
 
 
-class Registered(msgspec.Struct, frozen=True):
-    """The head took us (again); the lease that it gives is this long."""
+class Registration(msgspec.Struct, frozen=True):
+    """Note that the head has registered this node (again), with a lease of that length."""
 
     epoch: str
     lease_s: float
 
 
-class Exit(msgspec.Struct, frozen=True):
-    """End the process; 78 when starting again would not help."""
+class EndAgent(msgspec.Struct, frozen=True):
+    """End the process. Code 78 means that starting agentd again would not help."""
 
     code: int
     text: str
 
 
-Action = Union[
-    SayHello, Send, StartChildren, NoteOwner, StopChildren, RenewLeases, Settled, CloseChildren, Credit, FlushOutput,
-    WatchProcess, UnwatchProcess, LookForHardware, StopLooking, LookAtHead, Say, Registered, Exit,
+Command = Union[
+    SayHello, SendNotice, StartWorkers, RecordOwner, StopWorkers, RenewLeases, EndsAcknowledged, CloseWorkers,
+    CreditLogs, FlushLogs, Watch, Unwatch, LookForHardware, StopLooking, CheckHead, LogStatus, Registration, EndAgent,
 ]  # fmt: skip

@@ -21,10 +21,10 @@ from pathlib import Path
 
 import msgspec
 
-import rlinf_actors
 from agentd import keeper, launch_plan
-from agentd.keeper_client import Keeping, Started
+from agentd.keeper_client import KeeperClient, Started
 from agentd.launch_plan import Key, Site
+from agentd.run_dir import boot_id, make_directories, remove_files, write_file
 from rlinf_actors import procfs
 from rlinf_actors.exhaustion import explain
 from rlinf_actors.installed import fingerprint
@@ -58,11 +58,6 @@ class Record(msgspec.Struct, frozen=True):
     settings: str = ""
 
 
-def boot_id() -> str:
-    """Differs each time this machine starts."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
 @dataclass
 class Process:
     """A template process, with the socket to it.
@@ -83,7 +78,7 @@ class Process:
 
 
 def start(
-    keeping: Keeping,
+    keeping: KeeperClient,
     key: Key,
     command: list[str],
     env: dict[str, str],
@@ -129,22 +124,6 @@ def reaped(pid: int) -> int | None:
     return status if ended else None
 
 
-def write_file(path: Path, data: bytes) -> None:
-    """Write a file that is there whole or not at all, for us alone.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    fresh = path.with_suffix(".tmp")
-    try:
-        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
-            file.write(data)
-        os.replace(fresh, path)
-    except OSError:
-        fresh.unlink(missing_ok=True)
-        raise
-
-
 class Template:
     """One template process. Loop thread only.
 
@@ -168,7 +147,7 @@ class Template:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        keeping: Keeping,
+        keeping: KeeperClient,
         key: Key,
         process: Process,
         on_packet: Callable[[Template, template_protocol.ToAgent], None],
@@ -360,25 +339,6 @@ class Template:
             self._process.starting.cancel()
 
 
-def make_directories(run_dir: Path) -> str:
-    """Make what templates and workers need in *run_dir*; returns the import path of our package there."""
-    for name in ("w", "t", "l", "pkg"):
-        (run_dir / name).mkdir(mode=0o700, exist_ok=True)
-    package = run_dir / "pkg" / "rlinf_actors"
-    ours = Path(rlinf_actors.__file__).resolve().parent
-    if not package.is_symlink() or os.readlink(package) != str(ours):  # templates of an earlier agentd may import now
-        package.unlink(missing_ok=True)  # of one that was installed elsewhere
-        package.symlink_to(ours)
-    return str(package.parent)
-
-
-def remove_files(stem: str) -> None:
-    """What a template that is gone left in the run directory."""
-    for suffix in (".sock", ".json", ".err"):
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(stem + suffix)
-
-
 def widen(sock: socket.socket) -> None:
     """Room for the largest packet: the default buffer holds 200 KiB."""
     try:
@@ -411,7 +371,7 @@ class TemplatePool:
         self,
         loop: asyncio.AbstractEventLoop,
         site: Site,
-        keeping: Keeping,
+        keeping: KeeperClient,
         owner: int,
         on_packet: Callable[[Template, template_protocol.ToAgent], None],
         on_end: Callable[[Template], None],

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from agentd.keeper_client import Keeping
+from agentd.keeper_client import KeeperClient
 from agentd.launch_plan import Plan
 from agentd.sweep import Sweep
 from agentd.templates import Template
@@ -29,7 +29,7 @@ TERM_S = 0.25
 
 
 @dataclass
-class Child:
+class WorkerProcess:
     """A worker from the request to start it to its end.
 
     Attributes:
@@ -80,7 +80,7 @@ class Child:
         return stat.started if stat is not None and (not ended or stat.state in "ZX") else 0
 
     def stop(self, loop: asyncio.AbstractEventLoop, grace_s: float, reason: str) -> None:
-        """SIGTERM, or the end of its lease, and SIGKILL after the grace; see Children.stop."""
+        """SIGTERM, or the end of its lease, and SIGKILL after the grace; see Workers.stop."""
         if self.has_robots:
             self._revoke(loop, reason)
             self._kill_at(loop, loop.time() + max(grace_s, template_protocol.ROBOT_END_S))
@@ -181,8 +181,8 @@ class Orphans:
         self,
         loop: asyncio.AbstractEventLoop,
         cgroups: Roots,
-        keeping: Keeping,
-        on_end: Callable[[Child, ExitReport], None],
+        keeping: KeeperClient,
+        on_end: Callable[[WorkerProcess, ExitReport], None],
         on_done: Callable[[], None],
     ) -> None:
         self.sweeps = 0
@@ -192,7 +192,7 @@ class Orphans:
         self._on_end = on_end
         self._on_done = on_done
 
-    def ended(self, worker: Child) -> None:
+    def ended(self, worker: WorkerProcess) -> None:
         """A worker has ended; its template says how within moments, unless that one is stopped or stuck."""
         if worker.template.gone:
             self._sweep([worker])
@@ -200,13 +200,13 @@ class Orphans:
         # What it started may still be at work on a robot or an accelerator: it goes before the end is told.
         worker.silence_timer = self._loop.call_later(TEMPLATE_SILENT_S, self._sweep, [worker])
 
-    def left(self, workers: list[Child]) -> None:
+    def left(self, workers: list[WorkerProcess]) -> None:
         """Their template has ended. Those with robots were told by their sockets to it, and make them safe."""
         robots = [worker for worker in workers if worker.has_robots and not worker.ended]
         self._sweep([worker for worker in workers if worker not in robots])
         self._loop.call_later(ROBOT_END_S, self._sweep, robots)
 
-    def _sweep(self, workers: list[Child]) -> None:
+    def _sweep(self, workers: list[WorkerProcess]) -> None:
         """Kill what is left of them, and themselves."""
         workers = [worker for worker in workers if not worker.swept]
         if not workers:
@@ -219,12 +219,12 @@ class Orphans:
         reapers = (os.getpid(), self._keeping.pid)
         Sweep(self._loop, [worker.spec.id for worker in workers], pids, done, reapers)
 
-    def _on_swept(self, workers: list[Child], statuses: dict[int, int]) -> None:
+    def _on_swept(self, workers: list[WorkerProcess], statuses: dict[int, int]) -> None:
         """Nothing of these workers is left. Ask how they ended: the keeper reaped them."""
         unknown = [one.pid for one in workers if one.pid and one.pid not in statuses and one.template.gone]
         self._keeping.when_ended(unknown, lambda more: self._tell(workers, {**statuses, **more}))
 
-    def _tell(self, workers: list[Child], statuses: dict[int, int]) -> None:
+    def _tell(self, workers: list[WorkerProcess], statuses: dict[int, int]) -> None:
         self.sweeps -= 1
         for left in leftovers(self._cgroups):
             left.remove()  # of the template that is gone

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -21,19 +21,20 @@ from agentd import launch_plan, worker_process
 from agentd.adoption import Survivors, running
 from agentd.device_locks import DeviceLocks
 from agentd.health import HealthTimes, HealthWatch
-from agentd.keeper_client import Keeping
+from agentd.keeper_client import KeeperClient
 from agentd.launch_plan import Site
 from agentd.logs import Logs, Position
-from agentd.order_ledger import Ledger, Unsettled
+from agentd.run_dir import OrderLedger
 from agentd.state_events import Report
 from agentd.templates import Template, TemplatePool
-from agentd.worker_process import Child, Orphans
+from agentd.worker_process import Orphans, WorkerProcess
 from rlinf_actors import procfs
 from rlinf_actors.compat import timeout
 from rlinf_actors.errors import WorkerStartError
 from rlinf_actors.exhaustion import AGAIN_S, explain
 from rlinf_actors.wire import template_protocol
 from rlinf_actors.wire.agent_messages import StartWorkers, WorkerExited, WorkerReady
+
 from rlinf_actors.wire.values import ExitReport, RunningWorker, WorkerSpec, ending, orderly
 
 
@@ -61,7 +62,7 @@ class Starter:
         env = self._site.environment()
         self._templates.get(launch_plan.template_key(self._site.rules.own, env, preload), env)
 
-    def prepare(self, spec: WorkerSpec, env: Mapping[str, str]) -> Child:
+    def prepare(self, spec: WorkerSpec, env: Mapping[str, str]) -> WorkerProcess:
         """Plan a worker, and find or start its template; `ask` that once it is ready.
 
         Args:
@@ -85,9 +86,9 @@ class Starter:
             raise WorkerStartError(f"{where}: {text}") from None
         if spec.forward_logs:
             self._logs.add(spec.id, f"{spec.group}:{spec.rank}", spec.namespace, plan.out_path, plan.err_path)
-        return Child(spec, plan, template)
+        return WorkerProcess(spec, plan, template)
 
-    def ask(self, worker: Child) -> None:
+    def ask(self, worker: WorkerProcess) -> None:
         """Have its template start it.
 
         Raises:
@@ -97,13 +98,15 @@ class Starter:
         place = self._site.place(worker.plan.out_path, worker.plan.err_path, *self._lease)
         worker.template.send(template_protocol.Fork(worker.spec, place, worker.plan.env))
 
-    def adopt(self, spec: WorkerSpec, kept: template_protocol.SurvivingWorker, template: Template) -> Child:
+    def adopt(self, spec: WorkerSpec, kept: template_protocol.SurvivingWorker, template: Template) -> WorkerProcess:
         """One that *template* started for an earlier agentd; its output is read on."""
         if spec.forward_logs:
             at = (kept.out_read, kept.err_read)
             self._logs.add(spec.id, f"{spec.group}:{spec.rank}", spec.namespace, kept.out_path, kept.err_path, at)
             self._logs.grew([spec.id])
-        return Child(spec, launch_plan.Plan(template.key, {}, kept.out_path, kept.err_path), template, asked=True)
+        return WorkerProcess(
+            spec, launch_plan.Plan(template.key, {}, kept.out_path, kept.err_path), template, asked=True
+        )
 
     def renew(self, until: float, lease_s: float) -> None:
         """New robot workers may go on until that time of the loop, and then as long as such a lease."""
@@ -117,14 +120,68 @@ TEMPLATE_END_S = 6.0
 """How long a template may take to end; it gives what it kills 5 s."""
 
 
-class Children:
+class UnacknowledgedEnds:
+    """Workers from their order until the head knows of their end. Loop thread only.
+
+    Args:
+        ledger: what was asked for; a next agentd reads it.
+    """
+
+    def __init__(self, ledger: OrderLedger) -> None:
+        self._ledger = ledger
+        self._ended: dict[str, Template] = {}
+
+    def ordered(self, order: StartWorkers) -> None:
+        """Workers are about to be started.
+
+        Raises:
+            OSError: that cannot be written down.
+        """
+        self._ledger.write(order)
+
+    def ended(self, id: str, template: Template) -> None:
+        """A worker has ended; its template remembers how, for a next agentd, until that is settled."""
+        if not template.gone:
+            self._ended[id] = template
+
+    def has(self, id: str) -> bool:
+        """Whether this worker has ended, the head may not know it, and its template does."""
+        return id in self._ended
+
+    @property
+    def templates(self) -> set[Template]:
+        """Those that remember an end that the head may not know."""
+        return set(self._ended.values())
+
+    def template(self, id: str) -> Template | None:
+        """Who remembers how this worker ended; None if it has not, or that is settled, or nobody does."""
+        return self._ended.get(id)
+
+    def acknowledged(self, ids: Iterable[str]) -> None:
+        """The head knows how these workers ended."""
+        self._ledger.acknowledged(ids)
+        for id in ids:
+            template = self._ended.pop(id, None)
+            if template is not None:
+                template.send(template_protocol.Settled([id]))
+
+    def template_gone(self, template: Template) -> None:
+        """A template has ended, and remembers nothing."""
+        self._ended = {id: one for id, one in self._ended.items() if one is not template}
+
+    def close(self) -> None:
+        """Everything has ended, and nothing stays on disk."""
+        self._ledger.close()
+
+
+class Workers:
     """All workers of this agent. Loop thread only.
 
     Args:
         loop: the agent's.
         site: where they run.
         report: takes WorkerReady, WorkerExited, WorkersHealth and LogLines (whose owner is the namespace).
-        ledger: what earlier agentds in the site's run directory were asked for; see adoption.take_stock.
+        ledger: what earlier agentds in the site's run directory were asked for; see adoption.take_inventory.
         health: when workers are asked whether they answer.
 
     Raises:
@@ -137,19 +194,21 @@ class Children:
         site: Site,
         report: Callable[[Report], None],
         *,
-        ledger: Ledger | None = None,
+        ledger: OrderLedger | None = None,
         health: HealthTimes | None = None,
         says_deaths: bool = True,
     ) -> None:
         self._loop = loop
         self._site = site
         self._report = report
-        self._workers: dict[str, Child] = {}
-        self._unsettled = Unsettled(ledger or Ledger(site.run_dir / "l" if site.keep_s is not None else None))
+        self._workers: dict[str, WorkerProcess] = {}
+        self._unacknowledged = UnacknowledgedEnds(
+            ledger or OrderLedger(site.run_dir / "l" if site.keep_s is not None else None)
+        )
         self._closing = False
         self._says_deaths = says_deaths
         self._changed = asyncio.Event()
-        self._keeping = Keeping(loop, site.run_dir, site.keep_s is not None, site.keeper)
+        self._keeping = KeeperClient(loop, site.run_dir, site.keep_s is not None, site.keeper)
         self._orphans = Orphans(loop, site.rules.cgroups, self._keeping, self._end, self._changed.set)
         self._devices = DeviceLocks(loop, site.resources)
         self._logs = Logs(loop, site.node, report, self._on_logs_read)
@@ -176,7 +235,7 @@ class Children:
         env = self._site.environment()
         self._templates.refresh()
         try:
-            self._unsettled.ordered(order)
+            self._unacknowledged.ordered(order)
         except OSError as error:
             for spec in order.workers:
                 self._refuse(spec, f"node {self._site.node} cannot write to {self._site.run_dir}: {error.strerror}")
@@ -190,10 +249,10 @@ class Children:
                 log.exception("internal error: %s:%d cannot be started", spec.group, spec.rank)
                 self._failed_inside(spec, error)
 
-    def note_owner(self, order: StartWorkers) -> None:
+    def record_owner(self, order: StartWorkers) -> None:
         """Write down, for a next agentd, that workers which run already have this order's owner."""
         try:
-            self._unsettled.ordered(order)
+            self._unacknowledged.ordered(order)
         except OSError as error:
             log.error(
                 "%s cannot be written to (%s): the next agentd here will end group %r with the client that launched it",
@@ -220,17 +279,17 @@ class Children:
         for template in {id(w.template): w.template for w in self._workers.values() if w.has_robots}.values():
             template.send(template_protocol.Renew(until))
 
-    def log_credit(self, chars: int, owner: str) -> None:
+    def credit_logs(self, chars: int, owner: str) -> None:
         """The owner (LogLines.owner) has shown lines of that cost: it may be sent as many more."""
         self._logs.credit(chars, owner)
 
-    def flush_output(self, owner: str, wait_s: float) -> None:
+    def flush_logs(self, owner: str, wait_s: float) -> None:
         """The owner ends: pass on what its workers wrote, for so many seconds, then say what was left out."""
         self._logs.flush(owner, wait_s)
 
-    def settled(self, ids: Sequence[str]) -> None:
+    def acknowledged(self, ids: Sequence[str]) -> None:
         """The head knows how these workers ended."""
-        self._unsettled.settled(ids)
+        self._unacknowledged.acknowledged(ids)
         self._trim()
 
     def registered(self, keep_s: float) -> None:
@@ -258,7 +317,7 @@ class Children:
                 taken.append(running(known, kept))
                 worker = self._starter.adopt(known.spec, kept, template)
                 if kept.exit is not None:
-                    self._unsettled.ended(kept.id, template)
+                    self._unacknowledged.ended(kept.id, template)
                     self._logs.finish(kept.id)
                 else:
                     self._take(worker, kept)
@@ -273,7 +332,7 @@ class Children:
         self._trim()
         return taken
 
-    def _take(self, worker: Child, kept: template_protocol.SurvivingWorker) -> None:
+    def _take(self, worker: WorkerProcess, kept: template_protocol.SurvivingWorker) -> None:
         worker.stopping, worker.reason = worker.has_robots, EARLIER_ENDED if worker.has_robots else ""
         self._workers[kept.id] = worker
         self._on_forked(worker.template, template_protocol.Forked(kept.id, kept.pid))
@@ -310,7 +369,7 @@ class Children:
         await self._until(lambda: not self._templates.running and not self._orphans.sweeps, TEMPLATE_END_S)
         await self._keeping.close()
         self._logs.end()
-        self._unsettled.close()
+        self._unacknowledged.close()
         self._let_go()
 
     def _let_go(self) -> None:
@@ -341,7 +400,7 @@ class Children:
         if worker.template.ready:
             self._ask(worker)
 
-    def _ask(self, worker: Child) -> None:
+    def _ask(self, worker: WorkerProcess) -> None:
         try:
             self._starter.ask(worker)
         except OSError as error:
@@ -398,7 +457,7 @@ class Children:
             known = self._workers.get(packet.id)
             if known is None:
                 log.debug("template %d speaks of worker %s, which has ended", template.pid, packet.id)
-                if isinstance(packet, template_protocol.Exited) and not self._unsettled.has(
+                if isinstance(packet, template_protocol.Exited) and not self._unacknowledged.has(
                     packet.id
                 ):  # a stray: see `adopt`
                     template.send(template_protocol.Settled([packet.id]))
@@ -431,14 +490,14 @@ class Children:
             worker.kill_if_due(self._loop)
         template.send(template_protocol.Watching(packet.id))
 
-    def _on_worker_end(self, worker: Child) -> None:
+    def _on_worker_end(self, worker: WorkerProcess) -> None:
         self._loop.remove_reader(worker.pidfd)
         self._orphans.ended(worker)
 
     def _on_template_end(self, template: Template) -> None:
         self._health.template_gone(template)
         workers = self._of(template)
-        self._unsettled.template_gone(template)
+        self._unacknowledged.template_gone(template)
         reason = template.failure or (
             f"interpreter {template.key.interpreter} on node {self._site.node} ended before it was ready: "
             f"{template.last_words()}"
@@ -453,22 +512,22 @@ class Children:
             self._orphans.left(started)
         self._changed.set()
 
-    def _of(self, template: Template) -> list[Child]:
+    def _of(self, template: Template) -> list[WorkerProcess]:
         return [worker for worker in self._workers.values() if worker.template is template]
 
     def _on_logs_read(self, id: str, out: Position, err: Position, to_end: bool) -> None:
-        template = self._workers[id].template if id in self._workers else self._unsettled.template(id)
+        template = self._workers[id].template if id in self._workers else self._unacknowledged.template(id)
         if template is not None:
             template.send(template_protocol.Read(id, out, err, to_end))
 
     # --- ends ---
 
-    def _end(self, worker: Child, exit: ExitReport) -> None:
+    def _end(self, worker: WorkerProcess, exit: ExitReport) -> None:
         """The one place where a worker's life ends."""
         if self._workers.pop(worker.spec.id, None) is None:
             return
         worker.release(self._loop)
-        self._unsettled.ended(worker.spec.id, worker.template)
+        self._unacknowledged.ended(worker.spec.id, worker.template)
         self._devices.gone(worker.spec.id)
         self._health.gone(worker.spec.id)
         sockets = self._site.run_dir / "w"
@@ -486,4 +545,4 @@ class Children:
         self._changed.set()
 
     def _trim(self) -> None:
-        self._templates.trim({worker.template for worker in self._workers.values()} | self._unsettled.templates)
+        self._templates.trim({worker.template for worker in self._workers.values()} | self._unacknowledged.templates)

@@ -22,6 +22,11 @@ SUSPECT_BEATS = 3
 """Beats missed before the head's machine is asked, as many as make a node suspect at the head."""
 
 
+def stalled_s(due: float, now: float) -> float:
+    """Return how long this process stood still if a timer of *due* fires at *now*; 0 if it was not late."""
+    return now - due if now - due > STALL_S else 0.0
+
+
 class FailureDetector:
     """How long the head has been silent, and its machine.
 

@@ -8,10 +8,9 @@ import asyncio
 import concurrent.futures
 import functools
 import logging
-import os
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from rlinf_actors import exhaustion, forks
 from rlinf_actors.errors import InternalError, UsageError
@@ -22,8 +21,6 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 SHUT_DOWN = "the Cluster of this process was shut down: make a new one by Cluster(...)"
-INTERNAL_ERROR = 70
-"""EX_SOFTWARE of sysexits.h."""
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
@@ -37,31 +34,8 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-def end_on_internal_error(loop: asyncio.AbstractEventLoop) -> None:
-    """End this process, a daemon, when an exception escapes a callback of *loop* or the handler of a message.
-
-    Such an exception is a bug of ours, and leaves the daemon's state half changed: it would look alive, and answer
-    nobody. The end is like that of kill -9, with exit code `INTERNAL_ERROR`: whoever starts the daemon anew gets one
-    that takes over what the first one had. What a peer sent is never the cause: bytes that are no message raise
-    RemoteWireError, which the receiver drops, and a message that makes no sense is refused.
-    """
-
-    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        loop.default_exception_handler(context)
-        if ("handle" in context or _MESSAGE in context) and isinstance(context.get("exception"), Exception):
-            end_process()
-
-    loop.set_exception_handler(handle)
-
-
-def end_process() -> NoReturn:
-    """End this daemon after an internal error that was logged."""
-    log.critical("internal error (above): this process ends, since it cannot know its state any more")
-    logging.shutdown()
-    os._exit(INTERNAL_ERROR)
-
-
-_MESSAGE = "bug"  # in the context; asyncio logs it
+BUG = "bug"
+"""Key of a loop's exception context that marks a bug of rlinf-actors; asyncio logs it."""
 
 
 def handling_failed(
@@ -70,7 +44,7 @@ def handling_failed(
     """Apply the process's policy to an exception that escaped the handler of a message. Every transport calls this.
 
     The policy is the exception handler of the loop, which gets the exceptions of timers and descriptors too: a daemon
-    ends there (`end_on_internal_error`); a driver or worker logs, fails what the message belonged to, and goes on.
+    ends there (`net.daemon`); a driver or worker logs, fails what the message belonged to, and goes on.
 
     Args:
         loop: of the transport.
@@ -79,7 +53,7 @@ def handling_failed(
         fail: fails what the message belonged to: the call, the message, the channel operation.
     """
     loop.call_exception_handler(
-        {"message": f"internal error: {what} failed", "exception": error, _MESSAGE: "of rlinf-actors"}
+        {"message": f"internal error: {what} failed", "exception": error, BUG: "of rlinf-actors"}
     )
     if fail is None:
         return
@@ -252,9 +226,14 @@ class IoThread:
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
-        tasks = asyncio.all_tasks(self.loop)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        finish(self.loop)
+
+
+def finish(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel what still runs on a loop that was stopped, and wait until it has ended. The loop can be closed then."""
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+    loop.run_until_complete(loop.shutdown_asyncgens())

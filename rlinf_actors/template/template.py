@@ -37,7 +37,7 @@ from rlinf_actors.exhaustion import explain
 from rlinf_actors.installed import fingerprint
 from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE
 from rlinf_actors.net import fault_injection
-from rlinf_actors.net.loop import end_process
+from rlinf_actors.net.daemon import ends_process
 from rlinf_actors.settings import Settings
 from rlinf_actors.template import child_setup
 from rlinf_actors.template.agent_link import AgentLink
@@ -157,11 +157,8 @@ def main(fd: int, node: str, config_json: str) -> None:
     if config.packet >= 0:
         child_setup.spawned(config.packet, fd, config.entry, config.agent, config.cgroup)
         return
-    try:
+    with ends_process():
         start = Template(fd, node, config).run()
-    except Exception:  # noqa: BLE001 - a bug of ours
-        traceback.print_exc()
-        end_process()
     if start is not None:
         child_setup.run(start)
 

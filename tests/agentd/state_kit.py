@@ -11,7 +11,7 @@ from rlinf_actors.wire.values import Endpoint, ExitReport, WorkerSpec
 
 UP = Endpoint("h", "ipc://x")
 GONE = ExitReport("exited", 0)
-LOOK = e.LookAtHead(2.0)
+LOOK = e.CheckHead(2.0)
 
 
 def spec(id: str) -> WorkerSpec:
@@ -28,19 +28,19 @@ class Kit:
         self.state = s.AgentState(lambda: next(names), lambda: 0.5, s.Policy(head_grace_s=120.0, stop_grace_s=3.0))
         self.now = 100.0
 
-    def do(self, event: e.Event, after: float = 0.0) -> list[e.Action]:
+    def do(self, event: e.Event, after: float = 0.0) -> list[e.Command]:
         self.now += after
         return self.state.handle(event, self.now)
 
     def join(self) -> Kit:
-        self.do(e.Start())
+        self.do(e.StartSession())
         self.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0)))
         return self
 
-    def start(self, *ids: str) -> list[e.Action]:
-        return self.do(e.Heard(order(*map(spec, ids))))
+    def start(self, *ids: str) -> list[e.Command]:
+        return self.do(e.HeadNotice(order(*map(spec, ids))))
 
-    def silence(self) -> list[e.Action]:
+    def silence(self) -> list[e.Command]:
         """Tick at every deadline until the head is looked for."""
         while True:
             self.now = self.state.next_deadline()

@@ -16,16 +16,17 @@ import time
 
 import pace
 import pytest
-from children_kit import HERE, children, make, order, spec
+from workers_kit import HERE, children, make, order, spec
 
 import agentd.sweep
 from agentd import adoption, daemon, keeper_client
 from agentd import adoption as remains
-from agentd.adoption import Remains, end_template, take_stock
-from agentd.keeper_client import Keeping
+from agentd.adoption import Remains, end_template, take_inventory
+from agentd.keeper_client import KeeperClient
 from agentd.launch_plan import Rules, Site
+from agentd.run_dir import make_directories
 from agentd.sweep import Sweep
-from agentd.templates import TemplatePool, make_directories
+from agentd.templates import TemplatePool
 from rlinf_actors import procfs
 from rlinf_actors.errors import RlinfActorsError
 from rlinf_actors.settings import WORKER_MARK
@@ -59,7 +60,7 @@ async def left(tmp_path, *specs, **options):
 @contextlib.asynccontextmanager
 async def taken(tmp_path, template, goes=False, **options):
     """The next agentd, once it has taken stock. It ends everything, or *goes* as the one before."""
-    survivors = await take_stock(str(tmp_path / "run"), True)
+    survivors = await take_inventory(str(tmp_path / "run"), True)
     kids, reports = make(tmp_path, keep_s=60.0, ledger=survivors.ledger, **options)
     kids.adopt(survivors)
     try:
@@ -110,7 +111,7 @@ async def test_after_an_upgrade_new_workers_come_from_new_templates_and_the_old_
         kids.stop([one.id, two.id], 5.0)
         await reports.gone(one)
         await reports.gone(two)
-        kids.settled([one.id, two.id])
+        kids.acknowledged([one.id, two.id])
         await kids._until(lambda: len(kids._templates.running) == 1, pace.PATIENCE_S)
         assert procfs.stat(first) is None, "it ended with its last worker"
 
@@ -129,7 +130,7 @@ async def test_template_that_is_taken_over_forks_only_what_a_new_one_would(tmp_p
         assert (await parent_of(kids, reports, two) == template) == (changed == "nothing")
         kids.stop([one.id], 5.0)
         await reports.gone(one)
-        kids.settled([one.id])
+        kids.acknowledged([one.id])
         if changed != "nothing":
             await kids._until(lambda: len(kids._templates.running) == 1, pace.PATIENCE_S)
             assert [running.pid for running in kids._templates.running] != [template]
@@ -464,7 +465,7 @@ async def test_files_of_templates_are_named_for_their_agentd(tmp_path):
     this = procfs.stat(os.getpid())
     site = Site(Rules("n0", ""), tmp_path, "", "", "", dict)
     loop = asyncio.get_running_loop()
-    pool = TemplatePool(loop, site, Keeping(loop, tmp_path, False), -1, None, None)
+    pool = TemplatePool(loop, site, KeeperClient(loop, tmp_path, False), -1, None, None)
     assert pool._stem() == f"{tmp_path}/t/{this.pid}-{this.started}-1"
 
 

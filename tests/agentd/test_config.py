@@ -10,7 +10,7 @@ import pytest
 
 from agentd import node_report
 from agentd.config import KEYS, RELOADABLE, Changes, Config, check_files, for_reaping, key_of, load, take_over
-from agentd.startup import RunDir, default_run_dir, inherited
+from agentd.run_dir import RunDir, default_run_dir, inherited
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.net.host import DEFAULT_LISTEN, endpoint_of, split_address
 

@@ -4,7 +4,7 @@ import ctypes
 import os
 
 import pytest
-from children_kit import children, order, spec
+from workers_kit import children, order, spec
 
 pytestmark = pytest.mark.live
 
@@ -35,7 +35,7 @@ print("done", flush=True)
         kids.start(order([one]))
         await reports.up(one)
         reports.credit = True
-        kids.log_credit(MIB, "ns")
+        kids.credit_logs(MIB, "ns")
         await reports.line("done")
         files = {path.name: path.stat().st_size for path in (tmp_path / "log/ns").iterdir()}
         assert files.keys() == {"g-0.out", "g-0.out.1", "g-0.err"}

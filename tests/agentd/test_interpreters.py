@@ -7,7 +7,7 @@ import sys
 import venv
 
 import pytest
-from children_kit import children, order, spec
+from workers_kit import children, order, spec
 
 pytestmark = pytest.mark.live
 

@@ -9,8 +9,8 @@ import textwrap
 import time
 
 import pytest
-from children_kit import HERE, children, order, spec
 from nightly import Figures
+from workers_kit import HERE, children, order, spec
 
 from rlinf_actors import procfs
 
@@ -201,7 +201,7 @@ AGENT = """
     import asyncio, sys
     sys.path.insert(0, {here!r})
     import pathlib
-    from children_kit import children, order, spec
+    from workers_kit import children, order, spec
     from test_leftovers import DAEMONS, daemons
     async def main():
         async with children(pathlib.Path({tmp!r}), owner_pid={owner}) as (kids, reports):

@@ -60,7 +60,7 @@ class World:
         self._ids = itertools.count(1)
         self._asked: dict[int, Callable[[Body | Failed], None]] = {}
         self._hello = 0
-        self.to_agent(e.Start())
+        self.to_agent(e.StartSession())
         self.from_driver(ClientHello(PROTOCOL, "1", "d", "driver", "ns", "elsewhere", 1, 2))
         self.beat()
 
@@ -113,7 +113,7 @@ class World:
 
     def heard(self, to: bytes, body: Body) -> None:
         if to.decode() == self.agent.incarnation:
-            self.to_agent(e.Heard(body))
+            self.to_agent(e.HeadNotice(body))
 
     # --- the agent ---
 
@@ -121,26 +121,26 @@ class World:
         for action in self.agent.handle(event, self.now):
             self.act(action)
 
-    def act(self, action: e.Action) -> None:
-        if isinstance(action, e.Send):
+    def act(self, action: e.Command) -> None:
+        if isinstance(action, e.SendNotice):
             told = NoticeReceived(self.agent.incarnation.encode(), action.body)
             self.carry("to head", lambda: self.obey(self.head.handle(told, self.now)))
         elif isinstance(action, e.SayHello):
             self._hello += 1
             self.after(action.delay_s, lambda hello=self._hello: self.say_hello(action, hello))
-        elif isinstance(action, e.StartChildren):
-            for spec in action.order.workers:
+        elif isinstance(action, e.StartWorkers):
+            for spec in action.workers:
                 self.alive[spec.id] = self.agent.incarnation
                 ready = WorkerReady(spec.id, 9, Endpoint("h", "ipc://x"), 0, 4000)
-                self.after(0.1, lambda ready=ready: self.to_agent(e.FromWorkers(ready)))
-        elif isinstance(action, e.StopChildren):
+                self.after(0.1, lambda ready=ready: self.to_agent(e.WorkersReported(ready)))
+        elif isinstance(action, e.StopWorkers):
             for id in action.ids:
                 self.after(action.grace_s, lambda id=id: self.exited(id))
-        elif isinstance(action, e.LookAtHead):
+        elif isinstance(action, e.CheckHead):
             there = not self.cut and self.random.random() >= 2 * self.loss
             took = self.delay_s if there else action.timeout_s
-            self.after(took, lambda: self.to_agent(e.HeadLooked(there)))
-        elif isinstance(action, e.Say):
+            self.after(took, lambda: self.to_agent(e.HeadChecked(there)))
+        elif isinstance(action, e.LogStatus):
             self.told.append((self.now, action.text))
 
     def say_hello(self, action: e.SayHello, number: int) -> None:
@@ -154,7 +154,7 @@ class World:
 
         id = next(self._ids)
         self._asked[id] = answered
-        hello = AgentHello(PROTOCOL, "1", action.incarnation, NODE, False, self.agent.running())
+        hello = AgentHello(PROTOCOL, "1", action.incarnation, NODE, False, self.agent.listed_workers())
         asked = RequestReceived(action.incarnation.encode(), id, hello)
         self.carry("to head", lambda: self.obey(self.head.handle(asked, self.now)))
         self.after(action.timeout_s, timed_out)
@@ -162,7 +162,7 @@ class World:
     def exited(self, id: str) -> None:
         if self.alive.pop(id, None) is not None:
             self.ended.append((self.now, id))
-            self.to_agent(e.FromWorkers(WorkerExited(id, ExitReport("stopped", None, 15))))
+            self.to_agent(e.WorkersReported(WorkerExited(id, ExitReport("stopped", None, 15))))
 
     # --- looking ---
 

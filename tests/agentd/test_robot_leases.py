@@ -6,7 +6,7 @@ import math
 
 from agentd import state_events as e
 from agentd.node_state import AgentState, Policy
-from agentd.roster import RobotLeases
+from agentd.worker_table import RobotLeases
 from rlinf_actors.wire.agent_messages import Beat, StartWorkers, StopWorkers, Welcome, WorkerExited
 from rlinf_actors.wire.values import Claim, ExitReport, WorkerSpec
 
@@ -68,19 +68,19 @@ class Kit:
     def __init__(self) -> None:
         self.state = AgentState(lambda: "life", lambda: 0.5, Policy())
         self.now = 100.0
-        self.do(e.Start())
+        self.do(e.StartSession())
         self.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0, "", 2.0)))
         specs = [
             WorkerSpec("arm", "g", "ns", 0, 2, 0, {}, claims=[Claim("k", "Franka 10.10.10.1")]),
             WorkerSpec("gpu", "g", "ns", 1, 2, 0, {}),
         ]
-        self.started = self.do(e.Heard(StartWorkers(specs, "d1")))
+        self.started = self.do(e.HeadNotice(StartWorkers(specs, "d1")))
 
-    def do(self, event: e.Event, after: float = 0.0) -> list[e.Action]:
+    def do(self, event: e.Event, after: float = 0.0) -> list[e.Command]:
         self.now += after
         return self.state.handle(event, self.now)
 
-    def until(self, end: float) -> list[e.Action]:
+    def until(self, end: float) -> list[e.Command]:
         """Tick at every deadline up to then."""
         out = []
         while self.state.next_deadline() <= end:
@@ -93,51 +93,51 @@ class Kit:
 def test_the_lease_is_known_before_the_worker_starts_and_a_beat_goes_out_at_once():
     kit = Kit()
     assert kit.started[0] == e.RenewLeases(102.0, 2.0)
-    assert isinstance(kit.started[1], e.StartChildren)
-    assert kit.do(e.Tick()) == [e.Send(Beat("life", 100.0))]
+    assert isinstance(kit.started[1], e.StartWorkers)
+    assert kit.do(e.Tick()) == [e.SendNotice(Beat("life", 100.0))]
     assert kit.state.next_deadline() == 100.5
 
 
 def test_every_answer_renews():
     kit = Kit()
     kit.do(e.Tick())
-    assert kit.do(e.Heard(Beat("epoch", 100.0)), 0.1) == []  # the start has said as much
+    assert kit.do(e.HeadNotice(Beat("epoch", 100.0)), 0.1) == []  # the start has said as much
     kit.until(100.5)
-    assert kit.do(e.Heard(Beat("epoch", 100.5)), 0.3) == [e.RenewLeases(102.5, 2.0)]
+    assert kit.do(e.HeadNotice(Beat("epoch", 100.5)), 0.3) == [e.RenewLeases(102.5, 2.0)]
 
 
 def test_a_silent_head_costs_the_robot_its_worker_and_nobody_else():
     kit = Kit()
-    stops = [action for action in kit.until(109.0) if isinstance(action, e.StopChildren)]
-    assert stops == [e.StopChildren(["arm"], 0.0, "no word from the head for 2.0 s")]
+    stops = [action for action in kit.until(109.0) if isinstance(action, e.StopWorkers)]
+    assert stops == [e.StopWorkers(["arm"], 0.0, "no word from the head for 2.0 s")]
 
 
 def test_a_stand_still_of_ours_does_not_lengthen_the_lease():
     kit = Kit()
-    assert e.StopChildren(["arm"], 0.0, "no word from the head for 3.0 s") in kit.do(e.Stalled(3.0), 3.0)
+    assert e.StopWorkers(["arm"], 0.0, "no word from the head for 3.0 s") in kit.do(e.Stalled(3.0), 3.0)
 
 
 def test_after_a_stand_still_of_ours_life_goes_on():
     kit = Kit()
     kit.do(e.Stalled(3.0), 3.0)
-    assert e.Send(Beat("life", 103.0)) in kit.do(e.Tick())
+    assert e.SendNotice(Beat("life", 103.0)) in kit.do(e.Tick())
     assert kit.state.next_deadline() > 103.0
 
 
 def test_a_start_that_waited_to_be_read_while_we_stood_still_revives_no_lease():
     kit = Kit()
     late = WorkerSpec("late", "g", "ns", 0, 1, 0, {}, claims=[Claim("Arm:2", "Arm 2")])
-    actions = kit.do(e.Heard(StartWorkers([late], "d1")), 3.0)
-    assert actions[0] == e.StopChildren(["arm"], 0.0, "no word from the head for 3.0 s")
+    actions = kit.do(e.HeadNotice(StartWorkers([late], "d1")), 3.0)
+    assert actions[0] == e.StopWorkers(["arm"], 0.0, "no word from the head for 3.0 s")
     assert e.RenewLeases(105.0, 2.0) in actions  # of the one that starts: nobody else holds it any more
 
 
 def test_one_that_was_told_to_stop_or_has_ended_is_not_told_again():
     kit = Kit()
-    assert kit.do(e.Heard(StopWorkers(["arm"], 0.0, "emergency stop"))) == [
-        e.StopChildren(["arm"], 0.0, "emergency stop")
+    assert kit.do(e.HeadNotice(StopWorkers(["arm"], 0.0, "emergency stop"))) == [
+        e.StopWorkers(["arm"], 0.0, "emergency stop")
     ]
-    assert not [action for action in kit.until(109.0) if isinstance(action, e.StopChildren)]
+    assert not [action for action in kit.until(109.0) if isinstance(action, e.StopWorkers)]
     kit = Kit()
-    kit.do(e.FromWorkers(WorkerExited("arm", ExitReport("exited", 0))))
-    assert not [action for action in kit.until(109.0) if isinstance(action, e.StopChildren)]
+    kit.do(e.WorkersReported(WorkerExited("arm", ExitReport("exited", 0))))
+    assert not [action for action in kit.until(109.0) if isinstance(action, e.StopWorkers)]

@@ -53,7 +53,7 @@ ENDPOINT = "ipc:///nowhere/head"  # nobody answers there: to an agent that looks
 TIMING = Timing(beat_s=0.05, lease_s=0.4, robot_lease_s=0.2, orphan_grace_s=0.1)
 
 
-class FakeChildren:
+class FakeWorkers:
     """Workers are ready at once and end when told; `until` waits for a fact."""
 
     def __init__(self, report):
@@ -83,16 +83,16 @@ class FakeChildren:
         if self.alive.pop(id, None) is not None:
             asyncio.get_running_loop().call_soon(self.report, WorkerExited(id, exit))
 
-    def log_credit(self, chars, owner):
+    def credit_logs(self, chars, owner):
         self.credits.append((chars, owner))
 
-    def flush_output(self, owner, wait_s):
+    def flush_logs(self, owner, wait_s):
         self.report(LogLines(owner, "n0", [], final=True, left=3, where="/logs"))
 
     def renew(self, until, lease_s):
         self.renewals.append(until)
 
-    def settled(self, ids):
+    def acknowledged(self, ids):
         self.told += ids
 
     def registered(self, keep_s):
@@ -114,18 +114,15 @@ class Agent:
             network,
             ENDPOINT,
             self.report,
-            self._made,
             policy=Policy(head_grace_s=30.0, stop_grace_s=0.1),
             on_registered=self._registered,
             on_status=self.says.append,
         )
+        self.children = FakeWorkers(self.session.report)
+        self.session.attach(self.children)
         self.task = asyncio.get_running_loop().create_task(self.session.run())
 
-    def _made(self, report):
-        self.children = FakeChildren(report)
-        return self.children
-
-    def _registered(self, epoch):
+    def _registered(self):
         self.registered += 1
 
     @property
@@ -193,7 +190,7 @@ async def lab():
     yield made
     for agent in made.agents:
         if not agent.task.done():
-            agent.session.drain("the test ends")
+            agent.session.stop("the test ends")
             await agent.task
     made.head.close()
     made.network.close()
@@ -233,7 +230,7 @@ async def test_drain_stops_workers_and_says_goodbye(lab):
     await driver.ask(GetNodes(1))
     await driver.launch("g", [0])
     await lab.until(lambda: driver.states("g") == {0: "running"})
-    agent.session.drain("SIGTERM")
+    agent.session.stop("SIGTERM")
     end = await agent.task
     assert (end.code, agent.children.closed) == (0, True)
     await lab.until(lambda: driver.states("g") == {0: "gone"})
@@ -319,7 +316,7 @@ async def test_a_session_that_ends_tries_to_watch_nobody_any_more(lab, sleeper, 
     driver = await lab.driver(host="here", pid=sleeper.pid, pid_start=pid_start(sleeper.pid))
     await driver.ask(GetNodes(1))
     await lab.until(lambda: tries)
-    agent.session.drain("over")
+    agent.session.stop("over")
     await agent.task
     tries.clear()
     await asyncio.sleep(2 * AGAIN_S)
@@ -479,7 +476,7 @@ async def test_an_agent_waits_for_a_head_that_is_not_there_yet(lab):
 async def test_an_agent_that_never_found_its_head_can_be_stopped(lab):
     lab.head.close()
     agent = lab.agent("n0")
-    agent.session.drain("enough")
+    agent.session.stop("enough")
     assert (await agent.task).code == 0
     lab.start_head()
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from agentd.keeper_client import Keeping
+from agentd.keeper_client import KeeperClient
 from agentd.templates import Process, Template
 from rlinf_actors.wire import template_protocol
 
@@ -33,7 +33,7 @@ async def standing(tmp_path, child):
     ended = asyncio.Event()
     process = Process(child.pid, os.pidfd_open(child.pid), ours, str(tmp_path / "t"))
     loop = asyncio.get_running_loop()
-    template = Template(loop, Keeping(loop, tmp_path, False), None, process, None, lambda template: ended.set())
+    template = Template(loop, KeeperClient(loop, tmp_path, False), None, process, None, lambda template: ended.set())
     yield template, theirs
     template.kill()
     await ended.wait()

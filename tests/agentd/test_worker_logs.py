@@ -4,7 +4,7 @@ import os
 import stat
 
 import pytest
-from children_kit import children, order, spec
+from workers_kit import children, order, spec
 
 from rlinf_actors.wire.agent_messages import LogLines, WorkerExited
 
@@ -67,7 +67,7 @@ async def test_without_credit_the_file_is_the_buffer_and_the_worker_goes_on(tmp_
         assert (1 << 20) - (1 << 17) <= shown <= (1 << 20) + (1 << 17)
         assert (tmp_path / "log" / "ns" / "g-0.out").stat().st_size == size
         reports.credit = True
-        kids.log_credit(1 << 20, "ns")
+        kids.credit_logs(1 << 20, "ns")
         await reports.until(lambda: len(reports.lines) == size >> 13)
 
 

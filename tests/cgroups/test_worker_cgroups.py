@@ -12,7 +12,7 @@ from rlinf_actors.cgroups.roots import PARENT, find
 from rlinf_actors.cgroups.worker_cgroup import cgroup_of, leftovers, prepare, workers_of
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../agentd"))
-from children_kit import children, order, spec
+from workers_kit import children, order, spec
 
 pytestmark = pytest.mark.live
 

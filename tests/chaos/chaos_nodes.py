@@ -64,7 +64,7 @@ class LoneWorker:
 
 
 class Keeper:
-    """What agentd's Children, and the templates below them, are to a session; outlives it."""
+    """What agentd's Workers, and the templates below them, are to a session; outlives it."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -105,13 +105,13 @@ class Keeper:
 
     def renew(self, until: float, lease_s: float) -> None: ...
 
-    def log_credit(self, chars: int, owner: str) -> None: ...
+    def credit_logs(self, chars: int, owner: str) -> None: ...
 
-    def flush_output(self, owner: str, wait_s: float) -> None: ...
+    def flush_logs(self, owner: str, wait_s: float) -> None: ...
 
     def registered(self, keep_s: float) -> None: ...
 
-    def settled(self, ids: Any) -> None:
+    def acknowledged(self, ids: Any) -> None:
         for id in ids:
             self._known.pop(id, None)
 
@@ -138,13 +138,11 @@ class Agent:
             python="3", interpreter="/py", rank=rank,
         )  # fmt: skip
         seen: Any = Seen(world, self)
-        self._session = Session(seen, HEAD, report, self._made, keeps=True, policy=Policy(30.0, 0.1))
+        self._session = Session(seen, HEAD, report, keeps=True, policy=Policy(30.0, 0.1))
+        keeper.report = self._session.report
+        self._session.attach(keeper)
         self._session.adopt(keeper.left(), {}, 0.0)
         self.task = world.loop.create_task(self._session.run())
-
-    def _made(self, report: Callable[[Any], None]) -> Keeper:
-        self.keeper.report = report
-        return self.keeper
 
     def owns(self, identity: bytes) -> bool:
         return identity == self._session.identity

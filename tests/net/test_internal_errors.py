@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from rlinf_actors.errors import InternalError, RlinfActorsError
+from rlinf_actors.net import daemon
 from rlinf_actors.net import loop as loops
 from rlinf_actors.net.rpc import ControlClient, ControlServer
 from rlinf_actors.runtime.peer import Peer
@@ -41,8 +42,8 @@ async def reported():
 async def ended(monkeypatch):
     """Set when this process, a daemon, would have ended."""
     happened = asyncio.Event()
-    monkeypatch.setattr(loops, "end_process", happened.set)
-    loops.end_on_internal_error(asyncio.get_running_loop())
+    monkeypatch.setattr(daemon, "end_process", happened.set)
+    daemon.end_on_internal_error(asyncio.get_running_loop())
     return happened
 
 
@@ -259,7 +260,8 @@ async def test_a_notice_that_cannot_be_handled_is_told_and_the_next_is_handled(w
 def test_a_daemon_ends_with_70(make, kind, short_dir):
     source = f"""
         import asyncio, os
-        from rlinf_actors.net.loop import end_on_internal_error, new_event_loop
+        from rlinf_actors.net.daemon import end_on_internal_error
+        from rlinf_actors.net.loop import new_event_loop
         from rlinf_actors.net.zmq_network import ZmqNetwork
         loop = {make}()
         end_on_internal_error(loop)

@@ -1,6 +1,5 @@
-"""Which workers an agent has, and which ends and what health of theirs the head may not know yet. Pure.
-
-The leases of this node's robot workers: renewed by the head's answers, enforced here. Pure; time is an argument.
+"""The workers that agentd's state knows: running ones, ends and health that the head has not acknowledged, robot
+leases. Pure; time is an argument.
 """
 
 from __future__ import annotations
@@ -14,40 +13,41 @@ from rlinf_actors.wire.agent_messages import StartWorkers, WorkerExited, WorkerR
 from rlinf_actors.wire.values import RunningWorker, WorkerHealth, WorkerSpec
 
 EXITS_KEPT = 4096
-"""Ends that are told again in a hello: a head that was restarted may have missed them."""
+"""Ends that a hello repeats: a restarted head may have missed them."""
+BEATS = 4
+"""Beats in a robot lease: three may be late."""
 
 
-class Roster:
-    """The workers of one agent.
+class WorkerTable:
+    """The workers of one agentd.
 
     Attributes:
-        running: those that have not ended, by their ids.
+        running: workers that have not ended, by id.
     """
 
     def __init__(self) -> None:
         self.running: dict[str, RunningWorker] = {}
-        self._ended: dict[str, RunningWorker] = {}
-        self._sent: dict[str, float] = {}
+        self._ended: dict[str, RunningWorker] = {}  # whose ends the head may not know
+        self._sent_at: dict[str, float] = {}  # when an end was sent at the latest
         self._health: dict[str, tuple[WorkerHealth, float]] = {}
 
     def listed(self) -> list[RunningWorker]:
-        """What a hello says: every worker, and the ends that the head may have missed."""
+        """Return all workers, and those whose ends the head may have missed."""
         return [*self.running.values(), *self._ended.values()]
 
     def adopt(self, workers: Iterable[RunningWorker]) -> None:
-        """Take over those of an earlier agentd."""
         for worker in workers:
             (self.running if worker.exit is None else self._ended)[worker.spec.id] = worker
 
     def add(self, order: StartWorkers) -> list[WorkerSpec]:
-        """Take on those that are new; returns them."""
+        """Add the order's workers that are new; return these."""
         specs = [spec for spec in order.workers if spec.id not in self.running and spec.id not in self._ended]
         for spec in specs:
             self.running[spec.id] = RunningWorker(spec, order.owner, order.cls, order.detail, detached=order.detached)
         return specs
 
-    def give_to(self, order: StartWorkers) -> list[WorkerSpec]:
-        """Take over who owns those that run already, of a group whose owner gave it up; returns those that changed."""
+    def change_owner(self, order: StartWorkers) -> list[WorkerSpec]:
+        """Give running workers to the order's owner if their group was detached; return those that changed."""
         changed = []
         for spec in order.workers if order.detached else ():
             known = self.running.get(spec.id)
@@ -57,7 +57,7 @@ class Roster:
         return changed
 
     def ends_among(self, order: StartWorkers) -> list[WorkerExited]:
-        """Those that have ended already: the head has not heard of it."""
+        """Return the ends of the order's workers that have ended already."""
         ended = [self._ended[spec.id] for spec in order.workers if spec.id in self._ended]
         return [WorkerExited(one.spec.id, one.exit) for one in ended if one.exit is not None]
 
@@ -65,8 +65,7 @@ class Roster:
         """Return the ids of the running workers that end with this client."""
         return [id for id, worker in self.running.items() if worker.owner == client and not worker.detached]
 
-    def up(self, report: WorkerReady) -> None:
-        """A worker's runtime listens."""
+    def ready(self, report: WorkerReady) -> None:
         if report.id in self.running:
             self.running[report.id] = msgspec.structs.replace(
                 self.running[report.id],
@@ -77,7 +76,7 @@ class Roster:
             )
 
     def end(self, report: WorkerExited, keep: bool) -> list[str]:
-        """A worker has ended; *keep*: until the head knows. Returns whose ends need not be known any more."""
+        """End a worker, and keep its end for the head if *keep*. Return the ids whose ends can be forgotten."""
         known = self.running.pop(report.id, None)
         self._health.pop(report.id, None)
         if known is None:
@@ -85,59 +84,54 @@ class Roster:
         if not keep:
             return [report.id]
         self._ended[report.id] = msgspec.structs.replace(known, exit=report.exit)
-        return self.settle([next(iter(self._ended))]) if len(self._ended) > EXITS_KEPT else []
+        return self._forget([next(iter(self._ended))]) if len(self._ended) > EXITS_KEPT else []
 
-    def settle(self, ids: Iterable[str]) -> list[str]:
-        """The head knows how these ended, or need not know. Returns those of them whose ends were kept."""
-        known = []
-        for id in ids:
-            self._sent.pop(id, None)
-            if self._ended.pop(id, None) is not None:
-                known.append(id)
-        return known
-
-    def settle_all(self) -> list[str]:
-        """No head will ask how they ended; as `settle`."""
-        return self.settle(list(self._ended))
+    def forget_ends(self) -> list[str]:
+        """Forget all ends; return their ids."""
+        return self._forget(list(self._ended))
 
     def beat_sent(self, now: float) -> None:
-        """All ends so far were told to the head before the beat of *now*."""
+        """Note that all ends so far were sent before the beat of *now*."""
         for id in self._ended:
-            self._sent.setdefault(id, now)
+            self._sent_at.setdefault(id, now)
 
     def beat_answered(self, at: float) -> list[str]:
-        """The head has answered the beat of *at*: it knows what was told before. As `settle`."""
-        return self.settle([id for id, sent in self._sent.items() if sent <= at])
+        """Forget the ends that were sent before the beat of *at*, which the head answered; return their ids."""
+        return self._forget([id for id, sent in self._sent_at.items() if sent <= at])
 
-    def say_health(self, report: WorkersHealth, now: float, joined: bool) -> None:
-        """How workers are, as it is told to a head that knows us (*joined*), or is to be told once it does."""
+    def _forget(self, ids: Iterable[str]) -> list[str]:
+        forgotten = []
+        for id in ids:
+            self._sent_at.pop(id, None)
+            if self._ended.pop(id, None) is not None:
+                forgotten.append(id)
+        return forgotten
+
+    def note_health(self, report: WorkersHealth, now: float, joined: bool) -> None:
+        """Keep health that the next head must learn: what is notable, and everything while no head is *joined*."""
         for one in report.workers:
             self._health.pop(one.id, None)
-            if _notable(one) or not joined:
+            if _is_notable(one) or not joined:
                 self._health[one.id] = (one, now)
 
-    def welcomed(self, now: float) -> WorkersHealth | None:
-        """A head has taken us: how workers are, as far as it is to be told that; ends are to be told again."""
-        self._sent = {}
+    def registered(self, now: float) -> WorkersHealth | None:
+        """Reset what was sent, since a head has registered this node; return the health report to send, if any."""
+        self._sent_at = {}
         health = [msgspec.structs.replace(one, for_s=one.for_s + now - at) for one, at in self._health.values()]
-        self._health = {id: told for id, told in self._health.items() if _notable(told[0])}
+        self._health = {id: noted for id, noted in self._health.items() if _is_notable(noted[0])}
         return WorkersHealth(health) if health else None
 
 
-def _notable(one: WorkerHealth) -> bool:
-    """Whether it is other than a head takes a worker to be anyway."""
+def _is_notable(one: WorkerHealth) -> bool:
+    """True if this health differs from what a head assumes of a worker."""
     return bool(one.unresponsive or one.method)
-
-
-BEATS = 4
-"""Beats in a robot lease: three may be late."""
 
 
 class RobotLeases:
     """One lease for all robot workers of a node.
 
-    It lasts `lease_s` from when a beat was sent that the head answered: the head was there then, whenever the answer
-    came. A worker that the lease was lost for is not given one again.
+    It lasts `lease_s` from when agentd sent a beat that the head answered: the head was there then, however late its
+    answer came. A worker whose lease has expired never gets another.
 
     Attributes:
         lease_s: as the head said.
@@ -147,38 +141,38 @@ class RobotLeases:
     def __init__(self) -> None:
         self.lease_s = 2.0
         self.until = 0.0
-        self._held: set[str] = set()
+        self._holders: set[str] = set()
 
     @property
     def beat_s(self) -> float:
-        """How often the head is to be told; infinity without robot workers."""
-        return self.lease_s / BEATS if self._held else math.inf
+        """Seconds between beats; infinity without robot workers."""
+        return self.lease_s / BEATS if self._holders else math.inf
 
     @property
     def deadline(self) -> float:
-        """When `expired` has something to say, infinity for never."""
-        return self.until if self._held else math.inf
+        """When the lease expires; infinity without robot workers."""
+        return self.until if self._holders else math.inf
 
     def started(self, id: str, now: float) -> None:
-        """A robot worker is to be started: the head said so, which counts as its word where no beat is fresh."""
+        """Add a robot worker. The head's order to start it counts as an answer if no answer is fresh."""
         if self.until < now + self.lease_s / 2:
             self.until = now + self.lease_s
-        self._held.add(id)
+        self._holders.add(id)
 
     def ended(self, id: str) -> None:
-        """A worker has ended, or is told to."""
-        self._held.discard(id)
+        """Remove a worker that has ended, or is told to."""
+        self._holders.discard(id)
 
     def answered(self, at: float, now: float) -> bool:
-        """The head answered a beat sent at that time. Returns whether the lease lasts longer now."""
-        if not self._held or not now < self.until < at + self.lease_s:
-            return False  # too late: those that held it are told to stop
+        """Extend the lease by an answered beat, which was sent at *at*. Return True if it lasts longer now."""
+        if not self._holders or not now < self.until < at + self.lease_s:
+            return False  # too late: the holders are told to end
         self.until = at + self.lease_s
         return True
 
     def expired(self, now: float) -> list[str]:
-        """The workers that have lost it; each is named once."""
+        """Return the workers whose lease has expired; each once."""
         if now < self.deadline:
             return []
-        lost, self._held = sorted(self._held), set()
+        lost, self._holders = sorted(self._holders), set()
         return lost

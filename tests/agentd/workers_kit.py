@@ -9,7 +9,7 @@ from pathlib import Path
 import pace
 
 from agentd.launch_plan import Rules, Site
-from agentd.workers import Children
+from agentd.workers import Workers
 from rlinf_actors import procfs
 from rlinf_actors.wire.agent_messages import LogLines, StartWorkers, WorkerExited, WorkerReady
 from rlinf_actors.wire.values import WorkerSpec
@@ -54,7 +54,7 @@ class Reports:
         elif isinstance(report, LogLines):
             self.lines += report.entries
             if self.credit:
-                asyncio.get_running_loop().call_soon(self.children.log_credit, report.cost, report.owner)
+                asyncio.get_running_loop().call_soon(self.children.credit_logs, report.cost, report.owner)
         self._changed.set()
 
     async def until(self, fact):
@@ -88,7 +88,7 @@ def make(tmp_path, *, env=None, rules=None, ledger=None, health=None, **site):
     run_dir.mkdir(exist_ok=True)
     env = {**os.environ, "PYTHONPATH": str(HERE), **(env or {})}
     reports = Reports()
-    made = Children(
+    made = Workers(
         asyncio.get_running_loop(),
         Site(
             Rules("n0", str(tmp_path / "log"), **(rules or {})),

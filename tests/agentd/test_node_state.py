@@ -9,8 +9,7 @@ from state_kit import GONE, LOOK, Kit, spec
 
 from agentd import node_state as s
 from agentd import state_events as e
-from agentd.node_state import PHASES
-from agentd.node_state import Phase as P
+from agentd.node_state import SESSION_STATES, SessionState
 from rlinf_actors.errors import (
     AuthenticationError,
     ClusterTimeoutError,
@@ -32,56 +31,56 @@ from rlinf_actors.wire.agent_messages import (
 )
 from rlinf_actors.wire.values import ExitReport
 
-# --- the phases ---
+# --- the session's states ---
 
 ROWS = {
-    (P.JOINING, "welcomed"): P.JOINED,
-    (P.JOINING, "failed"): P.JOINING,
-    (P.JOINING, "refused"): P.ENDED,
-    (P.JOINING, "cut_off"): P.RESETTING,
-    (P.JOINING, "drain"): P.DRAINING,
-    (P.JOINED, "welcomed"): P.JOINED,
-    (P.JOINED, "forgotten"): P.JOINING,
-    (P.JOINED, "cut_off"): P.RESETTING,
-    (P.JOINED, "drain"): P.DRAINING,
-    (P.RESETTING, "empty"): P.JOINING,
-    (P.RESETTING, "drain"): P.DRAINING,
-    (P.DRAINING, "welcomed"): P.DRAINING,
-    (P.DRAINING, "empty"): P.ENDED,
+    (SessionState.JOINING, "welcomed"): SessionState.JOINED,
+    (SessionState.JOINING, "failed"): SessionState.JOINING,
+    (SessionState.JOINING, "refused"): SessionState.ENDED,
+    (SessionState.JOINING, "cut_off"): SessionState.RESETTING,
+    (SessionState.JOINING, "drain"): SessionState.DRAINING,
+    (SessionState.JOINED, "welcomed"): SessionState.JOINED,
+    (SessionState.JOINED, "forgotten"): SessionState.JOINING,
+    (SessionState.JOINED, "cut_off"): SessionState.RESETTING,
+    (SessionState.JOINED, "drain"): SessionState.DRAINING,
+    (SessionState.RESETTING, "empty"): SessionState.JOINING,
+    (SessionState.RESETTING, "drain"): SessionState.DRAINING,
+    (SessionState.DRAINING, "welcomed"): SessionState.DRAINING,
+    (SessionState.DRAINING, "empty"): SessionState.ENDED,
 }
 
 
-def test_the_table_of_phases():
+def test_session_states_are_as_in_the_table():
     events = ["welcomed", "failed", "refused", "cut_off", "forgotten", "drain", "empty"]
-    for phase, event in itertools.product(P, events):
-        assert PHASES[phase].get(event) is ROWS.get((phase, event)), (phase, event)
+    for state, event in itertools.product(SessionState, events):
+        assert SESSION_STATES[state].get(event) is ROWS.get((state, event)), (state, event)
 
 
-def test_an_impossible_event_names_the_phase():
+def test_an_impossible_event_names_the_session_state():
     kit = Kit().join()
     with pytest.raises(ProtocolError, match="'empty' is not expected of a session that is joined"):
-        kit.do(e.Empty())
+        kit.do(e.WorkersClosed())
 
 
 # --- joining ---
 
 
 def test_it_begins_with_a_hello():
-    assert Kit().do(e.Start()) == [e.SayHello("life1", 2.5)]
+    assert Kit().do(e.StartSession()) == [e.SayHello("life1", 2.5)]
 
 
 def test_a_welcome_registers_and_starts_the_beats_jittered():
     kit = Kit()
-    kit.do(e.Start())
-    assert kit.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0))) == [e.Registered("epoch", 10.0)]
+    kit.do(e.StartSession())
+    assert kit.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0))) == [e.Registration("epoch", 10.0)]
     assert kit.state.next_deadline() == kit.now + 0.5
-    assert kit.do(e.Tick(), 0.5) == [e.Send(Beat("life1", kit.now))]
+    assert kit.do(e.Tick(), 0.5) == [e.SendNotice(Beat("life1", kit.now))]
     assert kit.state.next_deadline() == kit.now + 1.0
 
 
 def test_no_answer_is_tried_again_with_growing_jittered_pauses():
     kit = Kit()
-    kit.do(e.Start())
+    kit.do(e.StartSession())
     pauses, patience, said = [], [], []
     for _ in range(7):
         *says, hello = kit.do(e.HelloFailed(ClusterTimeoutError("no answer")), 11)
@@ -93,7 +92,7 @@ def test_no_answer_is_tried_again_with_growing_jittered_pauses():
     assert pauses == pytest.approx([0.15, 0.3, 0.6, 1.2, 2.25, 2.25, 2.25])
     assert patience == [2.5] + [5.0] * 6
     assert said == [(11, "not registered yet: no answer"), (77, "not registered yet: no answer (for 66 s now)")]
-    assert kit.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0)), 1)[0] == e.Say("the head is there, after 67 s")
+    assert kit.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0)), 1)[0] == e.LogStatus("the head is there, after 67 s")
 
 
 def test_a_hello_that_is_lost_leaves_time_in_the_lease_for_others():
@@ -111,11 +110,11 @@ def test_a_hello_that_is_lost_leaves_time_in_the_lease_for_others():
 def test_a_restarted_head_acknowledges_no_output_that_was_under_way():
     kit = Kit().join()
     kit.start("w1")
-    kit.do(e.Heard(Beat(HELLO_AGAIN)))
+    kit.do(e.HeadNotice(Beat(HELLO_AGAIN)))
     out = kit.do(e.Welcomed(Welcome("epoch2", "1.0", 1.0, 10.0)))
-    assert e.Credit(s.ALL_CREDIT, "ns") in out
-    kit.do(e.Heard(Beat(HELLO_AGAIN)))
-    assert not any(isinstance(a, e.Credit) for a in kit.do(e.Welcomed(Welcome("epoch2", "1.0", 1.0, 10.0))))
+    assert e.CreditLogs(s.ALL_CREDIT, "ns") in out
+    kit.do(e.HeadNotice(Beat(HELLO_AGAIN)))
+    assert not any(isinstance(a, e.CreditLogs) for a in kit.do(e.Welcomed(Welcome("epoch2", "1.0", 1.0, 10.0))))
 
 
 def test_a_connection_that_was_lost_is_answered_by_a_hello_and_is_no_word_of_the_head():
@@ -126,21 +125,21 @@ def test_a_connection_that_was_lost_is_answered_by_a_hello_and_is_no_word_of_the
 
 def test_ends_of_watched_processes_are_told_to_each_head_once():
     kit = Kit().join()
-    assert kit.do(e.ProcessEnded("d1")) == [e.Send(ProcessGone("d1"))]
-    kit.do(e.Heard(Beat(HELLO_AGAIN)))
+    assert kit.do(e.ProcessEnded("d1")) == [e.SendNotice(ProcessGone("d1"))]
+    kit.do(e.HeadNotice(Beat(HELLO_AGAIN)))
     assert kit.do(e.ProcessEnded("d2")) == []
     out = kit.do(e.Welcomed(Welcome("epoch2", "1.0", 1.0, 10.0)))
-    assert [a.body for a in out if isinstance(a, e.Send)] == [ProcessGone("d1"), ProcessGone("d2")]
-    kit.do(e.Heard(Beat(HELLO_AGAIN)))
-    assert not any(isinstance(a, e.Send) for a in kit.do(e.Welcomed(Welcome("epoch2", "1.0", 1.0, 10.0))))
+    assert [a.body for a in out if isinstance(a, e.SendNotice)] == [ProcessGone("d1"), ProcessGone("d2")]
+    kit.do(e.HeadNotice(Beat(HELLO_AGAIN)))
+    assert not any(isinstance(a, e.SendNotice) for a in kit.do(e.Welcomed(Welcome("epoch2", "1.0", 1.0, 10.0))))
 
 
 @pytest.mark.parametrize("error", [ProtocolMismatchError("v1, v2"), ConfigError("rank"), AuthenticationError("no")])
 def test_a_refusal_ends_with_78_and_its_reason(error):
     kit = Kit()
-    kit.do(e.Start())
+    kit.do(e.StartSession())
     (end,) = kit.do(e.HelloFailed(error))
-    assert isinstance(end, e.Exit)
+    assert isinstance(end, e.EndAgent)
     assert end.code == 78
     assert str(error) in end.text
 
@@ -148,8 +147,8 @@ def test_a_refusal_ends_with_78_and_its_reason(error):
 def test_a_head_that_is_restarted_ends_nothing_and_is_said_once():
     kit = Kit().join()
     kit.start("w1")
-    (said,) = kit.do(e.Heard(Goodbye("SIGTERM", restarting=True)))
-    assert said == e.Say("the head is being restarted; workers go on for 120 s")
+    (said,) = kit.do(e.HeadNotice(Goodbye("SIGTERM", restarting=True)))
+    assert said == e.LogStatus("the head is being restarted; workers go on for 120 s")
     out = kit.do(e.ConnectionLost())
     assert [type(action) for action in out] == [e.SayHello]
 
@@ -160,16 +159,18 @@ class TestOwnersThatEnd:
     @pytest.fixture
     def kit(self):
         kit = Kit().join()
-        kit.do(e.Heard(StartWorkers([spec("mine")], "d1")))
-        kit.do(e.Heard(StartWorkers([spec("kept")], "d1", detached=True)))
-        kit.do(e.Heard(StartWorkers([spec("other")], "d2")))
+        kit.do(e.HeadNotice(StartWorkers([spec("mine")], "d1")))
+        kit.do(e.HeadNotice(StartWorkers([spec("kept")], "d1", detached=True)))
+        kit.do(e.HeadNotice(StartWorkers([spec("other")], "d2")))
         return kit
 
     def test_a_group_that_was_given_up_stays(self, kit):
         given = StartWorkers([spec("mine")], "", detached=True)
-        assert e.NoteOwner(given) in kit.do(e.Heard(given))
-        assert [(one.owner, one.detached) for one in kit.state.running() if one.spec.id == "mine"] == [("", True)]
-        assert e.NoteOwner(given) not in kit.do(e.Heard(given))
+        assert e.RecordOwner(given) in kit.do(e.HeadNotice(given))
+        assert [(one.owner, one.detached) for one in kit.state.listed_workers() if one.spec.id == "mine"] == [
+            ("", True)
+        ]
+        assert e.RecordOwner(given) not in kit.do(e.HeadNotice(given))
         kit.do(e.ProcessEnded("d1"))
         assert self.until_stopped(kit) == ([], None, None)
 
@@ -179,7 +180,7 @@ class TestOwnersThatEnd:
         while kit.state.next_deadline() < began + 5:
             kit.now = max(kit.now, kit.state.next_deadline())
             for action in kit.state.handle(e.Tick(), kit.now):
-                if isinstance(action, e.StopChildren):
+                if isinstance(action, e.StopWorkers):
                     return action.ids, kit.now - began, action.grace_s
         return [], None, None
 
@@ -195,20 +196,20 @@ class TestOwnersThatEnd:
 
     def test_a_head_that_answers_ends_them_itself(self, kit):
         kit.do(e.ProcessEnded("d1"))
-        (beat,) = [a.body for a in kit.do(e.Tick()) if isinstance(a, e.Send)]
-        kit.do(e.Heard(Beat("epoch", beat.at)), 0.3)
+        (beat,) = [a.body for a in kit.do(e.Tick()) if isinstance(a, e.SendNotice)]
+        kit.do(e.HeadNotice(Beat("epoch", beat.at)), 0.3)
         assert self.until_stopped(kit)[0] == []
 
     def test_an_answer_to_an_earlier_beat_says_nothing(self, kit):
         kit.do(e.ProcessEnded("d1"))
-        kit.do(e.Heard(Beat("epoch", kit.now - 0.1)), 0.3)
+        kit.do(e.HeadNotice(Beat("epoch", kit.now - 0.1)), 0.3)
         assert self.until_stopped(kit)[0] == ["mine"]
 
     def test_a_head_that_is_back_is_told_and_ends_them_itself(self, kit):
         kit.do(e.ConnectionLost())
         kit.do(e.ProcessEnded("d1"))
         out = kit.do(e.Welcomed(Welcome("epoch2", "1.0", 1.0, 10.0)), 0.3)
-        assert e.Send(ProcessGone("d1")) in out
+        assert e.SendNotice(ProcessGone("d1")) in out
         assert self.until_stopped(kit)[0] == []
 
     def test_an_agent_that_stood_still_hears_the_head_first(self, kit):
@@ -221,19 +222,19 @@ def test_a_refused_protocol_ends_no_worker_before_the_head_grace():
     """A head, or an agentd, of the wrong version was installed by mistake, and may yet be replaced."""
     kit = Kit().join()
     kit.start("w1")
-    kit.do(e.Heard(Beat(HELLO_AGAIN)))
+    kit.do(e.HeadNotice(Beat(HELLO_AGAIN)))
     began = kit.now
     out = kit.do(e.HelloFailed(ProtocolMismatchError("upgrade the head first")))
-    assert [type(action) for action in out] == [e.Say, e.SayHello]
+    assert [type(action) for action in out] == [e.LogStatus, e.SayHello]
     assert out[0].urgent
     assert "upgrade the head first; workers go on for 120 s" in out[0].text
-    kit.do(e.HeadLooked(True), 3)
+    kit.do(e.HeadChecked(True), 3)
     assert [type(action) for action in kit.do(e.HelloFailed(ProtocolMismatchError("no")))] == [e.SayHello]
-    assert not any(isinstance(action, e.StopChildren) for action in kit.do(e.Tick(), began + 119 - kit.now))
-    assert any(isinstance(action, e.StopChildren) for action in kit.do(e.Tick(), 2))
-    kit.do(e.FromWorkers(WorkerExited("w1", GONE)))
+    assert not any(isinstance(action, e.StopWorkers) for action in kit.do(e.Tick(), began + 119 - kit.now))
+    assert any(isinstance(action, e.StopWorkers) for action in kit.do(e.Tick(), 2))
+    kit.do(e.WorkersReported(WorkerExited("w1", GONE)))
     (*_, end) = kit.do(e.HelloFailed(ProtocolMismatchError("no")))
-    assert isinstance(end, e.Exit)
+    assert isinstance(end, e.EndAgent)
     assert end.code == 78
 
 
@@ -241,16 +242,16 @@ def test_another_at_the_head_s_address_is_tried_again_and_said():
     """A head that was replaced by one with another key, by mistake perhaps, ends no worker before its time."""
     kit = Kit().join()
     kit.start("w1")
-    kit.do(e.Heard(Beat(HELLO_AGAIN)))
+    kit.do(e.HeadNotice(Beat(HELLO_AGAIN)))
     out = kit.do(e.HelloFailed(WrongServerError("this is not the head, at tcp://h:1")))
-    assert [type(action) for action in out] == [e.Say, e.SayHello]
+    assert [type(action) for action in out] == [e.LogStatus, e.SayHello]
     assert "this is not the head, at tcp://h:1" in out[0].text
     assert out[1].anew
 
 
 def test_a_lost_incarnation_comes_back_as_a_new_one():
     kit = Kit()
-    kit.do(e.Start())
+    kit.do(e.StartSession())
     out = kit.do(e.HelloFailed(NodeLostError("was declared lost")))
     assert (out[-1].incarnation, out[-1].delay_s, out[-1].anew) == ("life2", pytest.approx(0.15), True)
 
@@ -260,8 +261,8 @@ def test_a_lost_incarnation_comes_back_as_a_new_one():
 
 def test_a_head_that_forgot_us_gets_a_hello_over_the_same_connection():
     kit = Kit().join()
-    assert kit.do(e.Heard(Beat(HELLO_AGAIN))) == [e.SayHello("life1", 2.5)]
-    assert kit.do(e.Heard(Beat(HELLO_AGAIN))) == []
+    assert kit.do(e.HeadNotice(Beat(HELLO_AGAIN))) == [e.SayHello("life1", 2.5)]
+    assert kit.do(e.HeadNotice(Beat(HELLO_AGAIN))) == []
 
 
 def test_a_silent_heads_machine_is_asked_after_three_beats_one_look_at_a_time():
@@ -276,19 +277,19 @@ def test_an_answer_of_its_machine_keeps_workers_and_joins_again_over_a_new_conne
     kit = Kit().join()
     kit.start("w1")
     kit.silence()
-    says, hello = kit.do(e.HeadLooked(there=True))
+    says, hello = kit.do(e.HeadChecked(there=True))
     assert "its machine does; workers go on for 120 s" in says.text
     assert hello == e.SayHello("life1", 2.5, pytest.approx(0.75 * RETRY_MIN_S), anew=True)
-    assert [worker.spec.id for worker in kit.state.running()] == ["w1"]
+    assert [worker.spec.id for worker in kit.state.listed_workers()] == ["w1"]
 
 
-def cut(kit: Kit) -> list[e.Action]:
+def cut(kit: Kit) -> list[e.Command]:
     """No look finds anything from now on; what is done when that has a consequence."""
     while True:
         kit.now = kit.state.next_deadline()
-        out = [action for action in kit.do(e.Tick()) if not isinstance(action, e.Send)]
+        out = [action for action in kit.do(e.Tick()) if not isinstance(action, e.SendNotice)]
         if out == [LOOK]:
-            out = kit.do(e.HeadLooked(there=False))
+            out = kit.do(e.HeadChecked(there=False))
         if out:
             return out
 
@@ -300,12 +301,12 @@ def test_silence_of_its_machine_ends_workers_at_the_lease_before_a_new_life():
     says, stop = cut(kit)
     assert kit.now == began + 10
     assert "the head was silent for 10 s, and so was its machine for 10 s: the network" in says.text
-    assert stop == e.StopChildren(["w1", "w2"], s.CUT_OFF_GRACE_S, says.text.removeprefix("workers end: "))
-    assert kit.do(e.FromWorkers(WorkerExited("w1", GONE))) == [e.Settled(["w1"])]
-    settled, hello = kit.do(e.FromWorkers(WorkerExited("w2", GONE)))
-    assert settled == e.Settled(["w2"])
+    assert stop == e.StopWorkers(["w1", "w2"], s.CUT_OFF_GRACE_S, says.text.removeprefix("workers end: "))
+    assert kit.do(e.WorkersReported(WorkerExited("w1", GONE))) == [e.EndsAcknowledged(["w1"])]
+    acknowledged, hello = kit.do(e.WorkersReported(WorkerExited("w2", GONE)))
+    assert acknowledged == e.EndsAcknowledged(["w2"])
     assert (hello.incarnation, hello.anew) == ("life2", True)
-    assert kit.state.running() == []
+    assert kit.state.listed_workers() == []
 
 
 def test_a_new_life_is_not_ended_by_the_silence_that_ended_the_last_one():
@@ -313,37 +314,37 @@ def test_a_new_life_is_not_ended_by_the_silence_that_ended_the_last_one():
     kit = Kit().join()
     kit.start("w1")
     cut(kit)
-    assert kit.do(e.FromWorkers(WorkerExited("w1", GONE)))[-1].incarnation == "life2"
+    assert kit.do(e.WorkersReported(WorkerExited("w1", GONE)))[-1].incarnation == "life2"
     kit.start("w2")
     assert kit.do(e.Tick(), 0.1) == []
-    assert kit.do(e.HeadLooked(there=False), 0.1) == []  # a look that began in the last life
+    assert kit.do(e.HeadChecked(there=False), 0.1) == []  # a look that began in the last life
     kit.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0)))
-    assert [worker.spec.id for worker in kit.state.running()] == ["w2"]
+    assert [worker.spec.id for worker in kit.state.listed_workers()] == ["w2"]
 
 
 def test_the_silence_before_the_first_order_ends_nothing():
     kit = Kit()
-    kit.do(e.Start())
+    kit.do(e.StartSession())
     kit.do(e.HelloFailed(ClusterTimeoutError("no answer")), 1000)
     kit.start("w1")
     assert kit.do(e.Tick(), 0.1) == []
     kit.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0)))
-    assert [worker.spec.id for worker in kit.state.running()] == ["w1"]
+    assert [worker.spec.id for worker in kit.state.listed_workers()] == ["w1"]
 
 
 def test_a_head_that_stays_away_costs_the_workers_after_its_grace():
     kit = Kit().join()
     kit.start("w1")
     kit.silence()
-    kit.do(e.HeadLooked(there=True))
+    kit.do(e.HeadChecked(there=True))
     kit.do(e.HelloFailed(ClusterTimeoutError("no answer")), 50)
     while kit.state.next_deadline() < 100 + 120:  # its machine is asked again and again
         kit.now = kit.state.next_deadline()
         assert kit.do(e.Tick()) == [LOOK]
-        assert kit.do(e.HeadLooked(there=True)) == []
+        assert kit.do(e.HeadChecked(there=True)) == []
     kit.now = 100 + 120
     (says, stop) = kit.do(e.Tick())
-    assert stop == e.StopChildren(["w1"], s.CUT_OFF_GRACE_S, says.text.removeprefix("workers end: "))
+    assert stop == e.StopWorkers(["w1"], s.CUT_OFF_GRACE_S, says.text.removeprefix("workers end: "))
     assert "silent for 120 s, although its machine answers" in says.text
 
 
@@ -351,7 +352,7 @@ def test_a_network_that_is_cut_while_the_head_is_awaited_ends_the_workers_after_
     kit = Kit().join()
     kit.start("w1")
     kit.silence()
-    kit.do(e.HeadLooked(there=True))
+    kit.do(e.HeadChecked(there=True))
     there = kit.now
     says, _ = cut(kit)
     assert kit.now == there + 10
@@ -360,16 +361,16 @@ def test_a_network_that_is_cut_while_the_head_is_awaited_ends_the_workers_after_
 
 def test_a_node_without_workers_waits_for_its_head_for_ever():
     kit = Kit().join()
-    kit.do(e.Heard(Beat(HELLO_AGAIN)))
+    kit.do(e.HeadNotice(Beat(HELLO_AGAIN)))
     assert kit.state.next_deadline() == float("inf")
 
 
 def test_a_head_that_was_heard_while_we_looked_is_there():
     kit = Kit().join()
     kit.silence()
-    kit.do(e.Heard(Beat("epoch")))
-    assert kit.do(e.HeadLooked(there=False)) == []
-    assert kit.state.phase is P.JOINED
+    kit.do(e.HeadNotice(Beat("epoch")))
+    assert kit.do(e.HeadChecked(there=False)) == []
+    assert kit.state.session is SessionState.JOINED
 
 
 @pytest.mark.parametrize(
@@ -384,7 +385,7 @@ def test_what_is_no_answer_to_us_does_not_end_the_silence(beat):
     kit = Kit().join()
     began = kit.now
     kit.now += 2
-    assert kit.do(e.Heard(Beat(beat, kit.now))) == []
+    assert kit.do(e.HeadNotice(Beat(beat, kit.now))) == []
     kit.start("w1")
     kit.silence()
     assert kit.now == began + 3
@@ -393,7 +394,7 @@ def test_what_is_no_answer_to_us_does_not_end_the_silence(beat):
 def test_a_stand_still_of_ours_is_not_the_heads_silence():
     kit = Kit().join()
     kit.do(e.Stalled(60), 60)
-    assert kit.do(e.Tick()) == [e.Send(Beat("life1", kit.now))]
+    assert kit.do(e.Tick()) == [e.SendNotice(Beat("life1", kit.now))]
 
 
 # --- the end ---
@@ -402,29 +403,29 @@ def test_a_stand_still_of_ours_is_not_the_heads_silence():
 def test_drain_closes_the_children_then_says_goodbye():
     kit = Kit().join()
     kit.start("w1")
-    says, close = kit.do(e.Drain("SIGTERM"))
+    says, close = kit.do(e.StopAgent("SIGTERM"))
     assert "SIGTERM" in says.text
-    assert close == e.CloseChildren(3.0, "SIGTERM")
-    assert kit.do(e.Drain("SIGTERM")) == []
-    assert kit.do(e.Drain("the driver ended", 0.0)) == [e.StopChildren(["w1"], 0.0, "the driver ended")]
+    assert close == e.CloseWorkers(3.0, "SIGTERM")
+    assert kit.do(e.StopAgent("SIGTERM")) == []
+    assert kit.do(e.StopAgent("the driver ended", 0.0)) == [e.StopWorkers(["w1"], 0.0, "the driver ended")]
     gone = WorkerExited("w1", GONE)
-    assert kit.do(e.FromWorkers(gone)) == [e.Send(gone)]
-    goodbye, end = kit.do(e.Empty())
-    assert goodbye == e.Send(Goodbye("its agentd was stopped"))
-    assert end == e.Exit(0, "stopped")
+    assert kit.do(e.WorkersReported(gone)) == [e.SendNotice(gone)]
+    goodbye, end = kit.do(e.WorkersClosed())
+    assert goodbye == e.SendNotice(Goodbye("its agentd was stopped"))
+    assert end == e.EndAgent(0, "stopped")
 
 
 def test_what_is_to_start_while_draining_fails_with_the_reason():
     kit = Kit().join()
-    kit.do(e.Drain("SIGTERM"))
+    kit.do(e.StopAgent("SIGTERM"))
     (sent,) = kit.start("w1")
-    assert sent == e.Send(WorkerExited("w1", ExitReport("start_failed", reason="its agentd is draining")))
+    assert sent == e.SendNotice(WorkerExited("w1", ExitReport("start_failed", reason="its agentd is draining")))
 
 
 @pytest.mark.parametrize("late", [e.HelloFailed(ClusterTimeoutError("x")), e.HelloFailed(ConfigError("x"))])
 def test_answers_after_the_drain_change_nothing(late):
     kit = Kit()
-    kit.do(e.Start())
-    kit.do(e.Drain("SIGINT"))
+    kit.do(e.StartSession())
+    kit.do(e.StopAgent("SIGINT"))
     assert kit.do(late) == []
-    assert kit.state.phase is P.DRAINING
+    assert kit.state.session is SessionState.DRAINING

@@ -5,7 +5,7 @@ import os
 import signal
 
 import pytest
-from children_kit import children, order, spec
+from workers_kit import children, order, spec
 
 from agentd.device_locks import DeviceLocks
 from rlinf_actors.wire import template_protocol

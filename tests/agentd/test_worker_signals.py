@@ -3,7 +3,7 @@
 import asyncio
 import os
 
-from agentd.worker_process import Child
+from agentd.worker_process import WorkerProcess
 from rlinf_actors import procfs
 
 
@@ -17,6 +17,6 @@ async def test_one_that_ends_just_before_it_is_told_to_is_no_error(sleeper, monk
         return before
 
     monkeypatch.setattr(procfs, "has_ended", and_then_it_does)
-    worker = Child(None, None, None, pid=sleeper.pid, pidfd=os.pidfd_open(sleeper.pid))
+    worker = WorkerProcess(None, None, None, pid=sleeper.pid, pidfd=os.pidfd_open(sleeper.pid))
     worker._terminate()
     worker.release(asyncio.get_running_loop())

@@ -37,7 +37,7 @@ class NoWorkers:
     def start(self, order):
         """None are asked for."""
 
-    def settled(self, ids):
+    def acknowledged(self, ids):
         """None have ended."""
 
     def registered(self, keep_s):
@@ -49,10 +49,10 @@ class NoWorkers:
     def renew(self, until, lease_s):
         """There are none."""
 
-    def flush_output(self, owner, wait_s):
+    def flush_logs(self, owner, wait_s):
         """Nobody writes."""
 
-    def log_credit(self, chars, owner):
+    def credit_logs(self, chars, owner):
         """Nobody writes."""
 
     async def close(self, grace_s, reason=""):
@@ -71,11 +71,12 @@ class Lab:
         self.ended: asyncio.Queue[str] = asyncio.Queue()
         self.answer: asyncio.Future[HardwareAnswer] = loop.create_future()
         report = NodeReport("n0", "n0", "127.0.0.1", "h", 1, 1, "3", "/py")
-        self.agent = Session(self.network, ENDPOINT, report, lambda report: NoWorkers(), look=self._look)
+        self.agent = Session(self.network, ENDPOINT, report, query_hardware=self._query)
+        self.agent.attach(NoWorkers())
         self.running = loop.create_task(self.agent.run())
         self.driver = ControlClient(self.network, ENDPOINT, b"driver:d1", lambda notice: None)
 
-    async def _look(self, question):
+    async def _query(self, question):
         self.begun.put_nowait(question)
         try:
             return await self.answer
@@ -88,7 +89,7 @@ class Lab:
         await self.driver.request(GetNodes(1, 5.0), 5)
 
     async def close(self):
-        self.agent.drain("the test ends")
+        self.agent.stop("the test ends")
         await self.running
         self.driver.close()
         self.head.close()
@@ -156,7 +157,7 @@ async def test_look_that_is_asked_for_again_is_made_once(lab):
 async def test_an_agent_that_stops_ends_the_request(lab):
     asked = asking(lab)
     await lab.begun.get()
-    lab.agent.drain("maintenance")
+    lab.agent.stop("maintenance")
     with pytest.raises(NodeLostError, match=r"node n0 .* was lost while it looked for its Arm: its agentd was stopped"):
         await asked
     assert await lab.ended.get() == "cancelled"

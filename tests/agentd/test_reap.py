@@ -11,8 +11,8 @@ from pathlib import Path
 import pace
 import pytest
 
-from agentd.reap import spared
-from agentd.startup import RunDir, was_stopping
+from agentd.adoption import spared
+from agentd.run_dir import RunDir, was_stopping
 
 ROOT = Path(__file__).resolve().parents[2]
 

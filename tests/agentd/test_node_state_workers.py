@@ -28,11 +28,11 @@ from rlinf_actors.wire.values import RunningWorker, WorkerHealth
 
 def test_workers_are_started_once():
     kit = Kit().join()
-    assert kit.start("w1", "w2") == [e.StartChildren(order(spec("w1"), spec("w2")))]
-    assert kit.start("w2", "w3") == [e.StartChildren(order(spec("w3")))]
-    kit.do(e.FromWorkers(WorkerExited("w3", GONE)))
-    told_again = e.Send(WorkerExited("w3", GONE))  # whoever asks for it has not heard that
-    assert kit.start("w3") == [told_again, e.StartChildren(order())]
+    assert kit.start("w1", "w2") == [order(spec("w1"), spec("w2"))]
+    assert kit.start("w2", "w3") == [order(spec("w3"))]
+    kit.do(e.WorkersReported(WorkerExited("w3", GONE)))
+    told_again = e.SendNotice(WorkerExited("w3", GONE))  # whoever asks for it has not heard that
+    assert kit.start("w3") == [told_again, order()]
 
 
 def test_reports_are_sent_and_kept_for_the_next_hello():
@@ -40,9 +40,9 @@ def test_reports_are_sent_and_kept_for_the_next_hello():
     kit.start("w1", "w2")
     ready = WorkerReady("w1", 5, UP, 0, 7)
     gone = WorkerExited("w2", GONE)
-    assert kit.do(e.FromWorkers(ready)) == [e.Send(ready)]
-    assert kit.do(e.FromWorkers(gone)) == [e.Send(gone)]
-    assert kit.state.running() == [
+    assert kit.do(e.WorkersReported(ready)) == [e.SendNotice(ready)]
+    assert kit.do(e.WorkersReported(gone)) == [e.SendNotice(gone)]
+    assert kit.state.listed_workers() == [
         RunningWorker(spec("w1"), "d1", "m:C", "{}", 5, UP, 0, 7),
         RunningWorker(spec("w2"), "d1", "m:C", "{}", exit=GONE),
     ]
@@ -53,54 +53,54 @@ def test_an_end_is_told_until_a_later_beat_was_answered():
     kit.start("w1")
     kit.do(e.Tick(), 0.5)
     first = kit.now
-    kit.do(e.FromWorkers(WorkerExited("w1", GONE)))
+    kit.do(e.WorkersReported(WorkerExited("w1", GONE)))
     kit.do(e.Tick(), 1.0)
-    kit.do(e.Heard(Beat("epoch", first)))  # answers a beat from before the end
-    assert len(kit.state.running()) == 1
-    assert kit.do(e.Heard(Beat("epoch", kit.now))) == [e.Settled(["w1"])]
-    assert kit.state.running() == []
+    kit.do(e.HeadNotice(Beat("epoch", first)))  # answers a beat from before the end
+    assert len(kit.state.listed_workers()) == 1
+    assert kit.do(e.HeadNotice(Beat("epoch", kit.now))) == [e.EndsAcknowledged(["w1"])]
+    assert kit.state.listed_workers() == []
 
 
 def test_what_happens_while_the_head_is_away_is_told_afterwards():
     kit = Kit().join()
     kit.start("w1")
-    kit.do(e.Heard(Beat(HELLO_AGAIN)))
+    kit.do(e.HeadNotice(Beat(HELLO_AGAIN)))
     gone = WorkerExited("w1", GONE)
-    assert kit.do(e.FromWorkers(gone)) == []
+    assert kit.do(e.WorkersReported(gone)) == []
     assert kit.do(e.ProcessEnded("d1")) == []
     registered, *sent = kit.do(e.Welcomed(Welcome("epoch2", "1.0", 1.0, 10.0)))
-    assert registered == e.Registered("epoch2", 10.0)
-    assert sent == [e.Send(ProcessGone("d1")), e.Send(gone)]
+    assert registered == e.Registration("epoch2", 10.0)
+    assert sent == [e.SendNotice(ProcessGone("d1")), e.SendNotice(gone)]
 
 
 def test_output_flows_and_is_dropped_with_credit_while_the_head_is_away():
     kit = Kit().join()
     lines = LogLines("ns", "node", [("g:0", "out", "hello")])
-    assert kit.do(e.FromWorkers(lines)) == [e.Send(lines)]
-    kit.do(e.Heard(Beat(HELLO_AGAIN)))
-    assert kit.do(e.FromWorkers(lines)) == [e.Credit(lines.cost, "ns")]
+    assert kit.do(e.WorkersReported(lines)) == [e.SendNotice(lines)]
+    kit.do(e.HeadNotice(Beat(HELLO_AGAIN)))
+    assert kit.do(e.WorkersReported(lines)) == [e.CreditLogs(lines.cost, "ns")]
 
 
 @pytest.mark.parametrize(
     ("body", "action"),
     [
-        (StopWorkers(["w1"], 2.0), e.StopChildren(["w1"], 2.0)),
-        (LogCredit("ns", "node", 9), e.Credit(9, "ns")),
-        (Watch("d1", 3, 4), e.WatchProcess("d1", 3, 4)),
-        (Unwatch("d1"), e.UnwatchProcess("d1")),
+        (StopWorkers(["w1"], 2.0), e.StopWorkers(["w1"], 2.0)),
+        (LogCredit("ns", "node", 9), e.CreditLogs(9, "ns")),
+        (Watch("d1", 3, 4), e.Watch("d1", 3, 4)),
+        (Unwatch("d1"), e.Unwatch("d1")),
     ],
 )
 def test_orders_of_the_head(body, action):
-    assert Kit().join().do(e.Heard(body)) == [action]
+    assert Kit().join().do(e.HeadNotice(body)) == [action]
 
 
 def test_an_unexpected_notice_is_said():
-    (says,) = Kit().join().do(e.Heard(Done()))
+    (says,) = Kit().join().do(e.HeadNotice(Done()))
     assert "Done" in says.text
 
 
 def test_the_end_of_a_watched_process_is_sent():
-    assert Kit().join().do(e.ProcessEnded("d1")) == [e.Send(ProcessGone("d1"))]
+    assert Kit().join().do(e.ProcessEnded("d1")) == [e.SendNotice(ProcessGone("d1"))]
 
 
 # --- workers that do not answer ---
@@ -110,24 +110,26 @@ def test_a_head_that_did_not_hear_who_is_silent_is_told_when_it_knows_us():
     kit = Kit().join()
     kit.start("w1", "w2")
     silent = WorkerHealth("w1", "it does not answer", for_s=5.0)
-    assert kit.do(e.FromWorkers(WorkersHealth([silent]))) == [e.Send(WorkersHealth([silent]))]
-    kit.do(e.Heard(Beat(HELLO_AGAIN)))
-    assert kit.do(e.FromWorkers(WorkersHealth([WorkerHealth("w2", "it does not answer", for_s=5.0)])), after=1.0) == []
+    assert kit.do(e.WorkersReported(WorkersHealth([silent]))) == [e.SendNotice(WorkersHealth([silent]))]
+    kit.do(e.HeadNotice(Beat(HELLO_AGAIN)))
+    assert (
+        kit.do(e.WorkersReported(WorkersHealth([WorkerHealth("w2", "it does not answer", for_s=5.0)])), after=1.0) == []
+    )
     actions = kit.do(e.Welcomed(Welcome("epoch2", "1.0", 1.0, 10.0)), after=2.0)
-    (told,) = [a.body for a in actions if isinstance(a, e.Send) and isinstance(a.body, WorkersHealth)]
+    (told,) = [a.body for a in actions if isinstance(a, e.SendNotice) and isinstance(a.body, WorkersHealth)]
     assert [(one.id, one.for_s) for one in told.workers] == [("w1", 8.0), ("w2", 7.0)]
 
 
 def test_who_answers_again_while_no_head_listens_is_told_of_once():
     kit = Kit().join()
     kit.start("w1")
-    kit.do(e.FromWorkers(WorkersHealth([WorkerHealth("w1", "it does not answer", for_s=5.0)])))
-    kit.do(e.Heard(Beat(HELLO_AGAIN)))
-    kit.do(e.FromWorkers(WorkersHealth([WorkerHealth("w1")])))
+    kit.do(e.WorkersReported(WorkersHealth([WorkerHealth("w1", "it does not answer", for_s=5.0)])))
+    kit.do(e.HeadNotice(Beat(HELLO_AGAIN)))
+    kit.do(e.WorkersReported(WorkersHealth([WorkerHealth("w1")])))
     told = []
     for _ in range(2):
         actions = kit.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0)))
-        told += [a.body for a in actions if isinstance(a, e.Send)]
+        told += [a.body for a in actions if isinstance(a, e.SendNotice)]
     assert told == [WorkersHealth([WorkerHealth("w1")])]
 
 
@@ -135,31 +137,31 @@ def test_who_answers_again_or_has_ended_is_forgotten():
     kit = Kit().join()
     kit.start("w1", "w2")
     for id in ("w1", "w2"):
-        kit.do(e.FromWorkers(WorkersHealth([WorkerHealth(id, "it does not answer", for_s=5.0)])))
-    kit.do(e.FromWorkers(WorkersHealth([WorkerHealth("w1")])))
-    kit.do(e.FromWorkers(WorkerExited("w2", GONE)))
+        kit.do(e.WorkersReported(WorkersHealth([WorkerHealth(id, "it does not answer", for_s=5.0)])))
+    kit.do(e.WorkersReported(WorkersHealth([WorkerHealth("w1")])))
+    kit.do(e.WorkersReported(WorkerExited("w2", GONE)))
     actions = kit.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0)))
-    assert not [a for a in actions if isinstance(a, e.Send) and isinstance(a.body, WorkersHealth)]
+    assert not [a for a in actions if isinstance(a, e.SendNotice) and isinstance(a.body, WorkersHealth)]
 
 
 # --- another agentd before or after this one ---
 
 
 def adopted(kit: Kit, *workers: RunningWorker) -> None:
-    kit.do(e.Adopted(list(workers)))
-    kit.do(e.Start())
+    kit.do(e.WorkersAdopted(list(workers)))
+    kit.do(e.StartSession())
 
 
 def test_what_was_taken_over_is_said_and_lives_as_what_was_started():
     kit = Kit()
     kit.now = 500.0
     adopted(kit, RunningWorker(spec("w1"), "d1", pid=5, endpoint=UP), RunningWorker(spec("w2"), "d1", exit=GONE))
-    assert [(one.spec.id, one.exit) for one in kit.state.running()] == [("w1", None), ("w2", GONE)]
+    assert [(one.spec.id, one.exit) for one in kit.state.listed_workers()] == [("w1", None), ("w2", GONE)]
     assert kit.do(e.Tick()) == [], "the head has its grace from now on"
     kit.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0)))
-    assert kit.start("w1") == [e.StartChildren(order())], "it was started once"
+    assert kit.start("w1") == [order()], "it was started once"
     gone = WorkerExited("w1", GONE)
-    assert kit.do(e.FromWorkers(gone)) == [e.Send(gone)]
+    assert kit.do(e.WorkersReported(gone)) == [e.SendNotice(gone)]
 
 
 def test_ends_that_were_taken_over_are_settled_when_the_head_has_answered():
@@ -167,26 +169,26 @@ def test_ends_that_were_taken_over_are_settled_when_the_head_has_answered():
     adopted(kit, RunningWorker(spec("w2"), "d1", exit=GONE))
     kit.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0)))
     kit.do(e.Tick(), 1.0)
-    assert kit.do(e.Heard(Beat("epoch", kit.now))) == [e.Settled(["w2"])]
-    assert kit.state.running() == []
+    assert kit.do(e.HeadNotice(Beat("epoch", kit.now))) == [e.EndsAcknowledged(["w2"])]
+    assert kit.state.listed_workers() == []
 
 
 def test_agentds_that_come_and_go_without_a_head_win_no_time_for_their_workers():
     kit = Kit()
     kit.now = 500.0
-    kit.do(e.Adopted([RunningWorker(spec("w1"), "d1", pid=5, endpoint=UP)], since=391.0))
-    kit.do(e.Start())
+    kit.do(e.WorkersAdopted([RunningWorker(spec("w1"), "d1", pid=5, endpoint=UP)], since=391.0))
+    kit.do(e.StartSession())
     assert kit.state.next_deadline() <= 511.0
     out = []
-    while not any(isinstance(action, e.StopChildren) for action in out):
+    while not any(isinstance(action, e.StopWorkers) for action in out):
         kit.now = max(kit.state.next_deadline(), kit.now)
         assert kit.now < 391.0 + 120.0 + 10.0
         out = kit.do(e.Tick())
         if LOOK in out:
-            out = kit.do(e.HeadLooked(there=True))
+            out = kit.do(e.HeadChecked(there=True))
 
 
 def test_a_hand_over_stops_nobody_and_says_nothing():
     kit = Kit().join()
     kit.start("w1")
-    assert kit.do(e.HandOver("SIGUSR1")) == [e.Exit(0, "workers go on: SIGUSR1")]
+    assert kit.do(e.HandOver("SIGUSR1")) == [e.EndAgent(0, "workers go on: SIGUSR1")]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pace
 import pytest
-from children_kit import children, order, spec
+from workers_kit import children, order, spec
 
 import agentd.workers
 from agentd.templates import MAX_IDLE
@@ -417,7 +417,7 @@ async def test_idle_templates_are_few(tmp_path):
             one = spec(n, env={"OMP_NUM_THREADS": str(n + 1)}, do="raise SystemExit")
             kids.start(order([one]))
             await reports.gone(one)
-            kids.settled([one.id])  # else its template must remember how it ended
+            kids.acknowledged([one.id])  # else its template must remember how it ended
         await kids._until(lambda: len(os.listdir(tmp_path / "run" / "t")) <= MAX_IDLE, 10)
         assert len(os.listdir(tmp_path / "run" / "t")) == MAX_IDLE
 

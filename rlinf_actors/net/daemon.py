@@ -1,0 +1,170 @@
+"""What all daemons share: how they run, how signals and a bug end them, and the shell around a pure core.
+
+`run_daemon` runs agentd and the head on an event loop. `CoreShell` connects that loop to a pure core: events in,
+commands out, a timer at the core's next deadline, and the time that this process stood still. A template has no event
+loop and takes the error policy alone. Everything here runs on the daemon's main thread, and never on a user's.
+
+Error policy. An exception of ours that nobody expected is a bug, and leaves the daemon's state half changed: it would
+look alive and answer nobody. So the daemon ends at once with exit code `INTERNAL_ERROR`, as if by kill -9. Whoever
+starts it anew gets a daemon that takes over what this one had. What a peer sent is never such a bug: bytes that are no
+message raise RemoteWireError, which the receiver drops, and a message that makes no sense is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import logging
+import math
+import os
+import signal
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from typing import Any, Generic, NoReturn, TypeVar
+
+from rlinf_actors.exhaustion import raise_file_limit
+from rlinf_actors.net.failure_detection import stalled_s
+from rlinf_actors.net.loop import BUG, finish, new_event_loop
+
+EventT = TypeVar("EventT")
+CommandT = TypeVar("CommandT")
+
+log = logging.getLogger(__name__)
+
+INTERNAL_ERROR = 70
+"""EX_SOFTWARE of sysexits.h."""
+
+
+def run_daemon(serve: Callable[[], Coroutine[Any, Any, int]]) -> int:
+    """Run a daemon's coroutine on an event loop of its own, under the error policy; return its exit code.
+
+    An exception of *serve* itself is the caller's to explain: that the address is in use, for example.
+    """
+    faulthandler.enable(2)  # a crash in C code, and the watchdog's SIGABRT to a loop that stands still, leave a trace
+    raise_file_limit()
+    loop = new_event_loop()
+    end_on_internal_error(loop)
+    try:
+        return loop.run_until_complete(serve())
+    finally:
+        finish(loop)
+        loop.close()
+
+
+def on_stop_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[str], None]) -> None:
+    """Call *stop* with the signal's name at each SIGTERM and SIGINT."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # one turn of the loop later: if SIGUSR1 and SIGTERM arrive together, Python may handle SIGTERM first
+        loop.add_signal_handler(number, loop.call_soon, stop, signal.Signals(number).name)
+
+
+def end_on_internal_error(loop: asyncio.AbstractEventLoop) -> None:
+    """End this process if an exception escapes a callback of *loop*, a task, or the handler of a message."""
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        loop.default_exception_handler(context)
+        if ("handle" in context or BUG in context) and isinstance(context.get("exception"), Exception):
+            end_process()
+
+    loop.set_exception_handler(handle)
+
+
+@contextlib.contextmanager
+def ends_process(*expected: type[Exception]) -> Iterator[None]:
+    """End this process if the block raises an exception that is not of an *expected* class."""
+    try:
+        yield
+    except expected:
+        raise
+    except Exception:
+        log.critical("internal error", exc_info=True)
+        end_process()
+
+
+def end_process() -> NoReturn:
+    """End this daemon after an internal error that was logged."""
+    log.critical("internal error (above): this process ends, since its state may be wrong")
+    logging.shutdown()
+    os._exit(INTERNAL_ERROR)
+
+
+class CoreShell(Generic[EventT, CommandT]):
+    """Feeds a pure core with events, carries out its commands, and ticks at its deadlines. Loop thread only.
+
+    Args:
+        loop: the daemon's.
+        name: of the daemon, for the log.
+        decide: the core: takes an event and the loop's time, returns commands.
+        next_deadline: of the core; infinity for none.
+        carry_out: carries out one command.
+        tick: the event at a deadline.
+        stalled: makes the event for so many seconds in which this process stood still. It comes before `tick`: the
+            peers' messages of that time wait in the sockets, so no peer was silent.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        name: str,
+        decide: Callable[[EventT, float], Iterable[CommandT]],
+        next_deadline: Callable[[], float],
+        carry_out: Callable[[CommandT], object],
+        *,
+        tick: EventT,
+        stalled: Callable[[float], EventT],
+    ) -> None:
+        self._loop = loop
+        self._name = name
+        self._decide = decide
+        self._next_deadline = next_deadline
+        self._carry_out = carry_out
+        self._tick_event = tick
+        self._stalled_event = stalled
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = math.inf
+        self._setting: asyncio.Handle | None = None
+        self._closed = False
+
+    def handle(self, event: EventT) -> None:
+        """Have the core decide about an event, and carry out its commands. After `close` the event is dropped."""
+        if self._closed:
+            return
+        self.carry_out(self._decide(event, self._loop.time()))
+        if self._setting is None and not self._closed:  # once for all events of a turn, after their commands
+            self._setting = self._loop.call_soon(self._set_timer)
+
+    def carry_out(self, commands: Iterable[CommandT]) -> None:
+        """Carry out commands that the core gave outside of `handle`."""
+        for command in commands:
+            self._carry_out(command)
+
+    def close(self) -> None:
+        """Stop the timer. Twice is fine."""
+        self._closed = True
+        for handle in (self._timer, self._setting):
+            if handle is not None:
+                handle.cancel()
+        self._timer = self._setting = None
+
+    def _set_timer(self) -> None:
+        self._setting = None
+        due = max(self._next_deadline(), self._loop.time())  # an overdue deadline is no sign that we stood still
+        if self._timer is not None:
+            if self._due <= due:  # a tick too early does no harm, and spares a timer per event
+                return
+            self._timer.cancel()
+            self._timer = None
+        if due < math.inf:
+            self._due, self._timer = due, self._loop.call_at(due, self._tick, due)
+
+    def _tick(self, due: float) -> None:
+        self._timer = None
+        now = max(self._loop.time(), due)  # uvloop's clock is coarser than its time()
+        stall = stalled_s(due, now)
+        if stall:
+            text = "%s stood still for %.1f s: it or its machine was stopped, or is overloaded"
+            log.warning(text, self._name, stall)
+            self.carry_out(self._decide(self._stalled_event(stall), now))
+        self.carry_out(self._decide(self._tick_event, now))  # after a stall too: not every deadline is a silence
+        if not self._closed:
+            self._set_timer()
