@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import faulthandler
 import logging
 import os
 import signal
 import sys
 import tempfile
 import time
-import traceback
 from dataclasses import dataclass
 
 import click
@@ -25,8 +23,8 @@ from rlinf_actors.head.key_registry import OwnKeys
 from rlinf_actors.head.server import HeadServer
 from rlinf_actors.head.store import HeadStore, own_keys
 from rlinf_actors.net import discovery, fault_injection, head_records
+from rlinf_actors.net.daemon import ends_process, on_stop_signals, run_daemon
 from rlinf_actors.net.host import endpoint_of
-from rlinf_actors.net.loop import end_on_internal_error, end_process
 from rlinf_actors.net.socket_security import Security, key_at
 from rlinf_actors.security.keyfile import who
 from rlinf_actors.settings import LISTEN, Settings, Unit
@@ -86,13 +84,8 @@ def head(
     known_by = (key.path if key is not None else "", key.server if key is not None else "", insecure)
     protected = Protected(Security.of(key, insecure), own_keys(key, settings), known_by)
     manager = Manager(unit.notify_socket, unit.watchdog_s)
-    try:
-        code = asyncio.run(_serve(endpoint, protected, directory, as_json, manager))
-    except (RlinfActorsError, OSError):
-        raise
-    except Exception:  # noqa: BLE001 - a bug of ours
-        traceback.print_exc()
-        end_process()
+    with ends_process(RlinfActorsError, OSError):
+        code = run_daemon(lambda: _serve(endpoint, protected, directory, as_json, manager))
     context.exit(code)
 
 
@@ -159,11 +152,9 @@ def _default_state_dir(settings: Settings, port: int) -> str | None:
 
 async def _serve(endpoint: str, protected: Protected, state_dir: str | None, as_json: bool, manager: Manager) -> int:
     """Serve; returns the exit code."""
-    from rlinf_actors.exhaustion import raise_file_limit
     from rlinf_actors.net.zmq_network import ZmqNetwork
 
     loop = asyncio.get_running_loop()
-    end_on_internal_error(loop)
     ended: asyncio.Future[tuple[str, bool]] = loop.create_future()
 
     def end(reason: str, for_good: bool) -> None:
@@ -171,12 +162,10 @@ async def _serve(endpoint: str, protected: Protected, state_dir: str | None, as_
             manager.stopping(f"stopping: {reason}")
             ended.set_result((reason, for_good))
 
-    faulthandler.enable(2)  # a crash in C code, and the watchdog's SIGABRT to a loop that stands still, say where
     with contextlib.ExitStack() as stack:
         watchdog = manager.watch(loop)
         if watchdog is not None:
             stack.callback(watchdog.close)
-        raise_file_limit()
         network = ZmqNetwork(loop, protected.security)
         stack.callback(network.close)
         timing = Timing()
@@ -193,8 +182,7 @@ async def _serve(endpoint: str, protected: Protected, state_dir: str | None, as_
             "head", os.getpid(), time.time(), bound, head_records.script_of(os.getpid()), *protected.known_by
         )
         stack.callback(head_records.publish(record, Settings.load(), Unit.load().run_dir))
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, end, number.name, False)
+        on_stop_signals(loop, lambda name: end(name, False))
         loop.add_signal_handler(signal.SIGHUP, _nothing_to_read)
         if as_json:
             show_json({"head": address})

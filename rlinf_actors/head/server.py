@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import secrets
 import time
 import uuid
@@ -36,7 +35,7 @@ from rlinf_actors.head.commands import (
 from rlinf_actors.head.coordinator import Coordinator
 from rlinf_actors.head.event_log import level
 from rlinf_actors.head.key_registry import OwnKeys
-from rlinf_actors.net.failure_detection import STALL_S
+from rlinf_actors.net.daemon import CoreShell
 from rlinf_actors.net.link import Network, peer_name
 from rlinf_actors.net.rpc import ControlServer
 from rlinf_actors.security.members import Member
@@ -99,22 +98,23 @@ class HeadServer:
         new_token, now = lambda: secrets.token_hex(16), self._loop.time()
         tables = ClusterState(identity, timing or Timing(), new_token, now, before, own or OwnKeys(), job_key)
         self._supervisor = Coordinator(tables)
-        self.gate = HeadGate(self._supervisor, self._handle)
+        self._shell = CoreShell[Event, Command](
+            self._loop, "the head", self._decide, self._supervisor.next_deadline, self._carry_out,
+            tick=TimerDue(), stalled=HeadStalled,
+        )  # fmt: skip
+        self.gate = HeadGate(self._supervisor, self._shell.handle)
         self._store = store
         self._server = ControlServer(
-            network, self._received, lambda peer: self._handle(PeerUnreachable(peer)), self.gate
+            network, self._received, lambda peer: self._shell.handle(PeerUnreachable(peer)), self.gate
         )
         self._on_end = on_end
-        self._timer: asyncio.TimerHandle | None = None
-        self._due = math.inf
-        self._setting: asyncio.Handle | None = None
         self.endpoints: list[str] = []
 
     def _keep(self, command: Persist) -> None:
         store = self._store
         if store is None:
             if command.then is not None:
-                self._act([command.then])
+                self._shell.carry_out([command.then])
             return
 
         def written(durable: bool) -> None:
@@ -122,8 +122,8 @@ class HeadServer:
                 return  # closed meanwhile
             answer = command.then if durable else command.instead
             if answer is not None:
-                self._act([answer])
-            self._handle(StoreStatus(store.trouble))
+                self._shell.carry_out([answer])
+            self._shell.handle(StoreStatus(store.trouble))
 
         store.write([command.change], written)
 
@@ -136,7 +136,7 @@ class HeadServer:
         """
         for endpoint in endpoints:
             self.endpoints.append(self._server.bind(endpoint))
-        self._act(self._supervisor.started(self.endpoints, time.time()))
+        self._shell.carry_out(self._supervisor.started(self.endpoints, time.time()))
         return self.endpoints
 
     def status(self) -> Status:
@@ -151,11 +151,8 @@ class HeadServer:
             restarting: whether a head is expected back at this place, so that nothing ends; else the cluster ends.
         """
         if reason:
-            self._act((self._supervisor.restarting if restarting else self._supervisor.farewell)(reason))
-        for waiting in (self._timer, self._setting):
-            if waiting is not None:
-                waiting.cancel()
-        self._timer = self._setting = None
+            self._shell.carry_out((self._supervisor.restarting if restarting else self._supervisor.farewell)(reason))
+        self._shell.close()
         self._server.close(linger_ms=200 if reason else 0)
         store, self._store = self._store, None
         if store is not None:
@@ -166,55 +163,28 @@ class HeadServer:
         if member is None:
             return  # its key has ended since it came: whoever that was, they are nobody any more
         if isinstance(envelope, Request):
-            self._handle(RequestReceived(peer, envelope.id, envelope.body, member))
+            self._shell.handle(RequestReceived(peer, envelope.id, envelope.body, member))
         elif isinstance(envelope, Notice):
-            self._handle(NoticeReceived(peer, envelope.body, member))
+            self._shell.handle(NoticeReceived(peer, envelope.body, member))
         else:
             log.warning("%r sent a %s; the head asked for nothing", peer_name(peer), type(envelope).__name__)
 
-    def _handle(self, event: Event) -> None:
-        self._act(self._supervisor.handle(event, self._loop.time(), time.time()))
-        if self._setting is None:  # once for all that came at a time, and when the answers are on their way
-            self._setting = self._loop.call_soon(self._set_timer)
+    def _decide(self, event: Event, now: float) -> list[Command]:
+        return self._supervisor.handle(event, now, time.time())
 
-    def _set_timer(self) -> None:
-        """TimerDue at the next deadline. A timer that is too early does no harm, and spares one per message."""
-        self._setting = None
-        due = max(self._supervisor.next_deadline(), self._loop.time())  # what is overdue is no stand still of ours
-        if self._timer is not None:
-            if self._due <= due:  # uvloop's handles do not all know when
-                return
-            self._timer.cancel()
-            self._timer = None
-        if due < math.inf:
-            self._due, self._timer = due, self._loop.call_at(due, self._tick, due)
-
-    def _tick(self, due: float) -> None:
-        self._timer = None
-        now = max(self._loop.time(), due)  # uvloop's clock is coarser than its time()
-        if now - due > STALL_S:  # the others' messages of that time wait in the sockets: nobody was silent
-            log.warning("the head stood still for %.1f s: it or its machine was stopped, or is overloaded", now - due)
-            self._act(self._supervisor.handle(HeadStalled(now - due), now, time.time()))
-        # also after a stall: not every deadline is somebody's silence
-        self._act(self._supervisor.handle(TimerDue(), now, time.time()))
-        self._set_timer()
-
-    def _act(self, commands: Sequence[Command]) -> None:
-        for command in commands:
-            if isinstance(command, Notify):
-                self._server.notify(command.peer, command.body)
-            elif isinstance(command, Answer):
-                self._server.reply(command.peer, command.id, command.body)
-            elif isinstance(command, Refuse):
-                self._server.fail(
-                    command.peer, command.id, command.kind, command.text, command.missing_ranks, command.path
-                )
-            elif isinstance(command, LogEvent):
-                log.log(level(command.kind), "%s", command.text)
-            elif isinstance(command, Persist):
-                self._keep(command)
-            elif isinstance(command, EndCluster):
-                self._on_end(command.reason)
+    def _carry_out(self, command: Command) -> None:
+        if isinstance(command, Notify):
+            self._server.notify(command.peer, command.body)
+        elif isinstance(command, Answer):
+            self._server.reply(command.peer, command.id, command.body)
+        elif isinstance(command, Refuse):
+            self._server.fail(command.peer, command.id, command.kind, command.text, command.missing_ranks, command.path)
+        elif isinstance(command, LogEvent):
+            log.log(level(command.kind), "%s", command.text)
+        elif isinstance(command, Persist):
+            self._keep(command)
+        elif isinstance(command, EndCluster):
+            self._on_end(command.reason)
 
 
 def job_key(token: str) -> str:

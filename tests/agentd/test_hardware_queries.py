@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from agentd import state_events as e
 from agentd.launch_plan import Rules
 from agentd.node_report import Looker, read_answer
 from agentd.session import Session
@@ -135,20 +136,20 @@ async def test_a_driver_that_ends_ends_the_look(lab):
     asked.cancel()
 
 
-async def test_a_look_that_is_given_up_before_it_began_is_forgotten(lab):
-    lab.agent._noticed(LookForHardware("l1", ASKED.question))
-    (look,) = lab.agent._looks.values()
-    lab.agent._noticed(StopLooking("l1"))
-    await asyncio.wait([look])
+async def test_query_cancelled_before_it_began_is_forgotten(lab):
+    lab.agent._shell.handle(e.HeadNotice(LookForHardware("l1", ASKED.question)))
+    (query,) = lab.agent._queries.values()
+    lab.agent._shell.handle(e.HeadNotice(StopLooking("l1")))
+    await asyncio.wait([query])
     await asyncio.sleep(0)
-    assert (lab.begun.empty(), lab.agent._looks) == (True, {})
+    assert (lab.begun.empty(), lab.agent._queries) == (True, {})
 
 
-async def test_look_that_is_asked_for_again_is_made_once(lab):
+async def test_repeated_query_runs_once(lab):
     asked = asking(lab)
     await lab.begun.get()
-    (id,) = lab.agent._looks
-    lab.agent._noticed(LookForHardware(id, ASKED.question))  # over a new connection
+    (id,) = lab.agent._queries
+    lab.agent._shell.handle(e.HeadNotice(LookForHardware(id, ASKED.question)))  # over a new connection
     lab.answer.set_result(ANSWER)
     assert await asked == Enumerated(ANSWER)
     assert lab.begun.empty()

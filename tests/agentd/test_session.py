@@ -296,7 +296,7 @@ async def test_a_driver_is_watched_once_there_is_a_descriptor_again(lab, sleeper
         tried.clear()
         await tried.wait()
     assert agent.children.alive, "a driver that cannot be watched is not taken for one that has ended"
-    (said,) = [record.getMessage() for record in caplog.records if "is watched once" in record.getMessage()]
+    (said,) = [record.getMessage() for record in caplog.records if "cannot watch process" in record.getMessage()]
     assert "Too many open files" in said
     used_up = False
     sleeper.kill()
@@ -509,7 +509,7 @@ async def test_a_stand_still_of_the_agent_ends_leases_and_then_itself(lab, monke
         def time(self):
             return due + 3.0
 
-    monkeypatch.setattr(session, "_loop", Later())
-    session._tick(due)
+    monkeypatch.setattr(session._shell, "_loop", Later())
+    session._shell._tick(due)
     assert any("no word from the head for" in reason for reason in agent.children.reasons)
     assert session._state.next_deadline() > due + 3.0

@@ -1,0 +1,74 @@
+"""The shell of a daemon's pure core: commands, deadlines, and the time that the process stood still."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import pytest
+
+from rlinf_actors.net.daemon import CoreShell
+from rlinf_actors.net.failure_detection import STALL_S
+
+pytestmark = pytest.mark.virtual_time
+
+TICK = "tick"
+
+
+class Core:
+    """Returns each event as a command; its deadline is what a test sets."""
+
+    def __init__(self) -> None:
+        self.deadline = math.inf
+        self.events: list[object] = []
+        self.done: list[object] = []
+        self.shell = CoreShell[object, object](
+            asyncio.get_running_loop(), "a daemon", self.decide, lambda: self.deadline, self.done.append,
+            tick=TICK, stalled=lambda seconds: seconds,
+        )  # fmt: skip
+
+    def decide(self, event: object, now: float) -> list[object]:
+        self.events.append(event)
+        if event is TICK:
+            self.deadline = math.inf
+        return [event]
+
+
+async def test_an_event_becomes_commands():
+    core = Core()
+    core.shell.handle("hello")
+    assert core.done == ["hello"]
+
+
+async def test_the_core_ticks_at_its_next_deadline_also_if_it_moves_ahead():
+    core, loop = Core(), asyncio.get_running_loop()
+    core.deadline = loop.time() + 5.0
+    core.shell.handle("a")
+    await asyncio.sleep(1.0)
+    core.deadline = loop.time() + 2.0
+    core.shell.handle("b")
+    await asyncio.sleep(1.9)
+    assert core.events == ["a", "b"]
+    await asyncio.sleep(0.2)
+    assert core.events == ["a", "b", TICK]
+    await asyncio.sleep(10.0)
+    assert core.events == ["a", "b", TICK]
+
+
+async def test_a_late_timer_reports_the_stall_before_the_tick(caplog):
+    core, loop = Core(), asyncio.get_running_loop()
+    core.shell._tick(loop.time() - 2 * STALL_S)
+    stall, tick = core.events
+    assert (stall, tick) == (pytest.approx(2 * STALL_S), TICK)
+    assert "a daemon stood still for 1.0 s" in caplog.text
+
+
+async def test_after_close_no_event_and_no_deadline_counts():
+    core, loop = Core(), asyncio.get_running_loop()
+    core.deadline = loop.time() + 1.0
+    core.shell.handle("a")
+    core.shell.close()
+    core.shell.close()
+    core.shell.handle("b")
+    await asyncio.sleep(2.0)
+    assert core.events == ["a"]
