@@ -34,7 +34,6 @@ from rlinf_actors.errors import WorkerStartError
 from rlinf_actors.exhaustion import AGAIN_S, explain
 from rlinf_actors.wire import template_protocol
 from rlinf_actors.wire.agent_messages import StartWorkers, WorkerExited, WorkerReady
-
 from rlinf_actors.wire.values import ExitReport, RunningWorker, WorkerSpec, ending, orderly
 
 
