@@ -34,7 +34,7 @@ from rlinf_actors.group.launcher import GroupLauncher
 from rlinf_actors.group.stream import StreamResult
 from rlinf_actors.testing import LocalCluster
 from rlinf_actors.worker.device_lock import DeviceLock
-from rlinf_actors.worker.lease_page import LeasePage
+from rlinf_actors.worker.lease_guard import LeasePage
 from rlinf_actors.worker.manager_proxy import ManagerProxy
 
 CLASSES: tuple[type, ...] = (

@@ -42,7 +42,7 @@ _LONG_BITS = ctypes.sizeof(ctypes.c_ulong) * 8
 
 
 @dataclass(frozen=True)
-class Binding:
+class NumaBinding:
     """What to do, and what to say.
 
     Attributes:
@@ -56,7 +56,7 @@ class Binding:
     note: str = ""
 
 
-def decide(wanted: Sequence[int], tree: str, allowed: Collection[int]) -> Binding:
+def decide(wanted: Sequence[int], tree: str, allowed: Collection[int]) -> NumaBinding:
     """How a worker is to be bound. Reads files, changes nothing.
 
     Args:
@@ -65,19 +65,19 @@ def decide(wanted: Sequence[int], tree: str, allowed: Collection[int]) -> Bindin
         allowed: CPUs that the process may run on now (its cpuset).
     """
     if min(wanted, default=-1) < 0:
-        return Binding(note="the NUMA node of its accelerators is not known")
+        return NumaBinding(note="the NUMA node of its accelerators is not known")
     cpus: set[int] = set()
     for node in wanted:
         try:
             mine = parse_cpus(Path(tree, f"node{node}", "cpulist").read_text())
         except OSError as error:
-            return Binding(note=f"the kernel does not show NUMA node {node} ({error.filename}: {error.strerror})")
+            return NumaBinding(note=f"the kernel does not show NUMA node {node} ({error.filename}: {error.strerror})")
         if not mine & set(allowed):
-            return Binding(note=f"none of the CPUs of NUMA node {node} is among those that this process may use")
+            return NumaBinding(note=f"none of the CPUs of NUMA node {node} is among those that this process may use")
         cpus |= mine & set(allowed)
     memory = tuple(node for node in wanted if _has_memory(node, tree))
     missing = [str(node) for node in wanted if node not in memory]
-    return Binding(frozenset(cpus), memory, f"NUMA node {', '.join(missing)} has no memory" if missing else "")
+    return NumaBinding(frozenset(cpus), memory, f"NUMA node {', '.join(missing)} has no memory" if missing else "")
 
 
 def parse_cpus(text: str) -> set[int]:
@@ -157,7 +157,7 @@ _OF_AN_INTERPRETER = re.compile(r"/lib(64)?/python3(\d+\.zip|\.\d+(/|$))|/(site|
 
 
 @dataclass
-class Start:
+class ChildStart:
     """How one worker process is to begin.
 
     Attributes:
@@ -179,11 +179,11 @@ class Start:
     forked: bool = False
     slot: tuple[int, int] = (0, 0)
     nofile: int | None = None
-    threads: Threads | None = None
+    threads: LibraryThreads | None = None
     cgroup: Cgroup = field(default_factory=Cgroup)
 
 
-def run(start: Start) -> None:
+def run(start: ChildStart) -> None:
     """Turn this process into the worker and run it. Main thread; returns when the worker is done.
 
     Whatever goes wrong before the worker's own code runs is told the template as StartFailed.
@@ -205,7 +205,7 @@ def tell_failure(control: int, worker: str, text: str) -> None:
         to_template.send(template_protocol.encode(template_protocol.StartFailed(worker, text)))
 
 
-def prepare(start: Start) -> None:
+def prepare(start: ChildStart) -> None:
     """All that makes this process differ from the template. Runs with all signals blocked; unblocks them."""
     spec = start.fork.spec
     forks.begin()
@@ -305,7 +305,7 @@ def _reseed() -> None:
         numpy_random.seed()
 
 
-class Threads:
+class LibraryThreads:
     """The libraries that the template loaded with one thread each, to be given their threads in the worker."""
 
     def __init__(self) -> None:
@@ -356,4 +356,4 @@ def spawned(packet: int, control: int, entry: str, template: int, cgroup: Cgroup
         data = file.read()
     os.set_inheritable(control, False)
     fork = msgspec.msgpack.decode(data, type=template_protocol.Fork)
-    run(Start(fork, control, entry, template, cgroup=cgroup))
+    run(ChildStart(fork, control, entry, template, cgroup=cgroup))

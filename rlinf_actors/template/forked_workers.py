@@ -25,7 +25,7 @@ from rlinf_actors import procfs
 from rlinf_actors.cgroups import worker_cgroup as cgroups
 from rlinf_actors.cgroups.worker_cgroup import Cgroup
 from rlinf_actors.errors import RemoteWireError
-from rlinf_actors.template.log_pump import Drain
+from rlinf_actors.template.log_pump import LogPump
 from rlinf_actors.wire import template_protocol
 from rlinf_actors.wire.values import ExitReport
 from rlinf_actors.worker.lease_guard import Lease
@@ -36,7 +36,7 @@ KILL_MARGIN = 0.05
 """Part of the lease that is kept for the kill of a robot worker whose guard cannot run: 0.1 s of 2 s."""
 
 
-class Worker:
+class ForkedWorker:
     """One worker process, with its cgroup. Raises OSError when there are no fds left or the cgroup cannot be made."""
 
     def __init__(
@@ -60,9 +60,9 @@ class Worker:
         self.pong: template_protocol.Pong | None = None  # agentd does not know of it yet
         self.unread = self.announced = False  # more in the files than agentd read; Grew sent since the last Read
         with contextlib.ExitStack() as stack:
-            self.out = Drain(fork.place.out_path, log_bytes)
+            self.out = LogPump(fork.place.out_path, log_bytes)
             stack.callback(self.out.close)
-            self.err = Drain(fork.place.err_path, log_bytes)
+            self.err = LogPump(fork.place.err_path, log_bytes)
             stack.callback(self.err.close)
             self.control, self.child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             stack.callback(self.control.close)
@@ -179,7 +179,7 @@ EXEC_S = 0.002
 """When to look again at an orphan that is just executing a program: nothing tells that it has."""
 
 
-class Nursery:
+class ForkedWorkers:
     """All workers of one template.
 
     Args:
@@ -195,15 +195,15 @@ class Nursery:
         self._send = send
         self._keeps = keeps
         self._ends: dict[str, template_protocol.SurvivingWorker] = {}
-        self._workers: dict[str, Worker] = {}
-        self._pids: dict[int, Worker] = {}
+        self._workers: dict[str, ForkedWorker] = {}
+        self._pids: dict[int, ForkedWorker] = {}
         self._woken = False
         self._look_again = 0.0  # when, 0 for only when something happens
-        self._ending: list[Worker] = []
+        self._ending: list[ForkedWorker] = []
         self._oom = procfs.oom_kills()
 
     @property
-    def workers(self) -> list[Worker]:
+    def workers(self) -> list[ForkedWorker]:
         """All that are not reaped."""
         return list(self._workers.values())
 
@@ -212,7 +212,7 @@ class Nursery:
         for worker in self._workers.values():
             worker.close()
 
-    def add(self, worker: Worker) -> None:
+    def add(self, worker: ForkedWorker) -> None:
         """Take charge of a worker that was just started."""
         self._workers[worker.id] = self._pids[worker.pid] = worker
         self._announce(worker)
@@ -258,7 +258,7 @@ class Nursery:
                 if worker.unanswered == 1:
                     self._pass_on(worker, template_protocol.Ping())
 
-    def _on_pong(self, worker: Worker, packet: template_protocol.Pong) -> None:
+    def _on_pong(self, worker: ForkedWorker, packet: template_protocol.Pong) -> None:
         late, worker.unanswered = worker.unanswered > 1, 0
         if late:
             self._send(template_protocol.Pulses([packet]))
@@ -309,7 +309,7 @@ class Nursery:
         for id in ids:
             self._ends.pop(id, None)
 
-    def _pass_on(self, worker: Worker, packet: template_protocol.ToWorker) -> None:
+    def _pass_on(self, worker: ForkedWorker, packet: template_protocol.ToWorker) -> None:
         if worker.told:
             return  # it has ended and its socket is closed: no selector can be asked about that
         if worker.control in self._selector.get_map():
@@ -332,7 +332,7 @@ class Nursery:
 
     # --- output and control ---
 
-    def _on_output(self, worker: Worker, drain: Drain, _: int) -> None:
+    def _on_output(self, worker: ForkedWorker, drain: LogPump, _: int) -> None:
         before = drain.lost
         got, ended = drain.pump()
         if ended:
@@ -343,12 +343,12 @@ class Nursery:
             worker.unread = True
             self._announce(worker)
 
-    def _announce(self, worker: Worker) -> None:
+    def _announce(self, worker: ForkedWorker) -> None:
         if worker.unread and not worker.announced and worker.fork.spec.forward_logs:
             worker.unread, worker.announced = False, True
             self._send(template_protocol.LogsGrew([worker.id]))
 
-    def _flush(self, worker: Worker) -> None:
+    def _flush(self, worker: ForkedWorker) -> None:
         try:
             while worker.outgoing:
                 worker.control.send(worker.outgoing[0])
@@ -361,7 +361,7 @@ class Nursery:
         if self._selector.get_key(worker.control).events != events:
             self._selector.modify(worker.control, events, partial(self._on_control, worker))
 
-    def _on_control(self, worker: Worker, mask: int = 0) -> None:
+    def _on_control(self, worker: ForkedWorker, mask: int = 0) -> None:
         if mask & selectors.EVENT_WRITE:
             self._flush(worker)
         while True:
@@ -422,7 +422,7 @@ class Nursery:
                 self._ending.remove(worker)
                 self._tell(worker, worker.id in left)
 
-    def _kill(self, worker: Worker) -> None:
+    def _kill(self, worker: ForkedWorker) -> None:
         if worker.guard_due and not worker.kill_at:
             worker.failure = worker.failure or "the lease of its robots was lost, and its guard could not run"
         worker.lease_lost, worker.guard_due, worker.kill_at = True, 0.0, 0.0  # once
@@ -473,7 +473,7 @@ class Nursery:
         except ChildProcessError:
             return False
 
-    def _tell(self, worker: Worker, left: bool) -> None:
+    def _tell(self, worker: ForkedWorker, left: bool) -> None:
         assert worker.status is not None
         for drain in (worker.out, worker.err):
             drain.finish()
@@ -493,13 +493,13 @@ class Nursery:
         self._reap(worker)
         self.told(end)  # whoever hears of it finds nothing of it here any more
 
-    def _on_last_words(self, worker: Worker) -> None:
+    def _on_last_words(self, worker: ForkedWorker) -> None:
         if worker.control in self._selector.get_map():
             self._on_control(worker)
         if worker.control in self._selector.get_map():
             self._selector.unregister(worker.control)  # a process of its own may still hold the other end
 
-    def _reap(self, worker: Worker) -> None:
+    def _reap(self, worker: ForkedWorker) -> None:
         if worker.told and worker.watched:
             os.waitpid(worker.pid, 0)  # a zombie already
             del self._workers[worker.id], self._pids[worker.pid]

@@ -51,7 +51,7 @@ def _text(line: bytes) -> str:
     return data[:TAIL_LINE_BYTES].decode(errors="ignore") + " [cut]" if len(data) > TAIL_LINE_BYTES else text
 
 
-class Drain:
+class LogPump:
     """Copies what a pipe holds to a file, as long as that takes it.
 
     Args:

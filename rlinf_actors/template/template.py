@@ -42,7 +42,7 @@ from rlinf_actors.settings import Settings
 from rlinf_actors.template import child_setup
 from rlinf_actors.template.agent_link import AgentLink
 from rlinf_actors.template.bootstrap import fail
-from rlinf_actors.template.forked_workers import Nursery, Worker
+from rlinf_actors.template.forked_workers import ForkedWorker, ForkedWorkers
 from rlinf_actors.wire import template_protocol
 from rlinf_actors.wire.values import ExitReport
 
@@ -50,7 +50,7 @@ END_S = 5.0
 """How long it waits for the ends of those that it has killed: one in an uninterruptible call may never."""
 
 
-def end_all(workers: Sequence[Worker], wakeup: socket.socket) -> None:
+def end_all(workers: Sequence[ForkedWorker], wakeup: socket.socket) -> None:
     """Kill every process below this one and wait until all are gone, END_S at most.
 
     Robot workers were told why, and have ROBOT_END_S to end by themselves.
@@ -85,7 +85,7 @@ def end_all(workers: Sequence[Worker], wakeup: socket.socket) -> None:
         worker.cgroup.remove()
 
 
-def _wait_for_robots(workers: Sequence[Worker], selector: selectors.BaseSelector, wakeup: socket.socket) -> None:
+def _wait_for_robots(workers: Sequence[ForkedWorker], selector: selectors.BaseSelector, wakeup: socket.socket) -> None:
     robots = {worker.id: worker for worker in workers if worker.has_robots and not worker.told}
     for worker in workers:
         if worker.id not in robots:
@@ -113,7 +113,7 @@ LATER_IMPORTS = (
 OPTIONAL_IMPORTS = ("uvloop",)
 
 
-class Config(msgspec.Struct, frozen=True, omit_defaults=True):
+class TemplateConfig(msgspec.Struct, frozen=True, omit_defaults=True):
     """What agentd tells a template on its command line.
 
     Attributes:
@@ -149,10 +149,10 @@ def main(fd: int, node: str, config_json: str) -> None:
     Args:
         fd: SOCK_SEQPACKET to agentd (to the template, for a spawned worker).
         node: the node's name, for messages.
-        config_json: a Config.
+        config_json: a TemplateConfig.
     """
     procfs.open_standard_descriptors()
-    config = msgspec.json.decode(config_json, type=Config)
+    config = msgspec.json.decode(config_json, type=TemplateConfig)
     fault_injection.load(Settings.load().faults)
     if config.packet >= 0:
         child_setup.spawned(config.packet, fd, config.entry, config.agent, config.cgroup)
@@ -166,7 +166,7 @@ def main(fd: int, node: str, config_json: str) -> None:
 class Template:
     """The loop. *fd* is the socket to agentd."""
 
-    def __init__(self, fd: int, node: str, config: Config) -> None:
+    def __init__(self, fd: int, node: str, config: TemplateConfig) -> None:
         self._config = config
         self._node = node
         self._slot = (procfs.mark_slot(), config.slot)
@@ -178,21 +178,21 @@ class Template:
         self._selector = selectors.DefaultSelector()
         self._over = False
         self._why = ""
-        self._child: child_setup.Start | None = None
+        self._child: child_setup.ChildStart | None = None
         keep = config.keep
         self._link = AgentLink(self._selector, self._agent, keep, config.keep_s, self._obey, self._orphaned)
-        self._nursery = Nursery(self._selector, self._link.send, bool(keep))
+        self._workers = ForkedWorkers(self._selector, self._link.send, bool(keep))
         self._nofile, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # five fds a worker
         self._wakeup = socket.socketpair()
 
-    def run(self) -> child_setup.Start | None:
+    def run(self) -> child_setup.ChildStart | None:
         """Serve. Returns None at the end, or, in a forked worker, how to begin there."""
         procfs.set_name("rlinf-template")
         procfs.set_subreaper()
         gc.disable()  # no garbage in imports that is worth its time
         self._import()
-        self._threads = child_setup.Threads()
+        self._threads = child_setup.LibraryThreads()
         self._listen()
         gc.collect()
         gc.freeze()  # what is here now is never collected, so that the collector does not touch, and copy, its pages
@@ -208,17 +208,17 @@ class Template:
                 key.data(mask)
                 if self._child is not None:
                     return self._child
-            self._nursery.look()
+            self._workers.look()
             if self._link.patience() == 0.0:
                 self._end(f"no agentd came back to it within {self._link.keep_s:g} s")
         self._link.refuse()
-        self._nursery.revoke_all(self._why)
-        end_all(self._nursery.workers, self._wakeup[0])
+        self._workers.revoke_all(self._why)
+        end_all(self._workers.workers, self._wakeup[0])
         self._link.remove()
         return None
 
     def _patience(self) -> float | None:
-        waits = (self._nursery.patience(), self._link.patience())
+        waits = (self._workers.patience(), self._link.patience())
         return min((wait for wait in waits if wait is not None), default=None)
 
     # --- start-up ---
@@ -272,19 +272,19 @@ class Template:
     def _on_wakeup(self, _: int) -> None:
         with contextlib.suppress(BlockingIOError):
             while self._wakeup[0].recv(4096):
-                self._nursery.wake()
+                self._workers.wake()
 
     def _obey(self, packet: template_protocol.ToTemplate) -> bool:
         if isinstance(packet, template_protocol.Fork):
             self._start(packet)
         elif isinstance(packet, template_protocol.Watching):
-            self._nursery.watched(packet.id)
+            self._workers.watched(packet.id)
         elif isinstance(packet, template_protocol.Read):
-            self._nursery.read(packet)
+            self._workers.read(packet)
         elif isinstance(packet, template_protocol.Renew):
-            self._nursery.renew(packet)
+            self._workers.renew(packet)
         elif isinstance(packet, template_protocol.Probe):
-            self._nursery.probe()
+            self._workers.probe()
         elif isinstance(packet, template_protocol.Shutdown):
             self._end("its agentd was stopped")
         elif isinstance(packet, template_protocol.Adopt):
@@ -292,20 +292,20 @@ class Template:
         elif isinstance(packet, template_protocol.KeepFor):
             self._link.registered(packet.seconds)
         elif isinstance(packet, template_protocol.Settled):
-            self._nursery.settled(packet.ids)
+            self._workers.settled(packet.ids)
         else:
-            self._nursery.tell(packet)
+            self._workers.tell(packet)
         return not self._over and self._child is None
 
     def _orphaned(self) -> None:
         if self._config.keep:
-            self._nursery.orphaned("its agentd ended")
+            self._workers.orphaned("its agentd ended")
         else:
             self._end("its agentd ended")
 
     def _adopted(self) -> None:
         self._link.adopted()
-        for kept in self._nursery.inventory():
+        for kept in self._workers.inventory():
             self._link.send(kept)
         self._link.send(template_protocol.Inventory(self._link.since, self._installed, self._paths))
 
@@ -318,7 +318,7 @@ class Template:
         assert keeper is not None
         try:
             limits = roots.limits(spec.memory_limit, spec.pids_limit)
-            worker = Worker(fork, cgroup_of(roots, keeper, spec.id), limits, self._config.log_bytes)
+            worker = ForkedWorker(fork, cgroup_of(roots, keeper, spec.id), limits, self._config.log_bytes)
         except OSError as error:
             self._refuse(fork, f"node {self._node} cannot start it: {explain(error)}")
             return
@@ -335,15 +335,15 @@ class Template:
             return
         if pid:
             worker.started(pid)
-            self._nursery.add(worker)
+            self._workers.add(worker)
             self._link.send(template_protocol.Forked(spec.id, pid))
 
     def _refuse(self, fork: template_protocol.Fork, reason: str) -> None:
-        self._nursery.told(
+        self._workers.told(
             template_protocol.SurvivingWorker(fork.spec.id, exit=ExitReport("start_failed", reason=reason))
         )
 
-    def _fork(self, worker: Worker) -> int:
+    def _fork(self, worker: ForkedWorker) -> int:
         """Fork. Returns 0 in the child, where the loop then hands back to main: no frame of ours stays."""
         template = os.getpid()
         if fault_injection.active is not None:
@@ -363,7 +363,7 @@ class Template:
         worker.close()
         self._close()
         config = self._config
-        self._child = child_setup.Start(worker.fork, control, config.entry, template, True, slot=self._slot)
+        self._child = child_setup.ChildStart(worker.fork, control, config.entry, template, True, slot=self._slot)
         self._child.cgroup = worker.cgroup
         self._child.nofile, self._child.threads = self._nofile, self._threads
         return 0
@@ -371,14 +371,14 @@ class Template:
     def _close(self) -> None:
         """In a forked worker: nothing of the template's stays open."""
         self._selector.close()
-        self._nursery.close()
+        self._workers.close()
         self._link.close()
         for end in self._wakeup:
             end.close()
         if self._config.owner >= 0:
             os.close(self._config.owner)
 
-    def _spawn(self, worker: Worker) -> int:
+    def _spawn(self, worker: ForkedWorker) -> int:
         """Start an interpreter of its own; it learns what to be from an inherited file."""
         if fault_injection.active is not None:
             fault_injection.active.start("spawn.exec", f"{worker.fork.spec.group}:{worker.fork.spec.rank}")
@@ -386,7 +386,7 @@ class Template:
             packet.write(template_protocol.encode(worker.fork))
             packet.seek(0)
             fds = (worker.child.fileno(), packet.fileno())
-            config = Config(os.getpid(), entry=self._config.entry, packet=packet.fileno(), cgroup=worker.cgroup)
+            config = TemplateConfig(os.getpid(), entry=self._config.entry, packet=packet.fileno(), cgroup=worker.cgroup)
             argv = [*sys.orig_argv[: sys.orig_argv.index("-c") + 2], sys.argv[1], str(fds[0]), self._node]
             process = subprocess.Popen(
                 [sys.executable, *argv[1:], msgspec.json.encode(config).decode()],
@@ -397,7 +397,7 @@ class Template:
                 pass_fds=fds,
                 start_new_session=True,
             )
-        process.returncode = 0  # the nursery reaps it
+        process.returncode = 0  # ForkedWorkers reaps it
         return process.pid
 
 

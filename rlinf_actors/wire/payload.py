@@ -21,9 +21,10 @@ The parts of a message whose sender is known to be a member of this process's jo
 
 Made in four places, and a test holds that there is no fifth (tests/security/test_one_unpickler.py):
 
-* `worker.server`: the peer's Join had the job's token, on a socket that only this user, or the job's key, can reach;
+* `worker.worker_server`: the Join of the peer had the token of the job, on a socket that only this user, or the key of
+  the job, can reach;
 * `runtime.peer`: a worker's answer, on a link to the unix socket or the key that the head named as that worker's;
-* `worker.membership`: what a worker gives to its child, over a unix socket of this user;
+* `worker.children`: what a worker gives to its child, over a unix socket of this user;
 * `wire.failure`: what this very process has just pickled, read again to see whether that can be done.
 
 A dense tensor's bytes as a buffer, without numpy: torch comes without it, and no tensor has the buffer protocol.

@@ -16,8 +16,8 @@ from rlinf_actors.model.buffers import Buffer, lent
 from rlinf_actors.net.loop import Tasks
 from rlinf_actors.runtime.runtime import Runtime
 from rlinf_actors.wire import frames
-from rlinf_actors.worker.server import WorkerServer
 from rlinf_actors.worker.worker import Worker
+from rlinf_actors.worker.worker_server import WorkerServer
 
 log = logging.getLogger(__name__)
 

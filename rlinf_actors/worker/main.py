@@ -50,7 +50,8 @@ from rlinf_actors.settings import EXT_MODULE
 from rlinf_actors.wire import failure, frames, payload, template_protocol
 from rlinf_actors.wire.values import WorkerSpec
 from rlinf_actors.worker import context as worker_context
-from rlinf_actors.worker.child_members import Children
+from rlinf_actors.worker.children import Children
+from rlinf_actors.worker.context import Member, listen, new_runtime
 from rlinf_actors.worker.device_lock import DeviceLock
 from rlinf_actors.worker.executors import (
     STOPPED,
@@ -63,17 +64,16 @@ from rlinf_actors.worker.executors import (
     uses_event_loop,
 )
 from rlinf_actors.worker.lease_guard import Guard
-from rlinf_actors.worker.membership import Member, listen, new_runtime
-from rlinf_actors.worker.server import Creation, WorkerServer
 from rlinf_actors.worker.standstill import Unwound
-from rlinf_actors.worker.template_socket import Control
+from rlinf_actors.worker.template_socket import TemplateSocket
 from rlinf_actors.worker.worker import Worker
+from rlinf_actors.worker.worker_server import Creation, WorkerServer
 
 STUCK_S = 0.1
 """How long the main thread may take to come to its handler before the I/O thread looks whether to end without it."""
 
 
-class Leaving:
+class OrderlyExit:
     """Ends this process when SIGTERM comes. Main thread; `watch` makes the I/O thread do its part."""
 
     def __init__(self) -> None:
@@ -160,9 +160,9 @@ def run_worker(spec: WorkerSpec, place: template_protocol.WorkerPlace, control_f
         place: where it runs.
         control_fd: a SOCK_SEQPACKET socket to the template; its end of file is our end.
     """
-    control = Control(socket.socket(fileno=control_fd), lambda: _exit(143))
+    control = TemplateSocket(socket.socket(fileno=control_fd), lambda: _exit(143))
     guard = Guard(spec, place, control, lambda: Worker.current_worker) if spec.claims else None
-    leaving = Leaving() if guard is None else None
+    leaving = OrderlyExit() if guard is None else None
     try:
         try:
             context, server = _start(spec, place, control, guard)
@@ -194,7 +194,7 @@ def _failed(guard: Guard | None) -> NoReturn:
 
 
 def _start(
-    spec: WorkerSpec, place: template_protocol.WorkerPlace, control: Control, guard: Guard | None
+    spec: WorkerSpec, place: template_protocol.WorkerPlace, control: TemplateSocket, guard: Guard | None
 ) -> tuple[worker_context.WorkerContext, WorkerServer]:
     """Bring the runtime up and say so; nothing of the user's has run yet."""
     runtime, security = new_runtime(spec, place, lambda reason: _given_up(reason, guard))
@@ -237,7 +237,7 @@ def _start(
 async def _listen(
     spec: WorkerSpec,
     place: template_protocol.WorkerPlace,
-    control: Control,
+    control: TemplateSocket,
     guard: Guard | None,
     listening: Awaitable[Member],
 ) -> tuple[Member, Children]:
@@ -255,7 +255,7 @@ def _pong(id: str, doing: Activity) -> template_protocol.Pong:
     return template_protocol.Pong(id, doing.method[: template_protocol.TEXT_CHARS], doing.since, doing.waiting)
 
 
-def _serve(context: worker_context.WorkerContext, server: WorkerServer, leaving: Leaving | None) -> None:
+def _serve(context: worker_context.WorkerContext, server: WorkerServer, leaving: OrderlyExit | None) -> None:
     """Construct the class and run its calls. Main thread, to the end of the process."""
     creation = server.creations.get()
     server.constructing()
@@ -281,7 +281,7 @@ def _serve(context: worker_context.WorkerContext, server: WorkerServer, leaving:
 
 
 def _construct(
-    context: worker_context.WorkerContext, creation: Creation, leaving: Leaving | None
+    context: worker_context.WorkerContext, creation: Creation, leaving: OrderlyExit | None
 ) -> tuple[Executor, Any]:
     """Import the class and call it with the owner's arguments.
 

@@ -44,7 +44,7 @@ class Unwound(SystemExit):
     """Ends a thread that stood still while it held a lock that on_lease_lost needs. Passes `except Exception`."""
 
 
-class Parking:
+class ThreadStopper:
     """Where the user's threads are kept. Made on the main thread, which it may stop from then on."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ P = TypeVar("P", bound=template_protocol.ToWorker)
 _MAX_PACKET = template_protocol.MAX_PACKET >> 4
 
 
-class Control:
+class TemplateSocket:
     """The socket.
 
     Args:

@@ -1,12 +1,18 @@
-"""Worker: the class that users subclass."""
+"""Worker: the class that users subclass.
+
+Execution times by tag: what RLinf's metrics are made of.
+"""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
 from rlinf_actors.errors import UsageError
@@ -19,16 +25,98 @@ from rlinf_actors.model.hardware import AcceleratorType
 from rlinf_actors.net.host import HeldPorts
 from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.worker import context as worker_context
+from rlinf_actors.worker.children import become_member
 from rlinf_actors.worker.device_lock import DeviceLock
-from rlinf_actors.worker.execution_times import Timers, timed
-from rlinf_actors.worker.lease_page import LeasePage, LeasePageWriter
+from rlinf_actors.worker.lease_guard import LeasePage, LeasePageWriter
 from rlinf_actors.worker.manager_proxy import ManagerProxy
-from rlinf_actors.worker.membership import become_member
-from rlinf_actors.worker.worker_channels import Channels
-from rlinf_actors.worker.worker_messaging import Messaging
+from rlinf_actors.worker.worker_messaging import Channels, Messaging
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class ExecutionTimes:
+    """Seconds by tag; the same tag adds up until it is popped. Any thread."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def add(self, tag: str, seconds: float) -> None:
+        """Add to a tag."""
+        with self._lock:
+            self._seconds[tag] = self._seconds.get(tag, 0.0) + seconds
+
+    def pop(self, tag: str) -> float:
+        """Take a tag's seconds out.
+
+        Raises:
+            ValueError: nothing was recorded under *tag*; the message lists what was.
+        """
+        with self._lock:
+            if tag not in self._seconds:
+                known = ", ".join(sorted(self._seconds)) or "none"
+                raise ValueError(f"no time was recorded under {tag!r}; recorded tags: {known}")
+            return self._seconds.pop(tag)
+
+    def pop_all(self) -> dict[str, float]:
+        """Take everything out."""
+        with self._lock:
+            seconds, self._seconds = self._seconds, {}
+            return seconds
+
+    @contextmanager
+    def measure(self, tag: str) -> Iterator[None]:
+        """Record how long the block takes."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(tag, time.perf_counter() - start)
+
+
+def timed(tag: str | None = None) -> Callable[[F], F]:
+    """Decorator for a worker's method: its time is recorded under *tag*, the method's name by default."""
+
+    def decorate(function: F) -> F:
+        name = tag or function.__name__
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def run_async(self: Any, *args: Any, **kwargs: Any) -> Any:
+                with self._timers.measure(name):
+                    return await function(self, *args, **kwargs)
+
+            return run_async  # type: ignore[return-value]
+        if inspect.isasyncgenfunction(function):
+
+            @functools.wraps(function)
+            async def run_stream(self: Any, *args: Any, **kwargs: Any) -> Any:
+                with self._timers.measure(name):
+                    async for item in function(self, *args, **kwargs):
+                        yield item
+
+            return run_stream  # type: ignore[return-value]
+        if inspect.isgeneratorfunction(function):
+
+            @functools.wraps(function)
+            def run_generator(self: Any, *args: Any, **kwargs: Any) -> Any:
+                with self._timers.measure(name):
+                    return (yield from function(self, *args, **kwargs))
+
+            return run_generator  # type: ignore[return-value]
+
+        @functools.wraps(function)
+        def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with self._timers.measure(name):
+                return function(self, *args, **kwargs)
+
+        return run  # type: ignore[return-value]
+
+    return decorate
+
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -155,7 +243,7 @@ class Worker(Messaging, Channels):
         ranks = environ.get("LOCAL_HARDWARE_RANKS", "")
         self._local_hardware_ranks = [int(rank) for rank in ranks.split(",") if rank.strip()]
         self._logger = worker_context.make_logger(self._worker_name)
-        self._timers = Timers()
+        self._timers = ExecutionTimes()
         self._context = context
         self._own_ports = context.ports if context else HeldPorts()
 

@@ -13,7 +13,7 @@ from rlinf_actors.net.memory_network import MemoryNetwork
 from rlinf_actors.runtime.remote_group import RemoteGroup
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.values import Endpoint, ExitReport, GroupState, WorkerState
-from rlinf_actors.worker.server import WorkerServer
+from rlinf_actors.worker.worker_server import WorkerServer
 
 
 class Io:

@@ -14,7 +14,7 @@ from rlinf_actors.model.restart import rank_id
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.agent_messages import StartWorkers, WorkerExited, WorkerReady
 from rlinf_actors.wire.values import Endpoint, ExitReport, NodeReport, RunningWorker, WorkerSpec
-from rlinf_actors.worker.server import WorkerServer
+from rlinf_actors.worker.worker_server import WorkerServer
 
 if TYPE_CHECKING:
     from chaos_world import World

@@ -31,7 +31,7 @@ from rlinf_actors.testing import LocalCluster
 from rlinf_actors.wire import control_codec, frames, payload
 from rlinf_actors.wire.payload import AuthenticatedParts
 from rlinf_actors.wire.values import Endpoint, GroupState, WorkerState
-from rlinf_actors.worker.server import WorkerServer
+from rlinf_actors.worker.worker_server import WorkerServer
 
 pytestmark = pytest.mark.live
 

@@ -24,7 +24,7 @@ from rlinf_actors.wire.client_messages import AddKey, GetEvents, GetStatus
 from rlinf_actors.wire.control_codec import Body
 from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.wire.values import NodeReport
-from rlinf_actors.worker.server import RejectedPeers, WorkerServer
+from rlinf_actors.worker.worker_server import RejectedPeers, WorkerServer
 
 HEAD = KeyPair.make()
 
@@ -150,7 +150,7 @@ class KeyedWorker:
         self._server.refuse(ValueError("there is no class: a member is told so"))
         self.bind = self._server.bind
         self.endpoint = ""
-        self._log = _LogLines("rlinf_actors.worker.server")
+        self._log = _LogLines("rlinf_actors.worker.worker_server")
 
     def net(self, security: Security) -> ZmqNetwork:
         network = ZmqNetwork(asyncio.get_running_loop(), security)

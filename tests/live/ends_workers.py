@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from message_workers import Talker, ended
 
-import rlinf_actors.worker.server as worker_server
+import rlinf_actors.worker.worker_server as worker_server
 from rlinf_actors.net.zmq_network import start_shared_thread
 from rlinf_actors.wire import frames
 

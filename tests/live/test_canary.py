@@ -40,7 +40,7 @@ from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.wire.values import Endpoint, GroupState
 from rlinf_actors.worker.executors import SerialExecutor
 from rlinf_actors.worker.invocation import Invocation
-from rlinf_actors.worker.server import WorkerServer
+from rlinf_actors.worker.worker_server import WorkerServer
 
 pytestmark = pytest.mark.live
 

@@ -19,7 +19,7 @@ from rlinf_actors import Cluster, ComponentPlacement, NodePlacementStrategy, Res
 from rlinf_actors.cli import app
 from rlinf_actors.errors import HardwareInUseError, NodeLostError, RlinfActorsError, UsageError, WorkerDiedError
 from rlinf_actors.settings import HEAD, HEADS_DIR
-from rlinf_actors.worker.lease_page import NEVER
+from rlinf_actors.worker.lease_guard import NEVER
 
 pytestmark = pytest.mark.live
 

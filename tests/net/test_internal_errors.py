@@ -19,7 +19,7 @@ from rlinf_actors.wire import failure, frames
 from rlinf_actors.wire.agent_messages import Beat, Goodbye
 from rlinf_actors.wire.control_codec import Request
 from rlinf_actors.wire.values import Endpoint
-from rlinf_actors.worker.server import WorkerServer
+from rlinf_actors.worker.worker_server import WorkerServer
 
 
 class BugError(Exception):

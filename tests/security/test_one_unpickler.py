@@ -117,7 +117,7 @@ def test_who_may_vouch():
                     makers.add(where)
     assert makers == {
         "rlinf_actors/wire/payload.py", "rlinf_actors/wire/failure.py", "rlinf_actors/runtime/peer.py",
-        "rlinf_actors/worker/server.py", "rlinf_actors/worker/membership.py",
+        "rlinf_actors/worker/worker_server.py", "rlinf_actors/worker/children.py",
     }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Binding to NUMA nodes: the decision on made-up machines, the act on this one."""
+"""NumaBinding to NUMA nodes: the decision on made-up machines, the act on this one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlinf_actors.template import child_setup
-from rlinf_actors.template.child_setup import Binding, decide, parse_cpus
+from rlinf_actors.template.child_setup import NumaBinding, decide, parse_cpus
 
 
 @pytest.fixture
@@ -26,16 +26,16 @@ def tree(tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     ("wanted", "allowed", "expected"),
     [
-        ([0], range(9), Binding(frozenset({0, 1, 4, 5}), (0,))),
-        ([0, 1], range(9), Binding(frozenset(range(8)), (0, 1))),
-        ([1], [2, 3], Binding(frozenset({2, 3}), (1,))),
-        ([2], range(9), Binding(frozenset({8}), (), "NUMA node 2 has no memory")),
-        ([-1, 0], range(9), Binding(note="the NUMA node of its accelerators is not known")),
-        ([0, 1], [0], Binding(note="none of the CPUs of NUMA node 1 is among those that this process may use")),
-        ([3], range(9), Binding(note="none of the CPUs of NUMA node 3 is among those that this process may use")),
+        ([0], range(9), NumaBinding(frozenset({0, 1, 4, 5}), (0,))),
+        ([0, 1], range(9), NumaBinding(frozenset(range(8)), (0, 1))),
+        ([1], [2, 3], NumaBinding(frozenset({2, 3}), (1,))),
+        ([2], range(9), NumaBinding(frozenset({8}), (), "NUMA node 2 has no memory")),
+        ([-1, 0], range(9), NumaBinding(note="the NUMA node of its accelerators is not known")),
+        ([0, 1], [0], NumaBinding(note="none of the CPUs of NUMA node 1 is among those that this process may use")),
+        ([3], range(9), NumaBinding(note="none of the CPUs of NUMA node 3 is among those that this process may use")),
     ],
 )
-def test_what_is_decided(tree: str, wanted: list[int], allowed: list[int], expected: Binding) -> None:
+def test_what_is_decided(tree: str, wanted: list[int], allowed: list[int], expected: NumaBinding) -> None:
     assert decide(wanted, tree, allowed) == expected
 
 

@@ -14,8 +14,8 @@ from rlinf_actors.cgroups.worker_cgroup import Cgroup
 from rlinf_actors.procfs import OomKills
 from rlinf_actors.settings import WORKER_MARK
 from rlinf_actors.template.child_setup import _count, import_path, unprotect
-from rlinf_actors.template.forked_workers import Nursery, Worker
-from rlinf_actors.template.log_pump import TAIL_LINE_BYTES, TAIL_LINES, Drain, Tail
+from rlinf_actors.template.forked_workers import ForkedWorker, ForkedWorkers
+from rlinf_actors.template.log_pump import TAIL_LINE_BYTES, TAIL_LINES, LogPump, Tail
 from rlinf_actors.wire.template_protocol import ROBOT_END_S, Fork, WorkerPlace
 from rlinf_actors.wire.values import Claim, WorkerSpec
 
@@ -48,64 +48,64 @@ def test_tail_cuts_long_lines_and_keeps_the_others():
 def test_drain_appends_keeps_a_tail_and_ends(tmp_path):
     path = tmp_path / "out"
     path.write_text("before\n")
-    drain = Drain(str(path))
-    os.write(drain.writer, b"one\n")
-    assert drain.pump() == (True, False)
-    os.write(drain.writer, b"two\n")
-    drain.close_writer()
-    assert drain.pump() == (True, True)
+    pump = LogPump(str(path))
+    os.write(pump.writer, b"one\n")
+    assert pump.pump() == (True, False)
+    os.write(pump.writer, b"two\n")
+    pump.close_writer()
+    assert pump.pump() == (True, True)
     assert path.read_text() == "before\none\ntwo\n"
-    assert drain.tail.lines() == ["one", "two"]
-    drain.close()
-    drain.close()
+    assert pump.tail.lines() == ["one", "two"]
+    pump.close()
+    pump.close()
 
 
 @pytest.mark.parametrize("path", ["/dev/full", "/no/such/dir/out"])
 def test_drain_without_room_empties_the_pipe_and_says_so(path):
-    drain = Drain(path)
-    os.write(drain.writer, b"lost\n")
-    assert drain.pump() == (True, False)
-    assert drain.fault.startswith(f"{path}: ")
-    assert drain.tail.lines() == ["lost"]
-    drain.close()
+    pump = LogPump(path)
+    os.write(pump.writer, b"lost\n")
+    assert pump.pump() == (True, False)
+    assert pump.fault.startswith(f"{path}: ")
+    assert pump.tail.lines() == ["lost"]
+    pump.close()
 
 
 @pytest.mark.parametrize("name", ["out", "out.new"])
 def test_drain_gives_nothing_to_who_reads_a_fifo_in_the_place_of_a_file(tmp_path, name):
     os.mkfifo(tmp_path / name)
     reader = os.open(tmp_path / name, os.O_RDONLY | os.O_NONBLOCK)
-    drain = Drain(str(tmp_path / "out"), limit=10)
+    pump = LogPump(str(tmp_path / "out"), limit=10)
     for _ in range(3):
-        os.write(drain.writer, b"a secret\n")
-        drain.pump()
+        os.write(pump.writer, b"a secret\n")
+        pump.pump()
     assert os.read(reader, 100) == b""
-    assert drain.fault.endswith("is a FIFO, no file")
-    drain.close()
+    assert pump.fault.endswith("is a FIFO, no file")
+    pump.close()
     os.close(reader)
 
 
 def test_drain_gives_others_a_turn_but_takes_all_at_the_end(tmp_path):
-    drain = Drain(str(tmp_path / "out"))
-    os.write(drain.writer, b"x" * 60_000)
-    assert drain.finish(), "although the other end is open"
-    assert not drain.finish()
+    pump = LogPump(str(tmp_path / "out"))
+    os.write(pump.writer, b"x" * 60_000)
+    assert pump.finish(), "although the other end is open"
+    assert not pump.finish()
     assert (tmp_path / "out").stat().st_size == 60_000
-    drain.close()
+    pump.close()
 
 
 def test_who_executes_a_program_while_it_is_looked_at_may_be_of_one_that_has_ended(monkeypatch):
-    nursery = Nursery(None, None)
+    forked = ForkedWorkers(None, None)
     of_one, other = (SimpleNamespace(id=f"{name}-{os.getpid()}") for name in ("ended", "living"))
     of_one.status, other.status = object(), None
-    nursery._workers = {one.id: one for one in (of_one, other)}
-    nursery._ending = [of_one]
+    forked._workers = {one.id: one for one in (of_one, other)}
+    forked._ending = [of_one]
     read = []
     with subprocess.Popen(["sleep", "1000"], env={**os.environ, WORKER_MARK: of_one.id}) as process:
         with monkeypatch.context() as patch:  # it is done with that as soon as its mark was looked for
             patch.setattr(procfs, "mark_of", read.append)
             patch.setattr(procfs, "in_exec", lambda pid: pid == process.pid and pid not in read)
-            first = nursery._sweep(), nursery._look_again > 0
-        second = nursery._sweep()
+            first = forked._sweep(), forked._look_again > 0
+        second = forked._sweep()
         process.kill()
     assert (first, second) == (({of_one.id}, True), {of_one.id})
 
@@ -116,22 +116,22 @@ from types import SimpleNamespace
 from rlinf_actors.cgroups.worker_cgroup import Cgroup
 from rlinf_actors.wire import template_protocol as spawn
 from rlinf_actors.template.template import end_all
-from rlinf_actors.template.forked_workers import Nursery
-from rlinf_actors.template.forked_workers import Worker
+from rlinf_actors.template.forked_workers import ForkedWorkers
+from rlinf_actors.template.forked_workers import ForkedWorker
 
 place = SimpleNamespace(out_path="/dev/null", err_path="/dev/null", lease_until=0.0, lease_s=0.0)
 fork = SimpleNamespace(spec=SimpleNamespace(id="w", claims=["arm"], forward_logs=False), place=place)
-worker = Worker(fork, Cgroup(), {})
+worker = ForkedWorker(fork, Cgroup(), {})
 process = subprocess.Popen(["true"], start_new_session=True)
-process.returncode = 0  # the nursery reaps it
+process.returncode = 0  # ForkedWorkers reaps it
 worker.started(process.pid)
 sent = []
-nursery = Nursery(selectors.DefaultSelector(), sent.append, True)
-nursery.add(worker)
+forked = ForkedWorkers(selectors.DefaultSelector(), sent.append, True)
+forked.add(worker)
 os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
-nursery.wake()
-nursery.look()
-assert [type(packet) for packet in sent] == [spawn.Exited] and nursery.workers == [worker], sent
+forked.wake()
+forked.look()
+assert [type(packet) for packet in sent] == [spawn.Exited] and forked.workers == [worker], sent
 """
 """A robot worker has ended and agentd was told, but has no pidfd of it yet."""
 
@@ -139,18 +139,18 @@ assert [type(packet) for packet in sent] == [spawn.Exited] and nursery.workers =
 @pytest.mark.parametrize(
     ("then", "reaped"),
     [
-        ("nursery.renew(spawn.Renew(1.0))", False),
-        ("nursery.tell(spawn.Revoke('w', 'its group was shut down'))", False),
-        ("nursery.probe()", False),
-        ("nursery.revoke_all('its agentd was stopped')", False),
-        ("nursery.watched('w')", True),
-        ("nursery.orphaned('its agentd ended')", True),
-        ("end_all(nursery.workers, socket.socketpair()[0])", False),
+        ("forked.renew(spawn.Renew(1.0))", False),
+        ("forked.tell(spawn.Revoke('w', 'its group was shut down'))", False),
+        ("forked.probe()", False),
+        ("forked.revoke_all('its agentd was stopped')", False),
+        ("forked.watched('w')", True),
+        ("forked.orphaned('its agentd ended')", True),
+        ("end_all(forked.workers, socket.socketpair()[0])", False),
     ],
 )
 def test_a_worker_whose_end_was_told_harms_nobody_before_it_is_reaped(then, reaped):
-    """In a process of its own: a nursery ends every process below it that it does not know."""
-    code = f"{TOLD}\n{then}\nassert (nursery.workers == []) == {reaped}"
+    """In a process of its own: ForkedWorkers ends every process below it that it does not know."""
+    code = f"{TOLD}\n{then}\nassert (forked.workers == []) == {reaped}"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (ran.returncode, ran.stderr) == (0, "")
 
@@ -159,12 +159,12 @@ def test_a_worker_whose_end_was_told_harms_nobody_before_it_is_reaped(then, reap
 def robot_worker():
     place = WorkerPlace("", "", "", "n0", "", "", "/dev/null", "/dev/null", lease_until=102.0, lease_s=2.0)
     spec = WorkerSpec("w", "g", "ns", 0, 1, 0, {}, claims=[Claim("Arm:1", "Arm 1")])
-    worker = Worker(Fork(spec, place, {}), Cgroup(), {})
+    worker = ForkedWorker(Fork(spec, place, {}), Cgroup(), {})
     yield worker
     worker.close()
 
 
-def looked_at(worker: Worker, end: float) -> float | None:
+def looked_at(worker: ForkedWorker, end: float) -> float | None:
     """Look at the worker whenever it is due, from 100.0 on; returns when it must be killed, None if not by *end*."""
     now = 100.0
     while now <= end:
@@ -209,7 +209,7 @@ def test_guard_has_its_time_also_where_its_template_stood_still(robot_worker):
 
 def test_worker_without_robots_has_no_deadline():
     place = WorkerPlace("", "", "", "n0", "", "", "/dev/null", "/dev/null", lease_until=102.0, lease_s=2.0)
-    worker = Worker(Fork(WorkerSpec("w", "g", "ns", 0, 1, 0, {}), place, {}), Cgroup(), {})
+    worker = ForkedWorker(Fork(WorkerSpec("w", "g", "ns", 0, 1, 0, {}), place, {}), Cgroup(), {})
     assert (worker.must_die(200.0), worker.due(200.0)) == (False, math.inf)
     worker.close()
 
@@ -283,27 +283,27 @@ def test_a_thread_may_have_any_name():
 
 def test_a_full_log_file_begins_anew_at_the_end_of_a_line(tmp_path):
     path = tmp_path / "out"
-    drain = Drain(str(path), limit=100)
+    pump = LogPump(str(path), limit=100)
     for n in range(30):
-        os.write(drain.writer, b"line %2d, first half" % n)
-        drain.pump()
-        os.write(drain.writer, b", second half\n")
-        drain.pump()
+        os.write(pump.writer, b"line %2d, first half" % n)
+        pump.pump()
+        os.write(pump.writer, b", second half\n")
+        pump.pump()
     old, new = (tmp_path / "out.1").read_text(), path.read_text()
     assert new.endswith("line 29, first half, second half\n")
     assert {len(line) for line in (old + new).splitlines()} == {32}, "no line is in two files"
     assert len(old) <= 133
-    drain.close()
+    pump.close()
 
 
 def test_output_without_lines_is_bounded_too(tmp_path):
-    drain = Drain(str(tmp_path / "out"), limit=100)
+    pump = LogPump(str(tmp_path / "out"), limit=100)
     for _ in range(50):
-        os.write(drain.writer, b"." * 30)
-        drain.pump()
+        os.write(pump.writer, b"." * 30)
+        pump.pump()
     assert (tmp_path / "out.1").stat().st_size + (tmp_path / "out").stat().st_size < 500
-    drain.close()
-    again = Drain(str(tmp_path / "out"), limit=100)
+    pump.close()
+    again = LogPump(str(tmp_path / "out"), limit=100)
     os.write(again.writer, b"x\n" * 60)
     again.pump()
     assert (tmp_path / "out").stat().st_size == 120, "what an earlier worker wrote counts"

@@ -27,7 +27,7 @@ MEMORY = {
     "rlinf_actors/environ_block.py", "rlinf_actors/net/shared_memory.py",
     "rlinf_actors/procfs.py", "rlinf_actors/runtime/lost_errors.py", "rlinf_actors/messaging/contents.py",
     "rlinf_actors/messaging/cuda_ipc.py", "rlinf_actors/wire/payload.py", "rlinf_actors/template/child_setup.py",
-    "rlinf_actors/worker/lease_page.py", "rlinf_actors/worker/main.py", "rlinf_actors/worker/standstill.py",
+    "rlinf_actors/worker/main.py", "rlinf_actors/worker/standstill.py",
     "rlinf_actors/worker/lease_guard.py",
 }  # fmt: skip
 CODERS = {"pack", "unpack", "pack_into", "unpack_from", "iter_unpack", "Struct", "calcsize"}

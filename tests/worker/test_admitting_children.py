@@ -16,8 +16,7 @@ from rlinf_actors.settings import CHILDREN
 from rlinf_actors.wire import child_protocol as packets
 from rlinf_actors.wire.template_protocol import WorkerPlace
 from rlinf_actors.wire.values import WorkerSpec
-from rlinf_actors.worker.child_members import Children
-from rlinf_actors.worker.membership import become_member
+from rlinf_actors.worker.children import Children, become_member
 
 SPEC = WorkerSpec("g-0", "g", "ns", 0, 1, 0, {})
 

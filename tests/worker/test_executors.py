@@ -642,9 +642,9 @@ LEAVES = """
 import asyncio, ctypes, signal, sys
 from rlinf_actors.net.loop import IoThread
 from rlinf_actors.worker.executors import LoopExecutor
-from rlinf_actors.worker.main import Leaving
+from rlinf_actors.worker.main import OrderlyExit
 
-leaving = Leaving()
+leaving = OrderlyExit()
 leaving.watch(IoThread("io"))
 executor = LoopExecutor(hear=leaving.hear)
 

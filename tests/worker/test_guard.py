@@ -35,7 +35,7 @@ import contextlib, ctypes, os, signal, socket, subprocess, sys, threading, time
 from rlinf_actors import procfs
 from rlinf_actors.wire import template_protocol as spawn
 from rlinf_actors.wire.values import Claim, WorkerSpec
-from rlinf_actors.worker.template_socket import Control
+from rlinf_actors.worker.template_socket import TemplateSocket
 from rlinf_actors.worker.lease_guard import Guard
 
 control, arm, lease_s, until = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])
@@ -52,7 +52,7 @@ class Env:
 spec = WorkerSpec("w1", "env", "ns", 0, 1, 0, {}, claims=[Claim("Arm:1", "Arm 1")])
 place = spawn.WorkerPlace("", "", "", "node", "", "", "", "", until, lease_s)
 procfs.brand("w1")
-guard = Guard(spec, place, Control(socket.socket(fileno=control), lambda: None), Env)
+guard = Guard(spec, place, TemplateSocket(socket.socket(fileno=control), lambda: None), Env)
 
 def stream(who="main", forever=True):
     while True:

@@ -12,8 +12,7 @@ import time
 import pace
 import pytest
 
-from rlinf_actors.worker.lease_guard import Lease
-from rlinf_actors.worker.lease_page import LeasePageWriter
+from rlinf_actors.worker.lease_guard import Lease, LeasePageWriter
 
 
 def test_there_is_time_left_to_stop():
@@ -75,10 +74,10 @@ def test_nobody_but_its_writer_can_write_a_lease_page():
 HEADER = """
 import os, sys, threading, time, traceback
 from rlinf_actors.worker import standstill as module
-from rlinf_actors.worker.standstill import Parking, Unwound, waits_for_lock
+from rlinf_actors.worker.standstill import ThreadStopper, Unwound, waits_for_lock
 
 module.PARK_S = 30.0  # on a busy machine the main thread may not get its turn for longer than a robot could wait
-parking = Parking()
+parking = ThreadStopper()
 
 def guard(act):
     def run():

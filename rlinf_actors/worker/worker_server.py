@@ -46,7 +46,7 @@ MANY = 64
 """Clients that have joined and whose ends no session tells: beyond these there may be dead ones, so one is made."""
 
 
-class FarPeers:
+class RemotePeers:
     """Those whose ends we want to hear of. I/O thread.
 
     Args:
@@ -203,7 +203,7 @@ class WorkerServer:
         self._near: set[bytes] = set()
         self._on_link_lost: list[LinkLost] = []
         self._on_forgotten: list[Callable[[bytes], object]] = []
-        self.far: FarPeers | None = None
+        self.far: RemotePeers | None = None
         self._early: list[tuple[bytes, frames.AnyFrame, AuthenticatedParts]] = []
         self.creations: queue.SimpleQueue[Creation] = queue.SimpleQueue()
 

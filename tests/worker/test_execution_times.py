@@ -6,12 +6,12 @@ import threading
 
 import pytest
 
-from rlinf_actors.worker.execution_times import Timers, timed
+from rlinf_actors.worker.worker import ExecutionTimes, timed
 
 
 class TestTimers:
     def test_tags_add_up_until_popped(self):
-        timers = Timers()
+        timers = ExecutionTimes()
         timers.add("env", 1.0)
         timers.add("env", 2.0)
         timers.add("train", 4.0)
@@ -23,16 +23,16 @@ class TestTimers:
 
     def test_nothing_recorded(self):
         with pytest.raises(ValueError, match="recorded tags: none"):
-            Timers().pop("x")
+            ExecutionTimes().pop("x")
 
     def test_a_block_that_raises_is_recorded_too(self):
-        timers = Timers()
+        timers = ExecutionTimes()
         with pytest.raises(KeyError), timers.measure("x"):
             raise KeyError
         assert timers.pop("x") >= 0
 
     def test_threads_add_up(self):
-        timers = Timers()
+        timers = ExecutionTimes()
         threads = [threading.Thread(target=lambda: [timers.add("x", 1.0) for _ in range(500)]) for _ in range(4)]
         for thread in threads:
             thread.start()
@@ -43,7 +43,7 @@ class TestTimers:
 
 class Timed:
     def __init__(self) -> None:
-        self._timers = Timers()
+        self._timers = ExecutionTimes()
 
     @timed("tagged")
     def plain(self, x, *, y=0):

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from rlinf_actors.wire import template_protocol
-from rlinf_actors.worker.template_socket import Control
+from rlinf_actors.worker.template_socket import TemplateSocket
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def ends():
 
 async def test_the_guard_hands_over_what_is_no_lease(ends):
     template, worker = ends
-    control = Control(worker, lambda: None)
+    control = TemplateSocket(worker, lambda: None)
     loop = asyncio.get_running_loop()
     served = loop.create_future()
     control.serve(template_protocol.DevicesLocked, served.set_result)
@@ -32,7 +32,7 @@ async def test_the_guard_hands_over_what_is_no_lease(ends):
 
 def test_the_end_of_the_template_is_none_and_telling_it_does_nothing(ends):
     template, worker = ends
-    control = Control(worker, lambda: None)
+    control = TemplateSocket(worker, lambda: None)
     template.close()
     assert control.receive() is None
     control.try_send(template_protocol.LeaseLost("w", "its template process ended"))
@@ -40,7 +40,7 @@ def test_the_end_of_the_template_is_none_and_telling_it_does_nothing(ends):
 
 async def test_what_the_template_has_no_room_for_follows_in_order_and_nobody_waits(ends):
     template, worker = ends
-    control = Control(worker, lambda: None)
+    control = TemplateSocket(worker, lambda: None)
     control.listen(asyncio.get_running_loop())
     said = [template_protocol.LockDevices("w", number) for number in range(2000)]
     for packet in said:

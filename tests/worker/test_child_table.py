@@ -8,8 +8,8 @@ import pytest
 
 from rlinf_actors.wire.frames import ChildEnded, ChildIs, WhereIs
 from rlinf_actors.wire.values import Endpoint, ExitReport
-from rlinf_actors.worker import child_members
-from rlinf_actors.worker.child_members import ChildTable, Refused
+from rlinf_actors.worker import children
+from rlinf_actors.worker.children import ChildRefused, ChildTable
 
 pids = itertools.count(100)
 HERE = Endpoint("host", "ipc:///run/w")
@@ -48,7 +48,7 @@ def test_end_is_told_once_to_all_who_asked(table):
 
 def test_rank_of_a_living_child_is_taken(table):
     child, _ = up(table, 0, pid=17)
-    with pytest.raises(Refused, match="g:0:0 is process 17, which runs"):
+    with pytest.raises(ChildRefused, match="g:0:0 is process 17, which runs"):
         table.reserve((0,), 18)
     table.ended(child.id, KILLED)
     assert table.reserve((0,), 18).id != child.id
@@ -56,7 +56,7 @@ def test_rank_of_a_living_child_is_taken(table):
 
 def test_process_is_one_child(table):
     child, _ = up(table, 0, pid=17)
-    with pytest.raises(Refused, match="process 17 is g:0:0 already: g:0:1 needs a process of its own"):
+    with pytest.raises(ChildRefused, match="process 17 is g:0:0 already: g:0:1 needs a process of its own"):
         table.reserve((1,), 17)
     table.ended(child.id, KILLED)
     assert table.reserve((1,), 17)
@@ -82,11 +82,11 @@ def test_closed_links_are_forgotten(table):
 
 
 def test_everything_is_bounded(table, monkeypatch):
-    monkeypatch.setattr(child_members, "MAX_CHILDREN", 3)
-    monkeypatch.setattr(child_members, "MAX_QUESTIONS", 2)
+    monkeypatch.setattr(children, "MAX_CHILDREN", 3)
+    monkeypatch.setattr(children, "MAX_QUESTIONS", 2)
     for rank in range(3):
         up(table, rank)
-    with pytest.raises(Refused, match="has 3 children, as many as a worker may have"):
+    with pytest.raises(ChildRefused, match="has 3 children, as many as a worker may have"):
         table.reserve((3,), 1)
     for number in range(2):
         assert table.asked(b"a", WhereIs(number, [9])) == []

@@ -139,17 +139,17 @@ def test_rejected_process_of_another_user_is_logged_by_its_id(template, place, c
 
 RUN_TEMPLATE = """
 import sys
-from rlinf_actors.template import forked_workers as nursery, template
+from rlinf_actors.template import forked_workers, template
 bug = sys.argv[3]
 if bug:
-    setattr(nursery.Nursery, bug, lambda self: 1 / 0)
+    setattr(forked_workers.ForkedWorkers, bug, lambda self: 1 / 0)
 template.WORKER_IMPORTS = template.OPTIONAL_IMPORTS = ()
 template.main(int(sys.argv[1]), "n0", '{"agent": %s, "entry": "json:dumps"}' % sys.argv[2])
 """
 
 
 def template_process(sock: socket.socket, bug: str = "") -> subprocess.Popen[str]:
-    """A real template whose agentd is this process; the method of its nursery called *bug* raises."""
+    """A real template whose agentd is this process; the method of its ForkedWorkers called *bug* raises."""
     arguments = [str(sock.fileno()), str(os.getpid()), bug]
     command = [sys.executable, "-c", RUN_TEMPLATE, *arguments]
     return subprocess.Popen(command, pass_fds=[sock.fileno()], stderr=subprocess.PIPE, text=True)

@@ -19,7 +19,7 @@ from rlinf_actors.wire import frames, payload
 from rlinf_actors.wire.client_messages import WatchClients
 from rlinf_actors.wire.payload import AuthenticatedParts
 from rlinf_actors.wire.protocol import OLDEST, PROTOCOL
-from rlinf_actors.worker.server import FarPeers, WorkerServer
+from rlinf_actors.worker.worker_server import RemotePeers, WorkerServer
 
 
 class Inline:
@@ -295,14 +295,14 @@ async def test_a_link_that_takes_the_place_of_a_lost_one_ends_what_that_was_serv
 
 
 async def test_nothing_is_kept_of_a_worker_on_another_machine_that_has_ended(ends, monkeypatch):
-    monkeypatch.setattr("rlinf_actors.worker.server.LATE_S", 0.0)
+    monkeypatch.setattr("rlinf_actors.worker.worker_server.LATE_S", 0.0)
     server, told, forgotten, over = ends.server, [], [], asyncio.Event()
     watched = WatchedClients(told.append)
 
     async def connected() -> None:
         pass
 
-    server.far = FarPeers(watched.watch, connected, server.peer_gone)
+    server.far = RemotePeers(watched.watch, connected, server.peer_gone)
     server.on_forgotten(forgotten.append)
     server.on_forgotten(lambda link: over.set())
     server.open(Inline())
@@ -335,7 +335,7 @@ async def test_a_peer_that_cannot_be_watched_for_want_of_a_descriptor_is_followe
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr(ends.server, "peer_gone", gone.append)
-    ends.server.far = FarPeers(watched.watch, connected, ends.server.peer_gone)
+    ends.server.far = RemotePeers(watched.watch, connected, ends.server.peer_gone)
     ends.join()
     monkeypatch.setattr(os, "pidfd_open", none_left)
     ends.say(memory_of(os.getpid()))

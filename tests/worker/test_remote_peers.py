@@ -7,7 +7,7 @@ import asyncio
 from rlinf_actors.errors import ClusterTimeoutError
 from rlinf_actors.runtime.head_session import WatchedClients
 from rlinf_actors.wire.client_messages import WatchClients
-from rlinf_actors.worker.server import MANY, FarPeers, client_of
+from rlinf_actors.worker.worker_server import MANY, RemotePeers, client_of
 
 
 class World:
@@ -19,7 +19,7 @@ class World:
         self.sessions = 0
         self.error: Exception | None = None
         self.watched = WatchedClients(self.told.append)
-        self.far = FarPeers(self.watched.watch, self._connected, self.gone.append)
+        self.far = RemotePeers(self.watched.watch, self._connected, self.gone.append)
 
     async def _connected(self) -> None:
         self.sessions += 1
