@@ -1,7 +1,8 @@
 """Vendor facts, one row an accelerator type: how to hide devices, which collectives, which NIC variable.
 
-The rows are those of the vendors' own documentation and of torch's back-ends (torch_npu, torch_musa, ...). There is no
-other place that knows a vendor's names, but for the probe's module of that vendor (hardware.vendors).
+The rows come from the vendors' documentation and from torch's back-ends (torch_npu, torch_musa, ...). Only this table
+and the vendor's probe module (hardware.vendors) contain a vendor's names: a new vendor is a row here, a row in
+hardware.vendors.catalog and a module beside it.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ class ProcessGroupFacts:
     """How torch.distributed makes a process group of a vendor's CCL.
 
     Attributes:
-        process_group: ``module:class`` of the group, whose ``Options`` takes the options below; "" where the vendor's
+        process_group: ``module:class`` of the group, whose ``Options`` takes the options below; "" if the vendor's
             back-end takes none.
         options: field of CollectiveGroupOptions to the attribute of ``Options`` that it becomes; a dot leads into an
             attribute. Fields that are not listed change nothing.
-        variables: environment while a group is made.
+        variables: environment variables that are set while a group is made.
         timeout_s: torch's own default for operations of such a group, in seconds.
-        log_setting: what makes the CCL write a log.
+        log_setting: setting that makes the CCL write a log.
     """
 
     process_group: str = ""
@@ -41,22 +42,22 @@ class ProcessGroupFacts:
 
 @dataclass(frozen=True)
 class AcceleratorFacts:
-    """What the rest of the code needs to know of a vendor.
+    """Facts about one vendor's accelerators.
 
     Attributes:
         visibility_variable: lists the devices that a process may see; "" without accelerator.
-        ccl: torch.distributed's backend for this device, "" where there is none.
+        ccl: torch.distributed's backend for this device, "" without one.
         torch_device_type: the name in ``torch.device(name, index)`` and of torch's module.
-        nic_variable: the CCL's network interface variable, "" where there is none.
-        visibility_prefix: what precedes the list of devices in the variable.
+        nic_variable: the CCL's network interface variable, "" without one.
+        visibility_prefix: text before the list of devices in the variable.
         hide_all: value of the variable that shows no device.
         numbering: variable and value that make the vendor's runtime number devices as the probe
-            does; empty where it does so by itself.
-        renumbering: variables that change what the numbers in the visibility variable mean.
-        torch_plugin: module that gives torch the device where torch has it not by itself.
-        ccl_plugin: module that gives torch.distributed the backend where that is yet another one.
+            does; empty if it does so by itself.
+        renumbering: variables that change the meaning of the numbers in the visibility variable.
+        torch_plugin: module that gives torch the device if torch lacks it.
+        ccl_plugin: module that gives torch.distributed the backend, if that is another module.
         group: how a process group of the CCL is made.
-        cuda_ipc: whether processes can share device memory by the handles of CUDA's driver library.
+        cuda_ipc: True if processes can share device memory by the handles of CUDA's driver library.
     """
 
     visibility_variable: str
@@ -73,7 +74,7 @@ class AcceleratorFacts:
     cuda_ipc: bool = False
 
     def visibility_value(self, devices: Sequence[str]) -> str:
-        """The variable's value that shows *devices* (indices or UUIDs as text) and no other."""
+        """Return the variable's value that shows exactly *devices* (indices or UUIDs as text)."""
         return self.visibility_prefix + ",".join(devices) if devices else self.hide_all
 
 
@@ -170,9 +171,9 @@ def register(name: str, facts: AcceleratorFacts, owner: str) -> AcceleratorType:
     """Add a row; the public way is ``AcceleratorUtil.register_accelerator``.
 
     Args:
-        name: of the type, such as ``MY_TPU``.
+        name: name of the type, such as ``MY_TPU``.
         facts: the row.
-        owner: who registers it, for messages; the same one may do so again, as a module that is loaded twice does.
+        owner: the registering function, for messages; the same owner may register again, as a module loaded twice does.
 
     Raises:
         ValueError: the name is no identifier, is built in, or belongs to another owner.
@@ -189,14 +190,14 @@ def register(name: str, facts: AcceleratorFacts, owner: str) -> AcceleratorType:
 
 
 def facts_of(kind: AcceleratorType | str, registered_by: str = "") -> AcceleratorFacts:
-    """The row of a type.
+    """Return the row of a type.
 
     Args:
         kind: the type or its name.
         registered_by: the module that registered it elsewhere, for the message.
 
     Raises:
-        ConfigError: this process does not know the type; says what to load.
+        ConfigError: this process does not know the type; the message says what to load.
     """
     found = _rows.get(AcceleratorType.named(str(kind)))
     if found is None:
@@ -210,7 +211,7 @@ def facts_of(kind: AcceleratorType | str, registered_by: str = "") -> Accelerato
 
 
 def device_variables() -> frozenset[str]:
-    """The variables that decide which devices a process sees, and what they are called; of all vendors."""
+    """Return the variables, of all vendors, that decide which devices a process sees and how they are numbered."""
     found = {""}
     for facts in _rows.values():
         found |= {facts.visibility_variable, facts.numbering[0], *facts.renumbering}
@@ -218,5 +219,5 @@ def device_variables() -> frozenset[str]:
 
 
 def group_facts(ccl: str) -> ProcessGroupFacts:
-    """How groups of a CCL are made, by its name in torch.distributed; the defaults for one that is in no row."""
+    """Return how process groups of a CCL are made; the defaults for a CCL that is in no row."""
     return next((facts.group for facts in _rows.values() if facts.ccl and facts.ccl == ccl), ProcessGroupFacts())

@@ -1,7 +1,4 @@
-"""WorkerAddress: the name of a worker, and of the children it makes.
-
-WorkerInfo: what others may know of a worker.
-"""
+"""WorkerAddress: the name of a worker and of its children. WorkerInfo: the public properties of a worker."""
 
 from __future__ import annotations
 
@@ -47,11 +44,11 @@ class WorkerAddress:
         return self.rank_path[-1] if self.rank_path else -1
 
     def get_name(self) -> str:
-        """The address as text, e.g. ``group:0:1``."""
+        """Return the address as text, e.g. ``group:0:1``."""
         return _name(self.root_group_name, self.rank_path)
 
     def get_parent_rank(self) -> int:
-        """The rank above the last one.
+        """Return the rank above the last one.
 
         Raises:
             ValueError: the address has no parent rank.
@@ -61,7 +58,7 @@ class WorkerAddress:
         return self.rank_path[-2]
 
     def get_parent_address(self) -> WorkerAddress:
-        """The address one level up.
+        """Return the address one level up.
 
         Raises:
             ValueError: this is the group itself.
@@ -71,7 +68,7 @@ class WorkerAddress:
         return WorkerAddress(self.root_group_name, self.rank_path[:-1])
 
     def get_child_address(self, rank: int) -> WorkerAddress:
-        """The address of child *rank* of this worker."""
+        """Return the address of child *rank* of this worker."""
         return WorkerAddress(self.root_group_name, (*self.rank_path, rank))
 
     @classmethod
@@ -92,7 +89,7 @@ class WorkerAddress:
 
     @classmethod
     def from_parent_name_rank(cls, parent_name: str, rank: int) -> WorkerAddress:
-        """The address of child *rank* of the worker or group called *parent_name*."""
+        """Return the address of child *rank* of the worker or group called *parent_name*."""
         return cls.from_name(parent_name).get_child_address(rank)
 
     def __lt__(self, other: object) -> bool:
@@ -106,20 +103,20 @@ class WorkerAddress:
 
 @dataclass
 class WorkerInfo:
-    """One worker, as the others see it.
+    """One worker, as other processes see it.
 
     Attributes:
         address: its name.
         rank: its rank in the group.
         group_world_size: number of ranks of its group.
         cluster_node_rank: rank of its node in the cluster.
-        accelerator_type: of its accelerators, NO_ACCEL without.
+        accelerator_type: type of its accelerators, NO_ACCEL without.
         accelerator_model: e.g. "NVIDIA H100", "" without.
         accelerator_rank: index of its first accelerator on the node, -1 without.
         node_ip: address of its node.
-        node_port: TCP port it listens on, 0 where it listens on a unix socket only.
+        node_port: TCP port of its socket, 0 if it listens on a unix socket only.
         available_accelerators: its accelerators as the visibility variable lists them.
-        hardware_infos: the robots or other hardware it was placed on, each the HardwareInfo that its type defines.
+        hardware_infos: the robots or other hardware of its placement, each the HardwareInfo that its type defines.
     """
 
     address: WorkerAddress

@@ -1,4 +1,4 @@
-"""Buffer: what travels without being looked into."""
+"""Buffer: bytes that travel without being interpreted."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ Buffer = Union[bytes, bytearray, memoryview]
 
 
 def keepable(part: Buffer) -> Buffer:
-    """*part* as its receiver may keep and change it.
+    """Return *part* in a form that its receiver may keep and change.
 
     Small parts arrive as bytes, from which arrays would be read-only. A view of shared memory whose owner has
-    little room left (its exporter says so by a true ``crowded``) becomes memory of this process.
+    little room left (its exporter has a true ``crowded``) becomes memory of this process.
     """
     if type(part) is bytes or (type(part) is memoryview and getattr(part.obj, "crowded", False)):
         return bytearray(part)
@@ -19,5 +19,5 @@ def keepable(part: Buffer) -> Buffer:
 
 
 def lent(part: Buffer) -> bool:
-    """Whether *part* is a view of memory that it shares with the process that sent it."""
+    """True if *part* is a view of memory shared with the process that sent it."""
     return type(part) is memoryview and hasattr(part.obj, "crowded")

@@ -1,4 +1,4 @@
-"""What a node has, as plain values: accelerators, robots, and their groups."""
+"""The hardware of a node as plain values: accelerators, robots, and the configuration entries that describe them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 
 class AcceleratorType(str, enum.Enum):
-    """Vendors of accelerators; the value is what travels and what the user sees.
+    """Vendors of accelerators; the value is the name on the wire and in output.
 
     ``AcceleratorType(name)`` also takes the name of a type that a package has registered in this process
-    (``AcceleratorUtil.register_accelerator``), and gives the same object each time; the loop over the class does not
-    list those. A type that only another machine knows is made by :meth:`named`. All print, compare and pickle alike.
+    (``AcceleratorUtil.register_accelerator``), and returns the same object each time; a loop over the class does not
+    list those. :meth:`named` makes a type that only another machine knows. All print, compare and pickle alike.
     """
 
     NV_GPU = "NV_GPU"
@@ -38,7 +38,7 @@ class AcceleratorType(str, enum.Enum):
 
     @classmethod
     def named(cls, name: str) -> AcceleratorType:
-        """The type called *name*, whether or not this process knows more of it; for what other machines report."""
+        """Return the type called *name*, known to this process or not; for the reports of other machines."""
         member = cls._value2member_map_.get(name) or _named.get(name)
         if member is None:
             member = str.__new__(cls, name)
@@ -55,34 +55,34 @@ _registered: set[str] = set()
 
 
 def register_accelerator_type(name: str) -> AcceleratorType:
-    """Let ``AcceleratorType(name)`` know the type; see accelerator_table.register, which is what calls it."""
+    """Let ``AcceleratorType(name)`` accept a type; accelerator_table.register calls this."""
     _registered.add(name)
     return AcceleratorType.named(name)
 
 
 def is_accelerator_type(name: str) -> bool:
-    """Whether *name* is a type of accelerator that this process knows; NO_ACCEL is none."""
+    """True if this process knows a type of accelerator called *name*; NO_ACCEL is none."""
     return name != AcceleratorType.NO_ACCEL.value and (name in AcceleratorType.__members__ or name in _registered)
 
 
 @dataclass
 class HardwareConfig:
-    """One entry of ``hardware.configs`` in a node group. Types add fields by subclassing.
+    """One entry of ``hardware.configs`` in a node group. Hardware types add fields by subclassing.
 
     Attributes:
-        node_rank: cluster rank of the node that the piece is attached to.
+        node_rank: cluster rank of the node that the hardware is attached to.
     """
 
     node_rank: int
 
     def as_values(self) -> dict[str, Any]:
-        """The fields as plain values, of which the same configuration is made on the node."""
+        """Return the fields as plain values, from which the node makes the same configuration."""
         return dataclasses.asdict(self)
 
 
 @dataclass
 class HardwareInfo:
-    """One piece of hardware: what kind it is and which model. Robots add fields by subclassing.
+    """One piece of hardware: its type and model. Robots add fields by subclassing.
 
     Attributes:
         type: the registered type, e.g. ``NV_GPU`` or ``Franka``.
@@ -94,17 +94,17 @@ class HardwareInfo:
 
     @property
     def identity(self) -> str:
-        """What tells this piece from all others of its type in the cluster, such as a robot's address.
+        """Name that is unique among all pieces of the type in the cluster, such as a robot's address.
 
-        "" where only its node and its rank there do. Types with an address override it.
+        "" if only the node and the rank there identify the piece. Types with an address override this.
         """
         return ""
 
     @property
     def claim_keys(self) -> list[str]:
-        """What a group that uses this piece keeps from all others: equal keys mean the same thing.
+        """Keys of the exclusive lease on this piece: equal keys mean the same hardware.
 
-        Empty where its node and its rank there are the key.
+        Empty if the node and the rank there are the key.
         """
         return [f"{self.type}:{self.identity}"] if self.identity else []
 
@@ -114,16 +114,16 @@ class AcceleratorInfo(HardwareInfo):
     """One accelerator, as its vendor's library describes it.
 
     Attributes:
-        index: the vendor's index on the node, before any visibility variable; AMD's is HIP's, which counts what
-            ROCR_VISIBLE_DEVICES leaves.
-        uuid: the vendor's unique id, "" where there is none.
-        pci_bus: e.g. ``0000:17:00.0``, "" where unknown.
-        memory_bytes: total memory in bytes, 0 where unknown.
-        numa_node: NUMA node, -1 where unknown.
-        utilization: percent busy, -1 where unknown.
-        temperature: degrees Celsius, -1 where unknown.
-        parent_uuid: of the device that this is a slice of (MIG), "" for a whole one. A slice has the index, bus and
-            NUMA node of its device, and is made visible by its UUID only.
+        index: the vendor's index on the node, before any visibility variable; AMD's is HIP's, which counts the devices
+            that ROCR_VISIBLE_DEVICES leaves.
+        uuid: the vendor's unique id, "" without.
+        pci_bus: e.g. ``0000:17:00.0``, "" if unknown.
+        memory_bytes: total memory in bytes, 0 if unknown.
+        numa_node: NUMA node, -1 if unknown.
+        utilization: percent busy, -1 if unknown.
+        temperature: degrees Celsius, -1 if unknown.
+        parent_uuid: UUID of the device that this is a slice of (MIG), "" for a whole device. A slice has the index, bus
+            and NUMA node of its device, and only its UUID makes it visible.
     """
 
     index: int = 0
@@ -143,7 +143,7 @@ class HardwareResource:
     Attributes:
         type: the registered type.
         infos: the pieces.
-        registered_by: for accelerators of a type that a package has registered on that node: the module to load.
+        registered_by: module that registered the type on that node, for accelerators of a registered type.
     """
 
     type: str
@@ -152,5 +152,5 @@ class HardwareResource:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Number of pieces."""
         return len(self.infos)

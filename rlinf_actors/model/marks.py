@@ -1,4 +1,4 @@
-"""Decorators by which the methods of a worker class say how they may be called."""
+"""Decorators of worker methods that say how the methods may be called: `idempotent` and `concurrent`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _CONCURRENT = "__rlinf_actors_concurrent__"
 def idempotent(method: F) -> F:
     """Mark a method that may run more than once for one call, with the same outcome as if it ran once.
 
-    ``group.with_retries(n)`` sends calls of such methods again after the death of a worker. A method without the
+    ``group.with_retries(n)`` repeats calls of such methods after the death of a worker. A method without the
     mark runs at most once. A method of a subclass that overrides a marked one needs the mark again.
 
     Raises:
-        UsageError: what is marked is not a method.
+        UsageError: the decorated object is not a method.
     """
     setattr(_function(method, "idempotent"), _IDEMPOTENT, True)
     return method
@@ -29,14 +29,14 @@ def idempotent(method: F) -> F:
 def concurrent(threads: int = 1) -> Callable[[F], F]:
     """Mark a plain method that runs on threads of its own, beside the calls of the worker's other methods.
 
-    It answers while the main thread is busy. It shares the instance with the other methods: what both touch needs a
+    It answers while the main thread is busy. It shares the instance with the other methods: state that both use needs a
     lock. A call that comes while all threads are busy waits for one of them.
 
     Args:
-        threads: how many calls of this method may run at a time in one worker.
+        threads: number of calls of this method that may run at a time in one worker.
 
     Raises:
-        UsageError: *threads* is not a whole number of 1 or more, or what is marked is not a method.
+        UsageError: *threads* is not a whole number of 1 or more, or the decorated object is not a method.
     """
     if callable(threads):
         raise UsageError("concurrent is a decorator with an argument: write @Worker.concurrent()")
@@ -64,7 +64,6 @@ def threads_of(method: object) -> int:
 
 
 def _function(method: object, mark: str) -> Any:
-    """Return the function that carries the marks of a method."""
     function = method.__func__ if isinstance(method, (staticmethod, classmethod)) else method
     if not callable(function) or isinstance(function, type):
         raise UsageError(f"@Worker.{mark} marks methods, and {method!r} is none: put it above a def")

@@ -1,8 +1,8 @@
 """Nodes and groups of nodes, as plain values.
 
-Both can be made by hand, so that a placement can be tried on a cluster that does not exist. A
-group numbers its resources: the ranks that placements speak of. They are, in this order of
-precedence, one piece of the group's own hardware type, an accelerator if any node has one, a node.
+Both can be made by hand, so that a placement can be tried on a cluster that does not exist. A group numbers its
+resources; these are the ranks in placements. A resource is, in this order of precedence, a piece of the group's own
+hardware type, an accelerator if any node has one, or a node.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class NodeEnvConfig:
     configuration's list of one-key mappings.
 
     Attributes:
-        node_ranks: cluster ranks of the nodes that it is for.
+        node_ranks: cluster ranks of the nodes that the entry applies to.
         python_interpreter_path: interpreter of workers there, None for the node's own.
         env_vars: variables of workers there.
     """
@@ -66,15 +66,15 @@ class NodeInfo:
         node_labels: labels of the node groups that it belongs to.
         node_rank: its rank in the cluster.
         ray_id: the node's id, under its older name (see :attr:`node_id`).
-        node_ip: address that the other nodes reach it by.
+        node_ip: address at which other nodes reach it.
         num_cpus: logical CPUs.
         python_interpreter_path: interpreter of its workers unless the configuration names another.
         default_env_vars: environment that its workers start from.
         env_vars: variables of its agentd, and of its configuration, that choose devices and interfaces.
-        hardware_resources: what the probe found, one entry a type.
+        hardware_resources: hardware found by the probe, one entry a type.
         profiler_backends: profilers that can be used there.
         interfaces: its network interfaces, each with its first IPv4 address.
-        interface: the one that has node_ip, "" where unknown.
+        interface: the interface of node_ip, "" if unknown.
     """
 
     node_labels: list[str] = field(default_factory=list)
@@ -92,7 +92,7 @@ class NodeInfo:
 
     @property
     def node_id(self) -> str:
-        """The node's id: stays the same when its agent restarts."""
+        """The node's id, which stays the same when its agent restarts."""
         return self.ray_id
 
     @cached_property
@@ -104,7 +104,7 @@ class NodeInfo:
 
     @property
     def num_accelerators(self) -> int:
-        """How many accelerators it has."""
+        """Number of accelerators."""
         return len(self.accelerators)
 
     @cached_property
@@ -118,7 +118,7 @@ class NodeInfo:
 
     @property
     def accelerator_registered_by(self) -> str:
-        """The module that registered the type of its accelerators there; "" for a built-in type."""
+        """Module that registered the type of its accelerators; "" for a built-in type."""
         return self._accelerator_resource.registered_by if self._accelerator_resource else ""
 
     @cached_property
@@ -132,11 +132,11 @@ class NodeInfo:
 
     @cached_property
     def accelerator_device_names(self) -> tuple[str, ...]:
-        """What a visibility variable calls each accelerator, in the order of their local ranks.
+        """Name of each accelerator in its visibility variable, in the order of local ranks.
 
-        The vendor's index where those differ (an agent may see devices 4-7 only), else UUIDs, else the position among
-        those of its type. Where one is a slice of a device they are UUIDs: an index names the whole device, and slices
-        share it. Each type has a variable of its own, so those of two types may have one name.
+        The vendor's index if the indices differ (an agent may see devices 4-7 only), else UUIDs, else the position
+        among those of its type. If one is a slice of a device, UUIDs: an index names the whole device, and slices share
+        it. Each type has a variable of its own, so accelerators of two types may have the same name.
         """
         names = {kind: iter(_device_names(self.accelerators_of_type(kind))) for kind in self.accelerator_types}
         return tuple(next(names[kind]) for kind in self.accelerator_kinds)
@@ -157,23 +157,22 @@ class NodeInfo:
         return tuple(dict.fromkeys(self.accelerator_kinds))
 
     def accelerators_of_type(self, kind: AcceleratorType) -> list[HardwareInfo]:
-        """Its accelerators of one type, in the order of their local ranks."""
+        """Return its accelerators of one type, in the order of their local ranks."""
         return [info for info, found in zip(self.accelerators, self.accelerator_kinds, strict=True) if found is kind]
 
     def get_hardware_infos(self, hw_type: str) -> list[Any]:
-        """Its pieces of type *hw_type*, in the order of their local ranks: the HardwareInfo that the type defines."""
+        """Return its pieces of type *hw_type*, in the order of local ranks: the HardwareInfo that the type defines."""
         if hw_type == ANY_ACCELERATOR:
             return list(self.accelerators)
         found = [info for resource in self.hardware_resources if resource.type == hw_type for info in resource.infos]
         return found or [info for info in self.accelerators if info.type == hw_type]
 
     def get_hw_resource_count(self, hw_type: str) -> int:
-        """How many pieces of type *hw_type* it has."""
+        """Return the number of its pieces of type *hw_type*."""
         return len(self.get_hardware_infos(hw_type))
 
 
 def _device_names(infos: Sequence[HardwareInfo]) -> list[str]:
-    """What the visibility variable of their type calls accelerators of one type."""
     known = [info for info in infos if isinstance(info, AcceleratorInfo)]
     indices = {info.index: None for info in known if not info.parent_uuid}
     if len(indices) == len(infos):
@@ -196,10 +195,10 @@ class NodeGroupInfo:
         label: name of the group.
         nodes: its nodes; resource ranks run through them in this order.
         hardware_type: the one type that the group owns, None for accelerators or else nodes.
-        ignore_hardware: count nodes, whatever they have.
+        ignore_hardware: True if nodes are the resources, whatever hardware they have.
         env_configs: interpreters and variables of its nodes.
         visible: node rank to the positions of the accelerators that a visibility variable in env_configs leaves there,
-            in its order; nodes that are not in it have all of theirs.
+            in its order; a node without an entry has all of its accelerators.
     """
 
     label: str
@@ -216,14 +215,14 @@ class NodeGroupInfo:
 
     @cached_property
     def counts_nodes(self) -> bool:
-        """Whether a resource of this group is a node, not a piece of hardware."""
+        """True if a resource of this group is a node, not a piece of hardware."""
         if self.ignore_hardware or self.label == NODE_GROUP:
             return True
         return self.hardware_type is None and not any(self.accelerators_of(node) for node in self.nodes)
 
     @cached_property
     def holds_accelerators(self) -> bool:
-        """Whether a resource of this group is an accelerator."""
+        """True if a resource of this group is an accelerator."""
         if self.counts_nodes:
             return False
         kind = self.hardware_type
@@ -235,7 +234,7 @@ class NodeGroupInfo:
 
     @cached_property
     def resources(self) -> list[tuple[NodeInfo, int]]:
-        """For each resource rank its node and its rank there (the node itself: 0)."""
+        """Node of each resource rank, and the resource's rank on that node (0 if the resource is the node)."""
         if self.counts_nodes:
             return [(node, 0) for node in self.nodes]
         if self.holds_accelerators:
@@ -243,7 +242,9 @@ class NodeGroupInfo:
         return [(node, local) for node in self.nodes for local in range(len(self._infos(node)))]
 
     def accelerators_of(self, node: NodeInfo) -> Sequence[int]:
-        """Positions on *node* of the accelerators that the group's workers may see, in the order of their ranks."""
+        """Return the positions on *node* of the accelerators visible to the group's workers, in the order of their
+        ranks.
+        """
         return self.visible.get(node.node_rank, range(node.num_accelerators))
 
     def _infos(self, node: NodeInfo) -> list[HardwareInfo]:
@@ -255,16 +256,16 @@ class NodeGroupInfo:
 
     @property
     def hardware_resource_count(self) -> int:
-        """How many resources the group has: ranks 0 to this less one can be placed on."""
+        """Number of resources: ranks 0 to this number less one can be placed on."""
         return len(self.resources)
 
     @property
     def local_hardware_ranks(self) -> list[int]:
-        """For each resource rank, its rank on its own node; -1 where the resource is the node."""
+        """Rank of each resource on its own node; -1 if the resource is the node."""
         return [-1 if self.counts_nodes else local for _, local in self.resources]
 
     def get_hardware_infos(self, node_rank: int) -> list[HardwareInfo]:
-        """The group's hardware on a node; empty where a resource is the node.
+        """Return the group's hardware on a node; empty if a resource is the node.
 
         Raises:
             PlacementError: the node is not in the group.
@@ -272,7 +273,7 @@ class NodeGroupInfo:
         return self._infos(self._node(node_rank))
 
     def group_ranks_to_global_ranks(self, ranks: Sequence[int]) -> list[int]:
-        """Cluster ranks of the nodes that are number *ranks* of the group.
+        """Return the cluster ranks of the nodes with these numbers in the group.
 
         Raises:
             PlacementError: a rank is outside the group.
@@ -285,7 +286,7 @@ class NodeGroupInfo:
         return [self.nodes[rank].node_rank for rank in ranks]
 
     def get_node_by_hardware_rank(self, rank: int) -> NodeInfo:
-        """The node that holds resource *rank*.
+        """Return the node of resource *rank*.
 
         Raises:
             PlacementError: the rank is outside the group.
@@ -293,7 +294,7 @@ class NodeGroupInfo:
         return self._resource(rank)[0]
 
     def get_local_hardware_rank(self, rank: int) -> int:
-        """The rank on its own node of resource *rank*; -1 where the resource is the node.
+        """Return the rank of resource *rank* on its own node; -1 if the resource is the node.
 
         Raises:
             PlacementError: the rank is outside the group.
@@ -301,7 +302,7 @@ class NodeGroupInfo:
         return -1 if self.counts_nodes else self._resource(rank)[1]
 
     def get_node_env_vars(self, node_rank: int) -> dict[str, str]:
-        """Variables that the group's configuration sets on a node.
+        """Return the variables that the group's configuration sets on a node.
 
         Raises:
             PlacementError: the node is not in the group.
@@ -311,7 +312,7 @@ class NodeGroupInfo:
         return {key: value for env_vars in chosen for key, value in env_vars.items()}
 
     def get_node_python_interpreter_path(self, node_rank: int) -> str:
-        """Interpreter of workers of this group on a node: the configuration's, else the node's own.
+        """Return the interpreter of this group's workers on a node: the configuration's, else the node's own.
 
         Raises:
             PlacementError: the node is not in the group.
@@ -324,7 +325,7 @@ class NodeGroupInfo:
 
     @property
     def resource_name(self) -> str:
-        """What one resource of the group is called in messages."""
+        """Name of one resource of the group, in messages."""
         if self.counts_nodes:
             return "node"
         return "accelerator" if self.holds_accelerators else str(self.hardware_type)

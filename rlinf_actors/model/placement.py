@@ -1,7 +1,4 @@
-"""Placement: where one process of a group runs and what it sees there.
-
-How a worker's environment comes from its node's and the configuration's. Pure.
-"""
+"""Placement: the node and devices of one process of a group. And the merge of a worker's environment. Pure."""
 
 from __future__ import annotations
 
@@ -17,20 +14,20 @@ class Placement:
 
     Attributes:
         rank: rank in the group, 0..world_size-1.
-        cluster_node_rank: the node's rank in the cluster.
-        placement_node_rank: index of the node among those this placement uses, in the order in
+        cluster_node_rank: rank of its node in the cluster.
+        placement_node_rank: index of the node among the nodes of this placement, in the order in
             which the processes' ranks reach them (rank 0 is always on 0).
         local_accelerator_rank: position on its node of the process's first accelerator, -1 without.
         accelerator_type: type of the accelerators that the process sees.
         local_rank: the worker's LOCAL_RANK: 0 for a process isolated on accelerators, the accelerator's
-            position among those that it sees for one that is not isolated, the rank among the group's
+            position among the visible ones for a process that is not isolated, the rank among the group's
             processes on the node for others.
-        local_world_size: 1 for a process isolated on accelerators, else how many of the group's processes
-            are on the node.
-        visible_accelerators: what the vendor's visibility variable is to list: indices or UUIDs.
-        isolate_accelerator: whether the process sees only its own accelerators.
+        local_world_size: 1 for a process isolated on accelerators, else the number of the group's processes on the
+            node.
+        visible_accelerators: entries of the vendor's visibility variable: indices or UUIDs.
+        isolate_accelerator: True if the process sees only its own accelerators.
         local_hardware_ranks: positions on the node of the process's resources (accelerators or robots);
-            empty where the resource is the node itself.
+            empty if the resource is the node itself.
         node_group_label: the group that the process's resources belong to.
         node_id: the node's id ("" if unknown).
     """
@@ -82,16 +79,16 @@ PATH_LIKE = frozenset(
 
 
 def merge_path(first: str, then: str) -> str:
-    """Both lists of directories in one, in this order, without duplicates or empty entries."""
+    """Return both lists of directories as one, in this order, without duplicates or empty entries."""
     return ":".join(dict.fromkeys(entry for entry in f"{first}:{then}".split(":") if entry))
 
 
 def merge_paths(node: Mapping[str, str], ours: Mapping[str, str], mode: str = "append") -> dict[str, str]:
-    """The node's environment with *ours* on top.
+    """Return the node's environment with *ours* on top.
 
     Args:
-        node: what the node has.
-        ours: what the configuration and the placement ask for; wins.
+        node: variables of the node.
+        ours: variables of the configuration and the placement; they win.
         mode: "append": variables in PATH_LIKE get our entries first, then the node's;
             "override": they are replaced like any other.
 

@@ -1,4 +1,4 @@
-"""When a group's workers are started again after a failure."""
+"""RestartPolicy: the conditions under which a failed worker is restarted. And the ids of a rank's incarnations."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from rlinf_actors.errors import UsageError
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """Whether, how often and how soon a worker that failed is started again on its node, under its rank.
+    """The number and timing of restarts of a failed worker, on its node and under its rank.
 
-    A failure is an end that nobody asked for: an exit code other than 0, a signal, no memory. Make one by
-    `on_failure`, or `never`.
+    A failure is an unrequested end: an exit code other than 0, a signal, or lack of memory. Make a policy by
+    `on_failure` or `never`.
 
     Attributes:
-        max_restarts: how many restarts of one rank may fall into `within_s`; one failure more, and it is gone for good.
+        max_restarts: restarts of one rank that may fall into `within_s`; after one failure more the rank is not
+            restarted.
         within_s: length of that sliding window, in seconds.
-        backoff_s: seconds from a failure to the restart; doubled for every restart that the window holds already.
-        backoff_max_s: at most so many.
+        backoff_s: seconds from a failure to the restart, doubled for every earlier restart in the window.
+        backoff_max_s: upper bound of the backoff, in seconds.
     """
 
     max_restarts: int = 3
@@ -38,36 +39,36 @@ class RestartPolicy:
 
     @classmethod
     def never(cls) -> RestartPolicy:
-        """A worker that has ended stays so; the default of a launch."""
+        """Return the policy that restarts no worker; the default of a launch."""
         return cls(max_restarts=0)
 
     @classmethod
     def on_failure(
         cls, max_restarts: int = 3, within_s: float = 60.0, backoff_s: float = 0.5, backoff_max_s: float = 30.0
     ) -> RestartPolicy:
-        """Start a worker again after a failure; see the attributes.
+        """Return a policy that restarts a worker after a failure; see the attributes.
 
         Raises:
-            UsageError: a number cannot be.
+            UsageError: a number is not valid.
         """
         return cls(max_restarts, within_s, backoff_s, backoff_max_s)
 
     @property
     def restarts(self) -> bool:
-        """Whether anything is ever restarted."""
+        """True if the policy restarts workers at all."""
         return self.max_restarts > 0
 
 
 def next_id(worker_id: str, incarnation: int) -> str:
-    """The id of a worker's next incarnation, which no other worker has."""
+    """Return the id of a worker's next incarnation, which no other worker has."""
     return f"{rank_id(worker_id)}.{incarnation}"
 
 
 def rank_id(worker_id: str) -> str:
-    """What the ids of all incarnations of one rank of one launch have in common."""
+    """Return the common part of the ids of all incarnations of one rank of one launch."""
     return worker_id.partition(".")[0]
 
 
 def launch_of(worker_id: str) -> str:
-    """Return what the ids of all workers of one launch begin with: it tells a group from a namesake."""
+    """Return the common beginning of the ids of all workers of one launch. It tells two groups of one name apart."""
     return rank_id(worker_id).rpartition("-")[0]

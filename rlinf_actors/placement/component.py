@@ -24,7 +24,7 @@ from rlinf_actors.placement.strategies import FlexiblePlacementStrategy, NodePla
 
 
 class PlacementMode(str, enum.Enum):
-    """How the components' resources lie to one another."""
+    """Overlap of the components' resources."""
 
     COLLOCATED = "collocated"
     """All components share the same resources."""
@@ -35,7 +35,7 @@ class PlacementMode(str, enum.Enum):
 
 
 class _Resolved:
-    """A rule on a cluster: what the components that share it have in common."""
+    """A rule applied to a cluster: what the components that share the rule have in common."""
 
     def __init__(self, rule: ComponentRule, cluster: ClusterView) -> None:
         self.rule = rule
@@ -55,7 +55,7 @@ class _Resolved:
 
 
 class ComponentPlacement:
-    """Where each component of a configuration goes; components that share a rule share its strategy."""
+    """The place of each component of a configuration. Components that share a rule share its strategy."""
 
     def __init__(self, config: Any, cluster: ClusterView) -> None:
         """Read the rules and check them against *cluster*.
@@ -63,10 +63,10 @@ class ComponentPlacement:
         Args:
             config: a whole configuration or its ``cluster:`` section: a mapping, an OmegaConf DictConfig, the
                 path of a YAML file, or a ClusterConfig. Only ``component_placement`` is read.
-            cluster: the cluster that they are for, real or described.
+            cluster: the cluster to place on, real or described.
 
         Raises:
-            ConfigError: there is no ``component_placement``, or an entry has another shape.
+            ConfigError: there is no ``component_placement``, or an entry has another form.
             PlacementError: a placement breaks a rule or does not fit; the message starts with its config path.
         """
         self._cluster = cluster
@@ -78,12 +78,12 @@ class ComponentPlacement:
 
     @property
     def components(self) -> list[str]:
-        """The components' names, in the order of the configuration."""
+        """The names of the components, in the order of the configuration."""
         return list(self._resolved)
 
     @property
     def placement_mode(self) -> PlacementMode:
-        """Whether the components share resources: all, none, or some."""
+        """Collocated if all components share the same resources, disaggregated if none do, else hybrid."""
         sets = [resolved.identities for resolved in self._resolved.values()]
         if all(each == sets[0] for each in sets):
             return PlacementMode.COLLOCATED
@@ -92,7 +92,7 @@ class ComponentPlacement:
         return PlacementMode.HYBRID
 
     def get_strategy(self, component_name: str) -> PlacementStrategy:
-        """The strategy for a component.
+        """Return the strategy of a component.
 
         Raises:
             PlacementError: there is no such component.
@@ -100,7 +100,7 @@ class ComponentPlacement:
         return self._get(component_name).strategy
 
     def get_world_size(self, component_name: str) -> int:
-        """How many processes a component has.
+        """Return the number of processes of a component.
 
         Raises:
             PlacementError: there is no such component.
@@ -108,7 +108,7 @@ class ComponentPlacement:
         return len(self._get(component_name).assignment)
 
     def get_hardware_ranks(self, component_name: str) -> list[int]:
-        """The resource ranks, in its node groups, that a component uses; ascending.
+        """Return the resource ranks, in its node groups, that a component uses; ascending.
 
         Raises:
             PlacementError: there is no such component.
@@ -116,7 +116,7 @@ class ComponentPlacement:
         return list(self._get(component_name).ranks)
 
     def get_rule(self, component_name: str) -> ComponentRule:
-        """The rule as the configuration has it.
+        """Return the rule of a component as the configuration has it.
 
         Raises:
             PlacementError: there is no such component.

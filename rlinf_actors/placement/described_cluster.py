@@ -1,12 +1,13 @@
-"""A cluster that is only described: placements can be tried on it without any node.
+"""A cluster that exists only as a description, for trying placements without any node.
 
-A description in YAML (or as a mapping) is a list of node entries::
+`rlinf-actors plan --describe` and tests use it; the older form of PlacementStrategy.get_placement makes one of
+identical nodes. A description in YAML (or as a mapping) is a list of node entries::
 
     nodes:
       - {count: 8, ip: 10.0.0.1, accelerator: {type: NV_GPU, model: A800, number: 8}}
       - {count: 2, ip: 10.0.1.1, cpus: 16, robots: [{type: Franka, number: 1}]}
 
-``count`` nodes alike; their addresses count up from ``ip``.
+An entry stands for ``count`` identical nodes; their addresses count up from ``ip``.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ class DescribedCluster:
         """Describe a cluster.
 
         Args:
-            nodes: its nodes, with ranks 0 to the last, each once.
-            config: its configuration: the node groups, and the robots that nodes have which list none.
+            nodes: its nodes, with ranks 0 to N-1, each once.
+            config: its configuration: the node groups, and the robots of nodes that list none.
 
         Raises:
             ConfigError: node ranks are not 0..N-1, or a node of the configuration is missing.
@@ -95,14 +96,14 @@ class DescribedCluster:
     def identical(
         cls, num_nodes: int, num_accelerators: int, kind: str = "NV_GPU", model: str = ""
     ) -> DescribedCluster:
-        """*num_nodes* nodes of *num_accelerators* accelerators each."""
+        """Return a cluster of *num_nodes* nodes with *num_accelerators* accelerators each."""
         return cls(
             [_node(rank, f"node-{rank}", 1, _accelerators(kind, model, num_accelerators)) for rank in range(num_nodes)]
         )
 
     @classmethod
     def from_any(cls, source: Any, config: ClusterConfig | None = None) -> DescribedCluster:
-        """The cluster of a description: a YAML path, or a mapping or list as the module shows it.
+        """Return the cluster of a description: the path of a YAML file, or a mapping or list in the module's form.
 
         Raises:
             ConfigError: a key or value is wrong; ``path`` says which.
@@ -111,12 +112,10 @@ class DescribedCluster:
 
     @property
     def num_nodes(self) -> int:
-        """How many nodes it has."""
         return len(self._nodes)
 
     @property
     def num_accelerators(self) -> int:
-        """How many accelerators all nodes have together."""
         return sum(node.num_accelerators for node in self._nodes)
 
     @property
@@ -125,15 +124,9 @@ class DescribedCluster:
         return dict(self._groups)
 
     def get_node_group(self, label: str = CLUSTER_GROUP) -> NodeGroupInfo | None:
-        """The group called *label*, None if there is none."""
         return self._groups.get(str(label))
 
     def get_node_info(self, node_rank: int) -> NodeInfo:
-        """The node of that rank.
-
-        Raises:
-            PlacementError: there is none.
-        """
         if not 0 <= node_rank < len(self._nodes):
             raise PlacementError(f"there is no node {node_rank}; the described cluster has {len(self._nodes)} nodes")
         return self._nodes[node_rank]

@@ -1,12 +1,12 @@
-"""The environment that a worker's place gives it: ranks, devices, network, and its group's variables.
+"""The environment variables that a worker gets from its placement: ranks, devices, network, its group's variables.
+Pure.
 
-MASTER_ADDR and MASTER_PORT are not here: they are known when rank 0 runs. The node's own environment is
-merged in by its agent (model.pathenv).
+The driver calls `worker_environment` for each worker of a launch, after `check_launch`. MASTER_ADDR and MASTER_PORT are
+added when rank 0 runs; agentd merges in the node's own environment (model.placement.merge_paths).
 
-Visibility variables that users set (CUDA_VISIBLE_DEVICES and the other vendors'), held against what is there. Pure.
-
-In ``env_configs`` such a variable restricts its node group to the devices that it lists; in ``env_vars`` of ``launch``
-it must say what the placement says. Values that contradict one another are errors that show both.
+Visibility variables set by users (CUDA_VISIBLE_DEVICES and the other vendors') are checked here against the nodes'
+devices. In ``env_configs`` such a variable restricts its node group to the devices that it lists; in ``env_vars`` of
+``launch`` it must agree with the placement. Values that contradict one another are errors that show both.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from rlinf_actors.settings import COMM_NET_DEVICES, NAMESPACE
 
 @dataclass(frozen=True)
 class GroupLayout:
-    """How a group's processes share nodes; worked out once for all of them.
+    """Distribution of a group's processes over nodes; computed once for all of them.
 
     Attributes:
-        node_local_ranks: for each rank, how many lower ranks are on its node.
+        node_local_ranks: for each rank, the number of lower ranks on its node.
         on_node: cluster node rank to the number of processes there.
     """
 
@@ -39,7 +39,6 @@ class GroupLayout:
 
     @classmethod
     def of(cls, placements: Sequence[Placement]) -> GroupLayout:
-        """The layout of a group's *placements*, which are in rank order."""
         passed: Counter[int] = Counter()
         ranks: list[int] = []
         for placement in placements:
@@ -59,9 +58,10 @@ def worker_environment(
     comm_net_devices: str | None = None,
     launch_env: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """What a worker finds in ``os.environ`` because of where it is.
+    """Return the variables of a worker's ``os.environ`` that its placement determines.
 
-    The configuration's variables come first and ours win, since a process with another's rank could not work.
+    The configuration's variables come first; the computed ones override them, because a process with another's rank
+    could not work.
 
     Args:
         group_name: name of the worker group.
@@ -70,13 +70,13 @@ def worker_environment(
         node: its node.
         node_group: the node group that its resources belong to.
         namespace: the job's namespace.
-        comm_net_devices: network interfaces for collectives (RLINF_COMM_NET_DEVICES of the driver); the launch's, the
-            configuration's and the node's value of that name go before it, in that order. Without any, the interface
-            that holds the node's address is taken. Interface variables that are set stay.
+        comm_net_devices: network interfaces for collectives (RLINF_COMM_NET_DEVICES of the driver). The launch's, the
+            configuration's and the node's value of that name take precedence, in that order. Without any, the interface
+            of the node's address is used. Interface variables that are set stay.
         launch_env: the variables of this launch alone, which its caller puts on top of the returned ones.
 
     Raises:
-        ConfigError: the placement has accelerators of a type that this process does not know; says what to load.
+        ConfigError: this process does not know the placement's type of accelerator; the message says what to load.
     """
     layout = placements if isinstance(placements, GroupLayout) else GroupLayout.of(placements)
     configured = node_group.get_node_env_vars(placement.cluster_node_rank)
@@ -94,7 +94,7 @@ def worker_environment(
 
 
 def model_seen(placement: Placement, node: NodeInfo) -> str:
-    """Model of a worker's first accelerator, of the first that it sees if it has none of its own, else ""."""
+    """Return the model of a worker's first own accelerator, else of the first visible one, else ""."""
     if placement.accelerator_type is AcceleratorType.NO_ACCEL or not placement.visible_accelerators:
         return ""
     if placement.local_accelerator_rank >= 0:
@@ -139,7 +139,6 @@ def _devices(placement: Placement, node: NodeInfo) -> dict[str, str]:
 
 
 def _shown(kind: AcceleratorType, devices: Sequence[str]) -> dict[str, str]:
-    """The variable that shows *devices* of a type and no other; none for a type that this process does not know."""
     facts = ACCELERATOR_TABLE.get(kind)
     if facts is None or not facts.visibility_variable:
         return {}
@@ -147,7 +146,7 @@ def _shown(kind: AcceleratorType, devices: Sequence[str]) -> dict[str, str]:
 
 
 def _numbering(node: NodeInfo, present: Mapping[str, str]) -> dict[str, str]:
-    """What makes the numbers in a visibility variable mean the devices that the probe gave them to."""
+    """Return the variables that make a visibility variable number devices as the probe does."""
     found: dict[str, str] = {}
     for kind in node.accelerator_types:
         facts = ACCELERATOR_TABLE.get(kind)
@@ -166,26 +165,26 @@ def _network(node: NodeInfo, devices: str, present: Mapping[str, str]) -> dict[s
 
 
 class _Device(NamedTuple):
-    """One accelerator of a node: its position there, and what a variable can call it."""
+    """An accelerator, with its position on the node."""
 
     position: int
     info: AcceleratorInfo
 
 
 def restricted(env_vars: Mapping[str, str], node: NodeInfo, path: str) -> tuple[int, ...] | None:
-    """The accelerators of a node that the variables of a node group leave, as positions on the node, in their order.
+    """Return the accelerators of a node that a node group's variables leave, as ordered positions on the node.
 
     Args:
-        env_vars: what ``env_configs`` sets on the node.
+        env_vars: variables that ``env_configs`` sets on the node.
         node: the node, with the accelerators that its own settings leave.
         path: config path of *env_vars*.
 
     Returns:
-        None where no visibility variable is set: all of them.
+        None if no visibility variable is set: all accelerators.
 
     Raises:
-        ConfigError: the value names a device that the node does not offer, one twice, or no device in a way that is
-            understood; it is another vendor's; it would change what the numbers of the devices mean.
+        ConfigError: the value names a device that the node does not offer, names one twice, cannot be read, belongs to
+            another vendor, or would change the meaning of device numbers.
     """
     _check_numbering(env_vars, node, path)
     by_type = _by_type(node)
@@ -204,16 +203,10 @@ def restricted(env_vars: Mapping[str, str], node: NodeInfo, path: str) -> tuple[
 
 
 def check_launch(env_vars: Mapping[str, str], placement: Placement, node: NodeInfo, group: NodeGroupInfo) -> None:
-    """That the variables given to ``launch`` show a worker the devices that its placement gives it, in that order.
-
-    Args:
-        env_vars: what was given to ``launch``.
-        placement: the worker's.
-        node: its node.
-        group: the node group of its resources.
+    """Check that the variables given to ``launch`` show a worker the devices of its placement, in the same order.
 
     Raises:
-        ConfigError: they show others, or would change what the numbers of the devices mean.
+        ConfigError: they show other devices, or would change the meaning of device numbers.
     """
     path = "launch(env_vars)"
     _check_numbering(env_vars, node, path)
@@ -239,7 +232,6 @@ def check_launch(env_vars: Mapping[str, str], placement: Placement, node: NodeIn
 
 
 def visibility_variables() -> tuple[str, ...]:
-    """Those of all vendors that this process knows."""
     names = (facts.visibility_variable for facts in ACCELERATOR_TABLE.values())
     return tuple(dict.fromkeys(name for name in names if name))
 
@@ -260,7 +252,7 @@ def _shown_by(variable: str, kind: AcceleratorType) -> bool:
 
 
 def _named(value: str, variable: str, devices: Sequence[_Device], node: NodeInfo, path: str) -> list[int]:
-    """Positions on *node* of the ones of *devices* that *value* shows."""
+    """Return the positions on *node* of the *devices* that *value* shows."""
     infos = [device.info for device in devices]
     read = selected_devices if _shown_by(variable, AcceleratorType.INTEL_GPU) else visible_devices
     chosen, faults = read(infos, value, variable)
@@ -278,7 +270,7 @@ def _named(value: str, variable: str, devices: Sequence[_Device], node: NodeInfo
 
 
 def _check_numbering(env_vars: Mapping[str, str], node: NodeInfo, path: str) -> None:
-    """Nothing may change what a number means between the probe, which gave it, and the worker, which is shown it."""
+    """Refuse variables that change the meaning of device numbers between the probe and the worker."""
     for kind in _by_type(node):
         facts = ACCELERATOR_TABLE.get(kind)
         if facts is None:

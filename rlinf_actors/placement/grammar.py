@@ -1,13 +1,10 @@
-"""The grammar of placement strings; what a string means on a cluster is the resolver's business.
+"""Placement strings: their grammar, their rules, and the resource ranks of every process. Pure; no node is needed.
 
 string := part ("," part)*     part := resources [":" processes]
 resources := a | a-b | all     processes := a | a-b
 
-Corrected placement strings for error messages. Process ranks stay contiguous in what is offered.
-
-From a placement string to the resource ranks of every process; the rules that need no node.
-
-Work is linear in the processes and resources named.
+ComponentPlacement calls `assign` for each rule. Every error offers the string that was probably meant; the process
+ranks of such a string are contiguous. Work is linear in the processes and resources named.
 """
 
 from __future__ import annotations
@@ -41,7 +38,6 @@ class Span:
 
     @classmethod
     def of(cls, first: int, count: int) -> Span:
-        """*count* ranks from *first* on."""
         return cls(first, first + count - 1)
 
 
@@ -63,10 +59,10 @@ class Part:
 
 
 def parse(text: str) -> tuple[Part, ...]:
-    """The parts of a placement string.
+    """Return the parts of a placement string.
 
     Raises:
-        PlacementError: *text* is not in the grammar; the message quotes the piece that is wrong.
+        PlacementError: *text* does not follow the grammar; the message quotes the wrong piece.
     """
     if not text.strip():
         raise PlacementError(f"the placement is empty; {_FORM}")
@@ -74,7 +70,6 @@ def parse(text: str) -> tuple[Part, ...]:
 
 
 def render(parts: tuple[Part, ...]) -> str:
-    """The string that :func:`parse` reads as *parts*."""
     return ",".join(map(str, parts))
 
 
@@ -124,26 +119,26 @@ Want = tuple[Span, int]
 
 
 def fits(resources: int, processes: int) -> bool:
-    """Whether one of the two divides the other."""
+    """True if one of the two numbers divides the other."""
     return resources % processes == 0 or processes % resources == 0
 
 
 def fewer(resources: int, processes: int) -> int:
-    """The largest number of processes below *processes* that fits; 1 always does."""
+    """Return the largest number of processes below *processes* that fits; 1 always does."""
     if processes > resources:
         return processes - processes % resources
     return max((count for count in range(1, processes) if resources % count == 0), default=1)
 
 
 def more(resources: int, processes: int) -> int:
-    """The smallest number of processes above *processes* that fits."""
+    """Return the smallest number of processes above *processes* that fits."""
     if processes >= resources:
         return processes + resources - processes % resources
     return next(count for count in range(processes + 1, resources + 1) if resources % count == 0)
 
 
 def lay_out(wants: Sequence[Want], start: int = 0) -> str:
-    """The string that gives every part its number of processes, ranks running on from *start*."""
+    """Return the string that gives every part its number of processes, ranks counting up from *start*."""
     parts: list[Part] = []
     for resources, count in wants:
         parts.append(Part(resources, Span.of(start, count)))
@@ -152,7 +147,7 @@ def lay_out(wants: Sequence[Want], start: int = 0) -> str:
 
 
 def corrections(wants: Sequence[Want]) -> list[str]:
-    """Whole strings whose lengths divide: with fewer processes in the parts that do not fit, and with more."""
+    """Return strings whose lengths divide: with fewer processes in the parts that do not fit, and with more."""
     found: dict[str, None] = {}
     for change in (fewer, more):
         found[lay_out([(r, n if fits(len(r), n) else change(len(r), n)) for r, n in wants])] = None
@@ -160,9 +155,9 @@ def corrections(wants: Sequence[Want]) -> list[str]:
 
 
 def spread(spans: Sequence[Span], processes: int, start: int) -> list[str]:
-    """Per-part rewrites of several ranges that were meant as one part of *processes* processes from *start* on.
+    """Return per-part rewrites of several ranges that were meant as one part of *processes* processes from *start* on.
 
-    Two where the lengths do not divide, none where a process would need resources of two ranges.
+    There are two if the lengths do not divide, and none if a process would need resources of two ranges.
     """
     total = sum(map(len, spans))
     counts = [processes] if fits(total, processes) else [fewer(total, processes), more(total, processes)]
@@ -176,7 +171,6 @@ def spread(spans: Sequence[Span], processes: int, start: int) -> list[str]:
 
 
 def either(strings: Sequence[str]) -> str:
-    """``a`` or ``b``, in backquotes, for a message."""
     return " or ".join(f"`{string}`" for string in strings)
 
 
@@ -186,12 +180,12 @@ _LONGEST_LIST = 16
 
 @dataclass(frozen=True)
 class Target:
-    """The resources that a placement string is read against.
+    """The resources that a placement string is applied to.
 
     Attributes:
         group: the node group, or groups, as a person writes them.
-        count: how many resources there are.
-        noun: what one of them is called: node, accelerator, Franka, resource.
+        count: number of resources.
+        noun: name of one resource: node, accelerator, Franka, resource.
     """
 
     group: str
@@ -208,15 +202,15 @@ class Target:
 
 
 def assign(text: str, target: Target, maybe_sexagesimal: bool = False) -> list[list[int]]:
-    """For each process, by rank, the resource ranks that it holds or shares.
+    """Return for each process, by rank, the resource ranks that it holds or shares.
 
     Args:
         text: the placement string.
-        target: what it is read against.
-        maybe_sexagesimal: it came as a ready number, so a number out of range may have been ``a:b`` in YAML.
+        target: the resources that it is applied to.
+        maybe_sexagesimal: True if the string came as a ready number, which may have been ``a:b`` in YAML.
 
     Raises:
-        PlacementError: *text* is not in the grammar or breaks a rule; the message offers what would be right.
+        PlacementError: *text* does not follow the grammar or breaks a rule; the message offers a correction.
     """
     parts = parse(text)
     spans = [_resources(part, text, target) for part in parts]
@@ -292,7 +286,7 @@ def _processes(parts: Sequence[Part], spans: Sequence[Span]) -> list[Span]:
 
 
 def _check_union(parts: Sequence[Part], spans: Sequence[Span], processes: Sequence[Span], text: str) -> None:
-    """``0-1,4-5:0-3``: the comma separates parts, so this is not four resources for four processes."""
+    """Refuse ``0-1,4-5:0-3``: the comma separates parts, so this is not four resources for four processes."""
     run = 0  # index of the first of the parts without processes that precede this one
     for index, part in enumerate(parts):
         if part.processes is None:

@@ -1,6 +1,5 @@
-"""Node groups of a cluster, from its configuration and what its nodes reported.
-
-What a placement needs to know of a cluster.
+"""Node groups of a cluster, from its configuration and the nodes' reports; and the view that placements have of a
+cluster.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from rlinf_actors.placement.environment import restricted
 
 
 def label_nodes(config: ClusterConfig | None, nodes: Sequence[NodeInfo]) -> list[NodeInfo]:
-    """The nodes by rank, with the labels of the configured groups that hold them."""
+    """Return the nodes by rank, with the labels of the configured groups that contain them."""
     ordered = sorted(nodes, key=lambda node: node.node_rank)
     if config is None:
         return ordered
@@ -32,11 +31,11 @@ def label_nodes(config: ClusterConfig | None, nodes: Sequence[NodeInfo]) -> list
 
 
 def build_node_groups(config: ClusterConfig | None, nodes: Sequence[NodeInfo]) -> dict[str, NodeGroupInfo]:
-    """Label to group: the configured ones in their order, then the built-in ``cluster`` and ``node``.
+    """Return label to group: the configured groups in their order, then the built-in ``cluster`` and ``node``.
 
     Raises:
         ConfigError: a configured group has a node that is not among *nodes*, or a visibility variable in its
-            env_configs does not fit what such a node offers.
+            env_configs does not fit the accelerators of such a node.
     """
     labelled = label_nodes(config, nodes)
     by_rank = {node.node_rank: node for node in labelled}
@@ -80,9 +79,9 @@ def _visible(group: NodeGroupConfig, index: int, nodes: Mapping[int, NodeInfo]) 
 
 
 def with_configured_hardware(config: ClusterConfig, nodes: Sequence[NodeInfo]) -> list[NodeInfo]:
-    """*nodes* with the robots that the configuration says they have, where they report none of that type.
+    """Return *nodes* with the robots that the configuration gives them and that they do not list themselves.
 
-    For a cluster that is only described: on a real one the probe reports what it found.
+    For a described cluster only: on a real one the nodes report their robots.
     """
     found: list[NodeInfo] = []
     for node in nodes:
@@ -95,7 +94,7 @@ def with_configured_hardware(config: ClusterConfig, nodes: Sequence[NodeInfo]) -
 
 
 class ClusterView(Protocol):
-    """A cluster, real or described; the four members that placements use."""
+    """A cluster, real or described: the four members that placements use."""
 
     @property
     def num_nodes(self) -> int:
@@ -106,17 +105,17 @@ class ClusterView(Protocol):
         """How many accelerators all nodes have together."""
 
     def get_node_group(self, label: str = CLUSTER_GROUP) -> NodeGroupInfo | None:
-        """The group called *label*, None if there is none."""
+        """Return the group called *label*, None if there is none."""
 
     def get_node_info(self, node_rank: int) -> NodeInfo:
         """The node of that rank."""
 
 
 def find_group(cluster: ClusterView, label: str) -> NodeGroupInfo:
-    """The group called *label*; the built-in ones are made from the nodes where the view lacks them.
+    """Return the group called *label*; a built-in group is made from the nodes if the view lacks it.
 
     Raises:
-        PlacementError: there is no such group; the message lists those that the nodes belong to.
+        PlacementError: there is no such group; the message lists the groups of the nodes.
     """
     group = cluster.get_node_group(label)
     if group is not None:

@@ -1,4 +1,4 @@
-"""Which node gets which rank."""
+"""Assignment of ranks to nodes. Pure; the head calls it when nodes register, `rlinf-actors plan` to predict ranks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _BUILT_IN = [kind.value for kind in AcceleratorType if kind is not AcceleratorTy
 
 @dataclass(frozen=True)
 class RegisteredNode:
-    """What the order of nodes depends on.
+    """The properties of a node that decide its rank.
 
     Attributes:
         key: identifies the node; appears in messages.
         explicit: its RLINF_NODE_RANK, None if it has none.
-        is_head: whether the head runs there.
+        is_head: True if the head runs there.
         accelerator_type: type of its accelerators, ``NO_ACCEL`` without.
         ip: its address.
     """
@@ -35,17 +35,17 @@ class RegisteredNode:
 def order_nodes(
     nodes: Sequence[RegisteredNode], fixed: Mapping[str, int] | None = None, *, complete: bool = True
 ) -> dict[str, int]:
-    """The rank of every node, by key; for equal input, in whatever order it comes, equal.
+    """Return the rank of every node, by key. The result does not depend on the order of *nodes*.
 
-    With RLINF_NODE_RANK on every node those are the ranks. With none: the head's node first, then by
-    accelerator type (in the order of AcceleratorType, then registered ones by name, then nodes without), then by
+    If every node has RLINF_NODE_RANK, those are the ranks. If none has, the order is: the head's node, then by
+    accelerator type (in the order of AcceleratorType, then registered types by name, then nodes without), then by
     address as a number.
 
     Args:
         nodes: the registered nodes.
-        fixed: ranks that were given out before, by key; they stay, also those of nodes that are not in *nodes*,
-            and new nodes get the free ranks from below.
-        complete: whether all nodes are here, so that explicit ranks must be 0..N-1; otherwise gaps may still fill.
+        fixed: ranks that were assigned before, by key. They stay, also those of nodes that are not in *nodes*; new
+            nodes get the lowest free ranks.
+        complete: True if all nodes are here, so that explicit ranks must be 0..N-1; otherwise gaps may still fill.
 
     Raises:
         ConfigError: only some nodes have RLINF_NODE_RANK, two have the same, it contradicts a fixed rank, or
@@ -64,7 +64,7 @@ def order_nodes(
 
 
 def missing_ranks(ranks: Mapping[str, int], num_nodes: int) -> list[int]:
-    """Ranks below *num_nodes* that no node has."""
+    """Return the ranks below *num_nodes* that no node has."""
     present = set(ranks.values())
     return [rank for rank in range(num_nodes) if rank not in present]
 
@@ -122,7 +122,7 @@ def _type_order(kind: str) -> tuple[int, str]:
 
 
 def _address(ip: str) -> tuple[int, int, str]:
-    """Addresses as numbers, version 4 before 6; names after both."""
+    """Return a sort key: addresses as numbers, version 4 before 6, names last."""
     try:
         address = ipaddress.ip_address(ip)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Who goes where, to look at before anything runs: ``rlinf-actors plan conf.yaml``."""
+"""The plan of a configuration: the place of every process, before anything runs (`rlinf-actors plan conf.yaml`)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Plan:
     Attributes:
         nodes: the cluster's nodes, by rank.
         components: the components, in the order of the configuration.
-        placement_mode: whether components share resources.
+        placement_mode: overlap of the components' resources.
     """
 
     nodes: list[NodeInfo]
@@ -55,13 +55,13 @@ class Plan:
     placement_mode: PlacementMode
 
     def render(self) -> str:
-        """The plan as text: a table for each component, a line for each node that it uses."""
+        """Return the plan as text: a table for each component, a line for each node that it uses."""
         accelerators = sum(node.num_accelerators for node in self.nodes)
         head = f"{_count(len(self.nodes), 'node')}, {_count(accelerators, 'accelerator')}; {self.placement_mode.value}"
         return "\n\n".join([head, *(_render(component, self.nodes) for component in self.components)]) + "\n"
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan as plain values; keys are stable, new ones may be added."""
+        """Return the plan as plain values. Keys are stable; new ones may be added."""
         return {
             "num_nodes": len(self.nodes),
             "num_accelerators": sum(node.num_accelerators for node in self.nodes),
@@ -71,7 +71,7 @@ class Plan:
         }
 
     def environment(self, component: str, rank: int, group_name: str | None = None) -> dict[str, str]:
-        """The environment that a worker of the plan would get, less MASTER_ADDR and MASTER_PORT.
+        """Return the environment of a worker of the plan, without MASTER_ADDR and MASTER_PORT.
 
         Raises:
             KeyError: there is no such component.
@@ -93,8 +93,8 @@ def plan(config: Any, cluster: ClusterView) -> Plan:
     """Apply a configuration's ``component_placement`` to a cluster, without starting anything.
 
     Args:
-        config: what ComponentPlacement takes.
-        cluster: the cluster, real or described (see DescribedCluster).
+        config: a configuration, in the forms that ComponentPlacement takes.
+        cluster: the cluster, real or described.
 
     Raises:
         ConfigError: the configuration has a fault.

@@ -1,6 +1,6 @@
-"""From resource ranks to placements: on which node each process runs and what it sees there.
+"""From resource ranks to placements: the node of each process and the devices that it sees. Pure.
 
-Linear in processes and resources. Nothing here knows placement strings; see assign.
+The strategies call `place` and `place_on_nodes`. Linear in processes and resources. Placement strings: see grammar.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rlinf_actors.placement.node_groups import ClusterView, find_group
 
 @dataclass(frozen=True)
 class Resource:
-    """One resource: a node, or a piece of hardware that is number *local* on its node."""
+    """One resource: a node, or the piece of hardware at position *local* of its node."""
 
     group: NodeGroupInfo
     node: NodeInfo
@@ -27,7 +27,7 @@ class Resource:
 
     @property
     def identity(self) -> tuple[int, str, int]:
-        """Equal for one and the same thing, whichever group it is reached by."""
+        """Equal for the same resource, whichever group it is reached by."""
         return (self.node.node_rank, self.group.resource_name, self.local)
 
 
@@ -35,11 +35,6 @@ class ResourceTable:
     """The resources of one or several node groups, numbered through the groups in the order given."""
 
     def __init__(self, groups: Sequence[NodeGroupInfo]) -> None:
-        """Number the resources of *groups*.
-
-        Raises:
-            PlacementError: two groups hold one and the same resource.
-        """
         self.groups = tuple(groups)
         self.label = ",".join(group.label for group in self.groups)
         self.resources = [Resource(group, node, local) for group in self.groups for node, local in group.resources]
@@ -52,21 +47,20 @@ class ResourceTable:
 
     @classmethod
     def of(cls, cluster: ClusterView, labels: Sequence[str]) -> ResourceTable:
-        """The resources of the groups called *labels*.
+        """Return the resources of the groups called *labels*.
 
         Raises:
-            PlacementError: a group does not exist, or two hold the same resource.
+            PlacementError: a group does not exist, or two groups contain the same resource.
         """
         return cls([find_group(cluster, label) for label in labels])
 
     @property
     def target(self) -> Target:
-        """What a placement string is read against."""
         nouns = list(dict.fromkeys(group.resource_name for group in self.groups))
         return Target(self.label, len(self.resources), nouns[0] if len(nouns) == 1 else "resource")
 
     def first_on_node(self, node_rank: int) -> int:
-        """Rank of the first resource on a node.
+        """Return the rank of the first resource on a node.
 
         Raises:
             PlacementError: the node has none.
@@ -76,7 +70,6 @@ class ResourceTable:
         return self._first[node_rank]
 
     def count_on_node(self, node_rank: int) -> int:
-        """How many resources a node has."""
         return self._count[node_rank]
 
     def _check_disjoint(self) -> None:
@@ -93,7 +86,7 @@ class ResourceTable:
 def place(
     assignment: Sequence[Sequence[int]], table: ResourceTable, isolate_accelerator: bool = True
 ) -> list[Placement]:
-    """Placements of processes whose resource ranks are *assignment*, by process rank.
+    """Return the placements of processes whose resource ranks are *assignment*, by process rank.
 
     Raises:
         PlacementError: a resource does not exist or repeats in a process, or a process would span two
@@ -110,7 +103,7 @@ def place(
 
 
 def place_on_nodes(nodes: Sequence[NodeInfo], group: NodeGroupInfo) -> list[Placement]:
-    """Placements of one process for each entry of *nodes*; they see all accelerators that *group* has there."""
+    """Return placements of one process for each entry of *nodes*; each sees all accelerators of *group* on its node."""
     index: dict[int, int] = {}
     found = [
         Placement(
@@ -188,13 +181,13 @@ def _placement(rank: int, node_index: int, held: Sequence[Resource], isolate: bo
 
 
 def _seen_names(group: NodeGroupInfo, node: NodeInfo, kind: AcceleratorType) -> list[str]:
-    """Names of the accelerators of one type that a worker of *group* sees: a variable shows those of one type."""
+    """Return the names of the accelerators of one type that a worker of *group* sees."""
     names = node.accelerator_device_names
     return [names[local] for local in group.accelerators_of(node) if node.accelerator_kinds[local] == kind]
 
 
 def _seen_type(group: NodeGroupInfo, node: NodeInfo) -> AcceleratorType:
-    """Type of the accelerators that a worker on the node itself sees: those of the first type that the group has."""
+    """Return the type of the accelerators that a worker on the node itself sees: the first type of the group there."""
     seen = group.accelerators_of(node)
     return node.accelerator_kinds[seen[0]] if seen else AcceleratorType.NO_ACCEL
 

@@ -1,10 +1,8 @@
-"""The four strategies: which resources each process of a group gets.
+"""The placement strategies: the resources of each process of a group. Public API.
 
-Every ``get_placement`` takes a cluster (anything with ClusterView's four members) or, in the older call,
-the number of accelerators that each of any number of identical nodes has. A strategy is a value: it can be
-used for many groups, and nothing a caller passes in is changed.
-
-What all placement strategies have in common: the two calls, and the checks of their arguments.
+Every ``get_placement`` takes a cluster (any object with ClusterView's four members) or, in the older call, the number
+of accelerators of each of any number of identical nodes. A strategy is a value: it can be used for many groups, and
+nothing a caller passes in is changed.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from rlinf_actors.placement.resolver import ResourceTable, place, place_on_nodes
 
 
 class PlacementStrategy(ABC):
-    """Where the processes of a group go."""
+    """Base of the placement strategies."""
 
     def get_placement(
         self,
@@ -32,11 +30,11 @@ class PlacementStrategy(ABC):
         num_gpus_per_node: int | None = None,
         isolate_gpu: bool | None = None,
     ) -> list[Placement]:
-        """The placement of every process, by rank.
+        """Return the placement of every process, by rank.
 
         Args:
             cluster: the cluster, or (older call) the number of accelerators of each of its identical nodes.
-            isolate_accelerator: whether a process sees only its own accelerators.
+            isolate_accelerator: True if a process sees only its own accelerators.
             num_gpus_per_node: older name of *cluster* as a number.
             isolate_gpu: older name of *isolate_accelerator*.
 
@@ -60,14 +58,14 @@ class PlacementStrategy(ABC):
 
     @abstractmethod
     def _nodes_needed(self, per_node: int) -> int:
-        """How many identical nodes the strategy reaches."""
+        """Return the number of identical nodes that the strategy reaches."""
 
 
 def group_labels(value: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Labels given as one label, ``"a,b"`` or a list; the group of all nodes for None.
+    """Return labels given as one label, ``"a,b"`` or a list; the group of all nodes for None.
 
     Raises:
-        PlacementError: a label is no label, or given twice.
+        PlacementError: a label is not valid, or given twice.
     """
     if value is None:
         return (CLUSTER_GROUP,)
@@ -78,10 +76,10 @@ def group_labels(value: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def whole(value: object, name: str, least: int = 0) -> int:
-    """*value* as an int of at least *least*; numpy's integers count, booleans do not.
+    """Return *value* as an int of at least *least*; numpy's integers count, booleans do not.
 
     Raises:
-        PlacementError: it is something else; *name* is the argument's.
+        PlacementError: *value* is something else; *name* is the argument's.
     """
     number = value.__index__() if hasattr(value, "__index__") and not isinstance(value, bool) else None
     if number is None or number < least:
@@ -90,7 +88,7 @@ def whole(value: object, name: str, least: int = 0) -> int:
 
 
 class PackedPlacementStrategy(PlacementStrategy):
-    """Processes side by side on consecutive resources, some consecutive (or strided) ones for each.
+    """Processes on consecutive resources, with some consecutive (or strided) resources for each process.
 
     The older form, by keyword, counts from an accelerator of a node instead:
     ``PackedPlacementStrategy(master_node=0, num_nodes=2)`` or ``(num_processes=4, num_gpus_per_process=2)``.
@@ -122,10 +120,10 @@ class PackedPlacementStrategy(PlacementStrategy):
             node_group: label, or labels, of the node group; all nodes by default.
             master_node: (older form) node of the first process, 0 by default.
             num_nodes: (older form) as many processes as fit on this many whole nodes; give this or *num_processes*.
-            num_processes: (older form) how many processes.
+            num_processes: (older form) number of processes.
             master_gpu: (older form) first accelerator on the master node, 0 by default.
             num_gpus_per_process: (older form) accelerators of each process, 1 by default.
-            isolate_gpu: False lets processes see all accelerators whatever get_placement says.
+            isolate_gpu: False lets processes see all accelerators, whatever get_placement is given.
 
         Raises:
             PlacementError: a number is out of range, the lengths do not divide, or the forms are mixed.
@@ -188,7 +186,9 @@ class PackedPlacementStrategy(PlacementStrategy):
         return first, first + count - 1
 
     def _fitting(self, held: int, nodes: range) -> int:
-        """Return how many of the *held* resources of whole nodes are used: too few for a process stay free."""
+        """Return the number of the *held* resources of whole nodes that are used: a rest too small for a process stays
+        free.
+        """
         unit = self._each * self._stride
         if held < unit:
             where = f"node {nodes[0]} has" if len(nodes) == 1 else f"nodes {nodes[0]}-{nodes[-1]} have"
@@ -231,7 +231,7 @@ class StridedPlacementStrategy(PlacementStrategy):
 
         Args:
             master_node: first node.
-            num_nodes: how many nodes.
+            num_nodes: number of nodes.
             stride: distance between the accelerators of a process.
             num_gpus_per_process: accelerators of each process.
             isolate_gpu: must be True, since LOCAL_RANK could not name such a process's accelerators otherwise.
@@ -274,7 +274,7 @@ class StridedPlacementStrategy(PlacementStrategy):
 
 
 class FlexiblePlacementStrategy(PlacementStrategy):
-    """Processes with exactly the resources that are listed for each."""
+    """Processes with explicitly listed resources."""
 
     def __init__(
         self,
@@ -288,7 +288,8 @@ class FlexiblePlacementStrategy(PlacementStrategy):
             node_group_label: label, or labels, of the node group; all nodes by default.
 
         Raises:
-            PlacementError: the list is empty, or a process has no rank, one twice, or something else than ranks.
+            PlacementError: the list is empty, or the entry of a process is empty, repeats a rank or is no list of
+                ranks.
         """
         if isinstance(hardware_ranks_list, (str, bytes)) or not hardware_ranks_list:
             raise PlacementError(
@@ -314,7 +315,7 @@ class FlexiblePlacementStrategy(PlacementStrategy):
 
 
 class NodePlacementStrategy(PlacementStrategy):
-    """Processes on nodes, whatever hardware those have; they see all of it."""
+    """Processes on nodes, independent of their hardware; a process sees all accelerators of its node."""
 
     def __init__(self, node_ranks: Sequence[int], node_group_label: str | None = None) -> None:
         """List the nodes.
@@ -355,10 +356,10 @@ class NodePlacementStrategy(PlacementStrategy):
 
 
 def default_strategy(cluster: ClusterView) -> PlacementStrategy:
-    """One process on each accelerator of the cluster; without any, one process on node 0.
+    """Return one process on each accelerator of the cluster; without any, one process on node 0.
 
     Raises:
-        PlacementError: the nodes have accelerators of several types; the message shows which.
+        PlacementError: the nodes have accelerators of several types; the message lists them.
     """
     by_type: dict[str, list[NodeInfo]] = {}
     for rank in range(cluster.num_nodes):
@@ -377,7 +378,7 @@ def default_strategy(cluster: ClusterView) -> PlacementStrategy:
 
 
 def strided(first: int, last: int, each: int, stride: int) -> list[list[int]]:
-    """Resource ranks of processes that hold *each* of *first* to *last*, *stride* apart."""
+    """Return the resource ranks of processes that hold *each* of *first* to *last*, *stride* apart."""
     return [
         [start + offset + step * stride for step in range(each)]
         for start in range(first, last + 1, each * stride)

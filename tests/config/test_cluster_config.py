@@ -48,7 +48,7 @@ def with_hardware(hardware: Any, **changes: Any) -> dict[str, Any]:
     return cluster(group(hardware=hardware, **changes))
 
 
-def test_everything_at_once() -> None:
+def test_every_key_is_read() -> None:
     config = ClusterConfig.from_any(
         {
             "cluster": {
@@ -246,7 +246,7 @@ BAD: list[tuple[str, Any, str, str]] = [
 
 
 @pytest.mark.parametrize(("config", "path", "message"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
-def test_faults(config: Any, path: str, message: str) -> None:
+def test_each_fault_names_its_path(config: Any, path: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         ClusterConfig.from_any(config, hardware_types=TYPES)
     assert caught.value.path == path

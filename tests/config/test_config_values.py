@@ -46,7 +46,7 @@ class Arm:
             raise ValueError("port is too large")
 
 
-def test_what_fits() -> None:
+def test_fitting_values_are_converted() -> None:
     made = build(
         Arm,
         {
@@ -106,7 +106,7 @@ def test_what_fits() -> None:
         ({"ip": "x", "prt": 1}, "arm.prt", "unknown key 'prt'; did you mean 'port'?"),
     ],
 )
-def test_what_does_not(given: dict[str, Any], path: str, message: str) -> None:
+def test_each_fault_names_its_field(given: dict[str, Any], path: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         build(Arm, given, "arm")
     assert caught.value.path == path

@@ -41,7 +41,7 @@ def test_robot_owner_must_answer(value: str, expected: bool | None) -> None:
     assert Settings.load({settings.ROBOT_OWNER_MUST_ANSWER: value}).robot_owner_must_answer is expected
 
 
-def test_numbers() -> None:
+def test_numbers_are_read() -> None:
     loaded = Settings.load({settings.NODE_RANK: "3", settings.TIMEOUT_MINUTES: "1.5", settings.SHARED_MEMORY: "0"})
     assert (loaded.node_rank, loaded.timeout_minutes, loaded.shared_memory_bytes) == (3, 1.5, 0)
 

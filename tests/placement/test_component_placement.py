@@ -218,7 +218,7 @@ def test_placement_mode(rules: dict[str, Any], mode: str) -> None:
     assert components(rules, DescribedCluster.identical(1, 4)).placement_mode == mode
 
 
-def test_sources(tmp_path: Path) -> None:
+def test_every_form_of_a_configuration_is_read(tmp_path: Path) -> None:
     cluster = DescribedCluster.identical(1, 2)
     config = {"cluster": {"num_nodes": 1, "component_placement": {"a": "0-1"}}}
     file = tmp_path / "conf.yaml"
@@ -235,7 +235,7 @@ def test_sources(tmp_path: Path) -> None:
         assert ComponentPlacement(source, cluster).get_world_size("a") == 2
 
 
-def test_faults() -> None:
+def test_each_fault_starts_with_its_config_path() -> None:
     cluster = DescribedCluster.identical(1, 2)
     with pytest.raises(ConfigError, match="there is no component_placement; add one"):
         ComponentPlacement({"num_nodes": 1}, cluster)

@@ -59,7 +59,7 @@ def test_gaps_may_still_fill() -> None:
         ([RegisteredNode("a", 1)], {"b": 1}, "is 1 on two nodes, b and a"),
     ],
 )  # fmt: skip
-def test_faults(nodes: list[RegisteredNode], fixed: dict[str, int], message: str) -> None:
+def test_each_fault_names_the_nodes(nodes: list[RegisteredNode], fixed: dict[str, int], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         order_nodes(nodes, fixed)
     assert message in str(caught.value)

@@ -208,7 +208,7 @@ def test_several_groups_are_numbered_one_after_the_other() -> None:
         FlexiblePlacementStrategy([[1, 2]], "npu,nv,arm").get_placement(fake)
 
 
-def test_one_type_of_hardware_for_a_process() -> None:
+def test_a_process_holds_one_type_of_hardware() -> None:
     both = [node(0, 2, 1)]
     groups = {
         "gpu": NodeGroupInfo(label="gpu", nodes=both),
@@ -262,7 +262,7 @@ BAD_STRATEGIES: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("make", "message"), BAD_STRATEGIES)
-def test_bad_arguments(make: Any, message: str) -> None:
+def test_each_bad_argument_is_named(make: Any, message: str) -> None:
     with pytest.raises(PlacementError) as caught:
         make()
     assert message in str(caught.value)
@@ -292,7 +292,7 @@ def test_bad_arguments(make: Any, message: str) -> None:
         (NodePlacementStrategy([0]), -1, "num_gpus_per_node is -1"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit(strategy: Any, cluster: Any, message: str) -> None:
+def test_a_strategy_that_does_not_fit_the_cluster_is_an_error(strategy: Any, cluster: Any, message: str) -> None:
     with pytest.raises(PlacementError) as caught:
         strategy.get_placement(cluster)
     assert message in str(caught.value)
@@ -332,7 +332,7 @@ def test_signatures_are_those_that_scripts_use() -> None:
     assert strided == ["master_node", "num_nodes", "stride", "num_gpus_per_process", "isolate_gpu"]
 
 
-def test_default() -> None:
+def test_the_default_is_one_process_on_each_accelerator() -> None:
     assert where(default_strategy(TWO).get_placement(TWO)) == [(n, [g]) for n in range(2) for g in range(4)]
     assert where(default_strategy(CPUS).get_placement(CPUS)) == [(0, [])]
     mixed_with_cpu = FakeCluster(node(0), node(1, 2))

@@ -68,7 +68,7 @@ def test_a_group_has_the_listed_devices_only(value: str) -> None:
         packed(2).get_placement(found)
 
 
-def test_in_the_listed_order() -> None:
+def test_devices_are_used_in_the_listed_order() -> None:
     found = cluster(node(0, [0, 1, 2, 3]), node(1, [0, 1]), variables={0: {CUDA: "3,0,2"}})
     placements = FlexiblePlacementStrategy([[0, 1], [2], [3]], "g").get_placement(found)
     assert [p.visible_accelerators for p in placements] == [["3", "0"], ["2"], ["0"]]
@@ -85,7 +85,7 @@ def test_without_isolation_workers_see_what_is_listed_and_count_in_it() -> None:
     assert [p.local_accelerator_rank for p in placements] == [3, 1]
 
 
-def test_other_groups_have_all() -> None:
+def test_other_groups_have_all_devices() -> None:
     found = cluster(node(0, [0, 1, 2]), variables={0: {CUDA: "1"}})
     assert PackedPlacementStrategy(0, 2).get_placement(found)[2].visible_accelerators == ["2"]
     assert NodePlacementStrategy([0]).get_placement(found)[0].visible_accelerators == ["0", "1", "2"]
@@ -136,7 +136,7 @@ def test_other_vendors() -> None:
         ({"HIP_VISIBLE_DEVICES": "0"}, ["names 0, which no device", "NV_GPU 0, NV_GPU 1"]),
     ],
 )
-def test_what_does_not_fit_the_node(value: dict[str, str], texts: list[str]) -> None:
+def test_a_list_that_does_not_fit_the_node_is_an_error(value: dict[str, str], texts: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         cluster(node(0, [0, 1], env_vars={CUDA: "0,1"}), variables={0: value})
     (name,) = value
@@ -156,14 +156,14 @@ def test_a_node_without_accelerators() -> None:
     assert packed(0).get_placement(cluster(node(0, []), variables={0: {CUDA: ""}}))[0].visible_accelerators == []
 
 
-def test_ignored_hardware_that_is_listed() -> None:
+def test_a_group_that_ignores_hardware_may_not_list_it() -> None:
     with pytest.raises(ConfigError, match=r"shows accelerators 1 of node 0, but group 'g' has ignore_hardware: true"):
         cluster(node(0, [0, 1]), variables={0: {CUDA: "1"}}, ignore_hardware=True)
     found = cluster(node(0, [0, 1]), variables={0: {CUDA: ""}}, ignore_hardware=True)
     assert packed(0).get_placement(found)[0].visible_accelerators == []
 
 
-def test_what_changes_the_numbers() -> None:
+def test_a_variable_that_renumbers_devices_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"is '1', which changes what the device numbers of node 0 mean"):
         cluster(node(0, [0, 1], "AMD_GPU"), variables={0: {"ROCR_VISIBLE_DEVICES": "1"}})
     same = node(0, [0, 1], "AMD_GPU", env_vars={"ROCR_VISIBLE_DEVICES": "1,2"})

@@ -30,7 +30,7 @@ def environments(
     ]
 
 
-def test_everything_an_isolated_worker_gets() -> None:
+def test_an_isolated_worker_gets_every_variable() -> None:
     group = NodeGroupInfo(label="a", nodes=[node(3), node(5)], env_configs=[NodeEnvConfig((5,), env_vars={"X": "1"})])
     found = environments(group, [[1], [2], [3]])
     assert found[2] == {
@@ -65,7 +65,7 @@ def test_placements_may_be_given_instead_of_the_layout() -> None:
     assert worker_environment("g", placements[1], placements, group.nodes[0], group, "job")["NODE_LOCAL_RANK"] == "1"
 
 
-def test_not_isolated() -> None:
+def test_a_worker_that_is_not_isolated_sees_all_accelerators() -> None:
     found = environments(NodeGroupInfo(label="a", nodes=[node(0)]), [[1], [0]], isolate=False)
     assert [entry["LOCAL_RANK"] for entry in found] == ["1", "0"]
     assert [entry["LOCAL_WORLD_SIZE"] for entry in found] == ["2", "2"]
@@ -141,7 +141,7 @@ def test_network_interfaces_only_where_unset() -> None:
     assert named == ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"]
 
 
-def test_ours_wins_over_the_configuration() -> None:
+def test_computed_variables_override_the_configuration() -> None:
     configs = [NodeEnvConfig((0,), env_vars={"RANK": "7", "CUDA_VISIBLE_DEVICES": "9"})]
     found = environments(NodeGroupInfo(label="a", nodes=[node(0)], env_configs=configs), [[1]])[0]
     assert (found["RANK"], found["CUDA_VISIBLE_DEVICES"]) == ("0", "1")

@@ -93,7 +93,7 @@ def test_a_group_of_robots() -> None:
     assert [info.model for info in group.get_hardware_infos(1)] == ["FR0", "FR1"]
 
 
-def test_what_a_group_does_not_have() -> None:
+def test_a_rank_outside_the_group_is_an_error_that_says_what_it_has() -> None:
     group = NodeGroupInfo(label="g", nodes=[node(4, gpus(2))])
     with pytest.raises(PlacementError, match="resource 2 is outside node group 'g', which has 2 accelerators: 0-1"):
         group.get_node_by_hardware_rank(2)
@@ -118,7 +118,7 @@ def test_variables_and_interpreters() -> None:
     assert [group.get_node_python_interpreter_path(rank) for rank in range(3)] == ["/py", "/opt/py", "/py"]
 
 
-def test_older_names() -> None:
+def test_older_names_give_the_same_values() -> None:
     placement = Placement(
         rank=1,
         cluster_node_rank=4,
@@ -170,7 +170,7 @@ def test_groups_without_a_configuration() -> None:
     assert list(groups) == ["cluster", "node"]
 
 
-def test_a_group_whose_node_is_not_there() -> None:
+def test_a_group_with_a_missing_node_is_an_error() -> None:
     with pytest.raises(ConfigError, match="group 'lab' has node 2, but the cluster's nodes are") as caught:
         build_node_groups(ClusterConfig.from_any(CONFIG), [node(0), node(1)])
     assert caught.value.path == "cluster.node_groups[1].node_ranks"

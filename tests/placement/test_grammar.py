@@ -39,7 +39,7 @@ def flat(text: str, count: int = 16) -> list[list[int]]:
         ("0-1:0-3,3-5,7-10:7-14", [[0], [0], [1], [1], [3], [4], [5], [7], [7], [8], [8], [9], [9], [10], [10]]),
     ],
 )
-def test_good_strings(text: str, held: list[list[int]]) -> None:
+def test_each_string_gives_its_processes(text: str, held: list[list[int]]) -> None:
     assert flat(text) == held
 
 
@@ -99,7 +99,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("text", "message"), BAD)
-def test_bad_strings(text: str, message: str) -> None:
+def test_each_fault_offers_a_correction(text: str, message: str) -> None:
     with pytest.raises(PlacementError) as caught:
         assign(text, G16)
     assert message in str(caught.value)
@@ -121,7 +121,7 @@ def test_bad_strings(text: str, message: str) -> None:
         (Target("f", 0, "Franka"), "0", "names resource 0 of node group 'f', which has no Franka"),
     ],
 )
-def test_what_the_group_has(target: Target, text: str, message: str) -> None:
+def test_a_fault_says_which_resources_the_group_has(target: Target, text: str, message: str) -> None:
     with pytest.raises(PlacementError) as caught:
         assign(text, target)
     assert message in str(caught.value)
