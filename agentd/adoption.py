@@ -15,7 +15,6 @@ import logging
 import os
 import signal
 import socket
-import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +30,7 @@ from agentd.templates import Process, Record, widen
 from rlinf_actors import procfs
 from rlinf_actors.compat import timeout
 from rlinf_actors.errors import RemoteWireError
+from rlinf_actors.net.unix_sockets import peer_of
 from rlinf_actors.wire import template_protocol
 from rlinf_actors.wire.protocol import OLDEST, PROTOCOL, spoken
 from rlinf_actors.wire.values import RunningWorker
@@ -141,8 +141,6 @@ log = logging.getLogger(__name__)
 
 ANSWER_S = 2.0
 """How long a template may take to say what it has; one that is stopped never does."""
-_CREDENTIALS = struct.Struct("3i")
-"""struct ucred: pid, uid, gid."""
 
 
 class _Unfit(Exception):
@@ -312,7 +310,7 @@ async def _ask(
     """
     try:
         sock.connect(path)
-        pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        pid, uid = peer_of(sock)
         if (pid, uid) != (record.pid, os.getuid()):
             raise _Unfit(f"process {pid} of user {uid} listens in its place")
         widen(sock)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from rlinf_actors.net.failure_detection import stalled_s
 from rlinf_actors.wire import template_protocol
 from rlinf_actors.wire.agent_messages import WorkersHealth
 from rlinf_actors.wire.template_protocol import Pong
@@ -112,10 +113,6 @@ class Pulses:
         return pulse.told
 
 
-STALL_S = 0.5
-"""A timer that comes later than this says that we stood still ourselves."""
-
-
 @dataclass(frozen=True)
 class HealthTimes:
     """When to ask and what to tell, in seconds.
@@ -189,8 +186,8 @@ class HealthWatch:
 
     def _tick(self, due: float) -> None:
         now = max(self._loop.time(), due)  # uvloop's clock is coarser than its time()
-        if now - due > STALL_S:
-            self._pulses.stalled(now - due, now)
+        if stall := stalled_s(due, now):
+            self._pulses.stalled(stall, now)
         self._tell(now)
         for pid in self._pulses.to_ask(now):
             if pid in self._templates:

@@ -10,7 +10,6 @@ import logging
 import os
 import signal
 import socket
-import struct
 import subprocess
 import sys
 from collections import deque
@@ -23,6 +22,7 @@ from typing import NoReturn
 from agentd import keeper
 from rlinf_actors import procfs
 from rlinf_actors.cgroups.worker_cgroup import enter_leaf
+from rlinf_actors.net.unix_sockets import peer_of
 from rlinf_actors.settings import CLUSTER_MARK, FOR_THE_UNIT_ALONE
 
 log = logging.getLogger(__name__)
@@ -33,8 +33,6 @@ STATUS_S = 0.5
 """How long after the end of a process its status may come: the keeper may have to wake first."""
 END_S = 3.0
 """How long the keeper's own end is waited for, when nothing is left that it keeps."""
-_CREDENTIALS = struct.Struct("3i")
-"""struct ucred: pid, uid, gid."""
 _NOT_FOR_IT = FOR_THE_UNIT_ALONE | {CLUSTER_MARK}
 """By the mark a driver finds what it kills of a private cluster; the keeper ends what is left, and then itself."""
 _STATUSES = 1024
@@ -95,8 +93,8 @@ def connect(path: str) -> socket.socket:
 
 def listens(sock: socket.socket) -> int:
     """Return the pid of the process that listens at the other end, 0 if another user's does."""
-    pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return int(pid) if uid == os.getuid() else 0
+    pid, uid = peer_of(sock)
+    return pid if uid == os.getuid() else 0
 
 
 def pid_of(path: str) -> int | None:

@@ -13,7 +13,6 @@ import logging
 import os
 import signal
 import socket
-from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from itertools import count
@@ -29,6 +28,7 @@ from rlinf_actors import procfs
 from rlinf_actors.exhaustion import explain
 from rlinf_actors.installed import fingerprint
 from rlinf_actors.net import fault_injection
+from rlinf_actors.net.unix_sockets import PacketQueue
 from rlinf_actors.version import VERSION
 from rlinf_actors.wire import template_protocol
 from rlinf_actors.wire.protocol import PROTOCOL
@@ -168,12 +168,12 @@ class Template:
         self._process = process
         self._on_packet = on_packet
         self._on_end = on_end
-        self._outgoing: deque[bytes] = deque()
         self._buffer = memoryview(bytearray(template_protocol.MAX_PACKET))
         self._stderr: list[str] = []
         self._exit_timer: asyncio.TimerHandle | None = None
         self._socket, self._pidfd = process.socket, process.pidfd
         self._socket.setblocking(False)
+        self._outgoing = PacketQueue(self._socket)
         widen(self._socket)
         room = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) - _OVERHEAD
         self._largest = min(
@@ -204,10 +204,7 @@ class Template:
             return
         if len(data) > self._largest:  # now, and not when those before it have left: nobody would hear of it then
             raise OSError(errno.EMSGSIZE, os.strerror(errno.EMSGSIZE))
-        if self._outgoing:
-            self._outgoing.append(data)
-        elif not self._try_send(data):
-            self._outgoing.append(data)
+        if not self._outgoing.send(data):
             self._loop.add_writer(self._socket.fileno(), self._on_writable)
 
     def kill(self) -> None:
@@ -273,19 +270,8 @@ class Template:
         self._loop.add_reader(self._socket.fileno(), self._on_readable)
         self._loop.add_reader(self._pidfd, self._on_gone)
 
-    def _try_send(self, data: bytes) -> bool:
-        try:
-            self._socket.send(data)
-        except BlockingIOError:
-            return False
-        except ConnectionError:
-            pass  # it has ended; its pidfd says so next
-        return True
-
     def _on_writable(self) -> None:
-        while self._outgoing and self._try_send(self._outgoing[0]):
-            self._outgoing.popleft()
-        if not self._outgoing:
+        if self._outgoing.flush():
             self._loop.remove_writer(self._socket.fileno())
 
     def _on_readable(self, turns: int = _TURN) -> bool:

@@ -24,6 +24,7 @@ from rlinf_actors.errors import SerializationError, UsageError
 from rlinf_actors.group.class_facts import Method
 from rlinf_actors.group.result import WORKER_GONE, WorkerGroupFuncResult
 from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.net.loop import call_threadsafe
 from rlinf_actors.runtime.future import call_all
 
 if TYPE_CHECKING:
@@ -205,11 +206,7 @@ class Pool:
         event = asyncio.Event()
 
         def wake() -> None:
-            try:
-                loop.call_soon_threadsafe(event.set)
-            except RuntimeError:
-                if not loop.is_closed():
-                    raise
+            call_threadsafe(loop, event.set)
 
         if self._on_change(wake, drawn=False):
             try:
@@ -458,11 +455,7 @@ class MapResult(Generic[V]):
         if asked.done():
             asked.cancelled() or asked.exception()  # it is looked at: nobody wants that item any more
             return
-        try:
-            asked.get_loop().call_soon_threadsafe(asked.cancel)
-        except RuntimeError:
-            if not asked.get_loop().is_closed():
-                raise
+        call_threadsafe(asked.get_loop(), asked.cancel)
 
 
 async def _next_of(items: AsyncIterator[Any]) -> Any:

@@ -24,6 +24,7 @@ from rlinf_actors.errors import (
     WorkerStartError,
 )
 from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.net.loop import call_threadsafe
 from rlinf_actors.runtime.future import AsyncWork, Future, Promise, call_all
 from rlinf_actors.runtime.peer import ANSWER_S, Late, Peer, new_call
 from rlinf_actors.wire import failure, frames, payload
@@ -296,11 +297,7 @@ class WorkerGroupFuncResult(Future["list[T]"], Generic[T]):
         wake = asyncio.Event()
 
         def notify() -> None:
-            try:
-                loop.call_soon_threadsafe(wake.set)
-            except RuntimeError:
-                if not loop.is_closed():
-                    raise
+            call_threadsafe(loop, wake.set)
 
         with self._lock:
             self._watchers = (*self._watchers, notify)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from rlinf_actors.errors import GroupClosedError, SerializationError, UsageError
 from rlinf_actors.group.result import refuse_own
 from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.net.loop import call_threadsafe
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.wire import failure, frames, payload
 from rlinf_actors.wire.payload import AuthenticatedParts
@@ -222,11 +223,7 @@ class StreamResult(Generic[T]):
                 event = asyncio.Event()
 
                 def wake(event: asyncio.Event = event) -> None:
-                    try:
-                        loop.call_soon_threadsafe(event.set)
-                    except RuntimeError:
-                        if not loop.is_closed():
-                            raise
+                    call_threadsafe(loop, event.set)
 
                 if self._feed.wait(wake):
                     await event.wait()

@@ -31,6 +31,7 @@ from types import MappingProxyType
 import msgspec
 
 from rlinf_actors.errors import ClusterTimeoutError, ConfigError
+from rlinf_actors.net.loop import call_threadsafe
 from rlinf_actors.settings import FAULTS
 
 _LINE = ("drop", "delay", "duplicate", "cut")
@@ -299,11 +300,7 @@ class Faults:
             self._later(held, due, loop)
 
     def _later(self, held: _Held, due: float, loop: asyncio.AbstractEventLoop) -> None:
-        try:
-            loop.call_soon_threadsafe(loop.call_at, due, self._release, held, loop)
-        except RuntimeError:
-            if not loop.is_closed():  # a closed loop: the process is ending, and nobody listens
-                raise
+        call_threadsafe(loop, loop.call_at, due, self._release, held, loop)
 
     def _release(self, held: _Held, loop: asyncio.AbstractEventLoop) -> None:
         """Let pass what is due. An item stays first until it has passed, so that none overtakes it. On the loop."""

@@ -18,7 +18,7 @@ from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net import fault_injection
 from rlinf_actors.net.failure_detection import REACHABILITY_TIMEOUT_S
 from rlinf_actors.net.link import Diagnosis, OnFailed, OnMessage, OnReset, OnTurnedAway, Reachability, peer_name
-from rlinf_actors.net.loop import handling_failed
+from rlinf_actors.net.loop import call_threadsafe, handling_failed
 from rlinf_actors.net.reachability import ANSWERS_S
 from rlinf_actors.net.shared_memory import Arena
 from rlinf_actors.security.members import LOCAL, Gate, Member
@@ -97,8 +97,7 @@ class MemoryNetwork:
         return found[await self.check_reachability(endpoint, ANSWERS_S)]
 
     def soon(self, function: Callable[[], object]) -> None:
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(function)
+        call_threadsafe(self._loop, function)
 
     def close(self) -> None:
         for listener in list(self._listeners.values()):

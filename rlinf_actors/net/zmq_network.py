@@ -28,6 +28,7 @@ from rlinf_actors.net.authentication import ZapHandler
 from rlinf_actors.net.connection_watch import AT_SERVER, Arrivals, HangUps, end_loop
 from rlinf_actors.net.failure_detection import REACHABILITY_TIMEOUT_S
 from rlinf_actors.net.link import Diagnosis, OnFailed, OnMessage, OnReset, OnTurnedAway, Reachability
+from rlinf_actors.net.loop import call_threadsafe
 from rlinf_actors.net.reachability import diagnose, look_at
 from rlinf_actors.net.shared_memory import Arena
 from rlinf_actors.net.socket_security import Mechanism, Proof, Security
@@ -145,12 +146,8 @@ class ZmqNetwork:
         return await diagnose(endpoint)
 
     def soon(self, function: Callable[[], object]) -> None:
-        try:
-            if not self.forked:
-                self._loop.call_soon_threadsafe(function)
-        except RuntimeError:
-            if not self._loop.is_closed():  # a closed loop: the process is ending, and nobody listens
-                raise
+        if not self.forked:
+            call_threadsafe(self._loop, function)
 
     def note_fork(self) -> None:
         """The sockets and their thread are the parent's, and using them would spin or corrupt."""

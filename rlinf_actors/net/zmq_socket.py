@@ -32,7 +32,7 @@ from rlinf_actors.net.connection_watch import HangUps
 from rlinf_actors.net.framing import pack, unpack
 from rlinf_actors.net.link import OnFailed, OnMessage, peer_name
 from rlinf_actors.net.log_throttle import LogThrottle
-from rlinf_actors.net.loop import handling_failed
+from rlinf_actors.net.loop import call_threadsafe, handling_failed
 
 if TYPE_CHECKING:
     from rlinf_actors.net.zmq_network import ZmqNetwork
@@ -131,12 +131,8 @@ class Socket:
     def _wake(self, callback: Callable[[], None]) -> None:
         if threading.get_ident() == self._thread:
             self._loop.call_soon(callback)
-            return
-        try:
-            self._loop.call_soon_threadsafe(callback)
-        except RuntimeError:
-            if not self._loop.is_closed():  # a closed loop: the process is ending, and nobody listens
-                raise
+        else:
+            call_threadsafe(self._loop, callback)
 
     def _flush(self) -> None:
         self._flush_due = False

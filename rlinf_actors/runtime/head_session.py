@@ -23,7 +23,7 @@ from rlinf_actors.errors import (
     RlinfActorsError,
     WrongServerError,
 )
-from rlinf_actors.net.failure_detection import STALL_S, FailureDetector, ReconnectBackoff
+from rlinf_actors.net.failure_detection import FailureDetector, ReconnectBackoff, stalled_s
 from rlinf_actors.net.link import Network, Reachability, secret_identity
 from rlinf_actors.net.loop import Tasks
 from rlinf_actors.net.rpc import ControlClient, KeyRefusedError
@@ -219,8 +219,8 @@ class HeadSession:
             due = min(next_beat, self._detector.next_deadline())
             await asyncio.sleep(due - loop.time())
             now = max(loop.time(), due)  # uvloop's clock is coarser than its time()
-            if now - due > STALL_S:
-                self._detector.stalled(now - due, now)
+            if stall := stalled_s(due, now):
+                self._detector.stalled(stall, now)
             if now >= next_beat:
                 next_beat = now + self._beat_s
                 if not self._away:  # else there is a hello on its way, and beats to nobody would only pile up

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable
 
 from rlinf_actors.errors import NodeLostError
-from rlinf_actors.net.failure_detection import STALL_S, FailureDetector
+from rlinf_actors.net.failure_detection import FailureDetector, stalled_s
 from rlinf_actors.net.link import Network, Reachability
 from rlinf_actors.net.loop import Tasks, handling_failed
 from rlinf_actors.runtime.peer import Peer
@@ -79,8 +79,8 @@ class NodeReachability:
                 detector = FailureDetector(math.inf, who=f"its node {machine}")
                 detector.beat_s, detector.lease_s = beat_s, lease_s + HEAD_FIRST_S
                 path = self._paths[machine] = _Path(detector, now)
-            if now - due > STALL_S:
-                path.detector.stalled(now - due, now)
+            if stall := stalled_s(due, now):
+                path.detector.stalled(stall, now)
             received = {peer: peer.received for peer, _ in peers}
             if any(path.received.get(peer) != count for peer, count in received.items()):
                 path.detector.heard(now)  # or somebody new is waited for, from now on

@@ -13,20 +13,16 @@ import logging
 import os
 import selectors
 import socket
-import struct
 import time
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 
 from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.net.log_throttle import LogThrottle
+from rlinf_actors.net.unix_sockets import PacketQueue, peer_of
 from rlinf_actors.wire import template_protocol
 
 log = logging.getLogger(__name__)
-
-_CREDENTIALS = struct.Struct("3i")
-"""struct ucred: pid, uid, gid."""
 
 
 class AgentLink:
@@ -65,7 +61,7 @@ class AgentLink:
         self._listener: socket.socket | None = None
         self._callers: set[socket.socket] = set()
         self._rejected = LogThrottle()
-        self._outgoing: deque[bytes] = deque()
+        self._outgoing = PacketQueue(sock)
         self._buffer = memoryview(bytearray(template_protocol.MAX_PACKET))
         sock.setblocking(False)
 
@@ -106,9 +102,8 @@ class AgentLink:
             self._hear()  # it frees some fds
         if self.orphaned:
             return
-        self._outgoing.append(template_protocol.encode(packet))
-        if len(self._outgoing) == 1:
-            self._flush()
+        if not self._outgoing.send(template_protocol.encode(packet)):
+            self._watch_agent()
 
     def close(self) -> None:
         """Close what is open."""
@@ -140,8 +135,8 @@ class AgentLink:
     # --- events ---
 
     def _on_agent(self, mask: int) -> None:
-        if mask & selectors.EVENT_WRITE:
-            self._flush()
+        if mask & selectors.EVENT_WRITE and self._outgoing.flush():
+            self._watch_agent()
         while True:
             try:
                 size = self._agent.recv_into(self._buffer)
@@ -163,7 +158,6 @@ class AgentLink:
     def _lose(self) -> None:
         self._selector.unregister(self._agent)
         self._agent.close()
-        self._outgoing.clear()
         self.since = self.since or time.monotonic()  # agentds that come and go without the head win no time
         self._deadline = self.since + self.keep_s
         self._lost()
@@ -183,7 +177,7 @@ class AgentLink:
             self._selector.unregister(self._listener)
             return
         caller.setblocking(False)
-        _, uid, _ = _CREDENTIALS.unpack(caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        _, uid = peer_of(caller)
         if uid != os.getuid():
             caller.close()
             self._log_rejected(f"its process belongs to user {uid}")
@@ -208,7 +202,7 @@ class AgentLink:
             return
         if self._agent.fileno() >= 0:
             self._lose()
-        self._agent = caller
+        self._agent, self._outgoing = caller, PacketQueue(caller)
         self._selector.register(caller, selectors.EVENT_READ, self._on_agent)
         self._take(packet)
 
@@ -216,15 +210,7 @@ class AgentLink:
         if self._rejected.note():
             log.warning("refused a connection to this template's socket (%d so far): %s", self._rejected.count, why)
 
-    def _flush(self) -> None:
-        try:
-            while self._outgoing:
-                self._agent.send(self._outgoing[0])
-                self._outgoing.popleft()
-        except BlockingIOError:
-            pass
-        except ConnectionError:
-            self._outgoing.clear()  # the end of what it sent says so next
+    def _watch_agent(self) -> None:
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
         if self._agent in self._selector.get_map() and self._selector.get_key(self._agent).events != events:
             self._selector.modify(self._agent, events, self._on_agent)

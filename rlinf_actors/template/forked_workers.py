@@ -15,7 +15,6 @@ import selectors
 import signal
 import socket
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -25,6 +24,7 @@ from rlinf_actors import procfs
 from rlinf_actors.cgroups import worker_cgroup as cgroups
 from rlinf_actors.cgroups.worker_cgroup import Cgroup
 from rlinf_actors.errors import RemoteWireError
+from rlinf_actors.net.unix_sockets import PacketQueue
 from rlinf_actors.template.log_pump import LogPump
 from rlinf_actors.wire import template_protocol
 from rlinf_actors.wire.values import ExitReport
@@ -55,7 +55,6 @@ class ForkedWorker:
         self.guard_due = 0.0  # its guard must have said LeaseLost by then, 0 while its lease lasts
         self.lease_lost = False  # its guard has said so
         self.told = self.watched = False
-        self.outgoing: deque[bytes] = deque()
         self.unanswered = 0  # probes since the last Pong
         self.pong: template_protocol.Pong | None = None  # agentd does not know of it yet
         self.unread = self.announced = False  # more in the files than agentd read; Grew sent since the last Read
@@ -65,6 +64,7 @@ class ForkedWorker:
             self.err = LogPump(fork.place.err_path, log_bytes)
             stack.callback(self.err.close)
             self.control, self.child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self.outgoing = PacketQueue(self.control)
             stack.callback(self.control.close)
             stack.callback(self.child.close)
             self.control.setblocking(False)
@@ -312,9 +312,9 @@ class ForkedWorkers:
     def _pass_on(self, worker: ForkedWorker, packet: template_protocol.ToWorker) -> None:
         if worker.told:
             return  # it has ended and its socket is closed: no selector can be asked about that
-        if worker.control in self._selector.get_map():
-            worker.outgoing.append(template_protocol.encode(packet))
-            self._flush(worker)
+        data = template_protocol.encode(packet)
+        if worker.control in self._selector.get_map() and not worker.outgoing.send(data):
+            self._watch_control(worker)
 
     def wake(self) -> None:
         """A child of this process ended."""
@@ -348,22 +348,14 @@ class ForkedWorkers:
             worker.unread, worker.announced = False, True
             self._send(template_protocol.LogsGrew([worker.id]))
 
-    def _flush(self, worker: ForkedWorker) -> None:
-        try:
-            while worker.outgoing:
-                worker.control.send(worker.outgoing[0])
-                worker.outgoing.popleft()
-        except BlockingIOError:
-            pass  # it is stopped, or very busy
-        except ConnectionError:
-            worker.outgoing.clear()  # it has ended
+    def _watch_control(self, worker: ForkedWorker) -> None:
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.outgoing else 0)
         if self._selector.get_key(worker.control).events != events:
             self._selector.modify(worker.control, events, partial(self._on_control, worker))
 
     def _on_control(self, worker: ForkedWorker, mask: int = 0) -> None:
-        if mask & selectors.EVENT_WRITE:
-            self._flush(worker)
+        if mask & selectors.EVENT_WRITE and worker.outgoing.flush():
+            self._watch_control(worker)
         while True:
             try:
                 data = worker.control.recv(template_protocol.MAX_PACKET >> 4)

@@ -6,7 +6,6 @@ the connection carries nothing. The worker looks who is there before it reads an
 
 from __future__ import annotations
 
-import struct
 from typing import Annotated, TypeVar, Union
 
 import msgspec
@@ -16,8 +15,6 @@ from rlinf_actors.wire.protocol import MALFORMED, ChildPath, ControlMessage, Siz
 from rlinf_actors.wire.template_protocol import WorkerPlace
 from rlinf_actors.wire.values import Endpoint, WorkerSpec
 
-CREDENTIALS = struct.Struct("3i")
-"""struct ucred: pid, uid, gid."""
 MAX_PACKET = 1 << 16
 """Bytes of a packet from a child, and of one from its worker: what unix sockets take without being asked for more."""
 

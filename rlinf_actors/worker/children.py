@@ -39,6 +39,7 @@ from rlinf_actors.messaging.broadcast import Broadcaster
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.host import HeldPorts
+from rlinf_actors.net.unix_sockets import peer_of
 from rlinf_actors.settings import CHILDREN
 from rlinf_actors.wire import child_protocol as packets
 from rlinf_actors.wire import frames, payload
@@ -248,8 +249,7 @@ class Children:
             self.loop.call_later(AGAIN_S, self.loop.add_reader, self._listener, self._accept)
             return
         sock.setblocking(False)
-        size = packets.CREDENTIALS.size
-        pid, uid, _gid = packets.CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+        pid, uid = peer_of(sock)
         try:
             pidfd = procfs.pidfd_of(pid) if pid > 0 else -1
         except ProcessLookupError:
@@ -425,7 +425,7 @@ def _enter(sock: socket.socket, path: str, address: WorkerAddress, siblings: int
     sock.settimeout(ANSWER_S)
     sock.connect(path)
     worker = WorkerAddress(address.root_group_name, address.rank_path[0])
-    _, uid, _ = packets.CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    _, uid = peer_of(sock)
     if uid != os.geteuid():
         raise PermissionError(f"user {uid} listens at {path}")
     granted, extras = _asked(sock, packets.Enter(worker.get_name(), list(address.rank_path[1:]), siblings))

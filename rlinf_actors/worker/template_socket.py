@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import collections
 import logging
 import socket
 import threading
@@ -11,6 +10,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from rlinf_actors.errors import RemoteWireError
+from rlinf_actors.net.unix_sockets import PacketQueue
 from rlinf_actors.wire import template_protocol
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class TemplateSocket:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._handlers: dict[type, Callable[[template_protocol.ToWorker], object]] = {}
         self._lock = threading.Lock()
-        self._posted: collections.deque[bytes] = collections.deque()
+        self._posted = PacketQueue(sock)
 
     def fileno(self) -> int:
         """Of the socket."""
@@ -96,27 +96,15 @@ class TemplateSocket:
         What the template does not read now is sent by the I/O thread when it does. After `listen`.
         """
         with self._lock:
-            self._posted.append(template_protocol.encode(packet))
-            if len(self._posted) == 1 and not self._flush():
+            idle = not self._posted
+            if not self._posted.send(template_protocol.encode(packet)) and idle:
                 assert self._loop is not None
                 self._loop.call_soon_threadsafe(self._loop.add_writer, self.fileno(), self._writable)
 
     def _writable(self) -> None:
         with self._lock:
-            if self._flush() and self._loop is not None:
+            if self._posted.flush() and self._loop is not None:
                 self._loop.remove_writer(self.fileno())
-
-    def _flush(self) -> bool:
-        """Send what the template has room for; False if something is left."""
-        try:
-            while self._posted:
-                self._socket.send(self._posted[0], socket.MSG_DONTWAIT)
-                self._posted.popleft()
-        except BlockingIOError:
-            return False
-        except ConnectionError:
-            self._posted.clear()  # this process is about to end too
-        return True
 
     def _readable(self) -> None:
         try:
